@@ -1,0 +1,57 @@
+"""What can go wrong, and whose problem it is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GpuirError(Exception):
+    """Where, what, expected, found, fix: the five things a reader needs to go on.
+
+    `where` is a model node, a file, or a line of text; `what` is one sentence; the other three are
+    left out of the message when empty. The command line prints `str(error)` and exits with 2.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", expected: str = "", found: str = "", fix: str = ""
+    ):
+        super().__init__(what)
+        self.what, self.where = what, where
+        self.expected, self.found, self.fix = expected, found, fix
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
+        for label in ("expected", "found", "fix"):
+            if text := getattr(self, label):
+                head, *rest = text.splitlines()
+                lines.append(f"  {label + ':':9} {head}")
+                lines += [" " * 12 + line for line in rest]
+        return "\n".join(lines)
+
+
+class ModelError(GpuirError):
+    """The model file, or a value given for it, cannot be used."""
+
+
+class TargetError(GpuirError):
+    """A target, cluster or profile cannot be used."""
+
+
+class TextError(GpuirError):
+    """IR, schedule or pipeline text does not parse. `where` holds file and line, `found` a caret."""
+
+
+class UsageError(GpuirError):
+    """A name or option given by the user is not one we know."""
+
+
+class VerifyError(GpuirError):
+    """A graph breaks a promise of its level: a bug in the pass or frontend that made it."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """`did you mean a, b?` for a misspelt name, else the known names; for the `fix` of an error."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=count, cutoff=0.5)
+    return f"did you mean {', '.join(close)}?" if close else f"one of {', '.join(sorted(known))}"

@@ -1,0 +1,103 @@
+"""Dtypes, and tensor types: dtype, shape and the order of the axes in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+Kind = Literal["bool", "int", "uint", "float", "complex"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type. `name` is its text, `bits` its width in memory."""
+
+    name: str
+    bits: int
+    kind: Kind
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("int", "uint")
+
+
+bool_ = DType("bool", 8, "bool")
+i64, i32, i16, i8 = (DType(f"i{b}", b, "int") for b in (64, 32, 16, 8))
+i4, i2 = (DType(f"i{b}", b, "int") for b in (4, 2))
+u64, u32, u16, u8 = (DType(f"u{b}", b, "uint") for b in (64, 32, 16, 8))
+u4, u2 = (DType(f"u{b}", b, "uint") for b in (4, 2))
+f64, f32, f16 = (DType(f"f{b}", b, "float") for b in (64, 32, 16))
+bf16 = DType("bf16", 16, "float")
+f8e4m3 = DType("f8e4m3", 8, "float")  # the "fn" variant: finite, no infinities
+f8e4m3fnuz = DType("f8e4m3fnuz", 8, "float")
+f8e5m2 = DType("f8e5m2", 8, "float")
+f8e5m2fnuz = DType("f8e5m2fnuz", 8, "float")
+f8e8m0 = DType("f8e8m0", 8, "float")
+f4e2m1 = DType("f4e2m1", 4, "float")
+c64, c128 = DType("c64", 64, "complex"), DType("c128", 128, "complex")
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        *(bool_, i64, i32, i16, i8, i4, i2, u64, u32, u16, u8, u4, u2, f64, f32, f16, bf16),
+        *(f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, f4e2m1, c64, c128),
+    )
+}
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """`f16[8, 64, 56, 56]{0, 2, 3, 1}`: dtype, shape, axes from outermost to innermost in memory.
+
+    `order` is None when the tensor is row-major. Elements are packed: no padding between rows.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    order: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.order is not None and self.order == tuple(range(len(self.shape))):
+            object.__setattr__(self, "order", None)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes in memory; sub-byte dtypes pack, the last byte is rounded up."""
+        return (self.size * self.dtype.bits + 7) // 8
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def with_shape(self, shape: tuple[int, ...]) -> TensorType:
+        """The same dtype, row-major, in another shape."""
+        return TensorType(shape, self.dtype)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(self.shape, dtype, self.order)
+
+    def __str__(self) -> str:
+        order = f"{{{', '.join(map(str, self.order))}}}" if self.order is not None else ""
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]{order}"
+
+    __repr__ = __str__
