@@ -1,0 +1,142 @@
+"""The two ways to make a graph: in order with `Builder`, or from another graph with `rewrite`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpuir.ir.graph import Graph, Level, Loc, NameTable, Node, Op, Value
+from gpuir.ir.notes import Cost, Tile
+from gpuir.ir.types import TensorType
+
+
+class Builder:
+    """Makes a graph in order: inputs, params and nodes as they come, then `finish`.
+
+    `locs` of the current model node apply to each node added without its own.
+    """
+
+    def __init__(self, level: Level, name: str, target: str | None = None):
+        self.level, self.name, self.target = level, name, target
+        self.locs: tuple[Loc, ...] = ()
+        self.nodes: list[Node] = []
+        self.folded: list[Loc] = []
+        self.assumed: list[str] = []
+        self._inputs: list[Value] = []
+        self._params: list[Value] = []
+        self._names = NameTable()
+
+    def input(self, name: str, type: TensorType) -> Value:
+        value = Value(self._names.fresh(name), type)
+        self._inputs.append(value)
+        return value
+
+    def param(self, name: str, type: TensorType) -> Value:
+        value = Value(self._names.fresh(name), type)
+        self._params.append(value)
+        return value
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keeps these names for values that come later: others get a suffix instead."""
+        self._names.taken.update(names)
+
+    def add(
+        self,
+        op: Op,
+        names: Sequence[str] = (),
+        locs: tuple[Loc, ...] | None = None,
+        tile: Tile | None = None,
+        cost: Cost | None = None,
+    ) -> tuple[Value, ...]:
+        """Appends a node and gives its results, typed by the op's own rule.
+
+        `names` are taken as wished where they are free; a result without one is named after
+        the op.
+        """
+        results = tuple(
+            Value(self._names.fresh(names[i] if i < len(names) else op.name.split(".")[-1]), type)
+            for i, type in enumerate(op.types())
+        )
+        locs = self.locs if locs is None else locs
+        self.nodes.append(Node(op, results, locs, tile, cost))
+        return results
+
+    def __call__(self, op: Op, name: str = "") -> Value:
+        """`add` for an op with one result."""
+        return self.add(op, (name,) if name else ())[0]
+
+    def put(self, node: Node) -> None:
+        """Appends a node as it is; its result names must be free."""
+        self._names.taken.update(v.name for v in node.results)
+        self.nodes.append(node)
+
+    def rename(self, start: int, names: Mapping[Value, Value]) -> None:
+        """Replaces values defined by the nodes from `start` on, and their uses there."""
+        for i in range(start, len(self.nodes)):
+            node = self.nodes[i]
+            results = tuple(names.get(v, v) for v in node.results)
+            self.nodes[i] = replace(node, op=node.op.substitute(names), results=results)
+
+    def finish(self, outputs: Iterable[Value]) -> Graph:
+        return Graph(
+            level=self.level,
+            name=self.name,
+            inputs=tuple(self._inputs),
+            params=tuple(self._params),
+            nodes=tuple(self.nodes),
+            outputs=tuple(outputs),
+            folded=tuple(dict.fromkeys(self.folded)),
+            assumed=tuple(dict.fromkeys(self.assumed)),
+            target=self.target,
+        )
+
+
+Rule = Callable[[Node, Builder], "tuple[Value, ...] | None"]
+
+
+def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
+    """The graph with `rule` tried on each node in order, operands already rewritten.
+
+    A rule gives the values that replace the node's results, or None to keep the node. A value the
+    rule has just made takes over the name it replaces. Nodes it made inherit the node's locations;
+    when it made none, they go to `folded`. Regions of control ops are rewritten by the same rule;
+    the regions of kernels are not.
+    """
+    level = graph.level if level is None else level
+    b = Builder(level, graph.name, graph.target)
+    b.folded += graph.folded
+    b.assumed += graph.assumed
+    for v in graph.inputs:
+        b.input(v.name, v.type)
+    for v in graph.params:
+        b.param(v.name, v.type)
+    b.reserve(r.name for n in graph.nodes for r in n.results)
+    new: dict[Value, Value] = {}
+
+    for node in graph.nodes:
+        op = node.op.substitute(new) if new else node.op
+        if op.control:
+            op = op.with_regions(lambda region: rewrite(region, rule, level))
+        if op is not node.op:
+            types = op.types()
+            results = tuple(Value(r.name, t) for r, t in zip(node.results, types, strict=True))
+            new.update((o, r) for o, r in zip(node.results, results, strict=True) if o != r)
+            node = replace(node, op=op, results=results)
+        before, b.locs = len(b.nodes), node.locs
+        values = rule(node, b)
+        if values is None:
+            b.put(node)
+            continue
+        if len(b.nodes) == before:
+            b.folded += node.locs
+        made = {v for n in b.nodes[before:] for v in n.results}
+        renamed: dict[Value, Value] = {}
+        for old, value in zip(node.results, values, strict=True):
+            if value in made:
+                value = renamed.setdefault(value, Value(old.name, value.type))
+            if value != old:
+                new[old] = value
+        if renamed:
+            b.rename(before, renamed)
+    outputs = tuple(new.get(v, v) for v in graph.outputs)
+    return b.finish(outputs)

@@ -1,0 +1,213 @@
+"""Values, ops, nodes and graphs: frozen, made by `Builder` or `rewrite`, never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cache
+from math import prod
+from typing import Any, ClassVar, Self
+
+from gpuir.ir.notes import Cost, Tile
+from gpuir.ir.types import TensorType
+
+Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
+
+
+class Level(IntEnum):
+    """What a graph holds; the first word of its text. Each level keeps the last one's promises."""
+
+    graph = 0
+    fused = 1
+    kernel = 2
+    tiled = 3
+    costed = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor under a name, unique in its graph. The name is the model's own, any string."""
+
+    name: str
+    type: TensorType
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@cache
+def field_names(op: type[Op]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(op))
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. A field holding a `Value` (or a tuple of them) is an operand, a `Graph` is a
+    region, all else is an attribute. Subclasses are frozen dataclasses, and printing, parsing,
+    rewriting and comparing all come from their fields.
+    """
+
+    name: ClassVar[str] = ""
+    control: ClassVar[bool] = False  # its regions are graphs of the enclosing graph's own level
+    contraction: ClassVar[bool] = False  # multiplies and sums: at most one to a kernel
+
+    def types(self) -> tuple[TensorType, ...]:
+        """The types of the results, computed from the operands and attributes."""
+        raise NotImplementedError
+
+    def flops(self) -> int:
+        """Arithmetic operations done; two for a multiply-add. Zero for what only moves data."""
+        return 0
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        found: list[Value] = []
+        for name in field_names(type(self)):
+            value = getattr(self, name)
+            if type(value) is Value:
+                found.append(value)
+            elif type(value) is tuple and value and type(value[0]) is Value:
+                found += value
+        return tuple(found)
+
+    @property
+    def regions(self) -> tuple[Graph, ...]:
+        values = (getattr(self, name) for name in field_names(type(self)))
+        return tuple(v for v in values if type(v) is Graph)
+
+    def substitute(self, values: Mapping[Value, Value]) -> Self:
+        """This op with operands replaced; itself when none is."""
+        changes: dict[str, Any] = {}
+        for name in field_names(type(self)):
+            value = getattr(self, name)
+            if type(value) is Value:
+                if value in values:
+                    changes[name] = values[value]
+            elif (
+                type(value) is tuple
+                and value
+                and type(value[0]) is Value
+                and any(v in values for v in value)
+            ):
+                changes[name] = tuple(values.get(v, v) for v in value)
+        return dataclasses.replace(self, **changes) if changes else self
+
+    def with_regions(self, change: Callable[[Graph], Graph]) -> Self:
+        """This op with each region passed through `change`; itself when none is."""
+        changes = {
+            name: new
+            for name in field_names(type(self))
+            if type(old := getattr(self, name)) is Graph and (new := change(old)) is not old
+        }
+        return dataclasses.replace(self, **changes) if changes else self
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An op, the values it defines, the model nodes it stands for, and its notes."""
+
+    op: Op
+    results: tuple[Value, ...]
+    locs: tuple[Loc, ...] = ()
+    tile: Tile | None = None
+    cost: Cost | None = None
+
+    def __str__(self) -> str:
+        names = ", ".join(f"%{v.name}" for v in self.results)
+        return f"{names} = {self.op.name}({', '.join(f'%{v.name}' for v in self.op.operands)})"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A list of nodes in order, with what goes in and what comes out.
+
+    `params` are the weights: a name and a type, never data. `folded` are the model nodes that no
+    node stands for any more. `assumed` says in words what was taken for granted (a trip count, a
+    data-dependent length); reports print it. `target` names the device from level `tiled` on. A
+    region is a graph that sees only its own inputs.
+    """
+
+    level: Level
+    name: str
+    inputs: tuple[Value, ...] = ()
+    params: tuple[Value, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    outputs: tuple[Value, ...] = ()
+    folded: tuple[Loc, ...] = ()
+    assumed: tuple[str, ...] = ()
+    target: str | None = None
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those inside control regions (loops, branches) included, in order."""
+        for node in self.nodes:
+            yield node
+            if node.op.control:
+                for region in node.op.regions:
+                    yield from region.walk()
+
+    def uses(self) -> dict[Value, list[Node]]:
+        """The nodes that read each value; a graph output is not a use."""
+        uses: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for value in dict.fromkeys(node.op.operands):
+                uses.setdefault(value, []).append(node)
+        return uses
+
+    def producers(self) -> dict[Value, Node]:
+        return {value: node for node in self.nodes for value in node.results}
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor as a loop nest reads or writes it: its real type and the dimensions that index it.
+
+    Where the nest visits more cells than the tensor has (a convolution's halo, a broadcast, grouped
+    query heads), the difference is reuse: a footprint never exceeds the tensor.
+    """
+
+    type: TensorType
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The iteration space of a kernel: named extents, and what each operand is indexed by."""
+
+    dims: Mapping[str, int]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    reduced: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> int:
+        """Iterations of the whole nest."""
+        return prod(self.dims.values())
+
+
+def aligned(type: TensorType, dims: tuple[str, ...]) -> Access:
+    """The access of `type` by `dims`, right-aligned as numpy broadcasts: axes that are missing
+    or of extent 1 are not indexed, and leading axes beyond `dims` belong to the first."""
+    shape = type.shape
+    if len(shape) > len(dims):
+        head = len(shape) - len(dims) + 1
+        shape = (prod(shape[:head]), *shape[head:])
+    named = zip(reversed(dims), reversed(shape), strict=False)
+    return Access(type, tuple(reversed([d for d, n in named if n != 1])))
+
+
+@dataclass
+class NameTable:
+    """Unique names: the wanted one, or it with `.1`, `.2` ... behind when it is taken."""
+
+    taken: set[str] = field(default_factory=set[str])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def fresh(self, wanted: str) -> str:
+        name = wanted or "v"
+        while name in self.taken:
+            count = self.counts[wanted] = self.counts.get(wanted, 0) + 1
+            name = f"{wanted or 'v'}.{count}"
+        self.taken.add(name)
+        return name

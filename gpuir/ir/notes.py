@@ -1,0 +1,83 @@
+"""What passes write on a node: the tile it runs with and the time it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Bound = Literal["compute", "memory", "latency"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one kernel is cut for the device: `tile(m=128, n=64, k=32; stages=3, warps=8)`.
+
+    `dims` gives the extent of one thread block's tile along each named dimension of the kernel's
+    `Space`; a dimension not named is not cut. `stages` is the depth of software pipelining over
+    the reduced dimensions, `warps` the number of warps in a block, and `split` the number of
+    blocks that share one output tile by dividing its reduced dimension (split-k).
+    """
+
+    dims: tuple[tuple[str, int], ...]
+    stages: int = 1
+    warps: int = 4
+    split: int = 1
+
+    def __getitem__(self, dim: str) -> int:
+        return dict(self.dims)[dim]
+
+    def get(self, dim: str, default: int) -> int:
+        """The tile's extent along `dim`, or `default` where the tile does not cut it."""
+        return dict(self.dims).get(dim, default)
+
+    def __str__(self) -> str:
+        dims = ", ".join(f"{d}={n}" for d, n in self.dims)
+        options = [f"stages={self.stages}", f"warps={self.warps}"]
+        if self.split != 1:
+            options.append(f"split={self.split}")
+        return f"tile({dims}; {', '.join(options)})"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The predicted time of one kernel, signed by its predictor.
+
+    `terms` are seconds, by cause; `time_s` is no less than any of them and `bound` names the
+    largest. `facts` are the dimensionless and other figures behind them (waves, occupancy,
+    blocks, share of peak), for people to read: nothing later is computed from a fact.
+    """
+
+    time_s: float
+    bound: Bound
+    by: str
+    terms: tuple[tuple[Bound, float], ...]
+    facts: tuple[tuple[str, float], ...] = ()
+
+    def term(self, name: Bound) -> float:
+        return dict(self.terms).get(name, 0.0)
+
+    def fact(self, name: str) -> float | None:
+        return dict(self.facts).get(name)
+
+    def __str__(self) -> str:
+        head = [f"time_s={self.time_s!r}", f"bound={self.bound}", f'by="{self.by}"']
+        head += [f"{k}={v!r}" for k, v in self.terms]
+        facts = f"; {', '.join(f'{k}={v!r}' for k, v in self.facts)}" if self.facts else ""
+        return f"cost({', '.join(head)}{facts})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The tiles of a graph alone, each kernel named by its first result.
+
+    A kernel inside a region is named by its path: the owner's first result, then its own, joined
+    by `/` inside `path` tuples, outermost first.
+    """
+
+    name: str
+    target: str
+    tiles: tuple[tuple[tuple[str, ...], Tile], ...]
+
+    def __iter__(self) -> Iterator[tuple[tuple[str, ...], Tile]]:
+        return iter(self.tiles)

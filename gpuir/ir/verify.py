@@ -1,0 +1,112 @@
+"""The promises of each level, checked. A broken one is a bug in whoever made the graph."""
+
+from __future__ import annotations
+
+from gpuir.ir.errors import VerifyError
+from gpuir.ir.graph import Graph, Level, Node, Value
+
+
+def verify(graph: Graph, by: str = "") -> None:
+    """Raises `VerifyError`, naming the pass or frontend `by`, at the first broken promise.
+
+    Every level: values are defined once, before use, under unique names; result types are what the
+    op's own rule computes; regions are graphs of their own. From `graph` on every node has a
+    location; `fused`: only `t.fused` and control flow, one contraction a body; `kernel`: only `k.`
+    ops; `tiled`: a target, and a `Tile` on every kernel with a loop nest; `costed`: a `Cost` on
+    every kernel, its time no less than any term, its bound the largest.
+    """
+    _Verifier(graph, by).run(graph, in_kernel=False)
+
+
+class _Verifier:
+    def __init__(self, graph: Graph, by: str):
+        self.top, self.by = graph, by
+
+    def fail(self, node: Node | None, what: str, expected: str = "", found: str = "") -> None:
+        where = f"@{self.top.name}"
+        if node is not None:
+            where = f"{' + '.join(node.locs) or where}: {node}"
+        blame = f"the pass {self.by!r}" if self.by else "whoever made this graph"
+        raise VerifyError(
+            what, where=where, expected=expected, found=found, fix=f"this is a bug in {blame}"
+        )
+
+    def run(self, graph: Graph, in_kernel: bool) -> None:
+        defined: dict[str, Value] = {}
+        for value in (*graph.inputs, *graph.params):
+            if value.name in defined:
+                self.fail(None, f"%{value.name} is defined twice")
+            defined[value.name] = value
+        if not in_kernel and graph.level >= Level.tiled and graph.target is None:
+            self.fail(None, f"a {graph.level.name} graph names its target")
+        for node in graph.nodes:
+            self.node(node, defined, graph.level, in_kernel)
+        for value in graph.outputs:
+            if defined.get(value.name) != value:
+                self.fail(None, f"output %{value.name} is not defined", found=str(value.type))
+
+    def node(self, node: Node, defined: dict[str, Value], level: Level, in_kernel: bool) -> None:
+        op = node.op
+        for value in op.operands:
+            known = defined.get(value.name)
+            if known is None:
+                self.fail(node, f"%{value.name} is used before it is defined")
+            elif known != value:
+                self.fail(
+                    node, f"%{value.name} has two types", str(known.type), found=str(value.type)
+                )
+        types, found = op.types(), tuple(v.type for v in node.results)
+        if types != found:
+            self.fail(
+                node,
+                "result types are not what the op computes",
+                expected=", ".join(map(str, types)),
+                found=", ".join(map(str, found)),
+            )
+        for value in node.results:
+            if value.name in defined:
+                self.fail(node, f"%{value.name} is defined twice")
+            defined[value.name] = value
+        if not node.locs:
+            self.fail(node, "no location", expected="the model nodes this one stands for")
+        for region in op.regions:
+            self.run(region, in_kernel=in_kernel or not op.control)
+        if not in_kernel:
+            self.vocabulary(node, level)
+            self.notes(node, level)
+
+    def vocabulary(self, node: Node, level: Level) -> None:
+        op = node.op
+        if level == Level.graph and not op.name.startswith("t."):
+            self.fail(node, f"{op.name} is not an op of level graph", expected="a t. op")
+        if level == Level.fused:
+            if op.name != "t.fused" and not op.control:
+                self.fail(node, f"{op.name} stands alone", expected="t.fused or control flow")
+            contractions = [n for r in op.regions for n in r.nodes if n.op.contraction]
+            if not op.control and len(contractions) > 1:
+                self.fail(node, "more than one contraction in a fused body")
+        if level >= Level.kernel and not op.name.startswith("k."):
+            self.fail(node, f"{op.name} is not a kernel", expected="a k. op")
+
+    def notes(self, node: Node, level: Level) -> None:
+        has_nest = level >= Level.tiled and getattr(node.op, "tiled", False)
+        if has_nest:
+            if node.tile is None:
+                self.fail(node, f"a {level.name} kernel has a tile")
+            else:
+                dims = node.op.space().dims  # type: ignore[attr-defined]
+                for dim, _ in node.tile.dims:
+                    if dim not in dims:
+                        self.fail(node, f"the tile cuts {dim}", expected=", ".join(dims), found=dim)
+        cost = node.cost
+        if level < Level.costed:
+            return
+        if cost is None:
+            self.fail(node, "a costed kernel has a cost")
+        elif cost.terms:
+            worst, most = max(cost.terms, key=lambda t: t[1])
+            if cost.time_s < most * (1 - 1e-9):
+                self.fail(node, "time is less than a term", f"at least {most}", str(cost.time_s))
+            if cost.term(cost.bound) < most * (1 - 1e-9):
+                self.fail(node, "bound is not the largest term", worst, cost.bound)
+
