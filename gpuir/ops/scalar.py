@@ -1,0 +1,55 @@
+"""Scalar functions: the rows that `t.map` applies elementwise. Their numpy meaning is in interp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """`arity` counts operands and immediates together; `flops` is per element.
+
+    `gives` is the result's dtype: that of the operands (all alike), bool, or that of the second
+    operand (`where`). A transcendental counts as one operation: what a special function costs on a
+    device is the cost model's business.
+    """
+
+    arity: int
+    flops: int = 1
+    gives: Literal["same", "bool", "second"] = "same"
+
+
+SCALARS: dict[str, Scalar] = {
+    "identity": Scalar(1, flops=0),
+    **{
+        name: Scalar(1)
+        for name in (
+            *("neg", "abs", "sign", "ceil", "floor", "round", "trunc"),
+            *("sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "erf"),
+            *("sin", "cos", "tan", "asin", "acos", "atan"),
+            *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+            *("bit_not",),
+        )
+    },
+    "relu": Scalar(1),
+    "sigmoid": Scalar(1, flops=3),
+    "softplus": Scalar(1, flops=3),
+    "gelu": Scalar(1, flops=5),  # x/2 (1 + erf(x/sqrt 2))
+    "gelu_tanh": Scalar(1, flops=8),
+    "silu": Scalar(1, flops=4),
+    "leaky_relu": Scalar(2, flops=2),  # x, alpha
+    "elu": Scalar(2, flops=4),  # x, alpha
+    "clip": Scalar(3, flops=2),  # x, low, high
+    **{name: Scalar(2) for name in ("add", "sub", "mul", "div", "pow", "min", "max")},
+    **{name: Scalar(2, flops=2) for name in ("mod", "fmod")},  # sign of divisor, of dividend
+    **{
+        name: Scalar(2)
+        for name in ("bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "and", "or", "xor")
+    },
+    "not": Scalar(1),
+    **{name: Scalar(2, gives="bool") for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "isnan": Scalar(1, gives="bool"),
+    "isinf": Scalar(1, gives="bool"),
+    "where": Scalar(3, gives="second"),
+}

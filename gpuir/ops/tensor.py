@@ -1,0 +1,854 @@
+"""The framework-neutral vocabulary: what frontends produce, `fuse` groups and `legalize` consumes.
+
+An op is its fields, its type rule and its flops. Axes are never negative here: frontends normalise.
+Type rules raise `ModelError` without a place; whoever builds the op adds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+from gpuir.ir.errors import ModelError, nearest
+from gpuir.ir.graph import Graph, Op, Value
+from gpuir.ir.types import DType, TensorType, bool_, i64
+from gpuir.ops.scalar import SCALARS
+
+Number = int | float | bool
+Combine = Literal["none", "add", "mul", "min", "max"]
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape numpy broadcasts `shapes` to."""
+    if not shapes:
+        return ()
+    if all(s == shapes[0] for s in shapes):
+        return shapes[0]
+    rank = max(map(len, shapes))
+    result: list[int] = []
+    for column in zip(*(((1,) * (rank - len(s)) + s) for s in shapes), strict=True):
+        wide = {n for n in column if n != 1}
+        if len(wide) > 1:
+            found = ", ".join(str(list(s)) for s in shapes)
+            raise ModelError(
+                "shapes do not broadcast", expected="equal extents, or 1", found=found
+            )
+        result.append(wide.pop() if wide else 1)
+    return tuple(result)
+
+
+def _check(condition: bool, what: str, expected: object = "", found: object = "") -> None:
+    if not condition:
+        raise ModelError(what, expected=str(expected), found=str(found))
+
+
+def _axis(op: str, axis: int, type: TensorType) -> None:
+    _check(0 <= axis < type.rank, f"{op}: no such axis", f"0..{type.rank - 1}", axis)
+
+
+# ---------------------------------------------------------------------------- pointwise
+
+
+@dataclass(frozen=True)
+class Map(Op):
+    """y[i] = fn(args[0][i], args[1][i], ..., *imm), operands broadcast as numpy does.
+
+    `fn` is a row of `ops.scalar`; `imm` are trailing scalar arguments of the operands' dtype.
+    """
+
+    name: ClassVar[str] = "t.map"
+    fn: str
+    args: tuple[Value, ...]
+    imm: tuple[Number, ...] = ()
+
+    def types(self) -> tuple[TensorType, ...]:
+        row = SCALARS.get(self.fn)
+        if row is None:
+            raise ModelError(f"t.map: no scalar function {self.fn!r}", expected=nearest(self.fn, SCALARS))
+        found = len(self.args) + len(self.imm)
+        _check(found == row.arity, f"t.map {self.fn}: wrong number of arguments", row.arity, found)
+        types = [v.type for v in self.args]
+        dtype = types[1 if row.gives == "second" else 0].dtype
+        same = types[1:] if row.gives == "second" else types
+        if any(t.dtype is not dtype and t.dtype != dtype for t in same):
+            found = ", ".join(map(str, types))
+            raise ModelError(f"t.map {self.fn}: dtypes differ", expected="one dtype", found=found)
+        shape = types[0].shape if len(types) == 1 else broadcast(*(t.shape for t in types))
+        return (TensorType(shape, bool_ if row.gives == "bool" else dtype),)
+
+    def flops(self) -> int:
+        return SCALARS[self.fn].flops * prod(broadcast(*(v.type.shape for v in self.args)))
+
+
+@dataclass(frozen=True)
+class Cast(Op):
+    """y[i] = x[i] as `dtype`. Floats to integers truncate towards zero; `saturate` clamps to the
+    range of an 8-bit float or narrower; `rounding` is of f8e8m0 alone (up, down, nearest)."""
+
+    name: ClassVar[str] = "t.cast"
+    x: Value
+    dtype: DType
+    saturate: bool = True
+    rounding: str = "up"
+
+    def types(self) -> tuple[TensorType, ...]:
+        return (TensorType(self.x.type.shape, self.dtype),)
+
+
+@dataclass(frozen=True)
+class Bitcast(Op):
+    """The same bits read as `dtype`, of equal width."""
+
+    name: ClassVar[str] = "t.bitcast"
+    x: Value
+    dtype: DType
+
+    def types(self) -> tuple[TensorType, ...]:
+        _check(self.x.type.dtype.bits == self.dtype.bits, "t.bitcast: widths differ")
+        return (TensorType(self.x.type.shape, self.dtype),)
+
+
+# ---------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Constant(Op):
+    """A small tensor of known value: `data` flat in row-major order, or one number for all."""
+
+    name: ClassVar[str] = "t.constant"
+    type: TensorType
+    data: tuple[Number, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        size = self.type.size
+        _check(len(self.data) in (1, size), "t.constant: wrong number of elements", size, len(self.data))
+        return (self.type,)
+
+
+@dataclass(frozen=True)
+class Iota(Op):
+    """y[i] = i[axis]."""
+
+    name: ClassVar[str] = "t.iota"
+    type: TensorType
+    axis: int = 0
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.iota", self.axis, self.type)
+        return (self.type,)
+
+
+# ---------------------------------------------------------------------------- layout
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same elements in row-major order, in another shape."""
+
+    name: ClassVar[str] = "t.reshape"
+    x: Value
+    shape: tuple[int, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        _check(
+            prod(self.shape) == self.x.type.size,
+            "t.reshape: the number of elements changes",
+            f"{self.x.type.size} elements",
+            list(self.shape),
+        )
+        return (TensorType(self.shape, self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class Transpose(Op):
+    """y's axis i is x's axis `perm[i]`."""
+
+    name: ClassVar[str] = "t.transpose"
+    x: Value
+    perm: tuple[int, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        shape = self.x.type.shape
+        _check(
+            sorted(self.perm) == list(range(len(shape))),
+            "t.transpose: not a permutation of the axes",
+            f"the axes 0..{len(shape) - 1}, each once",
+            list(self.perm),
+        )
+        return (TensorType(tuple(shape[p] for p in self.perm), self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class Broadcast(Op):
+    """x repeated to `shape` as numpy broadcasts it."""
+
+    name: ClassVar[str] = "t.broadcast"
+    x: Value
+    shape: tuple[int, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        _check(
+            broadcast(self.x.type.shape, self.shape) == self.shape,
+            "t.broadcast: the operand does not fit",
+            list(self.shape),
+            self.x.type,
+        )
+        return (TensorType(self.shape, self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class Slice(Op):
+    """y[i] = x[starts + i * steps], for i below `sizes`; a step may be negative. One of each an axis."""
+
+    name: ClassVar[str] = "t.slice"
+    x: Value
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        rows = zip(self.x.type.shape, self.starts, self.sizes, self.steps, strict=True)
+        for n, start, size, step in rows:
+            last = start + (size - 1) * step
+            ok = size == 0 or (0 <= start < n and 0 <= last < n)
+            _check(ok, "t.slice: out of range", self.x.type, f"from {start}, {size} by {step}")
+        return (TensorType(self.sizes, self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class Concat(Op):
+    """The operands one after another along `axis`."""
+
+    name: ClassVar[str] = "t.concat"
+    args: tuple[Value, ...]
+    axis: int
+
+    def types(self) -> tuple[TensorType, ...]:
+        first = self.args[0].type
+        _axis("t.concat", self.axis, first)
+        rest = [t.shape[: self.axis] + t.shape[self.axis + 1 :] for t in (v.type for v in self.args)]
+        found = ", ".join(str(v.type) for v in self.args)
+        alike = all(r == rest[0] for r in rest) and all(v.type.dtype == first.dtype for v in self.args)
+        _check(alike, "t.concat: operands differ", f"alike but for axis {self.axis}", found)
+        total = sum(v.type.shape[self.axis] for v in self.args)
+        shape = first.shape[: self.axis] + (total,) + first.shape[self.axis + 1 :]
+        return (TensorType(shape, first.dtype),)
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """x with `low` cells before and `high` after on each axis; a negative count crops.
+
+    The new cells hold `value` (a scalar operand; zero when left out), or what `mode` says: the
+    nearest cell (edge), the mirror image (reflect), the other end (wrap).
+    """
+
+    name: ClassVar[str] = "t.pad"
+    x: Value
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    value: Value | None = None
+    mode: Literal["constant", "edge", "reflect", "wrap"] = "constant"
+
+    def types(self) -> tuple[TensorType, ...]:
+        rows = zip(self.x.type.shape, self.low, self.high, strict=True)
+        shape = tuple(n + a + b for n, a, b in rows)
+        _check(min(shape, default=0) >= 0, "t.pad: crops more than there is", self.x.type, list(shape))
+        return (TensorType(shape, self.x.type.dtype),)
+
+
+# ---------------------------------------------------------------------------- indexing
+
+
+@dataclass(frozen=True)
+class Gather(Op):
+    """y[a, i, b] = x[a, indices[i], b], the indexed axis being `axis`. Negative indices count from
+    the end. numpy's `take`."""
+
+    name: ClassVar[str] = "t.gather"
+    x: Value
+    indices: Value
+    axis: int = 0
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.gather", self.axis, self.x.type)
+        shape, index = self.x.type.shape, self.indices.type.shape
+        return (TensorType(shape[: self.axis] + index + shape[self.axis + 1 :], self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class GatherElements(Op):
+    """y[i] = x[i with i[axis] replaced by indices[i]]; y has the indices' shape."""
+
+    name: ClassVar[str] = "t.gather_elements"
+    x: Value
+    indices: Value
+    axis: int
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.gather_elements", self.axis, self.x.type)
+        return (TensorType(self.indices.type.shape, self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class GatherND(Op):
+    """y[b, i, c] = x[b, *indices[b, i, :], c], `batch` leading axes in common."""
+
+    name: ClassVar[str] = "t.gather_nd"
+    x: Value
+    indices: Value
+    batch: int = 0
+
+    def types(self) -> tuple[TensorType, ...]:
+        index, shape = self.indices.type.shape, self.x.type.shape
+        _check(len(index) > self.batch, "t.gather_nd: indices have too few axes")
+        depth = index[-1]
+        _check(self.batch + depth <= len(shape), "t.gather_nd: more indices than axes", self.x.type, depth)
+        return (TensorType(index[:-1] + shape[self.batch + depth :], self.x.type.dtype),)
+
+
+@dataclass(frozen=True)
+class ScatterElements(Op):
+    """x with updates[i] combined into x[i with i[axis] replaced by indices[i]]."""
+
+    name: ClassVar[str] = "t.scatter_elements"
+    x: Value
+    indices: Value
+    updates: Value
+    axis: int
+    combine: Combine = "none"
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.scatter_elements", self.axis, self.x.type)
+        return (TensorType(self.x.type.shape, self.x.type.dtype),)
+
+    def flops(self) -> int:
+        return 0 if self.combine == "none" else self.updates.type.size
+
+
+@dataclass(frozen=True)
+class ScatterND(Op):
+    """x with updates[i] combined into x[*indices[i, :]]."""
+
+    name: ClassVar[str] = "t.scatter_nd"
+    x: Value
+    indices: Value
+    updates: Value
+    combine: Combine = "none"
+
+    def types(self) -> tuple[TensorType, ...]:
+        return (TensorType(self.x.type.shape, self.x.type.dtype),)
+
+    def flops(self) -> int:
+        return 0 if self.combine == "none" else self.updates.type.size
+
+
+# ---------------------------------------------------------------------------- reductions
+
+
+def _reduced(type: TensorType, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    for axis in axes:
+        _axis("reduction", axis, type)
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(type.shape))
+    return tuple(n for i, n in enumerate(type.shape) if i not in axes)
+
+
+@dataclass(frozen=True)
+class Reduce(Op):
+    """y[o] = fn over the cells of x along `axes`. An empty max is the dtype's least value."""
+
+    name: ClassVar[str] = "t.reduce"
+    fn: Literal["sum", "prod", "max", "min", "mean"]
+    x: Value
+    axes: tuple[int, ...]
+    keepdims: bool = False
+
+    def types(self) -> tuple[TensorType, ...]:
+        return (TensorType(_reduced(self.x.type, self.axes, self.keepdims), self.x.type.dtype),)
+
+    def flops(self) -> int:
+        return self.x.type.size
+
+
+@dataclass(frozen=True)
+class ArgReduce(Op):
+    """The index along `axis` of the largest or smallest cell; the first of equals, or the last."""
+
+    name: ClassVar[str] = "t.arg_reduce"
+    fn: Literal["max", "min"]
+    x: Value
+    axis: int
+    keepdims: bool = False
+    last: bool = False
+
+    def types(self) -> tuple[TensorType, ...]:
+        return (TensorType(_reduced(self.x.type, (self.axis,), self.keepdims), i64),)
+
+    def flops(self) -> int:
+        return self.x.type.size
+
+
+@dataclass(frozen=True)
+class Cumulative(Op):
+    """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself."""
+
+    name: ClassVar[str] = "t.cumulative"
+    fn: Literal["sum", "prod"]
+    x: Value
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.cumulative", self.axis, self.x.type)
+        return (TensorType(self.x.type.shape, self.x.type.dtype),)
+
+    def flops(self) -> int:
+        return self.x.type.size
+
+
+@dataclass(frozen=True)
+class TopK(Op):
+    """The k largest (or smallest) cells along `axis` and their indices; ties by lower index."""
+
+    name: ClassVar[str] = "t.topk"
+    x: Value
+    k: int
+    axis: int
+    largest: bool = True
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.topk", self.axis, self.x.type)
+        shape = self.x.type.shape
+        _check(self.k <= shape[self.axis], "t.topk: k exceeds the axis", shape[self.axis], self.k)
+        shape = shape[: self.axis] + (self.k,) + shape[self.axis + 1 :]
+        return TensorType(shape, self.x.type.dtype), TensorType(shape, i64)
+
+    def flops(self) -> int:
+        """One comparison per element and doubling of k, as a bitonic top-k does at least."""
+        return self.x.type.size * max(self.k - 1, 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Softmax(Op):
+    """exp(x - max x) / sum exp(x - max x) along `axis`; with `log`, its logarithm."""
+
+    name: ClassVar[str] = "t.softmax"
+    x: Value
+    axis: int
+    log: bool = False
+
+    def types(self) -> tuple[TensorType, ...]:
+        _axis("t.softmax", self.axis, self.x.type)
+        return (TensorType(self.x.type.shape, self.x.type.dtype),)
+
+    def flops(self) -> int:
+        """Max, subtract, exp, sum and divide (or subtract): five an element."""
+        return 5 * self.x.type.size
+
+
+@dataclass(frozen=True)
+class Normalize(Op):
+    """(x - mean) / sqrt(var + eps) over `axes`, times `scale`, plus `bias`; both broadcast to x.
+
+    Without `center` the mean is not taken off and var is the mean square: RMS norm. With `groups`,
+    axis 1 is cut into that many groups and statistics are per group: group norm. Statistics are
+    computed in f32 for narrower dtypes.
+    """
+
+    name: ClassVar[str] = "t.normalize"
+    x: Value
+    axes: tuple[int, ...]
+    scale: Value | None = None
+    bias: Value | None = None
+    eps: float = 1e-5
+    center: bool = True
+    groups: int | None = None
+
+    def types(self) -> tuple[TensorType, ...]:
+        type = self.x.type
+        for axis in self.axes:
+            _axis("t.normalize", axis, type)
+        for v in (self.scale, self.bias):
+            ok = v is None or broadcast(v.type.shape, type.shape) == type.shape
+            _check(ok, "t.normalize: scale or bias does not broadcast to x", type, v and v.type)
+        if self.groups is not None:
+            ok = 1 in self.axes and self.groups > 0 and type.shape[1] % self.groups == 0
+            _check(ok, "t.normalize: groups do not divide axis 1", type, self.groups)
+        return (TensorType(type.shape, type.dtype),)
+
+    def flops(self) -> int:
+        """Two to reduce (and two to centre), one to normalise, one each for scale and bias."""
+        per = 3 + 2 * self.center + (self.scale is not None) + (self.bias is not None)
+        return per * self.x.type.size
+
+
+def window_extent(n: int, window: int, stride: int, low: int, high: int, dilation: int) -> int:
+    """Positions of a dilated window on n cells, padded: floor division, none if it does not fit."""
+    return max((n + low + high - dilation * (window - 1) - 1) // stride + 1, 0)
+
+
+@dataclass(frozen=True)
+class Pool(Op):
+    """y[n, c, p] = fn over x[n, c, p * strides - low + w * dilations] for w in `window`.
+
+    `low` and `high` pad each spatial axis; padding never wins a max, and counts in the average's
+    divisor only under `include_pad`, where `extra` trailing cells (of a window that hangs over the
+    declared padding) still do not. `lp` is the `p`-norm. `argmax` gives the flat index into the
+    n, c image (row-major; spatially column-major under `column_major`) of the winning cell.
+    """
+
+    name: ClassVar[str] = "t.pool"
+    fn: Literal["max", "mean", "lp", "argmax"]
+    x: Value
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    include_pad: bool = False
+    extra: tuple[int, ...] = ()
+    p: int = 2
+    column_major: bool = False
+
+    def types(self) -> tuple[TensorType, ...]:
+        n, c, *spatial = self.x.type.shape
+        parts = (self.window, self.strides, self.low, self.high, self.dilations)
+        ok = all(len(p) == len(spatial) for p in parts)
+        _check(ok, "t.pool: one entry for each spatial axis", len(spatial), [len(p) for p in parts])
+        extents = tuple(map(window_extent, spatial, *parts))
+        dtype = i64 if self.fn == "argmax" else self.x.type.dtype
+        return (TensorType((n, c, *extents), dtype),)
+
+    def flops(self) -> int:
+        return self.types()[0].size * prod(self.window)
+
+
+# ---------------------------------------------------------------------------- contractions
+
+
+@dataclass(frozen=True)
+class Matmul(Op):
+    """c[.., m, n] = sum over k of a[.., m, k] * b[.., k, n]; leading axes broadcast. Both operands
+    have rank 2 or more. `dtype` is the result's where it is not a's (integer accumulation)."""
+
+    name: ClassVar[str] = "t.matmul"
+    contraction: ClassVar[bool] = True
+    a: Value
+    b: Value
+    dtype: DType | None = None
+
+    def types(self) -> tuple[TensorType, ...]:
+        a, b = self.a.type, self.b.type
+        _check(min(a.rank, b.rank) >= 2, "t.matmul: operands have two axes or more", found=f"{a}, {b}")
+        _check(
+            a.shape[-1] == b.shape[-2],
+            "t.matmul: inner dimensions differ",
+            f"b with {a.shape[-1]} rows",
+            f"a: {a}, b: {b}",
+        )
+        shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        return (TensorType(shape, self.dtype or a.dtype),)
+
+    def flops(self) -> int:
+        return 2 * self.types()[0].size * self.a.type.shape[-1]
+
+
+@dataclass(frozen=True)
+class Conv(Op):
+    """y[n, k, p] = sum over c, r of x[n, c, p * strides - low + r * dilations] * w[k, c, r].
+
+    x is [N, C, *spatial], w is [K, C / groups, *window], any number of spatial axes.
+    """
+
+    name: ClassVar[str] = "t.conv"
+    contraction: ClassVar[bool] = True
+    x: Value
+    w: Value
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    dtype: DType | None = None
+
+    def types(self) -> tuple[TensorType, ...]:
+        x, w = self.x.type, self.w.type
+        n, c, *spatial = x.shape
+        k, per_group, *window = w.shape
+        ok = per_group * self.groups == c and k % self.groups == 0 and len(window) == len(spatial)
+        _check(
+            ok,
+            "t.conv: weights do not fit",
+            f"w of shape [K, {c} / groups, {len(spatial)} window axes], K a multiple of groups",
+            f"x: {x}, w: {w}, groups={self.groups}",
+        )
+        parts = (tuple(window), self.strides, self.low, self.high, self.dilations)
+        _check(
+            all(len(p) == len(spatial) for p in parts),
+            "t.conv: one entry for each spatial axis",
+            len(spatial),
+            [len(p) for p in parts],
+        )
+        extents = tuple(map(window_extent, spatial, *parts))
+        return (TensorType((n, k, *extents), self.dtype or x.dtype),)
+
+    def flops(self) -> int:
+        return 2 * self.types()[0].size * prod(self.w.type.shape[1:])
+
+
+@dataclass(frozen=True)
+class ConvTranspose(Op):
+    """y[n, k, q] = sum over c, r, p with q = p * strides - low + r * dilations of
+    x[n, c, p] * w[c, k, r]: the gradient of a convolution. w is [C, K / groups, *window]; `extra`
+    cells are added at the high end of each spatial axis."""
+
+    name: ClassVar[str] = "t.conv_transpose"
+    contraction: ClassVar[bool] = True
+    x: Value
+    w: Value
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    extra: tuple[int, ...] = ()
+
+    def types(self) -> tuple[TensorType, ...]:
+        x, w = self.x.type, self.w.type
+        n, c, *spatial = x.shape
+        rows, per_group, *window = w.shape
+        ok = rows == c and c % self.groups == 0 and len(window) == len(spatial)
+        _check(ok, "t.conv_transpose: weights do not fit", f"w with {c} rows", f"x: {x}, w: {w}")
+        extra = self.extra or (0,) * len(spatial)
+        parts = zip(
+            *(spatial, window, self.strides, self.low, self.high, self.dilations, extra), strict=True
+        )
+        extents = tuple((i - 1) * s - a - b + d * (r - 1) + 1 + e for i, r, s, a, b, d, e in parts)
+        _check(min(extents, default=0) >= 0, "t.conv_transpose: crops more than there is")
+        return (TensorType((n, per_group * self.groups, *extents), x.dtype),)
+
+    def flops(self) -> int:
+        """Each input cell meets each weight of its channel once."""
+        return 2 * self.x.type.size * prod(self.w.type.shape[1:])
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """y[.., h, s, f] = sum over d of softmax(scale * q . k, over d)[.., h, s, d] * v[.., g, d, f].
+
+    q is [.., h, s, e], k is [.., g, d, e] and v is [.., g, d, f], where g divides h: grouped-query
+    heads, head i reading group i // (h / g). `mask` broadcasts to [.., h, s, d]: boolean (False
+    hides) or added. `causal` lets query i see the keys up to i + `offset`; `window` hides those
+    more than `window` behind. `softcap` c > 0 bends scores to c * tanh(score / c).
+    """
+
+    name: ClassVar[str] = "t.attention"
+    contraction: ClassVar[bool] = True
+    q: Value
+    k: Value
+    v: Value
+    mask: Value | None = None
+    scale: float = 1.0
+    causal: bool = False
+    offset: int = 0
+    window: int | None = None
+    softcap: float = 0.0
+
+    def types(self) -> tuple[TensorType, ...]:
+        q, k, v = self.q.type, self.k.type, self.v.type
+        ranks = q.rank == k.rank == v.rank and q.rank >= 3
+        ok = (
+            ranks
+            and q.shape[-1] == k.shape[-1]
+            and k.shape[-2] == v.shape[-2]
+            and k.shape[:-2] == v.shape[:-2]
+            and q.shape[:-3] == k.shape[:-3]
+            and k.shape[-3] > 0
+            and q.shape[-3] % k.shape[-3] == 0
+        )
+        found = f"q: {q}, k: {k}, v: {v}"
+        _check(ok, "t.attention: operands do not fit", "[.., h, s, e], [.., g, d, e], [.., g, d, f]", found)
+        if self.mask is not None:
+            scores = (*q.shape[:-1], k.shape[-2])
+            fits = broadcast(self.mask.type.shape, scores) == scores
+            _check(fits, "t.attention: the mask does not fit", list(scores), self.mask.type)
+        return (TensorType((*q.shape[:-1], v.shape[-1]), q.dtype),)
+
+    def flops(self) -> int:
+        """Both products in full and five a score for the softmax; the part a causal mask hides is
+        counted too: predictors take it off."""
+        *lead, s, e = self.q.type.shape
+        d, f = self.v.type.shape[-2:]
+        return prod(lead) * s * d * (2 * e + 2 * f + 5)
+
+
+# ---------------------------------------------------------------------------- resampling, routines
+
+
+@dataclass(frozen=True)
+class Resize(Op):
+    """x resampled to `shape`; `scales` are the factors that place the sampling points.
+
+    Modes and coordinate rules are those of ONNX Resize, opset 19: `mode` nearest, linear or cubic;
+    `coords` maps an output index to the input; `nearest` rounds it; `roi` (starts, then ends, one
+    an axis, normalised) serves tf_crop_and_resize, which puts `outside` where it leaves the image.
+    """
+
+    name: ClassVar[str] = "t.resize"
+    x: Value
+    shape: tuple[int, ...]
+    scales: tuple[float, ...]
+    mode: Literal["nearest", "linear", "cubic"] = "nearest"
+    coords: str = "half_pixel"
+    nearest: str = "round_prefer_floor"
+    cubic_a: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    roi: tuple[float, ...] = ()
+    outside: float = 0.0
+
+    @property
+    def taps(self) -> int:
+        """Input cells read for one output cell: 1, 2 or 4 along each axis that is resampled."""
+        per_axis = {"nearest": 1, "linear": 2, "cubic": 4}[self.mode]
+        return per_axis ** sum(a != b for a, b in zip(self.x.type.shape, self.shape, strict=True))
+
+    def types(self) -> tuple[TensorType, ...]:
+        _check(len(self.shape) == self.x.type.rank, "t.resize: rank changes", self.x.type, list(self.shape))
+        return (TensorType(self.shape, self.x.type.dtype),)
+
+    def flops(self) -> int:
+        return 0 if self.mode == "nearest" else 2 * self.taps * prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Routine(Op):
+    """A whole library routine, known by its name: non-maximum suppression, a Fourier transform.
+
+    `gives` are the result types, worked out by the frontend; where the length depends on the data
+    they hold its upper bound, and the graph says so in `assumed`. `attrs` are the routine's
+    settings, by name. What it computes is a row of interp's routine table.
+    """
+
+    name: ClassVar[str] = "t.routine"
+    fn: str
+    args: tuple[Value, ...]
+    gives: tuple[TensorType, ...]
+    attrs: tuple[tuple[str, Number | str | tuple[Number, ...]], ...] = ()
+    work: int = 0
+
+    def types(self) -> tuple[TensorType, ...]:
+        return self.gives
+
+    def flops(self) -> int:
+        """What the frontend that knows the routine has counted."""
+        return self.work
+
+
+@dataclass(frozen=True)
+class Opaque(Op):
+    """A model op we do not know: all operands read and results written once, and nothing said of
+    its arithmetic. Reports list it; `strict` refuses it."""
+
+    name: ClassVar[str] = "t.opaque"
+    kind: str
+    args: tuple[Value, ...]
+    gives: tuple[TensorType, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        return self.gives
+
+
+# ---------------------------------------------------------------------------- control, fusion
+
+
+@dataclass(frozen=True)
+class Loop(Op):
+    """`body` run `trips` times: while its condition holds, where it computes one.
+
+    The body's inputs are the trip number (i64[]), then the carried values, then `captures`. Its
+    outputs are the condition (bool[]) when `has_condition`, then the carried values, then the
+    values collected from each trip. Results are the carried values after the last trip, then the
+    collected ones stacked along a new axis 0.
+    """
+
+    name: ClassVar[str] = "t.loop"
+    control: ClassVar[bool] = True
+    body: Graph
+    trips: int
+    init: tuple[Value, ...]
+    captures: tuple[Value, ...] = ()
+    has_condition: bool = False
+
+    def types(self) -> tuple[TensorType, ...]:
+        skip = int(self.has_condition)
+        carried = len(self.init)
+        outputs = [v.type for v in self.body.outputs[skip:]]
+        for i, (v, out) in enumerate(zip(self.init, outputs, strict=False)):
+            _check(v.type == out, f"loop: carried value {i} changes its type", v.type, out)
+        given = [v.type for v in (*self.init, *self.captures)]
+        takes = [v.type for v in self.body.inputs[1:]]
+        _check(given == takes, "loop: operands do not fit the body", takes, given)
+        stacked = (TensorType((self.trips, *t.shape), t.dtype) for t in outputs[carried:])
+        return (*outputs[:carried], *stacked)
+
+    def flops(self) -> int:
+        return self.trips * sum(n.op.flops() for n in self.body.nodes)
+
+
+@dataclass(frozen=True)
+class Cond(Op):
+    """`then` where `pred` (bool[]) holds, else `orelse`; both take `captures` and give the same
+    types. Flops are those of the dearer branch."""
+
+    name: ClassVar[str] = "t.cond"
+    control: ClassVar[bool] = True
+    pred: Value
+    then: Graph
+    orelse: Graph
+    captures: tuple[Value, ...] = ()
+
+    def types(self) -> tuple[TensorType, ...]:
+        a, b = ([v.type for v in g.outputs] for g in (self.then, self.orelse))
+        _check(a == b, "cond: the branches give different types", a, b)
+        return tuple(a)
+
+    def flops(self) -> int:
+        return max(sum(n.op.flops() for n in g.nodes) for g in (self.then, self.orelse))
+
+
+@dataclass(frozen=True)
+class Fused(Op):
+    """One launch's worth of work: `body` applied to `args`, which are all it sees."""
+
+    name: ClassVar[str] = "t.fused"
+    args: tuple[Value, ...]
+    body: Graph
+
+    def types(self) -> tuple[TensorType, ...]:
+        given, takes = [v.type for v in self.args], [v.type for v in self.body.inputs]
+        _check(given == takes, "t.fused: operands do not fit the body", takes, given)
+        return tuple(v.type for v in self.body.outputs)
+
+    def flops(self) -> int:
+        return sum(n.op.flops() for n in self.body.nodes)
+
+
+LAYOUT = (Reshape, Transpose, Broadcast, Slice)  # another view of the same cells
+INDEXING = (Gather, GatherElements, GatherND)
+SCATTERING = (ScatterElements, ScatterND)
+POINTWISE = (Map, Cast, Bitcast)
+REDUCING = (Reduce, ArgReduce, Cumulative, Softmax, Normalize)
+
+OPS: dict[str, type[Op]] = {
+    op.name: op
+    for op in (
+        *(Map, Cast, Bitcast, Constant, Iota, Reshape, Transpose, Broadcast, Slice, Concat, Pad),
+        *(Gather, GatherElements, GatherND, ScatterElements, ScatterND),
+        *(Reduce, ArgReduce, Cumulative, TopK, Softmax, Normalize, Pool),
+        *(Matmul, Conv, ConvTranspose, Attention, Resize, Routine, Opaque, Loop, Cond, Fused),
+    )
+}
