@@ -13,10 +13,17 @@ from gpuir.ir.types import TensorType
 class Builder:
     """Makes a graph in order: inputs, params and nodes as they come, then `finish`.
 
-    `locs` of the current model node apply to each node added without its own.
+    `locs` of the current model node apply to each node added without its own. `names` is a table
+    shared with another builder, for a region whose names must differ from the enclosing graph's.
     """
 
-    def __init__(self, level: Level, name: str, target: str | None = None):
+    def __init__(
+        self,
+        level: Level,
+        name: str,
+        target: str | None = None,
+        names: NameTable | None = None,
+    ):
         self.level, self.name, self.target = level, name, target
         self.locs: tuple[Loc, ...] = ()
         self.nodes: list[Node] = []
@@ -24,7 +31,13 @@ class Builder:
         self.assumed: list[str] = []
         self._inputs: list[Value] = []
         self._params: list[Value] = []
-        self._names = NameTable()
+        self._names = names or NameTable()
+
+    def capture(self, value: Value) -> Value:
+        """An input that keeps an outer value's name: for a region whose names come from one table
+        with the graph around it."""
+        self._inputs.append(value)
+        return value
 
     def input(self, name: str, type: TensorType) -> Value:
         value = Value(self._names.fresh(name), type)

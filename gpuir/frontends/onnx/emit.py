@@ -51,13 +51,13 @@ class Emitter:
     """
 
     def __init__(self, name: str, scope: Scope | None = None, inside: Emitter | None = None):
-        self.builder = Builder(Level.graph, name)
+        self._names: NameTable = inside._names if inside else NameTable()
+        self.builder = Builder(Level.graph, name, names=self._names)
         self.outer = inside
         self.scope = inside.scope if inside else scope or Scope()
-        self.known: dict[Value, Const] = {}  # by identity of name and type, unique by _known_names
+        self.known: dict[Value, Const] = {}
         self.placed: dict[Value, Value] = {}  # known or captured value -> the value in this graph
         self.captures: list[Value] = []  # outer values this region reads, in order
-        self._names = inside._names if inside else NameTable()
         self.own: set[Value] = set()
 
     # -- making values
@@ -158,7 +158,7 @@ class Emitter:
             if self.outer is None:
                 raise AssertionError(f"%{value.name} belongs to no scope")
             self.captures.append(value)
-            here = self.builder.input(value.name, value.type)
+            here = self.builder.capture(value)
         self.placed[value] = here
         return here
 
@@ -172,7 +172,7 @@ class Emitter:
             return self.builder(t.Constant(value.type, tuple(x.item() for x in data)), name)
         if self.outer is not None:
             self.captures.append(value)
-            return self.builder.input(name, value.type)
+            return self.builder.input(name, value.type)  # param in the outermost graph
         here = self.builder.param(name, value.type)
         self.scope.weights[here.name] = const.array
         return here
