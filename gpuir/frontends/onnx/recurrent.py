@@ -1,0 +1,7 @@
+"""RNN, GRU and LSTM."""
+
+from __future__ import annotations
+
+from gpuir.frontends.onnx.emit import Converter
+
+CONVERTERS: dict[str, Converter] = {}

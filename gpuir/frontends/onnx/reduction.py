@@ -1,0 +1,7 @@
+"""Reductions, scans, sorting, softmax, normalisations and losses."""
+
+from __future__ import annotations
+
+from gpuir.frontends.onnx.emit import Converter
+
+CONVERTERS: dict[str, Converter] = {}
