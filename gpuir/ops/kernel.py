@@ -1,0 +1,437 @@
+"""The kernels a GPU would launch: what `legalize` makes, `tile` cuts and `annotate` costs.
+
+Every kernel but `k.view` is one launch. Its `space` is the loop nest it runs; tiling, footprint,
+traffic and occupancy are computed from that alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Access, Graph, Op, Space, Value, aligned
+from gpuir.ir.types import DType, TensorType, f32
+from gpuir.ops import tensor as t
+
+
+@dataclass(frozen=True)
+class KernelOp(Op):
+    """A kernel: `pipe` is the unit that does its arithmetic, `tiled` says it has a loop nest."""
+
+    pipe: ClassVar[Literal["tensor", "vector"]] = "vector"
+    tiled: ClassVar[bool] = True
+
+    def space(self) -> Space:
+        raise NotImplementedError
+
+    @property
+    def compute_dtype(self) -> DType:
+        """The dtype whose arithmetic rate bounds the kernel: the widest one it computes on."""
+        reads = [a.type.dtype for a in self.space().reads]
+        floats = [d for d in reads if d.is_float]
+        return max(floats or reads or [f32], key=lambda d: d.bits)
+
+
+def body_flops(body: Graph | None) -> int:
+    return sum(n.op.flops() for n in body.nodes) if body else 0
+
+
+def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Value, ...]) -> None:
+    takes = [v.type for v in epilogue.inputs]
+    given = [acc, *(v.type for v in extra)]
+    if takes != given:
+        raise ModelError(
+            f"{op}: the epilogue does not take the accumulator and the extra operands",
+            expected=", ".join(map(str, given)),
+            found=", ".join(map(str, takes)),
+        )
+
+
+def _ordered(types: tuple[TensorType, ...], order: tuple[int, ...]) -> tuple[TensorType, ...]:
+    """Result types as written in memory `order` (empty: row-major)."""
+    return tuple(TensorType(t.shape, t.dtype, order) for t in types) if order else types
+
+
+# ---------------------------------------------------------------------------- contractions
+
+
+@dataclass(frozen=True)
+class Gemm(KernelOp):
+    """c[b, m, n] = sum over k of a[b, m, k] * b[b, k, n], then `epilogue` on each tile of c.
+
+    The epilogue's inputs are the accumulator, of dtype `acc`, and then `extra`. `prologue`, where
+    there is one, makes the right operand from `b` and `weights` on its way into the tile: a
+    dequantised weight. `order` is the memory order the result is written in.
+    """
+
+    name: ClassVar[str] = "k.gemm"
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+    a: Value
+    b: Value
+    extra: tuple[Value, ...] = ()
+    epilogue: Graph | None = None
+    acc: DType = f32
+    prologue: Graph | None = None
+    weights: tuple[Value, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @property
+    def right(self) -> TensorType:
+        """The type of the right operand as it is multiplied: after the prologue."""
+        return self.prologue.outputs[0].type if self.prologue else self.b.type
+
+    def accumulator(self) -> TensorType:
+        a, b = self.a.type.shape, self.right.shape
+        if a[-1] != b[-2]:
+            raise ModelError("k.gemm: inner dimensions differ", found=f"{self.a.type}, {self.right}")
+        return TensorType((*t.broadcast(a[:-2], b[:-2]), a[-2], b[-1]), self.acc)
+
+    def types(self) -> tuple[TensorType, ...]:
+        acc = self.accumulator()
+        if self.epilogue is None:
+            return _ordered((acc,), self.order)
+        _epilogue_types(self.name, self.epilogue, acc, self.extra)
+        return _ordered(tuple(v.type for v in self.epilogue.outputs), self.order)
+
+    def flops(self) -> int:
+        """Two per multiply-add, and what the epilogue and prologue do."""
+        product = 2 * self.accumulator().size * self.a.type.shape[-1]
+        return product + body_flops(self.epilogue) + body_flops(self.prologue)
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.a.type.dtype
+
+    def space(self) -> Space:
+        *batch, m, n = self.accumulator().shape
+        rows = ("b", "m", "k")
+        cols = ("b", "k", "n")
+        right = [self.b, *self.weights]
+        return Space(
+            dims={"b": prod(batch), "m": m, "n": n, "k": self.a.type.shape[-1]},
+            reads=(
+                aligned(self.a.type, rows),
+                *(
+                    aligned(v.type, cols) if v.type.rank >= 2 else Access(v.type, ("n",))
+                    for v in right
+                ),
+                *(aligned(v.type, ("b", "m", "n")) for v in self.extra),
+            ),
+            writes=tuple(aligned(type, ("b", "m", "n")) for type in self.types()),
+            reduced=("k",),
+        )
+
+
+@dataclass(frozen=True)
+class Conv(KernelOp):
+    """Convolution as implicit GEMM: b groups of m = N·P·Q by n = K/g, over k = C/g·R·S.
+
+    It reads the real input, no im2col tensor: what the nest visits beyond it is reuse. `transposed`
+    is the gradient form (`t.conv_transpose`), where m counts input cells and n = K/g·R·S. The
+    epilogue is as in `k.gemm`, on the accumulator in the result's own shape.
+    """
+
+    name: ClassVar[str] = "k.conv"
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+    x: Value
+    w: Value
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    extra: tuple[Value, ...] = ()
+    epilogue: Graph | None = None
+    acc: DType = f32
+    transposed: bool = False
+    grow: tuple[int, ...] = ()
+    prologue: Graph | None = None
+    weights: tuple[Value, ...] = ()
+
+    def direct(self) -> t.Conv | t.ConvTranspose:
+        """The tensor op this kernel computes before its epilogue."""
+        w = Value(self.w.name, self.prologue.outputs[0].type) if self.prologue else self.w
+        args = (self.x, w, self.strides, self.low, self.high, self.dilations, self.groups)
+        return t.ConvTranspose(*args, extra=self.grow) if self.transposed else t.Conv(*args)
+
+    def accumulator(self) -> TensorType:
+        return self.direct().types()[0].with_dtype(self.acc)
+
+    def types(self) -> tuple[TensorType, ...]:
+        acc = self.accumulator()
+        if self.epilogue is None:
+            return (acc,)
+        _epilogue_types(self.name, self.epilogue, acc, self.extra)
+        return tuple(v.type for v in self.epilogue.outputs)
+
+    def flops(self) -> int:
+        return self.direct().flops() + body_flops(self.epilogue) + body_flops(self.prologue)
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.x.type.dtype
+
+    def space(self) -> Space:
+        g, w = self.groups, self.direct().w.type.shape
+        x, y = self.x.type.shape, self.accumulator().shape
+        if self.transposed:
+            dims = {
+                "b": g,
+                "m": x[0] * prod(x[2:]),
+                "n": prod(w[1:]),
+                "k": x[1] // g,
+            }
+        else:
+            dims = {"b": g, "m": y[0] * prod(y[2:]), "n": y[1] // g, "k": prod(w[1:])}
+        live = tuple(d for d, n in dims.items() if n != 1)
+
+        def access(type: TensorType, *names: str) -> Access:
+            return Access(type, tuple(d for d in names if d in live))
+
+        def pointwise(v: Value) -> Access:
+            """An epilogue operand: per channel where it has no more cells than channels."""
+            return access(v.type, *(("b", "n") if v.type.size <= y[1] else ("b", "m", "n")))
+
+        return Space(
+            dims=dims,
+            reads=(
+                access(self.x.type, "b", "m", "k"),
+                *(access(v.type, "b", "n", "k") for v in (self.w, *self.weights)),
+                *map(pointwise, self.extra),
+            ),
+            writes=tuple(access(type, "b", "m", "n") for type in self.types()),
+            reduced=("k",),
+        )
+
+
+@dataclass(frozen=True)
+class Attention(KernelOp):
+    """Fused attention: scores never leave the chip. Fields are those of `t.attention`.
+
+    Its nest is b h s e over keys d, in two products: q·k over the head's e, p·v into the result's
+    f = e. `order` is the memory order the result is written in.
+    """
+
+    name: ClassVar[str] = "k.attention"
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+    q: Value
+    k: Value
+    v: Value
+    mask: Value | None = None
+    scale: float = 1.0
+    causal: bool = False
+    offset: int = 0
+    window: int | None = None
+    softcap: float = 0.0
+    extra: tuple[Value, ...] = ()
+    epilogue: Graph | None = None
+    order: tuple[int, ...] = ()
+
+    def direct(self) -> t.Attention:
+        return t.Attention(
+            *(self.q, self.k, self.v, self.mask, self.scale),
+            *(self.causal, self.offset, self.window, self.softcap),
+        )
+
+    def types(self) -> tuple[TensorType, ...]:
+        types = self.direct().types()
+        if self.epilogue is not None:
+            _epilogue_types(self.name, self.epilogue, types[0], self.extra)
+            types = tuple(v.type for v in self.epilogue.outputs)
+        return _ordered(types, self.order)
+
+    def flops(self) -> int:
+        return self.direct().flops() + body_flops(self.epilogue)
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.q.type.dtype
+
+    def space(self) -> Space:
+        *lead, h, s, e = self.q.type.shape
+        g, d, f = self.v.type.shape[-3:]
+        dims = {"b": prod(lead), "h": h, "s": s, "e": f, "d": d}
+        heads = ("b", "h") if g > 1 or h == 1 else ("b",)
+        mask = () if self.mask is None else (aligned(self.mask.type, ("b", "h", "s", "d")),)
+        return Space(
+            dims=dims,
+            reads=(
+                Access(self.q.type, ("b", "h", "s")),
+                Access(self.k.type, (*heads, "d")),
+                Access(self.v.type, (*heads, "d", "e")),
+                *mask,
+                *(aligned(v.type, ("b", "h", "s", "e")) for v in self.extra),
+            ),
+            writes=tuple(Access(type, ("b", "h", "s", "e")) for type in self.types()),
+            reduced=("d",),
+        )
+
+
+# ---------------------------------------------------------------------------- kernels with a body
+
+
+@dataclass(frozen=True)
+class BodyKernel(KernelOp):
+    """A kernel whose meaning is its body, applied to `args`, which are all it sees."""
+
+    args: tuple[Value, ...]
+    body: Graph
+
+    def types(self) -> tuple[TensorType, ...]:
+        given = [(v.type.shape, v.type.dtype) for v in self.args]
+        takes = [(v.type.shape, v.type.dtype) for v in self.body.inputs]
+        if given != takes:
+            raise ModelError(
+                f"{self.name}: operands do not fit the body",
+                expected=", ".join(str(v.type) for v in self.body.inputs),
+                found=", ".join(str(v.type) for v in self.args),
+            )
+        return tuple(v.type for v in self.body.outputs)
+
+    def flops(self) -> int:
+        return body_flops(self.body)
+
+    def space(self) -> Space:
+        """One flat dimension: every cell of the largest result, each operand read once."""
+        types = self.types()
+        return flat_space(self.args, types)
+
+
+def flat_space(args: tuple[Value, ...], types: tuple[TensorType, ...]) -> Space:
+    """i over the cells of the largest result; an operand of one cell is not indexed."""
+    extent = max((type.size for type in types), default=1)
+
+    def access(type: TensorType) -> Access:
+        return Access(type, ("i",) if type.size > 1 else ())
+
+    reads = tuple(access(v.type) for v in args)
+    return Space({"i": extent}, reads, tuple(map(access, types)))
+
+
+@dataclass(frozen=True)
+class Map(BodyKernel):
+    """Any pointwise region over one flat dimension i; operands broadcast."""
+
+    name: ClassVar[str] = "k.map"
+
+
+@dataclass(frozen=True)
+class Reduce(BodyKernel):
+    """Reductions over r for each o, with the pointwise work around them, in one kernel.
+
+    The body holds pointwise ops and reductions, all over the same cells: a softmax, a norm, a sum.
+    `rows` is the extent of r. Results have the cells of o, or of o and r.
+    """
+
+    name: ClassVar[str] = "k.reduce"
+    rows: int = 1
+
+    def space(self) -> Space:
+        types = self.types()
+        cells = max(v.type.size for v in (*self.args, *self.body.outputs))
+        outer = max(cells // max(self.rows, 1), 1)
+
+        def access(type: TensorType) -> Access:
+            if type.size > outer:
+                return Access(type, ("o", "r"))
+            if type.size == self.rows != outer:
+                return Access(type, ("r",))
+            return Access(type, ("o",) if type.size > 1 else ())
+
+        return Space(
+            dims={"o": outer, "r": self.rows},
+            reads=tuple(access(v.type) for v in self.args),
+            writes=tuple(map(access, types)),
+            reduced=("r",),
+        )
+
+
+@dataclass(frozen=True)
+class Pool(BodyKernel):
+    """A windowed reduction: o cells of the result, each over the r cells of its window."""
+
+    name: ClassVar[str] = "k.pool"
+    rows: int = 1
+
+    def space(self) -> Space:
+        types = self.types()
+        outer = max(type.size for type in types)
+        return Space(
+            dims={"o": outer, "r": self.rows},
+            reads=tuple(Access(v.type, ("o", "r") if i == 0 else ("o",)) for i, v in enumerate(self.args)),
+            writes=tuple(Access(type, ("o",)) for type in types),
+            reduced=("r",),
+        )
+
+
+@dataclass(frozen=True)
+class Gather(BodyKernel):
+    """i cells (j each) read where the indices say: embedding, indexing, resampling.
+
+    What it reads of the table is at most what it gives, whatever the table's size.
+    """
+
+    name: ClassVar[str] = "k.gather"
+
+
+@dataclass(frozen=True)
+class Scatter(BodyKernel):
+    """Updates written where the indices say; the rest of the tensor is kept, in place."""
+
+    name: ClassVar[str] = "k.scatter"
+
+
+@dataclass(frozen=True)
+class Copy(BodyKernel):
+    """Data movement that no kernel absorbs: a layout change, concat, pad, broadcast, constants."""
+
+    name: ClassVar[str] = "k.copy"
+
+
+@dataclass(frozen=True)
+class Opaque(BodyKernel):
+    """A routine or a model op we do not know: operands read and results written once, and the
+    report says so. Never zero."""
+
+    name: ClassVar[str] = "k.opaque"
+
+
+@dataclass(frozen=True)
+class View(BodyKernel):
+    """The same bytes under another type: no launch, no time. The body holds layout ops; `order` is
+    the memory order of the result that leaves every byte where it is."""
+
+    name: ClassVar[str] = "k.view"
+    tiled: ClassVar[bool] = False
+    order: tuple[int, ...] = ()
+
+    def types(self) -> tuple[TensorType, ...]:
+        return _ordered(super().types(), self.order)
+
+
+# ---------------------------------------------------------------------------- control
+
+
+@dataclass(frozen=True)
+class Loop(t.Loop):
+    """`t.loop` with a body of kernels: each launched once a trip."""
+
+    name: ClassVar[str] = "k.loop"
+
+
+@dataclass(frozen=True)
+class Cond(t.Cond):
+    """`t.cond` with branches of kernels."""
+
+    name: ClassVar[str] = "k.cond"
+
+
+KERNELS: dict[str, type[Op]] = {
+    op.name: op
+    for op in (Gemm, Conv, Attention, Map, Reduce, Pool, Gather, Scatter, Copy, Opaque, View, Loop, Cond)
+}
