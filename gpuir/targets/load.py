@@ -1,0 +1,572 @@
+"""Spec file → `Target`: by name, alias or path, with single fields set by the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from decimal import Decimal
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from math import isfinite
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from gpuir.ir.errors import TargetError, nearest
+from gpuir.ir.types import DTYPES
+from gpuir.targets.target import Quantity, Spec, Table, Target, specs, walk
+
+Raw = dict[str, Any]
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_SI = "values are in SI units: Hz, bytes, bytes/s, flop/s, s, W"
+
+
+# ---- names ------------------------------------------------------------------------------------
+
+
+def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = None) -> Target:
+    """The target of a built-in name or alias, of a `.toml` path, or of a plug-in's name.
+
+    `overrides` sets single numbers by their dotted path in the file, as `--set sms=120` does; they
+    may also follow the name: `a100+sms=120+dram.bytes_per_s=2e12`, which is the name that the
+    result has. Setting `sms` or `clock_hz` scales what hangs on them (see `scaled`); any other
+    field is changed alone. TargetError when nothing has that name or a value is impossible.
+    """
+    base, *sets = re.split(r"\+(?=[a-z])", str(name))
+    chosen: dict[str, str | float] = {}
+    for text in sets:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise TargetError(
+                f"`+{text}` sets nothing", where=str(name), fix="write name+field=value"
+            )
+        chosen[path] = value
+    chosen.update(overrides or {})
+    path = _find(base)
+    raw = read_spec(path)
+    if chosen:
+        target_of(raw, str(path))  # so that an error of the file is not blamed on the override
+        raw = scaled(raw, _numbers(chosen, raw, str(path)))
+    return target_of(raw, str(path))
+
+
+def target_names() -> tuple[str, ...]:
+    """Names of the built-in targets and of those that installed plug-ins add, sorted."""
+    return tuple(sorted({p.stem for p in _spec_files()} | set(_plugins())))
+
+
+def aliases() -> dict[str, str]:
+    """Other names a built-in target goes by (its title is one too), and which target it is."""
+    known: dict[str, str] = {}
+    for path in _spec_files():
+        raw = read_spec(path)
+        for alias in (slug(str(raw.get("title", ""))), *raw.get("aliases", ())):
+            if alias and alias != path.stem:
+                known[alias] = path.stem
+    return known
+
+
+def slug(name: str) -> str:
+    """`NVIDIA H100 80GB HBM3` → `nvidia-h100-80gb-hbm3`: what a driver calls a GPU, as a name."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def spec_folder() -> Path:
+    """`specs/` inside the installed package, else beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    inside = package / "specs"
+    return inside if inside.exists() else package.parent / "specs"
+
+
+@cache
+def _spec_files() -> tuple[Path, ...]:
+    return tuple(sorted((spec_folder() / "gpus").glob("*.toml")))
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="gpuir.targets")}
+
+
+def _find(name: str) -> Path:
+    if name.endswith(".toml") or "/" in name or "\\" in name:
+        return Path(name)
+    files = {path.stem: path for path in _spec_files()}
+    wanted, known = slug(name), aliases()
+    for key in (wanted, wanted.removeprefix("nvidia-")):
+        if key in files or key in known:
+            return files[known.get(key, key)]
+    plugins = _plugins()
+    for key in (name, wanted):
+        if key in plugins:
+            return _plugin_path(plugins[key])
+    raise TargetError(
+        f"no target is called {name!r}",
+        fix=nearest(wanted, (*files, *known, *plugins))
+        + "\nor give the path of a .toml file of your own",
+    )
+
+
+def _plugin_path(point: EntryPoint) -> Path:
+    """An entry point of group `gpuir.targets` is a path, or a function that gives one."""
+    where = f"entry point {point.name} = {point.value}"
+    try:
+        found: Any = point.load()
+        found = found() if callable(found) else found
+    except Exception as error:  # a plug-in may fail in any way
+        raise TargetError(
+            "the plug-in that provides this target does not load",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            fix="upgrade or uninstall the package that declares it",
+        ) from error
+    if not isinstance(found, str | Path):
+        raise TargetError(
+            "the plug-in gives no spec file",
+            where=where,
+            expected="a path, or a function that returns one",
+            found=repr(found),
+            fix="upgrade or uninstall the package that declares it",
+        )
+    return Path(found)
+
+
+# ---- text -------------------------------------------------------------------------------------
+
+
+def read_spec(path: Path) -> Raw:
+    """The tables of a TOML file, unchecked; TargetError when it cannot be read or is not TOML."""
+    import tomllib
+
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TargetError(
+            "not a text file", where=str(path), found=str(error), fix="save it as UTF-8"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise TargetError(
+            "cannot read the spec file",
+            where=str(path),
+            found=getattr(error, "strerror", None) or str(error),
+            fix="check the path; only a name without `.toml` or `/` is looked up as a name",
+        ) from error
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        found = str(error)
+        if line:
+            shown = text.splitlines()[int(line[1]) - 1] if int(line[1]) <= text.count("\n") else ""
+            found = f"{shown}\n{' ' * (int(line[2]) - 1)}^ {str(error)[: line.start()].strip()}"
+        where = f"{path}:{line[1]}" if line else str(path)
+        raise TargetError(
+            "not valid TOML", where=where, found=found, fix="correct this line"
+        ) from error
+
+
+def dump_target(target: Target) -> str:
+    """The spec file of a target: what `load_target` reads back, and a start for one's own GPU."""
+    lines = [f"# {target.title or target.name}. SI units, dense rates.", ""]
+    table = ""
+    for path, quantity, value in walk(target):
+        parent, _, key = path.rpartition(".")
+        if parent != table:
+            lines += ["", f"[{parent}]"]
+            table = parent
+        if path == "sms":
+            lines.append("")
+        text = f"{key} = {_toml(value, quantity)}"
+        lines.append(f"{text}  # {quantity.remark}" if quantity and quantity.remark else text)
+    for name, notes in (("sources", target.sources), ("doubts", target.doubts)):
+        if notes:
+            together: dict[str, list[str]] = {}
+            for path, text in notes.items():
+                together.setdefault(text, []).append(path)
+            lines += ["", f"[{name}]"]
+            lines += [f"{_quoted(', '.join(p))} = {_quoted(t)}" for t, p in together.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | float | bool | tuple[str, ...], quantity: Quantity | None) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_quoted, value))}]"
+    if isinstance(value, int):
+        return f"{value:_}" if quantity and quantity.unit else str(value)
+    return number_text(value)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def number_text(value: float) -> str:
+    """A number that reads back exactly, its exponent a multiple of three: `1.555e12`, `400`."""
+    if isinstance(value, int) or 1 <= abs(value) < 1e4:
+        return str(value).removesuffix(".0")
+    number = Decimal(repr(value)).normalize()
+    power = 3 * (number.adjusted() // 3) if number else 0
+    return f"{number.scaleb(-power):f}e{power}" if power else f"{number:f}"
+
+
+# ---- values -----------------------------------------------------------------------------------
+
+
+def target_of(raw: Raw, where: str) -> Target:
+    """The target that a spec file's tables describe; TargetError at the first thing wrong."""
+    raw = dict(raw)
+    notes = {name: _paths_to_text(raw, name, where) for name in ("sources", "doubts")}
+    raw |= {name: Table(found) for name, found in notes.items()}
+    target = cast(Target, _record(Target, raw, "", where))
+    _check_names(target, where)
+    _check_notes(target, notes, where)
+    _check_values(target, where)
+    return target
+
+
+def _record(cls: type[Any], raw: Raw, prefix: str, where: str) -> Any:
+    known = specs(cls)
+    for name in raw:
+        if name not in known:
+            _refuse(
+                f"no such field: {prefix}{name}",
+                where,
+                prefix + name,
+                fix=nearest(name, [k for k in known if k not in ("sources", "doubts")]),
+            )
+    values: Raw = {}
+    for name, spec in known.items():
+        path = prefix + name
+        if name in raw:
+            values[name] = _value(spec, raw[name], path, where)
+        elif spec.required:
+            _refuse(
+                f"{path} is missing",
+                where,
+                path,
+                expected=_expected(spec),
+                fix=f"add {path}, with its source under [sources]",
+            )
+    return cls(**values)
+
+
+def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
+    holds = spec.holds
+    if isinstance(value, Table):
+        return cast(Any, value)
+    if is_dataclass(holds) or holds is Table:
+        if not isinstance(value, dict):
+            _refuse(f"{path} is a table", where, path, found=_shown(value), fix=f"write [{path}]")
+        inner = cast(Raw, value)
+        if is_dataclass(holds):
+            return _record(cast(type[Any], holds), inner, path + ".", where)
+        assert spec.quantity
+        for key, rate in inner.items():
+            if key not in DTYPES and key != "tf32":
+                _refuse(
+                    f"no such dtype: {key}",
+                    where,
+                    f"{path}.{key}",
+                    fix=nearest(key, ("tf32", *DTYPES)),
+                )
+            _number(float, spec.quantity, rate, f"{path}.{key}", where)
+        return Table({key: float(rate) for key, rate in inner.items()})
+    if spec.quantity:
+        return _number(holds, spec.quantity, value, path, where)
+    if holds is tuple:
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in cast(Any, value)):
+            _refuse(f"{path} is a list of text", where, path, found=_shown(value), fix='["a"]')
+        return tuple(cast(list[str], value))
+    if type(value) is not holds:
+        _refuse(
+            f"{path} is not {_KINDS[holds]}",
+            where,
+            path,
+            expected=_KINDS[holds],
+            found=_shown(value),
+            fix="write " + {str: f'{path} = "..."', bool: f"{path} = true or false"}[holds],
+        )
+    return value
+
+
+_KINDS: dict[Any, str] = {
+    str: "text", bool: "true or false", int: "a whole number", float: "a number"
+}  # fmt: skip
+
+
+def _number(holds: Any, quantity: Quantity, value: Any, path: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(
+            f"{path} is not a number",
+            where,
+            path,
+            expected=_expected(Spec(holds, quantity, True)),
+            found=_shown(value),
+            fix="write a plain number in SI units, without quotes or a unit",
+        )
+    if not (quantity.low <= value <= quantity.high):  # also false for NaN
+        fix = _SI if quantity.unit and value > 0 else "look the number up again"
+        _refuse(
+            f"{path} is out of range",
+            where,
+            path,
+            expected=_expected(Spec(holds, quantity, True)),
+            found=_shown(value),
+            fix=fix,
+        )
+    if holds is int:
+        if value != int(value):
+            _refuse(
+                f"{path} is not a whole number",
+                where,
+                path,
+                expected=_expected(Spec(holds, quantity, True)),
+                found=_shown(value),
+                fix="round it",
+            )
+        return int(value)
+    return float(value)
+
+
+def _expected(spec: Spec) -> str:
+    if spec.quantity is None:
+        return "a table" if is_dataclass(spec.holds) else _KINDS.get(spec.holds, "text")
+    low, high = number_text(spec.quantity.low), number_text(spec.quantity.high)
+    unit = f" {spec.quantity.unit}" if spec.quantity.unit else ""
+    return f"{_KINDS[spec.holds]} from {low} to {high}{unit}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number far too large"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse(
+    what: str, where: str, path: str = "", *, expected: str = "", found: str = "", fix: str
+) -> NoReturn:
+    at = f"{where}:{path}" if path else where
+    raise TargetError(what, where=at, expected=expected, found=found, fix=fix)
+
+
+def _paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
+    """`"sms, dram" = "text"` → one entry a path."""
+    found: dict[str, str] = {}
+    entries = raw.get(table, {})
+    if not isinstance(entries, dict):
+        _refuse(f"{table} is a table", where, table, found=_shown(entries), fix=f"write [{table}]")
+    for key, text in cast(Raw, entries).items():
+        if not isinstance(text, str) or not text.strip():
+            _refuse(
+                f"the {table[:-1]} of {key} is not text",
+                where,
+                f"{table}.{key}",
+                found=_shown(text),
+                fix="name a document, or write `assumed: why`",
+            )
+        for path in key.split(","):
+            found[path.strip()] = text
+    return found
+
+
+def _check_names(target: Target, where: str) -> None:
+    for path, name in (("name", target.name), *(("aliases", a) for a in target.aliases)):
+        bare = name.split("+", 1)[0] if path == "name" else name
+        if not _NAME.fullmatch(bare):
+            _refuse(
+                f"{name!r} cannot be the name of a target",
+                where,
+                path,
+                expected="lower-case letters, digits, `-` and `.`",
+                fix=f"write {slug(bare) or 'my-gpu'}",
+            )
+
+
+def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: str) -> None:
+    """Every source and doubt is of a field there is, and every number has a source."""
+    listed = list(walk(target))
+    covered = {path for path, _, _ in listed}
+    covered |= {prefix for path in covered for prefix in _prefixes(path)}
+    possible = covered | set(_all_paths(Target))
+    for table, entries in notes.items():
+        for path in entries:
+            if path not in possible and path.rpartition(".")[0] not in _RATE_TABLES:
+                _refuse(
+                    f"[{table}] names no field: {path}",
+                    where,
+                    f"{table}.{path}",
+                    fix=nearest(path, possible),
+                )
+    for path, quantity, _ in listed:
+        if quantity and not target.source(path):
+            _refuse(
+                f"{path} has no source",
+                where,
+                path,
+                fix=f'add "{path}" = "..." under [sources]: a document, or `assumed: why`',
+            )
+
+
+_RATE_TABLES = ("flops_per_s.vector", "flops_per_s.tensor", "flops_per_s.tensor_f16_acc")
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    while path := path.rpartition(".")[0]:
+        yield path
+
+
+def _all_paths(cls: type[Any], prefix: str = "") -> Iterator[str]:
+    for name, spec in specs(cls).items():
+        yield prefix + name
+        if is_dataclass(spec.holds):
+            yield from _all_paths(cast(type[Any], spec.holds), prefix + name + ".")
+
+
+def _check_values(target: Target, where: str) -> None:
+    """What two numbers together make impossible."""
+    sm, f32 = target.sm, target.flops_per_s.vector.get("f32")
+    if f32 is None:
+        _refuse(
+            "flops_per_s.vector.f32 is missing",
+            where,
+            "flops_per_s.vector.f32",
+            expected="flop/s; other rates fall back to it",
+            fix="add it under [flops_per_s.vector], with its source",
+        )
+    most = target.sms * sm.fp32_lanes * sm.flops_per_lane_clock * target.clock_hz
+    if not most / 50 <= f32 <= most * 50:
+        _refuse(
+            "flops_per_s.vector.f32 does not belong to these SMs and this clock",
+            where,
+            "flops_per_s.vector.f32",
+            expected=f"about {number_text(float(f'{most:.4g}'))} flop/s: "
+            "sms x sm.fp32_lanes x sm.flops_per_lane_clock x clock_hz",
+            found=number_text(f32),
+            fix=_SI,
+        )
+    for table in ("vector", "tensor", "tensor_f16_acc"):
+        for dtype, rate in getattr(target.flops_per_s, table).items():
+            if not f32 / 100 <= rate <= f32 * 1000:
+                _refuse(
+                    f"flops_per_s.{table}.{dtype} is out of proportion to the f32 rate",
+                    where,
+                    f"flops_per_s.{table}.{dtype}",
+                    expected=f"1/100 to 1000 times flops_per_s.vector.f32, {number_text(f32)}",
+                    found=number_text(rate),
+                    fix=_SI,
+                )
+    pairs = (
+        ("base_clock_hz", target.base_clock_hz, "clock_hz", target.clock_hz),
+        ("sm.smem_bytes_per_block", sm.smem_bytes_per_block, "sm.smem_bytes", sm.smem_bytes),
+        ("sm.warp", sm.warp, "sm.threads", sm.threads),
+        ("sm.blocks", sm.blocks, "sm.threads", sm.threads),
+        ("l2.bytes", target.l2.bytes, "dram.bytes", target.dram.bytes),
+        *(
+            [("sm.smem_bytes", sm.smem_bytes, "sm.l1_bytes", sm.l1_bytes)]
+            if sm.l1_holds_smem
+            else []
+        ),
+    )
+    for path, small, other, large in pairs:
+        if small is not None and large is not None and small > large:
+            _refuse(
+                f"{path} exceeds {other}",
+                where,
+                path,
+                expected=f"at most {number_text(large)}",
+                found=number_text(small),
+                fix=f"check both {path} and {other}; " + _SI,
+            )
+
+
+# ---- overrides --------------------------------------------------------------------------------
+
+
+def _numbers(chosen: Mapping[str, str | float], raw: Raw, where: str) -> dict[str, float]:
+    """The overrides with their text read as numbers, each checked to name a number."""
+    numeric = [p for p, spec in _all_specs(Target) if spec.quantity and spec.holds is not Table]
+    rates = [f"{t}.{d}" for t in _RATE_TABLES for d in (*DTYPES, "tf32")]
+    numbers: dict[str, float] = {}
+    for path, value in chosen.items():
+        at = f"set {path}"
+        if path not in numeric and path not in rates:
+            below = [p for p, _, _ in walk(target_of(raw, where)) if p.startswith(path + ".")]
+            _refuse(
+                f"{path} is a table, not a number" if below else f"no number is called {path}",
+                at,
+                fix=f"one of {', '.join(below)}" if below else nearest(path, numeric + rates),
+            )
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = float("nan")
+        if not isfinite(number):
+            _refuse(
+                f"{path} is not a number",
+                at,
+                found=_shown(value),
+                fix="write a plain number in SI units, without a unit: 1.5e12",
+            )
+        numbers[path] = int(number) if number == int(number) and abs(number) < 1 << 53 else number
+    return numbers
+
+
+def _all_specs(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Spec]]:
+    for name, spec in specs(cls).items():
+        yield prefix + name, spec
+        if is_dataclass(spec.holds):
+            yield from _all_specs(cast(type[Any], spec.holds), prefix + name + ".")
+
+
+def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
+    """A spec with numbers set by the user, and with what follows from them.
+
+    `sms` scales every compute peak; `clock_hz` scales those, the tensor clock and the bandwidth
+    of the L2, whose slices do not belong to the SMs, and no base clock stays above it. A number
+    that the user sets too is taken as it is. Nothing else follows from anything.
+    """
+    flat = dict(_flat(raw))
+    sources = _paths_to_text(raw, "sources", str(raw["name"]))
+    before = {path: flat.get(path) for path in ("sms", "clock_hz")}
+    new = {**flat, **chosen}
+    sms = new["sms"] / flat["sms"]
+    clock = new["clock_hz"] / flat["clock_hz"]
+    why = " and ".join(f"{p} = {number_text(chosen[p])}" for p in before if p in chosen)
+    for path in flat:
+        by = sms * clock if path.startswith("flops_per_s.") else 1.0
+        if path in ("tensor_clock_hz", "l2.bytes_per_s"):
+            by = clock
+        if path == "base_clock_hz":
+            by = min(1.0, new["clock_hz"] / flat[path])
+        if by != 1.0 and path not in chosen:
+            new[path] = flat[path] * by
+            sources[path] = f"scaled by {by:.4g} because {why} was set by the user"
+    for path in chosen:
+        old = f", instead of {number_text(flat[path])}" if path in flat else ""
+        sources[path] = f"set by the user{old}"
+    result: Raw = {}
+    for path, value in new.items():
+        *tables, name = path.split(".")
+        inner = result
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[name] = value
+    result["name"] = "+".join(
+        [str(raw["name"]), *(f"{p}={number_text(v)}" for p, v in sorted(chosen.items()))]
+    )
+    return {**result, "sources": sources, "doubts": raw.get("doubts", {})}
+
+
+def _flat(raw: Raw, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in raw.items():
+        if isinstance(value, dict):
+            if prefix or name not in ("sources", "doubts"):
+                yield from _flat(cast(Raw, value), prefix + name + ".")
+        else:
+            yield prefix + name, value

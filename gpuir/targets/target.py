@@ -1,0 +1,357 @@
+"""A GPU as numbers: rates, sizes, limits, and where each number comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cached_property
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from gpuir.ir.types import DType
+
+Pipe = Literal["tensor", "vector"]
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The unit of a field, the range outside which a value is a slip of units, and a remark."""
+
+    unit: str
+    low: float
+    high: float
+    remark: str = ""
+
+
+Hertz = Annotated[float, Quantity("Hz", 1e7, 1e11)]
+FlopPerS = Annotated[float, Quantity("flop/s", 1e9, 1e18)]
+BytesPerS = Annotated[float, Quantity("bytes/s", 1e8, 1e15)]
+Watts = Annotated[float, Quantity("W", 1, 1e5)]
+Seconds = Annotated[float, Quantity("s", 1e-8, 1e-2)]
+OnChip = Annotated[int, Quantity("bytes", 1 << 10, 1 << 24)]
+Cached = Annotated[int, Quantity("bytes", 1 << 14, 1 << 36)]
+Count = Annotated[int, Quantity("", 1, 1 << 24)]
+
+
+class Table(Mapping[str, V]):
+    """A mapping that cannot change and can be hashed; keeps its order."""
+
+    def __init__(self, items: Mapping[str, V] | None = None):
+        self._items = dict(items or {})
+
+    def __getitem__(self, key: str) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._items.items(), key=lambda item: item[0])))
+
+    def __repr__(self) -> str:
+        return f"Table({self._items!r})"
+
+
+Rates = Table[FlopPerS]
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Dense peaks by the dtype of the operands; `tf32` is f32 operands rounded to TF32.
+
+    `vector` holds the rates of the SIMT lanes (with `i8`: dot products of four bytes), `tensor`
+    those of the matrix units summing in f32 (i32 for integers), `tensor_f16_acc` those summing
+    in f16 where that is faster.
+    """
+
+    vector: Rates = Table()
+    tensor: Rates = Table()
+    tensor_f16_acc: Rates = Table()
+
+
+@dataclass(frozen=True)
+class Dram:
+    """The device memory. `clock_hz` is the driver's: half the data rate for HBM."""
+
+    kind: str
+    bytes: Annotated[int, Quantity("bytes", 1 << 28, 1 << 44)]
+    bytes_per_s: BytesPerS
+    bus_bits: Count | None = None
+    pin_bits_per_s: Annotated[float, Quantity("bit/s", 1e8, 1e12)] | None = None
+    clock_hz: Hertz | None = None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache that all SMs share, or on chiplets the sum over them; bandwidth of reads that hit."""
+
+    bytes: Cached
+    bytes_per_s: BytesPerS
+
+
+@dataclass(frozen=True)
+class Sm:
+    """One streaming multiprocessor or compute unit.
+
+    `l1_bytes` is the L1 data cache; with `l1_holds_smem` it is the one array that L1 and shared
+    memory divide between them. `smem_bytes_per_block` is the most that one block can ask for.
+    """
+
+    fp32_lanes: Count
+    registers: Annotated[int, Quantity("", 1 << 10, 1 << 24, "of 32 bits")]
+    smem_bytes: OnChip
+    smem_bytes_per_block: OnChip
+    threads: Count
+    blocks: Count
+    warp: Annotated[int, Quantity("", 1, 1024, "threads")]
+    l1_bytes: OnChip | None = None
+    l1_holds_smem: bool = False
+    tensor_flops_per_clock: Annotated[int, Quantity("", 1, 1 << 20, "f16, dense")] | None = None
+    flops_per_lane_clock: Annotated[int, Quantity("", 1, 16)] = 2
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way to other GPUs: all links of one GPU together, one direction."""
+
+    kind: str
+    bytes_per_s: Annotated[float, Quantity("bytes/s", 1e8, 1e15, "one direction")]
+    generation: Count | None = None
+
+
+@dataclass(frozen=True)
+class Pcie:
+    """The way to the host, one direction, before packet overhead."""
+
+    generation: Count
+    lanes: Count
+    bytes_per_s: Annotated[float, Quantity("bytes/s", 1e8, 1e15, "one direction")]
+
+
+class Row(NamedTuple):
+    """One field of a target, for a reader."""
+
+    field: str
+    value: str | float | bool | tuple[str, ...]
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU, or a part of one, that a model is costed for. SI units, dense rates.
+
+    `clock_hz` is the boost clock, `tensor_clock_hz` the one at which the vendor quotes tensor
+    peaks, `launch_s` the device-side time from one kernel to the next that no kernel escapes.
+    `sources` maps a field, or the prefix of several, to where its number comes from; `doubts`
+    says of a field why it does not match its own recomputation (`gpuir.targets.check`).
+    """
+
+    name: str
+    vendor: str
+    arch: str
+    sms: Annotated[int, Quantity("", 1, 1 << 16)]
+    clock_hz: Annotated[float, Quantity("Hz", 1e7, 1e11, "boost")]
+    launch_s: Seconds
+    flops_per_s: Flops
+    dram: Dram
+    l2: Cache
+    sm: Sm
+    title: str = ""
+    isa: str = ""
+    aliases: tuple[str, ...] = ()
+    notes: str = ""
+    base_clock_hz: Hertz | None = None
+    tensor_clock_hz: Annotated[float, Quantity("Hz", 1e7, 1e11, "of tensor peaks")] | None = None
+    tdp_w: Watts | None = None
+    mig_capable: bool = False
+    l3: Cache | None = None
+    link: Link | None = None
+    pcie: Pcie | None = None
+    sources: Table[str] = field(default=Table(), hash=False, repr=False)
+    doubts: Table[str] = field(default=Table(), hash=False, repr=False)
+
+    @property
+    def dram_bytes(self) -> int:
+        return self.dram.bytes
+
+    @property
+    def dram_bytes_per_s(self) -> float:
+        return self.dram.bytes_per_s
+
+    @property
+    def l2_bytes(self) -> int:
+        return self.l2.bytes
+
+    @property
+    def l2_bytes_per_s(self) -> float:
+        return self.l2.bytes_per_s
+
+    def peak(self, pipe: Pipe, dtype: DType, *, tf32: bool = False) -> float:
+        """Dense flop/s on operands of `dtype`; never fails, `peak_rule` says what it fell back to.
+
+        On the tensor pipe a dtype without a unit runs as the next wider one that holds its values
+        and has one (i4 as i8 as f16, f4 as f8 as f16), else on the vector pipe. `tf32` lets f32
+        use TF32 where the GPU has it.
+        """
+        return self._peaks(pipe, dtype, tf32)[0]
+
+    def peak_rule(self, pipe: Pipe, dtype: DType, *, tf32: bool = False) -> str:
+        """The listed rate that `peak` rests on: `tensor.f16`, `vector.f32 / 2`."""
+        return self._peaks(pipe, dtype, tf32)[1]
+
+    def _peaks(self, pipe: Pipe, dtype: DType, tf32: bool) -> tuple[float, str]:
+        key = pipe, dtype.name, tf32
+        if key not in self._memo:
+            self._memo[key] = (
+                _tensor(self, dtype, tf32) if pipe == "tensor" else _vector(self, dtype)
+            )
+        return self._memo[key]
+
+    @cached_property
+    def _memo(self) -> dict[tuple[str, str, bool], tuple[float, str]]:
+        return {}
+
+    def source(self, path: str) -> str:
+        """Where the number of a field comes from: its own entry, else its longest prefix's."""
+        while path:
+            if path in self.sources:
+                return self.sources[path]
+            path = path.rpartition(".")[0]
+        return ""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What no document says: numbers assumed, set by the user, or scaled along with those."""
+        together: dict[str, list[str]] = {}
+        for path, text in self.sources.items():
+            if text.startswith(("assumed", "set by the user", "scaled")):
+                together.setdefault(text, []).append(path)
+        return tuple(f"{', '.join(paths)}: {text}" for text, paths in together.items())
+
+    def rows(self) -> list[Row]:
+        """Every field that has a value, in the order of a spec file."""
+        return [
+            Row(path, value, spec.unit if spec else "", self.source(path))
+            for path, spec, value in walk(self)
+        ]
+
+
+# What a dtype runs as on the matrix units, best first. A bf16 does not fit into an f16.
+_TENSOR_AS = {
+    "f4e2m1": ("f4e2m1", "f8e4m3", "f16"),
+    **{f"f8{kind}": ("f8e4m3", "f16") for kind in ("e4m3", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0")},
+    **{name: ("i8", "f16") for name in ("i8", "u8", "i4", "u4", "i2", "u2")},
+    "f16": ("f16",),
+    "bf16": ("bf16",),
+    "f32": ("f32",),
+    "c64": ("f32",),
+    "f64": ("f64",),
+    "c128": ("f64",),
+}
+
+
+def _tensor(target: Target, dtype: DType, tf32: bool) -> tuple[float, str]:
+    rates = target.flops_per_s.tensor
+    names = _TENSOR_AS.get(dtype.name, ())
+    if tf32 and names == ("f32",):
+        names = ("tf32", "f32")
+    for name in names:
+        if name in rates:
+            return rates[name], f"tensor.{name}"
+    return _vector(target, dtype)
+
+
+def _vector(target: Target, dtype: DType) -> tuple[float, str]:
+    """A listed rate; else by f32, to which narrower floats are converted in registers at no cost.
+
+    Assumed where no rate is listed: f64 at 1/64 (CUDA C++ Programming Guide, arithmetic
+    throughput, compute capability 8.6), 32-bit integers at 1/2 (the same table: 64 a clock on SMs
+    of 128 lanes), 64-bit ones, made of two or more instructions, at 1/4.
+    """
+    rates = target.flops_per_s.vector
+    f32 = rates["f32"]
+    name = {"c64": "f32", "c128": "f64"}.get(dtype.name, dtype.name)
+    if name == "f64":
+        return (rates["f64"], "vector.f64") if "f64" in rates else (f32 / 64, "vector.f32 / 64")
+    if dtype.is_float or dtype.kind == "complex":
+        listed = rates.get(name, 0.0)
+        return (listed, f"vector.{name}") if listed > f32 else (f32, "vector.f32")
+    if name in rates:
+        return rates[name], f"vector.{name}"
+    share = 4 if dtype.bits > 32 else 2
+    return f32 / share, f"vector.f32 / {share}"
+
+
+class Spec(NamedTuple):
+    """How the type of a field reads: what it holds, its unit if a number, and whether it may miss.
+
+    `holds` is int, float, bool, str, a dataclass, Table (of numbers where there is a quantity,
+    else of text) or tuple.
+    """
+
+    holds: Any
+    quantity: Quantity | None
+    required: bool
+
+
+def specs(cls: type[Any]) -> dict[str, Spec]:
+    """The fields of a dataclass of this file, from their annotations."""
+    if cls not in _SPECS:
+        hints = get_type_hints(cls, include_extras=True)
+        _SPECS[cls] = {f.name: _spec(hints[f.name], f) for f in fields(cls)}
+    return _SPECS[cls]
+
+
+_SPECS: dict[type[Any], dict[str, Spec]] = {}
+
+
+def _spec(hint: Any, f: Any) -> Spec:
+    required = f.default is MISSING and f.default_factory is MISSING
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is Annotated:
+        holds, quantity = get_args(hint)[:2]
+        return Spec(holds, quantity, required)
+    if get_origin(hint) is Table:
+        inner = get_args(hint)[0]
+        return Spec(Table, get_args(inner)[1] if get_origin(inner) is Annotated else None, required)
+    return Spec(get_origin(hint) or hint, None, required)
+
+
+# The order of a spec file: tables after plain values, as TOML wants it.
+_ORDER = (
+    *("name", "title", "aliases", "vendor", "arch", "isa", "notes"),
+    *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
+    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie"),
+)
+
+
+def walk(
+    record: Any, prefix: str = ""
+) -> Iterator[tuple[str, Quantity | None, str | float | bool | tuple[str, ...]]]:
+    """Dotted path, quantity and value of every field below a record that is set."""
+    known = specs(type(record))
+    for name in _ORDER if isinstance(record, Target) else known:
+        value, path = getattr(record, name), prefix + name
+        if is_dataclass(value):
+            yield from walk(value, path + ".")
+        elif isinstance(value, Table):
+            for key, rate in value.items():
+                yield f"{path}.{key}", known[name].quantity, rate
+        elif value not in (None, "", ()):
+            yield path, known[name].quantity, value
