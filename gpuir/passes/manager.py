@@ -1,0 +1,135 @@
+"""Passes and pipelines: a graph at one level in, a graph at another out, verified in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.verify import verify
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Subclass as a frozen dataclass whose fields are its options; set `name`, `takes`, `gives`.
+
+    A pipeline's text and a pass's documentation come from its fields and docstring. `takes` None
+    means any level; `gives` None means the level it was given.
+    """
+
+    name: ClassVar[str] = ""
+    takes: ClassVar[Level | None] = Level.graph
+    gives: ClassVar[Level | None] = Level.graph
+
+    def run(self, g: Graph) -> Graph:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """`fuse{max_ops=8}`: the options that differ from their defaults."""
+        options = [
+            f"{f.name}={_option(value)}"
+            for f in dataclasses.fields(self)
+            if (value := getattr(self, f.name)) != f.default
+        ]
+        return self.name + (f"{{{','.join(options)}}}" if options else "")
+
+
+def _option(value: object) -> str:
+    """An option's value as pipeline text: bare where it reads back the same, else quoted."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    plain = text.replace("-", "").replace("_", "").replace(".", "")
+    if plain.isalnum() and text[0].isalpha() and text not in ("true", "false", "inf", "nan"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def make_pass(kind: type[Pass], options: dict[str, Any]) -> Pass:
+    """A pass from its options by name; an unknown one, or one of the wrong type, is refused."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for name, value in options.items():
+        if name not in fields:
+            known = ", ".join(f"{f.name} (default {f.default!r})" for f in fields.values())
+            raise UsageError(
+                f"pass {kind.name!r} has no option {name!r}", expected=known or "no options at all"
+            )
+        default = fields[name].default
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            options = {**options, name: float(value)}
+        elif default not in (None, dataclasses.MISSING) and type(value) is not type(default):
+            raise UsageError(
+                f"pass {kind.name!r}: option {name!r} has the wrong type",
+                expected=f"{type(default).__name__}, like {default!r}",
+                found=repr(value),
+            )
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in options
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise UsageError(
+            f"pass {kind.name!r} needs {', '.join(missing)}",
+            fix=f"{kind.name}{{{','.join(f'{m}=...' for m in missing)}}}",
+        )
+    return kind(**options)
+
+
+Watch = Callable[[Pass, Graph], None]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order. Levels are checked when it is made; a graph's own when it is run."""
+
+    passes: tuple[Pass, ...]
+
+    def __post_init__(self) -> None:
+        level: Level | None = None
+        for before, p in zip((None, *self.passes), self.passes, strict=False):
+            if before is not None and level is not None and p.takes not in (None, level):
+                _wrong_level(p, level, f"{before.name} gives level {level.name}")
+            level = level if p.gives is None else p.gives
+            level = p.takes if p.gives is None and level is None else level
+
+    def run(self, g: Graph, verify_each: bool = True, watch: Watch | None = None) -> Graph:
+        """The graph through every pass; `watch` sees it after each. Verified at the door, and
+        after each pass when `verify_each`, so that an error names the pass that made it."""
+        verify(g)
+        for p in self.passes:
+            if p.takes not in (None, g.level):
+                _wrong_level(p, g.level, f"@{g.name} is of level {g.level.name}")
+            g = p.run(g)
+            if verify_each:
+                verify(g, by=p.name)
+            if watch:
+                watch(p, g)
+        return g
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.passes))
+
+
+def _wrong_level(p: Pass, level: Level, found: str) -> None:
+    takes = p.takes.name if p.takes is not None else "any"
+    way = {
+        Level.graph: "",
+        Level.fused: "fuse",
+        Level.kernel: "legalize",
+        Level.tiled: "tile{target=...}",
+        Level.costed: "annotate",
+    }
+    missing = [way[x] for x in Level if p.takes is not None and level < x <= p.takes]
+    raise UsageError(
+        f"pass {p.name!r} takes a graph of level {takes}",
+        found=found,
+        fix=f"put {','.join(missing)} before it" if missing else "move it to an earlier place",
+    )

@@ -1,0 +1,34 @@
+"""Every pass by name; those of third parties are looked up when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.passes.annotate import Annotate
+from gpuir.passes.canonicalize import Canonicalize
+from gpuir.passes.fuse import Fuse
+from gpuir.passes.legalize import Legalize
+from gpuir.passes.manager import Pass
+from gpuir.passes.tile import TilePass
+
+PASSES: dict[str, type[Pass]] = {
+    p.name: p for p in (Canonicalize, Fuse, Legalize, TilePass, Annotate)
+}
+
+
+def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type[Pass]:
+    """The pass of that name: ours, then of a module the user loaded, then an entry point's.
+
+    Entry points are of the group `gpuir.passes`, their name the pass's.
+    """
+    loaded = loaded or {}
+    if found := PASSES.get(name) or loaded.get(name):
+        return found
+    installed = {e.name: e for e in entry_points(group="gpuir.passes")}
+    if name in installed:
+        return installed[name].load()
+    raise UsageError(
+        f"no pass {name!r}", expected=nearest(name, [*PASSES, *loaded, *installed])
+    )
