@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from decimal import Decimal
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import DTYPES
-from gpuir.targets.target import Quantity, Spec, Table, Target, specs, walk
+from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
 
 Raw = dict[str, Any]
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -32,22 +32,19 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
     result has. Setting `sms` or `clock_hz` scales what hangs on them (see `scaled`); any other
     field is changed alone. TargetError when nothing has that name or a value is impossible.
     """
-    base, *sets = re.split(r"\+(?=[a-z])", str(name))
+    base, *sets = re.split(r"\+(?=[\w.]+=)", str(name))
     chosen: dict[str, str | float] = {}
     for text in sets:
-        path, equals, value = text.partition("=")
-        if not equals:
-            raise TargetError(
-                f"`+{text}` sets nothing", where=str(name), fix="write name+field=value"
-            )
+        path, _, value = text.partition("=")
         chosen[path] = value
     chosen.update(overrides or {})
     path = _find(base)
     raw = read_spec(path)
+    target = target_of(raw, str(path))
     if chosen:
-        target_of(raw, str(path))  # so that an error of the file is not blamed on the override
-        raw = scaled(raw, _numbers(chosen, raw, str(path)))
-    return target_of(raw, str(path))
+        raw = scaled(raw, _numbers(chosen, target))
+        target = target_of(raw, raw["name"])
+    return target
 
 
 def target_names() -> tuple[str, ...]:
@@ -57,13 +54,7 @@ def target_names() -> tuple[str, ...]:
 
 def aliases() -> dict[str, str]:
     """Other names a built-in target goes by (its title is one too), and which target it is."""
-    known: dict[str, str] = {}
-    for path in _spec_files():
-        raw = read_spec(path)
-        for alias in (slug(str(raw.get("title", ""))), *raw.get("aliases", ())):
-            if alias and alias != path.stem:
-                known[alias] = path.stem
-    return known
+    return dict(_aliases())
 
 
 def slug(name: str) -> str:
@@ -83,6 +74,17 @@ def _spec_files() -> tuple[Path, ...]:
     return tuple(sorted((spec_folder() / "gpus").glob("*.toml")))
 
 
+@cache
+def _aliases() -> dict[str, str]:
+    known: dict[str, str] = {}
+    for path in _spec_files():
+        raw = read_spec(path)
+        for alias in (slug(str(raw.get("title", ""))), *raw.get("aliases", ())):
+            if alias and alias != path.stem:
+                known[alias] = path.stem
+    return known
+
+
 def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group="gpuir.targets")}
 
@@ -91,17 +93,20 @@ def _find(name: str) -> Path:
     if name.endswith(".toml") or "/" in name or "\\" in name:
         return Path(name)
     files = {path.stem: path for path in _spec_files()}
-    wanted, known = slug(name), aliases()
+    wanted = slug(name)
     for key in (wanted, wanted.removeprefix("nvidia-")):
-        if key in files or key in known:
-            return files[known.get(key, key)]
+        if key in files:
+            return files[key]
+        if key in _aliases():
+            return files[_aliases()[key]]
     plugins = _plugins()
     for key in (name, wanted):
         if key in plugins:
             return _plugin_path(plugins[key])
+    close = nearest(wanted, (*files, *_aliases(), *plugins))
     raise TargetError(
         f"no target is called {name!r}",
-        fix=nearest(wanted, (*files, *known, *plugins))
+        fix=(close if close.startswith("did") else "`gpuir targets` lists the names")
         + "\nor give the path of a .toml file of your own",
     )
 
@@ -153,12 +158,12 @@ def read_spec(path: Path) -> Raw:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        line = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        found = str(error)
-        if line:
-            shown = text.splitlines()[int(line[1]) - 1] if int(line[1]) <= text.count("\n") else ""
-            found = f"{shown}\n{' ' * (int(line[2]) - 1)}^ {str(error)[: line.start()].strip()}"
-        where = f"{path}:{line[1]}" if line else str(path)
+        found, where = str(error), str(path)
+        if place := re.search(r" ?\(at line (\d+), column (\d+)\)", found):
+            line, column = int(place[1]), int(place[2])
+            shown = text.split("\n")[line - 1]
+            found = f"{shown}\n{' ' * (column - 1)}^ {found[: place.start()]}"
+            where = f"{path}:{line}"
         raise TargetError(
             "not valid TOML", where=where, found=found, fix="correct this line"
         ) from error
@@ -200,8 +205,7 @@ def _toml(value: str | float | bool | tuple[str, ...], quantity: Quantity | None
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def number_text(value: float) -> str:
@@ -265,7 +269,7 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         if is_dataclass(holds):
             return _record(cast(type[Any], holds), inner, path + ".", where)
         assert spec.quantity
-        for key, rate in inner.items():
+        for key in inner:
             if key not in DTYPES and key != "tf32":
                 _refuse(
                     f"no such dtype: {key}",
@@ -273,10 +277,10 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
                     f"{path}.{key}",
                     fix=nearest(key, ("tf32", *DTYPES)),
                 )
-            _number(float, spec.quantity, rate, f"{path}.{key}", where)
-        return Table({key: float(rate) for key, rate in inner.items()})
+        rate = Spec(float, spec.quantity, False)
+        return Table({k: _number(rate, v, f"{path}.{k}", where) for k, v in inner.items()})
     if spec.quantity:
-        return _number(holds, spec.quantity, value, path, where)
+        return _number(spec, value, path, where)
     if holds is tuple:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in cast(Any, value)):
             _refuse(f"{path} is a list of text", where, path, found=_shown(value), fix='["a"]')
@@ -298,38 +302,22 @@ _KINDS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def _number(holds: Any, quantity: Quantity, value: Any, path: str, where: str) -> float:
+def _number(spec: Spec, value: Any, path: str, where: str) -> float:
+    quantity = spec.quantity
+    assert quantity
     if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(
-            f"{path} is not a number",
-            where,
-            path,
-            expected=_expected(Spec(holds, quantity, True)),
-            found=_shown(value),
-            fix="write a plain number in SI units, without quotes or a unit",
-        )
-    if not (quantity.low <= value <= quantity.high):  # also false for NaN
+        what, fix = "is not a number", "write a plain number in SI units, without quotes or a unit"
+    elif not quantity.low <= value <= quantity.high:  # also true of NaN
+        what = "is out of range"
         fix = _SI if quantity.unit and value > 0 else "look the number up again"
-        _refuse(
-            f"{path} is out of range",
-            where,
-            path,
-            expected=_expected(Spec(holds, quantity, True)),
-            found=_shown(value),
-            fix=fix,
-        )
-    if holds is int:
-        if value != int(value):
-            _refuse(
-                f"{path} is not a whole number",
-                where,
-                path,
-                expected=_expected(Spec(holds, quantity, True)),
-                found=_shown(value),
-                fix="round it",
-            )
-        return int(value)
-    return float(value)
+    elif spec.holds is int and value != int(value):
+        what, fix = "is not a whole number", "round it"
+    else:
+        what = fix = ""
+    if what:
+        expected, found = _expected(spec), _shown(value)
+        _refuse(f"{path} {what}", where, path, expected=expected, found=found, fix=fix)
+    return spec.holds(value)
 
 
 def _expected(spec: Spec) -> str:
@@ -368,10 +356,20 @@ def _paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
                 where,
                 f"{table}.{key}",
                 found=_shown(text),
-                fix="name a document, or write `assumed: why`",
+                fix=f'quote the path: "{key}.{next(iter(cast(Raw, text)), "")}" = "..."'
+                if isinstance(text, dict)
+                else "name a document, or write `assumed: why`",
             )
-        for path in key.split(","):
-            found[path.strip()] = text
+        for path in map(str.strip, key.split(",")):
+            if path in found:
+                _refuse(
+                    f"[{table}] has two entries for {path}",
+                    where,
+                    f"{table}.{path}",
+                    found=f"{_shown(found[path])}\n{_shown(text)}",
+                    fix="leave one",
+                )
+            found[path] = text
     return found
 
 
@@ -393,10 +391,10 @@ def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: 
     listed = list(walk(target))
     covered = {path for path, _, _ in listed}
     covered |= {prefix for path in covered for prefix in _prefixes(path)}
-    possible = covered | set(_all_paths(Target))
+    possible = covered | {path for path, _ in _all_specs(Target)} | set(_RATES)
     for table, entries in notes.items():
         for path in entries:
-            if path not in possible and path.rpartition(".")[0] not in _RATE_TABLES:
+            if path not in possible:
                 _refuse(
                     f"[{table}] names no field: {path}",
                     where,
@@ -413,19 +411,12 @@ def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: 
             )
 
 
-_RATE_TABLES = ("flops_per_s.vector", "flops_per_s.tensor", "flops_per_s.tensor_f16_acc")
+_RATES = [f"flops_per_s.{table}.{dtype}" for table in specs(Flops) for dtype in (*DTYPES, "tf32")]
 
 
 def _prefixes(path: str) -> Iterator[str]:
     while path := path.rpartition(".")[0]:
         yield path
-
-
-def _all_paths(cls: type[Any], prefix: str = "") -> Iterator[str]:
-    for name, spec in specs(cls).items():
-        yield prefix + name
-        if is_dataclass(spec.holds):
-            yield from _all_paths(cast(type[Any], spec.holds), prefix + name + ".")
 
 
 def _check_values(target: Target, where: str) -> None:
@@ -488,32 +479,31 @@ def _check_values(target: Target, where: str) -> None:
 # ---- overrides --------------------------------------------------------------------------------
 
 
-def _numbers(chosen: Mapping[str, str | float], raw: Raw, where: str) -> dict[str, float]:
-    """The overrides with their text read as numbers, each checked to name a number."""
-    numeric = [p for p, spec in _all_specs(Target) if spec.quantity and spec.holds is not Table]
-    rates = [f"{t}.{d}" for t in _RATE_TABLES for d in (*DTYPES, "tf32")]
+def _numbers(chosen: Mapping[str, str | float], target: Target) -> dict[str, float]:
+    """The overrides, their text read as numbers, each possible for the field it names."""
+    rate = Spec(float, specs(Flops)["vector"].quantity, False)
+    known = {path: spec for path, spec in _all_specs(Target) if spec.quantity}
+    known = {p: s for p, s in known.items() if s.holds is not Table} | dict.fromkeys(_RATES, rate)
     numbers: dict[str, float] = {}
     for path, value in chosen.items():
-        at = f"set {path}"
-        if path not in numeric and path not in rates:
-            below = [p for p, _, _ in walk(target_of(raw, where)) if p.startswith(path + ".")]
+        if path not in known:
+            listed = [p for p, quantity, _ in walk(target) if quantity]
+            below = [p for p in listed if p.startswith(path + ".")]
+            close = nearest(path, known)
             _refuse(
                 f"{path} is a table, not a number" if below else f"no number is called {path}",
-                at,
-                fix=f"one of {', '.join(below)}" if below else nearest(path, numeric + rates),
+                "set",
+                path,
+                fix=f"one of {', '.join(below or listed)}"
+                if below or not close.startswith("did")
+                else close,
             )
         try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            number = float("nan")
-        if not isfinite(number):
-            _refuse(
-                f"{path} is not a number",
-                at,
-                found=_shown(value),
-                fix="write a plain number in SI units, without a unit: 1.5e12",
-            )
-        numbers[path] = int(number) if number == int(number) and abs(number) < 1 << 53 else number
+            number: Any = float(value)
+            number = int(number) if number.is_integer() else number
+        except (ValueError, TypeError, OverflowError):
+            number = value
+        numbers[path] = _number(known[path], number, path, "set")
     return numbers
 
 
@@ -558,7 +548,7 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
             inner = inner.setdefault(table, {})
         inner[name] = value
     result["name"] = "+".join(
-        [str(raw["name"]), *(f"{p}={number_text(v)}" for p, v in sorted(chosen.items()))]
+        [str(raw["name"]), *(f"{p}={number_text(float(v))}" for p, v in sorted(chosen.items()))]
     )
     return {**result, "sources": sources, "doubts": raw.get("doubts", {})}
 

@@ -13,6 +13,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -60,13 +61,15 @@ class Table(Mapping[str, V]):
         return len(self._items)
 
     def __hash__(self) -> int:
-        return hash(tuple(sorted(self._items.items(), key=lambda item: item[0])))
+        return hash(frozenset(self._items.items()))
 
     def __repr__(self) -> str:
         return f"Table({self._items!r})"
 
 
 Rates = Table[FlopPerS]
+_NO_RATES: Rates = Table()
+_NO_TEXT: Table[str] = Table()
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,9 @@ class Flops:
     in f16 where that is faster.
     """
 
-    vector: Rates = Table()
-    tensor: Rates = Table()
-    tensor_f16_acc: Rates = Table()
+    vector: Rates
+    tensor: Rates = _NO_RATES
+    tensor_f16_acc: Rates = _NO_RATES
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,11 @@ class Target:
     l3: Cache | None = None
     link: Link | None = None
     pcie: Pcie | None = None
-    sources: Table[str] = field(default=Table(), hash=False, repr=False)
-    doubts: Table[str] = field(default=Table(), hash=False, repr=False)
+    sources: Table[str] = field(default=_NO_TEXT, repr=False)
+    doubts: Table[str] = field(default=_NO_TEXT, repr=False)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def dram_bytes(self) -> int:
@@ -255,7 +261,7 @@ class Target:
 _TENSOR_AS = {
     "f4e2m1": ("f4e2m1", "f8e4m3", "f16"),
     **{f"f8{kind}": ("f8e4m3", "f16") for kind in ("e4m3", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0")},
-    **{name: ("i8", "f16") for name in ("i8", "u8", "i4", "u4", "i2", "u2")},
+    **dict.fromkeys(("i8", "u8", "i4", "u4", "i2", "u2"), ("i8", "f16")),
     "f16": ("f16",),
     "bf16": ("bf16",),
     "f32": ("f32",),
@@ -345,13 +351,13 @@ def walk(
     record: Any, prefix: str = ""
 ) -> Iterator[tuple[str, Quantity | None, str | float | bool | tuple[str, ...]]]:
     """Dotted path, quantity and value of every field below a record that is set."""
-    known = specs(type(record))
+    known = specs(cast(type[Any], type(record)))
     for name in _ORDER if isinstance(record, Target) else known:
         value, path = getattr(record, name), prefix + name
         if is_dataclass(value):
             yield from walk(value, path + ".")
         elif isinstance(value, Table):
-            for key, rate in value.items():
+            for key, rate in cast(Rates, value).items():
                 yield f"{path}.{key}", known[name].quantity, rate
         elif value not in (None, "", ()):
             yield path, known[name].quantity, value
