@@ -10,8 +10,9 @@ from gpuir.passes.annotate import Annotate
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
-from gpuir.passes.manager import Pass
+from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.tile import TilePass
+from gpuir.text import parse_passes
 
 PASSES: dict[str, type[Pass]] = {
     p.name: p for p in (Canonicalize, Fuse, Legalize, TilePass, Annotate)
@@ -31,4 +32,11 @@ def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type
         return installed[name].load()
     raise UsageError(
         f"no pass {name!r}", expected=nearest(name, [*PASSES, *loaded, *installed])
+    )
+
+
+def pipeline(text: str, loaded: Mapping[str, type[Pass]] | None = None) -> Pipeline:
+    """The pipeline that text like `canonicalize,fuse{max_ops=8},legalize` states."""
+    return Pipeline(
+        tuple(make_pass(find_pass(name, loaded), options) for name, options in parse_passes(text))
     )

@@ -1,0 +1,454 @@
+"""Text to graphs, schedules and pipelines. A lark tree never leaves this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+
+from gpuir.ir.errors import GpuirError, TextError, nearest
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.notes import Cost, Schedule, Tile
+from gpuir.ir.types import DTYPES, TensorType
+from gpuir.ops.kernel import KERNELS
+from gpuir.ops.tensor import OPS
+
+VOCABULARY: dict[str, type[Op]] = OPS | KERNELS
+PassText = tuple[str, dict[str, int | float | str | bool]]
+
+
+def parse(text: str, source: str = "<text>") -> Graph:
+    """The graph that `text` states. Raises `TextError` with line and caret where it does not."""
+    return _Build(text, source).graph(_tree("graph", text, source), {})
+
+
+def parse_schedule(text: str, source: str = "<text>") -> Schedule:
+    """The schedule that `text` states, kernels by the path of their first results' names."""
+    build = _Build(text, source)
+    name, target, entries = _tree("schedule", text, source)
+    tiles: dict[tuple[str, ...], Tile] = {}
+    for path, tile in entries:
+        key = tuple(build.name(token) for token in path)
+        if key in tiles:
+            build.fail(path[-1], f"{'/'.join(path)} is scheduled twice")
+        tiles[key] = build.tile(tile)
+    return Schedule(build.name(name), build.target(target), tuple(tiles.items()))
+
+
+def parse_passes(text: str, source: str = "<pipeline>") -> tuple[PassText, ...]:
+    """The passes of a pipeline by name, each with its options."""
+    return _tree("pipeline", text, source)
+
+
+@cache
+def _lark(start: str) -> Lark:
+    return Lark(
+        (Path(__file__).parent / "grammar.lark").read_text(),
+        start=start,
+        parser="lalr",
+        transformer=_Plain(),
+        maybe_placeholders=True,
+    )
+
+
+def _tree(start: str, text: str, source: str) -> Any:
+    try:
+        return _lark(start).parse(text)
+    except UnexpectedEOF as e:
+        _unexpected(text, source, len(text.splitlines()), 1, e.expected, "the end of the text")
+    except UnexpectedToken as e:
+        found = "the end of the text" if e.token.type == "$END" else repr(str(e.token))
+        line = e.line if e.line and e.line > 0 else len(text.splitlines())
+        _unexpected(text, source, line, max(e.column or 1, 1), e.accepts or e.expected, found)
+    except UnexpectedCharacters as e:
+        _unexpected(text, source, e.line, e.column, e.allowed or (), repr(e.char))
+    except UnexpectedInput as e:
+        _unexpected(text, source, e.line or 1, e.column or 1, (), "something else")
+
+
+WORDS = {
+    "VALUE": "%value",
+    "GRAPH_NAME": "@name",
+    "LEVEL": "graph|fused|kernel|tiled|costed",
+    "TYPE": "a type, like f32[2, 3]",
+    "INTS": "[1, 2]",
+    "OP": "an op, like t.map",
+    "TILE": "tile(...)",
+    "COST": "cost(...)",
+    "STRING": '"text"',
+    "NUMBER": "a number",
+    "NAME": "a name",
+    "RBRACE": "}",
+    "LBRACE": "{",
+    "RPAR": ")",
+    "LPAR": "(",
+    "LSQB": "[",
+    "RSQB": "]",
+    "COMMA": ",",
+    "COLON": ":",
+    "EQUAL": "=",
+    "SLASH": "/",
+    "$END": "the end",
+}
+
+
+def _unexpected(text: str, source: str, line: int, column: int, want: Any, found: str) -> NoReturn:
+    expected = sorted({WORDS.get(w, w.lower()) for w in want if not w.startswith("__IGNORE")})
+    raise _error(text, source, line, column, f"unexpected {found}", " or ".join(expected[:8]))
+
+
+def _error(
+    text: str, source: str, line: int, column: int, what: str, expected: str = "", fix: str = ""
+) -> TextError:
+    lines = text.splitlines() or [""]
+    shown = lines[min(line, len(lines)) - 1].replace("\t", " ")
+    start = max(0, min(column - 60, len(shown) - 96))
+    caret = " " * (column - 1 - start) + "^"
+    return TextError(
+        what,
+        where=f"{source}:{line}:{column}",
+        found=f"{shown[start : start + 96]}\n{caret}",
+        expected=expected,
+        fix=fix,
+    )
+
+
+@v_args(inline=True)
+class _Plain(Transformer[Token, Any]):
+    """Trees as plain tuples, made while parsing."""
+
+    def graph(self, level, name, target, *items):
+        return "graph", level, name, target, items
+
+    def target(self, token):
+        return token
+
+    def input(self, name, type):
+        return "in", name, type
+
+    def param(self, name, type):
+        return "param", name, type
+
+    def node(self, results, op, args, *rest):
+        return "node", results, op, args, rest
+
+    def folded(self, texts):
+        return "folded", texts
+
+    def assumed(self, texts):
+        return "assumed", texts
+
+    def out(self, values):
+        return "out", values or ()
+
+    def results(self, *pairs):
+        return pairs
+
+    def result(self, name, type):
+        return name, type
+
+    def values(self, *tokens):
+        return tokens
+
+    def strings(self, *tokens):
+        return tokens
+
+    def args(self, *values):
+        return () if values == (None,) else values
+
+    def keyword(self, name, value):
+        return "keyword", name, value
+
+    def list(self, *values):
+        return ("list", () if values == (None,) else values)
+
+    def schedule(self, name, target, *entries):
+        return name, target, entries
+
+    def entry(self, path, tile):
+        return path, tile
+
+    def path(self, *names):
+        return names
+
+    def pipeline(self, *passes):
+        return passes
+
+    def pass_(self, name, *options):
+        return str(name), dict(o for o in options if o is not None)
+
+    def option(self, name, value):
+        if value.type == "NUMBER":
+            return str(name), _number(str(value))
+        if value.type == "STRING":
+            return str(name), json.loads(value)
+        return str(name), {"true": True, "false": False}.get(str(value), str(value))
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+@lru_cache(maxsize=65536)
+def _type(text: str) -> TensorType | None:
+    head, _, rest = text.partition("[")
+    shape, _, order = rest.partition("]")
+    if head not in DTYPES:
+        return None
+    ints = tuple(int(n) for n in shape.split(",")) if shape.strip() else ()
+    if not order:
+        return TensorType(ints, DTYPES[head])
+    axes = tuple(int(n) for n in order.strip("{}").split(",")) if order.strip("{} ") else ()
+    if sorted(axes) != list(range(len(ints))):
+        return None
+    return TensorType(ints, DTYPES[head], axes)
+
+
+NOTE = re.compile(r'\s*(\w+)\s*=\s*("[^"]*"|[^\s,;"]+)\s*(?:([,;])|$)')
+TILE_OPTIONS = {"stages", "warps", "split"}
+
+
+@lru_cache(maxsize=65536)
+def _tile(text: str) -> Tile | str:
+    """A tile, or why the text is not one."""
+    dims, _, options = text[5:-1].partition(";")
+    found: dict[str, int] = {}
+    for part in (*dims.split(","), None, *options.split(",")):
+        if part is None:
+            names = tuple(found)
+            continue
+        if not part.strip():
+            continue
+        key, equals, number = (s.strip() for s in part.partition("="))
+        if not equals or not number.isdigit() or int(number) < 1 or not key.isidentifier():
+            return f"{part.strip()!r} is not like m=64"
+        if key in found:
+            return f"{key} is given twice"
+        found[key] = int(number)
+    dims_found = tuple((n, found[n]) for n in names)
+    if unknown := set(found) - set(names) - TILE_OPTIONS:
+        return f"no tile option {min(unknown)!r}: {', '.join(sorted(TILE_OPTIONS))} follow the semicolon"
+    if swapped := set(names) & TILE_OPTIONS:
+        return f"{min(swapped)} goes behind a semicolon: tile(m=64; {min(swapped)}=2)"
+    return Tile(dims_found, **{k: v for k, v in found.items() if k in TILE_OPTIONS})
+
+
+def _cost(text: str) -> Cost | str:
+    """A cost, or why the text is not one."""
+    known: dict[str, str] = {}
+    terms: list[tuple[Any, float]] = []
+    facts: list[tuple[str, float]] = []
+    body, at, after = text[5:-1], 0, ","
+    rest: list[Any] = terms
+    while at < len(body):
+        m = NOTE.match(body, at)
+        if m is None:
+            return "not like cost(time_s=1e-6, bound=memory, by=\"roofline@1\", memory=1e-6)"
+        key, value = m[1], m[2]
+        try:
+            if len(known) < 3 and key in ("time_s", "bound", "by"):
+                known[key] = value
+            else:
+                rest.append((key, _number(value)))
+        except ValueError:
+            return f"{key} is not a number"
+        at, after = m.end(), m[3] or ","
+        if after == ";":
+            rest = facts
+    if missing := {"time_s", "bound", "by"} - set(known):
+        return f"{', '.join(sorted(missing))} missing"
+    time_s = float(known["time_s"])
+    bound: Any = known["bound"]
+    return Cost(time_s, bound, known["by"].strip('"'), tuple(terms), tuple(facts))
+
+
+@cache
+def _fields(op: type[Op]) -> tuple[tuple[str, ...], frozenset[str]]:
+    fields = dataclasses.fields(op)
+    needed = (f.name for f in fields if f.default is dataclasses.MISSING)
+    return tuple(f.name for f in fields), frozenset(needed)
+
+
+class _Build:
+    """From tuples to frozen graphs, with a caret under whatever is wrong."""
+
+    def __init__(self, text: str, source: str):
+        self.text, self.source = text, source
+
+    def fail(self, at: Token, what: str, expected: str = "", fix: str = "") -> NoReturn:
+        raise _error(self.text, self.source, at.line or 1, at.column or 1, what, expected, fix)
+
+    def string(self, token: Token) -> str:
+        try:
+            return json.loads(str(token))
+        except ValueError:
+            self.fail(token, "the string has an escape that JSON does not know")
+
+    def name(self, token: Token) -> str:
+        text = str(token)[1:]
+        if not text.startswith('"'):
+            return text
+        try:
+            return json.loads(text)
+        except ValueError:
+            self.fail(token, "the name has an escape that JSON does not know")
+
+    def target(self, token: Token) -> str:
+        return self.string(token) if token.type == "STRING" else str(token)
+
+    def type(self, token: Token) -> TensorType:
+        found = _type(str(token))
+        if found is None:
+            head = str(token).partition("[")[0]
+            if head in DTYPES:
+                self.fail(token, "the order is not a permutation of the axes")
+            self.fail(token, f"no dtype {head!r}", nearest(head, DTYPES))
+        return found
+
+    def tile(self, token: Token) -> Tile:
+        found = _tile(str(token))
+        if isinstance(found, str):
+            self.fail(token, found, "tile(m=64, n=64, k=32; stages=2, warps=4, split=1)")
+        return found
+
+    def graph(self, tree: Any, outer: dict[str, Value]) -> Graph:
+        _, level, graph_name, target, items = tree
+        values: dict[str, Value] = {}
+        found: dict[str, list[Any]] = {"in": [], "param": [], "node": [], "folded": [], "assumed": []}
+        outputs: list[Value] | None = None
+        for item in items:
+            kind = item[0]
+            if outputs is not None:
+                self.fail(_first(item), "nothing comes after `out`")
+            if kind == "node":
+                found[kind].append(self.node(item, values))
+            elif kind == "out":
+                outputs = [self.value(token, values) for token in item[1]]
+            elif kind in ("folded", "assumed"):
+                found[kind] += [self.string(token) for token in item[1]]
+            else:
+                found[kind].append(self.define(item[1], self.type(item[2]), values))
+        if outputs is None:
+            self.fail(graph_name, "the graph has no `out` line", "out %a, %b as its last line")
+        return Graph(
+            level=Level[str(level)],
+            name=self.name(graph_name),
+            inputs=tuple(found["in"]),
+            params=tuple(found["param"]),
+            nodes=tuple(found["node"]),
+            outputs=tuple(outputs),
+            folded=tuple(found["folded"]),
+            assumed=tuple(found["assumed"]),
+            target=None if target is None else self.target(target),
+        )
+
+    def define(self, token: Token, type: TensorType, values: dict[str, Value]) -> Value:
+        name = self.name(token)
+        if name in values:
+            self.fail(token, f"{token} is defined twice")
+        value = values[name] = Value(name, type)
+        return value
+
+    def value(self, token: Token, values: dict[str, Value]) -> Value:
+        value = values.get(self.name(token))
+        if value is None:
+            self.fail(
+                token, f"{token} is not defined before this", nearest(self.name(token), values)
+            )
+        return value
+
+    def node(self, tree: Any, values: dict[str, Value]) -> Node:
+        _, results, op_token, args, rest = tree
+        kind = VOCABULARY.get(op_token)
+        if kind is None:
+            self.fail(op_token, f"no op {op_token}", nearest(str(op_token), VOCABULARY))
+        names, needed = _fields(kind)
+        fields: dict[str, Any] = {}
+        for i, arg in enumerate(args):
+            if type(arg) is tuple and arg[0] == "keyword":
+                key = str(arg[1])
+                if key not in names or key in fields:
+                    what = "is given twice" if key in fields else f"is no field of {op_token}"
+                    self.fail(arg[1], f"{key} {what}", ", ".join(names))
+                fields[key] = self.attribute(arg[2], values)
+            elif i < len(names) and len(fields) == i:
+                fields[names[i]] = self.attribute(arg, values)
+            else:
+                self.fail(op_token, f"{op_token} has too many arguments", ", ".join(names))
+        if missing := needed - set(fields):
+            lacks = ", ".join(n for n in names if n in missing)
+            self.fail(op_token, f"{op_token} lacks {lacks}", f"{op_token}({', '.join(names)})")
+        try:
+            op = kind(**fields)
+            types = op.types()
+        except GpuirError as e:
+            found = f"; found {e.found}" if e.found else ""
+            self.fail(op_token, e.what + found, e.expected, e.fix)
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+            self.fail(op_token, f"the arguments do not fit {op_token}", _signature(kind))
+        given = tuple(self.type(t) for _, t in results)
+        if types != given:
+            self.fail(
+                results[0][0],
+                "the result types are not what the op computes",
+                ", ".join(map(str, types)),
+            )
+        tile = cost = None
+        locs: tuple[str, ...] = ()
+        for note in rest:
+            if note is None:
+                continue
+            if type(note) is tuple:
+                locs = tuple(self.string(token) for token in note)
+            elif note.type == "TILE":
+                tile = self.tile(note)
+            else:
+                cost = _cost(str(note))
+                if isinstance(cost, str):
+                    self.fail(note, cost)
+        defined = tuple(
+            self.define(token, t, values) for (token, _), t in zip(results, given, strict=True)
+        )
+        return Node(op, defined, locs, tile, cost)
+
+    def attribute(self, tree: Any, values: dict[str, Value]) -> Any:
+        if type(tree) is tuple:
+            if tree[0] == "graph":
+                return self.graph(tree, values)
+            return tuple(self.attribute(item, values) for item in tree[1])
+        kind, text = tree.type, str(tree)
+        if kind == "VALUE":
+            return self.value(tree, values)
+        if kind == "INTS":
+            return tuple(int(n) for n in text[1:-1].split(","))
+        if kind == "NUMBER":
+            return _number(text)
+        if kind == "STRING":
+            return self.string(tree)
+        if kind == "TYPE":
+            return self.type(tree)
+        if text in ("true", "false", "none"):
+            return {"true": True, "false": False, "none": None}[text]
+        if text in DTYPES:
+            return DTYPES[text]
+        self.fail(tree, f"{text!r} is no value", "true, false, none, a dtype, or quotes around it")
+
+
+def _first(tree: Any) -> Token:
+    """The first token in a tree, for the caret."""
+    if isinstance(tree, Token):
+        return tree
+    return next(t for t in (_first(x) for x in tree if isinstance(x, tuple | Token)) if t)
+
+
+def _signature(kind: type[Op]) -> str:
+    return f"{kind.name}({', '.join(f'{f.name}: {f.type}' for f in dataclasses.fields(kind))})"

@@ -1,0 +1,110 @@
+"""Graphs and schedules as text that parses back to the same thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from functools import cache
+from typing import Any
+
+from gpuir.ir.graph import Graph, Node, Op, Value
+from gpuir.ir.notes import Schedule
+
+PLAIN = re.compile(r"[\w.\-]+\Z", re.ASCII)
+PLAIN_TARGET = re.compile(r"[A-Za-z_][\w.\-+]*\Z", re.ASCII)
+
+
+def show(thing: Graph | Schedule) -> str:
+    """The text of a graph or a schedule; `parse` and `parse_schedule` read it back."""
+    if isinstance(thing, Schedule):
+        return _schedule(thing)
+    lines: list[str] = []
+    _graph(thing, "", lines, "", "")
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def quoted(name: str) -> str:
+    """A name as it stands after % or @: bare where it can be, else a JSON string."""
+    return name if PLAIN.match(name) else json.dumps(name, ensure_ascii=False)
+
+
+def target_text(name: str) -> str:
+    return name if PLAIN_TARGET.match(name) else json.dumps(name, ensure_ascii=False)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _graph(g: Graph, indent: str, lines: list[str], before: str, after: str) -> None:
+    """Appends the graph's lines; `before` opens its first line, `after` ends its last."""
+    inner = indent + "  "
+    target = f" for {target_text(g.target)}" if g.target is not None else ""
+    lines.append(f"{indent}{before}{g.level.name} @{quoted(g.name)}{target} {{")
+    lines += [f"{inner}in %{quoted(v.name)}: {v.type}" for v in g.inputs]
+    lines += [f"{inner}param %{quoted(v.name)}: {v.type}" for v in g.params]
+    for node in g.nodes:
+        _node(node, inner, lines)
+    if g.folded:
+        lines.append(f"{inner}folded at {', '.join(map(_string, g.folded))}")
+    lines += [f"{inner}assumed {_string(text)}" for text in g.assumed]
+    lines.append(f"{inner}out {', '.join(f'%{quoted(v.name)}' for v in g.outputs)}".rstrip())
+    lines.append(f"{indent}}}{after}")
+
+
+@cache
+def _layout(op: type[Op]) -> tuple[tuple[str, Any], ...]:
+    """Field names with their defaults; MISSING for those that print by position."""
+    return tuple((f.name, f.default) for f in dataclasses.fields(op))
+
+
+def _node(node: Node, indent: str, lines: list[str]) -> None:
+    results = ", ".join(f"%{quoted(v.name)}: {v.type}" for v in node.results)
+    tail = ")"
+    if node.tile is not None:
+        tail += f" {node.tile}"
+    if node.cost is not None:
+        tail += f" {node.cost}"
+    if node.locs:
+        tail += f" at {', '.join(map(_string, node.locs))}"
+    text = f"{results} = {node.op.name}("
+    separator = ""
+    for name, default in _layout(type(node.op)):
+        value = getattr(node.op, name)
+        if default is dataclasses.MISSING:
+            label = ""
+        elif value == default and type(value) is type(default):
+            continue
+        else:
+            label = f"{name}="
+        if isinstance(value, Graph):
+            _graph(value, indent, lines, f"{text}{separator}{label}", "")
+            text, separator = lines.pop()[len(indent) :], ", "
+        else:
+            text += f"{separator}{label}{_value(value)}"
+            separator = ", "
+    lines.append(f"{indent}{text}{tail}")
+
+
+def _value(value: Any) -> str:
+    if type(value) is Value:
+        return f"%{quoted(value.name)}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if value is None:
+        return "none"
+    return str(value)  # numbers, dtypes and types
+
+
+def _schedule(schedule: Schedule) -> str:
+    target = target_text(schedule.target)
+    lines = [f"schedule @{quoted(schedule.name)} for {target} {{"]
+    for path, tile in schedule:
+        lines.append(f"  {'/'.join(f'%{quoted(name)}' for name in path)}: {tile}")
+    return "\n".join([*lines, "}"]) + "\n"
