@@ -25,6 +25,7 @@ class Const:
     value: Value
     compute: Callable[[], np.ndarray]
     cached: np.ndarray | None = None
+    uniform: bool = False  # one number throughout: a t.constant whatever its size
 
     def array(self) -> np.ndarray:
         if self.cached is None:
@@ -78,6 +79,13 @@ class Emitter:
         """A known value of this type, computed only if its numbers are needed."""
         value = Value(self._names.fresh("\0" + name), type)  # its final name is given when placed
         self.known[value] = Const(value, compute)
+        return value
+
+    def fill(self, number: Any, type: TensorType, name: str = "fill") -> Value:
+        """A known value that holds one number throughout, and takes no memory for it."""
+        one = np.asarray(number, to_numpy_dtype(type.dtype)).reshape(())
+        value = self.lazy(type, lambda: np.broadcast_to(one, type.shape), name)
+        self.known[value].uniform = True
         return value
 
     def __call__(self, op: Op, name: str = "", fold: bool = True) -> Value:
@@ -165,8 +173,10 @@ class Emitter:
     def _place_known(self, const: Const) -> Value:
         value = const.value
         name = value.name.removeprefix("\0")
-        if value.type.size <= INLINE and value.type.dtype.kind != "complex":
-            data = const.array().reshape(-1)
+        small = value.type.size <= INLINE or const.uniform
+        if small and value.type.dtype.kind != "complex":
+            array = const.array()
+            data = array.reshape(-1) if not const.uniform else array[(0,) * array.ndim].reshape(-1)
             if len(data) and all(x == data[0] for x in data):
                 data = data[:1]
             return self.builder(t.Constant(value.type, tuple(x.item() for x in data)), name)
@@ -224,6 +234,16 @@ class OnnxNode:
     def ints(self, i: int, what: str) -> tuple[int, ...]:
         """`need` as a flat tuple of integers."""
         return tuple(int(x) for x in self.need(i, what).reshape(-1))
+
+    def axis(self, rank: int, default: int = 0, attr: str = "axis") -> int:
+        """The attribute as an axis of a tensor of this rank, counted from the front."""
+        return self.from_front(int(self.attr(attr, default)), rank)
+
+    def from_front(self, axis: int, rank: int) -> int:
+        if not -rank <= axis < max(rank, 1):
+            expected = f"{-rank}..{rank - 1}"
+            raise ModelError(f"{self.op}: no such axis", expected=expected, found=str(axis))
+        return axis % rank if rank else 0
 
     def has_output(self, i: int) -> bool:
         return i < len(self.outputs) and self.outputs[i] != ""
