@@ -227,8 +227,8 @@ def target_of(raw: Raw, where: str) -> Target:
     raw |= {name: Table(found) for name, found in notes.items()}
     target = cast(Target, _record(Target, raw, "", where))
     _check_names(target, where)
-    _check_notes(target, notes, where)
     _check_values(target, where)
+    _check_notes(target, notes, where)
     return target
 
 
@@ -283,7 +283,13 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         return _number(spec, value, path, where)
     if holds is tuple:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in cast(Any, value)):
-            _refuse(f"{path} is a list of text", where, path, found=_shown(value), fix='["a"]')
+            _refuse(
+                f"{path} is a list of text",
+                where,
+                path,
+                found=_shown(value),
+                fix=f'write {path} = ["a", "b"]',
+            )
         return tuple(cast(list[str], value))
     if type(value) is not holds:
         _refuse(
