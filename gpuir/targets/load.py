@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from decimal import Decimal
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import DTYPES
 from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Raw = dict[str, Any]
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -86,6 +88,8 @@ def _aliases() -> dict[str, str]:
 
 
 def _plugins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group="gpuir.targets")}
 
 
