@@ -1,30 +1,1061 @@
-"""What every op means, in numpy: for folding constants and for tests. Slow and plain on purpose."""
+"""What every op means, in numpy: for folding constants and for tests. Plain on purpose.
+
+Floats narrower than f32 are computed in f32 and rounded once at the end of each op; integers
+narrower than 8 bits are computed in i32 and wrap. Everything else is computed in its own dtype.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from gpuir.ir.graph import Graph, Op, Value
-from gpuir.ir.types import DType, TensorType
+from gpuir.ir.errors import GpuirError, ModelError, nearest
+from gpuir.ir.graph import Graph, Node, Op, Value
+from gpuir.ir.types import (
+    DTYPES,
+    DType,
+    TensorType,
+    f8e4m3,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f8e8m0,
+)
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.routines import ROUTINES
+
+Array = np.ndarray[Any, Any]
 
 
-def to_numpy_dtype(dtype: DType) -> np.dtype:
+class NoMeaning(GpuirError):
+    """An op that has no numpy meaning, or none for these operands."""
+
+
+# ---------------------------------------------------------------------------- dtypes
+
+NATIVE = {
+    "bool": "bool",
+    **{f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"c{bits}": f"complex{bits}" for bits in (64, 128)},
+}
+NARROW = {  # names in ml_dtypes
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e4m3fnuz": "float8_e4m3fnuz",
+    "f8e5m2": "float8_e5m2",
+    "f8e5m2fnuz": "float8_e5m2fnuz",
+    "f8e8m0": "float8_e8m0fnu",
+    "f4e2m1": "float4_e2m1fn",
+    **{f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (2, 4)},
+}
+FROM_NUMPY = {name: DTYPES[ours] for ours, name in (NATIVE | NARROW).items()}
+SATURATING = (f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz)
+
+
+@cache
+def to_numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy dtype that holds `dtype`; narrow floats and integers come from ml_dtypes."""
-    raise NotImplementedError
+    if dtype.name in NATIVE:
+        return np.dtype(NATIVE[dtype.name])
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise NoMeaning(
+            f"numbers of dtype {dtype} need the package ml_dtypes", fix="pip install ml_dtypes"
+        ) from None
+    return np.dtype(getattr(ml_dtypes, NARROW[dtype.name]))
 
 
-def to_type(array: np.ndarray) -> TensorType:
+def to_type(array: Array) -> TensorType:
     """The row-major type of an array."""
-    raise NotImplementedError
+    dtype = FROM_NUMPY.get(array.dtype.name)
+    if dtype is None:
+        raise ModelError(
+            "an array of a dtype that gpuir does not know",
+            expected="booleans, integers, floats or complex numbers",
+            found=f"numpy {array.dtype}",
+        )
+    return TensorType(array.shape, dtype)
 
 
-def evaluate(op: Op, values: Mapping[Value, np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The results of one op, given the arrays of its operands."""
-    raise NotImplementedError
+def wide(x: Array) -> Array:
+    """x in the dtype it is computed in: f32 for narrow floats, i32 for narrow integers."""
+    dtype = FROM_NUMPY[x.dtype.name]
+    if dtype.is_float and dtype.bits < 32:
+        return x.astype(np.float32)
+    return x.astype(np.int32) if dtype.bits < 8 else x
 
 
-def run(graph: Graph, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The graph's outputs by name, given its inputs and params by name."""
-    raise NotImplementedError
+def cast(x: Array, dtype: DType, saturate: bool = True, rounding: str = "up") -> Array:
+    """x as `dtype`, as ONNX Cast (opsets 19 to 25) says.
+
+    Floats to integers truncate towards zero and wrap. `saturate` clamps to the finite range of an
+    8-bit float, infinities included; without it what does not fit is NaN, or infinite where the
+    format has infinities. f4e2m1 always clamps. `rounding` is of f8e8m0 alone.
+    """
+    target = to_numpy_dtype(dtype)
+    if x.dtype == target:
+        return x
+    source = FROM_NUMPY[x.dtype.name]
+    x = wide(x)
+    with np.errstate(all="ignore"):
+        if dtype.kind == "bool":
+            return x != 0
+        if dtype is f8e8m0:
+            return _power_of_two(x.astype(np.float32), saturate, rounding)
+        if dtype in SATURATING and saturate:
+            import ml_dtypes
+
+            limit = float(ml_dtypes.finfo(target).max)
+            return np.clip(x.astype(np.float32), -limit, limit).astype(target)
+        if dtype.is_integer and source.is_float and dtype.bits < 64:
+            return x.astype(np.int64).astype(target)
+        if x.dtype == bool and dtype.name in NARROW:
+            x = x.astype(np.int32)
+        if source.kind == "complex" and dtype.kind != "complex":
+            x = x.real
+        return x.astype(target)
+
+
+def _power_of_two(x: Array, saturate: bool, rounding: str) -> Array:
+    """f32 to f8e8m0, which is the exponent field alone: value 2 ** (bits - 127), 255 for NaN.
+
+    OCP Microscaling Formats specification 1.0, section 5.4.1; roundings as in ONNX Cast-24. The
+    sign is dropped, and infinities become NaN.
+    """
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    exponent, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    special = exponent == 0xFF
+    if rounding == "nearest":  # a tie goes up, but from zero's exponent
+        up = (fraction > 0x400000) | ((fraction == 0x400000) & (exponent > 0))
+    else:
+        up = (fraction > 0) & (rounding == "up")
+    if saturate:
+        up &= exponent != 0xFE
+    result = np.where(special, 0xFF, exponent + up).astype(np.uint8)
+    return result.view(to_numpy_dtype(f8e8m0))
+
+
+# ---------------------------------------------------------------------------- running
+
+
+class Operands:
+    """The arrays of an op's operands. `loose` says that lengths may fall short of the types': the
+    graph has data-dependent sizes, whose types are upper bounds."""
+
+    def __init__(self, values: Mapping[Value, Array], loose: bool):
+        self.values, self.loose = values, loose
+
+    def __call__(self, value: Value) -> Array:
+        return self.values[value]
+
+    def get(self, value: Value | None) -> Array | None:
+        return None if value is None else self.values[value]
+
+    def all(self, values: Sequence[Value]) -> list[Array]:
+        return [self.values[v] for v in values]
+
+
+Meaning = Callable[[Any, Operands], "Array | tuple[Array, ...]"]
+
+
+def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tuple[Array, ...]:
+    """The results of one op, given the arrays of its operands, in exactly the dtypes of its types.
+
+    Raises `NoMeaning` for an op that computes nothing we know, or not with these operands.
+    """
+    meaning = MEANINGS.get(type(op))
+    if meaning is None:
+        raise NoMeaning(f"{op.name} has no numpy meaning")
+    try:
+        with np.errstate(all="ignore"):
+            results = meaning(op, Operands(values, loose))
+    except (ValueError, IndexError, TypeError, ArithmeticError, MemoryError) as error:
+        found = ", ".join(f"%{v.name}: {v.type}" for v in op.operands)
+        raise NoMeaning(f"{op.name}: numpy says: {error}", found=found) from error
+    return results if isinstance(results, tuple) else (np.asarray(results),)
+
+
+def run(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
+    """The graph's outputs by name, given its inputs and params by name.
+
+    Arrays are freed after their last use. A result whose dtype or shape is not the op's own type
+    raises `NoMeaning`: a bug in interp or in a type rule. In a graph with assumed (data-dependent)
+    sizes a result may be smaller than its type.
+    """
+    arrays: list[Array] = []
+    for v in (*graph.inputs, *graph.params):
+        if v.name not in values:
+            raise ModelError(
+                f"no array for %{v.name}",
+                expected=str(v.type),
+                fix=f"one of {', '.join(values)}"
+                if values
+                else "give one for each input and param",
+            )
+        array = np.asarray(values[v.name])
+        found = to_type(array)
+        if (found.shape, found.dtype) != (v.type.shape, v.type.dtype):
+            raise ModelError(
+                f"the array for %{v.name} does not fit", expected=str(v.type), found=str(found)
+            )
+        arrays.append(array)
+    unknown = set(values) - {v.name for v in (*graph.inputs, *graph.params)}
+    if unknown:
+        name = min(unknown)
+        known = [v.name for v in (*graph.inputs, *graph.params)]
+        raise ModelError(f"no input or param is called {name!r}", fix=nearest(name, known))
+    outputs = _run(graph, arrays, bool(graph.assumed))
+    return {v.name: a for v, a in zip(graph.outputs, outputs, strict=True)}
+
+
+def _run(graph: Graph, arrays: Sequence[Array], loose: bool) -> list[Array]:
+    """The outputs of a graph or region, given arrays for its inputs and then its params."""
+    here: dict[Value, Array] = dict(zip((*graph.inputs, *graph.params), arrays, strict=True))
+    last = {v: i for i, node in enumerate(graph.nodes) for v in node.op.operands}
+    kept = set(graph.outputs)
+    for i, node in enumerate(graph.nodes):
+        try:
+            results = evaluate(node.op, here, loose)
+        except GpuirError as error:
+            error.where = error.where or f"{' + '.join(node.locs)}: {node}"
+            raise
+        _check(node, results, loose)
+        here.update(zip(node.results, results, strict=True))
+        for v in (*node.op.operands, *node.results):
+            if last.get(v, i) <= i and v not in kept:
+                here.pop(v, None)
+    return [here[v] for v in graph.outputs]
+
+
+def _check(node: Node, results: tuple[Array, ...], loose: bool) -> None:
+    types = [v.type for v in node.results]
+    fits = len(types) == len(results) and all(
+        a.dtype == to_numpy_dtype(type.dtype)
+        and (a.shape == type.shape or (loose and a.ndim == type.rank))
+        for a, type in zip(results, types, strict=True)
+    )
+    if not fits:
+        raise NoMeaning(
+            f"{node.op.name}: interp's result is not of the op's type",
+            where=f"{' + '.join(node.locs)}: {node}",
+            expected=", ".join(map(str, types)),
+            found=", ".join(f"{a.dtype}{list(a.shape)}" for a in results),
+            fix="this is a bug in interp, in the routine, or in the op's type rule",
+        )
+
+
+# ---------------------------------------------------------------------------- scalar functions
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
+# W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969):
+# erf up to 0.46875, erfc up to 4 and beyond; coefficients (highest power first, numerator and
+# denominator) as published in SPECFUN's CALERF.
+ERF_SMALL = (
+    _numbers(
+        "1.85777706184603153e-1 3.16112374387056560e0 1.13864154151050156e2 "
+        "3.77485237685302021e2 3.20937758913846947e3"
+    ),
+    _numbers(
+        "1 2.36012909523441209e1 2.44024637934444173e2 1.28261652607737228e3 2.84423683343917062e3"
+    ),
+)
+ERFC_MIDDLE = (
+    _numbers(
+        "2.15311535474403846e-8 5.64188496988670089e-1 8.88314979438837594e0 "
+        "6.61191906371416295e1 2.98635138197400131e2 8.81952221241769090e2 "
+        "1.71204761263407058e3 2.05107837782607147e3 1.23033935479799725e3"
+    ),
+    _numbers(
+        "1 1.57449261107098347e1 1.17693950891312499e2 5.37181101862009858e2 "
+        "1.62138957456669019e3 3.29079923573345963e3 4.36261909014324716e3 "
+        "3.43936767414372164e3 1.23033935480374942e3"
+    ),
+)
+ERFC_LARGE = (
+    _numbers(
+        "1.63153871373020978e-2 3.05326634961232344e-1 3.60344899949804439e-1 "
+        "1.25781726111229246e-1 1.60837851487422766e-2 6.58749161529837803e-4"
+    ),
+    _numbers(
+        "1 2.56852019228982242e0 1.87295284992346725e0 5.27905102951428412e-1 "
+        "6.05183413124413191e-2 2.33520497626869185e-3"
+    ),
+)
+
+
+def erf(x: Array) -> Array:
+    """The error function to double precision, in x's own dtype."""
+
+    def ratio(x: Array, table: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
+        return np.polyval(table[0], x) / np.polyval(table[1], x)
+
+    y = np.abs(np.asarray(x, np.float64))
+    result = np.ones_like(y)  # beyond 6 it is 1 to double precision
+    result[np.isnan(y)] = np.nan
+    small, large = y <= 0.46875, (y > 4) & (y < 6)
+    middle = (y > 0.46875) & (y <= 4)
+    s, m, g = y[small], y[middle], y[large]
+    result[small] = s * ratio(s * s, ERF_SMALL)
+    result[middle] = 1 - np.exp(-m * m) * ratio(m, ERFC_MIDDLE)
+    q = 1 / (g * g)
+    tail = (1 / math.sqrt(math.pi) - q * ratio(q, ERFC_LARGE)) / g
+    result[large] = 1 - np.exp(-g * g) * tail
+    return np.copysign(result, x).astype(x.dtype)
+
+
+def _divide(x: Array, y: Array) -> Array:
+    """Towards zero on integers."""
+    if x.dtype.kind not in "iu":
+        return np.true_divide(x, y)
+    quotient, rest = np.floor_divide(x, y), np.remainder(x, y)
+    return quotient + ((rest != 0) & ((x < 0) != (y < 0))).astype(x.dtype)
+
+
+def _power(x: Array, y: Array) -> Array:
+    if x.dtype.kind in "iu" and np.any(y < 0):
+        return np.trunc(np.power(x.astype(np.float64), y))
+    return np.power(x, y)
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))  # never overflows
+    return np.where(x >= 0, 1, small).astype(x.dtype) / (1 + small)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def _integral(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A rounding: integers are rounded already."""
+    return lambda x: fn(x) if x.dtype.kind == "f" else x
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "identity": lambda x: x,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "ceil": _integral(np.ceil),
+    "floor": _integral(np.floor),
+    "round": _integral(np.rint),  # half to even
+    "trunc": _integral(np.trunc),
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "reciprocal": lambda x: _divide(np.ones_like(x), x),
+    **{name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "sin", "cos", "tan")},
+    **{name: getattr(np, name) for name in ("sinh", "cosh", "tanh")},
+    **{f"a{name}": getattr(np, f"arc{name}") for name in ("sin", "cos", "tan")},
+    **{f"a{name}": getattr(np, f"arc{name}") for name in ("sinh", "cosh", "tanh")},
+    "erf": erf,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": _sigmoid,
+    "softplus": lambda x: np.logaddexp(x, np.zeros_like(x)),
+    "gelu": lambda x: 0.5 * x * (1 + erf(x * math.sqrt(0.5))),
+    "gelu_tanh": _gelu_tanh,
+    "silu": lambda x: x * _sigmoid(x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, np.zeros_like(x))),
+    "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "hard_sigmoid": lambda x, a, b: np.clip(a * x + b, 0, 1),
+    "leaky_relu": lambda x, a: np.where(x < 0, a * x, x),
+    "elu": lambda x, a: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x),
+    "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _divide,
+    "pow": _power,
+    "min": np.minimum,
+    "max": np.maximum,
+    "mod": np.mod,
+    "fmod": np.fmod,
+    "bit_not": np.invert,
+    "bit_and": np.bitwise_and,
+    "bit_or": np.bitwise_or,
+    "bit_xor": np.bitwise_xor,
+    "shift_left": np.left_shift,
+    "shift_right": np.right_shift,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+    "not": np.logical_not,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "where": np.where,
+}
+
+
+def _map(op: t.Map, at: Operands) -> Array:
+    args = at.all(op.args)
+    dtype = op.types()[0].dtype
+    if op.fn == "identity":
+        return args[0]
+    if op.fn == "where":
+        return np.where(*args)
+    row = to_numpy_dtype(op.args[0].type.dtype)
+    args += [np.asarray(x).astype(row) for x in op.imm]
+    return cast(np.asarray(FUNCTIONS[op.fn](*map(wide, args))), dtype, saturate=False)
+
+
+def _bitcast(op: t.Bitcast, at: Operands) -> Array:
+    return np.ascontiguousarray(at(op.x)).reshape(at(op.x).shape).view(to_numpy_dtype(op.dtype))
+
+
+# ---------------------------------------------------------------------------- data, layout
+
+
+def _constant(op: t.Constant, at: Operands) -> Array:
+    dtype = op.type.dtype
+    through = (
+        np.float64 if dtype.is_float else np.int64 if dtype.bits < 8 else to_numpy_dtype(dtype)
+    )
+    data = np.array(op.data, through).astype(to_numpy_dtype(dtype))
+    if len(op.data) == op.type.size:
+        return data.reshape(op.type.shape)
+    return np.full(op.type.shape, data[0])
+
+
+def _iota(op: t.Iota, at: Operands) -> Array:
+    axis = [1] * op.type.rank
+    axis[op.axis] = -1
+    line = cast(np.arange(op.type.shape[op.axis]), op.type.dtype)
+    return np.broadcast_to(line.reshape(axis), op.type.shape)
+
+
+def _reshape(op: t.Reshape, at: Operands) -> Array:
+    return at(op.x).reshape(op.shape)
+
+
+def _transpose(op: t.Transpose, at: Operands) -> Array:
+    return at(op.x).transpose(op.perm)
+
+
+def _broadcast(op: t.Broadcast, at: Operands) -> Array:
+    return np.broadcast_to(at(op.x), op.shape)
+
+
+def _slice(op: t.Slice, at: Operands) -> Array:
+    def along(start: int, size: int, step: int) -> slice:
+        stop = start + size * step
+        return slice(start, None if stop < 0 else stop, step) if size else slice(0, 0)
+
+    rows = zip(op.starts, op.sizes, op.steps, strict=True)
+    return at(op.x)[tuple(along(*row) for row in rows)]
+
+
+def _concat(op: t.Concat, at: Operands) -> Array:
+    return np.concatenate(at.all(op.args), op.axis)
+
+
+def pad(
+    x: Array, low: Sequence[int], high: Sequence[int], value: Any = 0, mode: Any = "constant"
+) -> Array:
+    """`t.pad`: counts below zero crop."""
+    rows = list(zip(low, high, strict=True))
+    if any(a < 0 or b < 0 for a, b in rows):
+        x = x[
+            tuple(slice(max(-a, 0), n + min(b, 0)) for n, (a, b) in zip(x.shape, rows, strict=True))
+        ]
+        rows = [(max(a, 0), max(b, 0)) for a, b in rows]
+    if not any(a or b for a, b in rows):
+        return x
+    if mode != "constant":
+        return np.pad(x, rows, mode)
+    shape = [n + a + b for n, (a, b) in zip(x.shape, rows, strict=True)]
+    result = np.full(shape, np.asarray(value).astype(x.dtype))
+    result[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, rows, strict=True))] = x
+    return result
+
+
+def _pad(op: t.Pad, at: Operands) -> Array:
+    value = at.get(op.value)
+    return pad(at(op.x), op.low, op.high, 0 if value is None else value.reshape(()), op.mode)
+
+
+# ---------------------------------------------------------------------------- indexing
+
+
+def _gather(op: t.Gather, at: Operands) -> Array:
+    return np.take(at(op.x), at(op.indices).astype(np.intp), op.axis)
+
+
+def _gather_elements(op: t.GatherElements, at: Operands) -> Array:
+    x, indices = at(op.x), at(op.indices)
+    return x[_along(indices, op.axis)]
+
+
+def _along(indices: Array, axis: int) -> tuple[Array, ...]:
+    """The index of each cell of `indices`, with those on `axis` replaced by its values."""
+    grid = list(np.indices(indices.shape, sparse=True))
+    grid[axis] = indices.astype(np.intp)
+    return tuple(grid)
+
+
+def _nd(indices: Array, batch: int = 0) -> tuple[Array, ...]:
+    """An index tuple from the last axis of `indices`, under `batch` leading axes in common."""
+    columns = [indices[..., i].astype(np.intp) for i in range(indices.shape[-1])]
+    grid = np.indices(indices.shape[:-1], sparse=True)[:batch]
+    return (*grid, *columns)
+
+
+def _gather_nd(op: t.GatherND, at: Operands) -> Array:
+    index = _nd(at(op.indices), op.batch)
+    x = at(op.x)
+    return x[index] if index else np.broadcast_to(x, (*op.indices.type.shape[:-1], *x.shape))
+
+
+COMBINE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+def _combine(x: Array, index: tuple[Array, ...], updates: Array, how: t.Combine) -> Array:
+    if how == "none":
+        result = x.copy()
+        result[index] = updates
+        return result
+    result = np.array(wide(x))
+    COMBINE[how].at(result, index, wide(updates))
+    return result.astype(x.dtype)
+
+
+def _scatter_elements(op: t.ScatterElements, at: Operands) -> Array:
+    index = _along(at(op.indices), op.axis)
+    return _combine(at(op.x), index, at(op.updates), op.combine)
+
+
+def _scatter_nd(op: t.ScatterND, at: Operands) -> Array:
+    return _combine(at(op.x), _nd(at(op.indices)), at(op.updates), op.combine)
+
+
+# ---------------------------------------------------------------------------- reductions
+
+
+def limit(dtype: np.dtype[Any], lowest: bool) -> Any:
+    """The least or the greatest value of a dtype; infinite for floats."""
+    if dtype.kind == "b":
+        return not lowest
+    if dtype.kind == "f":
+        return -np.inf if lowest else np.inf
+    info = np.iinfo(dtype)
+    return info.min if lowest else info.max
+
+
+def _reduce(op: t.Reduce, at: Operands) -> Array:
+    x, how = wide(at(op.x)), {"axis": op.axes, "keepdims": op.keepdims}
+    dtype = op.x.type.dtype
+    match op.fn:
+        case "sum":
+            result = np.sum(x, dtype=x.dtype, **how)
+        case "prod":
+            result = np.prod(x, dtype=x.dtype, **how)
+        case "max":
+            result = np.max(x, initial=limit(x.dtype, lowest=True), **how)
+        case "min":
+            result = np.min(x, initial=limit(x.dtype, lowest=False), **how)
+        case "mean":
+            count = math.prod(x.shape[a] for a in op.axes)
+            total = np.sum(x, dtype=x.dtype, **how)
+            result = _divide(total, np.asarray(count, x.dtype)) if count else total * np.nan
+    return cast(np.asarray(result), dtype, saturate=False)
+
+
+def _arg_reduce(op: t.ArgReduce, at: Operands) -> Array:
+    x = wide(at(op.x))
+    find = np.argmax if op.fn == "max" else np.argmin
+    if not op.last:
+        return np.asarray(find(x, axis=op.axis, keepdims=op.keepdims), np.int64)
+    found = find(np.flip(x, op.axis), axis=op.axis, keepdims=op.keepdims)
+    return np.asarray(x.shape[op.axis] - 1 - found, np.int64)
+
+
+def _cumulative(op: t.Cumulative, at: Operands) -> Array:
+    x = wide(at(op.x))
+    if op.reverse:
+        x = np.flip(x, op.axis)
+    y = (np.cumsum if op.fn == "sum" else np.cumprod)(x, axis=op.axis, dtype=x.dtype)
+    if op.exclusive and x.shape[op.axis]:
+        one = [0] * x.ndim
+        one[op.axis] = 1
+        y = pad(y, one, [-n for n in one], 0 if op.fn == "sum" else 1)
+    return cast(np.flip(y, op.axis) if op.reverse else y, op.x.type.dtype, saturate=False)
+
+
+def _topk(op: t.TopK, at: Operands) -> tuple[Array, ...]:
+    x, axis = at(op.x), op.axis
+    keys = wide(x)
+    if op.largest:  # sorted backwards, so that of equals the lower index still comes first
+        order = np.flip(np.argsort(np.flip(keys, axis), axis=axis, kind="stable"), axis)
+        order = x.shape[axis] - 1 - order
+    else:
+        order = np.argsort(keys, axis=axis, kind="stable")
+    order = np.take(order, np.arange(op.k), axis)
+    return np.take_along_axis(x, order, axis), order.astype(np.int64)
+
+
+def _softmax(op: t.Softmax, at: Operands) -> Array:
+    x = wide(at(op.x))
+    if not x.size:
+        return at(op.x)
+    shifted = x - np.max(x, axis=op.axis, keepdims=True)
+    total = np.sum(np.exp(shifted), axis=op.axis, keepdims=True)
+    y = shifted - np.log(total) if op.log else np.exp(shifted) / total
+    return cast(y, op.x.type.dtype, saturate=False)
+
+
+def _normalize(op: t.Normalize, at: Operands) -> Array:
+    x, axes = wide(at(op.x)), op.axes
+    if op.groups is not None:
+        cut = (x.shape[0], op.groups, x.shape[1] // op.groups, *x.shape[2:])
+        x, axes = x.reshape(cut), tuple(a if a < 1 else a + 1 for a in axes)
+    if op.center:
+        x = x - np.mean(x, axis=axes, keepdims=True)
+    y = x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + x.dtype.type(op.eps))
+    y = y.reshape(op.x.type.shape)
+    scale, bias = at.get(op.scale), at.get(op.bias)
+    if scale is not None:
+        y = y * wide(scale)
+    if bias is not None:
+        y = y + wide(bias)
+    return cast(y, op.x.type.dtype, saturate=False)
+
+
+# ---------------------------------------------------------------------------- windows
+
+
+def _spatial(x: Array, low: Sequence[int], high: Sequence[int], value: Any = 0) -> Array:
+    return pad(x, (0, 0, *low), (0, 0, *high), value)
+
+
+def _tap(axis: int, start: int, count: int, stride: int) -> tuple[slice, ...]:
+    """The index of `count` cells of one axis, `stride` apart."""
+    return (slice(None),) * axis + (slice(start, start + (count - 1) * stride + 1, stride),)
+
+
+def _over_windows(fold: np.ufunc, x: Array, op: t.Pool, extents: Sequence[int]) -> Array:
+    """`fold` over each window of a padded x: axis by axis, as it may be for max and sum."""
+    parts = zip(extents, op.window, op.strides, op.dilations, strict=True)
+    for axis, (n, window, stride, dilation) in enumerate(parts, start=x.ndim - len(extents)):
+        if n == 0:
+            return np.zeros((*x.shape[: x.ndim - len(extents)], *extents), x.dtype)
+        taps = (x[_tap(axis, r * dilation, n, stride)] for r in range(window))
+        y = next(taps).copy()
+        for tap in taps:
+            fold(y, tap, out=y)
+        x = y
+    return x
+
+
+def _pool(op: t.Pool, at: Operands) -> Array:
+    x = at(op.x)
+    (type,) = op.types()
+    extents = type.shape[2:]
+    if op.fn == "argmax":
+        return _pool_argmax(op, wide(x), extents)
+    x = wide(x)
+    if op.fn == "max":
+        padded = _spatial(x, op.low, op.high, limit(x.dtype, lowest=True))
+        return cast(_over_windows(np.maximum, padded, op, extents), type.dtype, saturate=False)
+    if op.fn == "lp":
+        powers = _spatial(np.abs(x) ** op.p, op.low, op.high)
+        y = _over_windows(np.add, powers, op, extents) ** x.dtype.type(1 / op.p)
+        return cast(y, type.dtype, saturate=False)
+    total = _over_windows(np.add, _spatial(x, op.low, op.high), op, extents)
+    count = np.ones(x.shape[2:], x.dtype)
+    if op.include_pad:
+        extra = op.extra or (0,) * len(extents)
+        count = pad(count, op.low, [b - e for b, e in zip(op.high, extra, strict=True)], 1)
+        count = pad(count, (0,) * len(extents), extra)
+    else:
+        count = pad(count, op.low, op.high)
+    return cast(total / _over_windows(np.add, count, op, extents), type.dtype, saturate=False)
+
+
+def _pool_argmax(op: t.Pool, x: Array, extents: tuple[int, ...]) -> Array:
+    """The flat index, in the unpadded image, of each window's first greatest cell."""
+    rank = len(extents)
+    padded = _spatial(x, op.low, op.high, limit(x.dtype, lowest=True))
+    windows = _windows(padded, op.window, op.strides, op.dilations, extents)
+    flat = windows.reshape(*windows.shape[: 2 + rank], math.prod(op.window))
+    taps = np.unravel_index(np.argmax(flat, axis=-1), op.window)
+    index = np.zeros(flat.shape[:-1], np.int64)
+    axes = list(range(rank))
+    unit = 1
+    for a in axes if op.column_major else reversed(axes):
+        line = np.arange(extents[a]).reshape([-1 if i == a else 1 for i in axes])
+        at = line * op.strides[a] - op.low[a] + taps[a] * op.dilations[a]
+        index += np.clip(at, 0, x.shape[2 + a] - 1) * unit
+        unit *= x.shape[2 + a]
+    return index
+
+
+def _windows(
+    x: Array,
+    window: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    extents: Sequence[int],
+) -> Array:
+    """A view [.., *extents, *window] of the windows on the last axes of a padded x."""
+    rank = len(window)
+    lead, steps = x.strides[: x.ndim - rank], x.strides[x.ndim - rank :]
+    return np.lib.stride_tricks.as_strided(
+        x,
+        (*x.shape[: x.ndim - rank], *extents, *window),
+        (
+            *lead,
+            *(a * s for a, s in zip(steps, strides, strict=True)),
+            *(a * d for a, d in zip(steps, dilations, strict=True)),
+        ),
+        writeable=False,
+    )
+
+
+def _factors(a: Array, b: Array, dtype: DType) -> tuple[Array, Array]:
+    """The factors of a product whose sum has `dtype`, in the dtype to multiply and add them in.
+
+    Integers of up to 16 bits go through f64, which is exact for sums of up to 2 ** 21 products and
+    far faster than numpy's integer loops.
+    """
+    kinds = [FROM_NUMPY[x.dtype.name] for x in (a, b)]
+    if all(d.kind in ("int", "uint", "bool") and d.bits <= 16 for d in kinds):
+        return wide(a).astype(np.float64), wide(b).astype(np.float64)
+    a, b = wide(a), wide(b)
+    dtype_of = np.result_type(a.dtype, b.dtype, wide(np.empty(0, to_numpy_dtype(dtype))).dtype)
+    return a.astype(dtype_of, copy=False), b.astype(dtype_of, copy=False)
+
+
+def _matmul(op: t.Matmul, at: Operands) -> Array:
+    (type,) = op.types()
+    return cast(np.matmul(*_factors(at(op.a), at(op.b), type.dtype)), type.dtype, saturate=False)
+
+
+def _conv(op: t.Conv, at: Operands) -> Array:
+    """im2col and one product a group; a loop over taps where each group has a single channel."""
+    (type,) = op.types()
+    x, w = _factors(at(op.x), at(op.w), type.dtype)
+    n, outputs, *extents = type.shape
+    g, window = op.groups, w.shape[2:]
+    x = _spatial(x, op.low, op.high)
+    y = np.zeros(type.shape, x.dtype)
+    if not y.size:
+        return cast(y, type.dtype)
+    if w.shape[1] == 1 and outputs == g == x.shape[1]:
+        for r in np.ndindex(*window):
+            index = [slice(None), slice(None)]
+            for e, i, s, d in zip(extents, r, op.strides, op.dilations, strict=True):
+                index.append(slice(i * d, i * d + (e - 1) * s + 1, s))
+            y += x[tuple(index)] * w[(slice(None), 0, *r)].reshape(-1, *([1] * len(extents)))
+        return cast(y, type.dtype, saturate=False)
+    rank = len(extents)
+    rows = w.reshape(g, outputs // g, -1)
+    windows = _windows(x, window, op.strides, op.dilations, extents)
+    order = (0, *range(1 + rank, 1 + 2 * rank), *range(1, 1 + rank))  # [C, *window, *extents]
+    for i in range(n):
+        columns = windows[i].transpose(order).reshape(g, rows.shape[2], -1)
+        y[i] = np.matmul(rows, columns).reshape(type.shape[1:])
+    return cast(y, type.dtype, saturate=False)
+
+
+def _conv_transpose(op: t.ConvTranspose, at: Operands) -> Array:
+    """One product a group, then its columns added where they belong: col2im."""
+    (type,) = op.types()
+    x, w = _factors(at(op.x), at(op.w), type.dtype)
+    n, c, *spatial = x.shape
+    g, window = op.groups, w.shape[2:]
+    rows = w.reshape(g, c // g, -1).transpose(0, 2, 1)
+    columns = np.matmul(rows, x.reshape(n, g, c // g, math.prod(spatial)))
+    columns = columns.reshape(n, type.shape[1], *window, *spatial)
+    parts = list(zip(spatial, window, op.strides, op.dilations, strict=True))
+    full = [max((i - 1) * s + d * (r - 1) + 1, 0) for i, r, s, d in parts]
+    y = np.zeros((n, type.shape[1], *full), x.dtype)
+    if x.size:
+        for r in np.ndindex(*window):
+            index = [slice(None), slice(None)]
+            for (i, _, s, d), tap in zip(parts, r, strict=True):
+                index.append(slice(tap * d, tap * d + (i - 1) * s + 1, s))
+            y[tuple(index)] += columns[(slice(None), slice(None), *r)]
+    extra = op.extra or (0,) * len(spatial)
+    grown = [e - b for e, b in zip(extra, op.high, strict=True)]
+    return cast(_spatial(y, [-a for a in op.low], grown), type.dtype, saturate=False)
+
+
+def _attention(op: t.Attention, at: Operands) -> Array:
+    """Scores are capped before they are masked. A query that sees no key gives zeros."""
+    (type,) = op.types()
+    q, k = _factors(at(op.q), at(op.k), type.dtype)
+    v = _factors(at(op.v), at(op.q), type.dtype)[0]
+    *lead, h, s, e = q.shape
+    heads, d = k.shape[-3:-1]
+    grouped = (*lead, heads, h // heads, s)
+    scores = np.matmul(q.reshape(*grouped, e), np.swapaxes(k, -1, -2)[..., None, :, :])
+    scores = scores.reshape(*lead, h, s, d) * q.dtype.type(op.scale)
+    if op.softcap > 0:
+        scores = op.softcap * np.tanh(scores / op.softcap)
+    mask = at.get(op.mask)
+    behind = np.arange(s)[:, None] + op.offset - np.arange(d)  # how far key d is behind query s
+    hidden = np.zeros((s, d), bool)
+    if op.causal:
+        hidden |= behind < 0
+    if op.window is not None:
+        hidden |= behind > op.window
+    if mask is not None and mask.dtype == bool:
+        hidden = hidden | ~mask
+    elif mask is not None:
+        scores = scores + wide(mask).astype(scores.dtype, copy=False)
+    scores = np.where(hidden, -np.inf, scores)
+    most = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isneginf(most), 0, most)).astype(q.dtype, copy=False)
+    total = np.sum(weights, axis=-1, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    y = np.matmul(weights.reshape(*grouped, d), v[..., None, :, :])
+    return cast(y.reshape(type.shape), type.dtype, saturate=False)
+
+
+# ---------------------------------------------------------------------------- resampling
+
+
+def _sample_points(op: t.Resize, axis: int) -> tuple[Array, Array | None]:
+    """Where on the input axis each output cell is sampled, and which of them lie outside of it.
+
+    The coordinate transformations of ONNX Resize, opset 19.
+    """
+    n, count, scale = op.x.type.shape[axis], op.shape[axis], op.scales[axis]
+    length, i = scale * n, np.arange(count, dtype=np.float64)
+    match op.coords:
+        case "half_pixel":
+            return (i + 0.5) / scale - 0.5, None
+        case "pytorch_half_pixel":
+            return ((i + 0.5) / scale - 0.5 if length != 1 else np.full(count, -0.5)), None
+        case "half_pixel_symmetric":
+            offset = n / 2 * (1 - count / length)
+            return offset + (i + 0.5) / scale - 0.5, None
+        case "asymmetric":
+            return i / scale, None
+        case "align_corners":
+            return (i * (n - 1) / (length - 1) if length != 1 else np.zeros(count)), None
+        case "tf_crop_and_resize":
+            start, end = op.roi[axis], op.roi[axis + len(op.shape)]
+            if length != 1:
+                x = start * (n - 1) + i * (end - start) * (n - 1) / (length - 1)
+            else:
+                x = np.full(count, (start + end) * (n - 1) / 2)
+            return x, (x < 0) | (x > n - 1)
+        case _:
+            raise NoMeaning(f"t.resize: no coordinate transformation {op.coords!r}")
+
+
+NEAREST: dict[str, Callable[[Array], Array]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _kernel(op: t.Resize, distance: Array) -> Array:
+    """The interpolation weight of a cell at this distance. Cubic: R. G. Keys, Cubic convolution
+    interpolation for digital image processing, IEEE Trans. ASSP 29(6), 1981, with a = `cubic_a`."""
+    x, a = np.abs(distance), op.cubic_a
+    if op.mode == "linear":
+        return np.maximum(1 - x, 0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+def _resize(op: t.Resize, at: Operands) -> Array:
+    """Axis by axis. With antialias the kernel is stretched by the factor of reduction."""
+    x = at(op.x)
+    dtype = op.x.type.dtype
+    y = x if op.mode == "nearest" else wide(x)
+    if op.mode != "nearest" and y.dtype.kind != "f":
+        y = y.astype(np.float64)
+    for axis, (n, count) in enumerate(zip(x.shape, op.shape, strict=True)):
+        roi = (op.roi[axis], op.roi[axis + len(op.shape)]) if op.roi else (0, 1)
+        if n == count and math.isclose(op.scales[axis], 1) and roi == (0, 1):
+            continue
+        points, outside = _sample_points(op, axis)
+        column = [-1 if i == axis else 1 for i in range(x.ndim)]
+        if op.mode == "nearest":
+            index = NEAREST[op.nearest](points).astype(np.intp)
+            y = np.take(y, np.clip(index, 0, n - 1), axis)
+        else:
+            shrink = min(op.scales[axis], 1.0) if op.antialias else 1.0
+            reach = math.ceil((1 if op.mode == "linear" else 2) / shrink)
+            floor = np.floor(points)[:, None]
+            cells = floor + np.arange(1 - reach, reach + 1)
+            weights = _kernel(op, (cells - points[:, None]) * shrink)
+            if op.exclude_outside:
+                weights = np.where((cells >= 0) & (cells < n), weights, 0)
+            if op.exclude_outside or op.antialias:
+                total = weights.sum(axis=1, keepdims=True)
+                weights = weights / np.where(total == 0, 1, total)
+            index = np.clip(cells, 0, n - 1).astype(np.intp)
+            weights = weights.astype(y.dtype)
+            y = sum(
+                (
+                    np.take(y, index[:, tap], axis) * weights[:, tap].reshape(column)
+                    for tap in range(1, index.shape[1])
+                ),
+                start=np.take(y, index[:, 0], axis) * weights[:, 0].reshape(column),
+            )
+        if outside is not None:
+            y = np.where(outside.reshape(column), np.asarray(op.outside).astype(y.dtype), y)
+    if dtype.is_integer and op.mode != "nearest":
+        bound = np.iinfo(to_numpy_dtype(dtype))
+        y = np.clip(np.rint(y), bound.min, bound.max)
+    return cast(y, dtype)
+
+
+# ---------------------------------------------------------------------------- routines, control
+
+
+def _routine(op: t.Routine, at: Operands) -> tuple[Array, ...]:
+    routine = ROUTINES.get(op.fn)
+    if routine is None:
+        raise NoMeaning(f"t.routine: no routine {op.fn!r}", fix=nearest(op.fn, ROUTINES))
+    return routine(dict(op.attrs), *at.all(op.args))
+
+
+def _opaque(op: t.Opaque, at: Operands) -> Array:
+    raise NoMeaning(
+        f"{op.kind} is a model op that gpuir does not know",
+        fix="its time can be estimated, its numbers cannot be computed",
+    )
+
+
+def _loop(op: t.Loop, at: Operands) -> tuple[Array, ...]:
+    carried, captures = at.all(op.init), at.all(op.captures)
+    skip = int(op.has_condition)
+    collected: list[list[Array]] = []
+    for trip in range(op.trips):
+        outputs = _run(op.body, [np.asarray(trip, np.int64), *carried, *captures], at.loose)
+        carried = outputs[skip : skip + len(op.init)]
+        collected.append(outputs[skip + len(op.init) :])
+        if op.has_condition and not bool(outputs[0]):
+            break
+    types = [v.type for v in op.body.outputs[skip + len(op.init) :]]
+    stacked = (
+        np.stack(columns) if columns else np.zeros((0, *type.shape), to_numpy_dtype(type.dtype))
+        for type, columns in zip(types, _columns(collected, len(types)), strict=True)
+    )
+    return (*carried, *stacked)
+
+
+def _columns(rows: list[list[Array]], count: int) -> list[list[Array]]:
+    return [[row[i] for row in rows] for i in range(count)]
+
+
+def _cond(op: t.Cond, at: Operands) -> tuple[Array, ...]:
+    branch = op.then if bool(at(op.pred)) else op.orelse
+    return tuple(_run(branch, at.all(op.captures), at.loose))
+
+
+def _body(op: t.Fused | k.BodyKernel, at: Operands) -> tuple[Array, ...]:
+    return tuple(_run(op.body, at.all(op.args), at.loose))
+
+
+# ---------------------------------------------------------------------------- kernels
+
+
+def _epilogue(op: k.Gemm | k.Conv | k.Attention, product: Array, at: Operands) -> tuple[Array, ...]:
+    if op.epilogue is None:
+        return (product,)
+    return tuple(_run(op.epilogue, [product, *at.all(op.extra)], at.loose))
+
+
+def _right(op: k.Gemm | k.Conv, operand: Value, at: Operands) -> tuple[Value, Array]:
+    """The second factor as it is multiplied: what the prologue makes of it and its weights."""
+    if op.prologue is None:
+        return operand, at(operand)
+    (array,) = _run(op.prologue, [at(operand), *at.all(op.weights)], at.loose)
+    return Value(operand.name, op.prologue.outputs[0].type), array
+
+
+def _k_gemm(op: k.Gemm, at: Operands) -> tuple[Array, ...]:
+    _, right = _right(op, op.b, at)
+    a, b = _factors(at(op.a), right, op.acc)
+    return _epilogue(op, cast(np.matmul(a, b), op.acc, saturate=False), at)
+
+
+def _k_conv(op: k.Conv, at: Operands) -> tuple[Array, ...]:
+    w, array = _right(op, op.w, at)
+    direct = op.direct()
+    x, weights = _factors(at(op.x), array, op.acc)
+    source = Value(op.x.name, to_type(x)), Value(w.name, to_type(weights))
+    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
+    if isinstance(direct, t.ConvTranspose):
+        wider = t.ConvTranspose(*source, *parts, extra=op.grow)
+        product = _conv_transpose(wider, Operands(dict(zip(source, (x, weights))), at.loose))
+    else:
+        wider = t.Conv(*source, *parts)
+        product = _conv(wider, Operands(dict(zip(source, (x, weights))), at.loose))
+    return _epilogue(op, cast(product, op.acc, saturate=False), at)
+
+
+def _k_attention(op: k.Attention, at: Operands) -> tuple[Array, ...]:
+    return _epilogue(op, _attention(op.direct(), at), at)
+
+
+MEANINGS: dict[type[Op], Meaning] = {
+    t.Map: _map,
+    t.Cast: lambda op, at: cast(at(op.x), op.dtype, op.saturate, op.rounding),
+    t.Bitcast: _bitcast,
+    t.Constant: _constant,
+    t.Iota: _iota,
+    t.Reshape: _reshape,
+    t.Transpose: _transpose,
+    t.Broadcast: _broadcast,
+    t.Slice: _slice,
+    t.Concat: _concat,
+    t.Pad: _pad,
+    t.Gather: _gather,
+    t.GatherElements: _gather_elements,
+    t.GatherND: _gather_nd,
+    t.ScatterElements: _scatter_elements,
+    t.ScatterND: _scatter_nd,
+    t.Reduce: _reduce,
+    t.ArgReduce: _arg_reduce,
+    t.Cumulative: _cumulative,
+    t.TopK: _topk,
+    t.Softmax: _softmax,
+    t.Normalize: _normalize,
+    t.Pool: _pool,
+    t.Matmul: _matmul,
+    t.Conv: _conv,
+    t.ConvTranspose: _conv_transpose,
+    t.Attention: _attention,
+    t.Resize: _resize,
+    t.Routine: _routine,
+    t.Opaque: _opaque,
+    t.Loop: _loop,
+    t.Cond: _cond,
+    t.Fused: _body,
+    k.Gemm: _k_gemm,
+    k.Conv: _k_conv,
+    k.Attention: _k_attention,
+    k.Loop: _loop,
+    k.Cond: _cond,
+    **{op: _body for op in k.KERNELS.values() if issubclass(op, k.BodyKernel)},
+}
