@@ -1,4 +1,4 @@
-"""The two ways to make a graph: in order with `Builder`, or from another graph with `rewrite`."""
+"""The ways to make a graph: in order with `Builder`; from another with `rewrite` or `prune`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Builder:
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self._names = names or NameTable()
+        self._producers: dict[Value, Node] = {}
 
     def capture(self, value: Value) -> Value:
         """An input that keeps an outer value's name: for a region whose names come from one table
@@ -71,8 +72,18 @@ class Builder:
             for i, type in enumerate(op.types())
         )
         locs = self.locs if locs is None else locs
-        self.nodes.append(Node(op, results, locs, tile, cost))
+        self._append(Node(op, results, locs, tile, cost))
         return results
+
+    def _append(self, node: Node) -> None:
+        self.nodes.append(node)
+        for value in node.results:
+            self._producers[value] = node
+
+    def producer(self, value: Value) -> Op | None:
+        """The op that gives `value`; None for an input or param."""
+        node = self._producers.get(value)
+        return None if node is None else node.op
 
     def __call__(self, op: Op, name: str = "") -> Value:
         """`add` for an op with one result."""
@@ -81,7 +92,7 @@ class Builder:
     def put(self, node: Node) -> None:
         """Appends a node as it is; its result names must be free."""
         self._names.taken.update(v.name for v in node.results)
-        self.nodes.append(node)
+        self._append(node)
 
     def rename(self, start: int, names: Mapping[Value, Value]) -> None:
         """Replaces values defined by the nodes from `start` on, and their uses there."""
@@ -89,6 +100,7 @@ class Builder:
             node = self.nodes[i]
             results = tuple(names.get(v, v) for v in node.results)
             self.nodes[i] = replace(node, op=node.op.substitute(names), results=results)
+            self._producers.update((v, self.nodes[i]) for v in results)
 
     def finish(self, outputs: Iterable[Value]) -> Graph:
         return Graph(
@@ -153,3 +165,19 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
             b.rename(before, renamed)
     outputs = tuple(new.get(v, v) for v in graph.outputs)
     return b.finish(outputs)
+
+
+def prune(graph: Graph) -> Graph:
+    """The graph without the nodes whose results nobody reads; their locations are folded."""
+    live = set(graph.outputs)
+    kept: list[Node] = []
+    folded: list[Loc] = []
+    for node in reversed(graph.nodes):
+        if not any(v in live for v in node.results):
+            folded += node.locs
+            continue
+        op = node.op.with_regions(prune) if node.op.control else node.op
+        kept.append(node if op is node.op else replace(node, op=op))
+        live.update(op.operands)
+    folded = [*graph.folded, *reversed(folded)]
+    return replace(graph, nodes=tuple(reversed(kept)), folded=tuple(dict.fromkeys(folded)))

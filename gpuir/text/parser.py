@@ -25,7 +25,7 @@ PassText = tuple[str, dict[str, int | float | str | bool]]
 
 def parse(text: str, source: str = "<text>") -> Graph:
     """The graph that `text` states. Raises `TextError` with line and caret where it does not."""
-    return _Build(text, source).graph(_tree("graph", text, source), {})
+    return _Build(text, source).graph(_tree("graph", text, source))
 
 
 def parse_schedule(text: str, source: str = "<text>") -> Schedule:
@@ -124,7 +124,10 @@ class _Plain(Transformer[Token, Any]):
     """Trees as plain tuples, made while parsing."""
 
     def graph(self, level, name, target, *items):
-        return "graph", level, name, target, items
+        return level, name, target, items
+
+    def region(self, *items):
+        return "region", items
 
     def target(self, token):
         return token
@@ -320,17 +323,29 @@ class _Build:
             self.fail(token, found, "tile(m=64, n=64, k=32; stages=2, warps=4, split=1)")
         return found
 
-    def graph(self, tree: Any, outer: dict[str, Value]) -> Graph:
-        _, level, graph_name, target, items = tree
+    def graph(self, tree: Any) -> Graph:
+        level, name, target, items = tree
+        return self.items(
+            items,
+            name,
+            Level[str(level)],
+            self.name(name),
+            None if target is None else self.target(target),
+        )
+
+    def items(
+        self, items: Any, at: Token, level: Level, name: str = "", target: str | None = None
+    ) -> Graph:
+        """A graph or region from its lines; `at` is where to point when a line is missing."""
         values: dict[str, Value] = {}
         found: dict[str, list[Any]] = {"in": [], "param": [], "node": [], "folded": [], "assumed": []}
         outputs: list[Value] | None = None
         for item in items:
             kind = item[0]
             if outputs is not None:
-                self.fail(_first(item), "nothing comes after `out`")
+                self.fail(_first(item[1:]) or at, "nothing comes after `out`")
             if kind == "node":
-                found[kind].append(self.node(item, values))
+                found[kind].append(self.node(item, values, level, target))
             elif kind == "out":
                 outputs = [self.value(token, values) for token in item[1]]
             elif kind in ("folded", "assumed"):
@@ -338,17 +353,17 @@ class _Build:
             else:
                 found[kind].append(self.define(item[1], self.type(item[2]), values))
         if outputs is None:
-            self.fail(graph_name, "the graph has no `out` line", "out %a, %b as its last line")
+            self.fail(at, "there is no `out` line", "out %a, %b as the last line")
         return Graph(
-            level=Level[str(level)],
-            name=self.name(graph_name),
+            level=level,
+            name=name,
             inputs=tuple(found["in"]),
             params=tuple(found["param"]),
             nodes=tuple(found["node"]),
             outputs=tuple(outputs),
             folded=tuple(found["folded"]),
             assumed=tuple(found["assumed"]),
-            target=None if target is None else self.target(target),
+            target=target,
         )
 
     def define(self, token: Token, type: TensorType, values: dict[str, Value]) -> Value:
@@ -366,22 +381,32 @@ class _Build:
             )
         return value
 
-    def node(self, tree: Any, values: dict[str, Value]) -> Node:
+    def node(
+        self, tree: Any, values: dict[str, Value], level: Level, target: str | None
+    ) -> Node:
         _, results, op_token, args, rest = tree
         kind = VOCABULARY.get(op_token)
         if kind is None:
             self.fail(op_token, f"no op {op_token}", nearest(str(op_token), VOCABULARY))
         names, needed = _fields(kind)
         fields: dict[str, Any] = {}
+
+        def read(arg: Any) -> Any:
+            if type(arg) is tuple and arg[0] == "region":
+                if kind.control:
+                    return self.items(arg[1], op_token, level, target=target)
+                return self.items(arg[1], op_token, Level.graph)
+            return self.attribute(arg, values)
+
         for i, arg in enumerate(args):
             if type(arg) is tuple and arg[0] == "keyword":
                 key = str(arg[1])
                 if key not in names or key in fields:
                     what = "is given twice" if key in fields else f"is no field of {op_token}"
                     self.fail(arg[1], f"{key} {what}", ", ".join(names))
-                fields[key] = self.attribute(arg[2], values)
+                fields[key] = read(arg[2])
             elif i < len(names) and len(fields) == i:
-                fields[names[i]] = self.attribute(arg, values)
+                fields[names[i]] = read(arg)
             else:
                 self.fail(op_token, f"{op_token} has too many arguments", ", ".join(names))
         if missing := needed - set(fields):
@@ -422,8 +447,6 @@ class _Build:
 
     def attribute(self, tree: Any, values: dict[str, Value]) -> Any:
         if type(tree) is tuple:
-            if tree[0] == "graph":
-                return self.graph(tree, values)
             return tuple(self.attribute(item, values) for item in tree[1])
         kind, text = tree.type, str(tree)
         if kind == "VALUE":
@@ -443,11 +466,13 @@ class _Build:
         self.fail(tree, f"{text!r} is no value", "true, false, none, a dtype, or quotes around it")
 
 
-def _first(tree: Any) -> Token:
+def _first(tree: Any) -> Token | None:
     """The first token in a tree, for the caret."""
     if isinstance(tree, Token):
         return tree
-    return next(t for t in (_first(x) for x in tree if isinstance(x, tuple | Token)) if t)
+    if not isinstance(tree, tuple):
+        return None
+    return next((token for part in tree if (token := _first(part))), None)
 
 
 def _signature(kind: type[Op]) -> str:

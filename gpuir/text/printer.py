@@ -20,7 +20,7 @@ def show(thing: Graph | Schedule) -> str:
     if isinstance(thing, Schedule):
         return _schedule(thing)
     lines: list[str] = []
-    _graph(thing, "", lines, "", "")
+    _graph(thing, "", lines, _header(thing))
     return "\n".join(lines) + "\n"
 
 
@@ -38,11 +38,16 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _graph(g: Graph, indent: str, lines: list[str], before: str, after: str) -> None:
-    """Appends the graph's lines; `before` opens its first line, `after` ends its last."""
-    inner = indent + "  "
+def _header(g: Graph) -> str:
     target = f" for {target_text(g.target)}" if g.target is not None else ""
-    lines.append(f"{indent}{before}{g.level.name} @{quoted(g.name)}{target} {{")
+    return f"{g.level.name} @{quoted(g.name)}{target} "
+
+
+def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:
+    """Appends the graph's lines, the first one opened by `before`. A region has no header: its
+    level and target follow from the op it belongs to."""
+    inner = indent + "  "
+    lines.append(f"{indent}{before}{{")
     lines += [f"{inner}in %{quoted(v.name)}: {v.type}" for v in g.inputs]
     lines += [f"{inner}param %{quoted(v.name)}: {v.type}" for v in g.params]
     for node in g.nodes:
@@ -51,7 +56,7 @@ def _graph(g: Graph, indent: str, lines: list[str], before: str, after: str) -> 
         lines.append(f"{inner}folded at {', '.join(map(_string, g.folded))}")
     lines += [f"{inner}assumed {_string(text)}" for text in g.assumed]
     lines.append(f"{inner}out {', '.join(f'%{quoted(v.name)}' for v in g.outputs)}".rstrip())
-    lines.append(f"{indent}}}{after}")
+    lines.append(f"{indent}}}")
 
 
 @cache
@@ -80,7 +85,7 @@ def _node(node: Node, indent: str, lines: list[str]) -> None:
         else:
             label = f"{name}="
         if isinstance(value, Graph):
-            _graph(value, indent, lines, f"{text}{separator}{label}", "")
+            _graph(value, indent, lines, f"{text}{separator}{label}")
             text, separator = lines.pop()[len(indent) :], ", "
         else:
             text += f"{separator}{label}{_value(value)}"

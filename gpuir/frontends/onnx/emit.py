@@ -53,7 +53,7 @@ class Emitter:
 
     def __init__(self, name: str, scope: Scope | None = None, inside: Emitter | None = None):
         self._names: NameTable = inside._names if inside else NameTable()
-        self.builder = Builder(Level.graph, name, names=self._names)
+        self.builder = Builder(Level.graph, "" if inside else name, names=self._names)
         self.outer = inside
         self.scope = inside.scope if inside else scope or Scope()
         self.known: dict[Value, Const] = {}

@@ -1,0 +1,134 @@
+"""Removes what computes nothing and merges what computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuir.ir.build import Builder, prune, rewrite
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+
+
+@dataclass(frozen=True)
+class Canonicalize(Pass):
+    """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
+    of transposes and of slices. Later passes see better after it; none relies on it."""
+
+    name = "canonicalize"
+    takes = gives = Level.graph
+
+    def run(self, g: Graph) -> Graph:
+        return prune(merge_equal(rewrite(g, simplify)))
+
+
+def simplify(n: Node, b: Builder) -> tuple[Value, ...] | None:
+    """op  →  a simpler one, or the value it equals, until no rule applies."""
+    op: Op | Value = n.op
+    while isinstance(op, Op):
+        new = next((new for rule in RULES if (new := rule(op, b)) is not None), None)
+        if new is None:
+            return None if op is n.op else b.add(op)
+        op = new
+    return (op,)
+
+
+def drop_identity(op: Op, b: Builder) -> Op | Value | None:
+    """t.map("identity", [x]), a cast, reshape, transpose, broadcast, slice, pad or concat that
+    changes nothing  →  x"""
+    match op:
+        case t.Map("identity", (x,)):
+            return x
+        case t.Reshape(x) | t.Broadcast(x) if op.shape == x.type.shape:
+            return x
+        case t.Transpose(x, perm) if perm == tuple(range(len(perm))):
+            return x
+        case t.Cast(x, dtype) | t.Bitcast(x, dtype) if dtype == x.type.dtype:
+            return x
+        case t.Slice(x, _, sizes, steps) if sizes == x.type.shape and all(s > 0 for s in steps):
+            return x
+        case t.Pad(x, low, high) if not any(low) and not any(high):
+            return x
+        case t.Concat((x,)):
+            return x
+        case _:
+            return None
+
+
+def join_layouts(op: Op, b: Builder) -> Op | None:
+    """reshape(reshape(x))  →  reshape(x); likewise transposes, and slices by positive steps"""
+    match op:
+        case t.Reshape(y, shape):
+            if isinstance(inner := b.producer(y), t.Reshape):
+                return t.Reshape(inner.x, shape)
+        case t.Transpose(y, perm):
+            if isinstance(inner := b.producer(y), t.Transpose):
+                return t.Transpose(inner.x, tuple(inner.perm[p] for p in perm))
+        case t.Slice(y, starts, sizes, steps):
+            if isinstance(inner := b.producer(y), t.Slice):
+                rows = list(zip(inner.starts, inner.steps, starts, steps, strict=True))
+                return t.Slice(
+                    inner.x,
+                    tuple(a + s * i for a, s, i, _ in rows),
+                    sizes,
+                    tuple(s * k for _, s, _, k in rows),
+                )
+        case _:
+            pass
+    return None
+
+
+def transpose_of_units(op: Op, b: Builder) -> Op | None:
+    """A transpose that moves only axes of extent 1  →  a reshape"""
+    match op:
+        case t.Transpose(x, perm):
+            moved = [p for p in perm if x.type.shape[p] != 1]
+            if moved == sorted(moved):
+                return t.Reshape(x, tuple(x.type.shape[p] for p in perm))
+        case _:
+            pass
+    return None
+
+
+def immediate(op: Op, b: Builder) -> Op | None:
+    """t.map(fn, [x, c])  →  t.map(fn, [x], [c])  where c is a constant of one cell that does not
+    widen the result"""
+    match op:
+        case t.Map(fn, (*rest, last), imm) if rest and fn != "where" and last.type.size == 1:
+            constant = b.producer(last)
+            if not isinstance(constant, t.Constant):
+                return None
+            shape = t.broadcast(*(v.type.shape for v in rest))
+            if t.broadcast(shape, last.type.shape) != shape:
+                return None
+            if all(isinstance(b.producer(v), t.Constant) for v in rest):
+                return None
+            return t.Map(fn, tuple(rest), (constant.data[0], *imm))
+        case _:
+            return None
+
+
+def drop_neutral(op: Op, b: Builder) -> Value | None:
+    """x + 0, x - 0, x * 1, x / 1, x ** 1  →  x"""
+    match op:
+        case t.Map("add" | "sub", (x,), (0,)) | t.Map("mul" | "div" | "pow", (x,), (1,)):
+            return x
+        case _:
+            return None
+
+
+RULES = (drop_identity, join_layouts, transpose_of_units, immediate, drop_neutral)
+
+
+def merge_equal(g: Graph) -> Graph:
+    """%a = op(x), %b = op(x)  →  %a = op(x), with %a for %b, within one graph or region. Control
+    flow stays as it is, and routines too: some draw random numbers."""
+    seen: dict[tuple[Builder, Op], tuple[Value, ...]] = {}
+
+    def rule(n: Node, b: Builder) -> tuple[Value, ...] | None:
+        if n.op.control or isinstance(n.op, t.Routine | t.Opaque):
+            return None
+        first = seen.setdefault((b, n.op), n.results)
+        return None if first is n.results else first
+
+    return rewrite(g, rule)

@@ -1,0 +1,354 @@
+"""Groups tensor ops into launches: what one kernel can do without going through memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpuir.ir.build import Builder
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+
+Kind = Literal["contraction", "reduce", "map", "layout", "move", "alone"]
+
+KINDS: dict[Kind, tuple[type[Op], ...]] = {
+    "contraction": (t.Matmul, t.Conv, t.ConvTranspose, t.Attention),
+    "reduce": (t.Reduce, t.ArgReduce, t.Softmax, t.Normalize),
+    "map": t.POINTWISE,
+    "layout": t.LAYOUT,
+    "move": (t.Concat, t.Pad),
+}
+GENERATORS = (t.Constant, t.Iota)
+
+
+@dataclass(frozen=True)
+class Fuse(Pass):
+    """Groups ops into `t.fused`, one launch's worth of work each, with what each sees as arguments.
+
+    Pointwise ops join the contraction, reduction or pointwise group that feeds them, where the
+    result has the group's own shape; groups that meet in a pointwise op merge (diamonds). A
+    reduction takes in the pointwise group that feeds it alone, and further reductions over the same
+    axes of the same cells. The dequantisation of a weight joins the contraction that reads it.
+    Chains of layout ops make one group. `max_ops` bounds the ops of a group; `epilogues` off keeps
+    contractions alone.
+    """
+
+    max_ops: int = 64
+    epilogues: bool = True
+
+    name = "fuse"
+    takes = Level.graph
+    gives = Level.fused
+
+    def run(self, g: Graph) -> Graph:
+        return _Fuser(g, self).run()
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes that will share a launch, by their places in the graph."""
+
+    kind: Kind
+    members: list[int]
+    shape: tuple[int, ...]  # what each cell of its nest stands for: a pointwise op must fit it
+    axes: tuple[int, ...] = ()  # of a reduce group
+    into: Group | None = field(default=None, repr=False)  # merged away
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """The shape of a reduce group's per-row results, reduced axes kept as 1."""
+        return tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
+
+
+def kind_of(op: Op) -> Kind:
+    return next((kind for kind, types in KINDS.items() if isinstance(op, types)), "alone")
+
+
+def reduced_axes(op: Op) -> tuple[int, ...]:
+    match op:
+        case t.Reduce() | t.Normalize():
+            return tuple(sorted(op.axes))
+        case t.ArgReduce() | t.Softmax():
+            return (op.axis,)
+        case _:
+            return ()
+
+
+class _Fuser:
+    def __init__(self, g: Graph, options: Fuse):
+        self.g, self.options = g, options
+        self.producer = {v: i for i, n in enumerate(g.nodes) for v in n.results}
+        self.users: dict[Value, list[int]] = {}
+        for i, n in enumerate(g.nodes):
+            for v in dict.fromkeys(n.op.operands):
+                self.users.setdefault(v, []).append(i)
+        self.outputs = set(g.outputs)
+        self.groups: list[Group | None] = [None] * len(g.nodes)
+        self.params = set(g.params)
+
+    # -- the walk
+
+    def run(self) -> Graph:
+        for i, node in enumerate(self.g.nodes):
+            if isinstance(node.op, GENERATORS):
+                continue  # repeated in each group that reads it
+            group = self.join(i, node.op) or self.start(i, node.op)
+            self.groups[i] = group
+            if group.kind == "contraction" and group.members == [i]:
+                self.take_dequantised(group, node.op)
+        return self.build()
+
+    def start(self, i: int, op: Op) -> Group:
+        kind = kind_of(op)
+        types = op.types()
+        shape = types[0].shape if types else ()
+        if kind != "reduce":
+            return Group(kind, [i], shape)
+        x = op.operands[0]
+        group = Group(kind, [i], x.type.shape, reduced_axes(op))
+        self.groups[i] = group
+        for v in op.operands:
+            feeder = self.group_of(v)
+            if feeder and feeder.kind == "map" and feeder.shape == group.shape:
+                self.merge(feeder, group)
+        return group
+
+    def group_of(self, v: Value) -> Group | None:
+        """The group that makes `v`; None for inputs, params and generators."""
+        i = self.producer.get(v)
+        group = None if i is None else self.groups[i]
+        while group is not None and group.into is not None:
+            group = group.into
+        return group
+
+    def members(self, group: Group) -> Iterator[Node]:
+        return (self.g.nodes[i] for i in group.members)
+
+    # -- joining
+
+    def join(self, i: int, op: Op) -> Group | None:
+        """Puts node i into the group of one of its operands, if any may have it."""
+        kind = kind_of(op)
+        feeders = list(dict.fromkeys(f for v in op.operands if (f := self.group_of(v))))
+        rank = {"contraction": 0, "reduce": 1, "map": 2, "layout": 3}
+        feeders.sort(key=lambda f: rank.get(f.kind, 4))
+        for group in feeders:
+            if self.accepts(group, i, op, kind) and not self.is_cyclic(group, op.operands):
+                group.members.append(i)
+                self.groups[i] = group
+                if kind == "map" and group.kind in ("map", "reduce", "contraction"):
+                    for other in feeders:
+                        if other is not group and other.kind == "map" and other.into is None:
+                            self.merge(other, group)
+                if kind == "reduce":
+                    for other in feeders:
+                        if other is not group and other.shape == group.shape:
+                            self.merge(other, group)
+                return group
+        return None
+
+    def accepts(self, group: Group, i: int, op: Op, kind: Kind) -> bool:
+        if len(group.members) >= self.options.max_ops:
+            return False
+        shape = op.types()[0].shape if not op.control else ()
+        match group.kind, kind:
+            case "map", "map":
+                return shape == group.shape
+            case "contraction", "map":
+                return self.options.epilogues and shape == group.shape and self.is_closed(group, i)
+            case "reduce", "map":
+                return shape == group.shape or shape == group.outer
+            case "reduce", "reduce":
+                x = op.operands[0]
+                return x.type.shape == group.shape and reduced_axes(op) == group.axes
+            case "reduce", "layout":
+                # only adds or drops the reduced axes of a per-row value
+                return isinstance(op, t.Reshape) and shape == group.outer and self.is_closed(group, i)
+            case "layout", "layout":
+                return self.is_closed(group, i)
+            case "layout", "move":
+                return False
+            case _:
+                return False
+
+    def is_closed(self, group: Group, i: int) -> bool:
+        """Whether what the group makes is read only inside it and by node i: nothing to store."""
+        for node in self.members(group):
+            for v in node.results:
+                if v in self.outputs:
+                    return False
+                for user in self.users.get(v, ()):
+                    if user != i and user not in group.members and not self.will_join(group, user, i):
+                        return False
+        return True
+
+    def will_join(self, group: Group, user: int, i: int) -> bool:
+        """Whether a later user of the group is a pointwise op on the way to a diamond's end: its own
+        shape fits, and all it reads is in the group, known outside, or node i's result."""
+        op = self.g.nodes[user].op
+        if group.kind != "contraction" or kind_of(op) != "map" or user < i:
+            return False
+        if op.types()[0].shape != group.shape:
+            return False
+        for v in op.operands:
+            made = self.producer.get(v)
+            if made is None or made in group.members or made == i or made < group.members[0]:
+                continue
+            node = self.g.nodes[made]
+            if isinstance(node.op, GENERATORS):
+                continue
+            if kind_of(node.op) != "map" or node.op.types()[0].shape != group.shape:
+                return False
+            if user - made > self.options.max_ops or not self.will_join(group, made, i):
+                return False
+        return True
+
+    def merge(self, feeder: Group, group: Group) -> None:
+        """Takes a pointwise group into another that is its only reader."""
+        if feeder is group or len(feeder.members) + len(group.members) > self.options.max_ops:
+            return
+        if feeder.kind != "map" or feeder.shape not in (group.shape, group.outer):
+            return
+        inside = set(group.members) | set(feeder.members)
+        for node in self.members(feeder):
+            for v in node.results:
+                if v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
+                    return
+        operands = [v for n in self.members(feeder) for v in n.op.operands]
+        if self.is_cyclic(group, operands):
+            return
+        feeder.into = group
+        group.members = sorted(inside)
+
+    def take_dequantised(self, group: Group, op: Op) -> None:
+        """The pointwise group that makes the right operand from params alone joins the contraction:
+        a weight is dequantised on its way into the tile."""
+        if not isinstance(op, t.Matmul | t.Conv):
+            return
+        weight = op.b if isinstance(op, t.Matmul) else op.w
+        feeder = self.group_of(weight)
+        if feeder is None or feeder.kind != "map":
+            return
+        inside = set(feeder.members)
+        for node in self.members(feeder):
+            for v in node.op.operands:
+                made = self.producer.get(v)
+                from_param = v in self.params if made is None else made in inside
+                generator = made is not None and isinstance(self.g.nodes[made].op, GENERATORS)
+                if not (from_param or generator):
+                    return
+            if any(v in self.outputs for v in node.results):
+                return
+        only = (u for n in self.members(feeder) for v in n.results for u in self.users[v])
+        if all(u in inside or u in group.members for u in only):
+            feeder.into = group
+            group.members = sorted({*feeder.members, *group.members})
+
+    def is_cyclic(self, group: Group, operands: tuple[Value, ...] | list[Value]) -> bool:
+        """Whether an operand made outside the group depends on the group: joining would make the
+        launch wait for itself."""
+        first = min(group.members)
+        seen: set[int] = set()
+        stack = [f for v in operands if (f := self.group_of(v)) and f is not group]
+        while stack:
+            other = stack.pop()
+            if id(other) in seen or max(other.members) < first:
+                continue
+            seen.add(id(other))
+            for node in self.members(other):
+                for v in node.op.operands:
+                    feeder = self.group_of(v)
+                    if feeder is group:
+                        return True
+                    if feeder is not None and feeder is not other:
+                        stack.append(feeder)
+        return False
+
+    # -- the result
+
+    def build(self) -> Graph:
+        g = self.g
+        b = Builder(Level.fused, g.name, g.target)
+        b.folded += g.folded
+        b.assumed += g.assumed
+        for v in g.inputs:
+            b.input(v.name, v.type)
+        for v in g.params:
+            b.param(v.name, v.type)
+        for group in self.ordered():
+            node = g.nodes[group.members[0]]
+            if node.op.control:
+                op = node.op.with_regions(lambda region: _Fuser(region, self.options).run())
+                b.put(Node(op, node.results, node.locs))
+            else:
+                b.put(self.fused(group))
+        for i, node in enumerate(g.nodes):
+            if isinstance(node.op, GENERATORS):
+                if any(v in self.outputs for v in node.results) or self.feeds_control(node):
+                    b.nodes.insert(self.generated, self.fused(Group("alone", [i], ())))
+                    self.generated += 1
+                elif not any(v in self.users for v in node.results):
+                    b.folded += node.locs
+        return b.finish(g.outputs)
+
+    generated = 0
+
+    def feeds_control(self, node: Node) -> bool:
+        users = (u for v in node.results for u in self.users.get(v, ()))
+        return any(self.g.nodes[u].op.control for u in users)
+
+    def ordered(self) -> list[Group]:
+        """Groups so that each comes after those it reads, as near to the model's order as can be."""
+        groups = {id(f): f for v in self.producer if (f := self.group_of(v))}
+        order: list[Group] = []
+        done: set[int] = set()
+        for root in sorted(groups.values(), key=lambda f: f.members[0]):
+            stack = [(root, iter(self.feeders(root)))]
+            while stack:
+                group, rest = stack[-1]
+                if id(group) in done:
+                    stack.pop()
+                    continue
+                ahead = next((f for f in rest if id(f) not in done), None)
+                if ahead is None:
+                    done.add(id(group))
+                    order.append(group)
+                    stack.pop()
+                else:
+                    stack.append((ahead, iter(self.feeders(ahead))))
+        return order
+
+    def feeders(self, group: Group) -> list[Group]:
+        found = (self.group_of(v) for n in self.members(group) for v in n.op.operands)
+        return [f for f in dict.fromkeys(found) if f is not None and f is not group]
+
+    def fused(self, group: Group) -> Node:
+        """The group as one node: its body in the model's order, generators it reads repeated."""
+        nodes = [self.g.nodes[i] for i in group.members]
+        made = {v for n in nodes for v in n.results}
+        generators: dict[int, Node] = {}
+        args: dict[Value, None] = {}
+        for node in nodes:
+            for v in node.op.operands:
+                i = self.producer.get(v)
+                if v in made:
+                    continue
+                if i is not None and isinstance(self.g.nodes[i].op, GENERATORS):
+                    generators[i] = self.g.nodes[i]
+                else:
+                    args[v] = None
+        inside = set(group.members)
+        outputs = [
+            v
+            for n in nodes
+            for v in n.results
+            if v in self.outputs or any(u not in inside for u in self.users.get(v, ()))
+        ]
+        if not outputs:  # nobody reads it: all its results, as the model has them
+            outputs = list(nodes[-1].results)
+        everything = (*(generators[i] for i in sorted(generators)), *nodes)
+        body = Graph(Level.graph, "", tuple(args), (), everything, tuple(outputs))
+        locs = tuple(dict.fromkeys(loc for n in everything for loc in n.locs))
+        return Node(t.Fused(tuple(args), body), tuple(outputs), locs)
