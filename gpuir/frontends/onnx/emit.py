@@ -181,6 +181,7 @@ class Emitter:
                 data = data[:1]
             return self.builder(t.Constant(value.type, tuple(x.item() for x in data)), name)
         if self.outer is not None:
+            self.outer.known.setdefault(value, const)  # folded in here, a param out there
             self.captures.append(value)
             return self.builder.input(name, value.type)  # param in the outermost graph
         here = self.builder.param(name, value.type)
