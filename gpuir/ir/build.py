@@ -41,12 +41,12 @@ class Builder:
         return value
 
     def input(self, name: str, type: TensorType) -> Value:
-        value = Value(self._names.fresh(name), type)
+        value = Value(self._names.claim(name), type)
         self._inputs.append(value)
         return value
 
     def param(self, name: str, type: TensorType) -> Value:
-        value = Value(self._names.fresh(name), type)
+        value = Value(self._names.claim(name), type)
         self._params.append(value)
         return value
 

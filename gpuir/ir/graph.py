@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -203,6 +203,19 @@ class NameTable:
 
     taken: set[str] = field(default_factory=set[str])
     counts: dict[str, int] = field(default_factory=dict[str, int])
+    kept: set[str] = field(default_factory=set[str])  # taken, for whoever claims them
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Sets names aside: `fresh` avoids them, and the first to `claim` one gets it."""
+        self.kept.update(name for name in names if name not in self.taken)
+        self.taken.update(self.kept)
+
+    def claim(self, wanted: str) -> str:
+        """The wanted name if it is free or was kept, else a fresh one."""
+        if wanted in self.kept:
+            self.kept.discard(wanted)
+            return wanted
+        return self.fresh(wanted)
 
     def fresh(self, wanted: str) -> str:
         name = wanted or "v"

@@ -109,4 +109,3 @@ class _Verifier:
                 self.fail(node, "time is less than a term", f"at least {most}", str(cost.time_s))
             if cost.term(cost.bound) < most * (1 - 1e-9):
                 self.fail(node, "bound is not the largest term", worst, cost.bound)
-

@@ -86,7 +86,9 @@ class Gemm(KernelOp):
     def accumulator(self) -> TensorType:
         a, b = self.a.type.shape, self.right.shape
         if a[-1] != b[-2]:
-            raise ModelError("k.gemm: inner dimensions differ", found=f"{self.a.type}, {self.right}")
+            raise ModelError(
+                "k.gemm: inner dimensions differ", found=f"{self.a.type}, {self.right}"
+            )
         return TensorType((*t.broadcast(a[:-2], b[:-2]), a[-2], b[-1]), self.acc)
 
     def types(self) -> tuple[TensorType, ...]:
@@ -363,7 +365,9 @@ class Pool(BodyKernel):
         outer = max(type.size for type in types)
         return Space(
             dims={"o": outer, "r": self.rows},
-            reads=tuple(Access(v.type, ("o", "r") if i == 0 else ("o",)) for i, v in enumerate(self.args)),
+            reads=tuple(
+                Access(v.type, ("o", "r") if i == 0 else ("o",)) for i, v in enumerate(self.args)
+            ),
             writes=tuple(Access(type, ("o",)) for type in types),
             reduced=("r",),
         )
@@ -433,5 +437,19 @@ class Cond(t.Cond):
 
 KERNELS: dict[str, type[Op]] = {
     op.name: op
-    for op in (Gemm, Conv, Attention, Map, Reduce, Pool, Gather, Scatter, Copy, Opaque, View, Loop, Cond)
+    for op in (
+        Gemm,
+        Conv,
+        Attention,
+        Map,
+        Reduce,
+        Pool,
+        Gather,
+        Scatter,
+        Copy,
+        Opaque,
+        View,
+        Loop,
+        Cond,
+    )
 }

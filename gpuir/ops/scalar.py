@@ -48,7 +48,16 @@ SCALARS: dict[str, Scalar] = {
     **{name: Scalar(2, flops=2) for name in ("mod", "fmod")},  # sign of divisor, of dividend
     **{
         name: Scalar(2)
-        for name in ("bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "and", "or", "xor")
+        for name in (
+            "bit_and",
+            "bit_or",
+            "bit_xor",
+            "shift_left",
+            "shift_right",
+            "and",
+            "or",
+            "xor",
+        )
     },
     "not": Scalar(1),
     **{name: Scalar(2, gives="bool") for name in ("eq", "ne", "lt", "le", "gt", "ge")},

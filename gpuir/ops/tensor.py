@@ -31,9 +31,7 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         wide = {n for n in column if n != 1}
         if len(wide) > 1:
             found = ", ".join(str(list(s)) for s in shapes)
-            raise ModelError(
-                "shapes do not broadcast", expected="equal extents, or 1", found=found
-            )
+            raise ModelError("shapes do not broadcast", expected="equal extents, or 1", found=found)
         result.append(wide.pop() if wide else 1)
     return tuple(result)
 
@@ -65,7 +63,9 @@ class Map(Op):
     def types(self) -> tuple[TensorType, ...]:
         row = SCALARS.get(self.fn)
         if row is None:
-            raise ModelError(f"t.map: no scalar function {self.fn!r}", expected=nearest(self.fn, SCALARS))
+            raise ModelError(
+                f"t.map: no scalar function {self.fn!r}", expected=nearest(self.fn, SCALARS)
+            )
         found = len(self.args) + len(self.imm)
         _check(found == row.arity, f"t.map {self.fn}: wrong number of arguments", row.arity, found)
         types = [v.type for v in self.args]
@@ -122,7 +122,12 @@ class Constant(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         size = self.type.size
-        _check(len(self.data) in (1, size), "t.constant: wrong number of elements", size, len(self.data))
+        _check(
+            len(self.data) in (1, size),
+            "t.constant: wrong number of elements",
+            size,
+            len(self.data),
+        )
         return (self.type,)
 
 
@@ -227,9 +232,13 @@ class Concat(Op):
     def types(self) -> tuple[TensorType, ...]:
         first = self.args[0].type
         _axis("t.concat", self.axis, first)
-        rest = [t.shape[: self.axis] + t.shape[self.axis + 1 :] for t in (v.type for v in self.args)]
+        rest = [
+            t.shape[: self.axis] + t.shape[self.axis + 1 :] for t in (v.type for v in self.args)
+        ]
         found = ", ".join(str(v.type) for v in self.args)
-        alike = all(r == rest[0] for r in rest) and all(v.type.dtype == first.dtype for v in self.args)
+        alike = all(r == rest[0] for r in rest) and all(
+            v.type.dtype == first.dtype for v in self.args
+        )
         _check(alike, "t.concat: operands differ", f"alike but for axis {self.axis}", found)
         total = sum(v.type.shape[self.axis] for v in self.args)
         shape = first.shape[: self.axis] + (total,) + first.shape[self.axis + 1 :]
@@ -254,7 +263,9 @@ class Pad(Op):
     def types(self) -> tuple[TensorType, ...]:
         rows = zip(self.x.type.shape, self.low, self.high, strict=True)
         shape = tuple(n + a + b for n, a, b in rows)
-        _check(min(shape, default=0) >= 0, "t.pad: crops more than there is", self.x.type, list(shape))
+        _check(
+            min(shape, default=0) >= 0, "t.pad: crops more than there is", self.x.type, list(shape)
+        )
         return (TensorType(shape, self.x.type.dtype),)
 
 
@@ -304,7 +315,12 @@ class GatherND(Op):
         index, shape = self.indices.type.shape, self.x.type.shape
         _check(len(index) > self.batch, "t.gather_nd: indices have too few axes")
         depth = index[-1]
-        _check(self.batch + depth <= len(shape), "t.gather_nd: more indices than axes", self.x.type, depth)
+        _check(
+            self.batch + depth <= len(shape),
+            "t.gather_nd: more indices than axes",
+            self.x.type,
+            depth,
+        )
         return (TensorType(index[:-1] + shape[self.batch + depth :], self.x.type.dtype),)
 
 
@@ -542,7 +558,9 @@ class Matmul(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         a, b = self.a.type, self.b.type
-        _check(min(a.rank, b.rank) >= 2, "t.matmul: operands have two axes or more", found=f"{a}, {b}")
+        _check(
+            min(a.rank, b.rank) >= 2, "t.matmul: operands have two axes or more", found=f"{a}, {b}"
+        )
         _check(
             a.shape[-1] == b.shape[-2],
             "t.matmul: inner dimensions differ",
@@ -624,7 +642,8 @@ class ConvTranspose(Op):
         _check(ok, "t.conv_transpose: weights do not fit", f"w with {c} rows", f"x: {x}, w: {w}")
         extra = self.extra or (0,) * len(spatial)
         parts = zip(
-            *(spatial, window, self.strides, self.low, self.high, self.dilations, extra), strict=True
+            *(spatial, window, self.strides, self.low, self.high, self.dilations, extra),
+            strict=True,
         )
         extents = tuple((i - 1) * s - a - b + d * (r - 1) + 1 + e for i, r, s, a, b, d, e in parts)
         _check(min(extents, default=0) >= 0, "t.conv_transpose: crops more than there is")
@@ -670,7 +689,12 @@ class Attention(Op):
             and q.shape[-3] % k.shape[-3] == 0
         )
         found = f"q: {q}, k: {k}, v: {v}"
-        _check(ok, "t.attention: operands do not fit", "[.., h, s, e], [.., g, d, e], [.., g, d, f]", found)
+        _check(
+            ok,
+            "t.attention: operands do not fit",
+            "[.., h, s, e], [.., g, d, e], [.., g, d, f]",
+            found,
+        )
         if self.mask is not None:
             scores = (*q.shape[:-1], k.shape[-2])
             fits = broadcast(self.mask.type.shape, scores) == scores
@@ -717,7 +741,12 @@ class Resize(Op):
         return per_axis ** sum(a != b for a, b in zip(self.x.type.shape, self.shape, strict=True))
 
     def types(self) -> tuple[TensorType, ...]:
-        _check(len(self.shape) == self.x.type.rank, "t.resize: rank changes", self.x.type, list(self.shape))
+        _check(
+            len(self.shape) == self.x.type.rank,
+            "t.resize: rank changes",
+            self.x.type,
+            list(self.shape),
+        )
         return (TensorType(self.shape, self.x.type.dtype),)
 
     def flops(self) -> int:

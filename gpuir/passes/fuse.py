@@ -165,7 +165,9 @@ class _Fuser:
                 return x.type.shape == group.shape and reduced_axes(op) == group.axes
             case "reduce", "layout":
                 # only adds or drops the reduced axes of a per-row value
-                return isinstance(op, t.Reshape) and shape == group.outer and self.is_closed(group, i)
+                return (
+                    isinstance(op, t.Reshape) and shape == group.outer and self.is_closed(group, i)
+                )
             case "layout", "layout":
                 return self.is_closed(group, i)
             case "layout", "move":
@@ -180,7 +182,11 @@ class _Fuser:
                 if v in self.outputs:
                     return False
                 for user in self.users.get(v, ()):
-                    if user != i and user not in group.members and not self.will_join(group, user, i):
+                    if (
+                        user != i
+                        and user not in group.members
+                        and not self.will_join(group, user, i)
+                    ):
                         return False
         return True
 
@@ -277,6 +283,12 @@ class _Fuser:
             b.input(v.name, v.type)
         for v in g.params:
             b.param(v.name, v.type)
+        for i, node in enumerate(g.nodes):
+            if isinstance(node.op, GENERATORS):
+                if self.is_stored(node):
+                    b.put(self.fused(Group("alone", [i], ())))
+                elif not any(v in self.users for v in node.results):
+                    b.folded += node.locs
         for group in self.ordered():
             node = g.nodes[group.members[0]]
             if node.op.control:
@@ -284,20 +296,16 @@ class _Fuser:
                 b.put(Node(op, node.results, node.locs))
             else:
                 b.put(self.fused(group))
-        for i, node in enumerate(g.nodes):
-            if isinstance(node.op, GENERATORS):
-                if any(v in self.outputs for v in node.results) or self.feeds_control(node):
-                    b.nodes.insert(self.generated, self.fused(Group("alone", [i], ())))
-                    self.generated += 1
-                elif not any(v in self.users for v in node.results):
-                    b.folded += node.locs
         return b.finish(g.outputs)
 
-    generated = 0
-
-    def feeds_control(self, node: Node) -> bool:
-        users = (u for v in node.results for u in self.users.get(v, ()))
-        return any(self.g.nodes[u].op.control for u in users)
+    def is_stored(self, generator: Node) -> bool:
+        """Whether a constant needs memory: as an output, or where control flow or a contraction
+        reads it as an operand proper."""
+        readers = (u for v in generator.results for u in self.users.get(v, ()))
+        ops = [self.g.nodes[u].op for u in readers]
+        return any(v in self.outputs for v in generator.results) or any(
+            op.control or op.contraction for op in ops
+        )
 
     def ordered(self) -> list[Group]:
         """Groups so that each comes after those it reads, as near to the model's order as can be."""
@@ -335,7 +343,8 @@ class _Fuser:
                 i = self.producer.get(v)
                 if v in made:
                     continue
-                if i is not None and isinstance(self.g.nodes[i].op, GENERATORS):
+                generator = i is not None and isinstance(self.g.nodes[i].op, GENERATORS)
+                if i is not None and generator and not node.op.contraction:
                     generators[i] = self.g.nodes[i]
                 else:
                     args[v] = None

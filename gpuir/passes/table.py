@@ -30,9 +30,7 @@ def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type
     installed = {e.name: e for e in entry_points(group="gpuir.passes")}
     if name in installed:
         return installed[name].load()
-    raise UsageError(
-        f"no pass {name!r}", expected=nearest(name, [*PASSES, *loaded, *installed])
-    )
+    raise UsageError(f"no pass {name!r}", expected=nearest(name, [*PASSES, *loaded, *installed]))
 
 
 def pipeline(text: str, loaded: Mapping[str, type[Pass]] | None = None) -> Pipeline:

@@ -255,7 +255,7 @@ def _cost(text: str) -> Cost | str:
     while at < len(body):
         m = NOTE.match(body, at)
         if m is None:
-            return "not like cost(time_s=1e-6, bound=memory, by=\"roofline@1\", memory=1e-6)"
+            return 'not like cost(time_s=1e-6, bound=memory, by="roofline@1", memory=1e-6)'
         key, value = m[1], m[2]
         try:
             if len(known) < 3 and key in ("time_s", "bound", "by"):
@@ -338,7 +338,13 @@ class _Build:
     ) -> Graph:
         """A graph or region from its lines; `at` is where to point when a line is missing."""
         values: dict[str, Value] = {}
-        found: dict[str, list[Any]] = {"in": [], "param": [], "node": [], "folded": [], "assumed": []}
+        found: dict[str, list[Any]] = {
+            "in": [],
+            "param": [],
+            "node": [],
+            "folded": [],
+            "assumed": [],
+        }
         outputs: list[Value] | None = None
         for item in items:
             kind = item[0]
@@ -381,9 +387,7 @@ class _Build:
             )
         return value
 
-    def node(
-        self, tree: Any, values: dict[str, Value], level: Level, target: str | None
-    ) -> Node:
+    def node(self, tree: Any, values: dict[str, Value], level: Level, target: str | None) -> Node:
         _, results, op_token, args, rest = tree
         kind = VOCABULARY.get(op_token)
         if kind is None:

@@ -1,0 +1,340 @@
+"""From groups of tensor ops to the kernels a GPU would launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from gpuir.ir.build import Builder
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.types import DType, TensorType, f32, f64, i32
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+
+
+@dataclass(frozen=True)
+class Legalize(Pass):
+    """Turns each group into one kernel, chosen by what its body holds; layout groups into views
+    where every byte can stay in its place, else into copies.
+
+    A view is free when the strides allow it and all its readers take strides: only the operands of
+    matrix products and attention do. A transpose that alone reads such a kernel's result is
+    written by that kernel in its own order.
+    """
+
+    name = "legalize"
+    takes = Level.fused
+    gives = Level.kernel
+
+    def run(self, g: Graph) -> Graph:
+        return _Legalizer(g).run()
+
+
+class _Legalizer:
+    def __init__(self, g: Graph):
+        self.g = g
+        self.uses = g.uses()
+        self.outputs = set(g.outputs)
+        self.producers = g.producers()
+        self.new: dict[Value, Value] = {}
+
+    def run(self) -> Graph:
+        g = self.g
+        b = Builder(Level.kernel, g.name, g.target)
+        b.folded += g.folded
+        b.assumed += g.assumed
+        for v in g.inputs:
+            b.input(v.name, v.type)
+        for v in g.params:
+            b.param(v.name, v.type)
+        for node in g.nodes:
+            op = self.kernel(node)
+            results = tuple(
+                Value(v.name, type) for v, type in zip(node.results, op.types(), strict=True)
+            )
+            self.new.update((o, n) for o, n in zip(node.results, results, strict=True) if o != n)
+            b.put(Node(op, results, node.locs))
+        return b.finish(self.new.get(v, v) for v in g.outputs)
+
+    def kernel(self, node: Node) -> k.KernelOp | k.Loop | k.Cond:
+        op = node.op.substitute(self.new)
+        match op:
+            case t.Loop():
+                body = _Legalizer(op.body).run()
+                return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
+            case t.Cond():
+                then, orelse = _Legalizer(op.then).run(), _Legalizer(op.orelse).run()
+                return k.Cond(op.pred, then, orelse, op.captures)
+            case t.Fused():
+                return self.fused(node, op)
+            case _:
+                raise AssertionError(f"{op.name} at level fused")
+
+    def fused(self, node: Node, op: t.Fused) -> k.KernelOp:
+        body = op.body
+        ops = [n.op for n in body.nodes]
+        if any(o.contraction for o in ops):
+            kernel = contraction(op)
+            order = self.written_order(node)
+            if order and isinstance(kernel, k.Gemm | k.Attention):
+                return replace(kernel, order=order)
+            return kernel
+        if all(isinstance(o, t.LAYOUT) for o in ops):
+            return self.layout(node, op)
+        for kinds, kernel in WHOLE:
+            if any(isinstance(o, kinds) for o in ops):
+                return kernel(op.args, body)
+        if pool := next((o for o in ops if isinstance(o, t.Pool)), None):
+            return k.Pool(op.args, body, prod(pool.window))
+        if reduction := next((o for o in ops if isinstance(o, t.REDUCING)), None):
+            return k.Reduce(op.args, body, _rows(reduction))
+        return k.Map(op.args, body)
+
+    # -- layout
+
+    def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
+        strides = view_strides(op.body, op.args[0].type)
+        if strides is None:
+            return k.Copy(op.args, op.body)
+        type = op.types()[0]
+        order = memory_order(type.shape, strides)
+        if not order and is_packed(type, strides):
+            return k.View(op.args, op.body)
+        result = node.results[0]
+        readers = self.uses.get(result, [])
+        strided = all(takes_strides(r.op, result, order) for r in readers)
+        if result in self.outputs or not readers or not strided or 0 in strides:
+            return k.Copy(op.args, op.body)
+        return k.View(op.args, op.body, order)
+
+    def written_order(self, node: Node) -> tuple[int, ...]:
+        """The memory order this contraction writes its result in, so that the transpose that
+        alone reads it moves nothing; empty when there is none."""
+        if len(node.results) != 1 or node.results[0] in self.outputs:
+            return ()
+        readers = self.uses.get(node.results[0], [])
+        if len(readers) != 1 or not isinstance(readers[0].op, t.Fused):
+            return ()
+        body = readers[0].op.body.nodes
+        if len(readers[0].op.args) != 1 or not all(isinstance(n.op, t.LAYOUT) for n in body):
+            return ()
+        if not isinstance(first := body[0].op, t.Transpose):
+            return ()
+        if not all(isinstance(n.op, t.Reshape) for n in body[1:]):
+            return ()
+        innermost = first.perm[-1]
+        return first.perm if innermost >= len(first.perm) - 2 else ()
+
+
+WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
+    ((t.Routine, t.Opaque, t.TopK), k.Opaque),
+    (t.SCATTERING, k.Scatter),
+    ((*t.INDEXING, t.Resize), k.Gather),
+    ((t.Concat, t.Pad), k.Copy),
+)
+
+
+def _rows(op: Op) -> int:
+    """The extent of r: cells that one result of the reduction depends on."""
+    match op:
+        case t.Reduce(_, x, axes) | t.Normalize(x, axes) if getattr(op, "groups", None) is None:
+            return prod(x.type.shape[a] for a in axes)
+        case t.Normalize(x, axes):
+            return prod(x.type.shape[a] for a in axes) // (op.groups or 1)
+        case t.ArgReduce(_, x, axis) | t.Softmax(x, axis) | t.Cumulative(_, x, axis):
+            return x.type.shape[axis]
+        case _:
+            raise AssertionError(op.name)
+
+
+# ---------------------------------------------------------------------------- contractions
+
+
+def accumulator(dtype: DType) -> DType:
+    """What products of `dtype` are summed in: f32 for floats up to 32 bits, i32 for integers."""
+    if dtype.is_integer:
+        return dtype if dtype.bits >= 32 else i32
+    return f64 if dtype == f64 else f32
+
+
+def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention:
+    """A body around one contraction  →  its kernel: what comes before it is the prologue of the
+    right operand, what comes after the epilogue."""
+    body = op.body
+    at = next(i for i, n in enumerate(body.nodes) if n.op.contraction)
+    anchor = body.nodes[at]
+    result = anchor.results[0]
+    outer = dict(zip(body.inputs, op.args, strict=True))
+    match anchor.op:
+        case t.Matmul(a, b):
+            acc = accumulator(result.type.dtype)
+            prologue, b, weights = _prologue(body, at, b, outer)
+            extra, epilogue = _epilogue(body, at, acc, outer)
+            return k.Gemm(outer[a], b, extra, epilogue, acc, prologue, weights)
+        case t.Conv(x, w) | t.ConvTranspose(x, w):
+            conv = anchor.op
+            acc = accumulator(result.type.dtype)
+            prologue, w, weights = _prologue(body, at, w, outer)
+            extra, epilogue = _epilogue(body, at, acc, outer)
+            return k.Conv(
+                *(outer[x], w, conv.strides, conv.low, conv.high, conv.dilations, conv.groups),
+                *(extra, epilogue, acc, isinstance(conv, t.ConvTranspose)),
+                *(conv.extra if isinstance(conv, t.ConvTranspose) else (), prologue, weights),
+            )
+        case t.Attention():
+            att = anchor.op
+            extra, epilogue = _epilogue(body, at, result.type.dtype, outer)
+            return k.Attention(
+                *(outer[att.q], outer[att.k], outer[att.v]),
+                None if att.mask is None else outer[att.mask],
+                *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, epilogue),
+            )
+        case _:
+            raise AssertionError(anchor.op.name)
+
+
+def _prologue(
+    body: Graph,
+    at: int,
+    right: Value,
+    outer: Mapping[Value, Value],
+) -> tuple[Graph | None, Value, tuple[Value, ...]]:
+    """What makes the right operand inside the body: its graph, the packed weight it starts from
+    (the largest of what it reads) and the rest."""
+    if right in outer:
+        return None, outer[right], ()
+    nodes = _needed(body.nodes[:at], (right,))
+    made = {v for n in nodes for v in n.results}
+    reads = dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made)
+    by_size = sorted(reads, key=lambda v: -v.type.size)
+    graph = Graph(Level.graph, "", tuple(by_size), (), nodes, (right,))
+    return graph, outer[by_size[0]], tuple(outer[v] for v in by_size[1:])
+
+
+def _epilogue(
+    body: Graph,
+    at: int,
+    acc: DType,
+    outer: Mapping[Value, Value],
+) -> tuple[tuple[Value, ...], Graph | None]:
+    """The extra operands and the pointwise region after the contraction; None when the
+    accumulator is the result."""
+    anchor = body.nodes[at]
+    result = anchor.results[0]
+    rest = _needed(
+        [n for i, n in enumerate(body.nodes) if i != at], body.outputs, stop=frozenset({result})
+    )
+    if not rest and result.type.dtype == acc:
+        return (), None
+    made = {v for n in rest for v in n.results}
+    extra = dict.fromkeys(v for n in rest for v in n.op.operands if v not in made and v != result)
+    nodes = rest
+    first = result
+    if result.type.dtype != acc:
+        first = Value(_unused(f"{result.name}.acc", body), result.type.with_dtype(acc))
+        nodes = (Node(t.Cast(first, result.type.dtype), (result,), anchor.locs), *rest)
+    graph = Graph(Level.graph, "", (first, *extra), (), nodes, body.outputs)
+    return tuple(outer[v] for v in extra), graph
+
+
+def _needed(
+    nodes: Sequence[Node], wanted: tuple[Value, ...], stop: frozenset[Value] = frozenset()
+) -> tuple[Node, ...]:
+    """Those of `nodes` that `wanted` depends on, in order; nothing behind `stop`."""
+    live = set(wanted) - stop
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if any(v in live for v in node.results):
+            kept.append(node)
+            live.update(v for v in node.op.operands if v not in stop)
+    return tuple(reversed(kept))
+
+
+def _unused(name: str, body: Graph) -> str:
+    taken = {v.name for v in body.inputs} | {v.name for n in body.nodes for v in n.results}
+    while name in taken:
+        name += "."
+    return name
+
+
+# ---------------------------------------------------------------------------- views
+
+
+def view_strides(body: Graph, type: TensorType) -> tuple[int, ...] | None:
+    """Element strides of the body's result as a view of its one operand, or None where cells
+    would have to move. numpy decides: its views are strided too."""
+    order = type.order or tuple(range(type.rank))
+    strides, step = [0] * type.rank, 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= type.shape[axis]
+    if type.size == 0:
+        return None
+    view = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), type.shape, strides)
+    for node in body.nodes:
+        op = node.op
+        match op:
+            case t.Reshape():
+                try:
+                    view = np.reshape(view, op.shape, copy=False)
+                except ValueError:
+                    return None
+            case t.Transpose():
+                view = view.transpose(op.perm)
+            case t.Broadcast():
+                view = np.broadcast_to(view, op.shape)
+            case t.Slice():
+                if any(s < 0 for s in op.steps):
+                    return None
+                rows = zip(op.starts, op.sizes, op.steps, strict=True)
+                view = view[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
+            case _:
+                return None
+    return view.strides
+
+
+def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes from outermost to innermost by stride; empty for row-major. Axes of extent 1 have no
+    place of their own and stay next to their neighbours."""
+    wide = [i for i, n in enumerate(shape) if n != 1]
+    by_stride = sorted(wide, key=lambda i: -strides[i])
+    if by_stride == wide:
+        return ()
+    ones = [i for i, n in enumerate(shape) if n == 1]
+    return (*ones, *by_stride)
+
+
+def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
+    """Whether strides are those of a row-major tensor without gaps."""
+    step = 1
+    for n, s in zip(reversed(type.shape), reversed(strides), strict=True):
+        if n != 1 and s != step:
+            return False
+        step *= n
+    return True
+
+
+def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
+    """Whether a group reads `value` by strides: as an operand of its product, with one of the two
+    matrix axes innermost."""
+    if not isinstance(op, t.Fused):
+        return False
+    rank = value.type.rank
+    if order and order[-1] < rank - 2:
+        return False
+    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
+    for node in op.body.nodes:
+        if not inner & set(node.op.operands):
+            continue
+        match node.op:
+            case t.Matmul():
+                pass
+            case t.Attention(mask=mask) if mask not in inner:
+                pass
+            case _:
+                return False
+    return True
