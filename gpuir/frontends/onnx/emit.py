@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.interp import evaluate, to_numpy_dtype, to_type
+from gpuir.frontends.onnx.proto import NumbersMissing
+from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Level, Loc, NameTable, Op, Value
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
@@ -18,19 +19,85 @@ from gpuir.ops import tensor as t
 INLINE = 16  # a known tensor of at most so many elements is a t.constant, a larger one a param
 
 
+CACHED = 1 << 16  # bytes: known numbers up to so many are kept once computed
+LARGEST_KNOWN = 1 << 26  # elements, and
+HARDEST_KNOWN = 1 << 32  # flops, of what is computed to find a shape
+
+
+class TooLarge(ModelError):
+    """Known in principle, but too much to compute while loading."""
+
+
+@dataclass(eq=False)
+class Folded:
+    """An op whose operands are all known, not computed yet."""
+
+    op: Op
+    operands: Mapping[Value, Const]
+    locs: tuple[Loc, ...]
+
+    def run(self, values: Mapping[Value, np.ndarray], limited: bool) -> tuple[np.ndarray, ...]:
+        types = self.op.types()
+        where = self.locs[0] if self.locs else ""
+        too_large = max(v.size for v in types) > LARGEST_KNOWN or self.op.flops() > HARDEST_KNOWN
+        if limited and too_large:
+            raise TooLarge("too large to compute at load time", where=where, found=str(types[0]))
+        try:
+            results = evaluate(self.op, values)
+        except GpuirError as error:
+            error.where = error.where or where
+            raise
+        for type, array in zip(types, results, strict=True):
+            if array.shape != type.shape:
+                found = str(list(array.shape))
+                raise ModelError(f"{self.op.name} folds to another shape", where=where,
+                                 expected=str(type), found=found)  # fmt: skip
+        return results
+
+
 @dataclass(eq=False)
 class Const:
-    """A tensor known at load time, computed when somebody asks: weights are not read otherwise."""
+    """A tensor known at load time, computed when somebody asks: weights are not read otherwise.
+
+    It comes from `compute`, or is result `index` of `folded`.
+    """
 
     value: Value
-    compute: Callable[[], np.ndarray]
+    name: str  # what it is called once placed
+    compute: Callable[[], np.ndarray] | None = None
+    folded: Folded | None = None
+    index: int = 0
     cached: np.ndarray | None = None
     uniform: bool = False  # one number throughout: a t.constant whatever its size
 
-    def array(self) -> np.ndarray:
-        if self.cached is None:
-            self.cached = self.compute()
-        return self.cached
+    def array(self, limited: bool = False) -> np.ndarray:
+        """The numbers. `limited` refuses (`TooLarge`) what takes long to compute."""
+        done: dict[Folded, tuple[np.ndarray, ...]] = {}
+        stack = [self.folded] if self.cached is None and self.folded else []
+        while stack:
+            fold = stack[-1]
+            waits = [c.folded for c in fold.operands.values() if c.folded and c.cached is None]
+            waits = [f for f in waits if f not in done]
+            if waits:
+                stack += waits
+            elif fold in done:
+                stack.pop()
+            else:
+                values = {v: c._ready(done) for v, c in fold.operands.items()}
+                done[stack.pop()] = fold.run(values, limited)
+        return self._ready(done)
+
+    def _ready(self, done: Mapping[Folded, tuple[np.ndarray, ...]]) -> np.ndarray:
+        if self.cached is not None:
+            return self.cached
+        if self.folded is not None:
+            array = done[self.folded][self.index]
+        else:
+            assert self.compute is not None
+            array = self.compute()
+        if array.nbytes <= CACHED:
+            self.cached = array
+        return array
 
 
 @dataclass
@@ -60,6 +127,7 @@ class Emitter:
         self.placed: dict[Value, Value] = {}  # known or captured value -> the value in this graph
         self.captures: list[Value] = []  # outer values this region reads, in order
         self.own: set[Value] = set()
+        self.prefix = ""  # of the names of results that have no name of their own
 
     # -- making values
 
@@ -77,8 +145,11 @@ class Emitter:
         self, type: TensorType, compute: Callable[[], np.ndarray], name: str = "const"
     ) -> Value:
         """A known value of this type, computed only if its numbers are needed."""
-        value = Value(self._names.fresh("\0" + name), type)  # its final name is given when placed
-        self.known[value] = Const(value, compute)
+        return self._know(type, name, compute=compute)
+
+    def _know(self, type: TensorType, name: str, **how: Any) -> Value:
+        value = Value(self._names.fresh("\0" + name), type)
+        self.known[value] = Const(value, name, **how)
         return value
 
     def fill(self, number: Any, type: TensorType, name: str = "fill") -> Value:
@@ -99,9 +170,30 @@ class Emitter:
         if fold and not op.control and all(self.const_of(v) is not None for v in op.operands):
             return self._fold(op, names)
         placed = {v: self.place(v) for v in op.operands}
+        if not names and self.prefix:
+            names = (f"{self.prefix}/{op.name[2:]}",) * len(op.types())
         results = self.builder.add(op.substitute(placed), names)
         self.own.update(results)
         return results
+
+    def name_results(
+        self, start: int, results: Sequence[Value | None], wishes: Sequence[str]
+    ) -> tuple[Value | None, ...]:
+        """The results under the names wished for: those made since node `start`, or known ones not
+        yet placed. What merely passes through keeps the name it has."""
+        made = {v for node in self.builder.nodes[start:] for v in node.results}
+        renamed: dict[Value, Value] = {}
+        for value, wish in zip(results, wishes, strict=False):
+            if value is None or not wish:
+                continue
+            if value in made and value not in renamed:
+                renamed[value] = Value(self._names.claim(wish), value.type)
+            elif (const := self.known.get(value)) is not None and value not in self.placed:
+                const.name = wish
+        if renamed:
+            self.builder.rename(start, renamed)
+            self.own.update(renamed.values())
+        return tuple(v and renamed.get(v, v) for v in results)
 
     # -- known values
 
@@ -114,23 +206,27 @@ class Emitter:
         return None
 
     def array_of(self, value: Value) -> np.ndarray | None:
-        """The numbers of a value where they are known."""
+        """The numbers of a value where they are known, and can be had."""
         const = self.const_of(value)
-        return None if const is None else const.array()
+        try:
+            return None if const is None else const.array(limited=True)
+        except (NumbersMissing, TooLarge, NoMeaning):
+            return None
 
     def _fold(self, op: Op, names: Sequence[str]) -> tuple[Value, ...]:
+        operands = {v: c for v in op.operands if (c := self.const_of(v)) is not None}
         types = op.types()
-        done: list[tuple[np.ndarray, ...]] = []
-
-        def compute(i: int) -> np.ndarray:
-            if not done:
-                operands = {v: self.const_of(v) for v in op.operands}
-                done.append(evaluate(op, {v: c.array() for v, c in operands.items() if c}))
-            return done[0][i]
-
         self.scope.folded += self.builder.locs
+        if isinstance(op, t.LAYOUT):  # one number stays one number, in any shape
+            x = operands[op.x]
+            if x.uniform or x.value.type.size == 1:
+                shape = types[0].shape
+                one = lambda: np.broadcast_to(x.array().reshape(-1)[:1].reshape(()), shape)  # noqa: E731
+                return (self._know(types[0], names[0] if names else op.name[2:], compute=one,
+                                   uniform=types[0].size > 0),)  # fmt: skip
+        folded = Folded(op, operands, self.builder.locs)
         return tuple(
-            self.lazy(type, lambda i=i: compute(i), names[i] if i < len(names) else op.name[2:])
+            self._know(type, names[i] if i < len(names) else op.name[2:], folded=folded, index=i)
             for i, type in enumerate(types)
         )
 
@@ -176,7 +272,9 @@ class Emitter:
         small = value.type.size <= INLINE or const.uniform
         if small and value.type.dtype.kind != "complex":
             array = const.array()
-            data = array.reshape(-1) if not const.uniform else array[(0,) * array.ndim].reshape(-1)
+            if const.uniform and array.size:
+                array = array[(0,) * array.ndim]
+            data = array.reshape(-1)
             if len(data) and all(x == data[0] for x in data):
                 data = data[:1]
             return self.builder(t.Constant(value.type, tuple(x.item() for x in data)), name)
