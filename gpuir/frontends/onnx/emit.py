@@ -64,6 +64,7 @@ class Const:
 
     value: Value
     name: str  # what it is called once placed
+    named: bool = False  # by the model
     compute: Callable[[], np.ndarray] | None = None
     folded: Folded | None = None
     index: int = 0
@@ -139,7 +140,9 @@ class Emitter:
     def constant(self, array: Any, dtype: DType | None = None, name: str = "const") -> Value:
         """A known value from numbers: `constant([2, 3], i64)`."""
         array = np.asarray(array) if dtype is None else np.asarray(array, to_numpy_dtype(dtype))
-        return self.lazy(TensorType(array.shape, dtype or to_type(array).dtype), lambda: array, name)
+        return self.lazy(
+            TensorType(array.shape, dtype or to_type(array).dtype), lambda: array, name
+        )
 
     def lazy(
         self, type: TensorType, compute: Callable[[], np.ndarray], name: str = "const"
@@ -188,8 +191,8 @@ class Emitter:
                 continue
             if value in made and value not in renamed:
                 renamed[value] = Value(self._names.claim(wish), value.type)
-            elif (const := self.known.get(value)) is not None and value not in self.placed:
-                const.name = wish
+            elif (const := self.known.get(value)) is not None and not const.named:
+                const.name, const.named = wish, True
         if renamed:
             self.builder.rename(start, renamed)
             self.own.update(renamed.values())
@@ -217,18 +220,22 @@ class Emitter:
         operands = {v: c for v in op.operands if (c := self.const_of(v)) is not None}
         types = op.types()
         self.scope.folded += self.builder.locs
-        if isinstance(op, t.LAYOUT):  # one number stays one number, in any shape
+        if isinstance(op, t.LAYOUT) and types[0].size:
             x = operands[op.x]
-            if x.uniform or x.value.type.size == 1:
-                shape = types[0].shape
-                one = lambda: np.broadcast_to(x.array().reshape(-1)[:1].reshape(()), shape)  # noqa: E731
-                return (self._know(types[0], names[0] if names else op.name[2:], compute=one,
-                                   uniform=types[0].size > 0),)  # fmt: skip
+            if x.uniform or x.value.type.size == 1:  # one number stays one number, in any shape
+                return (self._spread(x, types[0], names[0] if names else op.name[2:]),)
         folded = Folded(op, operands, self.builder.locs)
         return tuple(
             self._know(type, names[i] if i < len(names) else op.name[2:], folded=folded, index=i)
             for i, type in enumerate(types)
         )
+
+    def _spread(self, x: Const, type: TensorType, name: str) -> Value:
+        def compute() -> np.ndarray:
+            array = x.array()
+            return np.broadcast_to(array[(0,) * array.ndim], type.shape)
+
+        return self._know(type, name, compute=compute, uniform=True)
 
     def _immediates(self, op: t.Map) -> t.Map:
         """t.map(fn, [x, c])  →  t.map(fn, [x], [c])  where c is one known number that does not
@@ -238,14 +245,16 @@ class Emitter:
             last, rest = args[-1], args[:-1]
             if last.type.size != 1 or op.fn == "where":
                 break
-            const = self.const_of(last)
-            if const is None or all(self.const_of(v) is not None for v in rest):
+            if all(self.const_of(v) is not None for v in rest):
+                break
+            array = self.array_of(last)
+            if array is None:
                 break
             shape = t.broadcast(*(v.type.shape for v in rest))
             if t.broadcast(shape, last.type.shape) != shape or last.type.dtype.kind == "complex":
                 break
             args.pop()
-            imm.insert(0, const.array().reshape(()).item())
+            imm.insert(0, array.reshape(()).item())
         return t.Map(op.fn, tuple(args), tuple(imm))
 
     def place(self, value: Value) -> Value:
@@ -268,23 +277,33 @@ class Emitter:
 
     def _place_known(self, const: Const) -> Value:
         value = const.value
-        name = value.name.removeprefix("\0")
-        small = value.type.size <= INLINE or const.uniform
-        if small and value.type.dtype.kind != "complex":
-            array = const.array()
-            if const.uniform and array.size:
-                array = array[(0,) * array.ndim]
-            data = array.reshape(-1)
-            if len(data) and all(x == data[0] for x in data):
-                data = data[:1]
-            return self.builder(t.Constant(value.type, tuple(x.item() for x in data)), name)
+        if (data := self._inline(const)) is not None:
+            name = self._names.claim(const.name)
+            return self.builder(t.Constant(value.type, data), name)
         if self.outer is not None:
             self.outer.known.setdefault(value, const)  # folded in here, a param out there
-            self.captures.append(value)
-            return self.builder.input(name, value.type)  # param in the outermost graph
-        here = self.builder.param(name, value.type)
+            outside = self.outer.place(value)
+            self.captures.append(outside)
+            return self.builder.capture(outside)
+        here = self.builder.param(const.name, value.type)
         self.scope.weights[here.name] = const.array
         return here
+
+    def _inline(self, const: Const) -> tuple[Any, ...] | None:
+        """The data of the t.constant this becomes; None when it becomes a param."""
+        type = const.value.type
+        if type.dtype.kind == "complex" or (type.size > INLINE and not const.uniform):
+            return None
+        try:
+            array = const.array()
+        except NumbersMissing:
+            return None
+        if const.uniform and array.size:
+            return (array[(0,) * array.ndim].item(),)
+        data = array.reshape(-1)
+        if len(data) and all(x == data[0] for x in data):
+            data = data[:1]
+        return tuple(x.item() for x in data)
 
     def assume(self, text: str) -> None:
         """Something taken for granted, which the report must say."""
@@ -303,6 +322,7 @@ class OnnxNode:
     outputs: tuple[str, ...]  # wished names; "" where nobody reads it
     attrs: Mapping[str, Any]  # ints, floats, str, lists of them, ndarray, GraphProto
     emit: Emitter
+    walk: Any = None  # load.Walk: how control flow imports its subgraphs
 
     def __getitem__(self, i: int) -> Value:
         """Operand i, which must be there."""
@@ -327,6 +347,8 @@ class OnnxNode:
         array = self.known(i)
         if array is None:
             value = self[i]
+            if (const := self.emit.const_of(value)) is not None:
+                return const.array(limited=True)  # raises the reason why not
             raise UnknownValue(value, f"{self.op}: the shape of the result depends on {what}")
         return array
 

@@ -438,7 +438,9 @@ class Attributes(Mapping[str, Any]):
         proto = self._protos.get(name)
         if proto is None or not proto.ref_attr_name:
             return proto
-        return self._outer.proto(proto.ref_attr_name) if isinstance(self._outer, Attributes) else None
+        return (
+            self._outer.proto(proto.ref_attr_name) if isinstance(self._outer, Attributes) else None
+        )
 
 
 def _text(value: bytes) -> str:
