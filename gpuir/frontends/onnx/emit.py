@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.frontends.onnx.proto import NumbersMissing
+from gpuir.frontends.onnx.proto import DTYPES, NumbersMissing
 from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import GpuirError, ModelError
@@ -365,6 +365,18 @@ class OnnxNode:
             expected = f"{-rank}..{rank - 1}"
             raise ModelError(f"{self.op}: no such axis", expected=expected, found=str(axis))
         return axis % rank if rank else 0
+
+    def dtype(self, attr: str, default: DType | None = None) -> DType:
+        """The attribute, a TensorProto.DataType, as a dtype."""
+        number = self.attr(attr)
+        if number is None and default is not None:
+            return default
+        if number not in DTYPES:
+            found = "strings" if number == 8 else f"{attr}={number}"
+            raise ModelError(
+                f"{self.op}: no dtype that gpuir analyses", expected="numbers", found=found
+            )
+        return DTYPES[number]
 
     def has_output(self, i: int) -> bool:
         return i < len(self.outputs) and self.outputs[i] != ""

@@ -2,6 +2,454 @@
 
 from __future__ import annotations
 
-from gpuir.frontends.onnx.emit import Converter
+from functools import reduce
 
-CONVERTERS: dict[str, Converter] = {}
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, TensorType, bool_, f32, i32
+from gpuir.ops import tensor as t
+
+Results = tuple[Value | None, ...]
+
+
+def elementwise(fn: str) -> Converter:
+    """An operator that is the scalar function `fn` of all its operands."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        return e(t.Map(fn, tuple(n[i] for i in range(len(n.inputs)))))
+
+    return convert
+
+
+def with_settings(fn: str, **defaults: float) -> Converter:
+    """A scalar function of one operand whose further arguments are attributes."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        settings = tuple(float(n.attr(name, default)) for name, default in defaults.items())
+        return e(t.Map(fn, (n[0],), settings))
+
+    return convert
+
+
+def variadic(fn: str) -> Converter:
+    """`fn` folded over any number of operands."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        operands = [n[i] for i in range(len(n.inputs))]
+        return reduce(lambda a, b: e(t.Map(fn, (a, b))), operands)
+
+    return convert
+
+
+def mean(n: OnnxNode, e: Emitter) -> Value:
+    total = variadic("add")(n, e)
+    assert isinstance(total, Value)
+    return e(t.Map("div", (total,), (len(n.inputs),)))
+
+
+def identity(n: OnnxNode, e: Emitter) -> Value:
+    return n[0]
+
+
+# ---------------------------------------------------------------------------- arithmetic
+
+
+def mod(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.Map("fmod" if n.attr("fmod", 0) else "mod", (n[0], n[1])))
+
+
+def power(n: OnnxNode, e: Emitter) -> Value:
+    """The result has the base's dtype; an exponent of another is brought to it, or for an integer
+    base and a fractional exponent the base to the exponent's."""
+    base, exponent = n[0], n[1]
+    dtype, other = base.type.dtype, exponent.type.dtype
+    if other == dtype:
+        return e(t.Map("pow", (base, exponent)))
+    if dtype.is_float or other.is_integer:
+        return e(t.Map("pow", (base, e(t.Cast(exponent, dtype)))))
+    known = n.known(1) if exponent.type.size == 1 else None
+    if known is not None and float(known.item()).is_integer() and known.item() >= 0:
+        return e(t.Map("pow", (base, e(t.Cast(exponent, dtype)))))
+    return e(t.Cast(e(t.Map("pow", (e(t.Cast(base, other)), exponent))), dtype))
+
+
+def bit_shift(n: OnnxNode, e: Emitter) -> Value:
+    direction = n.attr("direction", "")
+    if direction not in ("LEFT", "RIGHT"):
+        raise ModelError("BitShift: no such direction", expected="LEFT or RIGHT", found=direction)
+    return e(t.Map(f"shift_{direction.lower()}", (n[0], n[1])))
+
+
+def clip(n: OnnxNode, e: Emitter) -> Value:
+    """Bounds are attributes before opset 11, optional operands since."""
+    x = n[0]
+    if n.version < 11:
+        bounds = (n.attrs.get("min"), n.attrs.get("max"))
+        low, high = (None if b is None else e.constant(b, x.type.dtype) for b in bounds)
+    else:
+        low, high = n.get(1), n.get(2)
+    if low is not None and high is not None:
+        return e(t.Map("clip", (x, low, high)))
+    if low is not None:
+        return e(t.Map("max", (x, low)))
+    return x if high is None else e(t.Map("min", (x, high)))
+
+
+# ---------------------------------------------------------------------------- activations
+
+
+def prelu(n: OnnxNode, e: Emitter) -> Value:
+    """The slope broadcasts to x, never x to the slope."""
+    x, slope = n[0], n[1]
+    if t.broadcast(x.type.shape, slope.type.shape) != x.type.shape:
+        raise ModelError(
+            "PRelu: the slope does not broadcast to x", expected=str(x.type), found=str(slope.type)
+        )
+    return e(t.Map("leaky_relu", (x, slope)))
+
+
+def selu(n: OnnxNode, e: Emitter) -> Value:
+    """gamma * elu(x, alpha); the constants of Klambauer et al., Self-normalizing neural networks,
+    NeurIPS 2017."""
+    alpha = n.attr("alpha", 1.67326319217681884765625)
+    gamma = n.attr("gamma", 1.05070102214813232421875)
+    return e(t.Map("mul", (e(t.Map("elu", (n[0],), (alpha,))),), (gamma,)))
+
+
+def celu(n: OnnxNode, e: Emitter) -> Value:
+    """alpha * elu(x / alpha, 1)."""
+    alpha = n.attr("alpha", 1.0)
+    if alpha == 1:
+        return e(t.Map("elu", (n[0],), (1.0,)))
+    inner = e(t.Map("elu", (e(t.Map("div", (n[0],), (alpha,))),), (1.0,)))
+    return e(t.Map("mul", (inner,), (alpha,)))
+
+
+def softsign(n: OnnxNode, e: Emitter) -> Value:
+    """x / (1 + |x|)."""
+    below = e(t.Map("add", (e(t.Map("abs", (n[0],))),), (1,)))
+    return e(t.Map("div", (n[0], below)))
+
+
+def thresholded_relu(n: OnnxNode, e: Emitter) -> Value:
+    """x where it exceeds alpha, else 0."""
+    x = n[0]
+    above = e(t.Map("gt", (x,), (n.attr("alpha", 1.0),)))
+    return e(t.Map("where", (above, x, e.constant(0, x.type.dtype))))
+
+
+def shrink(n: OnnxNode, e: Emitter) -> Value:
+    """x - sign(x) * bias where |x| > lambd, else 0."""
+    x, bias = n[0], n.attr("bias", 0.0)
+    outside = e(t.Map("gt", (e(t.Map("abs", (x,))),), (n.attr("lambd", 0.5),)))
+    shrunk = x
+    if bias:
+        toward = e(t.Map("mul", (e(t.Map("sign", (x,))),), (bias,)))
+        shrunk = e(t.Map("sub", (x, toward)))
+    return e(t.Map("where", (outside, shrunk, e.constant(0, x.type.dtype))))
+
+
+def gelu(n: OnnxNode, e: Emitter) -> Value:
+    fns = {"none": "gelu", "tanh": "gelu_tanh"}
+    how = n.attr("approximate", "none")
+    if how not in fns:
+        raise ModelError("Gelu: no such approximation", expected="none or tanh", found=how)
+    return e(t.Map(fns[how], (n[0],)))
+
+
+def swish_of(x: Value, alpha: float, e: Emitter) -> Value:
+    """x * sigmoid(alpha * x)."""
+    if alpha == 1:
+        return e(t.Map("silu", (x,)))
+    gate = e(t.Map("sigmoid", (e(t.Map("mul", (x,), (alpha,))),)))
+    return e(t.Map("mul", (x, gate)))
+
+
+def swish(n: OnnxNode, e: Emitter) -> Value:
+    return swish_of(n[0], n.attr("alpha", 1.0), e)
+
+
+def swiglu(n: OnnxNode, e: Emitter) -> Value:
+    """swish(a) * b."""
+    return e(t.Map("mul", (swish_of(n[0], n.attr("alpha", 1.0), e), n[1])))
+
+
+# ---------------------------------------------------------------------------- tests
+
+
+def is_inf(n: OnnxNode, e: Emitter) -> Value:
+    """Either sign, or the one asked for."""
+    positive, negative = bool(n.attr("detect_positive", 1)), bool(n.attr("detect_negative", 1))
+    if positive and negative:
+        return e(t.Map("isinf", (n[0],)))
+    if not positive and not negative:
+        return e.fill(False, TensorType(n[0].type.shape, bool_))
+    return e(t.Map("eq", (n[0],), (float("inf") if positive else float("-inf"),)))
+
+
+# ---------------------------------------------------------------------------- casts
+
+
+def cast_to(n: OnnxNode, e: Emitter, dtype: DType) -> Value:
+    if n[0].type.dtype == dtype:
+        return n[0]
+    saturate = bool(n.attr("saturate", 1))
+    return e(t.Cast(n[0], dtype, saturate, n.attr("round_mode", "up")))
+
+
+def cast(n: OnnxNode, e: Emitter) -> Value:
+    return cast_to(n, e, n.dtype("to"))
+
+
+def cast_like(n: OnnxNode, e: Emitter) -> Value:
+    """Only the dtype of the second operand matters."""
+    return cast_to(n, e, n[1].type.dtype)
+
+
+def bit_cast(n: OnnxNode, e: Emitter) -> Value:
+    dtype = n.dtype("to")
+    return n[0] if n[0].type.dtype == dtype else e(t.Bitcast(n[0], dtype))
+
+
+# ---------------------------------------------------------------------------- random
+
+
+def random(
+    e: Emitter, n: OnnxNode, kind: str, type: TensorType, *args: Value, **attrs: float
+) -> Value:
+    """The routine `random`: never folded, as each run draws anew. `seed` is the model's, else 0."""
+    seed = int(n.attr("seed", 0))
+    settings = (("kind", kind), ("seed", seed), ("shape", type.shape), ("dtype", type.dtype.name))
+    op = t.Routine("random", args, (type,), (*settings, *attrs.items()), work=type.size)
+    return e(op, fold=False)
+
+
+def dropout(n: OnnxNode, e: Emitter) -> Results:
+    """The operand itself in inference, with a mask of ones; in training (opset 12 on) cells are
+    dropped at random and the rest scaled by 1 / (1 - ratio)."""
+    x = n[0]
+    ratio = n.attr("ratio", 0.5)
+    training = False
+    if n.version >= 12:
+        if n.get(2) is not None:
+            flag = n.known(2)
+            if flag is None:
+                e.assume(f"{n.name}: training_mode of Dropout taken as false")
+            training = flag is not None and bool(flag.item())
+        if training and n.get(1) is not None:
+            known = n.known(1)
+            if known is None:
+                e.assume(f"{n.name}: ratio of Dropout taken as 0.5")
+            ratio = 0.5 if known is None else float(known.item())
+    mask_type = TensorType(x.type.shape, bool_ if n.version >= 10 else x.type.dtype)
+    if not training or ratio == 0:
+        return x, e.fill(1, mask_type, "mask") if n.has_output(1) else None
+    mask = random(e, n, "keep", mask_type, ratio=ratio)
+    scaled = e(t.Map("mul", (x,), (1 / (1 - ratio),)))
+    return e(t.Map("where", (mask, scaled, e.constant(0, x.type.dtype)))), mask
+
+
+def drawn_type(n: OnnxNode, like: Value | None) -> TensorType:
+    """The result's type: shape and dtype attributes, or those of `like` where they are absent."""
+    shape = tuple(n.attr("shape", ())) if like is None else like.type.shape
+    return TensorType(shape, n.dtype("dtype", f32 if like is None else like.type.dtype))
+
+
+def random_normal(n: OnnxNode, e: Emitter) -> Value:
+    settings = {"mean": n.attr("mean", 0.0), "scale": n.attr("scale", 1.0)}
+    return random(e, n, "normal", drawn_type(n, n.get(0)), **settings)
+
+
+def random_uniform(n: OnnxNode, e: Emitter) -> Value:
+    settings = {"low": n.attr("low", 0.0), "high": n.attr("high", 1.0)}
+    return random(e, n, "uniform", drawn_type(n, n.get(0)), **settings)
+
+
+def bernoulli(n: OnnxNode, e: Emitter) -> Value:
+    return random(e, n, "bernoulli", drawn_type(n, n[0]), n[0])
+
+
+def multinomial(n: OnnxNode, e: Emitter) -> Value:
+    """Class numbers drawn from the unnormalised log-probabilities of each row."""
+    shape = (n[0].type.shape[0], n.attr("sample_size", 1))
+    return random(e, n, "multinomial", TensorType(shape, n.dtype("dtype", i32)), n[0])
+
+
+# ---------------------------------------------------------------------------- ai.onnx.ml
+
+
+def binarizer(n: OnnxNode, e: Emitter) -> Value:
+    above = e(t.Map("gt", (n[0],), (n.attr("threshold", 0.0),)))
+    return e(t.Cast(above, n[0].type.dtype))
+
+
+def scaler(n: OnnxNode, e: Emitter) -> Value:
+    """(x - offset) * scale, in f32."""
+    x = n[0] if n[0].type.dtype == f32 else e(t.Cast(n[0], f32))
+    for fn, attr in (("sub", "offset"), ("mul", "scale")):
+        if numbers := n.attr(attr):
+            x = e(t.Map(fn, (x, e.constant(numbers, f32, attr))))
+    return x
+
+
+def imputer(n: OnnxNode, e: Emitter) -> Value:
+    """Cells that equal the replaced value (by default NaN) take the imputed one of their column."""
+    x = n[0]
+    is_float = x.type.dtype.is_float
+    kind = "float" if is_float else "int64"
+    imputed = n.attr(f"imputed_value_{kind}s", ())
+    if not imputed:
+        raise ModelError("Imputer: no value to impute", expected=f"imputed_value_{kind}s")
+    replaced = n.attr(f"replaced_value_{kind}", float("nan") if is_float else 0)
+    is_nan = replaced != replaced
+    missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
+    return e(t.Map("where", (missing, e.constant(imputed, x.type.dtype, "imputed"), x)))
+
+
+# ---------------------------------------------------------------------------- optimizers
+# ai.onnx.preview.training: rate, step, then the X of all tensors, then their gradients, then each
+# kind of state; results are the new X of all, then each kind of new state.
+
+
+def _times(e: Emitter, x: Value, factor: float | Value) -> Value:
+    if isinstance(factor, Value):
+        return e(t.Map("mul", (x, factor)))
+    return e(t.Map("mul", (x,), (factor,)))
+
+
+def _groups(n: OnnxNode, kinds: int) -> list[tuple[Value, ...]]:
+    """The operands after rate and step, one tuple a tensor: itself, its gradient, its states."""
+    count, rest = divmod(len(n.inputs) - 2, kinds)
+    if rest:
+        raise ModelError(f"{n.op}: operands do not come in groups of {kinds}")
+    return [tuple(n[2 + kind * count + i] for kind in range(kinds)) for i in range(count)]
+
+
+def _regularized(n: OnnxNode, e: Emitter, x: Value, gradient: Value) -> Value:
+    """gradient + norm_coefficient * x."""
+    norm = n.attr("norm_coefficient", 0.0)
+    return e(t.Map("add", (gradient, _times(e, x, norm)))) if norm else gradient
+
+
+def _by_kind(rows: list[tuple[Value, ...]]) -> Results:
+    return tuple(value for kind in zip(*rows, strict=True) for value in kind)
+
+
+def momentum(n: OnnxNode, e: Emitter) -> Results:
+    alpha, dtype = n.attr("alpha", 0.0), n[0].type.dtype
+    later, one = e.constant(n.attr("beta", 0.0), dtype), e.constant(1, dtype)
+    beta = e(t.Map("where", (e(t.Map("gt", (n[1],), (0,))), later, one)))
+    rows: list[tuple[Value, ...]] = []
+    for x, gradient, v in _groups(n, 3):
+        g = _regularized(n, e, x, gradient)
+        new_v = e(t.Map("add", (_times(e, v, alpha), _times(e, g, beta))))
+        if n.attr("mode", "standard") == "nesterov":
+            g = e(t.Map("add", (g, _times(e, new_v, alpha))))
+        else:
+            g = new_v
+        rows.append((e(t.Map("sub", (x, _times(e, g, n[0])))), new_v))
+    return _by_kind(rows)
+
+
+def adagrad(n: OnnxNode, e: Emitter) -> Results:
+    decay = e(t.Map("mul", (e(t.Cast(n[1], f32)),), (n.attr("decay_factor", 0.0),)))
+    rate = e(t.Map("div", (n[0], e(t.Map("add", (e(t.Cast(decay, n[0].type.dtype)),), (1,))))))
+    rows: list[tuple[Value, ...]] = []
+    for x, gradient, h in _groups(n, 3):
+        g = _regularized(n, e, x, gradient)
+        new_h = e(t.Map("add", (h, e(t.Map("mul", (g, g))))))
+        below = e(t.Map("add", (e(t.Map("sqrt", (new_h,))),), (n.attr("epsilon", 1e-6),)))
+        change = e(t.Map("div", (_times(e, g, rate), below)))
+        rows.append((e(t.Map("sub", (x, change))), new_h))
+    return _by_kind(rows)
+
+
+def adam(n: OnnxNode, e: Emitter) -> Results:
+    """Kingma, Ba: Adam, ICLR 2015. The correction of bias applies from the second step on."""
+    alpha, beta = n.attr("alpha", 0.9), n.attr("beta", 0.999)
+    dtype = n[0].type.dtype
+    step = e(t.Cast(n[1], dtype))
+
+    def remaining(decay: float) -> Value:
+        """1 - decay ** step."""
+        left = e(t.Map("pow", (e.constant(decay, dtype), step)))
+        return e(t.Map("sub", (e.constant(1, dtype), left)))
+
+    root = e(t.Map("sqrt", (remaining(beta),)))
+    corrected = e(t.Map("div", (e(t.Map("mul", (n[0], root))), remaining(alpha))))
+    is_later = e(t.Map("gt", (n[1],), (0,)))
+    rate = e(t.Map("where", (is_later, corrected, n[0])))
+    post = n.attr("norm_coefficient_post", 0.0)
+    rows: list[tuple[Value, ...]] = []
+    for x, gradient, v, h in _groups(n, 4):
+        g = _regularized(n, e, x, gradient)
+        squared = _times(e, e(t.Map("mul", (g, g))), 1 - beta)
+        new_v = e(t.Map("add", (_times(e, v, alpha), _times(e, g, 1 - alpha))))
+        new_h = e(t.Map("add", (_times(e, h, beta), squared)))
+        below = e(t.Map("add", (e(t.Map("sqrt", (new_h,))),), (n.attr("epsilon", 1e-6),)))
+        change = e(t.Map("div", (_times(e, new_v, rate), below)))
+        new_x = e(t.Map("sub", (x, change)))
+        rows.append((_times(e, new_x, 1 - post) if post else new_x, new_v, new_h))
+    return _by_kind(rows)
+
+
+# ---------------------------------------------------------------------------- the table
+
+SCALAR_OPERATORS = {
+    **{name: name.lower() for name in ("Neg", "Abs", "Sign", "Ceil", "Floor", "Round", "Sqrt")},
+    **{name: name.lower() for name in ("Reciprocal", "Exp", "Log", "Erf", "Sin", "Cos", "Tan")},
+    **{name: name.lower() for name in ("Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh")},
+    **{name: name.lower() for name in ("Asinh", "Acosh", "Atanh", "Relu", "Sigmoid", "Softplus")},
+    **{name: name.lower() for name in ("Mish", "Add", "Sub", "Mul", "Div", "Where", "IsNaN")},
+    **{name: name.lower() for name in ("And", "Or", "Xor", "Not")},
+    **{f"Bitwise{name}": f"bit_{name.lower()}" for name in ("And", "Or", "Xor", "Not")},
+    "Equal": "eq",
+    "Less": "lt",
+    "LessOrEqual": "le",
+    "Greater": "gt",
+    "GreaterOrEqual": "ge",
+    "HardSwish": "hard_swish",
+}
+
+CONVERTERS: dict[str, Converter] = {
+    **{name: elementwise(fn) for name, fn in SCALAR_OPERATORS.items()},
+    "Sum": variadic("add"),
+    "Max": variadic("max"),
+    "Min": variadic("min"),
+    "Mean": mean,
+    "Identity": identity,
+    "Mod": mod,
+    "Pow": power,
+    "BitShift": bit_shift,
+    "Clip": clip,
+    "LeakyRelu": with_settings("leaky_relu", alpha=0.01),
+    "Elu": with_settings("elu", alpha=1.0),
+    "HardSigmoid": with_settings("hard_sigmoid", alpha=0.2, beta=0.5),
+    "PRelu": prelu,
+    "Selu": selu,
+    "Celu": celu,
+    "Softsign": softsign,
+    "ThresholdedRelu": thresholded_relu,
+    "Shrink": shrink,
+    "Gelu": gelu,
+    "Swish": swish,
+    "SwiGLU": swiglu,
+    "IsInf": is_inf,
+    "Cast": cast,
+    "CastLike": cast_like,
+    "BitCast": bit_cast,
+    "Dropout": dropout,
+    "RandomNormal": random_normal,
+    "RandomNormalLike": random_normal,
+    "RandomUniform": random_uniform,
+    "RandomUniformLike": random_uniform,
+    "Bernoulli": bernoulli,
+    "Multinomial": multinomial,
+    "ai.onnx.ml::Binarizer": binarizer,
+    "ai.onnx.ml::Scaler": scaler,
+    "ai.onnx.ml::Imputer": imputer,
+    "ai.onnx.preview.training::Momentum": momentum,
+    "ai.onnx.preview.training::Adagrad": adagrad,
+    "ai.onnx.preview.training::Adam": adam,
+}
