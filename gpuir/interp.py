@@ -838,7 +838,7 @@ def _attention(op: t.Attention, at: Operands) -> Array:
 def _sample_points(op: t.Resize, axis: int) -> tuple[Array, Array | None]:
     """Where on the input axis each output cell is sampled, and which of them lie outside of it.
 
-    The coordinate transformations of ONNX Resize, opset 19.
+    The coordinate transformations of ONNX Resize, opsets 11 to 19.
     """
     n, count, scale = op.x.type.shape[axis], op.shape[axis], op.scales[axis]
     length, i = scale * n, np.arange(count, dtype=np.float64)
@@ -850,6 +850,8 @@ def _sample_points(op: t.Resize, axis: int) -> tuple[Array, Array | None]:
         case "half_pixel_symmetric":
             offset = n / 2 * (1 - count / length)
             return offset + (i + 0.5) / scale - 0.5, None
+        case "tf_half_pixel_for_nn":
+            return (i + 0.5) / scale, None
         case "asymmetric":
             return i / scale, None
         case "align_corners":

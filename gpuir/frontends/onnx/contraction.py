@@ -262,6 +262,13 @@ def per_axis(n: OnnxNode, name: str, count: int, default: int) -> tuple[int, ...
     return values
 
 
+def kernel_shape(n: OnnxNode) -> tuple[int, ...]:
+    shape = n.attr("kernel_shape")
+    if shape is None:
+        raise ModelError(f"{n.op}: the attribute kernel_shape is missing")
+    return tuple(shape)
+
+
 def spatial_axes(x: Value, n: OnnxNode) -> tuple[int, ...]:
     if x.type.rank < 3:
         raise ModelError(
@@ -287,6 +294,9 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
         )
     strides = per_axis(n, "strides", count, 1)
     dilations = per_axis(n, "dilations", count, 1)
+    if min(*strides, *dilations, *window) < 1:
+        found = f"kernel_shape {window}, strides {strides}, dilations {dilations}"
+        raise ModelError(f"{n.op}: a window that does not move", expected="1 or more", found=found)
     auto = n.attr("auto_pad", "NOTSET")
     pads = per_axis(n, "pads", 2 * count, 0) if auto == "NOTSET" else (0,) * (2 * count)
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
@@ -426,7 +436,7 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
     """Indices count through the whole tensor, t.pool's only through one image."""
     x = n[0]
     spatial = spatial_axes(x, n)
-    s = sliding(n, spatial, tuple(n.attr("kernel_shape")))
+    s = sliding(n, spatial, kernel_shape(n))
     y = e(t.Pool("max", x, *s[:5])) if n.has_output(0) else None
     if not n.has_output(1):
         return (y,)
@@ -442,7 +452,7 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
 
 def average_pool(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
-    s = sliding(n, spatial_axes(x, n), tuple(n.attr("kernel_shape")))
+    s = sliding(n, spatial_axes(x, n), kernel_shape(n))
     include = bool(n.attr("count_include_pad", 0))
     extra = s.extra if include and any(s.extra) else ()
     return e(t.Pool("mean", x, *s[:5], include_pad=include, extra=extra))
@@ -450,7 +460,7 @@ def average_pool(n: OnnxNode, e: Emitter) -> Value:
 
 def lp_pool(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
-    s = sliding(n, spatial_axes(x, n), tuple(n.attr("kernel_shape")))
+    s = sliding(n, spatial_axes(x, n), kernel_shape(n))
     return e(t.Pool("lp", x, *s[:5], p=int(n.attr("p", 2))))
 
 
@@ -479,7 +489,7 @@ def max_unpool(n: OnnxNode, e: Emitter) -> Value:
     """Zeros with x scattered at `indices`, which count through the whole inferred result; a wished
     shape crops or pads it at the high end."""
     x, indices = n[0], n[1]
-    window = tuple(n.attr("kernel_shape"))
+    window = kernel_shape(n)
     spatial = spatial_axes(x, n)
     s = sliding(n, spatial, window)
     rows = zip(spatial, s.strides, s.low, s.high, window, strict=True)
