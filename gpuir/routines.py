@@ -14,7 +14,8 @@ are there when it matters. Numpy only: no onnx, no scipy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,352 @@ Array = np.ndarray[Any, Any]
 Routine = Callable[..., tuple[Array, ...]]  # (attrs, *operands) -> results
 
 
-ROUTINES: dict[str, Routine] = {}
+# ---------------------------------------------------------------------------- sampling at points
+
+Fold = Callable[[Array, int], tuple[Array, Array]]  # (indices, extent) -> (cells, which are there)
 
 
+def outside_is_zero(index: Array, extent: int) -> tuple[Array, Array]:
+    return np.clip(index, 0, extent - 1).astype(np.intp), (index >= 0) & (index < extent)
+
+
+def outside_is_edge(index: Array, extent: int) -> tuple[Array, Array]:
+    return np.clip(index, 0, extent - 1).astype(np.intp), np.ones(index.shape, bool)
+
+
+def reflected(x: Array, low: float, high: float) -> Array:
+    """x where it lies between the borders, else folded back at them until it does."""
+    span = high - low
+    if span <= 0:
+        return np.full_like(x, low)
+    u = np.mod(x - low, 2 * span)
+    return np.where((x < low) | (x > high), low + np.minimum(u, 2 * span - u), x)
+
+
+def keys_weight(distance: Array, a: float = -0.75) -> Array:
+    """R. G. Keys, Cubic convolution interpolation, IEEE Trans. ASSP 29(6), 1981."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+def linear_weight(distance: Array) -> Array:
+    return np.maximum(1 - np.abs(distance), 0)
+
+
+def weighted_taps(
+    image: Array,
+    points: Array,
+    fold: Fold,
+    taps: tuple[int, ...] = (0, 1),
+    weight: Callable[[Array], Array] = linear_weight,
+) -> Iterator[Array]:
+    """image[c, ..] at each of points[p, axis], one [c, p] for every tap around it: their sum is the
+    interpolated value."""
+    below = np.floor(points)
+    for offsets in itertools.product(taps, repeat=points.shape[1]):
+        factor = np.ones(len(points), points.dtype)
+        cells: list[Array] = []
+        for axis, offset in enumerate(offsets):
+            index = below[:, axis] + offset
+            cell, there = fold(index, image.shape[1 + axis])
+            factor = factor * np.where(there, weight(points[:, axis] - index), 0)
+            cells.append(cell)
+        yield image[(slice(None), *cells)] * factor
+
+
+def grid_sample(attrs: Mapping[str, Any], x: Array, grid: Array) -> tuple[Array, ...]:
+    """y[n, c, p] = x[n, c] at grid[n, p], whose last axis holds the spatial axes in reverse, each
+    in -1..1: from the outer cells' centres under `align_corners`, else from their outer edges."""
+    align, padding, mode = attrs["align_corners"], attrs["padding"], attrs["mode"]
+    extents = x.shape[2:]
+    borders = [(0.0, n - 1.0) if align else (-0.5, n - 0.5) for n in extents]
+    fold = outside_is_edge if padding == "border" else outside_is_zero
+
+    def reflecting(index: Array, extent: int) -> tuple[Array, Array]:
+        low, high = (0.0, extent - 1.0) if align else (-0.5, extent - 0.5)
+        return outside_is_edge(reflected(index, low, high), extent)
+
+    results: list[Array] = []
+    for image, where in zip(x, grid, strict=True):
+        g = where.reshape(-1, len(extents))[:, ::-1].astype(np.result_type(grid, np.float32))
+        sizes = np.asarray(extents, g.dtype)
+        points = (g + 1) / 2 * (sizes - 1) if align else ((g + 1) * sizes - 1) / 2
+        if mode == "nearest":
+            points = np.rint(points)
+        for axis, (low, high) in enumerate(borders):
+            row = points[:, axis]
+            if padding == "border":
+                points[:, axis] = np.clip(row, 0, extents[axis] - 1)
+            elif padding == "reflection":
+                points[:, axis] = reflected(row, low, high)
+        taps = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}[mode]
+        weight = keys_weight if mode == "cubic" else linear_weight
+        how = reflecting if padding == "reflection" else fold
+        value = sum(weighted_taps(image.astype(g.dtype), points, how, taps, weight))
+        results.append(np.reshape(value, (x.shape[1], *grid.shape[1:-1])))
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    return (np.reshape(results, shape).astype(x.dtype),)
+
+
+def deform_conv(
+    attrs: Mapping[str, Any], x: Array, w: Array, offset: Array, mask: Array | None = None
+) -> tuple[Array, ...]:
+    """y[n, k, p] = sum over c, r of w[k, c, r] * mask[n, r, p] * x[n, c, at], at = p * strides - low
+    + r * dilations + offset[n, r, p]: linear between cells, zero outside, offsets per channel
+    group."""
+    groups, parts = attrs["groups"], attrs["offset_groups"]
+    window, extents = w.shape[2:], offset.shape[2:]
+    spatial, taps = len(window), int(np.prod(window))
+    rows = zip(window, extents, attrs["strides"], attrs["low"], attrs["dilations"], strict=True)
+    axes = [
+        np.arange(r)[:, None] * dilation + np.arange(p)[None] * stride - low
+        for r, p, stride, low, dilation in rows
+    ]  # [r, p] along each axis
+    base = np.zeros((spatial, *window, *extents))
+    for i, places in enumerate(axes):
+        shape = [1] * (2 * spatial)
+        shape[i], shape[spatial + i] = places.shape
+        base[i] = places.reshape(shape)
+    points = int(np.prod(extents))
+    base = base.reshape(spatial, taps, points)
+    shifts = offset.astype(np.float64).reshape(len(x), parts, taps, spatial, points)
+    y = np.zeros((len(x), w.shape[0], points))
+    for n, image in enumerate(x.astype(np.float64)):
+        columns: list[Array] = []
+        for part, channels in enumerate(np.split(image, parts)):
+            at = base + shifts[n, part].transpose(1, 0, 2)
+            at = at.reshape(spatial, taps * points).T
+            value = sum(weighted_taps(channels, at, outside_is_zero))
+            value = np.reshape(value, (len(channels), taps, points))
+            if mask is not None:
+                value = value * mask.reshape(len(x), parts, taps, points)[n, part]
+            columns.append(value)
+        cells = np.concatenate(columns).reshape(groups, -1, points)
+        y[n] = np.matmul(
+            w.astype(np.float64).reshape(groups, w.shape[0] // groups, -1), cells
+        ).reshape(w.shape[0], points)
+    return (y.reshape(len(x), w.shape[0], *extents).astype(x.dtype),)
+
+
+# ---------------------------------------------------------------------------- regions
+
+
+def roi_align(attrs: Mapping[str, Any], x: Array, rois: Array, images: Array) -> tuple[Array, ...]:
+    """The mean (or largest) of samples in each cell of each region; `ratio` by `ratio` of them, or
+    as many as image cells fit when it is 0. Samples more than a cell outside are zero.
+
+    The largest is of the weighted corners, not of the interpolated values: onnxruntime's meaning,
+    which ONNX's tests took over.
+    """
+    rows, columns = attrs["size"]
+    half = np.float32(0.5 if attrs["half_pixel"] else 0)
+    extents = np.asarray(x.shape[2:], np.float32)
+    y = np.zeros((len(rois), x.shape[1], rows, columns), np.float32)
+    for i, (roi, image) in enumerate(zip(rois.astype(np.float32), images, strict=True)):
+        left, top, right, bottom = roi * np.float32(attrs["scale"]) - half
+        size = np.asarray([bottom - top, right - left])
+        if not attrs["half_pixel"]:
+            size = np.maximum(size, 1)
+        cell = size / np.asarray([rows, columns], np.float32)
+        counts = [attrs["ratio"] if attrs["ratio"] > 0 else int(np.ceil(c)) for c in cell]
+        if min(counts) < 1:
+            continue
+        lines = [
+            start + (np.arange(n)[:, None] + (np.arange(count) + 0.5) / count) * step
+            for start, n, count, step in zip(
+                (top, left), (rows, columns), counts, cell, strict=True
+            )
+        ]
+        points = np.stack(np.meshgrid(*(line.reshape(-1) for line in lines), indexing="ij"), -1)
+        points = points.reshape(-1, 2)
+        there = np.all((points >= -1) & (points <= extents), axis=1)
+        inside = np.clip(points, 0, extents - 1)
+        taps = [
+            tap * there
+            for tap in weighted_taps(x[image].astype(np.float32), inside, outside_is_edge)
+        ]
+        value = np.max(taps, axis=0) if attrs["mode"] == "max" else np.sum(taps, axis=0)
+        value = value.reshape(x.shape[1], rows, counts[0], columns, counts[1])
+        y[i] = value.max(axis=(2, 4)) if attrs["mode"] == "max" else value.mean(axis=(2, 4))
+    return (y.astype(x.dtype),)
+
+
+def max_roi_pool(attrs: Mapping[str, Any], x: Array, rois: Array) -> tuple[Array, ...]:
+    """The largest cell in each part of each region (image, left, top, right, bottom); zero where a
+    part is empty. Corners round to the nearest cell, halves away from zero, and are included."""
+    rows, columns = attrs["size"]
+    y = np.zeros((len(rois), x.shape[1], rows, columns), x.dtype)
+    for i, roi in enumerate(rois):
+        scaled = np.asarray(roi[1:], np.float32) * np.float32(attrs["scale"])
+        left, top, right, bottom = np.trunc(scaled + np.copysign(0.5, scaled)).astype(int)
+        spans = []
+        for start, end, count, extent in (
+            (top, bottom, rows, x.shape[2]),
+            (left, right, columns, x.shape[3]),
+        ):
+            step = max(end - start + 1, 1) / count
+            first = np.clip(np.floor(np.arange(count) * step) + start, 0, extent).astype(int)
+            last = np.clip(np.ceil(np.arange(1, count + 1) * step) + start, 0, extent).astype(int)
+            spans.append(list(zip(first, last, strict=True)))
+        for (r, (a, b)), (c, (d, e)) in itertools.product(*map(enumerate, spans)):
+            part = x[int(roi[0]), :, a:b, d:e]
+            if part.size:
+                y[i, :, r, c] = part.max(axis=(1, 2))
+    return (y,)
+
+
+def nms(attrs: Mapping[str, Any], boxes: Array, scores: Array, *more: Array) -> tuple[Array, ...]:
+    """[image, class, box] of the boxes kept, best first: those above `score` that overlap no better
+    one of their class by more than `overlap`, at most `most` of them. Boxes are two corners, or
+    with `center` centre and size."""
+
+    def setting(name: str, default: float | None) -> Any:
+        if f"{name}_operand" in attrs:
+            return more[attrs[f"{name}_operand"] - 2].reshape(-1)[0]
+        return attrs.get(name, default)
+
+    most, overlap, least = setting("most", 0), setting("overlap", 0.0), setting("score", None)
+    if attrs["center"]:
+        centre, half = boxes[..., :2], boxes[..., 2:] / 2
+        low, high = centre - half, centre + half
+    else:
+        low = np.minimum(boxes[..., :2], boxes[..., 2:])
+        high = np.maximum(boxes[..., :2], boxes[..., 2:])
+    area = np.prod(high - low, axis=-1)
+    kept: list[tuple[int, int, int]] = []
+    for image, label in np.ndindex(*scores.shape[:2]):
+        row = scores[image, label]
+        chosen: list[int] = []
+        for box in np.argsort(-row, kind="stable"):
+            if len(chosen) >= most:
+                break
+            if least is not None and not row[box] > least:
+                continue
+            sides = np.minimum(high[image, chosen], high[image, box]) - np.maximum(
+                low[image, chosen], low[image, box]
+            )
+            shared = np.prod(np.maximum(sides, 0), axis=-1)
+            either = area[image, chosen] + area[image, box] - shared
+            over = np.divide(shared, either, out=np.zeros_like(shared), where=shared > 0)
+            if not np.any((over > overlap) & (shared > 0)):
+                chosen.append(int(box))
+        kept += [(image, label, box) for box in chosen]
+    return (np.asarray(kept, np.int64).reshape(-1, 3),)
+
+
+# ---------------------------------------------------------------------------- signals
+
+
+def as_complex(x: Array) -> Array:
+    """The last axis, of one real or two parts, as one number."""
+    x = x.astype(np.result_type(x, np.float32))
+    return x[..., 0] + 1j * x[..., 1] if x.shape[-1] == 2 else x[..., 0]
+
+
+def as_parts(x: Array, dtype: np.dtype[Any]) -> Array:
+    return np.stack([x.real, x.imag], axis=-1).astype(dtype)
+
+
+def dft(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The discrete Fourier transform along an axis, cut or zero-padded to `length` first."""
+    axis, length = attrs["axis"], attrs["length"]
+    signal = as_complex(x)
+    if attrs["inverse"] and attrs["onesided"]:
+        return (np.fft.irfft(signal, length, axis)[..., None].astype(x.dtype),)
+    if attrs["inverse"]:
+        return (as_parts(np.fft.ifft(signal, length, axis), x.dtype),)
+    y = np.fft.fft(signal, length, axis)
+    if attrs["onesided"]:
+        y = np.take(y, np.arange(length // 2 + 1), axis)
+    return (as_parts(y, x.dtype),)
+
+
+def stft(attrs: Mapping[str, Any], x: Array, window: Array | None = None) -> tuple[Array, ...]:
+    """y[n, f, k] = the transform of x[n, f * step + i] * window[i], i below `frame`."""
+    frame = attrs["frame"]
+    signal = as_complex(x) if x.ndim == 3 else x.astype(np.result_type(x, np.float32))
+    count = max((signal.shape[1] - frame) // attrs["step"] + 1, 0)
+    cells = np.arange(count)[:, None] * attrs["step"] + np.arange(frame)
+    frames = signal[:, cells]
+    if window is not None:
+        frames = frames * window.astype(np.float32)
+    y = np.fft.fft(frames, axis=-1)
+    return (as_parts(y[..., : frame // 2 + 1] if attrs["onesided"] else y, x.dtype),)
+
+
+# ---------------------------------------------------------------------------- others
+
+
+def det(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The determinant of each matrix."""
+    y = np.linalg.det(x.astype(np.result_type(x, np.float32)))
+    return (np.asarray(y).astype(x.dtype),)
+
+
+def col2im(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """y[n, c, p * strides - low + r * dilations] = the sum of x[n, (c, r), p] that fall there."""
+    image, block, strides, low, dilations = (
+        attrs[name] for name in ("image", "block", "strides", "low", "dilations")
+    )
+    batch, depth, _ = x.shape
+    reach = [d * (r - 1) + 1 for d, r in zip(dilations, block, strict=True)]
+    counts = attrs["counts"]
+    channels = depth // int(np.prod(block))
+    columns = x.reshape(batch, channels, *block, *counts)
+    padded = [
+        max((n - 1) * s + r, extent + a)
+        for n, s, r, extent, a in zip(counts, strides, reach, image, low, strict=True)
+    ]
+    y = np.zeros((batch, channels, *padded), x.dtype)
+    for tap in np.ndindex(*block):
+        cells = tuple(
+            slice(r * d, r * d + (n - 1) * s + 1, s)
+            for r, d, n, s in zip(tap, dilations, counts, strides, strict=True)
+        )
+        y[(slice(None), slice(None), *cells)] += columns[(slice(None), slice(None), *tap)]
+    inner = tuple(slice(a, a + extent) for a, extent in zip(low, image, strict=True))
+    return (y[(slice(None), slice(None), *inner)].astype(x.dtype),)
+
+
+def tf_idf(
+    attrs: Mapping[str, Any], x: Array, pool: Array, places: Array, weights: Array | None = None
+) -> tuple[Array, ...]:
+    """How often each n-gram of the pool stands in each row, its items up to `skips` apart; IDF says
+    only whether it does, and weights multiply."""
+    starts = [*attrs["counts"], len(pool)]
+    grams: dict[tuple[int, ...], int] = {}
+    for length, (start, end) in enumerate(itertools.pairwise(starts), 1):
+        for at in range(start, end, length):
+            grams[tuple(pool[at : at + length].tolist())] = len(grams)
+    rows = x.reshape(-1, x.shape[-1])
+    y = np.zeros((len(rows), int(places.max(initial=-1)) + 1), np.float32)
+    for row, counts in zip(rows.tolist(), y, strict=True):
+        for length in range(attrs["shortest"], attrs["longest"] + 1):
+            for apart in range(1, attrs["skips"] + 2 if length > 1 else 2):
+                for start in range(len(row) - (length - 1) * apart):
+                    gram = tuple(row[start : start + (length - 1) * apart + 1 : apart])
+                    if gram in grams:
+                        counts[places[grams[gram]]] += 1
+    if attrs["mode"] == "IDF":
+        y = np.minimum(y, 1)
+    if weights is not None:
+        scale = np.ones(y.shape[1], np.float32)
+        scale[places] = weights
+        y = y * scale
+    return (y.reshape(*x.shape[:-1], -1),)
+
+
+ROUTINES: dict[str, Routine] = {
+    "col2im": col2im,
+    "deform_conv": deform_conv,
+    "det": det,
+    "dft": dft,
+    "grid_sample": grid_sample,
+    "max_roi_pool": max_roi_pool,
+    "nms": nms,
+    "roi_align": roi_align,
+    "stft": stft,
+    "tf_idf": tf_idf,
+}

@@ -512,16 +512,19 @@ def col2im(n: OnnxNode, e: Emitter) -> Value:
     block = n.ints(2, "the shape of the block")
     s = sliding(n, image, block)
     batch, depth, positions = x.type.shape
-    fits = prod(map(t.window_extent, image, *s[:5])) == positions and depth % prod(block) == 0
-    if not fits:
+    counts = tuple(map(t.window_extent, image, *s[:5]))
+    if prod(counts) != positions or depth % prod(block):
         raise ModelError(
             "Col2Im: the columns do not fit the image",
-            expected=f"[N, C * {prod(block)}, {prod(map(t.window_extent, image, *s[:5]))}]",
+            expected=f"[N, C * {prod(block)}, {prod(counts)}]",
             found=str(x.type),
         )
     result = TensorType((batch, depth // prod(block), *image), x.type.dtype)
-    attrs = (("block", block), ("strides", s.strides), ("low", s.low), ("dilations", s.dilations))
-    return e(t.Routine("col2im", (x,), (result,), (("image", image), *attrs), work=x.type.size))
+    attrs = (
+        *(("image", image), ("block", block), ("counts", counts)),
+        *(("strides", s.strides), ("low", s.low), ("dilations", s.dilations)),
+    )
+    return e(t.Routine("col2im", (x,), (result,), attrs, work=x.type.size))
 
 
 CONVERTERS: dict[str, Converter] = {
