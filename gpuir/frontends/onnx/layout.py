@@ -1,7 +1,504 @@
-"""Shape, layout and indexing operators, and generators."""
+"""Operators that place, pick, repeat and generate cells without computing with them."""
 
 from __future__ import annotations
 
-from gpuir.frontends.onnx.emit import Converter
+from math import prod
+from typing import Any
 
-CONVERTERS: dict[str, Converter] = {}
+import numpy as np
+
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.proto import Attributes, sparse_type, tensor_type
+from gpuir.interp import cast, evaluate, to_numpy_dtype, wide
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, TensorType, f32, i64
+from gpuir.ops import tensor as t
+
+Results = tuple[Value | None, ...]
+
+
+def reshaped(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.type.shape == shape else e(t.Reshape(x, shape))
+
+
+def line(e: Emitter, length: int, rank: int, axis: int, dtype: DType, fold: bool = False) -> Value:
+    """0, 1, ... along `axis`, of extent 1 along the others: computed on the device, unless `fold`
+    asks for known numbers."""
+    shape = tuple(length if i == axis else 1 for i in range(rank))
+    return e(t.Iota(TensorType(shape, dtype), axis), fold=fold)
+
+
+def attr_or_ints(n: OnnxNode, attr: str, i: int) -> tuple[int, ...] | None:
+    """Integers that are an attribute in early opsets and operand `i` since; None where absent."""
+    if n.attr(attr) is not None:
+        return tuple(n.attr(attr))
+    return None if n.get(i) is None else n.ints(i, f"its {attr}")
+
+
+def axes_of(n: OnnxNode, i: int, rank: int) -> tuple[int, ...] | None:
+    """`axes`, attribute or operand `i`, counted from the front."""
+    axes = attr_or_ints(n, "axes", i)
+    if axes is None:
+        return None
+    found = tuple(n.from_front(a, rank) for a in axes)
+    if len(set(found)) != len(found):
+        raise ModelError(f"{n.op}: an axis is named twice", found=str(list(axes)))
+    return found
+
+
+# ---------------------------------------------------------------------------- shape
+
+
+def reshape(n: OnnxNode, e: Emitter) -> Value:
+    """0 copies an extent (unless allowzero), one -1 takes what is left."""
+    x = n[0]
+    wanted = attr_or_ints(n, "shape", 1)
+    if wanted is None:
+        raise ModelError("Reshape: no shape is given")
+    shape = list(wanted)
+    if not n.attr("allowzero", 0):
+        for i, extent in enumerate(shape):
+            if extent == 0 and i >= x.type.rank:
+                raise ModelError("Reshape: 0 copies an extent that is not there", found=str(shape))
+            shape[i] = x.type.shape[i] if extent == 0 else extent
+    if -1 in shape:
+        rest = prod(s for s in shape if s != -1)
+        fits = shape.count(-1) == 1 and rest > 0 and x.type.size % rest == 0
+        if not fits and not (rest == 0 == x.type.size and shape.count(-1) == 1):
+            expected = f"the {x.type.size} elements of {x.type}"
+            raise ModelError(
+                "Reshape: the shape does not fit", expected=expected, found=str(list(wanted))
+            )
+        shape[shape.index(-1)] = x.type.size // rest if rest else 0
+    return reshaped(e, x, tuple(shape))
+
+
+def flatten(n: OnnxNode, e: Emitter) -> Value:
+    shape, axis = n[0].type.shape, n.attr("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise ModelError("Flatten: no such axis", expected=f"0..{len(shape)}", found=str(axis))
+    axis = axis + len(shape) if axis < 0 else axis
+    return reshaped(e, n[0], (prod(shape[:axis]), prod(shape[axis:])))
+
+
+def squeeze(n: OnnxNode, e: Emitter) -> Value:
+    shape = n[0].type.shape
+    axes = axes_of(n, 1, len(shape))
+    if axes is None:
+        axes = tuple(i for i, extent in enumerate(shape) if extent == 1)
+    if any(shape[a] != 1 for a in axes):
+        expected = f"extent 1 at {list(axes)}"
+        raise ModelError("Squeeze: an axis holds more", expected=expected, found=str(n[0].type))
+    return reshaped(e, n[0], tuple(s for i, s in enumerate(shape) if i not in axes))
+
+
+def unsqueeze(n: OnnxNode, e: Emitter) -> Value:
+    wanted = attr_or_ints(n, "axes", 1) or ()
+    axes = axes_of(n, 1, n[0].type.rank + len(wanted)) or ()
+    shape = list(n[0].type.shape)
+    for axis in sorted(axes):
+        shape.insert(axis, 1)
+    return reshaped(e, n[0], tuple(shape))
+
+
+def transpose(n: OnnxNode, e: Emitter) -> Value:
+    rank = n[0].type.rank
+    perm = tuple(n.attr("perm") or reversed(range(rank)))
+    if perm == tuple(range(rank)):
+        return n[0]
+    return e(t.Transpose(n[0], tuple(p + rank if p < 0 else p for p in perm)))
+
+
+def expand(n: OnnxNode, e: Emitter) -> Value:
+    shape = t.broadcast(n[0].type.shape, n.ints(1, "its shape"))
+    return n[0] if shape == n[0].type.shape else e(t.Broadcast(n[0], shape))
+
+
+def tile(n: OnnxNode, e: Emitter) -> Value:
+    """Repeats: a broadcast along axes of extent 1, else along new axes that are merged again."""
+    x, repeats = n[0], n.ints(1, "its repeats")
+    shape = x.type.shape
+    if len(repeats) != len(shape) or min(repeats, default=0) < 0:
+        raise ModelError(
+            "Tile: one count for each axis", expected=str(x.type), found=str(list(repeats))
+        )
+    apart: list[int] = []
+    spread: list[int] = []
+    for extent, count in zip(shape, repeats, strict=True):
+        if count != 1 and extent != 1:
+            apart.append(1)
+            spread.append(count)
+        apart.append(extent)
+        spread.append(count if extent == 1 else extent)
+    x = reshaped(e, x, tuple(apart))
+    if spread != apart:
+        x = e(t.Broadcast(x, tuple(spread)))
+    return reshaped(e, x, tuple(s * r for s, r in zip(shape, repeats, strict=True)))
+
+
+def concat(n: OnnxNode, e: Emitter) -> Value:
+    """Operands without cells are left out."""
+    operands = [n[i] for i in range(len(n.inputs))]
+    axis = n.axis(operands[0].type.rank, 1)
+    full = [v for v in operands if v.type.shape[axis]] or operands[:1]
+    return full[0] if len(full) == 1 else e(t.Concat(tuple(full), axis))
+
+
+def split(n: OnnxNode, e: Emitter) -> Results:
+    """Equal parts, the last one smaller where they do not come out even (opset 18 on)."""
+    x = n[0]
+    axis = n.axis(x.type.rank)
+    extent, count = x.type.shape[axis], len(n.outputs)
+    sizes = attr_or_ints(n, "split", 1)
+    if sizes is None:
+        count = n.attr("num_outputs", count)
+        part = -(-extent // count)
+        sizes = tuple(max(min(part, extent - i * part), 0) for i in range(count))
+    if sum(sizes) != extent or min(sizes, default=0) < 0 or len(sizes) < len(n.outputs):
+        expected = f"{extent} in {len(n.outputs)} parts"
+        raise ModelError("Split: the parts do not add up", expected=expected, found=f"{sizes}")
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(
+        sliced(e, x, {axis: (start, size, 1)}) if n.has_output(i) else None
+        for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    )
+
+
+def sliced(e: Emitter, x: Value, cuts: dict[int, tuple[int, int, int]]) -> Value:
+    """x cut to (start, size, step) along some axes."""
+    rows = [cuts.get(i, (0, extent, 1)) for i, extent in enumerate(x.type.shape)]
+    if all(row == (0, extent, 1) for row, extent in zip(rows, x.type.shape, strict=True)):
+        return x
+    starts, sizes, steps = (tuple(column) for column in zip(*rows, strict=True))
+    return e(t.Slice(x, starts, sizes, steps))
+
+
+def slice_(n: OnnxNode, e: Emitter) -> Value:
+    """Bounds count from the end when negative, and are clamped; Python's slices."""
+    shape = n[0].type.shape
+    starts, ends = attr_or_ints(n, "starts", 1), attr_or_ints(n, "ends", 2)
+    if starts is None or ends is None:
+        raise ModelError("Slice: starts or ends are missing")
+    axes = axes_of(n, 3, len(shape))
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = n.ints(4, "its steps") if n.get(4) is not None else (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise ModelError(
+            "Slice: one start, end and step (not 0) for each axis",
+            found=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
+        )
+    cuts: dict[int, tuple[int, int, int]] = {}
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        cells = range(*slice(start, end, step).indices(shape[axis]))
+        cuts[axis] = (cells.start if len(cells) else 0, len(cells), step if len(cells) > 1 else 1)
+    return sliced(e, n[0], cuts)
+
+
+PAD_MODES = ("constant", "edge", "reflect", "wrap")
+
+
+def pad(n: OnnxNode, e: Emitter) -> Value:
+    x, mode = n[0], n.attr("mode", "constant")
+    rank = x.type.rank
+    pads = attr_or_ints(n, "pads", 1) or ()
+    axes = axes_of(n, 3, rank) if n.get(3) is not None else tuple(range(rank))
+    assert axes is not None
+    if len(pads) != 2 * len(axes):
+        expected = f"{2 * len(axes)} pads: before, then after, for each axis"
+        raise ModelError("Pad: wrong number of pads", expected=expected, found=str(list(pads)))
+    if mode not in PAD_MODES:
+        raise ModelError("Pad: no such mode", expected=", ".join(PAD_MODES), found=str(mode))
+    before, after = dict(zip(axes, pads, strict=False)), dict(zip(axes, pads[len(axes) :]))
+    low, high = (tuple(side.get(i, 0) for i in range(rank)) for side in (before, after))
+    if not any(low) and not any(high):
+        return x
+    return e(t.Pad(x, low, high, _pad_value(n, e) if mode == "constant" else None, mode))
+
+
+def _pad_value(n: OnnxNode, e: Emitter) -> Value | None:
+    """What new cells hold; None for zero."""
+    if n.attr("value") or n.get(2) is None:
+        return e.constant(n.attr("value"), n[0].type.dtype) if n.attr("value") else None
+    known = n.known(2)
+    if known is not None and not wide(known).any():
+        return None
+    return reshaped(e, n[2], ())
+
+
+def center_crop_pad(n: OnnxNode, e: Emitter) -> Value:
+    """Each axis cropped or padded with zeros about its middle; an odd cell goes to the end."""
+    x, wanted = n[0], n.ints(1, "its shape")
+    axes = axes_of(n, -1, x.type.rank) if n.attr("axes") is not None else range(x.type.rank)
+    assert axes is not None
+    low, high = [0] * x.type.rank, [0] * x.type.rank
+    for axis, size in zip(axes, wanted, strict=True):
+        more = size - x.type.shape[axis]
+        low[axis] = more // 2 if more >= 0 else -(-more // 2)
+        high[axis] = more - low[axis]
+    return e(t.Pad(x, tuple(low), tuple(high))) if any((*low, *high)) else x
+
+
+def space_to_depth(n: OnnxNode, e: Emitter) -> Value:
+    """Blocks of b x b pixels become b * b times the channels: (block, c), or (c, block) in CRD."""
+    x, b = n[0], n.attr("blocksize")
+    batch, c, h, w = _image(n, x)
+    if not b or h % b or w % b:
+        expected = f"blocks of {b}"
+        raise ModelError("SpaceToDepth: blocks do not fit", expected=expected, found=str(x.type))
+    apart = e(t.Reshape(x, (batch, c, h // b, b, w // b, b)))
+    perm = (0, 1, 3, 5, 2, 4) if n.attr("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    return e(t.Reshape(e(t.Transpose(apart, perm)), (batch, c * b * b, h // b, w // b)))
+
+
+def depth_to_space(n: OnnxNode, e: Emitter) -> Value:
+    x, b = n[0], n.attr("blocksize")
+    batch, c, h, w = _image(n, x)
+    if not b or c % (b * b):
+        expected = f"blocks of {b}"
+        raise ModelError("DepthToSpace: blocks do not fit", expected=expected, found=str(x.type))
+    if n.attr("mode", "DCR") == "CRD":
+        shape, perm = (batch, c // (b * b), b, b, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        shape, perm = (batch, b, b, c // (b * b), h, w), (0, 3, 4, 1, 5, 2)
+    apart = e(t.Transpose(e(t.Reshape(x, shape)), perm))
+    return e(t.Reshape(apart, (batch, c // (b * b), h * b, w * b)))
+
+
+def _image(n: OnnxNode, x: Value) -> tuple[int, int, int, int]:
+    if x.type.rank != 4:
+        raise ModelError(f"{n.op}: not an image", expected="[N, C, H, W]", found=str(x.type))
+    batch, c, h, w = x.type.shape
+    return batch, c, h, w
+
+
+# ---------------------------------------------------------------------------- indexing
+
+
+def gather(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.Gather(n[0], n[1], n.axis(n[0].type.rank)))
+
+
+def gather_elements(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.GatherElements(n[0], n[1], n.axis(n[0].type.rank)))
+
+
+def gather_nd(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.GatherND(n[0], n[1], n.attr("batch_dims", 0)))
+
+
+def _combine(n: OnnxNode) -> t.Combine:
+    how: Any = n.attr("reduction", "none")
+    if how not in ("none", "add", "mul", "min", "max"):
+        raise ModelError(
+            f"{n.op}: no such reduction", expected="none, add, mul, min or max", found=str(how)
+        )
+    return how
+
+
+def scatter_elements(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.ScatterElements(n[0], n[1], n[2], n.axis(n[0].type.rank), _combine(n)))
+
+
+def scatter_nd(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.ScatterND(n[0], n[1], n[2], _combine(n)))
+
+
+def compress(n: OnnxNode, e: Emitter) -> Value:
+    """The slices whose condition holds: at most as many as there are conditions."""
+    x = n[0]
+    if n.attr("axis") is None:
+        x, axis = reshaped(e, x, (x.type.size,)), 0
+    else:
+        axis = n.axis(x.type.rank)
+    condition = n.known(1)
+    if condition is not None:
+        kept = np.flatnonzero(condition[: x.type.shape[axis]])
+        return e(t.Gather(x, e.constant(kept, i64, "kept"), axis))
+    most = min(n[1].type.size, x.type.shape[axis])
+    shape = (*x.type.shape[:axis], most, *x.type.shape[axis + 1 :])
+    e.assume(f"{n.name}: all {most} conditions of Compress taken as true")
+    type = TensorType(shape, x.type.dtype)
+    return e(t.Routine("compress", (x, n[1]), (type,), (("axis", axis),)))
+
+
+def nonzero(n: OnnxNode, e: Emitter) -> Value:
+    """The coordinates of the cells that are not zero, a column each: at most all cells."""
+    known, x = n.known(0), n[0].type
+    if known is not None:
+        return e.constant(np.stack(np.nonzero(np.atleast_1d(known))), i64, "nonzero")
+    e.assume(f"{n.name}: all {x.size} elements taken as nonzero")
+    gives = TensorType((max(x.rank, 1), x.size), i64)
+    return e(t.Routine("nonzero", (n[0],), (gives,), work=x.size))
+
+
+def unique(n: OnnxNode, e: Emitter) -> Results:
+    """The distinct cells (or slices along `axis`), where each first stands, which of them each cell
+    is, and how often each occurs."""
+    x = n[0].type
+    axis = None if n.attr("axis") is None else n.axis(x.rank)
+    extent = x.size if axis is None else x.shape[axis]
+    shape = (extent,) if axis is None else x.shape
+    gives = (TensorType(shape, x.dtype), *(TensorType((extent,), i64) for _ in range(3)))
+    attrs = (("sorted", n.attr("sorted", 1)), *((("axis", axis),) if axis is not None else ()))
+    # a sort: log2 passes of comparisons
+    work = x.size * max(extent - 1, 1).bit_length()
+    op = t.Routine("unique", (n[0],), gives, attrs, work)
+    known = n.known(0)
+    if known is None:
+        e.assume(f"{n.name}: all {extent} elements taken as distinct")
+        return e.add(op)
+    arrays = evaluate(op, {n[0]: known})
+    return tuple(e.constant(a, v.dtype, "unique") for a, v in zip(arrays, gives, strict=True))
+
+
+def reverse_sequence(n: OnnxNode, e: Emitter) -> Value:
+    attrs = (("time_axis", n.axis(2, 0, "time_axis")), ("batch_axis", n.axis(2, 1, "batch_axis")))
+    return e(t.Routine("reverse_sequence", (n[0], n[1]), (n[0].type,), attrs))
+
+
+def one_hot(n: OnnxNode, e: Emitter) -> Value:
+    """values[1] where the new axis counts the index (a negative one from the end), else
+    values[0]."""
+    depth = n.ints(1, "its depth")[0]
+    indices, values = n[0], n[2]
+    rank = indices.type.rank
+    axis = n.axis(rank + 1, -1)
+    if indices.type.dtype != i64:
+        indices = e(t.Cast(indices, i64))
+    behind = e(t.Map("lt", (indices,), (0,)))
+    indices = e(t.Map("where", (behind, e(t.Map("add", (indices,), (depth,))), indices)))
+    shape = indices.type.shape
+    indices = e(t.Reshape(indices, (*shape[:axis], 1, *shape[axis:])))
+    fold = e.const_of(n[0]) is not None
+    hot = e(t.Map("eq", (indices, line(e, depth, rank + 1, axis, i64, fold))))
+    off, on = (reshaped(e, sliced(e, values, {0: (i, 1, 1)}), ()) for i in (0, 1))
+    return e(t.Map("where", (hot, on, off)))
+
+
+def trilu(n: OnnxNode, e: Emitter) -> Value:
+    """x where column - row >= k (upper) or <= k, else 0."""
+    x = n[0]
+    if x.type.rank < 2:
+        raise ModelError("Trilu: not a matrix", expected="two axes or more", found=str(x.type))
+    rows, columns = x.type.shape[-2:]
+    fold = e.const_of(x) is not None
+    across = line(e, columns, 2, 1, i64, fold)
+    down = line(e, rows, 2, 0, i64, fold)
+    offset = e(t.Map("sub", (across, down)))
+    k = reshaped(e, n[1], ()) if n.get(1) is not None else e.constant(0, i64)
+    kept = e(t.Map("ge" if n.attr("upper", 1) else "le", (offset, k)))
+    return e(t.Map("where", (kept, x, e.constant(0, x.type.dtype))))
+
+
+def array_feature_extractor(n: OnnxNode, e: Emitter) -> Value:
+    """Columns of the last axis; a vector counts as one row."""
+    x = n[0] if n[0].type.rank > 1 else e(t.Reshape(n[0], (1, n[0].type.size)))
+    return e(t.Gather(x, reshaped(e, n[1], (n[1].type.size,)), x.type.rank - 1))
+
+
+# ---------------------------------------------------------------------------- generators
+
+
+def range_(n: OnnxNode, e: Emitter) -> Value:
+    start, limit, delta = (n.need(i, "its bounds").reshape(()) for i in range(3))
+    dtype = n[0].type.dtype
+    low, high, step = (wide(v).item() for v in (start, limit, delta))
+    if step == 0:
+        raise ModelError("Range: the step is 0")
+    count = max(int(np.ceil((high - low) / step)) if dtype.is_float else -((low - high) // step), 0)
+    exact = wide(start).dtype
+
+    def numbers() -> np.ndarray:
+        steps = np.arange(count).astype(exact) * exact.type(step)
+        return cast(exact.type(low) + steps, dtype)
+
+    return e.lazy(TensorType((count,), dtype), numbers, "range")
+
+
+def constant(n: OnnxNode, e: Emitter) -> Value:
+    """The numbers of `value` and `sparse_value` are not read before somebody asks."""
+    attrs = n.attrs
+    for form, dtype in (("float", f32), ("int", i64)):
+        for name in (f"value_{form}", f"value_{form}s"):
+            if name in attrs:
+                return e.constant(attrs[name], dtype)
+    for name, type_of in (("value", tensor_type), ("sparse_value", sparse_type)):
+        proto = attrs.proto(name) if isinstance(attrs, Attributes) else None
+        if proto is not None:
+            stored = proto.t if name == "value" else proto.sparse_tensor
+            return e.lazy(type_of(stored), lambda: attrs[name])  # noqa: B023
+        if name in attrs:
+            return e.constant(attrs[name])
+    found = ", ".join(attrs) or "no attribute"
+    raise ModelError(
+        "Constant: gpuir analyses tensors of numbers only",
+        expected="value, value_float, value_ints or such",
+        found=found,
+    )
+
+
+def constant_of_shape(n: OnnxNode, e: Emitter) -> Value:
+    value = n.attr("value")
+    value = np.zeros((), np.float32) if value is None else np.asarray(value).reshape(-1)[0]
+    shape = n.ints(0, "its operand, the shape")
+    dtype = e.constant(value).type.dtype
+    return e.fill(value, TensorType(shape, dtype))
+
+
+def shape(n: OnnxNode, e: Emitter) -> Value:
+    extents = n[0].type.shape
+    return e.constant(extents[slice(n.attr("start", 0), n.attr("end"))], i64, "shape")
+
+
+def size(n: OnnxNode, e: Emitter) -> Value:
+    return e.constant(n[0].type.size, i64, "size")
+
+
+def eye_like(n: OnnxNode, e: Emitter) -> Value:
+    if n[0].type.rank != 2:
+        raise ModelError("EyeLike: not a matrix", expected="two axes", found=str(n[0].type))
+    type = TensorType(n[0].type.shape, n.dtype("dtype", n[0].type.dtype))
+    rows, columns = type.shape
+
+    def numbers() -> np.ndarray:
+        return np.eye(rows, columns, n.attr("k", 0), bool).astype(to_numpy_dtype(type.dtype))
+
+    return e.lazy(type, numbers, "eye")
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Reshape": reshape,
+    "Flatten": flatten,
+    "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze,
+    "Transpose": transpose,
+    "Expand": expand,
+    "Tile": tile,
+    "Concat": concat,
+    "Split": split,
+    "Slice": slice_,
+    "Pad": pad,
+    "CenterCropPad": center_crop_pad,
+    "SpaceToDepth": space_to_depth,
+    "DepthToSpace": depth_to_space,
+    "Gather": gather,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "Scatter": scatter_elements,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Compress": compress,
+    "NonZero": nonzero,
+    "Unique": unique,
+    "ReverseSequence": reverse_sequence,
+    "OneHot": one_hot,
+    "Trilu": trilu,
+    "ai.onnx.ml::ArrayFeatureExtractor": array_feature_extractor,
+    "Range": range_,
+    "Constant": constant,
+    "ConstantOfShape": constant_of_shape,
+    "Shape": shape,
+    "Size": size,
+    "EyeLike": eye_like,
+}
