@@ -258,7 +258,7 @@ def check(case: Any) -> Outcome:
         return not outcome.stages[name]
 
     def evaluated(graph: Graph) -> str:
-        weights = {v.name: loaded.weights[v.name]() for v in graph.params}
+        weights = {v.name: loaded.weights[v.name] for v in graph.params}
         for arrays, expected in sets:
             inputs = {v.name: arrays[v.name] for v in graph.inputs}
             found = run(graph, {**inputs, **weights})

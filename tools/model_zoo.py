@@ -143,7 +143,7 @@ def check(file: Path, shapes: dict[str, tuple[int, ...]], rtol: float, passes: b
         result.detail = "; ".join(filter(None, (result.detail, *model.graph.assumed)))
 
     def same(graph: Graph) -> bool:
-        weights = {v.name: model.weights[v.name]() for v in graph.params}
+        weights = {v.name: model.weights[v.name] for v in graph.params}
         given = {v.name: inputs[v.name] for v in graph.inputs}
         found = run(graph, {**given, **weights})
         worst = 0.0
