@@ -1,7 +1,349 @@
-"""Reductions, scans, sorting, softmax, normalisations and losses."""
+"""Reductions, scans, sorting, softmax, normalizations and losses."""
 
 from __future__ import annotations
 
-from gpuir.frontends.onnx.emit import Converter
+from math import prod
 
-CONVERTERS: dict[str, Converter] = {}
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.layout import axes_of, line, reshaped
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, f32, f64, i64
+from gpuir.ops import tensor as t
+
+Results = tuple[Value | None, ...]
+
+
+def map_(e: Emitter, fn: str, *args: Value, imm: tuple[float, ...] = ()) -> Value:
+    return e(t.Map(fn, args, imm))
+
+
+def cast_to(e: Emitter, x: Value, dtype: DType) -> Value:
+    return x if x.type.dtype == dtype else e(t.Cast(x, dtype))
+
+
+def at_least_f32(dtype: DType) -> DType:
+    """What statistics are computed in."""
+    return f64 if dtype == f64 else f32
+
+
+# ---------------------------------------------------------------------------- reductions
+
+
+def reduced_axes(n: OnnxNode) -> tuple[int, ...]:
+    """Attribute or operand; all axes when there are none, or no axis under noop_with_empty_axes."""
+    rank = n[0].type.rank
+    axes = axes_of(n, 1, rank)
+    if axes:
+        return tuple(sorted(axes))
+    return () if n.attr("noop_with_empty_axes", 0) else tuple(range(rank))
+
+
+def reduce(e: Emitter, fn: str, x: Value, axes: tuple[int, ...], keepdims: bool = True) -> Value:
+    return e(t.Reduce(fn, x, axes, keepdims)) if axes else x  # type: ignore[arg-type]
+
+
+def reduction(fn: str, before: str = "", after: str = "") -> Converter:
+    """Reduce* as `fn` of `before` of each cell, `after` of the result. Its square is x * x."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        x = n[0]
+        if before:
+            x = map_(e, "mul", x, x) if before == "square" else map_(e, before, x)
+        y = reduce(e, fn, x, reduced_axes(n), bool(n.attr("keepdims", 1)))
+        return map_(e, after, y) if after else y
+
+    return convert
+
+
+def reduce_log_sum_exp(n: OnnxNode, e: Emitter) -> Value:
+    """max x + log sum exp(x - max x), which does not overflow."""
+    x, axes = n[0], reduced_axes(n)
+    if not axes:
+        return x
+    most = reduce(e, "max", x, axes)
+    total = reduce(e, "sum", map_(e, "exp", map_(e, "sub", x, most)), axes)
+    y = map_(e, "add", map_(e, "log", total), most)
+    if n.attr("keepdims", 1):
+        return y
+    return reshaped(e, y, tuple(s for i, s in enumerate(x.type.shape) if i not in axes))
+
+
+def arg_reduction(fn: str) -> Converter:
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        keepdims, last = bool(n.attr("keepdims", 1)), bool(n.attr("select_last_index", 0))
+        axis = n.axis(n[0].type.rank)
+        return e(t.ArgReduce(fn, n[0], axis, keepdims, last))  # type: ignore[arg-type]
+
+    return convert
+
+
+def cumulative(fn: str) -> Converter:
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        (axis,) = n.ints(1, "its axis")
+        exclusive, reverse = bool(n.attr("exclusive", 0)), bool(n.attr("reverse", 0))
+        axis = n.from_front(axis, n[0].type.rank)
+        return e(t.Cumulative(fn, n[0], axis, exclusive, reverse))  # type: ignore[arg-type]
+
+    return convert
+
+
+def top_k(n: OnnxNode, e: Emitter) -> Results:
+    """k is an attribute before opset 10. Sorted, whether or not that is asked for."""
+    k = n.attr("k") if n.version < 10 else n.ints(1, "k, how many are asked for")[0]
+    axis = n.axis(n[0].type.rank, -1)
+    return e.add(t.TopK(n[0], int(k), axis, bool(n.attr("largest", 1))))
+
+
+# ---------------------------------------------------------------------------- softmax
+
+
+def along_rows(n: OnnxNode, e: Emitter, row: str, **attrs: bool) -> Value:
+    """Softmax or hardmax along an axis, by default the last; before opset 13 along all axes from
+    `axis` on (by default 1), as one."""
+    x = n[0]
+    rank, shape = x.type.rank, x.type.shape
+    axis = n.axis(rank, -1 if n.version >= 13 else 1)
+    merge = n.version < 13 and prod(shape[axis + 1 :]) != 1
+    if merge:
+        x, axis = e(t.Reshape(x, (prod(shape[:axis]), prod(shape[axis:])))), 1
+    if not x.type.shape:
+        x, axis = e(t.Reshape(x, (1,))), 0
+    y = hardmax(e, x, axis) if row == "hardmax" else e(t.Softmax(x, axis, row == "log_softmax"))
+    return reshaped(e, y, shape)
+
+
+def hardmax(e: Emitter, x: Value, axis: int) -> Value:
+    """1 where the largest cell first stands, else 0."""
+    fold = e.const_of(x) is not None
+    best = e(t.ArgReduce("max", x, axis, keepdims=True))
+    numbers = line(e, x.type.shape[axis], x.type.rank, axis, i64, fold)
+    return e(t.Cast(map_(e, "eq", best, numbers), x.type.dtype))
+
+
+def row_wise(row: str) -> Converter:
+    return lambda n, e: along_rows(n, e, row)
+
+
+# ---------------------------------------------------------------------------- normalization
+
+
+def per_channel(e: Emitter, v: Value, rank: int) -> Value:
+    """A vector of channels, shaped to broadcast to [N, C, ...]."""
+    return reshaped(e, v, (v.type.size, *(1,) * (rank - 2))) if rank > 1 else v
+
+
+def layer_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
+    """Over the axes from `axis` on. Mean and 1 / standard deviation, where they are read, make it
+    several ops: they are results of the reductions inside."""
+    x, scale, bias = n[0], n[1], n.get(2)
+    rank, dtype, eps = x.type.rank, x.type.dtype, n.attr("epsilon", 1e-5)
+    axes = tuple(range(n.axis(rank, -1), rank))
+    if not n.has_output(1) and not n.has_output(2):
+        return e(t.Normalize(x, axes, scale, bias, eps))
+    wide = cast_to(e, x, at_least_f32(dtype))
+    mean = reduce(e, "mean", wide, axes)
+    centred = map_(e, "sub", wide, mean)
+    variance = reduce(e, "mean", map_(e, "mul", centred, centred), axes)
+    inverse = map_(e, "rsqrt", map_(e, "add", variance, imm=(eps,)))
+    y = map_(e, "mul", cast_to(e, map_(e, "mul", centred, inverse), dtype), scale)
+    return (y if bias is None else map_(e, "add", y, bias)), mean, inverse
+
+
+def rms_normalization(n: OnnxNode, e: Emitter) -> Value:
+    axes = tuple(range(n.axis(n[0].type.rank, -1), n[0].type.rank))
+    return e(t.Normalize(n[0], axes, n[1], eps=n.attr("epsilon", 1e-5), center=False))
+
+
+def group_normalization(n: OnnxNode, e: Emitter) -> Value:
+    """Scale and bias are per group in opset 18 to 20, per channel since."""
+    x, groups = n[0], n.attr("num_groups", 1)
+    channels = x.type.shape[1]
+
+    def spread(v: Value) -> Value:
+        if n.version < 21 and v.type.size != channels:
+            v = e(t.Broadcast(e(t.Reshape(v, (groups, 1))), (groups, channels // groups)))
+        return per_channel(e, v, x.type.rank)
+
+    axes, eps = tuple(range(1, x.type.rank)), n.attr("epsilon", 1e-5)
+    return e(t.Normalize(x, axes, spread(n[1]), spread(n[2]), eps, groups=groups))
+
+
+def instance_normalization(n: OnnxNode, e: Emitter) -> Value:
+    x = n[0]
+    scale, bias = (per_channel(e, v, x.type.rank) for v in (n[1], n[2]))
+    return e(t.Normalize(x, tuple(range(2, x.type.rank)), scale, bias, n.attr("epsilon", 1e-5)))
+
+
+def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
+    """In inference x * s + b, where s = scale / sqrt(var + eps) and b = bias - mean * s fold when
+    they are known. In training with the batch's own statistics, and the running ones renewed."""
+    x, scale, bias, mean, variance = (n[i] for i in range(5))
+    eps, momentum = n.attr("epsilon", 1e-5), n.attr("momentum", 0.9)
+    if n.version >= 14:
+        training = bool(n.attr("training_mode", 0))
+    else:
+        training = any(n.has_output(i) for i in range(1, 5))
+    rank, dtype, stats = x.type.rank, x.type.dtype, at_least_f32(x.type.dtype)
+    per_cell = scale.type.rank > 1  # opset 7, spatial=0: each cell of [C, ...] has its own
+
+    def fit(v: Value) -> Value:
+        return cast_to(e, v if per_cell else per_channel(e, v, rank), stats)
+
+    renewed: list[Value | None] = []
+    if training:
+        axes = (0,) if per_cell else (0, *range(2, rank))
+        wide = cast_to(e, x, stats)
+        now = reduce(e, "mean", wide, axes)
+        centred = map_(e, "sub", wide, now)
+        spread = reduce(e, "mean", map_(e, "mul", centred, centred), axes)
+        for old, new in ((mean, now), (variance, spread)):
+            flat = cast_to(e, reshaped(e, new, old.type.shape), old.type.dtype)
+            kept = map_(e, "mul", old, imm=(momentum,))
+            added = map_(e, "mul", flat, imm=(1 - momentum,))
+            renewed.append(map_(e, "add", kept, added))
+        saved = (
+            cast_to(e, reshaped(e, v, mean.type.shape), mean.type.dtype) for v in (now, spread)
+        )
+        renewed += saved if n.version < 14 else ()
+        inverse = map_(e, "rsqrt", map_(e, "add", spread, imm=(eps,)))
+        y = map_(e, "mul", map_(e, "mul", centred, inverse), fit(scale))
+        return cast_to(e, map_(e, "add", y, fit(bias)), dtype), *renewed
+    root = map_(e, "sqrt", map_(e, "add", fit(variance), imm=(eps,)))
+    s = map_(e, "div", fit(scale), root)
+    b = map_(e, "sub", fit(bias), map_(e, "mul", fit(mean), s))
+    return map_(e, "add", map_(e, "mul", x, cast_to(e, s, dtype)), cast_to(e, b, dtype))
+
+
+def lrn(n: OnnxNode, e: Emitter) -> Value:
+    """x / (bias + alpha * mean of x^2 over `size` channels) ^ beta; the mean counts what lies
+    outside as zero. Krizhevsky et al., NeurIPS 2012, section 3.3."""
+    x, size = n[0], n.attr("size")
+    batch, channels, *image = x.type.shape
+    square = e(t.Reshape(map_(e, "mul", x, x), (batch, 1, channels, prod(image))))
+    low, high = (size - 1) // 2, size // 2
+    mean = e(
+        t.Pool("mean", square, (size, 1), (1, 1), (low, 0), (high, 0), (1, 1), include_pad=True)
+    )
+    scaled = map_(e, "mul", e(t.Reshape(mean, x.type.shape)), imm=(n.attr("alpha", 1e-4),))
+    below = map_(e, "add", scaled, imm=(n.attr("bias", 1.0),))
+    return map_(e, "div", x, map_(e, "pow", below, imm=(n.attr("beta", 0.75),)))
+
+
+def mean_variance_normalization(n: OnnxNode, e: Emitter) -> Value:
+    """ONNX adds 1e-9 to the standard deviation; 1e-18 is added to the variance here, which is the
+    same for constant rows and differs by less than an f32 can hold elsewhere."""
+    rank = n[0].type.rank
+    axes = tuple(sorted(n.from_front(a, rank) for a in n.attr("axes", (0, 2, 3))))
+    return e(t.Normalize(n[0], axes, eps=1e-18))
+
+
+def divided(e: Emitter, x: Value, norm: Value) -> Value:
+    """x / norm, and 0 where the norm is 0: the smallest divisor is the dtype's least normal."""
+    least = {"f64": 1e-300, "f16": 6.104e-5}.get(x.type.dtype.name, 1e-37)
+    return map_(e, "div", x, map_(e, "max", norm, imm=(least,)))
+
+
+def lp_normalization(n: OnnxNode, e: Emitter) -> Value:
+    x, p = n[0], n.attr("p", 2)
+    if p not in (1, 2):
+        raise ModelError("LpNormalization: no such norm", expected="p of 1 or 2", found=str(p))
+    axis = n.axis(x.type.rank, -1)
+    if p == 1:
+        return divided(e, x, reduce(e, "sum", map_(e, "abs", x), (axis,)))
+    return divided(e, x, map_(e, "sqrt", reduce(e, "sum", map_(e, "mul", x, x), (axis,))))
+
+
+def ml_normalizer(n: OnnxNode, e: Emitter) -> Value:
+    """Each row divided by its largest cell, its sum of magnitudes, or its length; in f32."""
+    x, norm = cast_to(e, n[0], f32), n.attr("norm", "MAX")
+    last = (x.type.rank - 1,)
+    if norm == "MAX":
+        return divided_or_same(e, x, reduce(e, "max", x, last))
+    if norm == "L1":
+        return divided_or_same(e, x, reduce(e, "sum", map_(e, "abs", x), last))
+    if norm == "L2":
+        squares = reduce(e, "sum", map_(e, "mul", x, x), last)
+        return divided_or_same(e, x, map_(e, "sqrt", squares))
+    raise ModelError("Normalizer: no such norm", expected="MAX, L1 or L2", found=str(norm))
+
+
+def divided_or_same(e: Emitter, x: Value, norm: Value) -> Value:
+    is_zero = map_(e, "eq", norm, imm=(0,))
+    return map_(e, "div", x, map_(e, "where", is_zero, e.constant(1, x.type.dtype), norm))
+
+
+# ---------------------------------------------------------------------------- losses
+
+
+def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
+    """-weight[target] * scores[n, target, ...], reduced; `mean` is over the weights. Cells whose
+    target is `ignore_index` weigh nothing."""
+    target, weight, dtype = n[1], n.get(2), scores.type.dtype
+    ignored, how = n.attr("ignore_index"), n.attr("reduction", "mean")
+    if how not in ("none", "sum", "mean"):
+        raise ModelError(f"{n.op}: no such reduction", expected="none, sum, mean", found=str(how))
+    shape = target.type.shape
+    counts: Value | None = None  # where the target counts
+    if ignored is not None:
+        counts = map_(e, "ne", target, imm=(ignored,))
+        target = map_(e, "where", counts, target, e.constant(0, target.type.dtype))
+    indices = e(t.Reshape(target, (shape[0], 1, *shape[1:])))
+    loss = map_(e, "neg", e(t.Reshape(e(t.GatherElements(scores, indices, 1)), shape)))
+    weights: Value | None = None
+    if weight is not None:
+        weights = e(t.Gather(cast_to(e, weight, dtype), target))
+        if counts is not None:
+            weights = map_(e, "where", counts, weights, e.constant(0, dtype))
+    elif counts is not None:
+        weights = cast_to(e, counts, dtype)
+    if weights is not None:
+        loss = map_(e, "mul", loss, weights)
+    axes = tuple(range(len(shape)))
+    if how == "none" or not axes:
+        return loss
+    if how == "sum" or weights is not None:
+        total = reduce(e, "sum", loss, axes, keepdims=False)
+        if how == "sum" or weights is None:
+            return total
+        return map_(e, "div", total, reduce(e, "sum", weights, axes, keepdims=False))
+    return reduce(e, "mean", loss, axes, keepdims=False)
+
+
+def negative_log_likelihood(n: OnnxNode, e: Emitter) -> Value:
+    return picked_loss(n, e, n[0])
+
+
+def softmax_cross_entropy(n: OnnxNode, e: Emitter) -> Results:
+    """The loss, and the logarithms of the probabilities."""
+    scores = e(t.Softmax(n[0], 1, log=True))
+    return picked_loss(n, e, scores), scores
+
+
+CONVERTERS: dict[str, Converter] = {
+    **{f"Reduce{name}": reduction(name.lower()) for name in ("Sum", "Mean", "Max", "Min", "Prod")},
+    "ReduceL1": reduction("sum", before="abs"),
+    "ReduceL2": reduction("sum", before="square", after="sqrt"),
+    "ReduceSumSquare": reduction("sum", before="square"),
+    "ReduceLogSum": reduction("sum", after="log"),
+    "ReduceLogSumExp": reduce_log_sum_exp,
+    "ArgMax": arg_reduction("max"),
+    "ArgMin": arg_reduction("min"),
+    "CumSum": cumulative("sum"),
+    "CumProd": cumulative("prod"),
+    "TopK": top_k,
+    "Softmax": row_wise("softmax"),
+    "LogSoftmax": row_wise("log_softmax"),
+    "Hardmax": row_wise("hardmax"),
+    "LayerNormalization": layer_normalization,
+    "RMSNormalization": rms_normalization,
+    "GroupNormalization": group_normalization,
+    "InstanceNormalization": instance_normalization,
+    "BatchNormalization": batch_normalization,
+    "LRN": lrn,
+    "MeanVarianceNormalization": mean_variance_normalization,
+    "LpNormalization": lp_normalization,
+    "ai.onnx.ml::Normalizer": ml_normalizer,
+    "NegativeLogLikelihoodLoss": negative_log_likelihood,
+    "SoftmaxCrossEntropyLoss": softmax_cross_entropy,
+}
