@@ -207,8 +207,9 @@ class NameTable:
 
     def keep(self, names: Iterable[str]) -> None:
         """Sets names aside: `fresh` avoids them, and the first to `claim` one gets it."""
-        self.kept.update(name for name in names if name not in self.taken)
-        self.taken.update(self.kept)
+        new = set(names) - self.taken
+        self.kept |= new
+        self.taken |= new
 
     def claim(self, wanted: str) -> str:
         """The wanted name if it is free or was kept, else a fresh one."""

@@ -129,6 +129,8 @@ class Emitter:
         self.captures: list[Value] = []  # outer values this region reads, in order
         self.own: set[Value] = set()
         self.prefix = ""  # of the names of results that have no name of their own
+        if inside:
+            self.builder.locs, self.prefix = inside.builder.locs, inside.prefix
 
     # -- making values
 
@@ -197,6 +199,13 @@ class Emitter:
             self.builder.rename(start, renamed)
             self.own.update(renamed.values())
         return tuple(v and renamed.get(v, v) for v in results)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Sets the model's own names aside for the values that bear them."""
+        self._names.keep(names)
+
+    def claim(self, name: str) -> str:
+        return self._names.claim(name)
 
     # -- known values
 
@@ -273,6 +282,7 @@ class Emitter:
             self.captures.append(value)
             here = self.builder.capture(value)
         self.placed[value] = here
+        self.own.add(here)
         return here
 
     def _place_known(self, const: Const) -> Value:

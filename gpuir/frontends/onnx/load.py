@@ -1,0 +1,1057 @@
+"""The walk over an ONNX model: dims bound, nodes put in order, each converted under its name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuir.frontends.onnx.emit import Emitter, OnnxNode, UnknownValue
+from gpuir.frontends.onnx.proto import (
+    LARGEST,
+    NUMBERS,
+    Attributes,
+    Dim,
+    Source,
+    declared_type,
+    dim_names,
+    evaluate_dim,
+    open_model,
+    sparse_array,
+    sparse_type,
+    subgraphs,
+    tensor_array,
+    tensor_type,
+)
+from gpuir.frontends.onnx.table import CONVERTERS
+from gpuir.interp import to_numpy_dtype
+from gpuir.ir.errors import GpuirError, ModelError
+from gpuir.ir.graph import Graph, Loc, NameTable, Value
+from gpuir.ir.types import DType, TensorType, f32, i64
+from gpuir.ops import tensor as t
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+OLDEST = 7  # the first opset whose operators broadcast as they do now
+DEEPEST_CALL = 64  # functions within functions
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model: its graph, the numbers of its params (computed when asked for), and what was
+    odd about it."""
+
+    graph: Graph
+    weights: Mapping[str, np.ndarray]
+    warnings: tuple[str, ...]
+
+
+def load(
+    source: str | Path | bytes | ModelProto,
+    *,
+    dims: Mapping[str, int] = {},
+    inputs: Shapes = {},
+    values: Mapping[str, Any] = {},
+    trip_counts: Mapping[str, int] = {},
+    strict: bool = False,
+) -> Model:
+    """An ONNX model as a graph of level `graph`. Weights are not read.
+
+    `dims` binds symbolic dimensions by name and `inputs` gives an input its shape; every dimension
+    must be known in the end. `values` gives an input its numbers, so that shapes may depend on
+    them. `trip_counts` says, by node, how often a loop runs where the model does not. An operator
+    nobody knows becomes a `t.opaque` and a warning; `strict` refuses it. Raises `ModelError`.
+    """
+    opened = open_model(source)
+    try:
+        return _Load(opened, dims, inputs, values, trip_counts, strict).run()
+    except RecursionError:
+        raise ModelError("the model is nested too deep", where=opened.name) from None
+    except MemoryError:
+        raise ModelError(
+            "there is not enough memory to load the model", where=opened.name
+        ) from None
+    except UnicodeDecodeError:
+        raise ModelError(
+            "a name in the model is not text", where=opened.name, expected="UTF-8"
+        ) from None
+
+
+class Weights(Mapping[str, np.ndarray]):
+    """The numbers of params by name, read or computed each time one is asked for."""
+
+    def __init__(self, compute: Mapping[str, Callable[[], np.ndarray]]):
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._compute[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._compute)
+
+    def __len__(self) -> int:
+        return len(self._compute)
+
+
+# ---------------------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model node, taken apart once: its graph may be walked many times."""
+
+    op: str
+    domain: str
+    overload: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, AttributeProto]
+    free: tuple[str, ...]  # what its subgraphs read from outside
+    proto: NodeProto
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes of a graph or function body, each after those it reads."""
+
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _key(op: str, domain: str) -> str:
+    return f"{domain}::{op}" if domain else op
+
+
+def _step(node: NodeProto, index: int) -> Step:
+    attributes = {a.name: a for a in node.attribute}
+    free: dict[str, None] = {}
+    for graph in subgraphs(attributes):
+        free.update(dict.fromkeys(_free(graph)))
+    outputs = list(node.output)
+    while outputs and not outputs[-1]:
+        outputs.pop()
+    return Step(
+        op=node.op_type,
+        domain=_domain(node.domain),
+        overload=node.overload,
+        name=node.name or f"{node.op_type}#{index}",
+        inputs=tuple(node.input),
+        outputs=tuple(outputs),
+        attributes=attributes,
+        free=tuple(free),
+        proto=node,
+    )
+
+
+def _free(graph: GraphProto) -> Iterator[str]:
+    """The names a subgraph reads that it does not define."""
+    defined = {v.name for v in graph.input} | {v.name for v in graph.initializer}
+    defined |= {v.values.name for v in graph.sparse_initializer}
+    defined |= {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        yield from (name for name in node.input if name and name not in defined)
+        for inner in subgraphs({a.name: a for a in node.attribute}):
+            yield from (name for name in _free(inner) if name not in defined)
+    yield from (v.name for v in graph.output if v.name not in defined)
+
+
+def _in_order(steps: Sequence[Step], where: str) -> tuple[Step, ...]:
+    """The steps, each after those it reads; as they stand when they already are."""
+    producer: dict[str, int] = {}
+    for i, step in enumerate(steps):
+        for name in step.outputs:
+            if name and producer.setdefault(name, i) != i:
+                raise ModelError(
+                    f"{name!r} is computed twice",
+                    where=where,
+                    found=f"{steps[producer[name]].name} and {step.name} both give it",
+                    fix="each name has one producer: rename one of the two",
+                )
+    needs = [
+        [producer[name] for name in (*step.inputs, *step.free) if name in producer]
+        for step in steps
+    ]
+    if all(need < i for i, some in enumerate(needs) for need in some):
+        return tuple(steps)
+    order: list[int] = []
+    state = [0] * len(steps)  # 0 not seen, 1 on the path, 2 done
+    for first in range(len(steps)):
+        path = [first] if not state[first] else []
+        todo = {first: iter(needs[first])}
+        while path:
+            at = path[-1]
+            state[at] = 1
+            need = next((i for i in todo[at] if state[i] != 2), None)
+            if need is None:
+                state[at] = 2
+                order.append(path.pop())
+            elif state[need] == 1:
+                cycle = [*path[path.index(need) :], need]
+                shown = [steps[i].name for i in cycle]
+                if len(shown) > 12:
+                    shown[6:-6] = ["..."]
+                raise ModelError(
+                    "the model has a cycle",
+                    where=where,
+                    expected="nodes that only read what comes before them",
+                    found=" reads ".join(shown),
+                )
+            else:
+                path.append(need)
+                todo[need] = iter(needs[need])
+    return tuple(steps[i] for i in order)
+
+
+# ---------------------------------------------------------------------------- the load
+
+
+@dataclass
+class _Load:
+    """What the whole load shares."""
+
+    source: Source
+    dims: Mapping[str, int]
+    shapes: Shapes
+    values: Mapping[str, Any]
+    trip_counts: Mapping[str, int]
+    strict: bool
+    warnings: list[str] = field(default_factory=list[str])
+    opaque: list[str] = field(default_factory=list[str])
+    symbols: dict[str, int] = field(default_factory=dict[str, int])
+    input_types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
+    visited: dict[Loc, None] = field(default_factory=dict[Loc, None])
+    loops: set[str] = field(default_factory=set[str])
+    calls: list[str] = field(default_factory=list[str])  # functions being expanded
+    plans: dict[int, tuple[Any, Plan]] = field(default_factory=dict[int, tuple[Any, Plan]])
+    node_names: NameTable = field(default_factory=NameTable)
+    functions: dict[tuple[str, str, str], FunctionProto] = field(
+        default_factory=dict[tuple[str, str, str], Any]
+    )
+
+    def run(self) -> Model:
+        model = self.source.model
+        graph = model.graph
+        opsets = self.opsets(model.opset_import)
+        for f in model.functions:
+            self.functions[_domain(f.domain), f.name, f.overload] = f
+        plan = self.plan(graph)
+        title = Path(self.source.name).stem if self.source.data else graph.name
+        emit = Emitter(title or "model")
+        emit.keep(self.names(graph))
+        walk = Walk(self, emit, opsets)
+        walk.types = {v.name: v.type for v in (*graph.value_info, *graph.output)}
+        walk.initializers(graph)
+        self.inputs(graph, walk)
+        walk.run(plan)
+        self.check_trip_counts()
+        if self.strict and self.opaque:
+            raise ModelError(
+                "operators that gpuir does not know",
+                where=self.source.name,
+                found="\n".join(dict.fromkeys(self.opaque)),
+                fix="leave out --strict to count their memory traffic alone",
+            )
+        outputs = self.outputs(graph, walk)
+        emit.builder.assumed += emit.scope.assumed
+        made = emit.builder.finish(outputs)
+        present = {loc for node in made.walk() for loc in node.locs}
+        read = {v for node in made.nodes for v in node.op.operands} | set(made.outputs)
+        params = tuple(p for p in made.params if p in read)
+        folded = tuple(loc for loc in self.visited if loc not in present)
+        weights = Weights({p.name: emit.scope.weights[p.name] for p in params})
+        made = replace(made, params=params, folded=folded)
+        return Model(made, weights, tuple(dict.fromkeys(self.warnings)))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def loc(self, name: str) -> Loc:
+        return f"{self.source.name}:{name}"
+
+    # -- what the file says of itself
+
+    def opsets(self, imports: Iterable[Any]) -> dict[str, int]:
+        """Version by domain. `ModelError` for those older or newer than we know."""
+        from onnx import defs
+
+        newest = defs.onnx_opset_version()
+        opsets: dict[str, int] = {}
+        for entry in imports:
+            opsets[_domain(entry.domain)] = max(entry.version, opsets.get(_domain(entry.domain), 0))
+        if "" not in opsets:
+            opsets[""] = newest
+            if any(not _domain(node.domain) for node in self.source.model.graph.node):
+                self.warn(f"{self.source.name}: no opset is named; {newest} is assumed")
+        if not OLDEST <= opsets[""] <= newest:
+            raise ModelError(
+                f"opset {opsets['']} is not supported",
+                where=self.source.name,
+                expected=f"{OLDEST} to {newest}",
+                found=str(opsets[""]),
+                fix="convert the model with onnx.version_converter"
+                + ("" if opsets[""] < OLDEST else ", or upgrade the onnx package"),
+            )
+        return opsets
+
+    def names(self, graph: GraphProto) -> Iterator[str]:
+        yield from (v.name for v in graph.input)
+        yield from (v.name for v in graph.initializer)
+        for node in graph.node:
+            yield from node.output
+
+    def plan(self, graph: GraphProto) -> Plan:
+        """The graph's nodes in order, made once; their names are unique in the load."""
+        known = self.plans.get(id(graph))
+        if known is not None:
+            return known[1]
+        steps = [_step(node, i) for i, node in enumerate(graph.node)]
+        steps = [
+            step if name == step.name else replace(step, name=name)
+            for step in steps
+            for name in (self.node_names.fresh(step.name),)
+        ]
+        plan = Plan(
+            _in_order(steps, self.source.name),
+            tuple(v.name for v in graph.input),
+            tuple(v.name for v in graph.output),
+        )
+        self.plans[id(graph)] = graph, plan
+        return plan
+
+    def function_plan(self, function: FunctionProto) -> Plan:
+        known = self.plans.get(id(function))
+        if known is None:
+            steps = [_step(node, i) for i, node in enumerate(function.node)]
+            ordered = _in_order(steps, self.loc(function.name))
+            known = function, Plan(ordered, tuple(function.input), tuple(function.output))
+            self.plans[id(function)] = known
+        return known[1]
+
+    # -- inputs
+
+    def inputs(self, graph: GraphProto, walk: Walk) -> None:
+        """Defines the graph's inputs, each of known shape."""
+        declared: dict[str, tuple[DType, tuple[Dim, ...] | None]] = {}
+        for v in graph.input:
+            is_weight = v.name in walk.env and v.name not in self.shapes
+            if is_weight and v.name not in self.values:
+                continue
+            if v.name in declared:
+                raise ModelError(f"two inputs are called {v.name!r}", where=self.source.name)
+            try:
+                declared[v.name] = declared_type(v.type, v.name)
+            except ModelError as error:
+                error.where = error.where or f"{self.source.name}: input"
+                raise
+        for name, option in (
+            *((name, "--input") for name in self.shapes),
+            *((name, "--value") for name in self.values),
+        ):
+            if name not in declared:
+                raise ModelError(
+                    f"{option} {name}: the model has no such input",
+                    where=self.source.name,
+                    fix=_nearest(name, declared),
+                )
+        given = {name: np.asarray(v) for name, v in self.values.items()}
+        shapes: dict[str, tuple[int, ...]] = {n: a.shape for n, a in given.items()}
+        shapes.update({name: tuple(shape) for name, shape in self.shapes.items()})
+        self.bind(graph, declared, shapes)
+        unbound: list[str] = []
+        types: dict[str, TensorType] = {}
+        for name, (dtype, dims) in declared.items():
+            shape = shapes.get(name) or dims
+            extents = [self.extent(d) for d in shape] if shape is not None else [None]
+            if None in extents:
+                unbound.append(name)
+            else:
+                types[name] = TensorType(tuple(n for n in extents if n is not None), dtype)
+                _check_size(types[name], self.loc(name))
+        if unbound:
+            raise self.unbound(declared, unbound)
+        for name, type in types.items():
+            if name in given:
+                walk.env[name] = walk.emit.constant(self.given(name, given[name], type), name=name)
+                shown = " ".join(str(given[name]).split())
+                walk.emit.assume(f"input {name} holds {shown[:80]}")
+            else:
+                walk.env[name] = walk.emit.input(name, type)
+                self.input_types[name] = type
+
+    def given(self, name: str, array: np.ndarray, type: TensorType) -> np.ndarray:
+        if array.shape != type.shape:
+            raise ModelError(
+                f"--value {name}: the wrong shape",
+                where=self.source.name,
+                expected=str(type),
+                found=str(list(array.shape)),
+            )
+        try:
+            return array.astype(to_numpy_dtype(type.dtype))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ModelError(
+                f"--value {name}: not of the input's type",
+                where=self.source.name,
+                expected=str(type),
+                found=str(error),
+            ) from None
+
+    def extent(self, dim: Dim) -> int | None:
+        return evaluate_dim(dim, self.symbols) if isinstance(dim, str) else dim
+
+    def bind(
+        self,
+        graph: GraphProto,
+        declared: Mapping[str, tuple[DType, tuple[Dim, ...] | None]],
+        shapes: Shapes,
+    ) -> None:
+        """Fills `symbols` from the dims given and from the shapes given."""
+        named = {d for _, dims in declared.values() for d in dims or () if isinstance(d, str)}
+        parts = {part for d in named for part in dim_names(d)}
+        for name, n in self.dims.items():
+            if name not in named | parts and name not in _dims_inside(graph):
+                known = sorted(named)
+                raise ModelError(
+                    f"--dims {name}={n}: the model has no such dimension",
+                    where=self.source.name,
+                    fix=_nearest(name, known)
+                    if known
+                    else "the inputs' dimensions have no names: give --input NAME=1x3x224x224",
+                )
+            if not 0 <= n <= LARGEST:
+                raise ModelError(f"--dims {name}={n}", expected="an extent of 0 or more")
+            self.symbols[name] = n
+        for name, shape in shapes.items():
+            dims = declared[name][1]
+            shown = _show(declared[name])
+            if min(shape, default=0) < 0:
+                raise ModelError(f"--input {name}", expected="no negative extent", found=str(shape))
+            if dims is not None and len(dims) != len(shape):
+                raise ModelError(
+                    f"--input {name}: the wrong number of dimensions",
+                    where=self.source.name,
+                    expected=f"{len(dims)}: {shown}",
+                    found=f"{len(shape)}: {list(shape)}",
+                )
+            for axis, (dim, n) in enumerate(zip(dims or (), shape, strict=False)):
+                known = self.extent(dim)
+                if known is None and isinstance(dim, str):
+                    self.symbols[dim] = n
+                elif known is not None and known != n:
+                    fixed = isinstance(dim, int)
+                    raise ModelError(
+                        f"--input {name}: axis {axis} does not fit",
+                        where=self.source.name,
+                        expected=f"{known}" + ("" if fixed else f", as {dim} is given elsewhere"),
+                        found=f"{n}",
+                        fix="the model fixes this extent: export it with a symbolic one"
+                        if fixed
+                        else "",
+                    )
+
+    def unbound(
+        self, declared: Mapping[str, tuple[DType, tuple[Dim, ...] | None]], unbound: Sequence[str]
+    ) -> ModelError:
+        """The error for inputs whose shapes are not known, with a line to copy."""
+        names: dict[str, int] = {}
+        lines: list[str] = []
+        for name in unbound:
+            dtype, dims = declared[name]
+            missing = [d for d in dims or () if self.extent(d) is None]
+            if dims is None or any(d is None for d in missing):
+                guess = dims if dims is not None else (None,) * 2
+                extents = [
+                    known if (known := self.extent(d)) is not None else _guess(d, i, guess, dtype)
+                    for i, d in enumerate(guess)
+                ]
+                shape = "x".join(map(str, extents))
+                lines.append(f"--input {shlex.quote(f'{name}={shape}')}")
+                continue
+            for i, d in enumerate(dims):
+                if isinstance(d, str) and self.extent(d) is None:
+                    names.setdefault(d, _guess(d, i, dims, dtype))
+        if names:
+            pairs = ",".join(f"{name}={n}" for name, n in names.items())
+            lines.insert(0, f"--dims {shlex.quote(pairs)}")
+        shown = [f"{name}: {_show(declared[name])}" for name in unbound]
+        return ModelError(
+            "dimensions of the inputs are not known",
+            where=self.source.name,
+            expected="an extent for each"
+            + (f": {', '.join(names)}" if names else "")
+            + (", and for each ?" if len(lines) > bool(names) else ""),
+            found="\n".join(shown[:20]),
+            fix=" ".join(lines[:20]) + "   (for example)",
+        )
+
+    def check_trip_counts(self) -> None:
+        for name in self.trip_counts:
+            if name not in self.loops:
+                raise ModelError(
+                    f"--trip-count {name}: the model has no such loop",
+                    where=self.source.name,
+                    fix=_nearest(name, self.loops) if self.loops else "the model has no loops",
+                )
+
+    # -- outputs
+
+    def outputs(self, graph: GraphProto, walk: Walk) -> tuple[Value, ...]:
+        """The graph's outputs under the model's names, each a value of its own."""
+        emit, builder = walk.emit, walk.emit.builder
+        names = [v.name for v in graph.output]
+        wanted = dict.fromkeys(names)
+        if len(wanted) != len(names):
+            raise ModelError("two outputs have one name", where=self.source.name)
+        renamed: dict[Value, Value] = {}
+        outputs: dict[str, Value] = {}
+        taken: set[Value] = set()
+        for v in graph.output:
+            name = v.name
+            value = walk.value(name, f"{self.source.name}: output")
+            builder.locs = (walk.places.get(name, self.loc(name)),)
+            value = emit.place(value)
+            if value.name != name or value in taken:
+                free = builder.producer(value) is not None and value not in taken
+                if free and value.name not in wanted:
+                    taken.add(value)
+                    renamed[value] = Value(emit.claim(name), value.type)
+                    value = renamed[value]
+                else:
+                    op = t.Map("identity", (value,))
+                    value = builder.add(op, (emit.claim(name),))[0]
+            taken.add(value)
+            outputs[name] = value
+            self.check_declared(v, value.type)
+        if renamed:
+            builder.rename(0, renamed)
+        return tuple(renamed.get(v, v) for v in outputs.values())
+
+    def check_declared(self, output: Any, type: TensorType) -> None:
+        """Warns where an output's declared shape is not what the model computes."""
+        if output.type.WhichOneof("value") != "tensor_type":
+            return
+        dtype, dims = declared_type(output.type, output.name)
+        fits = dims is None or (
+            len(dims) == type.rank
+            and all(
+                n is None or n == m for n, m in zip(map(self.extent, dims), type.shape, strict=True)
+            )
+        )
+        if dtype != type.dtype or not fits:
+            self.warn(
+                f"{self.source.name}: output {output.name} is declared {_show((dtype, dims))} "
+                f"but computed as {type}"
+            )
+
+
+def _dims_inside(graph: GraphProto) -> set[str]:
+    """Names of symbolic dims anywhere in the graph."""
+    found: set[str] = set()
+    for v in (*graph.value_info, *graph.output):
+        found.update(d.dim_param for d in v.type.tensor_type.shape.dim if d.dim_param)
+    return found
+
+
+def _show(declared: tuple[DType, tuple[Dim, ...] | None]) -> str:
+    dtype, dims = declared
+    if dims is None:
+        return f"{dtype} of unknown rank"
+    return f"{dtype}[{', '.join('?' if d is None else str(d) for d in dims)}]"
+
+
+def _guess(dim: Dim, axis: int, dims: Sequence[Dim], dtype: DType) -> int:
+    """A plausible extent, for the line an error offers to copy."""
+    name = str(dim or "").lower()
+    if "batch" in name or name in ("n", "b", "bs") or (axis == 0 and "seq" not in name):
+        return 1
+    if "seq" in name or "len" in name or "token" in name or dtype.is_integer:
+        return 128
+    if len(dims) == 4:
+        channels_last = dims[3] in (1, 3, 4)
+        return 3 if axis == (3 if channels_last else 1) else 224
+    return 128
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    return f"one of {', '.join(known[:12])}{', ...' if len(known) > 12 else ''}" if known else ""
+
+
+def _check_size(type: TensorType, where: str) -> None:
+    if min(type.shape, default=0) < 0 or type.size > LARGEST:
+        raise ModelError(
+            "an impossible shape",
+            where=where,
+            expected=f"at most {LARGEST} elements, no negative extent",
+            found=str(type),
+        )
+
+
+# ---------------------------------------------------------------------------- the walk
+
+
+class Walk:
+    """One graph, branch or function body: names to values, and where the nodes go."""
+
+    def __init__(
+        self,
+        load: _Load,
+        emit: Emitter,
+        opsets: Mapping[str, int],
+        outer: Walk | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ):
+        self.load, self.emit, self.opsets, self.outer = load, emit, opsets, outer
+        self.attributes = attributes  # of the call, inside a function
+        self.env: dict[str, Value | ModelError | None] = {}
+        self.types: dict[str, Any] = {}  # declared types, used for operators nobody knows
+        self.places: dict[str, Loc] = {}
+        self.path = outer.path if outer else ""
+        self.loc: Loc | None = outer.loc if outer else None  # of all nodes, in a schema's function
+        self.title = outer.title if outer else ""  # of values' names, inside a function
+
+    # -- names
+
+    def value(self, name: str, where: str = "") -> Value:
+        found = self.find(name, where)
+        if found is None:
+            raise ModelError(f"{name!r} is an absent optional value", where=where)
+        return found
+
+    def find(self, name: str, where: str = "") -> Value | None:
+        """The value called `name` here or outside; None for an absent optional argument."""
+        walk: Walk | None = self
+        while walk is not None:
+            if name in walk.env:
+                found = walk.env[name]
+                if isinstance(found, ModelError):
+                    found.where = where
+                    raise found
+                return found
+            walk = walk.outer
+        known: list[str] = []
+        walk = self
+        while walk is not None:
+            known += walk.env
+            walk = walk.outer
+        close = get_close_matches(name, known, n=3, cutoff=0.5)
+        raise ModelError(
+            f"{name!r} is not defined",
+            where=where,
+            expected="an input, an initializer or the result of a node",
+            fix=f"did you mean {', '.join(close)}?"
+            if close
+            else "the model is incomplete: export it again",
+        )
+
+    def initializers(self, graph: GraphProto) -> None:
+        """Defines the graph's weights, whose numbers stay where they are."""
+        source = self.load.source
+        for tensor in graph.initializer:
+            self.weight(
+                tensor.name,
+                lambda x=tensor: tensor_type(x),
+                lambda x=tensor: tensor_array(x, source),
+            )
+        for sparse in graph.sparse_initializer:
+            name = sparse.values.name
+            self.weight(
+                name, lambda x=sparse: sparse_type(x), lambda x=sparse: sparse_array(x, source)
+            )
+
+    def weight(
+        self, name: str, type: Callable[[], TensorType], array: Callable[[], np.ndarray]
+    ) -> None:
+        if name in self.env:
+            raise ModelError(f"two initializers are called {name!r}", where=self.load.source.name)
+        try:
+            value = self.emit.lazy(type(), array, name)
+        except ModelError as error:  # strings: an error only when somebody reads them
+            self.env[name] = error
+            return
+        self.emit.known[value].named = True
+        self.env[name] = value
+
+    # -- graphs within
+
+    def inside(self, emit: Emitter | None = None) -> Walk:
+        """A walk of a subgraph, which sees the names here; into the same graph or a region."""
+        return Walk(self.load, emit or self.emit, self.opsets, self, self.attributes)
+
+    def enter(self, graph: GraphProto, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
+        """Walks a subgraph on these arguments and gives its outputs."""
+        plan = self.load.plan(graph)
+        self.emit.keep(self.load.names(graph))
+        self.types = {v.name: v.type for v in (*graph.value_info, *graph.output)}
+        self.initializers(graph)
+        if len(arguments) != len(plan.inputs):
+            raise ModelError(
+                "the subgraph takes another number of inputs",
+                expected=str(len(arguments)),
+                found=f"{len(plan.inputs)}: {', '.join(plan.inputs)}",
+            )
+        self.env.update(zip(plan.inputs, arguments, strict=True))
+        state = self.emit.builder.locs, self.emit.prefix
+        self.run(plan)
+        self.emit.builder.locs, self.emit.prefix = state
+        return tuple(self.value(name) for name in plan.outputs)
+
+    def run(self, plan: Plan) -> None:
+        for step in plan.steps:
+            self.node(step)
+
+    # -- nodes
+
+    def node(self, step: Step) -> None:
+        name = self.path + step.name
+        loc = self.loc or self.load.loc(name)
+        try:
+            self.convert(step, name, loc)
+        except UnknownValue as error:
+            if not error.where:
+                error.where = loc
+                error.fix = error.fix or self.how_to_know(error.value)
+            raise
+        except GpuirError as error:
+            error.where = error.where or loc
+            raise
+        except (RecursionError, MemoryError, UnicodeDecodeError):
+            raise
+        except Exception as error:
+            shown = ", ".join(str(v.type) if v else "none" for v in map(self.env.get, step.inputs)
+                              if not isinstance(v, ModelError))  # fmt: skip
+            raise ModelError(
+                f"{step.op}: the node is not well-formed, or gpuir misreads it",
+                where=loc,
+                expected=f"a node that follows the definition of {_key(step.op, step.domain)}",
+                found=f"operands {shown}: {type(error).__name__}: {error}"[:400],
+                fix="check the model with onnx.checker; if that finds nothing, report this",
+            ) from error
+
+    def convert(self, step: Step, name: str, loc: Loc) -> None:
+        emit = self.emit
+        inputs = tuple(self.find(v, loc) if v else None for v in step.inputs)
+        emit.builder.locs, emit.prefix = (loc,), name
+        start = len(emit.builder.nodes)
+        is_call, results = self.results(step, name, inputs)
+        if not is_call:
+            self.load.visited[loc] = None
+        wishes = [self.title + v if v else "" for v in step.outputs]
+        results = emit.name_results(start, results, wishes)
+        for i, wish in enumerate(step.outputs):
+            if not wish:
+                continue
+            value = results[i] if i < len(results) else None
+            if value is None:
+                raise ModelError(f"{step.op}: output {i} ({wish!r}) is not supported")
+            _check_size(value.type, loc)
+            if wish in self.env:
+                raise ModelError(f"{wish!r} is defined twice", where=loc)
+            self.env[wish] = value
+            self.places[wish] = loc
+
+    def results(
+        self, step: Step, name: str, inputs: tuple[Value | None, ...]
+    ) -> tuple[bool, tuple[Value | None, ...]]:
+        """Whether the node is a call of one of the model's own functions, and its results."""
+        load, key = self.load, _key(step.op, step.domain)
+        attributes = Attributes(step.attributes, load.source, self.attributes)
+        function = load.functions.get((step.domain, step.op, step.overload))
+        if function is not None:
+            return True, self.call(function, name, inputs, attributes, self.loc, len(step.outputs))
+        if key == "Constant":
+            return False, (self.constant(attributes, name),)
+        n = OnnxNode(
+            op=step.op,
+            domain=step.domain,
+            version=self.opsets.get(step.domain, 1),
+            name=name,
+            inputs=inputs,
+            outputs=step.outputs,
+            attrs=attributes,
+            emit=self.emit,
+            walk=self,
+        )
+        converter = CONVERTERS.get(key)
+        if converter is None:
+            return False, self.unconverted(step, n, attributes)
+        results = converter(n, self.emit)
+        if results is None:
+            return False, ()
+        return False, results if isinstance(results, tuple) else (results,)
+
+    def constant(self, attributes: Attributes, name: str) -> Value:
+        source = self.load.source
+        if (a := attributes.proto("value")) is not None:
+            return self.emit.lazy(tensor_type(a.t), lambda: tensor_array(a.t, source), name)
+        if (a := attributes.proto("sparse_value")) is not None:
+            sparse = a.sparse_tensor
+            return self.emit.lazy(sparse_type(sparse), lambda: sparse_array(sparse, source), name)
+        for key, dtype in (("value_float", f32), ("value_int", i64)):
+            for attribute in (key, key + "s"):
+                if attribute in attributes:
+                    return self.emit.constant(attributes[attribute], dtype, name)
+        found = ", ".join(attributes) or "no attribute"
+        raise ModelError(
+            "Constant: no numbers", expected="value, value_int(s) or value_float(s)", found=found
+        )
+
+    # -- functions
+
+    def call(
+        self,
+        function: FunctionProto,
+        name: str,
+        inputs: Sequence[Value | None],
+        attributes: Attributes,
+        loc: Loc | None,
+        outputs: int,
+    ) -> tuple[Value | None, ...]:
+        """The function's body in place of the call."""
+        load = self.load
+        key = _key(function.name, _domain(function.domain))
+        if key in load.calls:
+            raise ModelError("a function calls itself", found=" calls ".join([*load.calls, key]))
+        if len(load.calls) >= DEEPEST_CALL:
+            raise ModelError(f"functions nested more than {DEEPEST_CALL} deep", found=key)
+        opsets = load.opsets(function.opset_import)
+        defaults = {a.name: a for a in function.attribute_proto if a.name not in attributes}
+        given = _Merged(attributes, Attributes(defaults, load.source))
+        body = Walk(load, self.emit, opsets, attributes=given)
+        body.path = body.title = f"{name}/"
+        body.loc = loc
+        plan = load.function_plan(function)
+        if len(inputs) > len(plan.inputs):
+            found = f"{len(inputs)} of {len(plan.inputs)}"
+            raise ModelError(f"{key}: more inputs than the function takes", found=found)
+        body.env.update(dict.fromkeys(plan.inputs))
+        body.env.update(zip(plan.inputs, inputs, strict=False))
+        load.calls.append(key)
+        body.run(plan)
+        load.calls.pop()
+        wanted = plan.outputs[:outputs]
+        return tuple(body.find(v, self.load.loc(name)) for v in wanted)
+
+    def unconverted(
+        self, step: Step, n: OnnxNode, attributes: Attributes
+    ) -> tuple[Value | None, ...]:
+        """An operator without a converter: its function's body if ONNX defines it by one, else an
+        opaque op. In ONNX's own domain, one that does not exist is an error."""
+        from onnx import defs
+
+        key = _key(step.op, step.domain)
+        try:
+            schema = defs.get_schema(step.op, n.version, step.domain)
+        except defs.SchemaError:
+            schema = None
+        if schema is None and not step.domain:
+            known = {s.name for s in defs.get_all_schemas()}
+            raise ModelError(
+                f"{step.op}: ai.onnx has no such operator in opset {n.version}",
+                fix=f"its newest opset is {defs.onnx_opset_version()}"
+                if step.op in known
+                else _nearest(step.op, known),
+            )
+        if schema is not None:
+            function = self.schema_function(schema, step, n, attributes)
+            if function is not None:
+                function.name, function.domain = step.op, step.domain
+                loc = self.emit.builder.locs[0]
+                return self.call(function, n.name, n.inputs, attributes, loc, len(step.outputs))
+        types = self.opaque_types(schema, step, n)
+        operands = tuple(v for v in n.inputs if v is not None)
+        self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
+        self.load.warn(
+            f"{self.load.loc(n.name)}: {key} is not known: its operands count as read once and its "
+            "results as written once, its arithmetic not at all"
+        )
+        return self.emit.add(t.Opaque(key, operands, types), fold=False)
+
+    def schema_function(
+        self, schema: Any, step: Step, n: OnnxNode, attributes: Attributes
+    ) -> FunctionProto | None:
+        """The body that ONNX itself gives the operator, for these operands."""
+        from onnx import FunctionProto
+
+        def newest(versions: Sequence[int]) -> int | None:
+            return max((v for v in versions if v <= n.version), default=None)
+
+        if schema.has_function:
+            version = newest(schema.function_opset_versions)
+            if version is not None:
+                function = FunctionProto.FromString(schema.get_function_with_opset_version(version))
+                return self.with_defaults(function, schema)
+        if schema.has_context_dependent_function:
+            version = newest(schema.context_dependent_function_opset_versions)
+            if version is not None:
+                node = self.resolved(step, attributes)
+                types = [_type_proto(v.type).SerializeToString() if v else b"" for v in n.inputs]
+                body = schema.get_context_dependent_function_with_opset_version(
+                    version, node.SerializeToString(), types
+                )
+                if body:
+                    return self.with_defaults(FunctionProto.FromString(body), schema)
+        return None
+
+    def with_defaults(self, function: FunctionProto, schema: Any) -> FunctionProto:
+        for name, attribute in schema.attributes.items():
+            if attribute.default_value.name:
+                function.attribute_proto.add().CopyFrom(attribute.default_value)
+                function.attribute_proto[-1].name = name
+        if not function.opset_import:
+            function.opset_import.add(domain="", version=self.opsets.get("", 1))
+        return function
+
+    def resolved(self, step: Step, attributes: Attributes) -> NodeProto:
+        """The node with references to the enclosing call's attributes replaced by their values."""
+        from onnx import NodeProto
+
+        node = NodeProto()
+        node.CopyFrom(step.proto)
+        del node.attribute[:]
+        for name in attributes:
+            proto = attributes.proto(name)
+            if proto is not None:
+                node.attribute.add().CopyFrom(proto)
+                node.attribute[-1].name = name
+        return node
+
+    # -- opaque operators
+
+    def opaque_types(self, schema: Any, step: Step, n: OnnxNode) -> tuple[TensorType, ...]:
+        """The result types of an operator we cannot convert: inferred by its schema, or as the
+        model declares them."""
+        inferred = _infer(schema, step, n, self.opsets) if schema is not None else {}
+        types: list[TensorType] = []
+        for name in step.outputs:
+            type = inferred.get(name) or self.declared(name)
+            if name and type is None:
+                raise ModelError(
+                    f"{n.op}: the operator is not known, nor the type of its result {name!r}",
+                    expected="a converter for it, or the result's type in the model's value_info",
+                    fix="add it there: onnx.helper.make_tensor_value_info makes one",
+                )
+            types.append(type or TensorType((0,), f32))
+        return tuple(types)
+
+    def declared(self, name: str) -> TensorType | None:
+        proto = self.types.get(name)
+        if proto is None or proto.WhichOneof("value") is None:
+            return None
+        dtype, dims = declared_type(proto, name)
+        extents = [self.load.extent(d) for d in dims or ()]
+        if dims is None or None in extents:
+            return None
+        return TensorType(tuple(n for n in extents if n is not None), dtype)
+
+    # -- errors
+
+    def how_to_know(self, value: Value) -> str:
+        """What to do about a shape that depends on `value`: give the inputs it comes from."""
+        types = self.load.input_types
+        names = [name for name in self.sources(value) if name in types]
+        small = [name for name in names if types[name].size <= 64]
+        if not small or len(small) > 4:
+            source = f" ({', '.join(names[:4])})" if names else ""
+            return f"the shape depends on the data{source}; export the model with fixed shapes"
+        lines = [
+            f"--value {shlex.quote(name)}=" + ",".join(["1"] * max(types[name].size, 1))
+            for name in small
+        ]
+        return "give the numbers it comes from: " + " ".join(lines)
+
+    def sources(self, value: Value) -> list[str]:
+        """The names of what a value is computed from."""
+        emitters: list[Emitter] = []
+        emit: Emitter | None = self.emit
+        while emit is not None:
+            emitters.append(emit)
+            emit = emit.outer
+        seen, stack, found = {value}, [value], dict[str, None]()
+        while stack:
+            v = stack.pop()
+            op = next((op for e in emitters if (op := e.builder.producer(v)) is not None), None)
+            if op is None:
+                found[v.name] = None
+                continue
+            new = [x for x in op.operands if x not in seen]
+            seen.update(new)
+            stack += new
+        return list(found)
+
+
+class _Merged(Attributes):
+    """A call's attributes, with the function's defaults behind them."""
+
+    def __init__(self, given: Attributes, defaults: Attributes):
+        self._both = given, defaults
+
+    def __getitem__(self, name: str) -> Any:
+        given, defaults = self._both
+        return given[name] if name in given else defaults[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._both[0], *self._both[1])))
+
+    def __len__(self) -> int:
+        return len(set(self._both[0]) | set(self._both[1]))
+
+    def proto(self, name: str) -> AttributeProto | None:
+        given, defaults = self._both
+        return given.proto(name) if name in given else defaults.proto(name)
+
+
+def _type_proto(type: TensorType) -> Any:
+    from onnx import TypeProto
+
+    proto = TypeProto()
+    proto.tensor_type.elem_type = NUMBERS[type.dtype]
+    proto.tensor_type.shape.SetInParent()
+    for n in type.shape:
+        proto.tensor_type.shape.dim.add(dim_value=n)
+    return proto
+
+
+def _infer(
+    schema: Any, step: Step, n: OnnxNode, opsets: Mapping[str, int]
+) -> dict[str, TensorType | None]:
+    """Result types by ONNX's own inference for one node; empty where it fails."""
+    import onnx
+    from onnx import helper, shape_inference
+
+    types = {name: _type_proto(v.type) for name, v in zip(step.inputs, n.inputs, strict=False) if v}
+    try:
+        found = shape_inference.infer_node_outputs(
+            schema,
+            step.proto,
+            types,
+            opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+            ir_version=onnx.IR_VERSION,
+        )
+    except Exception:  # it raises many kinds; the declared types remain
+        return {}
+    result: dict[str, TensorType | None] = {}
+    for name, proto in found.items():
+        if proto.WhichOneof("value") != "tensor_type":
+            continue
+        dtype, dims = declared_type(proto, name)
+        if dims is not None and all(isinstance(d, int) for d in dims):
+            result[name] = TensorType(tuple(d for d in dims if isinstance(d, int)), dtype)
+    return result
