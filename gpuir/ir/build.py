@@ -110,7 +110,7 @@ class Builder:
             params=tuple(self._params),
             nodes=tuple(self.nodes),
             outputs=tuple(outputs),
-            folded=tuple(dict.fromkeys(self.folded)),
+            folded=_gone(self.folded, self.nodes),
             assumed=tuple(dict.fromkeys(self.assumed)),
             target=self.target,
         )
@@ -180,4 +180,14 @@ def prune(graph: Graph) -> Graph:
         kept.append(node if op is node.op else replace(node, op=op))
         live.update(op.operands)
     folded = [*graph.folded, *reversed(folded)]
-    return replace(graph, nodes=tuple(reversed(kept)), folded=tuple(dict.fromkeys(folded)))
+    kept.reverse()
+    return replace(graph, nodes=tuple(kept), folded=_gone(folded, kept))
+
+
+def _gone(locs: Iterable[Loc], nodes: Iterable[Node]) -> tuple[Loc, ...]:
+    """Those locations that no node stands for, each once."""
+    live = {loc for node in nodes for loc in node.locs}
+    for node in nodes:
+        if node.op.control:
+            live.update(loc for region in node.op.regions for n in region.walk() for loc in n.locs)
+    return tuple(loc for loc in dict.fromkeys(locs) if loc not in live)

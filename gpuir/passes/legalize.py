@@ -100,7 +100,7 @@ class _Legalizer:
         strides = view_strides(op.body, op.args[0].type)
         if strides is None:
             return k.Copy(op.args, op.body)
-        type = op.types()[0]
+        type = op.body.outputs[0].type
         order = memory_order(type.shape, strides)
         if not order and is_packed(type, strides):
             return k.View(op.args, op.body)
