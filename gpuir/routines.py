@@ -361,6 +361,80 @@ def tf_idf(
     return (y.reshape(*x.shape[:-1], -1),)
 
 
+# ---------------------------------------------------------------------------- selection, order
+
+
+def compress(attrs: Mapping[str, Any], x: Array, condition: Array) -> tuple[Array, ...]:
+    """The slices along an axis whose condition holds."""
+    axis = attrs["axis"]
+    kept = np.flatnonzero(condition.reshape(-1)[: x.shape[axis]])
+    return (np.take(x, kept, axis),)
+
+
+def nonzero(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The coordinates of the cells that are not zero, a column each."""
+    return (np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64),)
+
+
+def unique(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """Distinct cells or slices, first places, which of them each one is, counts; by value, or by
+    first place when not `sorted`."""
+    axis = attrs.get("axis")
+    values, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    if not attrs["sorted"]:
+        order = np.argsort(first)
+        values = np.take(values, order, 0 if axis is None else axis)
+        first, counts, inverse = first[order], counts[order], np.argsort(order)[inverse]
+    return values, *(a.reshape(-1).astype(np.int64) for a in (first, inverse, counts))
+
+
+def reverse_sequence(attrs: Mapping[str, Any], x: Array, lengths: Array) -> tuple[Array, ...]:
+    """The first `lengths[b]` cells along the time axis in reverse order, the rest as they are."""
+    time, batch = attrs["time_axis"], attrs["batch_axis"]
+    along, across = [1] * x.ndim, [1] * x.ndim
+    along[time], across[batch] = x.shape[time], x.shape[batch]
+    step = np.arange(x.shape[time]).reshape(along)
+    length = lengths.astype(np.int64).reshape(across)
+    index = np.where(step < length, length - 1 - step, step)
+    return (np.take_along_axis(x, index, time),)
+
+
+# ---------------------------------------------------------------------------- random numbers
+
+
+def random(attrs: Mapping[str, Any], *operands: Array) -> tuple[Array, ...]:
+    """Numbers drawn by numpy's Mersenne Twister from `seed`, so that a run can be repeated. Another
+    library draws others of the same distribution.
+
+    `keep` is a dropout's mask, true with probability 1 - ratio; `bernoulli` takes probabilities,
+    `multinomial` unnormalised log-probabilities, a row for each row of results.
+    """
+    from gpuir.interp import to_numpy_dtype
+    from gpuir.ir.types import DTYPES
+
+    draw, shape = np.random.RandomState(attrs["seed"] % 2**32), tuple(attrs["shape"])
+    match attrs["kind"]:
+        case "uniform":
+            drawn: Array = draw.uniform(attrs["low"], attrs["high"], shape)
+        case "normal":
+            drawn = draw.normal(attrs["mean"], attrs["scale"], shape)
+        case "keep":
+            drawn = draw.uniform(size=shape) >= attrs["ratio"]
+        case "bernoulli":
+            drawn = draw.uniform(size=shape) < operands[0].astype(np.float64)
+        case "multinomial":
+            scores = operands[0].astype(np.float64)
+            odds = np.exp(scores - scores.max(-1, keepdims=True))
+            odds /= odds.sum(-1, keepdims=True)
+            rows = [draw.choice(len(row), shape[1], p=row) for row in odds]
+            drawn = np.array(rows).reshape(shape)
+        case kind:
+            raise ValueError(f"no distribution {kind!r}")
+    return (np.asarray(drawn).astype(to_numpy_dtype(DTYPES[attrs["dtype"]])),)
+
+
 ROUTINES: dict[str, Routine] = {
     "col2im": col2im,
     "deform_conv": deform_conv,
@@ -372,4 +446,9 @@ ROUTINES: dict[str, Routine] = {
     "roi_align": roi_align,
     "stft": stft,
     "tf_idf": tf_idf,
+    "compress": compress,
+    "nonzero": nonzero,
+    "random": random,
+    "reverse_sequence": reverse_sequence,
+    "unique": unique,
 }
