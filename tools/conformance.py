@@ -221,9 +221,8 @@ def get_pass(name: str) -> Any:
 
 def check(case: Any) -> Outcome:
     """One case through every stage."""
-    from gpuir.frontends.onnx.load import load
-
     from gpuir.frontends.onnx.emit import UnknownValue
+    from gpuir.frontends.onnx.load import load
 
     model = case.model
     ops = operators(model)
