@@ -116,9 +116,9 @@ def grid_sample(attrs: Mapping[str, Any], x: Array, grid: Array) -> tuple[Array,
 def deform_conv(
     attrs: Mapping[str, Any], x: Array, w: Array, offset: Array, mask: Array | None = None
 ) -> tuple[Array, ...]:
-    """y[n, k, p] = sum over c, r of w[k, c, r] * mask[n, r, p] * x[n, c, at], at = p * strides - low
-    + r * dilations + offset[n, r, p]: linear between cells, zero outside, offsets per channel
-    group."""
+    """y[n, k, p] = sum over c, r of w[k, c, r] * mask[n, r, p] * x[n, c, at]: linear between cells,
+    zero outside. at = p * strides - low + r * dilations + offset[n, r, p], an offset for each of
+    `offset_groups` groups of channels."""
     groups, parts = attrs["groups"], attrs["offset_groups"]
     window, extents = w.shape[2:], offset.shape[2:]
     spatial, taps = len(window), int(np.prod(window))
