@@ -1,0 +1,50 @@
+"""The rate a board sustains: boards whose power does not feed every unit at the boost clock slow
+their clock down under load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuir.targets.target import Target
+
+# Joules a flop at the boost clock, on-chip operand movement included: f32 on the lanes, f16 on the
+# matrix units. By compute capability, because it goes with the process (16, 12, 7, 8 and 4 nm).
+# First order: from the share of peak that large products reach on power-limited boards (T4, A100
+# PCIe, A100 and H100 SXM in the measurement tables), read across to neighbours of like process.
+JOULES = {
+    "sm_60": (14e-12, 14e-12),
+    "sm_61": (10e-12, 10e-12),
+    "sm_70": (13e-12, 1.7e-12),
+    "sm_75": (14e-12, 1.7e-12),
+    "sm_80": (11.7e-12, 0.8e-12),
+    "sm_86": (7.5e-12, 1.2e-12),
+    "sm_89": (4.3e-12, 0.8e-12),
+    "sm_90": (4.3e-12, 0.8e-12),
+}
+OTHER_JOULES = (4.3e-12, 0.7e-12)  # assumed for later and other chips
+IDLE_SHARE = 0.25  # assumed: of the board power, for memory, fans and leakage
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """What a peak comes down to: `share` of it, and the watts it would take in full."""
+
+    share: float
+    watts: float
+    available_w: float
+
+
+def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> Sustained:
+    """The share of `peak` (flop/s) that the board's power feeds: the power left for arithmetic over
+    the power that arithmetic at the full rate takes.
+
+    Energy a flop falls with the width of the operands, as the rate rises with it. Without a power
+    limit in the spec the share is 1.
+    """
+    if target.tdp_w is None:
+        return Sustained(1.0, 0.0, 0.0)
+    lane, matrix = JOULES.get(target.isa, OTHER_JOULES)
+    joules = matrix * bits / 16 if on_tensor else lane * max(bits, 16) / 32
+    available = target.tdp_w * (1 - IDLE_SHARE)
+    watts = joules * peak
+    return Sustained(min(1.0, available / watts), watts, available)

@@ -1,0 +1,114 @@
+"""Tiled kernels → costed kernels: each kernel's time, what bounds it, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gpuir.cost.nest import Work, work_of
+from gpuir.cost.table import PREDICTORS, find_predictor
+from gpuir.ir.graph import Graph, Level, Node
+from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.types import f32
+from gpuir.ops import kernel as k
+from gpuir.passes.manager import Pass
+from gpuir.targets.load import load_target
+from gpuir.targets.target import Target
+
+FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
+
+Price = Callable[[k.KernelOp, "Tile | None"], Cost]
+
+
+@dataclass(frozen=True)
+class Annotate(Pass):
+    """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, or one that
+    a plug-in adds. `tf32` lets f32 products run on the matrix units, as the tiles were made for.
+
+    A view is free. A loop costs its trips times the kernels of its body, a branch the dearer side;
+    kernels inside carry the cost of running once.
+    """
+
+    name: ClassVar[str] = "annotate"
+    takes: ClassVar[Level | None] = Level.tiled
+    gives: ClassVar[Level | None] = Level.costed
+    predictor: str = "tile"
+    tf32: bool = False
+
+    def run(self, g: Graph) -> Graph:
+        assert g.target is not None, "the verifier has seen to it"
+        target = load_target(g.target)
+        costed = cost_graph(g, pricing(self.predictor, target, self.tf32))
+        notes = assumptions(g, target, self.tf32)
+        return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
+
+
+def pricing(predictor: str, target: Target, tf32: bool) -> Price:
+    """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
+    equal works are costed once."""
+    predict = find_predictor(predictor)
+    if predict not in PREDICTORS.values():
+        return lambda op, tile: predict(op, tile, target, tf32=tf32)
+    known: dict[tuple[Work, Tile | None], Cost] = {}
+
+    def price(op: k.KernelOp, tile: Tile | None) -> Cost:
+        key = work_of(op, tf32), tile
+        if key not in known:
+            known[key] = predict(op, tile, target, tf32=tf32)
+        return known[key]
+
+    return price
+
+
+def cost_graph(g: Graph, price: Price) -> Graph:
+    """The graph with a cost on every kernel."""
+    return replace(g, level=Level.costed, nodes=tuple(_costed(node, price) for node in g.nodes))
+
+
+def _costed(node: Node, price: Price) -> Node:
+    op = node.op
+    match op:
+        case k.View():
+            return replace(node, cost=FREE)
+        case k.Loop():
+            op = op.with_regions(lambda region: cost_graph(region, price))
+            assert isinstance(op, k.Loop)
+            return replace(node, op=op, cost=_repeated(op.body, op.trips))
+        case k.Cond():
+            op = op.with_regions(lambda region: cost_graph(region, price))
+            assert isinstance(op, k.Cond)
+            sides = [_repeated(region, 1) for region in (op.then, op.orelse)]
+            return replace(node, op=op, cost=max(sides, key=lambda c: c.time_s))
+        case k.KernelOp():
+            return replace(node, cost=price(op, node.tile))
+        case _:
+            raise TypeError(f"{op.name} is no kernel")
+
+
+def _repeated(body: Graph, trips: int) -> Cost:
+    """The cost of `trips` runs of a costed body, one kernel after another."""
+    costs = [n.cost for n in body.nodes if n.cost is not None]
+    by = next((c.by for c in costs if c.by != FREE.by), FREE.by)
+    terms: dict[Bound, float] = {}
+    for cost in costs:
+        for name, seconds in cost.terms:
+            terms[name] = terms.get(name, 0.0) + seconds * trips
+    facts: dict[str, float] = {"trips": trips}
+    for fact in ("flops", "dram_bytes", "l2_bytes"):
+        facts[fact] = trips * sum(c.fact(fact) or 0 for c in costs)
+    bound: Bound = max(terms, key=terms.__getitem__) if terms else "latency"
+    time_s = trips * sum(c.time_s for c in costs)
+    return Cost(time_s, bound, by, tuple(terms.items()), tuple(facts.items()))
+
+
+def assumptions(g: Graph, target: Target, tf32: bool) -> list[str]:
+    """What costing took for granted, in words."""
+    has_tf32 = "tf32" in target.flops_per_s.tensor
+    products = any(
+        n.op.contraction and n.op.compute_dtype == f32  # type: ignore[attr-defined]
+        for n in g.walk()
+    )
+    if not (has_tf32 and products):
+        return []
+    return ["f32 products in TF32" if tf32 else "f32 products on the vector pipe, TF32 off"]

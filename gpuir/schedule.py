@@ -1,0 +1,111 @@
+"""The tiles of a graph by themselves: taken out, taken off, put on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.graph import Graph, Level, Node
+from gpuir.ir.notes import Schedule, Tile
+
+Path = tuple[str, ...]
+Choose = Callable[[Path, Node, "Tile | None"], "Tile | None"]
+
+
+def extract(g: Graph) -> Schedule:
+    """The tiles of a tiled or costed graph, those inside loops and branches by their path."""
+    return Schedule(g.name, g.target or "", tuple(_tiles(g, ())))
+
+
+def _tiles(g: Graph, owner: Path) -> list[tuple[Path, Tile]]:
+    found: list[tuple[Path, Tile]] = []
+    for node, path in _addressed(g, owner):
+        if node.tile is not None:
+            found.append((path, node.tile))
+        if node.op.control:
+            for region in node.op.regions:
+                found += _tiles(region, path)
+    return found
+
+
+def _addressed(g: Graph, owner: Path) -> list[tuple[Node, Path]]:
+    return [(n, (*owner, n.results[0].name if n.results else "")) for n in g.nodes]
+
+
+def strip(g: Graph) -> Graph:
+    """The graph without tiles and costs: of level kernel, for no target."""
+    return _map_nodes(g, Level.kernel, None, (), lambda path, node, tile: None, {})
+
+
+def apply(g: Graph, schedule: Schedule, choose: Choose | None = None) -> Graph:
+    """The graph tiled for the schedule's target: `apply(strip(g), extract(g))` is g.
+
+    `choose` decides on each kernel with a loop nest, given its path and the schedule's tile for it
+    or None: the tile pass checks what is given and searches for the rest. Without it the
+    schedule's tiles are taken as they are, and a kernel without one is a UsageError, as is a name
+    in the schedule that no kernel has.
+    """
+    tiles = dict(schedule.tiles)
+    check_names(g, schedule)
+    return _map_nodes(g, Level.tiled, schedule.target, (), choose or _take(schedule), tiles)
+
+
+def check_names(g: Graph, schedule: Schedule) -> None:
+    """UsageError when the schedule tiles something that is no kernel of `g` with a loop nest."""
+    known = {"/".join(path) for path in kernel_paths(g)}
+    for path, _ in schedule.tiles:
+        name = "/".join(path)
+        if name not in known:
+            raise UsageError(
+                f"schedule @{schedule.name}: @{g.name} has no kernel %{name} to tile",
+                expected=nearest(name, known) if known else "no kernel of this graph has a tile",
+                fix="a kernel is named by its first result, inside a loop %loop/%result",
+            )
+
+
+def kernel_paths(g: Graph, owner: Path = ()) -> list[Path]:
+    """The paths of all kernels that take a tile, in order."""
+    found: list[Path] = []
+    for node, path in _addressed(g, owner):
+        if getattr(node.op, "tiled", False):
+            found.append(path)
+        if node.op.control:
+            for region in node.op.regions:
+                found += kernel_paths(region, path)
+    return found
+
+
+def _take(schedule: Schedule) -> Choose:
+    def take(path: Path, node: Node, tile: Tile | None) -> Tile:
+        if tile is None:
+            raise UsageError(
+                f"schedule @{schedule.name} has no tile for %{'/'.join(path)}",
+                fix="add one, or let the tile pass fill it in: tile{target=...,schedule=...}",
+            )
+        return tile
+
+    return take
+
+
+def _map_nodes(
+    g: Graph,
+    level: Level,
+    target: str | None,
+    owner: Path,
+    choose: Choose,
+    tiles: dict[Path, Tile],
+) -> Graph:
+    """The graph with every kernel's tile chosen anew and no costs, regions of control included."""
+    nodes: list[Node] = []
+    for node, path in _addressed(g, owner):
+        op = node.op
+        if op.control:
+
+            def inside(region: Graph, path: Path = path) -> Graph:
+                return _map_nodes(region, level, target, path, choose, tiles)
+
+            op = op.with_regions(inside)
+        tile = choose(path, node, tiles.get(path)) if getattr(op, "tiled", False) else None
+        nodes.append(Node(op, node.results, node.locs, tile))
+    return replace(g, level=level, target=target, nodes=tuple(nodes))
