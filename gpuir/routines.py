@@ -98,7 +98,7 @@ def grid_sample(attrs: Mapping[str, Any], x: Array, grid: Array) -> tuple[Array,
         points = (g + 1) / 2 * (sizes - 1) if align else ((g + 1) * sizes - 1) / 2
         if mode == "nearest":
             points = np.rint(points)
-        for axis, (low, high) in enumerate(borders):
+        for axis, (low, high) in enumerate(borders if mode != "cubic" else ()):
             row = points[:, axis]
             if padding == "border":
                 points[:, axis] = np.clip(row, 0, extents[axis] - 1)

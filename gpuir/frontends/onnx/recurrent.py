@@ -68,7 +68,7 @@ def activation(name: str, given: tuple[float, ...], clip: float | None) -> Activ
 
 def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
     """The functions of each direction. alphas and betas are given out in order, each to the next
-    activation that has one."""
+    activation that has one. What LSTM's h reads is not clipped: onnxruntime's reading of `clip`."""
     named = [str(name).lower() for name in n.attr("activations") or default * directions]
     if len(named) != len(default) * directions:
         raise ModelError(
@@ -86,7 +86,8 @@ def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[
             float(next(source, default))
             for source, default in zip((alphas, betas), DEFAULTS[name], strict=False)
         )
-        functions.append(activation(name, given, n.attr("clip")))
+        clip = None if len(functions) % len(default) == 2 else n.attr("clip")
+        functions.append(activation(name, given, clip))
     width = len(default)
     return [functions[i : i + width] for i in range(0, len(functions), width)]
 

@@ -27,7 +27,11 @@ INTERPOLATION = ("nearest", "linear", "cubic")
 
 
 def resize(n: OnnxNode, e: Emitter) -> Value:
-    """Opset 11 on; the settings of 10 and of Upsample are fixed."""
+    """Opset 11 on; the settings of 10 and of Upsample are fixed.
+
+    The operator's text multiplies a scaled extent by the region's; ONNX's own shape inference and
+    evaluator, and onnxruntime, do not, and neither do we.
+    """
     if n.version < 11:
         return legacy_resize(n[0], tuple(n.need(1, "the scales").reshape(-1)), n, e)
     x = n[0]
@@ -50,9 +54,8 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
         scales = n.need(2, "the scales").reshape(-1)
         expect(n, "scales", len(scales), len(axes))
         for axis, scale in zip(axes, scales, strict=True):
-            span = np.float32(roi[1][axis] - roi[0][axis])
             factors[axis] = float(scale)
-            shape[axis] = int(np.floor(np.float32(shape[axis]) * span * np.float32(scale)))
+            shape[axis] = int(np.floor(np.float32(shape[axis]) * np.float32(scale)))
     if shape == list(x.type.shape) and all(f == 1 for f in factors) and roi[1] == [1.0] * rank:
         return x
     return e(
