@@ -1,0 +1,237 @@
+"""How long a model takes on a GPU you don't have, why, and what to change.
+
+    g = gpuir.analyze("model.onnx", "a100", dims={"batch": 8})
+    print(gpuir.summary(g).latency_s)
+
+Every name here is imported when it is first used: `import gpuir` costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+if TYPE_CHECKING:
+    from gpuir.backends.report import Summary
+    from gpuir.cost.table import Line
+    from gpuir.ir.errors import GpuirError
+    from gpuir.ir.graph import Graph
+    from gpuir.ir.notes import Cost, Schedule, Tile
+    from gpuir.passes.manager import Pass, Pipeline, Watch
+    from gpuir.passes.table import pipeline
+    from gpuir.schedule import apply, extract, strip
+    from gpuir.targets.load import load_target, target_names
+    from gpuir.targets.target import Target
+    from gpuir.text import parse, parse_schedule, show
+
+__all__ = [
+    "Cost",
+    "GpuirError",
+    "Graph",
+    "Pass",
+    "Pipeline",
+    "Schedule",
+    "Summary",
+    "Target",
+    "Tile",
+    "analyze",
+    "apply",
+    "explain",
+    "extract",
+    "load",
+    "load_target",
+    "lower",
+    "parse",
+    "parse_schedule",
+    "pipeline",
+    "show",
+    "strip",
+    "summary",
+    "target_names",
+]
+
+_HOMES = {
+    "gpuir.backends.report": ("Summary",),
+    "gpuir.ir.errors": ("GpuirError",),
+    "gpuir.ir.graph": ("Graph",),
+    "gpuir.ir.notes": ("Cost", "Schedule", "Tile"),
+    "gpuir.passes.manager": ("Pass", "Pipeline"),
+    "gpuir.passes.table": ("pipeline",),
+    "gpuir.schedule": ("apply", "extract", "strip"),
+    "gpuir.targets.load": ("load_target", "target_names"),
+    "gpuir.targets.target": ("Target",),
+    "gpuir.text": ("parse", "parse_schedule", "show"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(home), name)
+            return value
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gpuir")
+    raise AttributeError(f"module 'gpuir' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+class LoadOptions(TypedDict, total=False):
+    """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
+    whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
+    loops by node name; `strict` refuses an operator that has no converter."""
+
+    dims: Mapping[str, int] | None
+    inputs: Mapping[str, Sequence[int]] | None
+    values: Mapping[str, Sequence[float]] | None
+    trip_counts: Mapping[str, int] | None
+    strict: bool
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    warn: Callable[[str], None] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Graph:
+    """The graph of an ONNX file, or of gpuir's own text (`.gir`) at any level.
+
+    What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
+    or TextError when the file cannot be used.
+    """
+    path = fspath(path)
+    if path.endswith(".gir"):
+        return _load_text(path, options)
+    from gpuir.frontends.onnx.load import load as load_onnx
+
+    model = load_onnx(path, **options)
+    for text in model.warnings:
+        _warn(text) if warn is None else warn(text)
+    return model.graph
+
+
+def _load_text(path: str, options: LoadOptions) -> Graph:
+    from gpuir.ir.errors import ModelError, TextError, UsageError, VerifyError
+    from gpuir.ir.verify import verify
+    from gpuir.text import parse
+
+    given = [name for name in ("dims", "inputs", "values", "trip_counts") if options.get(name)]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot be given for IR text",
+            where=path,
+            fix="shapes in a .gir file are numbers already; load the model it came from again",
+        )
+    try:
+        with open(path, encoding="utf-8") as file:
+            graph = parse(file.read(), path)
+    except OSError as error:
+        raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
+    except UnicodeDecodeError as error:
+        raise ModelError("not a text file", where=path, found=str(error)) from error
+    try:
+        verify(graph)
+    except VerifyError as error:
+        raise TextError(
+            error.what, where=f"{path}: {error.where}", expected=error.expected, found=error.found
+        ) from error
+    return graph
+
+
+def _warn(text: str) -> None:
+    import warnings
+
+    warnings.warn(text, stacklevel=3)
+
+
+def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:
+    """The kernels of a graph, before a target is chosen: canonicalize, fuse, legalize."""
+    from gpuir.ir.graph import Level
+    from gpuir.passes.canonicalize import Canonicalize
+    from gpuir.passes.fuse import Fuse
+    from gpuir.passes.legalize import Legalize
+    from gpuir.passes.manager import Pipeline
+
+    passes = {
+        Level.graph: (Canonicalize(), Fuse(), Legalize()),
+        Level.fused: (Legalize(),),
+    }
+    return Pipeline(passes.get(graph.level, ())).run(graph, watch=watch)
+
+
+def analyze(
+    model: Graph | str | PathLike[str],
+    target: str | None = None,
+    *,
+    predictor: str = "tile",
+    schedule: str | PathLike[str] = "",
+    watch: Watch | None = None,
+    **options: Unpack[LoadOptions],
+) -> Graph:
+    """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
+
+    A graph goes on from the level it has. One that is tiled already keeps its target; one that
+    is costed comes back as it is. `schedule` is a file of tiles to use where it names a kernel.
+    `target` is a name, a path, or either with numbers changed: `a100+sms=120`.
+    """
+    from gpuir.ir.graph import Graph, Level
+    from gpuir.passes.annotate import Annotate
+    from gpuir.passes.manager import Pipeline
+    from gpuir.passes.tile import TilePass
+
+    g = model if isinstance(model, Graph) else load(model, **options)
+    _check_target(g, target)
+    g = lower(g, watch=watch)
+    if g.level == Level.kernel:
+        tile = TilePass(target=str(target), schedule=fspath(schedule))
+        g = Pipeline((tile,)).run(g, watch=watch)
+    if g.level == Level.tiled:
+        g = Pipeline((Annotate(predictor=predictor),)).run(g, watch=watch)
+    return g
+
+
+def _check_target(g: Graph, target: str | None) -> None:
+    from gpuir.ir.errors import UsageError
+    from gpuir.targets.load import load_target
+
+    if g.target is None:
+        if target is None:
+            raise UsageError(
+                "no target given", fix="name a GPU, like a100; `gpuir targets` lists them"
+            )
+    elif target is not None and load_target(target).name != load_target(g.target).name:
+        raise UsageError(
+            f"@{g.name} is {g.level.name} for another target",
+            expected=g.target,
+            found=target,
+            fix="start from a graph of level kernel or before",
+        )
+
+
+def explain(graph: Graph, name: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
+    """The path of one kernel of a costed graph, and every quantity that led to its cost.
+
+    `name` is the kernel's first result, or a model node it stands for: whole, or its end.
+    UsageError, with the nearest names, when it is none or several.
+    """
+    from gpuir.backends.report import find_kernel
+    from gpuir.cost.table import explain_cost
+
+    kernel = find_kernel(graph, name)
+    return kernel.path, explain_cost(kernel.node, str(graph.target))
+
+
+def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
+    """The report of a costed graph as records: totals, kernels, classes, coverage, assumptions."""
+    from gpuir.backends.report import Device, summarize
+    from gpuir.targets.load import load_target
+
+    target = load_target(str(graph.target))
+    device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
+    return summarize(graph, device, tuple(warnings), batch)

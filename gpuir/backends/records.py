@@ -1,0 +1,125 @@
+"""The report for programs: JSON as docs/json-schema.md describes it, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+from gpuir.backends.report import Kernel, Summary
+from gpuir.backends.terminal import Layout, tile_text
+
+SCHEMA = "gpuir.report/1"
+
+
+def json_text(summaries: Sequence[Summary], _: Layout) -> str:
+    """`{"schema": "gpuir.report/1", "reports": [...]}`, a report a target, keys sorted."""
+    report = {"schema": SCHEMA, "reports": [_report(s) for s in summaries]}
+    return json.dumps(report, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _report(s: Summary) -> dict[str, Any]:
+    return {
+        "model": s.model,
+        "target": {
+            "name": s.device.name,
+            "title": s.device.title,
+            "numbers": [
+                {"field": n.field, "value": n.value, "unit": n.unit, "source": n.source}
+                for n in s.device.numbers
+            ],
+        },
+        "predictors": s.by,
+        "batch": s.batch,
+        "latency_s": s.latency_s,
+        "launches": s.launches,
+        "views": s.views,
+        "idle_kernels": s.idle,
+        "flops": s.flops,
+        "bytes": s.bytes,
+        "bound_s": dict(s.bounds),
+        "totals": [
+            {
+                "kind": total.kind,
+                "kernels": total.kernels,
+                "launches": total.launches,
+                "time_s": total.time_s,
+                "flops": total.flops,
+                "bytes": total.bytes,
+                "bound_s": dict(total.bounds),
+            }
+            for total in s.totals
+        ],
+        "coverage": {
+            share.status: {
+                "nodes": share.nodes,
+                "flops": share.flops,
+                "bytes": share.bytes,
+                "what": dict(share.what),
+            }
+            for share in s.coverage
+        },
+        "nodes": s.nodes,
+        "folded_nodes": s.folded,
+        "assumed": s.assumed,
+        "warnings": s.warnings,
+        "kernels": [_kernel(x) for x in s.kernels],
+    }
+
+
+def _kernel(x: Kernel) -> dict[str, Any]:
+    return {
+        "path": x.path,
+        "op": x.node.op.name,
+        "shape": x.shape,
+        "results": [str(v.type) for v in x.node.results],
+        "locs": x.locs,
+        "status": x.status,
+        "runs": x.runs,
+        "launches": x.launches,
+        "rest": x.rest,
+        "time_s": x.time_s,
+        "flops": x.flops,
+        "bytes": x.bytes,
+        "tile": x.tile
+        and {
+            "dims": dict(x.tile.dims),
+            "stages": x.tile.stages,
+            "warps": x.tile.warps,
+            "split": x.tile.split,
+        },
+        "cost": {
+            "time_s": x.cost.time_s,
+            "bound": x.cost.bound,
+            "by": x.cost.by,
+            "terms_s": dict(x.cost.terms),
+            "facts": dict(x.cost.facts),
+        },
+    }
+
+
+def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
+    """A row a kernel and target, in graph order; times in seconds, facts in columns of their own."""
+    facts = dict.fromkeys(
+        name for s in summaries for x in s.kernels for name, _ in x.cost.facts
+    )
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["model", "target", "kernel", "op", "shape", "locs", "status", "runs", "launches"]
+        + ["time_s", "time_each_s", "bound", "by", "flops_each", "bytes_each", "tile"]
+        + [f"{name}_s" for name in ("compute", "memory", "latency")]
+        + list(facts)
+    )
+    for s in summaries:
+        for x in s.kernels:
+            writer.writerow(
+                [s.model, s.device.name, x.name, x.node.op.name, x.shape, " + ".join(x.locs)]
+                + [x.status, x.runs, x.launches, x.time_s, x.cost.time_s, x.cost.bound, x.cost.by]
+                + [x.flops, x.bytes, tile_text(x)]
+                + [x.cost.term(name) for name in ("compute", "memory", "latency")]
+                + [x.cost.fact(name) for name in facts]
+            )
+    return out.getvalue()

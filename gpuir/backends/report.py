@@ -1,0 +1,364 @@
+"""A costed graph as records: what every backend shows is computed here, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.graph import Graph, Level, Loc, Node
+from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+
+Status = Literal["modelled", "approximated", "opaque"]
+STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
+BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")
+
+
+class Number(Protocol):
+    """A number of the device's specification: `Target.rows()` gives them."""
+
+    @property
+    def field(self) -> str: ...
+    @property
+    def value(self) -> str | float | bool | tuple[str, ...]: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Device:
+    """The target as a reader knows it, and what its specification takes for granted."""
+
+    name: str
+    title: str
+    assumed: tuple[str, ...] = ()
+    numbers: tuple[Number, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of the graph, its cost, and how often it runs.
+
+    `path` names it as a schedule does. `runs` multiplies the trips of the loops around it; it is 0
+    in a branch that is not taken. `rest` marks what a loop or branch costs beyond its kernels.
+    """
+
+    path: tuple[str, ...]
+    node: Node
+    runs: int
+    cost: Cost
+    flops: int  # of one run
+    bytes: int  # of one run, to and from device memory
+    rest: bool = False
+
+    @property
+    def time_s(self) -> float:
+        """All runs together."""
+        return self.runs * self.cost.time_s
+
+    @property
+    def kind(self) -> str:
+        return self.node.op.name.removeprefix("k.")
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.path)
+
+    @property
+    def locs(self) -> tuple[Loc, ...]:
+        return self.node.locs
+
+    @property
+    def tile(self) -> Tile | None:
+        return self.node.tile
+
+    @property
+    def launches(self) -> int:
+        return 0 if self.rest or isinstance(self.node.op, k.View) else self.runs
+
+    @property
+    def status(self) -> Status:
+        """Opaque if it holds an op we do not know; approximated if a library routine, of which
+        only the operands, results and a count of operations are known."""
+        inside = _inside(self.node)
+        if any(isinstance(op, t.Opaque) for op in inside):
+            return "opaque"
+        return "approximated" if any(isinstance(op, t.Routine) for op in inside) else "modelled"
+
+    @property
+    def unmodelled(self) -> tuple[str, ...]:
+        """What is not modelled in it, by name."""
+        return tuple(
+            op.kind if isinstance(op, t.Opaque) else op.fn
+            for op in _inside(self.node)
+            if isinstance(op, t.Opaque | t.Routine)
+        )
+
+    @property
+    def shape(self) -> str:
+        """Dtype and extents of its loop nest: `f16 b=1 m=8 n=4096 k=1024`."""
+        op = self.node.op
+        if not isinstance(op, k.KernelOp) or isinstance(op, k.View):
+            return ""
+        dims = (f"{d}={n}" for d, n in op.space().dims.items())
+        return " ".join((op.compute_dtype.name, *dims))
+
+
+@dataclass(frozen=True)
+class Total:
+    """Kernels of one kind together; times, flops and bytes of all their runs."""
+
+    kind: str
+    kernels: int
+    launches: int
+    time_s: float
+    flops: int
+    bytes: int
+    bounds: tuple[tuple[Bound, float], ...]  # seconds by what bounds the kernel
+
+
+@dataclass(frozen=True)
+class Share:
+    """What part of the model has this status: model nodes, flops and bytes."""
+
+    status: Status
+    nodes: int
+    flops: int
+    bytes: int
+    what: tuple[tuple[str, int], ...] = ()  # names of what is not modelled, and how often
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One model on one target. `kernels` are in graph order, views and idle branches included."""
+
+    model: str
+    device: Device
+    by: tuple[str, ...]
+    latency_s: float
+    launches: int
+    views: int
+    idle: int  # kernels in branches not taken
+    flops: int
+    bytes: int
+    bounds: tuple[tuple[Bound, float], ...]
+    totals: tuple[Total, ...]  # slowest first
+    coverage: tuple[Share, ...]
+    nodes: int  # of the model, those folded included
+    folded: int
+    assumed: tuple[str, ...]
+    warnings: tuple[str, ...]
+    batch: int | None
+    kernels: tuple[Kernel, ...] = field(repr=False)
+    graph: Graph = field(repr=False)
+
+    def slowest(self) -> list[Kernel]:
+        """The kernels that take time, the slowest first."""
+        return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
+
+
+def summarize(
+    graph: Graph,
+    device: Device,
+    warnings: tuple[str, ...] = (),
+    batch: int | None = None,
+) -> Summary:
+    """The records of a costed graph; UsageError when it is not costed."""
+    if graph.level != Level.costed:
+        raise UsageError(
+            "a report needs costs",
+            expected="a graph of level costed",
+            found=f"@{graph.name}, of level {graph.level.name}",
+            fix="run it through `gpuir.analyze`, or the passes tile and annotate",
+        )
+    kernels = tuple(_kernels(graph, (), 1))
+    running = [x for x in kernels if x.runs]
+    coverage = tuple(_coverage(kernels))
+    folded = set(graph.folded) - {loc for x in kernels for loc in x.locs}
+    return Summary(
+        model=graph.name,
+        device=device,
+        by=tuple(sorted({x.cost.by for x in kernels})),
+        latency_s=sum(x.time_s for x in running),
+        launches=sum(x.launches for x in running),
+        views=sum(isinstance(x.node.op, k.View) for x in kernels),
+        idle=sum(not x.runs for x in kernels),
+        flops=sum(x.runs * x.flops for x in running),
+        bytes=sum(x.runs * x.bytes for x in running),
+        bounds=_bounds(running),
+        totals=tuple(_totals(running)),
+        coverage=coverage,
+        nodes=sum(s.nodes for s in coverage) + len(folded),
+        folded=len(folded),
+        assumed=(*graph.assumed, *device.assumed),
+        warnings=warnings,
+        batch=batch,
+        kernels=kernels,
+        graph=graph,
+    )
+
+
+def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]:
+    for node in graph.nodes:
+        here = (*path, node.results[0].name)
+        cost = node.cost
+        if cost is None:
+            continue
+        op = node.op
+        if not op.control:
+            yield Kernel(here, node, runs, cost, op.flops(), _bytes(node, cost))
+            continue
+        inner = [list(_kernels(r, here, n)) for r, n in _regions(node, runs)]
+        yield from (x for kernels in inner for x in kernels)
+        rest = cost.time_s - sum(x.time_s for x in sum(inner, [])) / max(runs, 1)
+        if runs and rest > 1e-9 * cost.time_s:
+            own = Cost(rest, "latency", cost.by, (("latency", rest),))
+            yield Kernel(here, node, runs, own, 0, 0, rest=True)
+
+
+def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
+    """The regions of a control op, and how often each runs: of two branches, the dearer."""
+    op = node.op
+    if isinstance(op, t.Loop):
+        return [(op.body, runs * op.trips)]
+    if isinstance(op, t.Cond):
+        dearer = max((op.then, op.orelse), key=_time)
+        return [(g, runs if g is dearer else 0) for g in (op.then, op.orelse)]
+    return [(g, runs) for g in op.regions]
+
+
+def _time(graph: Graph) -> float:
+    return sum(n.cost.time_s for n in graph.nodes if n.cost)
+
+
+def _bytes(node: Node, cost: Cost) -> int:
+    """What the predictor says goes to and from device memory, else each operand and result once."""
+    op = node.op
+    if not isinstance(op, k.KernelOp) or isinstance(op, k.View):
+        return 0
+    predicted = cost.fact("dram_bytes")
+    if predicted is not None:
+        return round(predicted)
+    space = op.space()
+    return sum(a.type.nbytes for a in (*space.reads, *space.writes))
+
+
+def _inside(node: Node) -> list[t.Op]:
+    return [n.op for region in node.op.regions for n in region.nodes] if not node.op.control else []
+
+
+def _bounds(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:
+    times = dict.fromkeys(BOUNDS, 0.0)
+    for x in kernels:
+        times[x.cost.bound] += x.time_s
+    return tuple(times.items())
+
+
+def _totals(kernels: Sequence[Kernel]) -> Iterator[Total]:
+    kinds: dict[str, list[Kernel]] = {}
+    for x in kernels:
+        if not isinstance(x.node.op, k.View):
+            kinds.setdefault(x.kind, []).append(x)
+    totals = [
+        Total(
+            kind,
+            len(group),
+            sum(x.launches for x in group),
+            sum(x.time_s for x in group),
+            sum(x.runs * x.flops for x in group),
+            sum(x.runs * x.bytes for x in group),
+            _bounds(group),
+        )
+        for kind, group in kinds.items()
+    ]
+    yield from sorted(totals, key=lambda total: (-total.time_s, total.kind))
+
+
+def _coverage(kernels: Sequence[Kernel]) -> Iterator[Share]:
+    """A model node that several kernels stand for has the worst status among them."""
+    status: dict[Loc, Status] = {}
+    for x in kernels:
+        for loc in x.locs:
+            status[loc] = max(status.get(loc, "modelled"), x.status, key=STATUSES.index)
+    nodes = Counter(status.values())
+    for name in STATUSES:
+        group = [x for x in kernels if x.status == name]
+        what = Counter(text for x in group for text in x.unmodelled)
+        yield Share(
+            name,
+            nodes[name],
+            sum(x.runs * x.flops for x in group),
+            sum(x.runs * x.bytes for x in group),
+            tuple(sorted(what.items())),
+        )
+
+
+# ---------------------------------------------------------------------------- by name
+
+
+@dataclass(frozen=True)
+class Found:
+    """A kernel by its path."""
+
+    path: tuple[str, ...]
+    node: Node
+
+
+def find_kernel(graph: Graph, name: str) -> Found:
+    """The kernel whose first result is `name` (or ends its path), or that stands for the model
+    node `name`: as a whole, without its file, or its end. UsageError when none or several do."""
+    everything = list(_walk(graph, ()))
+    bare = name.removeprefix("%")
+    tests = (
+        lambda x: "/".join(x.path) == bare or x.path[-1] == bare,
+        lambda x: any(v.name == bare for v in x.node.results),
+        lambda x: name in x.node.locs,
+        lambda x: any(node_name(loc) == name for loc in x.node.locs),
+        lambda x: any(loc.endswith(name) for loc in x.node.locs),
+        lambda x: any(name in loc for loc in x.node.locs),
+    )
+    for test in tests:
+        found = [x for x in everything if test(x)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = "\n".join(f"%{'/'.join(x.path)}  {x.node.op.name}" for x in found[:10])
+            more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
+            raise UsageError(
+                f"{len(found)} kernels match {name!r}",
+                found=listed + more,
+                fix="name one of them by its result, with or without the %",
+            )
+    if name in graph.folded or any(node_name(loc) == name for loc in graph.folded):
+        raise UsageError(
+            f"no kernel computes {name!r}",
+            found="the node was folded: its value is known, or it moves no data",
+        )
+    known = [x.path[-1] for x in everything]
+    known += [node_name(loc) for x in everything for loc in x.node.locs]
+    raise UsageError(f"no kernel is called {name!r}", fix=_suggest(name, known))
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    text = nearest(name, dict.fromkeys(known))
+    return text if text.startswith("did you") else "`gpuir analyze` lists the kernels"
+
+
+def node_name(loc: Loc) -> str:
+    """The model node's own name, without the file it is in."""
+    return loc.partition(":")[2] or loc
+
+
+def _walk(graph: Graph, path: tuple[str, ...]) -> Iterator[Found]:
+    for node in graph.nodes:
+        here = (*path, node.results[0].name)
+        yield Found(here, node)
+        if node.op.control:
+            for region in node.op.regions:
+                yield from _walk(region, here)

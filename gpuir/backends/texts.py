@@ -1,0 +1,31 @@
+"""The costed graph itself, and its schedule, in gpuir's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuir.backends.report import Summary
+from gpuir.backends.terminal import Layout
+from gpuir.ir.errors import UsageError
+from gpuir.schedule import extract
+from gpuir.text import show
+
+
+def ir(summaries: Sequence[Summary], _: Layout) -> str:
+    """The costed graph: reads back as a `.gir` file."""
+    return show(_one(summaries, "ir").graph)
+
+
+def schedule(summaries: Sequence[Summary], _: Layout) -> str:
+    """The tiles alone: to edit, or for a tuner; `--schedule FILE` applies them."""
+    return show(extract(_one(summaries, "schedule").graph))
+
+
+def _one(summaries: Sequence[Summary], format: str) -> Summary:
+    if len(summaries) > 1:
+        raise UsageError(
+            f"format {format!r} holds one target",
+            found=", ".join(s.device.name for s in summaries),
+            fix="give one --target, or use the formats table, json or csv",
+        )
+    return summaries[0]

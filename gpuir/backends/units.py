@@ -1,0 +1,50 @@
+"""Numbers as people read them. Only backends use this: inside gpuir everything is SI."""
+
+from __future__ import annotations
+
+from math import floor, isfinite, log10
+
+PREFIXES = {-4: "p", -3: "n", -2: "u", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P", 6: "E"}
+SHORT = {"bytes": "B", "bytes/s": "B/s", "bit/s": "bit/s"}
+PREFIXED = ("s", "Hz", "bytes", "bytes/s", "bit/s", "flop", "flop/s", "W", "J")
+
+
+def quantity(value: float, unit: str, digits: int = 3) -> str:
+    """`quantity(1.555e12, "bytes/s")` is `1.56 TB/s`; prefixes are powers of 1000."""
+    if unit not in PREFIXED:
+        return f"{plain(value)} {unit}".rstrip()
+    if value == 0 or not isfinite(value):
+        return f"{value:g} {SHORT.get(unit, unit)}"
+    power = min(max(floor(log10(abs(value)) / 3), -4), 6)
+    if unit.startswith(("bytes", "bit", "flop")):
+        power = max(power, 0)
+    text = significant(value / 1000.0**power, digits)
+    if abs(float(text)) >= 1000 and power < 6:  # 999.96 rounds up
+        power += 1
+        text = significant(value / 1000.0**power, digits)
+    return f"{text} {PREFIXES[power]}{SHORT.get(unit, unit)}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number from 1 to 1000 with so many digits, never fewer than it has before the point."""
+    if value == 0:
+        return "0"
+    after = max(digits - 1 - floor(log10(abs(value)) + 1e-12), 0)
+    return f"{value:.{after}f}"
+
+
+def plain(value: float) -> str:
+    """A number without a unit: whole ones in full with commas, others with four digits."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def percent(part: float, whole: float = 1.0) -> str:
+    """`41 %` and, below one, `0.3 %`; the part of nothing is a dash."""
+    if not whole:
+        return "-"
+    share = 100 * part / whole
+    if share == 0 or share >= 9.95:
+        return f"{share:.0f} %"
+    return f"{share:.1f} %" if share >= 0.05 else "<0.1 %"
