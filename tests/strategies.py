@@ -145,6 +145,15 @@ def _dequantised(draw, b, values) -> Op:
     return t.Matmul(x, b(t.Map("mul", (b(t.Cast(w, f32)),), (0.5,))))
 
 
+def _residual(draw, b, values) -> Op:
+    """f(x) + f(x) @ w: the skip connection around a product."""
+    x = b(_unary(draw, b, values))
+    if x.type.rank < 2:
+        raise ModelError("nothing fits")
+    w = b.param(draw(NAMES), TensorType((x.type.shape[-1],) * 2, x.type.dtype))
+    return t.Map("add", (x, b(t.Matmul(x, w))))
+
+
 def _conv(draw, b, values) -> Op:
     x = _pick(draw, values, lambda v: v.type.rank in (3, 4) and is_float(v))
     n = x.type.rank - 2
@@ -190,8 +199,8 @@ def is_float(v: Value) -> bool:
 
 MAKERS = [
     *(_unary, _binary, _binary, _where, _cast, _reshape, _transpose, _broadcast, _slice, _concat),
-    *(_pad, _reduce, _softmax, _centred, _normalize, _matmul, _dequantised, _conv, _attention),
-    *(_constant, _gather, _topk, _loop),
+    *(_pad, _reduce, _softmax, _centred, _normalize, _matmul, _dequantised, _residual, _conv),
+    *(_attention, _constant, _gather, _topk, _loop),
 ]
 
 

@@ -212,15 +212,17 @@ class _Fuser:
         return True
 
     def merge(self, feeder: Group, group: Group) -> None:
-        """Takes a pointwise group into another that is its only reader."""
+        """Takes a pointwise group into another that is its only reader. A contraction takes it into
+        its epilogue alone: what the product itself reads has to be there before."""
         if feeder is group or len(feeder.members) + len(group.members) > self.options.max_ops:
             return
         if feeder.kind != "map" or feeder.shape not in (group.shape, group.outer):
             return
+        product = {v for n in self.members(group) if n.op.contraction for v in n.op.operands}
         inside = set(group.members) | set(feeder.members)
         for node in self.members(feeder):
             for v in node.results:
-                if v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
+                if v in product or v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
                     return
         operands = [v for n in self.members(feeder) for v in n.op.operands]
         if self.is_cyclic(group, operands):
