@@ -1,7 +1,386 @@
-"""If, Loop and Scan."""
+"""If, Loop and Scan: taken at load time where that is known, else regions of `t.cond`, `t.loop`."""
 
 from __future__ import annotations
 
-from gpuir.frontends.onnx.emit import Converter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-CONVERTERS: dict[str, Converter] = {}
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode, UnknownValue
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Graph, Value
+from gpuir.ir.types import TensorType, bool_, i64
+from gpuir.ops import tensor as t
+
+UNROLLED = 64  # trips of a loop whose values change their shapes
+COMPUTED = 4096  # trips of a loop that is computed while loading
+UNBOUNDED = 1 << 31  # a trip count from here on stands for "until the condition fails"
+
+Values = tuple[Value, ...]
+
+
+# ---------------------------------------------------------------------------- If
+
+
+def if_(n: OnnxNode, e: Emitter) -> Values:
+    """The branch whose condition is known, else both.
+
+    Branches that give different shapes, or one that does not fit the inputs' shapes, leave a
+    choice that numbers alone decide: it is made, and said.
+    """
+    then, orelse = n.attr("then_branch"), n.attr("else_branch")
+    known = n.known(0)
+    if known is not None:
+        taken, other = (then, orelse) if known.reshape(-1)[0] else (orelse, then)
+        n.walk.skip(other)
+        return n.walk.inside().enter(taken, ())
+    tried = {"then": _branch(n, e, then), "else": _branch(n, e, orelse)}
+    good = {name: b for name, b in tried.items() if isinstance(b, Branch)}
+    how = n.walk.how_to_know(n[0])
+    if not good:
+        raise next(b for b in tried.values() if isinstance(b, ModelError))
+    if len(good) == 1:
+        ((name, branch),) = good.items()
+        error = next(b for b in tried.values() if isinstance(b, ModelError))
+        e.assume(f"{n.name}: {name} is taken, as the other branch fails: {error.what}; {how}")
+        return branch.splice(e)
+    a, b = good.values()
+    types = [[v.type for v in branch.outputs] for branch in (a, b)]
+    if types[0] == types[1]:
+        captures = tuple(dict.fromkeys((*a.emit.captures, *b.emit.captures)))
+        op = t.Cond(n[0], a.graph(captures), b.graph(captures), captures)
+        return e.add(op)
+    if [x.dtype for x in types[0]] != [x.dtype for x in types[1]]:
+        found = f"{_list(types[0])} and {_list(types[1])}"
+        raise ModelError("If: the branches give different types", expected="the same", found=found)
+    name, dearer = max(good.items(), key=lambda item: item[1].flops())
+    e.assume(
+        f"{n.name}: the branches give different shapes (then {_list(types[0])}, else "
+        f"{_list(types[1])}); the dearer, {name}, is taken; {how}"
+    )
+    return dearer.splice(e)
+
+
+class Branch:
+    """A branch imported as a region."""
+
+    def __init__(self, emit: Emitter, results: Values):
+        self.emit, self.results = emit, results
+        self.outputs = tuple(emit.place(v) for v in results)
+
+    def flops(self) -> int:
+        return sum(node.op.flops() for node in self.emit.builder.nodes)
+
+    def graph(self, captures: Values) -> Graph:
+        return replace(self.emit.builder.finish(self.outputs), inputs=captures)
+
+    def splice(self, e: Emitter) -> Values:
+        """The branch's nodes in the graph around it: its captures are values of that graph."""
+        for value in self.emit.captures:
+            e.place(value)
+        for node in self.emit.builder.nodes:
+            e.builder.put(node)
+            e.own.update(node.results)
+        for value, const in self.emit.known.items():
+            e.known.setdefault(value, const)
+        return tuple(
+            v if e.const_of(v) else o for v, o in zip(self.results, self.outputs, strict=True)
+        )
+
+
+def _branch(n: OnnxNode, e: Emitter, graph: Any) -> Branch | ModelError:
+    inner, notes = Emitter("", inside=e), n.walk.notes()
+    try:
+        return Branch(inner, n.walk.inside(inner).enter(graph, ()))
+    except ModelError as error:
+        n.walk.forget(notes)
+        return error
+
+
+def _list(types: Sequence[TensorType]) -> str:
+    return ", ".join(map(str, types))
+
+
+# ---------------------------------------------------------------------------- Loop
+
+
+def loop(n: OnnxNode, e: Emitter) -> Values:
+    """A loop that is known in full is computed, one of known trips and steady shapes becomes a
+    `t.loop`, and one of few trips whose shapes change is written out."""
+    body, init = n.attr("body"), tuple(v for v in n.inputs[2:] if v is not None)
+    plan = n.walk.load.plan(body)
+    if len(init) != len(n.inputs[2:]) or len(plan.inputs) != 2 + len(init):
+        raise ModelError(
+            "Loop: the body does not take what the loop carries",
+            expected=f"{2 + len(n.inputs[2:])} inputs",
+            found=str(len(plan.inputs)),
+        )
+    if len(plan.outputs) < 1 + len(init):
+        raise ModelError(
+            "Loop: the body gives too little",
+            expected=f"a condition and {len(init)} carried values",
+            found=f"{len(plan.outputs)} outputs",
+        )
+    n.walk.load.loops.add(n.name)
+    starts = n.known(1)
+    if n.get(1) is not None and starts is not None and not starts.reshape(-1)[0]:
+        return _Loop(n, e, body, init).unrolled(0)
+    return _Loop(n, e, body, init).convert()
+
+
+class _Loop:
+    def __init__(self, n: OnnxNode, e: Emitter, body: Any, init: Values):
+        self.n, self.e, self.body, self.init = n, e, body, init
+        self.plan = n.walk.load.plan(body)
+        self.fixed = [
+            _origin(self.plan, self.plan.outputs[1 + k]) == self.plan.inputs[2 + k]
+            for k in range(len(init))
+        ]
+
+    def convert(self) -> Values:
+        bound = self.bound()
+        if self.is_known():
+            trips = self.count(COMPUTED if bound is None else min(bound, COMPUTED))
+            if trips is not None and (trips < COMPUTED or trips == bound):
+                return self.unrolled(trips)
+        told = self.n.walk.load.trip_counts.get(self.n.name)
+        if told is not None and (told < 0 or (bound is not None and told > bound)):
+            expected = "0 or more" if bound is None else f"at most {bound}, as the model says"
+            raise ModelError(f"--trip-count {self.n.name}={told}", expected=expected)
+        trips, why = (told, "by --trip-count") if told is not None else (bound, "from the model")
+        if trips is None:
+            trips, why = self.count(COMPUTED), "from its condition"
+        if trips is None:
+            raise ModelError(
+                "Loop: the number of trips is not known",
+                expected="a trip count in the model, or one that is given",
+                found=self.unknown(),
+                fix=f"--trip-count {self.n.name}=10   (for example)",
+            )
+        try:
+            return self.region(trips, why)
+        except (UnknownValue, _Changes) as error:
+            if trips > UNROLLED:
+                raise ModelError(
+                    f"{error.what}, in a loop of {trips} trips",
+                    where=error.where,
+                    expected=f"steady shapes, or at most {UNROLLED} trips",
+                    found=error.found,
+                    fix=f"--trip-count {self.n.name}={UNROLLED}   (or fewer)",
+                ) from None
+            self.e.assume(f"{self.n.name}: {trips} trips, {why}, written out")
+            return self.unrolled(trips)
+
+    def bound(self) -> int | None:
+        """The most trips the model allows, where it says."""
+        if self.n.get(0) is None:
+            return None
+        known = self.n.known(0)
+        trips = None if known is None else int(known.reshape(-1)[0])
+        return None if trips is None or trips >= UNBOUNDED else max(trips, 0)
+
+    def unknown(self) -> str:
+        if self.n.get(0) is None or self.n.known(0) is not None:
+            return "a condition that is computed at run time"
+        value = self.n[0]
+        return f"%{value.name}: {value.type}; {self.n.walk.how_to_know(value)}"
+
+    def is_known(self) -> bool:
+        """Whether everything the loop reads is known."""
+        free = (self.n.walk.find(name) for name in self.n.walk.free(self.body))
+        return all(v is None or self.e.const_of(v) for v in (*self.init, *free))
+
+    def arguments(self, e: Emitter, trip: Value, carried: Sequence[Value]) -> Values:
+        return (trip, e.constant(True, bool_, "condition"), *carried)
+
+    def count(self, most: int) -> int | None:
+        """Trips until the condition is false, found by running what is known; None when the
+        condition is not."""
+        scratch, notes = self.e.scratch(), self.n.walk.notes()
+        carried = list(self.init)
+        try:
+            for i in range(most):
+                trip = scratch.constant(i, i64)
+                arguments = self.arguments(scratch, trip, carried)
+                outputs = self.n.walk.inside(scratch).enter(self.body, arguments)
+                going = scratch.array_of(outputs[0])
+                if going is None:
+                    return None
+                if not going.reshape(-1)[0]:
+                    return i + 1
+                carried = outputs[1 : 1 + len(carried)]
+        except ModelError:
+            return None
+        finally:
+            self.n.walk.forget(notes)
+        return most if self.bound() is not None else None
+
+    def region(self, trips: int, why: str) -> Values:
+        """One `t.loop`. Carried values that the body hands on untouched are captured instead."""
+        n, e = self.n, self.e
+        inner, notes = Emitter("", inside=e), n.walk.notes()
+        names = self.plan.inputs
+        trip = inner.input(names[0], TensorType((), i64))
+        moving = [k for k, fixed in enumerate(self.fixed) if not fixed]
+        carried = list(self.init)
+        for k in moving:
+            carried[k] = inner.input(names[2 + k], self.init[k].type)
+        try:
+            outputs = n.walk.inside(inner).enter(self.body, self.arguments(inner, trip, carried))
+            for k in moving:
+                before, after = self.init[k].type, outputs[1 + k].type
+                if before != after:
+                    what = f"Loop: the carried value {names[2 + k]!r} changes its type"
+                    raise _Changes(what, found=f"{before}, then {after}")
+        except ModelError:
+            n.walk.forget(notes)
+            raise
+        going = inner.array_of(outputs[0])
+        if going is not None and not going.reshape(-1)[0]:
+            trips = min(trips, 1)
+        condition = () if going is not None else (outputs[0],)
+        scans = outputs[1 + len(self.init) :]
+        given = (*condition, *(outputs[1 + k] for k in moving), *scans)
+        graph = inner.builder.finish(tuple(inner.place(v) for v in given))
+        if condition and why == "from the model":
+            e.assume(f"{n.name}: at most {trips} trips: the condition is computed")
+        else:
+            e.assume(f"{n.name}: {trips} trips, {why}")
+        init, captures = tuple(self.init[k] for k in moving), tuple(inner.captures)
+        results = iter(e.add(t.Loop(graph, trips, init, captures, bool(condition))))
+        last = [
+            v if fixed else next(results) for v, fixed in zip(self.init, self.fixed, strict=True)
+        ]
+        return (*last, *results)
+
+    def unrolled(self, trips: int) -> Values:
+        """The body once for each trip; in a known loop everything folds."""
+        n, e = self.n, self.e
+        carried, collected = tuple(self.init), []
+        for i in range(trips):
+            arguments = self.arguments(e, e.constant(i, i64), carried)
+            outputs = n.walk.inside().enter(self.body, arguments)
+            carried = outputs[1 : 1 + len(self.init)]
+            collected.append(outputs[1 + len(self.init) :])
+            going = e.array_of(outputs[0])
+            if going is not None and not going.reshape(-1)[0]:
+                break
+        if not collected:
+            n.walk.skip(self.body)
+            return (*carried, *self.nothing())
+        return (*carried, *(_stack(e, column) for column in zip(*collected, strict=True)))
+
+    def nothing(self) -> Values:
+        """The collected values of no trips: empty, of the types one trip would give."""
+        scratch, notes = self.e.scratch(), self.n.walk.notes()
+        trip = scratch.input("", TensorType((), i64))
+        arguments = self.arguments(scratch, trip, self.init)
+        outputs = self.n.walk.inside(scratch).enter(self.body, arguments)
+        self.n.walk.forget(notes)
+        types = [v.type for v in outputs[1 + len(self.init) :]]
+        return tuple(self.e.fill(0, TensorType((0, *x.shape), x.dtype)) for x in types)
+
+
+class _Changes(ModelError):
+    """A carried value has another type after a trip than before."""
+
+
+def _origin(plan: Any, name: str) -> str:
+    """What a name stands for, identities looked through."""
+    producers = {out: step for step in plan.steps for out in step.outputs}
+    while (step := producers.get(name)) is not None and step.op == "Identity":
+        name = step.inputs[0]
+    return name
+
+
+def _stack(e: Emitter, values: Sequence[Value]) -> Value:
+    """Values of one type along a new axis 0."""
+    rows = tuple(e(t.Reshape(v, (1, *v.type.shape))) for v in values)
+    return rows[0] if len(rows) == 1 else e(t.Concat(rows, 0))
+
+
+# ---------------------------------------------------------------------------- Scan
+
+
+def scan(n: OnnxNode, e: Emitter) -> Values:
+    """A `t.loop` over slices; in opset 8 within a loop over the batch."""
+    body, count = n.attr("body"), int(n.attr("num_scan_inputs", 0))
+    batched = n.version < 9
+    operands = n.inputs[1:] if batched else n.inputs
+    states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
+    if not 0 < count <= len(operands) or any(v is None for v in operands):
+        raise ModelError("Scan: operands are missing", expected=f"{count} to scan, and the states")
+    results = len(n.walk.load.plan(body).outputs) - len(states)
+    s = _Scan(n, body, results, batched)
+    if not batched:
+        return s.over_sequence(n.walk, e, states, scanned)
+    if n.get(0) is not None:
+        e.assume(f"{n.name}: every sequence is taken at its full length")
+    batch = operands[0].type.shape[0]
+    outer = Emitter("", inside=e)
+    item = outer.input(f"{n.name}/batch", TensorType((), i64))
+    states, scanned = (
+        tuple(outer(t.Gather(v, item, 0)) for v in group) for group in (states, scanned)
+    )
+    outputs = s.over_sequence(n.walk.inside(outer), outer, states, scanned)
+    graph = outer.builder.finish(tuple(outer.place(v) for v in outputs))
+    return e.add(t.Loop(graph, batch, (), tuple(outer.captures)))
+
+
+class _Scan:
+    def __init__(self, n: OnnxNode, body: Any, results: int, batched: bool):
+        self.n, self.body = n, body
+        count = int(n.attr("num_scan_inputs", 0))
+        name = "directions" if batched else "scan_input_directions"
+        self.reverse_in = n.attr(name, (0,) * count)
+        self.axes_in = n.attr("scan_input_axes", (0,) * count)
+        self.reverse_out = n.attr("scan_output_directions", (0,) * results)
+        self.axes_out = n.attr("scan_output_axes", (0,) * results)
+
+    def over_sequence(self, walk: Any, e: Emitter, states: Values, scanned: Values) -> Values:
+        n = self.n
+        axes = [
+            n.from_front(axis, v.type.rank) for axis, v in zip(self.axes_in, scanned, strict=True)
+        ]
+        lengths = {v.type.shape[axis] for axis, v in zip(axes, scanned, strict=True)}
+        if len(lengths) != 1:
+            found = ", ".join(str(v.type) for v in scanned)
+            raise ModelError("Scan: the sequences differ in length", expected="one", found=found)
+        (trips,) = lengths
+        inner = Emitter("", inside=e)
+        names = walk.load.plan(self.body).inputs
+        if len(names) != len(states) + len(scanned):
+            raise ModelError(
+                "Scan: the body takes another number of inputs",
+                expected=str(len(states) + len(scanned)),
+                found=str(len(names)),
+            )
+        trip = inner.input(f"{n.name}/trip", TensorType((), i64))
+        carried = tuple(inner.input(name, v.type) for name, v in zip(names, states, strict=False))
+        slices: list[Value] = []
+        for v, axis, reverse in zip(scanned, axes, self.reverse_in, strict=True):
+            last = inner.constant(max(trips - 1, 0), i64)
+            index = inner(t.Map("sub", (last, trip))) if reverse else trip
+            slices.append(inner(t.Gather(v, index, axis)))
+        outputs = walk.inside(inner).enter(self.body, (*carried, *slices))
+        graph = inner.builder.finish(tuple(inner.place(v) for v in outputs))
+        e.assume(f"{n.name}: {trips} trips, the length of its sequences")
+        results = e.add(t.Loop(graph, trips, tuple(states), tuple(inner.captures)))
+        last, stacked = results[: len(states)], results[len(states) :]
+        rows = zip(stacked, self.axes_out, self.reverse_out, strict=True)
+        return (*last, *(self.arrange(e, *row) for row in rows))
+
+    def arrange(self, e: Emitter, x: Value, axis: int, reverse: int) -> Value:
+        """The collected slices, newest first if `reverse`, along `axis`."""
+        shape, rank = x.type.shape, x.type.rank
+        if reverse and shape[0] > 0:
+            starts = (shape[0] - 1, *(0,) * (rank - 1))
+            x = e(t.Slice(x, starts, shape, (-1, *(1,) * (rank - 1))))
+        axis = self.n.from_front(axis, rank)
+        if axis == 0:
+            return x
+        rest = list(range(1, rank))
+        return e(t.Transpose(x, (*rest[:axis], 0, *rest[axis:])))
+
+
+CONVERTERS: dict[str, Converter] = {"If": if_, "Loop": loop, "Scan": scan}

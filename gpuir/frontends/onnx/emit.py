@@ -132,6 +132,13 @@ class Emitter:
         if inside:
             self.builder.locs, self.prefix = inside.builder.locs, inside.prefix
 
+    def scratch(self) -> Emitter:
+        """An emitter inside this one whose work is thrown away: it takes no names."""
+        emit = Emitter("", inside=self)
+        emit._names = NameTable(set(self._names.taken), dict(self._names.counts), set())
+        emit.builder._names = emit._names
+        return emit
+
     # -- making values
 
     def input(self, name: str, type: TensorType) -> Value:

@@ -58,7 +58,7 @@ def load(
     source: str | Path | bytes | ModelProto,
     *,
     dims: Mapping[str, int] = {},
-    inputs: Shapes = {},
+    inputs: Mapping[str, tuple[int, ...]] = {},
     values: Mapping[str, Any] = {},
     trip_counts: Mapping[str, int] = {},
     strict: bool = False,
@@ -712,6 +712,30 @@ class Walk:
         self.run(plan)
         self.emit.builder.locs, self.emit.prefix = state
         return tuple(self.value(name) for name in plan.outputs)
+
+    def skip(self, graph: GraphProto) -> None:
+        """Checks a subgraph that does not run, as far as that goes without shapes: its nodes count
+        as folded."""
+        plan = self.load.plan(graph)
+        for name in self.free(graph):
+            self.find(name, self.emit.builder.locs[0])
+        for step in plan.steps:
+            self.load.visited.setdefault(self.loc or self.load.loc(self.path + step.name))
+            for inner in subgraphs(step.attributes):
+                self.load.plan(inner)
+
+    def free(self, graph: GraphProto) -> tuple[str, ...]:
+        """The names that a subgraph reads from here."""
+        return tuple(dict.fromkeys(_free(graph)))
+
+    def notes(self) -> tuple[int, int, int]:
+        """A mark to `forget` back to: what a subgraph that is dropped again had to report."""
+        return len(self.load.warnings), len(self.load.opaque), len(self.emit.scope.assumed)
+
+    def forget(self, notes: tuple[int, int, int]) -> None:
+        lists = self.load.warnings, self.load.opaque, self.emit.scope.assumed
+        for some, length in zip(lists, notes, strict=True):
+            del some[length:]
 
     def run(self, plan: Plan) -> None:
         for step in plan.steps:
