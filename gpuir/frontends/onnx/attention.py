@@ -1,7 +1,888 @@
-"""Attention and the operators of transformer optimisers."""
+"""Attention: of ai.onnx, of com.microsoft as onnxruntime's optimiser writes it, and what goes with
+it: rotary embedding, key and value caches, linear attention.
+
+Whatever the operator, scores, mask, softmax and the product with the values stay one `t.attention`,
+unless the model reads the scores or adds a sink to the softmax: then they are separate ops.
+"""
 
 from __future__ import annotations
 
-from gpuir.frontends.onnx.emit import Converter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 
-CONVERTERS: dict[str, Converter] = {}
+import numpy as np
+
+from gpuir.frontends.onnx.contraction import reshape
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.quant import cast, label, matmul_to_float, product, quantize
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, TensorType, bool_, f32, f64, i64
+from gpuir.ops import tensor as t
+
+Results = tuple[Value | None, ...]
+
+
+# ---------------------------------------------------------------------------- heads, caches
+
+
+def split_heads(e: Emitter, x: Value, heads: int) -> Value:
+    """[b, s, heads * d]  →  [b, heads, s, d]"""
+    b, s, hidden = x.type.shape
+    if heads <= 0 or hidden % heads:
+        raise ModelError(
+            "the heads do not divide the hidden size",
+            expected=f"a multiple of {heads} heads",
+            found=str(x.type),
+        )
+    return e(t.Transpose(e(t.Reshape(x, (b, s, heads, hidden // heads))), (0, 2, 1, 3)))
+
+
+def join_heads(e: Emitter, x: Value) -> Value:
+    """[b, heads, s, d]  →  [b, s, heads * d]"""
+    b, heads, s, d = x.type.shape
+    return e(t.Reshape(e(t.Transpose(x, (0, 2, 1, 3))), (b, s, heads * d)))
+
+
+def part(e: Emitter, x: Value, axis: int, start: int, size: int) -> Value:
+    """x[.., start : start + size, ..] along `axis`."""
+    shape = x.type.shape
+    if (start, size) == (0, shape[axis]):
+        return x
+    starts = tuple(start if i == axis else 0 for i in range(len(shape)))
+    sizes = tuple(size if i == axis else n for i, n in enumerate(shape))
+    return e(t.Slice(x, starts, sizes, (1,) * len(shape)), label(e, x))
+
+
+def pick(e: Emitter, x: Value, axis: int, index: int) -> Value:
+    """x[.., index, ..], the axis gone."""
+    shape = x.type.shape
+    one = part(e, x, axis, index, 1)
+    return e(t.Reshape(one, shape[:axis] + shape[axis + 1 :]), label(e, x))
+
+
+def joined(e: Emitter, parts: Sequence[Value | None], axis: int) -> Value:
+    """The parts that are there and not empty, one after another."""
+    kept = tuple(v for v in parts if v is not None and v.type.shape[axis])
+    if not kept:
+        return next(v for v in parts if v is not None)
+    return kept[0] if len(kept) == 1 else e(t.Concat(kept, axis))
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values: `all` that are attended to, and the buffer `present` that is given back."""
+
+    all: Value
+    present: Value
+
+
+def extended(e: Emitter, past: Value | None, new: Value, used: int) -> Cache:
+    """`new` behind the first `used` of `past`; what the buffer holds beyond both is kept."""
+    if past is None:
+        return Cache(new, new)
+    held = past.type.shape[2]
+    old = part(e, past, 2, 0, used)
+    everything = joined(e, (old, new), 2)
+    end = used + new.type.shape[2]
+    if end >= held:
+        return Cache(everything, everything)
+    return Cache(everything, joined(e, (everything, part(e, past, 2, end, held - end)), 2))
+
+
+# ---------------------------------------------------------------------------- the core
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores become weights: the settings of `t.attention`."""
+
+    scale: float
+    causal: bool = False
+    offset: int = 0
+    window: int | None = None
+    softcap: float = 0.0
+
+    def hidden(self, s: int, d: int) -> np.ndarray | None:
+        """Which keys no query may see for where they stand; None if all may be seen."""
+        if not self.causal and self.window is None:
+            return None
+        behind = np.arange(s)[:, None] + self.offset - np.arange(d)
+        hidden = np.zeros((s, d), bool)
+        if self.causal:
+            hidden |= behind < 0
+        if self.window is not None:
+            hidden |= behind > self.window
+        return hidden
+
+
+def attend(e: Emitter, q: Value, k: Value, v: Value, mask: Value | None, how: Scores) -> Value:
+    return e(
+        t.Attention(
+            *(q, k, v, mask, how.scale, how.causal, how.offset, how.window, how.softcap),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Attention in separate ops: the result, and the scores at each stage on the way to it."""
+
+    y: Value
+    raw: Value
+    capped: Value
+    masked: Value
+    weights: Value
+
+
+def attend_in_stages(
+    e: Emitter,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    how: Scores,
+    precision: DType | None = None,
+    sink: Value | None = None,
+) -> Stages:
+    """Attention whose scores are read, or with a `sink` [heads]: one more score in each softmax
+    that no value belongs to (Xiao et al., Efficient Streaming Language Models, 2023)."""
+    b, h, s, width = q.type.shape
+    g, d = k.type.shape[1:3]
+    scores = (b, h, s, d)
+    grouped = h != g
+    if grouped:
+        q = e(t.Reshape(q, (b, g, h // g, s, width)))
+        k, v = (e(t.Reshape(x, (b, g, 1, d, x.type.shape[3]))) for x in (k, v))
+    rank = k.type.rank
+    keys = e(t.Transpose(k, (*range(rank - 2), rank - 1, rank - 2)))
+    raw = e(t.Map("mul", (e(t.Matmul(q, keys)),), (how.scale,)))
+    raw = reshape(raw, scores, e)
+    capped = raw
+    if how.softcap > 0:
+        capped = e(t.Map("tanh", (e(t.Map("div", (raw,), (how.softcap,))),)))
+        capped = e(t.Map("mul", (capped,), (how.softcap,)))
+    hidden = how.hidden(s, d)
+    place = (
+        None if hidden is None else e.lazy(TensorType((s, d), bool_), lambda: ~hidden, "visible")
+    )
+    masked = capped
+    for m in (place, mask):
+        if m is None:
+            continue
+        if m.type.dtype == bool_:
+            masked = e(t.Map("where", (m, masked, e.constant(-inf, raw.type.dtype))))
+        else:
+            masked = e(t.Map("add", (masked, m)))
+    weights = cast(e, masked, precision or raw.type.dtype)
+    if sink is not None:
+        column = e(t.Reshape(cast(e, sink, weights.type.dtype), (1, h, 1, 1)))
+        column = e(t.Broadcast(column, (b, h, s, 1)))
+        weights = e(t.Softmax(e(t.Concat((weights, column), 3)), 3))
+        weights = part(e, weights, 3, 0, d)
+    else:
+        weights = e(t.Softmax(weights, 3))
+        if masked is not capped:  # a query that sees no key gives zeros
+            none = e(t.Map("isinf", (masked,)))
+            weights = e(t.Map("where", (none, e.constant(0, weights.type.dtype), weights)))
+    weights = cast(e, weights, raw.type.dtype)
+    read = e(t.Reshape(weights, (b, g, h // g, s, d))) if grouped else weights
+    y = reshape(e(t.Matmul(read, v)), (b, h, s, v.type.shape[-1]), e)
+    return Stages(y, raw, capped, masked, weights)
+
+
+def both(e: Emitter, seen: Value | None, added: Value | None, hidden: float = -inf) -> Value | None:
+    """A boolean and an additive mask as one: the additive, and `hidden` where not seen."""
+    if seen is None or added is None:
+        return added if seen is None else seen
+    return e(t.Map("where", (seen, added, e.constant(hidden, added.type.dtype))))
+
+
+def all_of(e: Emitter, *masks: Value | None) -> Value | None:
+    """Boolean masks as one."""
+    result: Value | None = None
+    for m in masks:
+        if m is not None:
+            result = m if result is None else e(t.Map("and", (result, m)))
+    return result
+
+
+def positions(e: Emitter, count: int, dtype: DType, axis: int, rank: int = 4) -> Value:
+    """0, 1, .. along `axis`, the other axes of extent 1."""
+    shape = tuple(count if i == axis else 1 for i in range(rank))
+    return e(t.Iota(TensorType(shape, dtype), axis))
+
+
+def within(e: Emitter, lengths: Value, keys: int) -> Value:
+    """lengths [b]  →  whether key d is among the first lengths[b]: bool[b, 1, 1, d]"""
+    column = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
+    return e(t.Map("lt", (positions(e, keys, lengths.type.dtype, 3), column)))
+
+
+# ---------------------------------------------------------------------------- ai.onnx Attention
+
+
+def attention(n: OnnxNode, e: Emitter) -> Results:
+    """q, k, v, mask, past key, past value, count of keys that are not padding; 3-D operands have
+    their heads in the last axis."""
+    q, k, v = n[0], n[1], n[2]
+    flat = q.type.rank == 3
+    if flat:
+        for name in ("q_num_heads", "kv_num_heads"):
+            if not n.attr(name):
+                raise ModelError(f"Attention: operands of three axes need {name}")
+        q = split_heads(e, q, n.attr("q_num_heads"))
+        k, v = (split_heads(e, x, n.attr("kv_num_heads")) for x in (k, v))
+    past = 0 if n.get(4) is None else n[4].type.shape[2]
+    keys, values = extended(e, n.get(4), k, past), extended(e, n.get(5), v, past)
+    k, v = keys.all, values.all
+    s, d = q.type.shape[2], k.type.shape[2]
+    scale = n.attr("scale")
+    left, right = n.attr("left_window_size", -1), n.attr("right_window_size", -1)
+    reach = right if right >= 0 else None  # how far ahead a query may see
+    if n.attr("is_causal", 0):
+        reach = 0
+    how = Scores(
+        scale=1 / sqrt(q.type.shape[3]) if scale is None else float(scale),
+        causal=reach is not None,
+        offset=past + (reach or 0),
+        window=left + (reach or 0) if left >= 0 else None,
+        softcap=float(n.attr("softcap", 0.0)),
+    )
+    mask, seen = n.get(3), None
+    if (lengths := n.get(6)) is not None:
+        seen = within(e, lengths, d)
+        if how.window is not None or (how.causal and (s > 1 or reach)):
+            seen = all_of(e, seen, in_window(e, lengths, s, d, how))
+        how = replace(how, causal=False, offset=0, window=None)
+    if mask is not None:
+        mask = filled(e, mask, d)
+        if mask.type.dtype == bool_:
+            mask = all_of(e, seen, mask)
+        else:
+            mask = both(e, seen, cast(e, mask, q.type.dtype))
+    else:
+        mask = seen
+
+    scores: Value | None = None
+    if n.has_output(3):
+        number = n.attr("softmax_precision")
+        precision = None if number is None else n.dtype("softmax_precision")
+        stages = attend_in_stages(e, q, k, v, mask, how, precision)
+        y = stages.y
+        mode = n.attr("qk_matmul_output_mode", 0)
+        scores = (stages.raw, stages.capped, stages.masked, stages.weights)[mode]
+    else:
+        y = attend(e, q, k, v, mask, how)
+    y = join_heads(e, y) if flat else y
+    return y, keys.present, values.present, scores
+
+
+def in_window(e: Emitter, lengths: Value, s: int, d: int, how: Scores) -> Value:
+    """Which keys the settings leave in view, the queries being the last s of each sequence."""
+    dtype = lengths.type.dtype
+    start = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
+    start = e(t.Map("add", (start,), (how.offset - s,)))
+    here = e(t.Map("add", (start, positions(e, s, dtype, 2))))
+    key = positions(e, d, dtype, 3)
+    seen: Value | None = e(t.Map("ge", (here, key))) if how.causal else None
+    if how.window is not None:
+        oldest = e(t.Map("sub", (here,), (how.window,)))
+        seen = all_of(e, seen, e(t.Map("le", (oldest, key))))
+    assert seen is not None
+    return seen
+
+
+def filled(e: Emitter, mask: Value, keys: int) -> Value:
+    """A mask of fewer keys hides the others."""
+    short = keys - mask.type.shape[-1]
+    if short <= 0 or mask.type.rank == 0:
+        return mask
+    low, high = (0,) * mask.type.rank, (*(0,) * (mask.type.rank - 1), short)
+    hidden = False if mask.type.dtype == bool_ else -inf
+    return e(t.Pad(mask, low, high, e.constant(hidden, mask.type.dtype)))
+
+
+def flex_attention(n: OnnxNode, e: Emitter) -> Value:
+    """q, k, v, and subgraphs that change the scores and the weights: then each step is its own op.
+
+    Dong et al., Flex Attention, 2024.
+    """
+    q, k, v = n[0], n[1], n[2]
+    b, h, s, width = q.type.shape
+    g, d = k.type.shape[1:3]
+    scale = n.attr("scale")
+    scale = 1 / sqrt(width) if scale is None else float(scale)
+    change_scores, change_weights = n.attr("score_mod"), n.attr("prob_mod")
+    if change_scores is None and change_weights is None:
+        return attend(e, q, k, v, None, Scores(scale))
+    dtype = q.type.dtype
+    precision = n.dtype("softmax_precision", f64 if dtype == f64 else f32)
+    if h != g:
+        q = e(t.Reshape(q, (b, g, h // g, s, width)))
+        k, v = (e(t.Reshape(x, (b, g, 1, d, x.type.shape[3]))) for x in (k, v))
+    rank = k.type.rank
+    keys = e(t.Transpose(k, (*range(rank - 2), rank - 1, rank - 2)))
+    scores = e(t.Map("mul", (cast(e, e(t.Matmul(q, keys)), precision),), (scale,)))
+    scores = reshape(scores, (b, h, s, d), e)
+    if change_scores is not None:
+        (scores,) = n.walk.inside().enter(change_scores, (scores,))
+    weights = e(t.Softmax(scores, 3))
+    if change_weights is not None:
+        (weights,) = n.walk.inside().enter(change_weights, (weights,))
+    weights = cast(e, weights, dtype)
+    if h != g:
+        weights = e(t.Reshape(weights, (b, g, h // g, s, d)))
+    return reshape(e(t.Matmul(weights, v)), (b, h, s, v.type.shape[-1]), e)
+
+
+# ---------------------------------------------------------------------------- rotary embedding
+
+
+def rotated(e: Emitter, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
+    """Each pair (a, b) of the leading 2 * r cells of x's last axis, r as cos and sin have, turned
+    to (a cos - b sin, b cos + a sin). Pairs are neighbours where `interleaved`, else r apart.
+
+    Su et al., RoFormer, 2021.
+    """
+    r, width = cos.type.shape[-1], x.type.shape[-1]
+    lead, last = x.type.shape[:-1], x.type.rank - 1
+    head = part(e, x, last, 0, 2 * r)
+    if interleaved:
+        paired = e(t.Reshape(head, (*lead, r, 2)))
+        a, b = (e(t.Reshape(part(e, paired, last + 1, i, 1), (*lead, r))) for i in (0, 1))
+    else:
+        a, b = (part(e, head, last, i * r, r) for i in (0, 1))
+    cos, sin = cast(e, cos, x.type.dtype), cast(e, sin, x.type.dtype)
+
+    def mix(fn: str, p: Value, q: Value) -> Value:
+        return e(t.Map(fn, (e(t.Map("mul", (p, cos))), e(t.Map("mul", (q, sin))))))
+
+    turned = mix("sub", a, b), mix("add", b, a)
+    if interleaved:
+        turned = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in turned)
+        y = e(t.Reshape(e(t.Concat(turned, last + 1)), (*lead, 2 * r)))
+    else:
+        y = e(t.Concat(turned, last))
+    if 2 * r == width:
+        return y
+    return e(t.Concat((y, part(e, x, last, 2 * r, width - 2 * r)), last))
+
+
+def rotary(
+    e: Emitter, x: Value, cos: Value, sin: Value, heads: int, dim: int, interleaved: bool
+) -> Value:
+    """x [b, heads, s, d] or [b, s, heads * d], turned by cos and sin [b, s, r] (b may be 1)."""
+    r = dim // 2 if dim else cos.type.shape[-1]
+    cos, sin = (part(e, v, 2, 0, r) for v in (cos, sin))
+    shape = x.type.shape
+    if x.type.rank == 4:
+        cos, sin = (e(t.Reshape(v, (v.type.shape[0], 1, *v.type.shape[1:]))) for v in (cos, sin))
+        return rotated(e, x, cos, sin, interleaved)
+    if x.type.rank != 3 or not heads or shape[2] % heads:
+        raise ModelError(
+            "RotaryEmbedding: the heads do not divide the hidden size",
+            expected="four axes, or three and num_heads",
+            found=f"{x.type}, num_heads={heads}",
+        )
+    x = e(t.Reshape(x, (*shape[:2], heads, shape[2] // heads)))
+    cos, sin = (e(t.Reshape(v, (*v.type.shape[:2], 1, r))) for v in (cos, sin))
+    return e(t.Reshape(rotated(e, x, cos, sin, interleaved), shape))
+
+
+def rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
+    """x, cos and sin: [b, s, r], or tables that position_ids [b, s] index."""
+    cos, sin = n[1], n[2]
+    if (ids := n.get(3)) is not None:
+        cos, sin = (e(t.Gather(v, ids, 0)) for v in (cos, sin))
+    dim = n.attr("rotary_embedding_dim", 0)
+    interleaved = bool(n.attr("interleaved", 0))
+    return rotary(e, n[0], cos, sin, n.attr("num_heads", 0), dim, interleaved)
+
+
+def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
+    """Rows of a cos or sin table: at ids [b, s], or at the s positions from ids [1] on."""
+    if ids.type.size == 1 and ids.type.rank == 1 and s != 1:
+        ids = e(t.Map("add", (positions(e, s, ids.type.dtype, 0, rank=1), ids)))
+    if ids.type.rank == 1:
+        ids = e(t.Reshape(ids, (1, ids.type.size)))
+    return e(t.Gather(table, ids, 0))
+
+
+def ms_rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
+    """x, position_ids, and the tables cos and sin."""
+    x = n[0]
+    s = x.type.shape[2 if x.type.rank == 4 else 1]
+    cos, sin = (rows_at(e, n[i], n[1], s) for i in (2, 3))
+    dim = n.attr("rotary_embedding_dim", 0)
+    heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * cos.type.shape[-1])
+    y = rotary(e, x, cos, sin, heads, dim, bool(n.attr("interleaved", 0)))
+    scale = float(n.attr("scale", 1.0))
+    return y if scale == 1 else e(t.Map("mul", (y,), (scale,)))
+
+
+def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
+    """Three streams of positions [3, b, s], each for its own columns of the angle."""
+    x, ids, sections = n[0], n[1], tuple(n.attr("mrope_section"))
+    tables: list[Value] = []
+    for table in (n[2], n[3]):
+        r = table.type.shape[1]
+        stream = np.zeros(r, np.int64)
+        if n.attr("mrope_layout", 0):
+            for i in (1, 2):
+                stream[i : 3 * sections[i] : 3] = i
+        else:
+            stream = np.repeat(np.arange(3), sections)
+        rows, chosen = e(t.Gather(table, ids, 0)), None
+        for i in (0, 1, 2):
+            mine = pick(e, rows, 0, i)
+            if chosen is None:
+                chosen = mine
+            elif (stream == i).any():
+                chosen = e(t.Map("where", (e.constant(stream == i, bool_), mine, chosen)))
+        assert chosen is not None
+        tables.append(chosen)
+    heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * tables[0].type.shape[-1])
+    dim = n.attr("rotary_embedding_dim", 0)
+    return rotary(e, x, *tables, heads, dim, bool(n.attr("interleaved", 0)))
+
+
+def ms_gemma_rotary(n: OnnxNode, e: Emitter) -> Results:
+    """angles [b, s, d], q, q turned by a quarter, k, k turned."""
+    angles = n[0]
+    b, s, d = angles.type.shape
+    cos, sin = (
+        e(t.Reshape(cast(e, e(t.Map(fn, (angles,))), n[1].type.dtype), (b, 1, s, d)))
+        for fn in ("cos", "sin")
+    )
+
+    def turn(x: Value, quarter: Value) -> Value:
+        return e(t.Map("add", (e(t.Map("mul", (x, cos))), e(t.Map("mul", (quarter, sin))))))
+
+    return turn(n[1], n[2]), turn(n[3], n[4])
+
+
+# ---------------------------------------------------------------------------- com.microsoft
+
+
+def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | None:
+    """An integer mask, in any of the forms onnxruntime takes, as bool that broadcasts to
+    [b, h, s, d]: lengths [b], ends and starts [2b], lengths first [3b + 2], [b, d], [b, s, d], or
+    [b, 1, most, most] of which the last s queries' rows count."""
+    if mask is None:
+        return None
+    shape = mask.type.shape
+    if len(shape) == 1:
+        lengths = part(e, mask, 0, 0, b)
+        seen = within(e, lengths, d)
+        if shape == (2 * b,):
+            start = e(t.Reshape(part(e, mask, 0, b, b), (b, 1, 1, 1)))
+            key = positions(e, d, mask.type.dtype, 3)
+            seen = e(t.Map("and", (seen, e(t.Map("ge", (key, start))))))
+        elif shape not in ((b,), (3 * b + 2,)):
+            raise ModelError(
+                "the mask does not fit", expected=f"[{b}], [{2 * b}] or [{3 * b + 2}]",
+                found=str(mask.type),
+            )  # fmt: skip
+        return seen
+    if len(shape) == 4:
+        mask = part(e, part(e, mask, 2, d - s, s), 3, 0, d)
+    elif len(shape) == 2:
+        mask = e(t.Reshape(mask, (shape[0], 1, 1, shape[1])))
+    elif len(shape) == 3:
+        mask = e(t.Reshape(mask, (shape[0], 1, *shape[1:])))
+    return mask if mask.type.dtype == bool_ else e(t.Map("gt", (mask,), (0,)))
+
+
+def used_length(n: OnnxNode, e: Emitter, i: int, held: int, s: int, shared: bool) -> int:
+    """How much of a past buffer is filled: all of it, unless it is shared with the present; then
+    operand i says, or it is taken to become full."""
+    if not shared:
+        return held
+    known = n.known(i)
+    if known is not None:
+        return int(np.asarray(known).reshape(-1)[0])
+    used = max(held - s, 0)
+    e.assume(f"{n.name}: {used} of its {held} past positions taken as filled")
+    return used
+
+
+def scale_of(n: OnnxNode, width: int) -> float:
+    scale = float(n.attr("scale", 0.0) or 0.0)
+    return scale if scale else 1 / sqrt(width)
+
+
+def from_projection(
+    n: OnnxNode,
+    e: Emitter,
+    qkv: Value,
+    mask: Value | None,
+    past: Value | None,
+    added: Value | None,
+    length: int,
+) -> Results:
+    """Self-attention from q, k and v side by side [b, s, 3 * hidden]. past and present hold keys
+    and values stacked: [2, b, heads, positions, d]; `length` is the operand that says how many."""
+    if n.attr("do_rotary", 0):
+        raise ModelError(
+            f"{n.op}: do_rotary, whose angles the kernel makes itself, is not supported",
+            fix="optimise the model without fusing the rotary embedding",
+        )
+    b, s, total = qkv.type.shape
+    heads = n.attr("num_heads")
+    sizes = n.attr("qkv_hidden_sizes") or (total // 3,) * 3
+    starts = (0, sizes[0], sizes[0] + sizes[1])
+    q, k, v = (
+        split_heads(e, part(e, qkv, 2, start, size), heads)
+        for start, size in zip(starts, sizes, strict=True)
+    )
+    used = 0
+    if past is not None:
+        shared = bool(n.attr("past_present_share_buffer", 0))
+        used = used_length(n, e, length, past.type.shape[3], s, shared)
+    halves = [None if past is None else pick(e, past, 0, i) for i in (0, 1)]
+    keys, values = extended(e, halves[0], k, used), extended(e, halves[1], v, used)
+    d = keys.all.type.shape[2]
+    seen = both(e, key_mask(e, mask, b, s, d), added, float(n.attr("mask_filter_value", -1e4)))
+    causal = bool(n.attr("unidirectional", 0))
+    how = Scores(scale_of(n, q.type.shape[3]), causal, used)
+    y = join_heads(e, attend(e, q, keys.all, values.all, seen, how))
+    if not n.has_output(1):
+        return y, None
+    shape = (1, *keys.present.type.shape)
+    stacked = tuple(e(t.Reshape(c.present, shape)) for c in (keys, values))
+    return y, e(t.Concat(stacked, 0))
+
+
+def ms_attention(n: OnnxNode, e: Emitter) -> Results:
+    """input, weights, bias, mask, past, added bias, past length."""
+    qkv = e(t.Matmul(n[0], n[1]))
+    if n.get(2) is not None:
+        qkv = e(t.Map("add", (qkv, n[2])))
+    return from_projection(n, e, qkv, n.get(3), n.get(4), n.get(5), 6)
+
+
+def ms_qattention(n: OnnxNode, e: Emitter) -> Results:
+    """input, weights, bias, their scales, mask, their zero points, past."""
+    scale = product(e, n[4], n[3])
+    qkv = matmul_to_float(e, n[0], n[1], scale, n.get(6), n.get(7), n[2])
+    return from_projection(n, e, qkv, n.get(5), n.get(8), None, 99)
+
+
+def biased(e: Emitter, x: Value, bias: Value | None, start: int, shape: tuple[int, ...]) -> Value:
+    """x plus the part of the projections' bias that is its own, of this shape."""
+    if bias is None:
+        return x
+    own = part(e, bias, 0, start, int(np.prod(shape)))
+    return e(t.Map("add", (x, e(t.Reshape(own, shape), label(e, own)))))
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Which operand of an operator is which."""
+
+    mask: int
+    added: int
+    past: int
+    length: int
+    bias: int
+
+
+def projected(
+    n: OnnxNode, e: Emitter, heads: int, bias: Value | None
+) -> tuple[Value, Value, Value]:
+    """q, k and v as [b, heads, s, d] from any of the forms that MultiHeadAttention takes: three
+    tensors, packed together, k and v packed, or k and v that are a cache."""
+    q, k, v = n[0], n.get(1), n.get(2)
+    if q.type.rank == 5:
+        parts = [pick(e, q, 3, i) for i in range(3)]
+        width = q.type.shape[2] * q.type.shape[4]
+        shape = (q.type.shape[2], q.type.shape[4])
+        rows = [biased(e, x, bias, i * width, shape) for i, x in enumerate(parts)]
+        q, k, v = (e(t.Transpose(x, (0, 2, 1, 3))) for x in rows)
+        return q, k, v
+    if k is None:
+        hidden = bias.type.size if bias is not None else q.type.shape[2]
+        size = hidden // 3
+        q = q if bias is None else e(t.Map("add", (q, bias)))
+        q, k, v = (split_heads(e, part(e, q, 2, i * size, size), heads) for i in range(3))
+        return q, k, v
+    hidden = q.type.shape[2]
+    query = split_heads(e, biased(e, q, bias, 0, (hidden,)), heads)
+    if k.type.rank == 5:
+        parts = [pick(e, k, 3, i) for i in (0, 1)]
+        shape = (k.type.shape[2], k.type.shape[4])
+        rows = [biased(e, x, bias, (i + 1) * hidden, shape) for i, x in enumerate(parts)]
+        k, v = (e(t.Transpose(x, (0, 2, 1, 3))) for x in rows)
+        return query, k, v
+    if v is None:
+        raise ModelError(f"{n.op}: a key without a value")
+    if k.type.rank == 4:
+        return query, k, v
+    width = k.type.shape[2]
+    k = split_heads(e, biased(e, k, bias, hidden, (width,)), heads)
+    v = split_heads(e, biased(e, v, bias, hidden + width, (v.type.shape[2],)), heads)
+    return query, k, v
+
+
+def multi_head(n: OnnxNode, e: Emitter, at: Operands, shared: bool) -> Results:
+    q, k, v = projected(n, e, n.attr("num_heads"), n.get(at.bias))
+    b, _, s, width = q.type.shape
+    past_k, past_v = n.get(at.past), n.get(at.past + 1)
+    used = 0
+    if past_k is not None:
+        used = used_length(n, e, at.length, past_k.type.shape[2], s, shared)
+    keys, values = extended(e, past_k, k, used), extended(e, past_v, v, used)
+    d = keys.all.type.shape[2]
+    seen = key_mask(e, n.get(at.mask), b, s, d)
+    seen = both(e, seen, n.get(at.added), float(n.attr("mask_filter_value", -1e4)))
+    how = Scores(scale_of(n, width), bool(n.attr("unidirectional", 0)), used)
+    scores: Value | None = None
+    if n.has_output(3):
+        stages = attend_in_stages(e, q, keys.all, values.all, seen, how)
+        y, scores = stages.y, stages.raw
+    else:
+        y = attend(e, q, keys.all, values.all, seen, how)
+    return join_heads(e, y), keys.present, values.present, scores
+
+
+def ms_multi_head_attention(n: OnnxNode, e: Emitter) -> Results:
+    """q, k, v, bias, mask, added bias, past key, past value, past length, beams."""
+    at = Operands(mask=4, added=5, past=6, length=8, bias=3)
+    return multi_head(n, e, at, shared=n.get(8) is not None)
+
+
+def ms_decoder_masked(n: OnnxNode, e: Emitter) -> Results:
+    """q, k, v, mask, added bias, past key, past value, past length, beam width, beams, bias."""
+    at = Operands(mask=3, added=4, past=5, length=7, bias=10)
+    return multi_head(n, e, at, bool(n.attr("past_present_share_buffer", 0)))
+
+
+def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
+    """q, k, v, past key and value, seqlens_k, total length, cos, sin, positions, added bias, sink,
+    scales of a quantised cache, norm weights of q and k.
+
+    Every sequence is taken at the full length: that of the cache's buffer or, where the total
+    length is known at load, that.
+    """
+    heads, groups = n.attr("num_heads"), n.attr("kv_num_heads")
+    q, k, v = n[0], n.get(1), n.get(2)
+    if k is None or v is None:
+        width = q.type.shape[2] // (heads + 2 * groups)
+        sizes = (heads * width, groups * width, groups * width)
+        starts = (0, sizes[0], sizes[0] + sizes[1])
+        q, k, v = (part(e, q, 2, start, size) for start, size in zip(starts, sizes, strict=True))
+    if n.attr("sliding_window_cache", 0):
+        raise ModelError(
+            "GroupQueryAttention: a cache that evicts by itself is not supported",
+            expected="sliding_window_cache = 0",
+            found="1",
+        )
+    s = q.type.shape[1]
+    q, k, v = split_heads(e, q, heads), split_heads(e, k, groups), split_heads(e, v, groups)
+    width = q.type.shape[3]
+    if n.get(14) is not None and n.get(15) is not None:
+        eps = float(n.attr("qk_norm_epsilon", 1e-6))
+        q, k = (
+            e(t.Normalize(x, (3,), w, None, eps, center=False)) for x, w in ((q, n[14]), (k, n[15]))
+        )
+    past_k, past_v = n.get(3), n.get(4)
+    used = cached_length(n, e, 0 if past_k is None else past_k.type.shape[2], s)
+    if n.attr("do_rotary", 0):
+        tables = [cache_rows(n, e, i, used, s) for i in (7, 8)]
+        turn = bool(n.attr("rotary_interleaved", 0))
+        q, k = (rotary(e, x, *tables, 0, 0, turn) for x in (q, k))
+    keys = quantized_cache(n, e, past_k, k, used, n.get(12), "k")
+    values = quantized_cache(n, e, past_v, v, used, n.get(13), "v")
+    causal = bool(n.attr("causal", 1))
+    local = n.attr("local_window_size", -1)
+    how = Scores(
+        scale_of(n, width),
+        causal,
+        used,
+        local - 1 if local > 0 else None,
+        float(n.attr("softcap", 0.0) or 0.0),
+    )
+    added, sink = n.get(10), n.get(11)
+    if n.attr("smooth_softmax", -1) == 1 and sink is None:
+        sink = e.fill(0, TensorType((heads,), q.type.dtype))
+    scores: Value | None = None
+    if sink is not None or (n.attr("qk_output", 0) and n.has_output(3)):
+        stages = attend_in_stages(e, q, keys.all, values.all, added, how, sink=sink)
+        y = stages.y
+        if n.has_output(3):
+            scores = stages.weights if n.attr("qk_output", 0) == 2 else stages.masked
+    else:
+        y = attend(e, q, keys.all, values.all, added, how)
+    return join_heads(e, y), keys.present, values.present, scores
+
+
+def cached_length(n: OnnxNode, e: Emitter, held: int, s: int) -> int:
+    """How many past positions are filled: the total length less the new ones, where it is known."""
+    total = n.known(6)
+    lengths = n.known(5)
+    if total is None and lengths is not None and len(set(np.ravel(lengths).tolist())) == 1:
+        total = np.ravel(lengths)[:1] + 1
+    if total is None:
+        e.assume(f"{n.name}: every sequence taken as {held} past and {s} new positions long")
+        return held
+    used = int(np.ravel(total)[0]) - s
+    if not 0 <= used <= held:
+        raise ModelError(
+            f"{n.op}: the total length does not fit the cache",
+            expected=f"between {s} and {held + s}",
+            found=str(used + s),
+        )
+    if lengths is None or (np.ravel(lengths) != used + s - 1).any():
+        e.assume(f"{n.name}: every sequence taken as {used} past and {s} new positions long")
+    return used
+
+
+def cache_rows(n: OnnxNode, e: Emitter, i: int, used: int, s: int) -> Value:
+    """cos or sin [b, s, r] at the new positions, or at those that the model gives."""
+    table, ids = n[i], n.get(9)
+    if ids is not None:
+        return e(t.Gather(table, ids, 0))
+    if used + s > table.type.shape[0]:
+        raise ModelError(
+            f"{n.op}: the rotary tables are shorter than the sequence",
+            expected=f"{used + s} rows",
+            found=str(table.type),
+        )
+    rows = part(e, table, 0, used, s)
+    return e(t.Reshape(rows, (1, *rows.type.shape)), label(e, table))
+
+
+def quantized_cache(
+    n: OnnxNode,
+    e: Emitter,
+    past: Value | None,
+    new: Value,
+    used: int,
+    scale: Value | None,
+    side: str,
+) -> Cache:
+    """`extended`, the cache held in 8 bits where it has a scale: for all, or for each channel of
+    each head."""
+    if past is None or scale is None or n.attr(f"{side}_quant_type", "NONE") == "NONE":
+        return extended(e, past, new, used)
+    if n.attr("kv_cache_bit_width", 8) != 8:
+        raise ModelError(f"{n.op}: a cache of 4 bits is not supported", expected="8 bits")
+    if scale.type.size > 1:
+        scale = e(t.Reshape(scale, (1, new.type.shape[1], 1, new.type.shape[3])), label(e, scale))
+    divided = e(t.Map("div", (new, cast(e, scale, new.type.dtype))))
+    one = e.constant(1, new.type.dtype)
+    narrow = extended(e, past, quantize(e, divided, one, None, past.type.dtype), used)
+    wide = e(t.Map("mul", (e(t.Cast(narrow.all, new.type.dtype)), cast(e, scale, new.type.dtype))))
+    return Cache(wide, narrow.present)
+
+
+# ---------------------------------------------------------------------------- states
+
+
+def linear_attention(n: OnnxNode, e: Emitter) -> Results:
+    """query, key, value, past state, decay, beta, as one routine: implementations fuse it.
+
+    Work: for each token and head, two a state cell for the update, two more to take off what the
+    state knew (delta rules), one to decay (gated rules), and two a query head to read.
+    """
+    q, k, v, state, decay, beta = n[0], n[1], n[2], n.get(3), n.get(4), n.get(5)
+    heads, groups = n.attr("q_num_heads"), n.attr("kv_num_heads")
+    rule = n.attr("update_rule", "gated_delta")
+    if rule not in ("linear", "gated", "delta", "gated_delta"):
+        expected = "linear, gated, delta or gated_delta"
+        raise ModelError(f"{n.op}: unknown update_rule", expected=expected, found=str(rule))
+    if n.attr("state_window", 0):
+        raise ModelError(f"{n.op}: state_window is not supported", expected="0")
+    gated, delta = "gated" in rule, "delta" in rule
+    if gated != (decay is not None) or delta != (beta is not None):
+        if (gated and decay is None) or (delta and beta is None):
+            raise ModelError(f"{n.op}: the rule {rule} lacks its operand", expected="decay, beta")
+        decay, beta = decay if gated else None, beta if delta else None
+    b, steps, width = q.type.shape
+    dk, dv = width // heads, v.type.shape[2] // groups
+    scale = float(n.attr("scale", 0.0)) or 1 / sqrt(dk)
+    readers = max(heads, groups)
+    shape = (b, groups, dk, dv)
+    dtype = state.type.dtype if state is not None else q.type.dtype
+    gives = (
+        TensorType((b, steps, readers * dv), q.type.dtype),
+        TensorType(shape, dtype),
+    )
+    given = {"state": state, "decay": decay, "beta": beta}
+    args = (q, k, v, *(x for x in given.values() if x is not None))
+    attrs = (
+        *(("heads", heads), ("groups", groups), ("scale", scale), ("rule", str(rule))),
+        *((f"has_{name}", x is not None) for name, x in given.items()),
+    )
+    work = b * steps * dk * dv * (groups * (2 + gated + 2 * delta) + 2 * readers)
+    y, present = e.add(t.Routine("linear_attention", args, gives, attrs, work))
+    return y, present
+
+
+def causal_conv(n: OnnxNode, e: Emitter) -> Results:
+    """input, weight, bias, state: a depthwise convolution of x [b, c, l] with the state before."""
+    x, w, bias, state = n[0], n[1], n.get(2), n.get(3)
+    if n.attr("ndim", 1) != 1 or n.attr("channels_last", 0) or n.attr("state_window", 0):
+        raise ModelError(
+            f"{n.op}: only the plain form is supported",
+            expected="ndim = 1, channels_last = 0, state_window = 0",
+        )
+    channels = x.type.shape[1]
+    gap = n.attr("dilation", 1)
+    reach = (w.type.shape[2] - 1) * gap
+    if state is None:
+        whole = e(t.Pad(x, (0, 0, reach), (0, 0, 0)))
+        low = (reach,)
+        y = e(t.Conv(x, w, (1,), low, (0,), (gap,), channels))
+    else:
+        whole = joined(e, (state, x), 2)
+        y = e(t.Conv(whole, w, (1,), (0,), (0,), (gap,), channels))
+    if bias is not None:
+        y = e(t.Map("add", (y, e(t.Reshape(bias, (channels, 1)), label(e, bias)))))
+    if n.attr("activation", "none") in ("silu", "swish"):
+        y = e(t.Map("silu", (y,)))
+    if not n.has_output(1):
+        return y, None
+    present = part(e, whole, 2, whole.type.shape[2] - reach, reach)
+    return y, present
+
+
+def tensor_scatter(n: OnnxNode, e: Emitter) -> Value:
+    """`update` written into the cache along `axis` from write_indices[b] on, wrapping round where
+    the mode is circular."""
+    cache, update = n[0], n[1]
+    axis = n.axis(cache.type.rank, -2)
+    *lead, steps = update.type.shape[: axis + 1]
+    grid = (*lead, steps, 1)
+    columns = [e(t.Iota(TensorType(grid, i64), i)) for i in range(axis)]
+    at = e(t.Iota(TensorType(grid, i64), axis))
+    if (start := n.get(2)) is not None:
+        start = e(t.Reshape(cast(e, start, i64), (lead[0], *(1,) * axis, 1)))
+        at = e(t.Map("add", (at, start)))
+    if n.attr("mode", "linear") == "circular":
+        at = e(t.Map("mod", (at,), (cache.type.shape[axis],)))
+    at = at if at.type.shape == grid else e(t.Broadcast(at, grid))
+    indices = e(t.Concat((*columns, at), axis + 1)) if columns else at
+    return e(t.ScatterND(cache, indices, update))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Attention": attention,
+    "RotaryEmbedding": rotary_embedding,
+    "LinearAttention": linear_attention,
+    "CausalConvWithState": causal_conv,
+    "TensorScatter": tensor_scatter,
+    "ai.onnx.preview::FlexAttention": flex_attention,
+    "com.microsoft::LinearAttention": linear_attention,
+    "com.microsoft::CausalConvWithState": causal_conv,
+    "com.microsoft::Attention": ms_attention,
+    "com.microsoft::QAttention": ms_qattention,
+    "com.microsoft::MultiHeadAttention": ms_multi_head_attention,
+    "com.microsoft::DecoderMaskedMultiHeadAttention": ms_decoder_masked,
+    "com.microsoft::GroupQueryAttention": ms_group_query_attention,
+    "com.microsoft::RotaryEmbedding": ms_rotary_embedding,
+    "com.microsoft::MRotaryEmbedding": ms_multimodal_rotary,
+    "com.microsoft::GemmaRotaryEmbedding": ms_gemma_rotary,
+}

@@ -49,7 +49,7 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 
 
 def offset(e: Emitter, zero_point: Value | None) -> Value | None:
-    """A zero point that may be other than zero. Those of blocks are not looked at: they are many."""
+    """A zero point that may be other than zero. Those of blocks are not read: they are many."""
     if zero_point is None or zero_point.type.rank > 1 or e.const_of(zero_point) is None:
         return zero_point
     array = e.array_of(zero_point)
