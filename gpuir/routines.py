@@ -435,12 +435,51 @@ def random(attrs: Mapping[str, Any], *operands: Array) -> tuple[Array, ...]:
     return (np.asarray(drawn).astype(to_numpy_dtype(DTYPES[attrs["dtype"]])),)
 
 
+def linear_attention(
+    attrs: Mapping[str, Any], query: Array, key: Array, value: Array, *given: Array
+) -> tuple[Array, ...]:
+    """For each token S = exp(decay) S + k (x) u and o = scale * S' q, where u = v, or by a delta
+    rule u = beta * (v - S' k) with S already decayed.
+
+    Yang et al., Gated Delta Networks, 2024.
+    """
+    left = list(given)
+    state, decay, beta = (
+        left.pop(0) if attrs[f"has_{name}"] else None for name in ("state", "decay", "beta")
+    )
+    heads, groups = attrs["heads"], attrs["groups"]
+    steps = query.shape[:2]
+    q, k, v = (
+        x.astype(np.float64).reshape(*steps, n, -1)
+        for x, n in ((query, heads), (key, groups), (value, groups))
+    )
+    readers = max(heads, groups)
+    shape = (steps[0], groups, k.shape[-1], v.shape[-1])
+    s = np.zeros(shape) if state is None else state.astype(np.float64).reshape(shape)
+    kept = None if decay is None else np.exp(decay.astype(np.float64).reshape(*steps, groups, -1))
+    rate = None if beta is None else beta.astype(np.float64)
+    y = np.empty((*steps, readers, v.shape[-1]))
+    for i in range(steps[1]):
+        if kept is not None:
+            s = s * kept[:, i, :, :, None]
+        u = v[:, i]
+        if rate is not None:
+            u = rate[:, i, :, None] * (u - np.einsum("bgkv,bgk->bgv", s, k[:, i]))
+        s = s + k[:, i, :, :, None] * u[:, :, None, :]
+        seen = np.repeat(s, readers // groups, axis=1)
+        asked = np.repeat(q[:, i], readers // heads, axis=1)
+        y[:, i] = attrs["scale"] * np.einsum("bhkv,bhk->bhv", seen, asked)
+    present = s.astype(query.dtype if state is None else state.dtype)
+    return y.reshape(*steps, -1).astype(query.dtype), present
+
+
 ROUTINES: dict[str, Routine] = {
     "col2im": col2im,
     "deform_conv": deform_conv,
     "det": det,
     "dft": dft,
     "grid_sample": grid_sample,
+    "linear_attention": linear_attention,
     "max_roi_pool": max_roi_pool,
     "nms": nms,
     "roi_align": roi_align,
