@@ -965,7 +965,7 @@ class Walk:
         inferred = _infer(schema, step, n, self.opsets) if schema is not None else {}
         types: list[TensorType] = []
         for name in step.outputs:
-            type = inferred.get(name) or self.declared(name)
+            type = inferred.get(name) or self.declared(name, n)
             if name and type is None:
                 raise ModelError(
                     f"{n.op}: the operator is not known, nor the type of its result {name!r}",
@@ -975,12 +975,17 @@ class Walk:
             types.append(type or TensorType((0,), f32))
         return tuple(types)
 
-    def declared(self, name: str) -> TensorType | None:
+    def declared(self, name: str, n: OnnxNode) -> TensorType | None:
+        """The type the model declares. A leading extent it leaves open is the first operand's."""
         proto = self.types.get(name)
         if proto is None or proto.WhichOneof("value") is None:
             return None
         dtype, dims = declared_type(proto, name)
         extents = [self.load.extent(d) for d in dims or ()]
+        first = next((v.type.shape for v in n.inputs if v is not None), ())
+        if extents and extents[0] is None and first:
+            extents[0] = first[0]
+            self.emit.assume(f"{n.name}: {name} is taken to be as long as the first operand")
         if dims is None or None in extents:
             return None
         return TensorType(tuple(n for n in extents if n is not None), dtype)
@@ -995,19 +1000,29 @@ class Walk:
         if not small or len(small) > 4:
             source = f" ({', '.join(names[:4])})" if names else ""
             return f"the shape depends on the data{source}; export the model with fixed shapes"
+        known = self.compared(value)
         lines = [
-            f"--value {shlex.quote(name)}=" + ",".join(["1"] * max(types[name].size, 1))
+            f"--value {shlex.quote(name)}=" + ",".join([known] * max(types[name].size, 1))
             for name in small
         ]
         return "give the numbers it comes from: " + " ".join(lines)
 
-    def sources(self, value: Value) -> list[str]:
-        """The names of what a value is computed from."""
-        emitters: list[Emitter] = []
+    def compared(self, value: Value) -> str:
+        """A number to offer for an input: the one it is compared with, or 1."""
+        op: Any = next((op for e in self.emitters() if (op := e.builder.producer(value))), None)
+        if isinstance(op, t.Map) and op.imm and op.fn in ("eq", "le", "ge"):
+            return str(op.imm[0])
+        return "1"
+
+    def emitters(self) -> Iterator[Emitter]:
         emit: Emitter | None = self.emit
         while emit is not None:
-            emitters.append(emit)
+            yield emit
             emit = emit.outer
+
+    def sources(self, value: Value) -> list[str]:
+        """The names of what a value is computed from."""
+        emitters = list(self.emitters())
         seen, stack, found = {value}, [value], dict[str, None]()
         while stack:
             v = stack.pop()
