@@ -61,7 +61,10 @@ class Encoder:
         return self.op("Transpose", split, name=f"{path}/Transpose", perm=perm)
 
     def attention(self, x: str, path: str, mask: str) -> str:
-        q, k, v = (self.linear(x, f"{path}/self/{part}", WIDTH, WIDTH) for part in ("query", "key", "value"))
+        q, k, v = (
+            self.linear(x, f"{path}/self/{part}", WIDTH, WIDTH)
+            for part in ("query", "key", "value")
+        )
         q = self.heads(q, f"{path}/self/q", [0, 2, 1, 3])
         k = self.heads(k, f"{path}/self/k", [0, 2, 3, 1])
         v = self.heads(v, f"{path}/self/v", [0, 2, 1, 3])
@@ -105,7 +108,9 @@ class Encoder:
         shape = self.op("Shape", "input_ids", name="/Shape")
         for i, dim in enumerate(("batch_1", "seq_1")):
             index = self.constant(f"index_{i}", TensorProto.INT64, [i], 1)
-            self.nodes.append(helper.make_node("Gather", [shape, index], [dim], name=f"/Gather_{i}"))
+            self.nodes.append(
+                helper.make_node("Gather", [shape, index], [dim], name=f"/Gather_{i}")
+            )
         mask = self.op("Unsqueeze", "attention_mask", "axes", name="/Unsqueeze")
         mask = self.op("Cast", mask, name="/Cast", to=TensorProto.FLOAT)
         mask = self.op("Sub", "one", mask, name="/Sub")
@@ -113,12 +118,16 @@ class Encoder:
         words = self.weight("embeddings.word.weight", WORDS, WIDTH)
         x = self.op("Gather", words, "input_ids", name="/embeddings/word/Gather")
         positions = self.weight("embeddings.position.weight", 512, WIDTH)
-        rows = self.op("Slice", positions, "zero", "seq_1", "zero", name="/embeddings/position/Slice")
+        rows = self.op(
+            "Slice", positions, "zero", "seq_1", "zero", name="/embeddings/position/Slice"
+        )
         x = self.op("Add", x, rows, name="/embeddings/Add")
         x = self.norm(x, "/embeddings/LayerNorm")
         for i in range(LAYERS):
             x = self.layer(x, f"/encoder/layer.{i}", mask)
-        self.nodes.append(helper.make_node("Identity", [x], ["last_hidden_state"], name="/Identity"))
+        self.nodes.append(
+            helper.make_node("Identity", [x], ["last_hidden_state"], name="/Identity")
+        )
         ids, kept = (
             helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"])
             for name in ("input_ids", "attention_mask")
