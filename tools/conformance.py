@@ -4,8 +4,8 @@
 
 Each case is loaded from memory, verified, printed and parsed back, evaluated by `gpuir.interp`
 against the expected outputs, and evaluated again after each pass. A shape that depends on an
-input's value needs that value at load: the frontend names the input, and it is given from the
-case's data (what `--value name=...` does for a user). Exit code 1 if a case fails.
+input's value needs that value at load: the frontend's message says `--value name=...`, and it is
+given from the case's data. Exit code 1 if a case fails.
 """
 
 from __future__ import annotations
@@ -139,28 +139,6 @@ def array(x: Any) -> np.ndarray:
     return numpy_helper.to_array(x) if isinstance(x, TensorProto) else np.asarray(x)
 
 
-def sources(model: Any, name: str) -> set[str]:
-    """The model inputs that the tensor `name` is computed from."""
-    made = {out: n for n in model.graph.node for out in n.output}
-    inputs = {i.name for i in model.graph.input}
-    found: set[str] = set()
-    todo, seen = [name], set()
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in inputs:
-            found.add(name)
-        elif name in made:
-            node = made[name]
-            todo += [i for i in node.input if i]
-            for a in node.attribute:
-                if a.HasField("g"):
-                    todo += [i for n in nodes(a.g) for i in n.input if i]
-    return found
-
-
 def reason(error: BaseException) -> str:
     """An error as one line."""
     if not isinstance(error, GpuirError):
@@ -224,7 +202,6 @@ def get_pass(name: str) -> Any:
 
 def check(case: Any) -> Outcome:
     """One case through every stage."""
-    from gpuir.frontends.onnx.emit import UnknownValue
     from gpuir.frontends.onnx.load import load
 
     model = case.model
@@ -252,12 +229,12 @@ def check(case: Any) -> Outcome:
             loaded = load(model, values=given)
             verify(loaded.graph, "onnx")
             break
-        except UnknownValue as error:
-            more = sources(model, error.value.name) - set(given)
-            if not more:
+        except GpuirError as error:
+            asked = set(re.findall(r"--value (\S+?)=", str(error))) & set(sets[0][0])
+            if not asked - set(given):
                 outcome.stages["imported"] = reason(error)
                 return outcome
-            given.update((n, sets[0][0][n]) for n in more)
+            given.update((n, sets[0][0][n]) for n in asked)
         except Exception as error:
             outcome.stages["imported"] = reason(error)
             return outcome
