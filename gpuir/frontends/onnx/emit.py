@@ -12,7 +12,7 @@ from gpuir.frontends.onnx.proto import DTYPES, NumbersMissing
 from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Level, Loc, NameTable, Op, Value
+from gpuir.ir.graph import Level, Loc, NameTable, Node, Op, Value
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 
@@ -211,8 +211,16 @@ class Emitter:
         """Sets the model's own names aside for the values that bear them."""
         self._names.keep(names)
 
-    def claim(self, name: str) -> str:
-        return self._names.claim(name)
+    def put(self, op: Op, name: str) -> Value:
+        """Appends an op as it is, its result under the model's own name."""
+        value = Value(self._names.claim(name), op.types()[0])
+        self.builder.put(Node(op, (value,), self.builder.locs))
+        self.own.add(value)
+        return value
+
+    def rename(self, value: Value, name: str) -> Value:
+        """The value as it will be called: under the model's own name."""
+        return Value(self._names.claim(name), value.type)
 
     # -- known values
 
@@ -295,8 +303,7 @@ class Emitter:
     def _place_known(self, const: Const) -> Value:
         value = const.value
         if (data := self._inline(const)) is not None:
-            name = self._names.claim(const.name)
-            return self.builder(t.Constant(value.type, data), name)
+            return self.put(t.Constant(value.type, data), const.name)
         if self.outer is not None:
             self.outer.known.setdefault(value, const)  # folded in here, a param out there
             outside = self.outer.place(value)

@@ -528,11 +528,10 @@ class _Load:
                 free = builder.producer(value) is not None and value not in taken
                 if free and value.name not in wanted:
                     taken.add(value)
-                    renamed[value] = Value(emit.claim(name), value.type)
+                    renamed[value] = emit.rename(value, name)
                     value = renamed[value]
                 else:
-                    op = t.Map("identity", (value,))
-                    value = builder.add(op, (emit.claim(name),))[0]
+                    value = emit.put(t.Map("identity", (value,)), name)
             taken.add(value)
             outputs[name] = value
             self.check_declared(v, value.type)
