@@ -473,6 +473,69 @@ def linear_attention(
     return y.reshape(*steps, -1).astype(query.dtype), present
 
 
+# ---------------------------------------------------------------------------- tables, trees
+
+
+def lookup(
+    attrs: Mapping[str, Any], x: Array, keys: Array, values: Array, default: Array
+) -> tuple[Array, ...]:
+    """The value whose key the cell equals, the last of several; `default` where there is none. NaN
+    equals NaN."""
+    result = np.full(x.shape, default[0], values.dtype)
+    for key, value in zip(keys, values, strict=True):
+        result[np.isnan(x) if key != key else x == key] = value
+    return (result,)
+
+
+BRANCHES = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+
+
+def trees(
+    attrs: Mapping[str, Any],
+    x: Array,
+    nodes: Array,
+    splits: Array,
+    roots: Array,
+    leaves: Array,
+    targets: Array,
+    weights: Array,
+    members: Array,
+) -> tuple[Array, ...]:
+    """Each row of x walks each tree from its root to a leaf, whose weights count for their targets.
+
+    A row of `nodes` is: feature, comparison (of BRANCHES; 6 asks for membership), where to go if
+    it holds and whether that is a leaf, the same if not, and whether NaN holds. A row of `leaves`
+    is first and number of its entries in `targets` and `weights`. `members` are sets of numbers
+    for the membership nodes in order, each ended by NaN.
+    """
+    ends = np.flatnonzero(np.isnan(members))
+    sets = iter(np.split(members, ends + 1))
+    member_of = {i: next(sets) for i in np.flatnonzero(nodes[:, 1] == len(BRANCHES))}
+    count = attrs["targets"]
+    found: list[list[list[Any]]] = [[[] for _ in range(count)] for _ in x]
+    for row, cells in zip(x, found, strict=True):
+        for root in roots:
+            at, is_leaf = root, False
+            while not is_leaf:
+                feature, mode, yes, yes_leaf, no, no_leaf, nan_holds = nodes[at]
+                cell = row[feature]
+                if np.isnan(cell):
+                    holds = bool(nan_holds)
+                elif mode < len(BRANCHES):
+                    holds = bool(BRANCHES[mode](cell, splits[at]))
+                else:
+                    holds = bool(np.any(member_of[at] == cell))
+                at, is_leaf = (yes, yes_leaf) if holds else (no, no_leaf)
+            first, entries = leaves[at]
+            for i in range(first, first + entries):
+                cells[targets[i]].append(weights[i])
+    how: Callable[[Any], Any] = {"MIN": min, "MAX": max}.get(attrs["aggregate"], sum)
+    result = np.array([[how(c) if c else 0 for c in cells] for cells in found], x.dtype)
+    if attrs["aggregate"] == "AVERAGE":
+        result /= len(roots)
+    return (result.reshape(len(x), count),)
+
+
 ROUTINES: dict[str, Routine] = {
     "col2im": col2im,
     "deform_conv": deform_conv,
@@ -490,4 +553,6 @@ ROUTINES: dict[str, Routine] = {
     "random": random,
     "reverse_sequence": reverse_sequence,
     "unique": unique,
+    "lookup": lookup,
+    "trees": trees,
 }

@@ -391,12 +391,6 @@ def trilu(n: OnnxNode, e: Emitter) -> Value:
     return e(t.Map("where", (kept, x, e.constant(0, x.type.dtype))))
 
 
-def array_feature_extractor(n: OnnxNode, e: Emitter) -> Value:
-    """Columns of the last axis; a vector counts as one row."""
-    x = n[0] if n[0].type.rank > 1 else e(t.Reshape(n[0], (1, n[0].type.size)))
-    return e(t.Gather(x, reshaped(e, n[1], (n[1].type.size,)), x.type.rank - 1))
-
-
 # ---------------------------------------------------------------------------- generators
 
 
@@ -494,7 +488,6 @@ CONVERTERS: dict[str, Converter] = {
     "ReverseSequence": reverse_sequence,
     "OneHot": one_hot,
     "Trilu": trilu,
-    "ai.onnx.ml::ArrayFeatureExtractor": array_feature_extractor,
     "Range": range_,
     "Constant": constant,
     "ConstantOfShape": constant_of_shape,

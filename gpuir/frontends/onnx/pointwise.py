@@ -276,37 +276,6 @@ def multinomial(n: OnnxNode, e: Emitter) -> Value:
     return random(e, n, "multinomial", TensorType(shape, n.dtype("dtype", i32)), n[0])
 
 
-# ---------------------------------------------------------------------------- ai.onnx.ml
-
-
-def binarizer(n: OnnxNode, e: Emitter) -> Value:
-    above = e(t.Map("gt", (n[0],), (n.attr("threshold", 0.0),)))
-    return e(t.Cast(above, n[0].type.dtype))
-
-
-def scaler(n: OnnxNode, e: Emitter) -> Value:
-    """(x - offset) * scale, in f32."""
-    x = n[0] if n[0].type.dtype == f32 else e(t.Cast(n[0], f32))
-    for fn, attr in (("sub", "offset"), ("mul", "scale")):
-        if numbers := n.attr(attr):
-            x = e(t.Map(fn, (x, e.constant(numbers, f32, attr))))
-    return x
-
-
-def imputer(n: OnnxNode, e: Emitter) -> Value:
-    """Cells that equal the replaced value (by default NaN) take the imputed one of their column."""
-    x = n[0]
-    is_float = x.type.dtype.is_float
-    kind = "float" if is_float else "int64"
-    imputed = n.attr(f"imputed_value_{kind}s", ())
-    if not imputed:
-        raise ModelError("Imputer: no value to impute", expected=f"imputed_value_{kind}s")
-    replaced = n.attr(f"replaced_value_{kind}", float("nan") if is_float else 0)
-    is_nan = replaced != replaced
-    missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
-    return e(t.Map("where", (missing, e.constant(imputed, x.type.dtype, "imputed"), x)))
-
-
 # ---------------------------------------------------------------------------- optimizers
 # ai.onnx.preview.training: rate, step, then the X of all tensors, then their gradients, then each
 # kind of state; results are the new X of all, then each kind of new state.
@@ -446,9 +415,6 @@ CONVERTERS: dict[str, Converter] = {
     "RandomUniformLike": random_uniform,
     "Bernoulli": bernoulli,
     "Multinomial": multinomial,
-    "ai.onnx.ml::Binarizer": binarizer,
-    "ai.onnx.ml::Scaler": scaler,
-    "ai.onnx.ml::Imputer": imputer,
     "ai.onnx.preview.training::Momentum": momentum,
     "ai.onnx.preview.training::Adagrad": adagrad,
     "ai.onnx.preview.training::Adam": adam,

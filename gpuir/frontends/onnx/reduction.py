@@ -254,25 +254,6 @@ def lp_normalization(n: OnnxNode, e: Emitter) -> Value:
     return divided(e, x, map_(e, "sqrt", reduce(e, "sum", map_(e, "mul", x, x), (axis,))))
 
 
-def ml_normalizer(n: OnnxNode, e: Emitter) -> Value:
-    """Each row divided by its largest cell, its sum of magnitudes, or its length; in f32."""
-    x, norm = cast_to(e, n[0], f32), n.attr("norm", "MAX")
-    last = (x.type.rank - 1,)
-    if norm == "MAX":
-        return divided_or_same(e, x, reduce(e, "max", x, last))
-    if norm == "L1":
-        return divided_or_same(e, x, reduce(e, "sum", map_(e, "abs", x), last))
-    if norm == "L2":
-        squares = reduce(e, "sum", map_(e, "mul", x, x), last)
-        return divided_or_same(e, x, map_(e, "sqrt", squares))
-    raise ModelError("Normalizer: no such norm", expected="MAX, L1 or L2", found=str(norm))
-
-
-def divided_or_same(e: Emitter, x: Value, norm: Value) -> Value:
-    is_zero = map_(e, "eq", norm, imm=(0,))
-    return map_(e, "div", x, map_(e, "where", is_zero, e.constant(1, x.type.dtype), norm))
-
-
 # ---------------------------------------------------------------------------- losses
 
 
@@ -343,7 +324,6 @@ CONVERTERS: dict[str, Converter] = {
     "LRN": lrn,
     "MeanVarianceNormalization": mean_variance_normalization,
     "LpNormalization": lp_normalization,
-    "ai.onnx.ml::Normalizer": ml_normalizer,
     "NegativeLogLikelihoodLoss": negative_log_likelihood,
     "SoftmaxCrossEntropyLoss": softmax_cross_entropy,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuir.frontends.onnx import (
     attention,
+    classic,
     contraction,
     control,
     layout,
@@ -25,4 +26,5 @@ CONVERTERS: dict[str, Converter] = {
     **quant.CONVERTERS,
     **attention.CONVERTERS,
     **control.CONVERTERS,
+    **classic.CONVERTERS,
 }

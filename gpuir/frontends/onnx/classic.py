@@ -1,0 +1,306 @@
+"""Classical machine learning on numbers: the domain ai.onnx.ml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import TensorType, f32, i64
+from gpuir.ops import tensor as t
+
+
+def as_f32(e: Emitter, x: Value) -> Value:
+    return x if x.type.dtype == f32 else e(t.Cast(x, f32))
+
+
+def array_feature_extractor(n: OnnxNode, e: Emitter) -> Value:
+    """Columns of the last axis; a vector counts as one row."""
+    x, columns = n[0], n[1]
+    if x.type.rank == 1:
+        x = e(t.Reshape(x, (1, x.type.size)))
+    if columns.type.rank != 1:
+        columns = e(t.Reshape(columns, (columns.type.size,)))
+    return e(t.Gather(x, columns, x.type.rank - 1))
+
+
+def binarizer(n: OnnxNode, e: Emitter) -> Value:
+    above = e(t.Map("gt", (n[0],), (n.attr("threshold", 0.0),)))
+    return e(t.Cast(above, n[0].type.dtype))
+
+
+def feature_vectorizer(n: OnnxNode, e: Emitter) -> Value:
+    """The operands' columns side by side, in f32; a vector counts as one row."""
+    parts: list[Value] = []
+    for i in range(len(n.inputs)):
+        x = as_f32(e, n[i])
+        parts.append(x if x.type.rank == 2 else e(t.Reshape(x, (1, x.type.size))))
+    return parts[0] if len(parts) == 1 else e(t.Concat(tuple(parts), 1))
+
+
+def imputer(n: OnnxNode, e: Emitter) -> Value:
+    """Cells that equal the replaced value (by default NaN) take the imputed one of their column."""
+    x = n[0]
+    is_float = x.type.dtype.is_float
+    kind = "float" if is_float else "int64"
+    imputed = n.attr(f"imputed_value_{kind}s", ())
+    if not imputed:
+        raise ModelError("Imputer: no value to impute", expected=f"imputed_value_{kind}s")
+    replaced = n.attr(f"replaced_value_{kind}", float("nan") if is_float else 0)
+    is_nan = replaced != replaced
+    missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
+    return e(t.Map("where", (missing, e.constant(imputed, x.type.dtype, "imputed"), x)))
+
+
+def label_encoder(n: OnnxNode, e: Emitter) -> Value:
+    """Each cell looked up among the keys: the value at the same place, else the default."""
+
+    def table(what: str) -> tuple[Value, str]:
+        for suffix, dtype in (("int64s", i64), ("floats", f32), ("tensor", None)):
+            name = f"{what}_{suffix}"
+            if name in n.attrs:
+                return e.constant(np.asarray(n.attr(name)).reshape(-1), dtype, what), suffix
+        found = ", ".join(n.attrs)
+        raise ModelError(
+            f"LabelEncoder: the {what} are not numbers",
+            expected="integers or floats",
+            found=found,
+            fix="gpuir analyses tensors of numbers only",
+        )
+
+    (keys, _), (values, kind) = table("keys"), table("values")
+    default = {"int64s": n.attr("default_int64", -1), "floats": n.attr("default_float", -0.0)}
+    if kind in default:
+        other = e.constant([default[kind]], values.type.dtype, "default")
+    else:
+        is_integer = values.type.dtype.is_integer
+        given = n.attr("default_tensor", -1 if is_integer else -0.0)
+        other = e.constant(np.asarray(given).reshape(-1)[:1], values.type.dtype, "default")
+    gives = TensorType(n[0].type.shape, values.type.dtype)
+    work = n[0].type.size * max(keys.type.size, 1).bit_length()  # a binary search each
+    return e(t.Routine("lookup", (n[0], keys, values, other), (gives,), work=work))
+
+
+def linear_regressor(n: OnnxNode, e: Emitter) -> Value:
+    """x w + b, a column a target."""
+    x, targets = as_f32(e, n[0]), n.attr("targets", 1)
+    if x.type.rank == 1:
+        x = e(t.Reshape(x, (1, x.type.size)))
+    rows = np.asarray(n.attr("coefficients", ()), np.float32)
+    if rows.size != targets * x.type.shape[-1]:
+        raise ModelError(
+            "LinearRegressor: the coefficients do not fit",
+            expected=f"{targets} x {x.type.shape[-1]}",
+            found=str(rows.size),
+        )
+    w = e.constant(rows.reshape(targets, -1).T, f32, "coefficients")
+    y = e(t.Matmul(x, w))
+    if intercepts := n.attr("intercepts"):
+        y = e(t.Map("add", (y, e.constant(intercepts, f32, "intercepts"))))
+    return transformed(n, e, y, n.attr("post_transform", "NONE"))
+
+
+def transformed(n: OnnxNode, e: Emitter, y: Value, how: str) -> Value:
+    """`post_transform` along the last axis."""
+    if how == "NONE":
+        return y
+    if how == "LOGISTIC":
+        return e(t.Map("sigmoid", (y,)))
+    if how == "SOFTMAX":
+        return e(t.Softmax(y, y.type.rank - 1))
+    raise ModelError(
+        f"{n.op}: no such post_transform", expected="NONE, LOGISTIC or SOFTMAX", found=how
+    )
+
+
+def normalizer(n: OnnxNode, e: Emitter) -> Value:
+    """Each row divided by its largest cell, its sum of magnitudes, or its length; in f32. A row
+    whose divisor is zero stays as it is."""
+    x, norm = as_f32(e, n[0]), n.attr("norm", "MAX")
+    last = (x.type.rank - 1,)
+    if norm == "MAX":
+        divisor = e(t.Reduce("max", x, last, True))
+    elif norm == "L1":
+        divisor = e(t.Reduce("sum", e(t.Map("abs", (x,))), last, True))
+    elif norm == "L2":
+        divisor = e(t.Reduce("sum", e(t.Map("mul", (x, x))), last, True))
+        divisor = e(t.Map("sqrt", (divisor,)))
+    else:
+        raise ModelError("Normalizer: no such norm", expected="MAX, L1 or L2", found=str(norm))
+    is_zero = e(t.Map("eq", (divisor,), (0.0,)))
+    return e(t.Map("div", (x, e(t.Map("where", (is_zero, e.constant(1, f32), divisor))))))
+
+
+def one_hot_encoder(n: OnnxNode, e: Emitter) -> Value:
+    """1 where the cell equals the category counted by a new last axis, else 0."""
+    categories = n.attr("cats_int64s")
+    if not categories:
+        raise ModelError(
+            "OneHotEncoder: the categories are not numbers",
+            expected="cats_int64s",
+            fix="gpuir analyses tensors of numbers only",
+        )
+    x = n[0] if n[0].type.dtype == i64 else e(t.Cast(n[0], i64))
+    x = e(t.Reshape(x, (*x.type.shape, 1)))
+    return e(t.Cast(e(t.Map("eq", (x, e.constant(categories, i64, "categories")))), f32))
+
+
+def scaler(n: OnnxNode, e: Emitter) -> Value:
+    """(x - offset) * scale, in f32."""
+    x = as_f32(e, n[0])
+    for fn, attr in (("sub", "offset"), ("mul", "scale")):
+        if numbers := n.attr(attr):
+            x = e(t.Map(fn, (x, e.constant(numbers, f32, attr))))
+    return x
+
+
+# ---------------------------------------------------------------------------- trees
+
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+MEMBER = len(MODES)
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+def trees(
+    n: OnnxNode,
+    e: Emitter,
+    nodes: Sequence[Sequence[int]],
+    splits: Sequence[float],
+    roots: Sequence[int],
+    leaves: Sequence[tuple[int, int]],
+    targets: Sequence[int],
+    weights: Sequence[float],
+    members: Sequence[float] = (),
+    count: int = 1,
+    how: str = "SUM",
+) -> Value:
+    """The routine `trees`: every row of x walks every tree. See its numpy meaning for the tables,
+    which are operands: a device reads them too."""
+    x = n[0]
+    if not x.type.dtype.is_float:
+        x = as_f32(e, x)
+    dtype = x.type.dtype
+    tables = (
+        e.constant(np.asarray(nodes).reshape(-1, 7), i64, "nodes"),
+        e.constant(splits, dtype, "splits"),
+        e.constant(roots, i64, "roots"),
+        e.constant(np.asarray(leaves).reshape(-1, 2), i64, "leaves"),
+        e.constant(targets, i64, "targets"),
+        e.constant(weights, dtype, "weights"),
+        e.constant(members, dtype, "members"),
+    )
+    rows = x.type.shape[0]
+    depth = max(len(nodes) // max(len(roots), 1), 1).bit_length()
+    gives = (TensorType((rows, count), dtype),)
+    attrs = (("aggregate", how), ("targets", count))
+    op = t.Routine("trees", (x, *tables), gives, attrs, work=rows * len(roots) * depth)
+    return e(op)
+
+
+def tree_ensemble(n: OnnxNode, e: Emitter) -> Value:
+    count = len(n.attr("nodes_featureids"))
+    tracks = n.attr("nodes_missing_value_tracks_true", (0,) * count)
+    columns = (
+        *(n.attr("nodes_featureids"), np.asarray(n.attr("nodes_modes")).tolist()),
+        *(n.attr("nodes_truenodeids"), n.attr("nodes_trueleafs")),
+        *(n.attr("nodes_falsenodeids"), n.attr("nodes_falseleafs"), tracks),
+    )
+    y = trees(
+        n,
+        e,
+        list(zip(*columns, strict=True)),
+        n.attr("nodes_splits"),
+        n.attr("tree_roots"),
+        [(i, 1) for i in range(len(n.attr("leaf_targetids")))],
+        n.attr("leaf_targetids"),
+        n.attr("leaf_weights"),
+        n.attr("membership_values", ()),
+        n.attr("n_targets", 1),
+        AGGREGATES[n.attr("aggregate_function", 1)],
+    )
+    return transformed(n, e, y, TRANSFORMS[n.attr("post_transform", 0)])
+
+
+def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
+    """The older form: nodes are named by tree and number, leaves are nodes of mode LEAF, and each
+    leaf may weigh on several targets."""
+    names = list(zip(n.attr("nodes_treeids"), n.attr("nodes_nodeids"), strict=True))
+    modes = n.attr("nodes_modes")
+    inner = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m != "LEAF")}
+    leaf = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m == "LEAF")}
+
+    def numbers(attr: str) -> Sequence[float]:
+        """The attribute, or its newer form as a tensor of doubles."""
+        tensor = n.attr(f"{attr}_as_tensor")
+        return n.attr(attr, ()) if tensor is None else np.asarray(tensor).tolist()
+
+    entries = sorted(
+        zip(
+            (leaf[x] for x in zip(n.attr("target_treeids"), n.attr("target_nodeids"))),
+            n.attr("target_ids"),
+            numbers("target_weights"),
+            strict=True,
+        )
+    )
+    spans = dict.fromkeys(leaf.values(), (0, 0))
+    start = 0
+    for i, mine in groupby(entries, lambda entry: entry[0]):
+        spans[i] = (start, len(list(mine)))
+        start += spans[i][1]
+    rows: list[tuple[int, ...]] = []
+    splits: list[float] = []
+    tracks = n.attr("nodes_missing_value_tracks_true", (0,) * len(names))
+    columns = (names, modes, n.attr("nodes_featureids"), numbers("nodes_values"), tracks)
+    children = (n.attr("nodes_truenodeids"), n.attr("nodes_falsenodeids"))
+    for name, mode, feature, split, track, yes, no in zip(*columns, *children, strict=True):
+        if mode == "LEAF":
+            continue
+        if mode not in MODES:
+            raise ModelError(f"{n.op}: no such mode", expected=", ".join(MODES), found=str(mode))
+        ends = [(name[0], child) for child in (yes, no)]
+        pointers = [p for end in ends for p in (leaf.get(end, inner.get(end, 0)), int(end in leaf))]
+        rows.append((feature, MODES.index(mode), *pointers, track))
+        splits.append(split)
+    firsts = {tree: names[i] for i, (tree, _) in reversed(list(enumerate(names)))}
+    for first in firsts.values():  # a tree of one leaf becomes a node with that leaf twice
+        if first in leaf:
+            inner[first] = len(rows)
+            rows.append((0, 0, leaf[first], 1, leaf[first], 1, 0))
+            splits.append(0.0)
+    y = trees(
+        n,
+        e,
+        rows,
+        splits,
+        [inner[first] for first in firsts.values()],
+        [spans[i] for i in range(len(leaf))],
+        [target for _, target, _ in entries],
+        [weight for _, _, weight in entries],
+        (),
+        n.attr("n_targets", 1),
+        n.attr("aggregate_function", "SUM"),
+    )
+    if len(base := numbers("base_values")):
+        y = e(t.Map("add", (y, e.constant(base, y.type.dtype, "base"))))
+    y = as_f32(e, y)
+    return transformed(n, e, y, n.attr("post_transform", "NONE"))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "ai.onnx.ml::ArrayFeatureExtractor": array_feature_extractor,
+    "ai.onnx.ml::Binarizer": binarizer,
+    "ai.onnx.ml::FeatureVectorizer": feature_vectorizer,
+    "ai.onnx.ml::Imputer": imputer,
+    "ai.onnx.ml::LabelEncoder": label_encoder,
+    "ai.onnx.ml::LinearRegressor": linear_regressor,
+    "ai.onnx.ml::Normalizer": normalizer,
+    "ai.onnx.ml::OneHotEncoder": one_hot_encoder,
+    "ai.onnx.ml::Scaler": scaler,
+    "ai.onnx.ml::TreeEnsemble": tree_ensemble,
+    "ai.onnx.ml::TreeEnsembleRegressor": tree_ensemble_regressor,
+}
