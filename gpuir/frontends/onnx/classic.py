@@ -43,14 +43,13 @@ def feature_vectorizer(n: OnnxNode, e: Emitter) -> Value:
 
 
 def imputer(n: OnnxNode, e: Emitter) -> Value:
-    """Cells that equal the replaced value (by default NaN) take the imputed one of their column."""
+    """Cells that equal the replaced value take the imputed one of their column."""
     x = n[0]
-    is_float = x.type.dtype.is_float
-    kind = "float" if is_float else "int64"
+    kind = "float" if x.type.dtype.is_float else "int64"
     imputed = n.attr(f"imputed_value_{kind}s", ())
     if not imputed:
         raise ModelError("Imputer: no value to impute", expected=f"imputed_value_{kind}s")
-    replaced = n.attr(f"replaced_value_{kind}", float("nan") if is_float else 0)
+    replaced = n.attr(f"replaced_value_{kind}", 0)
     is_nan = replaced != replaced
     missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
     return e(t.Map("where", (missing, e.constant(imputed, x.type.dtype, "imputed"), x)))
