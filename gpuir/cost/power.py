@@ -13,15 +13,15 @@ from gpuir.targets.target import Target
 # PCIe, A100 and H100 SXM in the measurement tables), read across to neighbours of like process.
 JOULES = {
     "sm_60": (14e-12, 14e-12),
-    "sm_61": (10e-12, 10e-12),
-    "sm_70": (13e-12, 1.7e-12),
-    "sm_75": (14e-12, 1.7e-12),
-    "sm_80": (11.7e-12, 0.8e-12),
+    "sm_61": (16e-12, 16e-12),
+    "sm_70": (12e-12, 1.7e-12),
+    "sm_75": (15.5e-12, 1.7e-12),
+    "sm_80": (11.3e-12, 0.8e-12),
     "sm_86": (7.5e-12, 1.2e-12),
-    "sm_89": (4.3e-12, 0.8e-12),
-    "sm_90": (4.3e-12, 0.8e-12),
+    "sm_89": (4.3e-12, 0.95e-12),
+    "sm_90": (4.3e-12, 0.69e-12),
 }
-OTHER_JOULES = (4.3e-12, 0.7e-12)  # assumed for later and other chips
+OTHER_JOULES = (4.3e-12, 0.5e-12)  # later and other chips: as B200's f16
 IDLE_SHARE = 0.25  # assumed: of the board power, for memory, fans and leakage
 
 

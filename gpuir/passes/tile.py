@@ -197,7 +197,7 @@ def _table(rows: Iterable[tuple[int, ...]]) -> np.ndarray[tuple[int, int], np.dt
 
 @lru_cache(maxsize=4096)
 def _matrix(m: int, n: int, k: int, cell: int, splits: bool):
-    ks = [s for s in (128 // cell, 64 // cell, 32 // cell) if s <= max(k, 32 // cell)]
+    ks = [s for s in (128 // cell, 64 // cell) if s <= k] or [32 // cell]
     return _table(
         (tm, tn, tk, stages, warps, split)
         for tm, tn, tk in product(_powers(16, m), _powers(16, n), ks)
@@ -210,10 +210,11 @@ def _matrix(m: int, n: int, k: int, cell: int, splits: bool):
 
 @lru_cache(maxsize=4096)
 def _lanes(m: int, n: int, k: int, splits: bool):
-    ks = [s for s in (16, 8, 32, 64, 256) if s <= k]
+    thin = min(m, n) < 32  # a vector, or a few channels: long steps along k
+    ks = [s for s in ((16, 8, 32, 64, 256) if thin else (8, 16)) if s <= max(k, 8)]
     return _table(
         (tm, tn, tk, stages, warps, split)
-        for tm, tn, tk in product(_powers(1, m), _powers(1, n), ks)
+        for tm, tn, tk in product(_powers(min(m, 32), m), _powers(min(n, 32), n), ks)
         for warps in (8, 4, 2, 1)
         if tm * tn * tk >= 32 * warps
         and tm * tn <= 64 * 32 * warps
