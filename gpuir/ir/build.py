@@ -31,7 +31,7 @@ class Builder:
         self.assumed: list[str] = []
         self._inputs: list[Value] = []
         self._params: list[Value] = []
-        self._names = names or NameTable()
+        self.names = names or NameTable()
         self._producers: dict[Value, Node] = {}
 
     def capture(self, value: Value) -> Value:
@@ -41,18 +41,18 @@ class Builder:
         return value
 
     def input(self, name: str, type: TensorType) -> Value:
-        value = Value(self._names.claim(name), type)
+        value = Value(self.names.claim(name), type)
         self._inputs.append(value)
         return value
 
     def param(self, name: str, type: TensorType) -> Value:
-        value = Value(self._names.claim(name), type)
+        value = Value(self.names.claim(name), type)
         self._params.append(value)
         return value
 
     def reserve(self, names: Iterable[str]) -> None:
         """Keeps these names for values that come later: others get a suffix instead."""
-        self._names.taken.update(names)
+        self.names.taken.update(names)
 
     def add(
         self,
@@ -68,7 +68,7 @@ class Builder:
         the op.
         """
         results = tuple(
-            Value(self._names.fresh(names[i] if i < len(names) else op.name.split(".")[-1]), type)
+            Value(self.names.fresh(names[i] if i < len(names) else op.name.split(".")[-1]), type)
             for i, type in enumerate(op.types())
         )
         locs = self.locs if locs is None else locs
@@ -91,7 +91,7 @@ class Builder:
 
     def put(self, node: Node) -> None:
         """Appends a node as it is; its result names must be free."""
-        self._names.taken.update(v.name for v in node.results)
+        self.names.taken.update(v.name for v in node.results)
         self._append(node)
 
     def rename(self, start: int, names: Mapping[Value, Value]) -> None:

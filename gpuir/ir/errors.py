@@ -39,7 +39,7 @@ class TargetError(GpuirError):
 
 
 class TextError(GpuirError):
-    """IR, schedule or pipeline text does not parse. `where` holds file and line, `found` a caret."""
+    """Text does not parse; `where` holds file and line, `found` the line with a caret."""
 
 
 class UsageError(GpuirError):

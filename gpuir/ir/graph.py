@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
@@ -37,6 +37,15 @@ class Value:
         return hash(self.name)
 
 
+def _values(field: object) -> tuple[Value, ...]:
+    """The operands that a field holds."""
+    if type(field) is Value:
+        return (field,)
+    if type(field) is tuple and field and type(field[0]) is Value:  # pyright: ignore
+        return cast("tuple[Value, ...]", field)
+    return ()
+
+
 @cache
 def field_names(op: type[Op]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(op))
@@ -51,6 +60,7 @@ class Op:
 
     name: ClassVar[str] = ""
     control: ClassVar[bool] = False  # its regions are graphs of the enclosing graph's own level
+    tiled: ClassVar[bool] = False  # has a loop nest, its `space`, that a tile cuts
     contraction: ClassVar[bool] = False  # multiplies and sums: at most one to a kernel
 
     def types(self) -> tuple[TensorType, ...]:
@@ -61,16 +71,14 @@ class Op:
         """Arithmetic operations done; two for a multiply-add. Zero for what only moves data."""
         return 0
 
+    def space(self) -> Space:
+        """The loop nest of a kernel."""
+        raise NotImplementedError
+
     @property
     def operands(self) -> tuple[Value, ...]:
-        found: list[Value] = []
-        for name in field_names(type(self)):
-            value = getattr(self, name)
-            if type(value) is Value:
-                found.append(value)
-            elif type(value) is tuple and value and type(value[0]) is Value:
-                found += value
-        return tuple(found)
+        fields = (_values(getattr(self, name)) for name in field_names(type(self)))
+        return tuple(v for values in fields for v in values)
 
     @property
     def regions(self) -> tuple[Graph, ...]:
@@ -81,17 +89,11 @@ class Op:
         """This op with operands replaced; itself when none is."""
         changes: dict[str, Any] = {}
         for name in field_names(type(self)):
-            value = getattr(self, name)
-            if type(value) is Value:
-                if value in values:
-                    changes[name] = values[value]
-            elif (
-                type(value) is tuple
-                and value
-                and type(value[0]) is Value
-                and any(v in values for v in value)
-            ):
-                changes[name] = tuple(values.get(v, v) for v in value)
+            field = getattr(self, name)
+            old = _values(field)
+            if any(v in values for v in old):
+                new = tuple(values.get(v, v) for v in old)
+                changes[name] = new[0] if type(field) is Value else new
         return dataclasses.replace(self, **changes) if changes else self
 
     def with_regions(self, change: Callable[[Graph], Graph]) -> Self:

@@ -89,12 +89,11 @@ class _Verifier:
             self.fail(node, f"{op.name} is not a kernel", expected="a k. op")
 
     def notes(self, node: Node, level: Level) -> None:
-        has_nest = level >= Level.tiled and getattr(node.op, "tiled", False)
-        if has_nest:
+        if level >= Level.tiled and node.op.tiled:
             if node.tile is None:
                 self.fail(node, f"a {level.name} kernel has a tile")
             else:
-                dims = node.op.space().dims  # type: ignore[attr-defined]
+                dims = node.op.space().dims
                 for dim, _ in node.tile.dims:
                     if dim not in dims:
                         self.fail(node, f"the tile cuts {dim}", expected=", ".join(dims), found=dim)

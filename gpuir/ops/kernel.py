@@ -18,13 +18,10 @@ from gpuir.ops import tensor as t
 
 @dataclass(frozen=True)
 class KernelOp(Op):
-    """A kernel: `pipe` is the unit that does its arithmetic, `tiled` says it has a loop nest."""
+    """A kernel: `pipe` is the unit that does its arithmetic."""
 
     pipe: ClassVar[Literal["tensor", "vector"]] = "vector"
     tiled: ClassVar[bool] = True
-
-    def space(self) -> Space:
-        raise NotImplementedError
 
     @property
     def compute_dtype(self) -> DType:
@@ -255,7 +252,7 @@ class Attention(KernelOp):
         return self.q.type.dtype
 
     def space(self) -> Space:
-        *lead, h, s, e = self.q.type.shape
+        *lead, h, s, _ = self.q.type.shape
         g, d, f = self.v.type.shape[-3:]
         dims = {"b": prod(lead), "h": h, "s": s, "e": f, "d": d}
         heads = ("b", "h") if g > 1 or h == 1 else ("b",)

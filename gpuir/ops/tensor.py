@@ -204,7 +204,7 @@ class Broadcast(Op):
 
 @dataclass(frozen=True)
 class Slice(Op):
-    """y[i] = x[starts + i * steps], for i below `sizes`; a step may be negative. One of each an axis."""
+    """y[i] = x[starts + i * steps] for i below `sizes`, one an axis; steps may be negative."""
 
     name: ClassVar[str] = "t.slice"
     x: Value

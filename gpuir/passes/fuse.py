@@ -63,7 +63,10 @@ class Group:
 
 
 def kind_of(op: Op) -> Kind:
-    return next((kind for kind, types in KINDS.items() if isinstance(op, types)), "alone")
+    for kind, types in KINDS.items():
+        if isinstance(op, types):
+            return kind
+    return "alone"
 
 
 def reduced_axes(op: Op) -> tuple[int, ...]:
@@ -191,7 +194,7 @@ class _Fuser:
         return True
 
     def will_join(self, group: Group, user: int, i: int) -> bool:
-        """Whether a later user of the group is a pointwise op on the way to a diamond's end: its own
+        """Whether a later user of the group is a pointwise op on the way to a diamond's end: its
         shape fits, and all it reads is in the group, known outside, or node i's result."""
         op = self.g.nodes[user].op
         if group.kind != "contraction" or kind_of(op) != "map" or user < i:
@@ -222,7 +225,11 @@ class _Fuser:
         inside = set(group.members) | set(feeder.members)
         for node in self.members(feeder):
             for v in node.results:
-                if v in product or v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
+                if (
+                    v in product
+                    or v in self.outputs
+                    or any(u not in inside for u in self.users.get(v, ()))
+                ):
                     return
         operands = [v for n in self.members(feeder) for v in n.op.operands]
         if self.is_cyclic(group, operands):
@@ -310,7 +317,7 @@ class _Fuser:
         )
 
     def ordered(self) -> list[Group]:
-        """Groups so that each comes after those it reads, as near to the model's order as can be."""
+        """Groups so that each comes after those it reads, near to the model's order."""
         groups = {id(f): f for v in self.producer if (f := self.group_of(v))}
         order: list[Group] = []
         done: set[int] = set()

@@ -1,5 +1,7 @@
 """Text to graphs, schedules and pipelines. A lark tree never leaves this file."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import dataclasses
@@ -99,7 +101,7 @@ WORDS = {
 
 
 def _unexpected(text: str, source: str, line: int, column: int, want: Any, found: str) -> NoReturn:
-    expected = sorted({WORDS.get(w, w.lower()) for w in want if not w.startswith("__IGNORE")})
+    expected = sorted({str(WORDS.get(w, w.lower())) for w in want if not w.startswith("__IGNORE")})
     raise _error(text, source, line, column, f"unexpected {found}", " or ".join(expected[:8]))
 
 
@@ -225,21 +227,24 @@ def _tile(text: str) -> Tile | str:
     """A tile, or why the text is not one."""
     dims, _, options = text[5:-1].partition(";")
     found: dict[str, int] = {}
-    for part in (*dims.split(","), None, *options.split(",")):
-        if part is None:
-            names = tuple(found)
-            continue
+    names: list[str] = []
+    for part, is_dim in (
+        *((p, True) for p in dims.split(",")),
+        *((p, False) for p in options.split(",")),
+    ):
         if not part.strip():
             continue
-        key, equals, number = (s.strip() for s in part.partition("="))
-        if not equals or not number.isdigit() or int(number) < 1 or not key.isidentifier():
+        key, _, number = (s.strip() for s in part.partition("="))
+        if not number.isdigit() or int(number) < 1 or not key.isidentifier():
             return f"{part.strip()!r} is not like m=64"
         if key in found:
             return f"{key} is given twice"
         found[key] = int(number)
+        names += [key] if is_dim else []
     dims_found = tuple((n, found[n]) for n in names)
     if unknown := set(found) - set(names) - TILE_OPTIONS:
-        return f"no tile option {min(unknown)!r}: {', '.join(sorted(TILE_OPTIONS))} follow the semicolon"
+        known = ", ".join(sorted(TILE_OPTIONS))
+        return f"no tile option {min(unknown)!r}: {known} follow the semicolon"
     if swapped := set(names) & TILE_OPTIONS:
         return f"{min(swapped)} goes behind a semicolon: tile(m=64; {min(swapped)}=2)"
     return Tile(dims_found, **{k: v for k, v in found.items() if k in TILE_OPTIONS})

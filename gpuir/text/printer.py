@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ir.notes import Schedule
@@ -97,7 +97,7 @@ def _value(value: Any) -> str:
     if type(value) is Value:
         return f"%{quoted(value.name)}"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(_value, cast('tuple[Any, ...]', value)))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -120,8 +120,8 @@ class Emitter:
     """
 
     def __init__(self, name: str, scope: Scope | None = None, inside: Emitter | None = None):
-        self._names: NameTable = inside._names if inside else NameTable()
-        self.builder = Builder(Level.graph, "" if inside else name, names=self._names)
+        self.names: NameTable = inside.names if inside else NameTable()
+        self.builder = Builder(Level.graph, "" if inside else name, names=self.names)
         self.outer = inside
         self.scope = inside.scope if inside else scope or Scope()
         self.known: dict[Value, Const] = {}
@@ -135,8 +135,8 @@ class Emitter:
     def scratch(self) -> Emitter:
         """An emitter inside this one whose work is thrown away: it takes no names."""
         emit = Emitter("", inside=self)
-        emit._names = NameTable(set(self._names.taken), dict(self._names.counts), set())
-        emit.builder._names = emit._names
+        emit.names = NameTable(set(self.names.taken), dict(self.names.counts), set())
+        emit.builder.names = emit.names
         return emit
 
     # -- making values
@@ -160,8 +160,8 @@ class Emitter:
         return self._know(type, name, compute=compute)
 
     def _know(self, type: TensorType, name: str, **how: Any) -> Value:
-        value = Value(self._names.fresh("\0" + name), type)
-        self.known[value] = Const(value, name, **how)
+        value = Value(self.names.fresh("\0" + name), type)
+        self.known[value] = Const(value, f"{self.prefix}/{name}" if self.prefix else name, **how)
         return value
 
     def fill(self, number: Any, type: TensorType, name: str = "fill") -> Value:
@@ -199,7 +199,7 @@ class Emitter:
             if value is None or not wish:
                 continue
             if value in made and value not in renamed:
-                renamed[value] = Value(self._names.claim(wish), value.type)
+                renamed[value] = Value(self.names.claim(wish), value.type)
             elif (const := self.known.get(value)) is not None and not const.named:
                 const.name, const.named = wish, True
         if renamed:
@@ -209,18 +209,18 @@ class Emitter:
 
     def keep(self, names: Iterable[str]) -> None:
         """Sets the model's own names aside for the values that bear them."""
-        self._names.keep(names)
+        self.names.keep(names)
 
     def put(self, op: Op, name: str) -> Value:
         """Appends an op as it is, its result under the model's own name."""
-        value = Value(self._names.claim(name), op.types()[0])
+        value = Value(self.names.claim(name), op.types()[0])
         self.builder.put(Node(op, (value,), self.builder.locs))
         self.own.add(value)
         return value
 
     def rename(self, value: Value, name: str) -> Value:
         """The value as it will be called: under the model's own name."""
-        return Value(self._names.claim(name), value.type)
+        return Value(self.names.claim(name), value.type)
 
     # -- known values
 
