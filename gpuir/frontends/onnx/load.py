@@ -685,7 +685,8 @@ class Walk:
         except ModelError as error:  # strings: an error only when somebody reads them
             self.env[name] = error
             return
-        self.emit.known[value].named = True
+        const = self.emit.known[value]
+        const.name, const.named = name, True
         self.env[name] = value
 
     # -- graphs within
