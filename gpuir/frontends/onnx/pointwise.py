@@ -36,7 +36,7 @@ def variadic(fn: str) -> Converter:
     """`fn` folded over any number of operands."""
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        operands = [n[i] for i in range(len(n.inputs))]
+        operands = [n[0], *(n[i] for i in range(1, len(n.inputs)))]
         return reduce(lambda a, b: e(t.Map(fn, (a, b))), operands)
 
     return convert
