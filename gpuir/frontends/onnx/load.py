@@ -899,14 +899,18 @@ class Walk:
                 function.name, function.domain = step.op, step.domain
                 loc = self.emit.builder.locs[0]
                 return self.call(function, n.name, n.inputs, attributes, loc, len(step.outputs))
-        types = self.opaque_types(schema, step, n)
+        return self.opaque(n, self.opaque_types(schema, step, n))
+
+    def opaque(self, n: OnnxNode, types: Sequence[TensorType]) -> tuple[Value, ...]:
+        """An operator whose results' types are all that is known of it, as a `t.opaque`."""
+        key = _key(n.op, n.domain)
         operands = tuple(v for v in n.inputs if v is not None)
         self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
         self.load.warn(
             f"{self.load.loc(n.name)}: {key} is not known: its operands count as read once and its "
             "results as written once, its arithmetic not at all"
         )
-        return self.emit.add(t.Opaque(key, operands, types), fold=False)
+        return self.emit.add(t.Opaque(key, operands, tuple(types)), fold=False)
 
     def schema_function(
         self, schema: Any, step: Step, n: OnnxNode, attributes: Attributes
