@@ -34,6 +34,7 @@ BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Program
 OWN_REGISTERS = 40  # assumed: addresses, counters and fragments of one thread
 MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
 MOST_THREADS = 1024  # of one block: the same table
+CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 L2_SHARE = 0.6  # assumed: of the L2, what data read again can count on
 
 # Instructions a scalar function costs on the lanes, where that is not its count of flops. Assumed
@@ -363,6 +364,7 @@ def cut(work: Work, tiles: Tiles, target: Target) -> Nest:
     tail = blocks / (load * target.sms)
 
     again = _reads_again(work, counts, np.minimum(blocks, target.sms * resident), target)
+    shared = CLUSTER_READS if has_clusters(target) else 1.0
     dram: Number = 0.0
     l2: Number = 0.0
     for i, o in enumerate(work.operands):
@@ -373,7 +375,7 @@ def cut(work: Work, tiles: Tiles, target: Target) -> Nest:
         else:
             visited = o.cell_bytes * prod(extents[d] for d in o.dims)
             others = _product(counts[d] for d in work.grid if d not in o.dims)
-            l2 = l2 + visited * others * work.visible
+            l2 = l2 + visited * others * work.visible * shared
     partial = np.where(tiles.split > 1, 2.0 * tiles.split * 4.0 * work.output_points, 0.0)
     if work.kernel == "k.reduce":
         passes = np.where(tiles.dims["r"] * tiles.split < extents["r"], _passes(work), 1.0)
@@ -510,6 +512,12 @@ def copies_asynchronously(target: Target) -> bool:
     Guide, asynchronous data copies)."""
     digits = target.isa.removeprefix("sm_")
     return digits != target.isa and int("".join(c for c in digits if c.isdigit()) or 0) >= 80
+
+
+def has_clusters(target: Target) -> bool:
+    """Blocks that fetch for each other, and four warps to a matrix instruction: sm_90 and sm_100
+    (CUDA C++ Programming Guide, thread block clusters; PTX ISA, wgmma and tcgen05)."""
+    return target.isa.startswith(("sm_90", "sm_10"))
 
 
 def runs_on_tensor(work: Work, target: Target, tf32: bool) -> bool:

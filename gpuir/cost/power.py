@@ -19,9 +19,9 @@ JOULES = {
     "sm_80": (11.3e-12, 0.8e-12),
     "sm_86": (7.5e-12, 1.2e-12),
     "sm_89": (4.3e-12, 0.95e-12),
-    "sm_90": (4.3e-12, 0.69e-12),
+    "sm_90": (4.3e-12, 0.63e-12),
 }
-OTHER_JOULES = (4.3e-12, 0.5e-12)  # later and other chips: as B200's f16
+OTHER_JOULES = (4.3e-12, 0.45e-12)  # later and other chips: as B200's f16
 IDLE_SHARE = 0.25  # assumed: of the board power, for memory, fans and leakage
 
 

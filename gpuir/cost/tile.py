@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import Nest, Number, Tiles, Work, cut, runs_on_tensor, work_of
+from gpuir.cost.nest import (
+    CLUSTER_READS,
+    Nest,
+    Number,
+    Tiles,
+    Work,
+    cut,
+    has_clusters,
+    runs_on_tensor,
+    work_of,
+)
 from gpuir.cost.power import Sustained, sustained
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.types import f32
@@ -106,6 +116,7 @@ class Estimate:
     smem_s: Number
     lane_s: Number
     step_s: Number
+    power_s: Number  # all products at the rate that the board's power feeds
     compute_s: Number
     busy_s: Number
     dram_s: Number
@@ -123,17 +134,19 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
     An SM runs `load` blocks, `resident` at a time. A step of a block costs the SM its products (or
     the shared-memory reads that feed them, whichever is longer) and its lane instructions; steps of
     resident blocks follow each other, but a block's own next step waits for its loads, of which
-    `stages` are under way at once.
+    `stages` are under way at once. Where the board's power does not feed the peak, what counts is the
+    average over the kernel: SMs that idle in the last wave leave their power to the others.
     """
     nest, sms = cut(work, tiles, target), target.sms
     flops = work.products / max(work.points, 1) * nest.step_points * work.visible
     issue = _issue(nest, target, given.on_tensor)
-    product_s = flops / (np.minimum(given.powered, given.issued / issue) / sms)
+    product_s = flops * issue / (given.issued / sms)
     smem_s = _smem_traffic(nest, target, given.on_tensor) * work.visible
     smem_s = smem_s / (given.smem_bytes_per_s / sms)
     lane_s = work.lane_ops / (nest.blocks * nest.steps) / (given.lanes / sms)
     step_s = np.maximum(product_s, smem_s) + lane_s
-    compute_s = nest.steps * nest.load * step_s
+    power_s = flops * nest.steps * nest.blocks / given.powered
+    compute_s = np.maximum(nest.steps * nest.load * step_s, power_s)
 
     rounds = np.floor(nest.load / nest.resident)
     rest = nest.load - rounds * nest.resident
@@ -159,6 +172,7 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
         smem_s=smem_s,
         lane_s=lane_s,
         step_s=step_s,
+        power_s=power_s,
         compute_s=compute_s,
         busy_s=busy_s,
         dram_s=dram_s,
@@ -191,19 +205,18 @@ def _issue(nest: Nest, target: Target, on_tensor: bool) -> Number:
 def _smem_traffic(nest: Nest, target: Target, on_tensor: bool) -> Number:
     """Shared-memory bytes of one step: the tiles come in once and go out to the matrix units.
 
-    A warp computes a part of the output tile and reads all it needs of both operands; the fewer the
-    parts and the squarer, the less is read twice: at least 2 sqrt(parts m n) k cells. From sm_90 on
-    four warps compute a part together.
+    A part of the output tile reads all it needs of both operands; the fewer the parts and the
+    squarer, the less is read twice: at least 2 sqrt(parts m n) k cells. A warp computes a part, from
+    sm_90 on four warps together, on sm_100 the block, where a pair of blocks also keeps only half
+    of one operand each (PTX ISA: mma, wgmma, tcgen05 with cta_group::2).
     """
     if not on_tensor:
         return 0.0 * nest.threads
-    parts = np.maximum(nest.tiles.warps / (4 if _groups_warps(target) else 1), 1.0)
+    whole = target.isa.startswith("sm_10")
+    parts = 1.0 if whole else nest.tiles.warps / (4 if has_clusters(target) else 1)
     incoming = nest.stage_bytes + nest.held_bytes / np.maximum(nest.steps, 1.0)
-    return incoming + np.maximum(nest.stage_bytes, nest.stage_bytes * np.sqrt(parts))
-
-
-def _groups_warps(target: Target) -> bool:
-    return target.isa.startswith(("sm_9", "sm_10"))
+    traffic = incoming + nest.stage_bytes * np.sqrt(np.maximum(parts, 1.0))
+    return traffic * (CLUSTER_READS if whole else 1.0)
 
 
 def tile_cost(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
