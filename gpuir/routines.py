@@ -536,12 +536,50 @@ def trees(
     return (result.reshape(len(x), count),)
 
 
+def inverse(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The inverse of each matrix."""
+    return (np.linalg.inv(x.astype(np.result_type(x, np.float32))).astype(x.dtype),)
+
+
+def crop_and_resize(
+    attrs: Mapping[str, Any], x: Array, boxes: Array, images: Array
+) -> tuple[Array, ...]:
+    """y[r, c, i, j] = x[images[r], c] at the point that (i, j) is in box r, corners aligned; a crop
+    of one row or column takes the middle."""
+    height, width = x.shape[2:]
+    sizes = attrs["size"]
+    y = np.full((len(boxes), x.shape[1], *sizes), attrs["outside"], np.float64)
+    for r, (box, image) in enumerate(zip(boxes.astype(np.float64), images, strict=True)):
+        points = []
+        for low, high, count, extent in zip(box[:2], box[2:], sizes, (height, width), strict=True):
+            span = extent - 1
+            step = (high - low) * span / (count - 1) if count > 1 else 0
+            start = low * span if count > 1 else (low + high) * span / 2
+            points.append(start + step * np.arange(count))
+        for i, j in np.ndindex(*sizes):
+            row, column = points[0][i], points[1][j]
+            if not (0 <= row <= height - 1 and 0 <= column <= width - 1):
+                continue
+            if attrs["mode"] == "nearest":
+                y[r, :, i, j] = x[image, :, int(np.floor(row + 0.5)), int(np.floor(column + 0.5))]
+                continue
+            a, b = int(np.floor(row)), int(np.floor(column))
+            c, d = min(a + 1, height - 1), min(b + 1, width - 1)
+            u, v = row - a, column - b
+            plane = x[image].astype(np.float64)
+            y[r, :, i, j] = (1 - u) * ((1 - v) * plane[:, a, b] + v * plane[:, a, d])
+            y[r, :, i, j] += u * ((1 - v) * plane[:, c, b] + v * plane[:, c, d])
+    return (y.astype(x.dtype),)
+
+
 ROUTINES: dict[str, Routine] = {
     "col2im": col2im,
+    "crop_and_resize": crop_and_resize,
     "deform_conv": deform_conv,
     "det": det,
     "dft": dft,
     "grid_sample": grid_sample,
+    "inverse": inverse,
     "linear_attention": linear_attention,
     "max_roi_pool": max_roi_pool,
     "nms": nms,

@@ -6,6 +6,7 @@ from gpuir.frontends.onnx import (
     attention,
     classic,
     contraction,
+    contrib,
     control,
     layout,
     pointwise,
@@ -25,6 +26,7 @@ CONVERTERS: dict[str, Converter] = {
     **recurrent.CONVERTERS,
     **quant.CONVERTERS,
     **attention.CONVERTERS,
+    **contrib.CONVERTERS,
     **control.CONVERTERS,
     **classic.CONVERTERS,
 }

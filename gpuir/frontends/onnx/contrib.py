@@ -1,0 +1,761 @@
+"""Operators of com.microsoft: what onnxruntime's optimisers fuse, and its own additions.
+
+What only another layout, sum or activation sets apart from an operator of ai.onnx is that
+operator's tensor op with the rest around it. Attention and quantised operators are elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log, prod
+
+import numpy as np
+
+from gpuir.frontends.onnx import contraction, layout, sampling
+from gpuir.frontends.onnx.attention import part, split_heads
+from gpuir.frontends.onnx.contraction import reshape, transpose
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.quant import cast, mask_lengths
+from gpuir.ir.errors import ModelError, nearest
+from gpuir.ir.graph import Value
+from gpuir.ir.types import TensorType, bool_, i32, i64, u32
+from gpuir.ops import tensor as t
+
+Results = tuple[Value | None, ...]
+
+
+# ---------------------------------------------------------------------------- activations
+
+
+def activated(e: Emitter, x: Value, name: str, settings: tuple[float, ...] = ()) -> Value:
+    """x after a fused activation, known by its ONNX name; `settings` in onnxruntime's order."""
+    plain = {
+        "Relu": "relu",
+        "Tanh": "tanh",
+        "Sigmoid": "sigmoid",
+        "Softplus": "softplus",
+        "HardSwish": "hard_swish",
+        "Gelu": "gelu",
+        "FastGelu": "gelu_tanh",
+        "Swish": "silu",
+        "Silu": "silu",
+    }
+    with_settings = {
+        "LeakyRelu": ("leaky_relu", (0.01,)),
+        "Elu": ("elu", (1.0,)),
+        "HardSigmoid": ("hard_sigmoid", (0.2, 0.5)),
+        "Clip": ("clip", (-3.4028235e38, 3.4028235e38)),
+    }
+    if name in ("", "Identity"):
+        return x
+    if name in plain:
+        return e(t.Map(plain[name], (x,)))
+    if name in with_settings:
+        fn, default = with_settings[name]
+        given = (*settings[: len(default)], *default[len(settings) :])
+        return e(t.Map(fn, (x,), tuple(map(float, given))))
+    raise ModelError(f"no fused activation {name!r}", fix=nearest(name, {**plain, **with_settings}))
+
+
+def plus(e: Emitter, x: Value, *terms: Value | None) -> Value:
+    """x and those of `terms` that are there, added up."""
+    for v in terms:
+        if v is not None:
+            x = e(t.Map("add", (x, v)))
+    return x
+
+
+def with_bias(fn: str) -> Converter:
+    """fn(x + bias), the bias optional."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        return e(t.Map(fn, (plus(e, n[0], n.get(1)),)))
+
+    return convert
+
+
+def quick_gelu(n: OnnxNode, e: Emitter) -> Value:
+    """x * sigmoid(alpha * x)."""
+    alpha = float(n.attr("alpha", 1.702))
+    if alpha == 1:
+        return e(t.Map("silu", (n[0],)))
+    gate = e(t.Map("sigmoid", (e(t.Map("mul", (n[0],), (alpha,))),)))
+    return e(t.Map("mul", (n[0], gate)))
+
+
+def bias_add(n: OnnxNode, e: Emitter) -> Value:
+    return plus(e, n[0], n[1], n.get(2))
+
+
+def bias_split_gelu(n: OnnxNode, e: Emitter) -> Value:
+    """The left half of x + bias times the gelu of the right half."""
+    x = plus(e, n[0], n[1])
+    half, last = x.type.shape[-1] // 2, x.type.rank - 1
+    left, right = (part(e, x, last, i * half, half) for i in (0, 1))
+    return e(t.Map("mul", (left, e(t.Map("gelu", (right,))))))
+
+
+def bias_dropout(n: OnnxNode, e: Emitter) -> Results:
+    """data + bias + residual: nothing is dropped in inference."""
+    if (training := n.get(4)) is not None and (n.known(4) is None or n.known(4).any()):
+        raise ModelError(f"{n.op}: training_mode is not supported", found=str(training.type))
+    y = plus(e, n[0], n[1], n.get(2))
+    return y, kept_mask(n, e, y.type)
+
+
+def bitmask_dropout(n: OnnxNode, e: Emitter) -> Results:
+    if n.get(2) is not None and (n.known(2) is None or n.known(2).any()):
+        raise ModelError(f"{n.op}: training_mode is not supported", found=str(n[2].type))
+    return n[0], kept_mask(n, e, n[0].type)
+
+
+def kept_mask(n: OnnxNode, e: Emitter, type: TensorType) -> Value | None:
+    """A dropout mask that keeps everything, packed 32 to a number in the bitmask operators."""
+    if not n.has_output(1):
+        return None
+    if n.op.startswith("Bitmask"):
+        return e.fill(2**32 - 1, TensorType((-(-type.size // 32),), u32))
+    return e.fill(True, type.with_dtype(bool_))
+
+
+def bias_softmax(n: OnnxNode, e: Emitter) -> Value:
+    """softmax(data + bias) over all axes from `axis` on."""
+    x, bias = n[0], n[1]
+    axis, shape = n.axis(x.type.rank, 1), x.type.shape
+    if not n.attr("is_inner_broadcast", 0) and bias.type.rank == x.type.rank:
+        bias = reshape(bias, (1,) * axis + bias.type.shape[axis:], e) if bias.type.size == prod(
+            bias.type.shape[axis:]
+        ) else bias  # fmt: skip
+    x = plus(e, x, bias)
+    if axis == x.type.rank - 1:
+        return e(t.Softmax(x, axis))
+    flat = e(t.Reshape(x, (prod(shape[:axis]), prod(shape[axis:]))))
+    return e(t.Reshape(e(t.Softmax(flat, 1)), shape))
+
+
+def complex_product(conjugate: bool) -> Converter:
+    """a * b, or a times b's conjugate, of pairs (real, imaginary) along the last axis."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        a, b = n[0], n[1]
+        (ar, ai), (br, bi) = ([part(e, x, x.type.rank - 1, i, 1) for i in (0, 1)] for x in (a, b))
+
+        def mix(fn: str, *factors: Value) -> Value:
+            p, q, r, s = factors
+            return e(t.Map(fn, (e(t.Map("mul", (p, q))), e(t.Map("mul", (r, s))))))
+
+        real = mix("add" if conjugate else "sub", ar, br, ai, bi)
+        imaginary = mix("sub" if conjugate else "add", ai, br, ar, bi)
+        return e(t.Concat((real, imaginary), real.type.rank - 1))
+
+    return convert
+
+
+# ---------------------------------------------------------------------------- norms
+
+
+def normalized(
+    n: OnnxNode, e: Emitter, x: Value, scale: Value, bias: Value | None, center: bool, eps: float
+) -> tuple[Value, Value | None, Value | None]:
+    """x normalised over its last axis, and its mean and inverse deviation where they are read."""
+    last = (x.type.rank - 1,)
+    narrow = x.type.dtype
+    dtype = scale.type.dtype
+    y = e(t.Normalize(cast(e, x, dtype), last, scale, bias, eps, center))
+    mean = inverse = None
+    if n.has_output(1):
+        mean = e(t.Reduce("mean", x, last, keepdims=True))
+    if n.has_output(2):
+        rest = (
+            x if not center else e(t.Map("sub", (x, e(t.Reduce("mean", x, last, keepdims=True)))))
+        )
+        var = e(t.Reduce("mean", e(t.Map("mul", (rest, rest))), last, keepdims=True))
+        inverse = e(t.Map("rsqrt", (e(t.Map("add", (var,), (eps,))),)))
+    return cast(e, y, narrow), mean, inverse
+
+
+def skip_layer_norm(n: OnnxNode, e: Emitter) -> Results:
+    """input, skip, gamma, beta, bias. The sum is a result too, where it is read."""
+    x = plus(e, n[0], n[1], n.get(4))
+    y = normalized(n, e, x, n[2], n.get(3), True, float(n.attr("epsilon", 1e-12)))
+    return *y, x
+
+
+def skip_rms_norm(n: OnnxNode, e: Emitter) -> Results:
+    """input, skip, gamma, bias."""
+    x = plus(e, n[0], n[1], n.get(3))
+    y = normalized(n, e, x, n[2], None, False, float(n.attr("epsilon", 1e-12)))
+    return *y, x
+
+
+def rms_norm(n: OnnxNode, e: Emitter) -> Results:
+    """x, scale; over the axes from `axis` on."""
+    x, scale = n[0], n[1]
+    rank, eps = x.type.rank, float(n.attr("epsilon", 1e-5))
+    axes = tuple(range(n.axis(rank, -1), rank))
+    dtype = x.type.dtype
+    wide = cast(e, x, scale.type.dtype) if scale.type.dtype.bits > dtype.bits else x
+    y = e(t.Normalize(wide, axes, cast(e, scale, wide.type.dtype), None, eps, center=False))
+    inverse = None
+    if n.has_output(1):
+        square = e(t.Reduce("mean", e(t.Map("mul", (x, x))), axes, keepdims=True))
+        inverse = e(t.Map("rsqrt", (e(t.Map("add", (square,), (eps,))),)))
+    return cast(e, y, scale.type.dtype if n.domain == "" else dtype), inverse
+
+
+def embed_layer_norm(n: OnnxNode, e: Emitter) -> Results:
+    """ids, segments, word, position and segment tables, gamma, beta, mask, positions: rows of the
+    tables added and normalised; the count of set mask cells; the sum."""
+    ids, segments, places = n[0], n.get(1), n.get(8)
+    b, s = ids.type.shape
+    x = e(t.Gather(n[2], ids))
+    row = part(e, n[3], 0, 0, s) if places is None else e(t.Gather(n[3], places))
+    x = plus(e, x, row)
+    if segments is not None and n.get(4) is not None:
+        x = plus(e, x, e(t.Gather(n[4], segments)))
+    y = e(t.Normalize(x, (2,), n[5], n.get(6), float(n.attr("epsilon", 1e-12))))
+    lengths = mask_lengths(e, n.get(7), b) if n.has_output(1) else None
+    return y, lengths, x
+
+
+def group_norm(n: OnnxNode, e: Emitter) -> Results:
+    """x, gamma, beta, and for SkipGroupNorm skip and bias: over the cells of a group of channels,
+    which lie last or second; SiLU behind, where activation = 1."""
+    x, groups = n[0], n.attr("groups")
+    last = bool(n.attr("channels_last", 1))
+    shape, rank = x.type.shape, x.type.rank
+    axis = rank - 1 if last else 1
+    channels = shape[axis]
+
+    def along(v: Value) -> Value:
+        """One number a channel, or [N, C], shaped to meet x."""
+        if v.type.rank == 1:
+            wide = (channels, *(1,) * (rank - 1 - axis))
+        elif v.type.rank == 2:
+            wide = tuple(shape[0] if i == 0 else channels if i == axis else 1 for i in range(rank))
+        else:
+            return v
+        return reshape(v, wide, e)
+
+    if n.op == "SkipGroupNorm":
+        x = plus(e, x, along(n[3]), None if n.get(4) is None else along(n[4]))
+    gamma, beta = (cast(e, n[i], x.type.dtype) for i in (1, 2))
+    eps = float(n.attr("epsilon", 1e-5))
+    if last:  # [N, cells, groups, channels of one]: no copy to channels first
+        cells = prod(shape[1:-1])
+        split = (groups, channels // groups)
+        y = e(t.Reshape(x, (shape[0], cells, *split)))
+        scale, bias = (reshape(v, split, e) for v in (gamma, beta))
+        y = e(t.Reshape(e(t.Normalize(y, (1, 3), scale, bias, eps)), shape))
+    else:
+        axes = tuple(range(1, rank))
+        y = e(t.Normalize(x, axes, along(gamma), along(beta), eps, groups=groups))
+    return e(t.Map("silu", (y,))) if n.attr("activation", 0) else y, x
+
+
+# ---------------------------------------------------------------------------- products
+
+
+def turned(e: Emitter, x: Value, batch: bool, last: bool) -> Value:
+    """FusedMatMul's transposes: `batch` takes axis 0 behind the other batch axes, `last` swaps the
+    last two."""
+    order = list(range(x.type.rank))
+    if batch:
+        order = [*order[1:-1], 0, order[-1]]
+    if last and len(order) > 1:
+        order[-2:] = order[-1], order[-2]
+    return transpose(x, order, e)
+
+
+def fused_matmul(n: OnnxNode, e: Emitter) -> Value:
+    """alpha * a' b', either operand transposed; then an activation in FusedMatMulActivation."""
+    sides = [
+        turned(e, n[i], bool(n.attr(f"transBatch{s}", 0)), bool(n.attr(f"trans{s}", 0)))
+        for i, s in enumerate("AB")
+    ]
+    y = contraction.matmul(replace(n, op="MatMul", inputs=tuple(sides)), e)
+    y = contraction.scaled(y, float(n.attr("alpha", 1.0)), n, e)
+    names = ("activation_alpha", "activation_beta", "activation_gamma")
+    settings = tuple(n.attr(name) for name in names if n.attr(name) is not None)
+    return activated(e, y, n.attr("activation", ""), settings)
+
+
+def fused_gemm(n: OnnxNode, e: Emitter) -> Value:
+    y = contraction.gemm(n, e)
+    names = ("activation_alpha", "activation_beta", "activation_gamma")
+    settings = tuple(n.attr(name) for name in names if n.attr(name) is not None)
+    return activated(e, y, n.attr("activation", ""), settings)
+
+
+def gemm_fast_gelu(n: OnnxNode, e: Emitter) -> Value:
+    y = contraction.matmul(replace(n, op="MatMul", inputs=n.inputs[:2]), e)
+    return e(t.Map("gelu_tanh", (plus(e, y, n.get(2)),)))
+
+
+def fused_conv(channels_last: bool) -> Converter:
+    """x, w, bias, and a sum z added before the activation; x and z channels last, or not."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Value:
+        x = n[0]
+        rank = x.type.rank
+        if channels_last:
+            x = e(t.Transpose(x, (0, rank - 1, *range(1, rank - 1))))
+        inner = replace(n, op="Conv", inputs=(x, n[1], n.get(2)))
+        y = contraction.conv(inner, e)
+        if channels_last:
+            y = e(t.Transpose(y, (0, *range(2, rank), 1)))
+        y = plus(e, y, n.get(3))
+        return activated(e, y, n.attr("activation", ""), tuple(n.attr("activation_params") or ()))
+
+    return convert
+
+
+def nhwc_max_pool(n: OnnxNode, e: Emitter) -> Value:
+    x = n[0]
+    rank = x.type.rank
+    first = e(t.Transpose(x, (0, rank - 1, *range(1, rank - 1))))
+    window = contraction.sliding(n, first.type.shape[2:], contraction.kernel_shape(n))
+    y = e(t.Pool("max", first, *window[:5]))
+    return e(t.Transpose(y, (0, *range(2, rank), 1)))
+
+
+def conv_transpose_dynamic_pads(n: OnnxNode, e: Emitter) -> Value:
+    """ConvTranspose whose pads are an operand."""
+    pads = n.ints(2, "the pads") if n.get(2) is not None else ()
+    attrs = {k: n.attrs[k] for k in n.attrs} | ({"pads": pads} if pads else {})
+    return contraction.conv_transpose(
+        replace(n, op="ConvTranspose", inputs=(n[0], n[1], n.get(3)), attrs=attrs), e
+    )
+
+
+def cdist(n: OnnxNode, e: Emitter) -> Value:
+    """The distance of each row of a to each row of b: |a|^2 - 2 a b' + |b|^2, and its root."""
+    a, b, metric = n[0], n[1], n.attr("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        expected = "euclidean or sqeuclidean"
+        raise ModelError("CDist: unknown metric", expected=expected, found=str(metric))
+    cross = e(t.Map("mul", (e(t.Matmul(a, e(t.Transpose(b, (1, 0))))),), (-2.0,)))
+    rows, columns = (
+        e(t.Reduce("sum", e(t.Map("mul", (v, v))), (1,), keepdims=True)) for v in (a, b)
+    )
+    square = plus(e, cross, rows, e(t.Transpose(columns, (1, 0))))
+    square = e(t.Map("max", (square,), (0.0,)))
+    return square if metric == "sqeuclidean" else e(t.Map("sqrt", (square,)))
+
+
+def inverse(n: OnnxNode, e: Emitter) -> Value:
+    """Work: 2 n^3 a matrix (Golub, Van Loan, Matrix Computations, 3.4)."""
+    *lead, rows, columns = n[0].type.shape
+    if rows != columns:
+        raise ModelError("Inverse: not a square matrix", found=str(n[0].type))
+    work = 2 * prod(lead) * rows**3
+    return e(t.Routine("inverse", (n[0],), (n[0].type,), work=work))
+
+
+# ---------------------------------------------------------------------------- mixture of experts
+
+
+def mixture_of_experts(n: OnnxNode, e: Emitter) -> Value:
+    """x [.., hidden], router scores [tokens, experts], then weights and biases of fc1, fc2, fc3.
+
+    Each token goes to its k best experts. Where there are no more such pairs than experts, each
+    reads its expert's weights; else all experts take an equal share of them, as the graph says.
+    """
+    x, scores = n[0], n[1]
+    experts, hidden = n[2].type.shape[0], x.type.shape[-1]
+    k, shape = int(n.attr("k", 1)), x.type.shape
+    if n.attr("use_sparse_mixer", 0):
+        raise ModelError("MoE: use_sparse_mixer is not supported", expected="0", found="1")
+    tokens = x.type.size // hidden
+    x = reshape(x, (tokens, hidden), e)
+    if n.attr("normalize_routing_weights", 0):
+        best, which = e.add(t.TopK(scores, k, 1))
+        shares = e(t.Softmax(best, 1))
+    else:
+        shares, which = e.add(t.TopK(e(t.Softmax(scores, 1)), k, 1))
+    pairs = tokens * k
+    which = e(t.Reshape(which, (pairs,)))
+    if pairs <= experts:
+        order: Value | None = None
+        groups, each = pairs, 1
+        rows = e(t.Broadcast(e(t.Reshape(x, (tokens, 1, hidden))), (tokens, k, hidden)))
+    else:
+        groups, each = experts, -(-pairs // experts)
+        e.assume(f"{n.name}: its {experts} experts taken as equally loaded, {each} tokens each")
+        _, order = e.add(t.TopK(which, pairs, 0, largest=False))
+        source = e(t.Map("div", (order,), (k,)))
+        rows = e(t.Gather(x, source))
+        if groups * each != pairs:
+            rows = e(t.Pad(rows, (0, 0), (groups * each - pairs, 0)))
+    rows = e(t.Reshape(rows, (groups, each, hidden)))
+
+    def weights(i: int) -> Value | None:
+        v = n.get(i)
+        return v if v is None or order is not None else e(t.Gather(v, which))
+
+    def layer(x: Value, i: int) -> Value:
+        w, bias = weights(i), weights(i + 1)
+        assert w is not None
+        y = e(t.Matmul(x, e(t.Transpose(w, (0, 2, 1)))))
+        return y if bias is None else plus(e, y, e(t.Reshape(bias, (groups, 1, w.type.shape[1]))))
+
+    inner = expert_activation(n, e, layer(rows, 2), None if n.get(6) is None else layer(rows, 6))
+    y = e(t.Reshape(layer(inner, 4), (groups * each, hidden)))
+    if order is not None:
+        y = part(e, y, 0, 0, pairs)
+        column = e(t.Broadcast(e(t.Reshape(order, (pairs, 1))), (pairs, hidden)))
+        y = e(t.ScatterElements(e.fill(0, y.type), column, y, 0))
+    y = e(t.Reshape(y, (tokens, k, hidden)))
+    y = e(t.Map("mul", (y, e(t.Reshape(shares, (tokens, k, 1))))))
+    return reshape(e(t.Reduce("sum", y, (1,))), shape, e)
+
+
+def expert_activation(n: OnnxNode, e: Emitter, y: Value, linear: Value | None) -> Value:
+    """relu, gelu, silu, identity or swiglu of the first product: G * sigmoid(alpha G) * (L + beta),
+    L being the third product, or every other column of the first, or its right half."""
+    kind = n.attr("activation_type", "relu")
+    fns = {"relu": "relu", "gelu": "gelu", "silu": "silu", "identity": "identity"}
+    if kind in fns:
+        y = y if kind == "identity" else e(t.Map(fns[kind], (y,)))
+        return y if linear is None else e(t.Map("mul", (y, linear)))
+    if kind != "swiglu":
+        raise ModelError("MoE: unknown activation", fix=nearest(str(kind), [*fns, "swiglu"]))
+    fusion = n.attr("swiglu_fusion", 0)
+    if fusion:
+        *lead, both = y.type.shape
+        half = both // 2
+        if fusion == 1:
+            pairs = e(t.Reshape(y, (*lead, half, 2)))
+            y, linear = (
+                e(t.Reshape(part(e, pairs, len(lead) + 1, i, 1), (*lead, half))) for i in (0, 1)
+            )
+        else:
+            y, linear = (part(e, y, len(lead), i * half, half) for i in (0, 1))
+    assert linear is not None
+    if (limit := n.attr("swiglu_limit")) is not None:
+        y = e(t.Map("min", (y,), (float(limit),)))
+        linear = e(t.Map("clip", (linear,), (-float(limit), float(limit))))
+    alpha, beta = float(n.attr("activation_alpha", 1.0)), float(n.attr("activation_beta", 0.0))
+    gate = y if alpha == 1 else e(t.Map("mul", (y,), (alpha,)))
+    y = e(t.Map("mul", (y, e(t.Map("sigmoid", (gate,))))))
+    linear = linear if beta == 0 else e(t.Map("add", (linear,), (beta,)))
+    return e(t.Map("mul", (y, linear)))
+
+
+# ---------------------------------------------------------------------------- positions
+
+
+def relative_position_bias(n: OnnxNode, e: Emitter) -> Value:
+    """table [buckets, heads], query and key length: T5's bias [1, heads, q, k].
+
+    Raffel et al., Exploring the Limits of Transfer Learning, 2020: near distances have a bucket
+    each, far ones share them by logarithm.
+    """
+    table = n[0]
+    queries, keys = (n.ints(i, "the lengths")[0] for i in (1, 2))
+    both_ways, most = bool(n.attr("is_bidirectional", 0)), n.attr("max_distance")
+    buckets, heads = table.type.shape
+
+    def places() -> np.ndarray:
+        far = np.arange(keys) - np.arange(queries)[:, None]
+        count, start = buckets, np.zeros(far.shape, np.int64)
+        if both_ways:
+            count //= 2
+            start = np.where(far > 0, count, 0)
+            far = np.abs(far)
+        else:
+            far = np.maximum(-far, 0)
+        exact = count // 2
+        ratio = np.log(np.maximum(far, 1) / exact) / log(most / exact)
+        large = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
+        return start + np.where(far < exact, far, large)
+
+    indices = e.lazy(TensorType((queries, keys), i64), places, "buckets")
+    bias = e(t.Transpose(e(t.Gather(table, indices)), (2, 0, 1)))
+    return e(t.Reshape(bias, (1, heads, queries, keys)))
+
+
+def gated_relative_position_bias(n: OnnxNode, e: Emitter) -> Value:
+    """query, its bias, position bias, weight, its bias, eco_a: WavLM's gate on the position bias.
+
+    Chen et al., WavLM, 2022, section III B.
+    """
+    if n.get(6) is not None:
+        raise ModelError(f"{n.op}: token_offset (packed tokens) is not supported")
+    q = split_heads(e, plus(e, n[0], n[1]), n.attr("num_heads"))
+    lead = q.type.shape[:-1]
+    columns = n[3].type.shape[1]
+    y = plus(e, e(t.Matmul(q, n[3])), n[4])
+    y = e(t.Reduce("sum", e(t.Reshape(y, (*lead, 2, columns // 2))), (4,)))
+    y = e(t.Map("sigmoid", (y,)))
+    u, r = (part(e, y, 3, i, 1) for i in (0, 1))
+    gate = e(t.Map("sub", (e(t.Map("mul", (r, n[5]))),), (1.0,)))
+    gate = e(t.Map("add", (e(t.Map("mul", (u, gate))),), (2.0,)))
+    return e(t.Map("mul", (gate, n[2])))
+
+
+# ---------------------------------------------------------------------------- layout, indexing
+
+
+def ms_pad(n: OnnxNode, e: Emitter) -> Value:
+    """Pads may come as [1, 2 * rank]."""
+    pads = e.constant(n.ints(1, "the pads"), i64)
+    return layout.pad(replace(n, inputs=(n[0], pads, n.get(2))), e)
+
+
+def ms_range(n: OnnxNode, e: Emitter) -> Value:
+    """The step is 1 where none is given; bounds may have one axis."""
+    step = n.get(2)
+    step = e.constant(1, n[0].type.dtype) if step is None else step
+    bounds = tuple(reshape(v, (), e) for v in (n[0], n[1], step))
+    return layout.range_(replace(n, inputs=bounds), e)
+
+
+def ms_unique(n: OnnxNode, e: Emitter) -> Results:
+    """Values by first place, which of them each cell is, counts."""
+    attrs = {k: n.attrs[k] for k in n.attrs} | {"sorted": 0}
+    values, _, which, counts = layout.unique(replace(n, attrs=attrs), e)
+    return values, which, counts
+
+
+def expand_dims(n: OnnxNode, e: Emitter) -> Value:
+    shape = n[0].type.shape
+    axis = n.from_front(n.ints(1, "the axis")[0], len(shape) + 1)
+    return e(t.Reshape(n[0], (*shape[:axis], 1, *shape[axis:])))
+
+
+def torch_embedding(n: OnnxNode, e: Emitter) -> Value:
+    return e(t.Gather(n[0], n[1]))
+
+
+def unfold(n: OnnxNode, e: Emitter) -> Value:
+    """All slices of `size` along `dim`, `step` apart, as a new last axis."""
+    x = n[0]
+    axis = n.axis(x.type.rank, -1, "dim")
+    size, step = n.attr("size"), n.attr("step", 1)
+    count = (x.type.shape[axis] - size) // step + 1
+    cells = np.arange(count)[:, None] * step + np.arange(size)
+    y = e(t.Gather(x, e.constant(cells, i64), axis))
+    order = [i for i in range(y.type.rank) if i != axis + 1]
+    return transpose(y, (*order, axis + 1), e)
+
+
+def is_all_finite(n: OnnxNode, e: Emitter) -> Value:
+    """Whether no operand holds an infinity or, unless isinf_only, a NaN."""
+    found: Value | None = None
+    for x in n.inputs:
+        if x is None:
+            continue
+        tests = [
+            e(t.Map(fn, (x,)))
+            for fn, off in (("isinf", "isnan_only"), ("isnan", "isinf_only"))
+            if not n.attr(off, 0)
+        ]
+        odd = tests[0] if len(tests) == 1 else e(t.Map("or", tuple(tests)))
+        some = e(t.Reduce("max", cast(e, odd, i32), tuple(range(x.type.rank))))
+        found = some if found is None else e(t.Map("max", (found, some)))
+    if found is None:
+        raise ModelError("IsAllFinite: no operands")
+    return e(t.Map("eq", (found,), (0,)))
+
+
+# ---------------------------------------------------------------------------- images, signals
+
+
+def crop_and_resize(n: OnnxNode, e: Emitter) -> Value:
+    """x [n, c, h, w], boxes [r, 4] (y1, x1, y2, x2, normalised), which image each is of, and the
+    crops' size. Work: as a bilinear resize, 8 a cell."""
+    x, boxes, images = n[0], n[1], n[2]
+    size = n.ints(3, "the size of the crops")
+    mode = n.attr("mode", "bilinear")
+    if mode not in ("bilinear", "nearest"):
+        expected = "bilinear or nearest"
+        raise ModelError("CropAndResize: unknown mode", expected=expected, found=str(mode))
+    result = TensorType((boxes.type.shape[0], x.type.shape[1], *size), x.type.dtype)
+    attrs = (("size", size), ("mode", str(mode)), ("outside", n.attr("extrapolation_value", 0.0)))
+    work = 8 * result.size if mode == "bilinear" else 0
+    return e(t.Routine("crop_and_resize", (x, boxes, images), (result,), attrs, work))
+
+
+def rfft(n: OnnxNode, e: Emitter) -> Value:
+    """The one-sided transform of the last axis, real and imaginary parts in a new last axis."""
+    check_signal(n)
+    x = e(t.Reshape(n[0], (*n[0].type.shape, 1)))
+    return sampling.dft(fourier(n, x, {"onesided": 1, "axis": x.type.rank - 2}), e)
+
+
+def irfft(n: OnnxNode, e: Emitter) -> Value:
+    """The real signal of which the last two axes are the one-sided transform."""
+    check_signal(n)
+    rank = n[0].type.rank
+    y = sampling.dft(fourier(n, n[0], {"onesided": 1, "inverse": 1, "axis": rank - 2}), e)
+    return e(t.Reshape(y, y.type.shape[:-1]))
+
+
+def fourier(n: OnnxNode, x: Value, attrs: dict[str, int]) -> OnnxNode:
+    return replace(n, op="DFT", domain="", version=17, inputs=(x,), attrs=attrs)
+
+
+def check_signal(n: OnnxNode) -> None:
+    if n.attr("signal_ndim", 1) != 1 or n.attr("normalized", 0) or not n.attr("onesided", 1):
+        raise ModelError(
+            f"{n.op}: only the plain transform is supported",
+            expected="signal_ndim = 1, normalized = 0, onesided = 1",
+        )
+
+
+def ms_grid_sample(n: OnnxNode, e: Emitter) -> Value:
+    modes = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest"}
+    if n.attr("mode", "bilinear") not in modes:
+        raise ModelError("GridSample: unknown mode", fix=nearest(str(n.attr("mode")), modes))
+    return sampling.CONVERTERS["GridSample"](replace(n, domain="", version=16), e)
+
+
+# ---------------------------------------------------------------------------- not analysed
+
+
+def like(*operands: int) -> Converter:
+    """An operator of whose results only the types are known: those of these operands."""
+
+    def convert(n: OnnxNode, e: Emitter) -> Results:
+        types = [n[i].type for i, _ in zip(operands, n.outputs, strict=False)]
+        return n.walk.opaque(n, types)
+
+    return convert
+
+
+def remove_padding(n: OnnxNode, e: Emitter) -> Results:
+    """Tokens that are not padding, packed: taken to be all."""
+    b, s, hidden = n[0].type.shape
+    e.assume(f"{n.name}: all {b * s} tokens taken as valid")
+    gives = (
+        TensorType((b * s, hidden), n[0].type.dtype),
+        TensorType((b, s), i32),
+        TensorType((b + 1,), i32),
+        TensorType((1,), i32),
+    )
+    return n.walk.opaque(n, gives)
+
+
+def restore_padding(n: OnnxNode, e: Emitter) -> Results:
+    b, s = n[1].type.shape
+    return n.walk.opaque(n, (TensorType((b, s, n[0].type.shape[1]), n[0].type.dtype),))
+
+
+def packed_attention(n: OnnxNode, e: Emitter) -> Results:
+    """input [tokens, hidden], merged weights."""
+    sizes = n.attr("qkv_hidden_sizes") or (n[1].type.shape[1] // 3,) * 3
+    return n.walk.opaque(n, (TensorType((n[0].type.shape[0], sizes[2]), n[0].type.dtype),))
+
+
+def packed_multi_head(n: OnnxNode, e: Emitter) -> Results:
+    """q [tokens, hidden] or packed [tokens, heads, 3, d], k, v."""
+    tokens, heads, *_ = n[0].type.shape
+    width = heads * n[0].type.shape[3] if n[0].type.rank == 4 else n[2].type.shape[1]
+    return n.walk.opaque(n, (TensorType((tokens, width), n[0].type.dtype),))
+
+
+def paged_attention(n: OnnxNode, e: Emitter) -> Results:
+    """q [tokens, hidden] (with k and v packed behind it where they are not given), caches."""
+    tokens, hidden = n[0].type.shape
+    if n.get(1) is None:
+        heads, groups = n.attr("num_heads"), n.attr("kv_num_heads")
+        hidden = hidden * heads // (heads + 2 * groups)
+    types = [TensorType((tokens, hidden), n[0].type.dtype), n[3].type, n[4].type]
+    return n.walk.opaque(n, types[: len(n.outputs)])
+
+
+def sparse_attention(n: OnnxNode, e: Emitter) -> Results:
+    b, s, hidden = n[0].type.shape
+    if n.get(1) is None:
+        heads, groups = n.attr("num_heads"), n.attr("kv_num_heads")
+        hidden = hidden * heads // (heads + 2 * groups)
+    types = [TensorType((b, s, hidden), n[0].type.dtype), n[3].type, n[4].type]
+    return n.walk.opaque(n, types[: len(n.outputs)])
+
+
+def refuse(why: str, fix: str) -> Converter:
+    def convert(n: OnnxNode, e: Emitter) -> Results:
+        raise ModelError(f"{n.op}: {why}", fix=fix)
+
+    return convert
+
+
+generates = refuse(
+    "the operator runs whole models in a loop of its own",
+    "analyse the encoder and the decoder model by themselves",
+)
+blocked = refuse(
+    "the model was optimised for one CPU: its tensors lie in that CPU's channel blocks",
+    "analyse the original model, or save it with graph_optimization_level ORT_ENABLE_EXTENDED",
+)
+
+
+MICROSOFT: dict[str, Converter] = {
+    "Gelu": with_bias("gelu"),
+    "BiasGelu": with_bias("gelu"),
+    "FastGelu": with_bias("gelu_tanh"),
+    "QuickGelu": quick_gelu,
+    "BiasAdd": bias_add,
+    "BiasSplitGelu": bias_split_gelu,
+    "BiasDropout": bias_dropout,
+    "BitmaskBiasDropout": bias_dropout,
+    "BitmaskDropout": bitmask_dropout,
+    "BiasSoftmax": bias_softmax,
+    "ComplexMul": complex_product(conjugate=False),
+    "ComplexMulConj": complex_product(conjugate=True),
+    "SkipLayerNormalization": skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": skip_rms_norm,
+    "SimplifiedLayerNormalization": rms_norm,
+    "EmbedLayerNormalization": embed_layer_norm,
+    "GroupNorm": group_norm,
+    "SkipGroupNorm": group_norm,
+    "FusedMatMul": fused_matmul,
+    "TransposeMatMul": fused_matmul,
+    "FusedMatMulActivation": fused_matmul,
+    "FusedGemm": fused_gemm,
+    "GemmFastGelu": gemm_fast_gelu,
+    "FusedConv": fused_conv(channels_last=False),
+    "NhwcConv": fused_conv(channels_last=True),
+    "NhwcFusedConv": fused_conv(channels_last=True),
+    "NhwcMaxPool": nhwc_max_pool,
+    "ConvTransposeWithDynamicPads": conv_transpose_dynamic_pads,
+    "CDist": cdist,
+    "Inverse": inverse,
+    "MoE": mixture_of_experts,
+    "QMoE": like(0),
+    "RelativePositionBias": relative_position_bias,
+    "GatedRelativePositionBias": gated_relative_position_bias,
+    "Pad": ms_pad,
+    "Range": ms_range,
+    "Unique": ms_unique,
+    "Trilu": layout.trilu,
+    "GatherND": layout.gather_nd,
+    "ExpandDims": expand_dims,
+    "TorchEmbedding": torch_embedding,
+    "UnfoldTensor": unfold,
+    "IsAllFinite": is_all_finite,
+    "CropAndResize": crop_and_resize,
+    "GridSample": ms_grid_sample,
+    "Rfft": rfft,
+    "Irfft": irfft,
+    "NGramRepeatBlock": like(1),
+    "RemovePadding": remove_padding,
+    "RestorePadding": restore_padding,
+    "PackedAttention": packed_attention,
+    "PackedMultiHeadAttention": packed_multi_head,
+    "PagedAttention": paged_attention,
+    "SparseAttention": sparse_attention,
+    "LongformerAttention": like(0),
+    **dict.fromkeys(("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"), generates),
+}
+BLOCKED = (
+    *("ReorderInput", "ReorderOutput", "Conv", "MaxPool", "AveragePool"),
+    *("GlobalMaxPool", "GlobalAveragePool", "Upsample"),
+)
+
+CONVERTERS: dict[str, Converter] = {
+    **{f"com.microsoft::{name}": converter for name, converter in MICROSOFT.items()},
+    **{f"com.microsoft.nchwc::{name}": blocked for name in BLOCKED},
+    "SimplifiedLayerNormalization": rms_norm,  # onnxruntime writes it in ONNX's own domain
+}
