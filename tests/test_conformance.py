@@ -12,10 +12,15 @@ import pytest
 TOOL = Path(__file__).parent.parent / "tools" / "conformance.py"
 
 # Cases that fail, with the stage. One that passes must leave this list, and none may join it.
-KNOWN: dict[str, str] = {}
+KNOWN = {f"test_not_{n}d": "imported" for n in (2, 3, 4)}  # opset 1
 
 # Totals may rise, never fall: raise them here when they do.
-FLOORS = {"cases": 1884, "imported": 0, "static": 0, "text": 0, "evaluated": 0}
+FLOORS = {
+    "cases": 1884,
+    **dict.fromkeys(("imported", "text", "evaluated", "canonicalize", "fuse", "legalize"), 1817),
+    "static": 1794,
+}
+MOST_REFUSED = 64  # text, sequences, optionals
 
 
 @pytest.fixture(scope="module")
@@ -38,4 +43,4 @@ def test_every_node_case(tool: ModuleType):
     assert failed == KNOWN, "cases that pass now, or fail elsewhere: update KNOWN"
     totals = tool.totals(outcomes)
     assert {k: v for k, v in totals.items() if v < FLOORS.get(k, 0)} == {}
-
+    assert totals["refused"] <= MOST_REFUSED

@@ -383,4 +383,22 @@ class _Scan:
         return e(t.Transpose(x, (*rest[:axis], 0, *rest[axis:])))
 
 
-CONVERTERS: dict[str, Converter] = {"If": if_, "Loop": loop, "Scan": scan}
+# ---------------------------------------------------------------------------- optionals
+
+
+def has_element(n: OnnxNode, e: Emitter) -> Value:
+    """Whether there is an operand: optional types are refused, so one that is there has one."""
+    return e.constant(n.get(0) is not None, bool_)
+
+
+def get_element(n: OnnxNode, e: Emitter) -> Value:
+    return n[0]
+
+
+CONVERTERS: dict[str, Converter] = {
+    "If": if_,
+    "Loop": loop,
+    "OptionalGetElement": get_element,
+    "OptionalHasElement": has_element,
+    "Scan": scan,
+}
