@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuir.frontends.onnx.emit import Emitter, OnnxNode, UnknownValue
+from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.proto import (
     LARGEST,
     NUMBERS,
@@ -38,7 +40,7 @@ from gpuir.ops import tensor as t
 if TYPE_CHECKING:
     from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-OLDEST = 7  # the first opset whose operators broadcast as they do now
+NOT_TENSORS = re.compile("^Optional|^Sequence|Sequence$|^String|^Regex")  # operators
 DEEPEST_CALL = 64  # functions within functions
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -296,14 +298,13 @@ class _Load:
             opsets[""] = newest
             if any(not _domain(node.domain) for node in self.source.model.graph.node):
                 self.warn(f"{self.source.name}: no opset is named; {newest} is assumed")
-        if not OLDEST <= opsets[""] <= newest:
+        if not 1 <= opsets[""] <= newest:
             raise ModelError(
                 f"opset {opsets['']} is not supported",
                 where=self.source.name,
-                expected=f"{OLDEST} to {newest}",
+                expected=f"1 to {newest}",
                 found=str(opsets[""]),
-                fix="convert the model with onnx.version_converter"
-                + ("" if opsets[""] < OLDEST else ", or upgrade the onnx package"),
+                fix="upgrade the onnx package, or convert the model with onnx.version_converter",
             )
         return opsets
 
@@ -813,6 +814,8 @@ class Walk:
             emit=self.emit,
             walk=self,
         )
+        if n.version < MODERN and not step.domain:
+            n = modernise(n)
         converter = CONVERTERS.get(key)
         if converter is None:
             return False, self.unconverted(step, n, attributes)
@@ -880,7 +883,6 @@ class Walk:
         opaque op. In ONNX's own domain, one that does not exist is an error."""
         from onnx import defs
 
-        key = _key(step.op, step.domain)
         try:
             schema = defs.get_schema(step.op, n.version, step.domain)
         except defs.SchemaError:
@@ -893,6 +895,12 @@ class Walk:
                 if step.op in known
                 else _nearest(step.op, known),
             )
+        if not step.domain and NOT_TENSORS.search(step.op):
+            raise ModelError(
+                f"{step.op} works on strings, sequences or optional values",
+                expected="operators on tensors of numbers, which is what gpuir analyses",
+                fix="cut this part off the model, or export it without such values",
+            )
         if schema is not None:
             function = self.schema_function(schema, step, n, attributes)
             if function is not None:
@@ -904,6 +912,7 @@ class Walk:
     def opaque(self, n: OnnxNode, types: Sequence[TensorType]) -> tuple[Value, ...]:
         """An operator whose results' types are all that is known of it, as a `t.opaque`."""
         key = _key(n.op, n.domain)
+        key = _key(step.op, step.domain)
         operands = tuple(v for v in n.inputs if v is not None)
         self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
         self.load.warn(
