@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from gpuir.backends.report import Summary
-    from gpuir.cost.table import Line
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
@@ -38,10 +37,10 @@ __all__ = [
     "Tile",
     "analyze",
     "apply",
-    "explain",
     "extract",
     "load",
     "load_target",
+    "load_text",
     "lower",
     "parse",
     "parse_schedule",
@@ -87,10 +86,10 @@ class LoadOptions(TypedDict, total=False):
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
     loops by node name; `strict` refuses an operator that has no converter."""
 
-    dims: Mapping[str, int] | None
-    inputs: Mapping[str, Sequence[int]] | None
-    values: Mapping[str, Sequence[float]] | None
-    trip_counts: Mapping[str, int] | None
+    dims: Mapping[str, int]
+    inputs: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, Sequence[float]]
+    trip_counts: Mapping[str, int]
     strict: bool
 
 
@@ -107,7 +106,7 @@ def load(
     """
     path = fspath(path)
     if path.endswith(".gir"):
-        return _load_text(path, options)
+        return _load_text_file(path, options)
     from gpuir.frontends.onnx.load import load as load_onnx
 
     model = load_onnx(path, **options)
@@ -116,10 +115,8 @@ def load(
     return model.graph
 
 
-def _load_text(path: str, options: LoadOptions) -> Graph:
-    from gpuir.ir.errors import ModelError, TextError, UsageError, VerifyError
-    from gpuir.ir.verify import verify
-    from gpuir.text import parse
+def _load_text_file(path: str, options: LoadOptions) -> Graph:
+    from gpuir.ir.errors import ModelError, UsageError
 
     given = [name for name in ("dims", "inputs", "values", "trip_counts") if options.get(name)]
     if given:
@@ -130,16 +127,27 @@ def _load_text(path: str, options: LoadOptions) -> Graph:
         )
     try:
         with open(path, encoding="utf-8") as file:
-            graph = parse(file.read(), path)
+            text = file.read()
     except OSError as error:
         raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
     except UnicodeDecodeError as error:
         raise ModelError("not a text file", where=path, found=str(error)) from error
+    return load_text(text, path)
+
+
+def load_text(text: str, source: str = "<text>") -> Graph:
+    """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
+    from gpuir.ir.errors import TextError, VerifyError
+    from gpuir.ir.verify import verify
+    from gpuir.text import parse
+
+    graph = parse(text, source)
     try:
         verify(graph)
     except VerifyError as error:
+        where = f"{source}: {error.where}"
         raise TextError(
-            error.what, where=f"{path}: {error.where}", expected=error.expected, found=error.found
+            error.what, where=where, expected=error.expected, found=error.found
         ) from error
     return graph
 
@@ -171,6 +179,7 @@ def analyze(
     *,
     predictor: str = "tile",
     schedule: str | PathLike[str] = "",
+    tf32: bool = False,
     watch: Watch | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
@@ -178,7 +187,8 @@ def analyze(
 
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
     is costed comes back as it is. `schedule` is a file of tiles to use where it names a kernel.
-    `target` is a name, a path, or either with numbers changed: `a100+sms=120`.
+    `target` is a name, a path, or either with numbers changed: `a100+sms=120`. `tf32` lets f32
+    products run on the matrix units.
     """
     from gpuir.ir.graph import Graph, Level
     from gpuir.passes.annotate import Annotate
@@ -189,10 +199,10 @@ def analyze(
     _check_target(g, target)
     g = lower(g, watch=watch)
     if g.level == Level.kernel:
-        tile = TilePass(target=str(target), schedule=fspath(schedule))
+        tile = TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32)
         g = Pipeline((tile,)).run(g, watch=watch)
     if g.level == Level.tiled:
-        g = Pipeline((Annotate(predictor=predictor),)).run(g, watch=watch)
+        g = Pipeline((Annotate(predictor=predictor, tf32=tf32),)).run(g, watch=watch)
     return g
 
 
@@ -212,19 +222,6 @@ def _check_target(g: Graph, target: str | None) -> None:
             found=target,
             fix="start from a graph of level kernel or before",
         )
-
-
-def explain(graph: Graph, name: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
-    """The path of one kernel of a costed graph, and every quantity that led to its cost.
-
-    `name` is the kernel's first result, or a model node it stands for: whole, or its end.
-    UsageError, with the nearest names, when it is none or several.
-    """
-    from gpuir.backends.report import find_kernel
-    from gpuir.cost.table import explain_cost
-
-    kernel = find_kernel(graph, name)
-    return kernel.path, explain_cost(kernel.node, str(graph.target))
 
 
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:

@@ -101,10 +101,8 @@ def _kernel(x: Kernel) -> dict[str, Any]:
 
 
 def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
-    """A row a kernel and target, in graph order; times in seconds, facts in columns of their own."""
-    facts = dict.fromkeys(
-        name for s in summaries for x in s.kernels for name, _ in x.cost.facts
-    )
+    """A row a kernel and target, in graph order; times in seconds, a column a fact."""
+    facts = dict.fromkeys(name for s in summaries for x in s.kernels for name, _ in x.cost.facts)
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(

@@ -184,7 +184,7 @@ def summarize(
     return Summary(
         model=graph.name,
         device=device,
-        by=tuple(sorted({x.cost.by for x in kernels})),
+        by=tuple(sorted({x.cost.by for x in kernels if x.cost.terms})),
         latency_s=sum(x.time_s for x in running),
         launches=sum(x.launches for x in running),
         views=sum(isinstance(x.node.op, k.View) for x in kernels),
@@ -214,9 +214,9 @@ def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]
         if not op.control:
             yield Kernel(here, node, runs, cost, op.flops(), _bytes(node, cost))
             continue
-        inner = [list(_kernels(r, here, n)) for r, n in _regions(node, runs)]
-        yield from (x for kernels in inner for x in kernels)
-        rest = cost.time_s - sum(x.time_s for x in sum(inner, [])) / max(runs, 1)
+        inner = [x for r, n in _regions(node, runs) for x in _kernels(r, here, n)]
+        yield from inner
+        rest = cost.time_s - sum(x.time_s for x in inner) / max(runs, 1)
         if runs and rest > 1e-9 * cost.time_s:
             own = Cost(rest, "latency", cost.by, (("latency", rest),))
             yield Kernel(here, node, runs, own, 0, 0, rest=True)

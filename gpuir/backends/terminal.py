@@ -5,17 +5,23 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from unicodedata import east_asian_width
 
 from gpuir.backends.report import Kernel, Summary, node_name
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.notes import Bound
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-STYLES = {"compute": "green", "memory": "cyan", "latency": "yellow"}
+STYLES = {  # of a title, of notes, and of words that mean something where they fill a cell
+    "bold": "1",
+    "dim": "2",
+    "compute": "32",
+    "memory": "36",
+    "latency": "33",
+    "explained": "36",
+    "doubtful": "1;31",
+    "illegal": "1;31",
+}
 NAME_WIDTH = 22  # a layer's name gets at least so much room before columns are dropped
 GAP = 2
 
@@ -34,13 +40,32 @@ class Column(NamedTuple):
 
     title: str
     keep: int
-    cell: Callable[[Kernel], str]
+    cell: Callable[[Alike], str]
     right: bool = True
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Kernels with the same nest, tile and cost: layers repeat."""
+
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def one(self) -> Kernel:
+        return self.kernels[0]
+
+    @property
+    def runs(self) -> int:
+        return sum(x.runs for x in self.kernels)
+
+    @property
+    def time_s(self) -> float:
+        return self.runs * self.one.cost.time_s
 
 
 def report(summaries: Sequence[Summary], layout: Layout) -> str:
     """Head, slowest kernels, totals, coverage and assumptions; or a comparison of targets."""
-    page = Page(layout)
+    page = Page(layout.width, layout.color)
     if len(summaries) == 1:
         _single(summaries[0], page, layout)
     else:
@@ -51,48 +76,70 @@ def report(summaries: Sequence[Summary], layout: Layout) -> str:
 class Page:
     """Lines and tables of a given width, as plain text or with colour codes."""
 
-    def __init__(self, layout: Layout):
-        from rich.console import Console
-
-        self.width = layout.width
-        self._file = StringIO()
-        self._console = Console(
-            file=self._file,
-            width=layout.width,
-            force_terminal=layout.color,
-            color_system="standard" if layout.color else None,
-            markup=False,
-            emoji=False,
-            highlight=False,
-            legacy_windows=False,
-        )
+    def __init__(self, width: int, color: bool = False):
+        self.width, self.color = width, color
+        self._lines: list[str] = []
 
     def line(self, text: str = "", style: str = "") -> None:
-        self._console.print(text, style=style or None, soft_wrap=True)
+        self._lines.append(self.styled(text.rstrip(), style))
+
+    def styled(self, text: str, style: str) -> str:
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.color and style and text else text
 
     def wrapped(self, label: str, text: str, indent: int = 11) -> None:
         """`label` in a left margin, `text` wrapped in the room beside it."""
         room = max(self.width - indent, 20)
         lines = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
         for i, part in enumerate(lines):
-            margin = label if i == 0 else ""
+            margin = "" if i else label
             self.line(f"{margin:{indent}}{part}")
 
-    def table(self, table: Table) -> None:
-        self._console.print(table)
+    def table(self, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
+        """Rows under bold titles; a column is its title and whether it is set to the right. What
+        does not fit is cut from the last column, and never from another."""
+        cells = [[title for title, _ in columns], *rows]
+        widths = [max(cell_width(row[i]) for row in cells) for i in range(len(columns))]
+        room = self.width - sum(widths[:-1]) - GAP * (len(columns) - 1)
+        widths[-1] = min(widths[-1], max(room, len(columns[-1][0]), 8))
+        for j, row in enumerate(cells):
+            parts: list[str] = []
+            for text, width, (_, right) in zip(row, widths, columns, strict=True):
+                text = cut(text, width)
+                pad = " " * (width - cell_width(text))
+                style = "bold" if j == 0 else text if text in STYLES else ""
+                text = self.styled(text, style)
+                parts.append(pad + text if right else text + pad)
+            self.line((" " * GAP).join(parts))
 
     def text(self) -> str:
-        return "".join(f"{line.rstrip()}\n" for line in self._file.getvalue().splitlines())
+        return "".join(f"{line}\n" for line in self._lines)
 
 
-def plain_table(*columns: tuple[str, bool]) -> Table:
-    """An unboxed table; a column is its title and whether it is set to the right."""
-    from rich.table import Table
+def cell_width(text: str) -> int:
+    """Columns that a text takes on a terminal: Chinese, Japanese and Korean take two each."""
+    return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)
 
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for title, right in columns:
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
-    return table
+
+def cut(text: str, width: int) -> str:
+    """`text` in `width` columns, its end left out where it is longer."""
+    if cell_width(text) <= width:
+        return text
+    while text and cell_width(text) >= width:
+        text = text[:-1]
+    return text + "…"
+
+
+def elided(text: str, width: int) -> str:
+    """`text` in `width` columns, its middle left out where it is longer: the end tells most."""
+    if cell_width(text) <= width:
+        return text
+    head = cut(text, max((width - 1) // 3 + 1, 1))
+    tail = ""
+    for c in reversed(text):
+        if cell_width(head) + cell_width(c + tail) > width:
+            break
+        tail = c + tail
+    return head + tail
 
 
 # ---------------------------------------------------------------------------- one target
@@ -123,9 +170,12 @@ def _head(s: Summary, page: Page) -> None:
     if s.latency_s:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
-        page.wrapped("work", f"{flops}, {moved}")
-        page.wrapped("bound", f"{bounds(s.bounds, s.latency_s)} (share of time)")
+        page.wrapped("work", f"{flops}; device memory {moved}")
+        page.wrapped("bound", f"{bounds(s.bounds, s.latency_s)}, by share of time")
     page.wrapped("predictor", ", ".join(s.by) or "none: nothing to run")
+    if not any(share.nodes for share in s.coverage[1:]):
+        folded = f", {s.folded:,} folded" if s.folded else ""
+        page.wrapped("coverage", f"all {s.nodes:,} model nodes{folded}")
 
 
 def rate(s: Summary) -> str:
@@ -147,44 +197,60 @@ def bounds(shares: Sequence[tuple[Bound, float]], whole: float) -> str:
 
 
 def _slowest(s: Summary, page: Page, layout: Layout) -> None:
-    slowest = s.slowest()
-    rows = slowest[: layout.top]
+    groups = alike(s)
+    rows = groups[: layout.top]
     if not rows:
         return
     columns = [
         Column("time", 9, lambda x: quantity(x.time_s, "s")),
         Column("share", 9, lambda x: percent(x.time_s, s.latency_s)),
         Column("runs", 6, lambda x: f"x{x.runs:,}" if x.runs != 1 else ""),
-        Column("kernel", 8, lambda x: x.kind, right=False),
-        Column("bound", 7, lambda x: x.cost.bound, right=False),
-        Column("peak", 5, lambda x: _fact(x, "peak_share", percent)),
-        Column("waves", 4, lambda x: _fact(x, "waves", _short)),
-        Column("occup", 3, lambda x: _fact(x, "occupancy", percent)),
-        Column("tile", 2, lambda x: tile_text(x), right=False),
+        Column("each", 1, lambda x: quantity(x.one.cost.time_s, "s") if x.runs != 1 else ""),
+        Column("kernel", 8, lambda x: x.one.kind, right=False),
+        Column("bound", 7, lambda x: x.one.cost.bound, right=False),
+        Column("peak", 5, lambda x: peak_text(x.one)),
+        Column("waves", 4, lambda x: _fact(x.one, "waves", _short)),
+        Column("occup", 3, lambda x: _fact(x.one, "occupancy", percent)),
+        Column("tile", 2, lambda x: tile_text(x.one), right=False),
     ]
     columns = [c for c in columns if any(c.cell(x) for x in rows)]
-    room = page.width - NAME_WIDTH
+    names = [layer(x) for x in rows]
+    room = page.width - min(NAME_WIDTH, max(map(len, names)))
     while (used := sum(_width(c, rows) + GAP for c in columns)) > room and len(columns) > 3:
         columns.remove(min(columns, key=lambda c: c.keep))
-    table = plain_table(*((c.title, c.right) for c in columns), ("layer", False))
-    for x in rows:
-        cells = (_styled(c.cell(x)) for c in columns)
-        table.add_row(*cells, elided(layer(x), max(page.width - used, 8)))
+    room = max(page.width - used, 8)
+    cells = [
+        [*(c.cell(x) for c in columns), elided(name, room)]
+        for x, name in zip(rows, names, strict=True)
+    ]
     page.line()
-    page.table(table)
-    others = slowest[layout.top :]
-    if others:
-        time = sum(x.time_s for x in others)
+    page.table([*((c.title, c.right) for c in columns), ("layer", False)], cells)
+    rest = groups[layout.top :]
+    if rest:
+        time, count = sum(x.time_s for x in rest), sum(len(x.kernels) for x in rest)
         share = percent(time, s.latency_s)
-        page.line(f"{len(others):,} more take {quantity(time, 's')}, {share}: see --top", "dim")
+        page.line(f"{count:,} more take {quantity(time, 's')}, {share}: see --top", "dim")
 
 
-def _styled(cell: str) -> str:
-    return cell
+def alike(s: Summary) -> list[Alike]:
+    """The kernels that take time, equal ones together, the slowest group first."""
+    groups: dict[object, list[Kernel]] = {}
+    for x in s.kernels:
+        if x.time_s > 0:
+            groups.setdefault((x.kind, x.shape, x.tile, x.cost, x.flops, x.rest), []).append(x)
+    return sorted((Alike(tuple(g)) for g in groups.values()), key=lambda x: -x.time_s)
 
 
-def _width(column: Column, rows: Sequence[Kernel]) -> int:
+def _width(column: Column, rows: Sequence[Alike]) -> int:
     return max(len(column.title), *(len(column.cell(x)) for x in rows))
+
+
+def peak_text(x: Kernel) -> str:
+    """Share of the rate that bounds it: of flop/s, of memory bandwidth, or the larger."""
+    flops, moved = x.cost.fact("peak_share"), x.cost.fact("dram_share")
+    shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved)}[x.cost.bound]
+    known = [share for share in shares if share is not None]
+    return percent(max(known)) if known else ""
 
 
 def _fact(x: Kernel, name: str, text: Callable[[float], str]) -> str:
@@ -197,71 +263,93 @@ def _short(value: float) -> str:
 
 
 def tile_text(x: Kernel) -> str:
-    """`128x64x32` in the order of the loop nest; `/4` where blocks share the reduced dimension."""
+    """`128x64x32` in the order of the loop nest, batch and heads left out where the tile holds one;
+    `/4` behind it where so many blocks share the reduced dimension."""
     if x.tile is None:
         return ""
-    return "x".join(str(n) for _, n in x.tile.dims) + (f"/{x.tile.split}" if x.tile.split > 1 else "")
+    dims = [str(n) for d, n in x.tile.dims if n > 1 or d not in "bh"]
+    return "x".join(dims) + (f"/{x.tile.split}" if x.tile.split > 1 else "")
 
 
-def layer(x: Kernel) -> str:
-    """The first model node a kernel stands for, and how many more; inside a loop, after its own."""
-    names = list(dict.fromkeys(map(node_name, x.locs)))
-    more = f" +{len(names) - 1}" if len(names) > 1 else ""
-    return names[0] + more if names else x.name
+def layer(x: Alike) -> str:
+    """The first model node that the kernels stand for, and how many more; of several kernels, what
+    their names have in common."""
+    first = [node_name(k.locs[0]) if k.locs else k.name for k in x.kernels]
+    more = len(dict.fromkeys(x.one.locs)) - 1
+    return pattern(first) + (f" +{more}" if more > 0 else "")
 
 
-def elided(text: str, width: int) -> str:
-    """`text` in `width` characters, its middle left out where it is longer."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+def pattern(names: Sequence[str]) -> str:
+    """`layer.*/MatMul` for names that begin and end alike; else the first of them and dots."""
+    first, last = min(names), max(names)
+    if first == last:
+        return first
+    head = _alike(first, last)
+    backwards = [name[head:][::-1] for name in names]
+    tail = _alike(min(backwards), max(backwards))
+    if head + tail < len(names[0]) // 2:
+        return f"{names[0]} ..."
+    return f"{first[:head]}*{first[len(first) - tail :]}"
+
+
+def _alike(a: str, b: str) -> int:
+    """How many characters two texts begin with alike; of the least and greatest of many, all do."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _totals(s: Summary, page: Page) -> None:
     if not s.totals:
         return
     titles = ("launches", "time", "share", "flop", "bytes")
-    table = plain_table(("kernel", False), *((title, True) for title in titles), ("bound", False))
-    for total in s.totals:
-        table.add_row(
+    columns = [("kernel", False), *((title, True) for title in titles), ("bound", False)]
+    rows = [
+        (
             total.kind,
             f"{total.launches:,}",
             quantity(total.time_s, "s"),
             percent(total.time_s, s.latency_s),
-            quantity(total.flops, "flop").removesuffix("flop").rstrip() if total.flops else "-",
+            quantity(total.flops, "flop") if total.flops else "-",
             quantity(total.bytes, "bytes") if total.bytes else "-",
             bounds(total.bounds, total.time_s),
         )
+        for total in s.totals
+    ]
     page.line()
-    page.table(table)
+    page.table(columns, rows)
 
 
 def _coverage(s: Summary, page: Page) -> None:
-    table = plain_table(
-        ("coverage", False), ("nodes", True), ("flop", True), ("bytes", True), ("", False)
-    )
-    for share in s.coverage:
-        what = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in share.what)
-        table.add_row(
+    """The ledger, where something is not modelled."""
+    if not any(share.nodes for share in s.coverage[1:]):
+        return
+    columns = [("coverage", False), ("nodes", True), ("flop", True), ("bytes", True), ("", False)]
+    rows = [
+        (
             share.status,
             f"{share.nodes:,}",
             "?" if share.status == "opaque" and share.nodes else percent(share.flops, s.flops),
             percent(share.bytes, s.bytes),
-            elided(what, max(page.width - 40, 20)),
+            ", ".join(f"{name} x{n}" if n > 1 else name for name, n in share.what),
         )
+        for share in s.coverage
+    ]
     if s.folded:
-        table.add_row("folded", f"{s.folded:,}", "", "", "known at load, or no work left")
+        rows.append(("folded", f"{s.folded:,}", "", "", "known at load, or no work left"))
     page.line()
-    page.table(table)
+    page.table(columns, rows)
 
 
 def _notes(s: Summary, page: Page) -> None:
-    for label, notes in (("assumed", s.assumed), ("warning", s.warnings)):
-        if notes:
-            page.line()
-        for text in notes:
-            page.wrapped(label, text)
+    page.line()
+    _labelled("assumed", s.assumed, page)
+    _labelled("warning", s.warnings, page)
+
+
+def _labelled(label: str, notes: Sequence[str], page: Page) -> None:
+    for i, text in enumerate(notes):
+        page.wrapped("" if i else label, text.replace(": assumed: ", ": "))
 
 
 # ---------------------------------------------------------------------------- several targets
@@ -273,30 +361,27 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     page.line()
     fastest = min(s.latency_s for s in summaries)
     titles = ("latency", "x fastest", "runs/s", "launches")
-    table = plain_table(("target", False), *((title, True) for title in titles), ("bound", False))
-    for s in summaries:
-        table.add_row(
-            s.device.name,
+    columns = [("target", False), *((title, True) for title in titles), ("bound", False)]
+    rows = [
+        (
+            elided(s.device.name, max(page.width - 52, 16)),
             quantity(s.latency_s, "s", 4),
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
             _count(1 / s.latency_s) if s.latency_s else "-",
             f"{s.launches:,}",
             bounds(s.bounds, s.latency_s),
         )
-    page.table(table)
+        for s in summaries
+    ]
+    page.table(columns, rows)
     _by_kind(summaries, page)
     _coverage(first, page)
     page.line()
     page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
     shared = [a for a in first.assumed if all(a in s.assumed for s in summaries)]
-    for text in shared:
-        page.wrapped("assumed", text)
-    for s in summaries:
-        for text in s.assumed:
-            if text not in shared:
-                page.wrapped("assumed", f"{s.device.name}: {text}")
-    for text in dict.fromkeys(w for s in summaries for w in s.warnings):
-        page.wrapped("warning", text)
+    own = [f"{s.device.name}: {a}" for s in summaries for a in s.assumed if a not in shared]
+    _labelled("assumed", shared + own, page)
+    _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
 
 
 def _by_kind(summaries: Sequence[Summary], page: Page) -> None:
@@ -306,9 +391,10 @@ def _by_kind(summaries: Sequence[Summary], page: Page) -> None:
         return
     names = [s.device.name for s in summaries]
     room = max((page.width - 12) // len(names) - GAP, 9)
-    table = plain_table(("kernel", False), *((elided(name, room), True) for name in names))
+    columns = [("kernel", False), *((elided(name, room), True) for name in names)]
     times = [{total.kind: total.time_s for total in s.totals} for s in summaries]
-    for kind in kinds:
-        table.add_row(kind, *(quantity(t[kind], "s") if kind in t else "-" for t in times))
+    rows = [
+        (kind, *(quantity(t[kind], "s") if kind in t else "-" for t in times)) for kind in kinds
+    ]
     page.line()
-    page.table(table)
+    page.table(columns, rows)

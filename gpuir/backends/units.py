@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from math import floor, isfinite, log10
 
-PREFIXES = {-4: "p", -3: "n", -2: "u", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P", 6: "E"}
+PREFIXES = {
+    -4: "p",
+    -3: "n",
+    -2: "u",
+    -1: "m",
+    0: "",
+    1: "k",
+    2: "M",
+    3: "G",
+    4: "T",
+    5: "P",
+    6: "E",
+}
 SHORT = {"bytes": "B", "bytes/s": "B/s", "bit/s": "bit/s"}
 PREFIXED = ("s", "Hz", "bytes", "bytes/s", "bit/s", "flop", "flop/s", "W", "J")
 

@@ -1,0 +1,157 @@
+"""`gpuir analyze`: the cost report of a model on one GPU, or several compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.output import emit, note, warn
+
+if TYPE_CHECKING:
+    from gpuir.backends.terminal import Layout
+    from gpuir.ir.graph import Graph
+    from gpuir.passes.manager import Pass
+
+PIPED_WIDTH = 120
+
+
+@click.command()
+@options.model
+@click.option("--target", help="A GPU, or several: a100,h100-sxm,l4. `gpuir targets` lists them.")
+@options.loading
+@options.costing
+@click.option(
+    "--format", default="table", show_default=True, help="table, json, csv, ir, schedule."
+)
+@click.option(
+    "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
+)
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+@options.load_modules
+@options.verbose
+def command(**given: Any) -> None:
+    """How long MODEL takes on a GPU, and why: a report of its kernels.
+
+    MODEL is an ONNX file, or IR text (.gir) of any level. Weights are not read.
+
+    \b
+    gpuir analyze model.onnx --target a100 --dims batch=8
+    gpuir analyze model.onnx --target a100,h100-sxm,l4
+    gpuir analyze model.onnx --target a100 --format schedule -o model.sched
+    gpuir analyze model.onnx --target a100 --schedule model.sched
+    """
+    import gpuir
+    from gpuir.backends.table import find_backend
+
+    loaded = load_modules(given["modules"])
+    backend = find_backend(given["format"], loaded.backends)
+    warnings: list[str] = []
+    graphs = analyze(given, loaded, warnings)
+    size = batch(given["dims"])
+    text = backend([gpuir.summary(g, warnings=warnings, batch=size) for g in graphs], layout(given))
+    if given["format"] != "table" or given["output"]:
+        for warning in warnings:
+            warn(warning)
+    emit(text, given["output"])
+
+
+def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[Graph]:
+    """The costed graph for each target; the model is loaded and lowered once."""
+    import gpuir
+    from gpuir.cost.table import find_predictor
+
+    targets = [
+        options.with_settings(str(loaded.targets.get(name, name)), given)
+        for name in split_targets(given["target"])
+    ]
+    for name in targets:  # what is misspelt is said before the work is done
+        gpuir.load_target(name)
+    find_predictor(given["predictor"])
+    progress = Progress(given["verbose"])
+    g = gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
+    progress.loaded(g)
+    if given["strict"]:
+        refuse_opaque(g)
+    if given["pipeline"]:
+        g = gpuir.pipeline(given["pipeline"], loaded.passes).run(g, watch=progress.made)
+    g = gpuir.lower(g, watch=progress.made)
+    return [
+        gpuir.analyze(
+            g,
+            name,
+            predictor=given["predictor"],
+            schedule=given["schedule"],
+            tf32=given["tf32"],
+            watch=progress.made,
+        )
+        for name in targets or [None]
+    ]
+
+
+def split_targets(text: str | None) -> list[str]:
+    """`a100+sms=60,l4` → `a100+sms=60`, `l4`."""
+    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:
+    """The extent of the one dimension that is called a batch."""
+    found = [n for pairs in dims for name, n in pairs if re.search("batch", name, re.IGNORECASE)]
+    return found[0] if len(found) == 1 else None
+
+
+def refuse_opaque(g: Graph) -> None:
+    """ModelError when a graph, perhaps from IR text, holds an op that nobody knows."""
+    from gpuir.ir.errors import ModelError
+    from gpuir.ops.tensor import Opaque
+
+    for node in g.walk():
+        inside = [node.op, *(n.op for r in node.op.regions for n in r.nodes)]
+        for op in inside:
+            if isinstance(op, Opaque):
+                raise ModelError(
+                    f"{op.kind} is not modelled, and --strict refuses it",
+                    where=" + ".join(node.locs),
+                    fix="leave --strict out: its operands and results are then counted, its "
+                    "arithmetic is not",
+                )
+
+
+def layout(given: dict[str, Any]) -> Layout:
+    """The terminal's width and colour; in a pipe or a file, a fixed width and none."""
+    from gpuir.backends.terminal import Layout
+
+    terminal = sys.stdout.isatty() and not given["output"]
+    width = given["width"]
+    if width is None:
+        width = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns
+        width = max(width, 40) if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Layout(width, color, given["top"])
+
+
+class Progress:
+    """Says on stderr what each step made and how long it took, if asked to."""
+
+    def __init__(self, wanted: bool):
+        self.wanted, self.since, self.nodes = wanted, perf_counter(), 0
+
+    def loaded(self, g: Graph) -> None:
+        self._say("load", g, "")
+
+    def made(self, p: Pass, g: Graph) -> None:
+        self._say(str(p), g, f"{self.nodes:,} nodes to ")
+
+    def _say(self, step: str, g: Graph, before: str) -> None:
+        now, self.nodes = perf_counter(), sum(1 for _ in g.walk()) if self.wanted else 0
+        if self.wanted:
+            note(f"{now - self.since:8.3f} s  {step}: {before}{self.nodes:,}")
+        self.since = now

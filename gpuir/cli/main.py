@@ -1,0 +1,90 @@
+"""The command `gpuir`: its subcommands, each imported when it is called, and how errors end it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+COMMANDS = ("analyze", "explain", "opt", "schedule", "targets", "passes")
+BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
+
+
+class Commands(click.Group):
+    """A subcommand is the function `command` of the module of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return import_module(f"gpuir.cli.{cmd_name}").command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from gpuir.ir.errors import nearest
+
+            ctx.fail(f"no command {name!r}: {nearest(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Errors of the user's end with 2 and a message; ours with 70, and a request to tell us."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            # whoever read our output has gone; Python would complain once more at exit
+            sys.stdout = None
+            ctx.exit(BROKEN_PIPE)
+        except Exception as error:
+            if ctx.params["debug"]:
+                raise
+            ctx.exit(_complain(error))
+
+
+def _complain(error: Exception) -> int:
+    from gpuir.ir.errors import GpuirError, VerifyError
+
+    if isinstance(error, GpuirError):
+        click.echo(f"gpuir: {error}", err=True)
+        if not isinstance(error, VerifyError):
+            return 2
+    else:
+        click.echo(f"gpuir: internal error: {type(error).__name__}: {error}", err=True)
+    click.echo(
+        "  This is a bug, please report it. `gpuir --debug ...` shows where it comes from.",
+        err=True,
+    )
+    return BUG
+
+
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        import gpuir
+
+        click.echo(f"gpuir {gpuir.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version)
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+def main(debug: bool) -> None:
+    """How long a model takes on a GPU you don't have, why, and what to change.
+
+    \b
+    gpuir analyze model.onnx --target a100
+    gpuir analyze model.onnx --target a100,h100-sxm,l4 --dims batch=8,seq=512
+    gpuir explain model.onnx --target a100 NODE
+
+    Exit status: 0 fine, 1 a check failed, 2 the input is wrong, 70 a bug of ours.
+    """

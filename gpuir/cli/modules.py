@@ -1,0 +1,83 @@
+"""Passes, predictors, targets and backends of the user's own, from modules named on the command
+line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuir.backends.table import Backend
+    from gpuir.cost.table import Predictor
+    from gpuir.passes.manager import Pass
+
+TABLES = ("PASSES", "PREDICTORS", "TARGETS", "BACKENDS")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the modules add, by name. A target is the path of its spec file."""
+
+    passes: dict[str, type[Pass]] = field(default_factory=dict)
+    predictors: dict[str, Predictor] = field(default_factory=dict)
+    targets: dict[str, str | Path] = field(default_factory=dict)
+    backends: dict[str, Backend] = field(default_factory=dict)
+
+
+def load_modules(names: Iterable[str]) -> Loaded:
+    """The tables PASSES, PREDICTORS, TARGETS and BACKENDS of each module, put together.
+
+    A name is a module's, looked for in the current folder too, or the path of a `.py` file.
+    """
+    from gpuir.ir.errors import UsageError
+
+    loaded = Loaded()
+    for name in names:
+        module = _import(name)
+        tables = {table: getattr(module, table, None) for table in TABLES}
+        if not any(isinstance(table, dict) for table in tables.values()):
+            raise UsageError(
+                "the module adds nothing",
+                where=f"--load {name}",
+                expected=f"a dictionary called {', '.join(TABLES[:-1])} or {TABLES[-1]}",
+                found=", ".join(sorted(n for n in vars(module) if not n.startswith("_"))),
+                fix='add one, like PASSES = {"my-pass": MyPass}',
+            )
+        for table, found in tables.items():
+            mine: dict[str, Any] = getattr(loaded, table.lower())
+            mine.update(found or {})
+    return loaded
+
+
+def _import(name: str) -> ModuleType:
+    from gpuir.ir.errors import UsageError
+
+    try:
+        if name.endswith(".py"):
+            return _from_file(Path(name))
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(name)
+    except Exception as error:  # the module's own code may fail in any way
+        raise UsageError(
+            "the module cannot be loaded",
+            where=f"--load {name}",
+            expected="a module that Python finds from here, or the path of a .py file",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up here
+    spec.loader.exec_module(module)
+    return module

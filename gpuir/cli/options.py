@@ -1,0 +1,157 @@
+"""Options that several commands take, and how their text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from gpuir import LoadOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Assignments(click.ParamType):
+    """`NAME=VALUE`, or several with commas between where `many`; the last `=` divides them."""
+
+    def __init__(self, name: str, read: Callable[[str], Any], many: bool = False):
+        self.name, self.read, self.many = name, read, many
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[tuple[str, Any], ...]:
+        if isinstance(value, tuple):
+            return value
+        found: list[tuple[str, Any]] = []
+        for part in value.split(",") if self.many else [value]:
+            name, equals, text = part.rpartition("=")
+            if not equals or not name.strip():
+                self.fail(f"{part!r} is not like {self.name}", param, ctx)
+            try:
+                found.append((name.strip(), self.read(text.strip())))
+            except ValueError:
+                self.fail(f"{text!r} in {part!r} is not like {self.name}", param, ctx)
+        return tuple(found)
+
+
+def extent(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """`1x3x224x224`; `scalar` or nothing for rank 0."""
+    return () if text in ("", "scalar") else tuple(map(extent, text.split("x")))
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """`1,2,3`; whole numbers stay whole."""
+    return tuple(map(_number, text.split(","))) if text else ()
+
+
+def _number(text: str) -> float:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+DIMS = Assignments("NAME=8,NAME=128", extent, many=True)
+SHAPE = Assignments("NAME=1x3x224x224", shape)
+NUMBERS = Assignments("NAME=1,2,3", numbers)
+TRIPS = Assignments("NODE=10", extent)
+SETTING = Assignments("FIELD=NUMBER", str, many=True)
+
+
+def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda f: reduce(lambda g, decorate: decorate(g), reversed(decorators), f)
+
+
+model = click.argument("model", type=click.Path())
+
+
+def loading(f: F) -> F:
+    """What a model file leaves open."""
+    return _stacked(
+        click.option(
+            "--dims", type=DIMS, multiple=True, help="Symbolic dimensions: batch=8,seq=128."
+        ),
+        click.option(
+            "--input", type=SHAPE, multiple=True, help="Shape of an input: x=1x3x224x224."
+        ),
+        click.option(
+            "--value",
+            type=NUMBERS,
+            multiple=True,
+            help="Numbers of an input that shapes depend on: lengths=1,2,3.",
+        ),
+        click.option(
+            "--trip-count", type=TRIPS, multiple=True, help="How often a loop runs: NODE=10."
+        ),
+        click.option("--strict", is_flag=True, help="Refuse operators that are not modelled."),
+    )(f)
+
+
+def load_options(given: dict[str, Any]) -> LoadOptions:
+    """The options of `loading`, as `gpuir.load` takes them; options of several flags are merged."""
+
+    def merged(name: str) -> dict[str, Any]:
+        return dict(pair for pairs in given[name] for pair in pairs)
+
+    return {
+        "dims": merged("dims"),
+        "inputs": merged("input"),
+        "values": merged("value"),
+        "trip_counts": merged("trip_count"),
+        "strict": given["strict"],
+    }
+
+
+def costing(f: F) -> F:
+    """How kernels are tiled and costed."""
+    return _stacked(
+        click.option(
+            "--set",
+            "settings",
+            type=SETTING,
+            multiple=True,
+            help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
+        ),
+        click.option("--predictor", default="tile", show_default=True, help="Who says how long."),
+        click.option(
+            "--schedule",
+            type=click.Path(),
+            default="",
+            help="Tiles to use for the kernels that this file names.",
+        ),
+        click.option("--tf32", is_flag=True, help="Let f32 products run on the matrix units."),
+        click.option(
+            "--pipeline",
+            default="",
+            help="Passes to run on the model first, in place of canonicalize,fuse,legalize.",
+        ),
+    )(f)
+
+
+load_modules = click.option(
+    "--load",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="A module, or a .py file, with passes, predictors, targets or backends of your own.",
+)
+verbose = click.option("-v", "--verbose", is_flag=True, help="Say on stderr what each step made.")
+output = click.option(
+    "-o", "--output", type=click.Path(), help="Write to this file, all of it or nothing."
+)
+
+
+def with_settings(target: str, given: dict[str, Any]) -> str:
+    """A target's name with the numbers of `--set` behind it."""
+    settings = [f"{name}={value}" for pairs in given["settings"] for name, value in pairs]
+    return "+".join((target, *settings))

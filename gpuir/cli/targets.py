@@ -1,0 +1,161 @@
+"""`gpuir targets`: the GPUs there are, where their numbers come from, and which to doubt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.output import emit
+
+if TYPE_CHECKING:
+    from gpuir.backends.terminal import Page
+    from gpuir.targets.target import Target
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--check", is_flag=True, help="Recompute peaks and bandwidth; exit 1 if one is doubtful."
+)
+@click.option("--format", type=click.Choice(["table", "toml", "json"]), default="table")
+@click.option(
+    "--set", "settings", type=options.SETTING, multiple=True, help="sms=120, in SI units."
+)
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+def command(name: str | None, check: bool, format: str, width: int | None, **given: object) -> None:
+    """List the GPUs, show the numbers of one with their sources, or check them.
+
+    \b
+    gpuir targets                         what there is
+    gpuir targets l4                      its numbers, and who says so
+    gpuir targets --check                 recompute peaks and bandwidth of all
+    gpuir targets l4 --format toml -o my-gpu.toml
+    """
+    import gpuir
+    from gpuir.backends.terminal import Page
+    from gpuir.cli.analyze import layout
+
+    path = given["output"]
+    shape = layout({"width": width, "output": path, "top": 0})
+    page = Page(shape.width, shape.color)
+    names = [options.with_settings(name, given)] if name else gpuir.target_names()
+    targets = [gpuir.load_target(n) for n in names]
+    doubtful = 0
+    if check:
+        doubtful = sum(show_check(t, page, everything=name is not None) for t in targets)
+        total = f"{doubtful} doubtful" if doubtful else "none doubtful"
+        page.line(f"{len(targets)} target{'s' * (len(targets) > 1)} checked, {total}")
+    elif format == "toml":
+        emit(toml(targets), path)
+        return
+    elif format == "json":
+        emit(json_text(targets), path)
+        return
+    elif name is not None:
+        show_one(targets[0], page)
+    else:
+        show_all(targets, page)
+    emit(page.text(), path)
+    if doubtful:
+        raise click.exceptions.Exit(1)
+
+
+def show_all(targets: list[Target], page: Page) -> None:
+    from gpuir.backends.units import quantity, significant
+
+    numbers = ("SMs", "f32 Tflop/s", "f16 Tflop/s", "memory", "bandwidth")
+    columns = [("name", False), *((n, True) for n in numbers), ("title", False)]
+    rows = [
+        (
+            t.name,
+            str(t.sms),
+            significant(t.flops_per_s.vector["f32"] / 1e12),
+            significant(t.flops_per_s.tensor["f16"] / 1e12)
+            if "f16" in t.flops_per_s.tensor
+            else "-",
+            f"{t.dram_bytes / 2**30:.0f} GiB",
+            quantity(t.dram_bytes_per_s, "bytes/s"),
+            t.title,
+        )
+        for t in targets
+    ]
+    page.table(columns, rows)
+    page.line()
+    page.wrapped("", "f16 is the dense rate of the matrix units, f32 that of the vector lanes.", 0)
+
+
+def show_one(t: Target, page: Page) -> None:
+    from gpuir.backends.units import quantity
+
+    sources: dict[str, int] = {}
+    shown: list[tuple[str, str, str]] = []
+    for row in t.rows():
+        number = isinstance(row.value, int | float) and not isinstance(row.value, bool)
+        text = quantity(float(row.value), row.unit, 4) if number else _words(row.value)  # type: ignore[arg-type]
+        mark = f"[{sources.setdefault(row.source, len(sources) + 1)}]" if row.source else ""
+        shown.append((row.field, text, mark))
+    widths = [max(len(row[i]) for row in shown if i == 0 or row[2]) for i in (0, 1)]
+    for field, text, mark in shown:
+        if mark:
+            page.line(f"{field:{widths[0]}}  {text:>{widths[1]}}  {mark}")
+        else:
+            page.wrapped(field, text, widths[0] + 2)
+    page.line()
+    for source, i in sources.items():
+        page.wrapped(f"[{i}]", source, 5)
+    for field, why in t.doubts.items():
+        page.wrapped("doubt", f"{field}: {why}", 6)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def show_check(t: Target, page: Page, everything: bool) -> int:
+    """Prints the rows worth reading, and gives how many are doubtful."""
+    from gpuir.backends.units import quantity
+    from gpuir.targets.check import check_target
+
+    rows = check_target(t)
+    units = {row.field: row.unit for row in t.rows()}
+    for row in rows:
+        if not everything and row.status == "ok":
+            continue
+        unit = units.get(row.field, "")
+        listed, again = quantity(row.listed, unit, 4), quantity(row.recomputed, unit, 4)
+        style = "" if row.status == "ok" else row.status
+        name = row.field if everything else f"{t.name}: {row.field}"
+        page.line(f"{row.status:9}  {name}: {listed}, recomputed {again} ({row.diff:+.1%})", style)
+        page.wrapped("", f"{row.formula}", 11)
+        if row.explanation:
+            page.wrapped("", row.explanation, 11)
+    return sum(row.status == "doubtful" for row in rows)
+
+
+def toml(targets: list[Target]) -> str:
+    from gpuir.ir.errors import UsageError
+    from gpuir.targets.load import dump_target
+
+    if len(targets) > 1:
+        raise UsageError("format 'toml' holds one target", fix="name one: gpuir targets a100 ...")
+    return dump_target(targets[0])
+
+
+def json_text(targets: list[Target]) -> str:
+    """A list of targets, each a list of its fields with value, unit and source."""
+    import json
+
+    listed = [
+        {
+            "name": t.name,
+            "fields": [row._asdict() for row in t.rows()],
+            "doubts": dict(t.doubts),
+        }
+        for t in targets
+    ]
+    return json.dumps({"schema": "gpuir.targets/1", "targets": listed}, indent=1) + "\n"
