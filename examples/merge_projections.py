@@ -62,3 +62,6 @@ class MergeProjections(Pass):
             return (b(t.Slice(wide[x], starts, (*rows, widths[i]), (1,) * x.type.rank)),)
 
         return prune(rewrite(g, rule))
+
+
+PASSES = {MergeProjections.name: MergeProjections}
