@@ -55,9 +55,11 @@ SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, divis
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand in the nest: the dimensions that index it, and the bytes behind one index."""
+    """An operand in the nest: the dimensions that index it, and the bytes behind one index.
 
-    name: str
+    It has no name, so that kernels that differ in names alone have equal works.
+    """
+
     dims: tuple[str, ...]
     cell_bytes: float
     nbytes: float  # what has to move at least: each cell that the nest visits, once
@@ -104,7 +106,7 @@ class Work:
 
     @property
     def is_contraction(self) -> bool:
-        return self.products > 0
+        return self.kernel in ("k.gemm", "k.conv", "k.attention")
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,12 @@ class Nest:
     load: Number  # blocks the busiest SM runs
     tail: Number  # share of the SM time that is used when blocks do not divide evenly
     padding: Number  # nest points over points computed
-    reads_again: Mapping[str, Number]  # times each operand comes from DRAM
+    reads_again: tuple[Number, ...]  # times each operand comes from DRAM
+    l2_each: tuple[Number, ...]  # bytes of each operand through the L2
+    split_bytes: Number  # partial sums written and read back
+    split_dram_bytes: Number  # what of them the L2 does not hold
     dram_bytes: Number
     l2_bytes: Number
-    split_bytes: Number  # partial sums written and read back
 
 
 # ---------------------------------------------------------------------------- from kernel to work
@@ -163,11 +167,11 @@ def work_of(op: k.KernelOp, tf32: bool = False) -> Work:
             operands = _indexed(op, space)
         case k.Opaque():
             operands = tuple(
-                Operand(name, a.dims, a.type.dtype.bits / 8, a.type.nbytes, role)
-                for name, a, role in _named(op, space)
+                Operand(a.dims, a.type.dtype.bits / 8, a.type.nbytes, role)
+                for a, role in _accesses(space)
             )
         case _:
-            operands = tuple(_operand(n, a, space, role) for n, a, role in _named(op, space))
+            operands = tuple(_operand(a, space, role) for a, role in _accesses(space))
     body = getattr(op, "body", None)
     return Work(
         kernel=op.name,
@@ -182,27 +186,27 @@ def work_of(op: k.KernelOp, tf32: bool = False) -> Work:
     )
 
 
-def _named(op: k.KernelOp, space: Space) -> list[tuple[str, Access, Role]]:
-    names = [v.name for v in op.operands]
-    reads = [
-        (names[i] if i < len(names) else f"read {i}", a, "streamed")
-        for i, a in enumerate(space.reads)
-    ]
-    writes = [(f"result {i}" if i else "result", a, "written") for i, a in enumerate(space.writes)]
-    return [*reads, *writes]  # type: ignore[list-item]
+def _accesses(space: Space) -> list[tuple[Access, Role]]:
+    reads: list[tuple[Access, Role]] = [(a, "streamed") for a in space.reads]
+    return [*reads, *((a, "written") for a in space.writes)]
+
+
+def operand_names(op: k.KernelOp) -> tuple[str, ...]:
+    """What to call each of a work's operands: the kernel's values, then its results."""
+    writes = len(op.space().writes)
+    results = ["result"] if writes == 1 else [f"result {i}" for i in range(writes)]
+    return (*(f"%{v.name}" for v in op.operands), *results)
 
 
 def _cells(a: Access) -> int:
     return a.type.size
 
 
-def _operand(
-    name: str, a: Access, space: Space, role: Role, inner: int = 1, taps: int = 1
-) -> Operand:
+def _operand(a: Access, space: Space, role: Role, inner: int = 1, taps: int = 1) -> Operand:
     """`inner` cells lie behind one index; a nest of fewer points than cells reads only those."""
     cell_bytes = inner * a.type.dtype.bits / 8
     visited = cell_bytes * prod(space.dims[d] for d in a.dims) * taps
-    return Operand(name, a.dims, cell_bytes, min(a.type.nbytes, visited), role)
+    return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), role)
 
 
 def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
@@ -233,30 +237,27 @@ def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
                 pass
     inputs = [v.name for v in op.body.inputs]
     found: list[Operand] = []
-    for i, (name, a, role) in enumerate(_named(op, space)):
-        operand = _operand(name, a, space, role)
+    for i, (a, role) in enumerate(_accesses(space)):
+        operand = _operand(a, space, role)
         nbytes = operand.nbytes
         if role == "written":
             nbytes = touched.get(i - len(space.reads), nbytes)
         elif i < len(inputs):
             nbytes = table.get(inputs[i], nbytes)
-        found.append(Operand(name, a.dims, operand.cell_bytes, nbytes, role))
+        found.append(Operand(a.dims, operand.cell_bytes, nbytes, role))
     return tuple(found)
 
 
 def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) -> Work:
     operands: list[Operand] = []
-    for name, a, role in _named(op, space):
+    for i, (a, role) in enumerate(_accesses(space)):
         inner = 1
-        if isinstance(op, k.Attention):  # the head's own extent is no dimension of q and k
-            inner = a.type.shape[-1] if "e" not in a.dims and a.type.rank >= 3 else 1
-            if name == op.q.name and role != "written":
-                role = "held"
-            elif op.mask is not None and name == op.mask.name:
-                inner = 1
+        if isinstance(op, k.Attention) and i < 2:
+            inner = a.type.shape[-1]  # the head's own extent is no dimension of q and k
+            role = "held" if i == 0 else role
         if role == "streamed" and set(a.dims) & set(space.reduced):
             role = "staged"
-        operands.append(_operand(name, a, space, role, inner))
+        operands.append(_operand(a, space, role, inner))
     extra = _lane_ops(op.epilogue) + _lane_ops(getattr(op, "prologue", None))
     visible = 1.0
     if isinstance(op, k.Attention):
@@ -363,23 +364,19 @@ def cut(work: Work, tiles: Tiles, target: Target) -> Nest:
     waves = blocks / (target.sms * resident)
     tail = blocks / (load * target.sms)
 
-    again = _reads_again(work, counts, np.minimum(blocks, target.sms * resident), target)
+    again = _reads_again(work, tiles, counts, np.minimum(blocks, target.sms * resident), target)
     shared = CLUSTER_READS if has_clusters(target) else 1.0
-    dram: Number = 0.0
-    l2: Number = 0.0
-    for i, o in enumerate(work.operands):
-        repeats = again[i]
-        dram = dram + o.nbytes * repeats
+    l2: list[Number] = []
+    for o, repeats in zip(work.operands, again, strict=True):
         if o.role in ("written", "streamed"):
-            l2 = l2 + o.nbytes * repeats
+            l2.append(o.nbytes * repeats)
         else:
             visited = o.cell_bytes * prod(extents[d] for d in o.dims)
             others = _product(counts[d] for d in work.grid if d not in o.dims)
-            l2 = l2 + visited * others * work.visible * shared
+            l2.append(visited * others * work.visible * shared)
     partial = np.where(tiles.split > 1, 2.0 * tiles.split * 4.0 * work.output_points, 0.0)
-    if work.kernel == "k.reduce":
-        passes = np.where(tiles.dims["r"] * tiles.split < extents["r"], _passes(work), 1.0)
-        dram, l2 = dram + (passes - 1) * _row_bytes(work), l2 + (passes - 1) * _row_bytes(work)
+    spilt = np.maximum(partial - L2_SHARE * target.l2_bytes, 0.0)
+    dram = sum((o.nbytes * n for o, n in zip(work.operands, again, strict=True)), 0.0)
     return Nest(
         work=work,
         tiles=tiles,
@@ -398,10 +395,12 @@ def cut(work: Work, tiles: Tiles, target: Target) -> Nest:
         load=load,
         tail=tail,
         padding=padding,
-        reads_again={o.name: again[i] for i, o in enumerate(work.operands)},
-        dram_bytes=dram + np.maximum(partial - L2_SHARE * target.l2_bytes, 0.0),
-        l2_bytes=l2 + partial,
+        reads_again=tuple(again),
+        l2_each=tuple(l2),
         split_bytes=partial,
+        split_dram_bytes=spilt,
+        dram_bytes=dram + spilt,
+        l2_bytes=sum(l2, 0.0) + partial,
     )
 
 
@@ -422,24 +421,21 @@ def _product_sum(work: Work, tiles: Tiles, role: Role) -> Number:
 
 
 def _passes(work: Work) -> int:
-    """A row too long to hold is read once to reduce it and, when its cells are results too, once
-    more to finish them."""
+    """Passes over rows too long to hold: 2 when their cells are results too."""
     return 2 if any(o.role == "written" and "r" in o.dims for o in work.operands) else 1
 
 
-def _row_bytes(work: Work) -> float:
-    return sum(o.nbytes for o in work.operands if o.role != "written" and "r" in o.dims)
-
-
 def _reads_again(
-    work: Work, counts: Mapping[str, Number], wave: Number, target: Target
+    work: Work, tiles: Tiles, counts: Mapping[str, Number], wave: Number, target: Target
 ) -> list[Number]:
     """How often each operand comes from DRAM.
 
     Blocks of one wave run beside each other and share, through the L2, the operands they have in
     common: a wave covers a patch of the grid, as square as it can over m and n, else filled from
     the last dimension. An operand that a dimension does not index is read again for each patch
-    along it, but for the part that the L2 keeps from one wave to the next.
+    along it, but for the part that the L2 keeps from one wave to the next. A row that a reduction
+    does not hold whole is read once to reduce it and, when its cells are results too, once more to
+    finish them.
     """
     patch: dict[str, Number] = {}
     left = wave
@@ -461,6 +457,10 @@ def _reads_again(
             for d in work.grid:
                 if d not in o.dims:
                     repeats = repeats * np.maximum(1.0, counts[d] / patch[d])
+        elif work.kernel == "k.reduce" and o.role == "streamed" and "r" in o.dims:
+            whole = tiles.dims["r"] * tiles.split >= work.extents["r"]
+            again.append(np.where(whole, 1.0, float(_passes(work))))
+            continue
         again.append(1.0 + (repeats - 1.0) * missed)
     return again
 
@@ -497,13 +497,13 @@ def needs(nest: Nest, target: Target, on_tensor: bool) -> tuple[Need, ...]:
             Need(f"{cols} in steps of 8: remainder", tiles.dims[cols] % 8, 0.0, "columns"),
         ]
         if work.kernel != "k.attention":
-            chunk = tiles.dims["k"] * max(work.dtype.bits, 4) / 8 % 32
+            chunk = tiles.dims["k"] * work.dtype.bits / 8 % 32
             found.append(Need("k in steps of 32 bytes: remainder", chunk, 0.0, "bytes"))
     for d in work.reduced:
         most = np.ceil(max(work.extents[d], 1) / tiles.dims[d])
         found.append(Need("split beyond the steps there are", tiles.split - most, 0.0, "blocks"))
-    if not work.reduced or work.kernel in ("k.attention", "k.pool") or _passes(work) > 1:
-        found.append(Need("split of what is not a sum", tiles.split, 1.0, "blocks"))
+    if not (work.is_contraction or (work.kernel == "k.reduce" and _passes(work) == 1)):
+        found.append(Need("split of what is no sum", tiles.split, 1.0, "blocks"))
     return tuple(found)
 
 

@@ -134,8 +134,8 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
     An SM runs `load` blocks, `resident` at a time. A step of a block costs the SM its products (or
     the shared-memory reads that feed them, whichever is longer) and its lane instructions; steps of
     resident blocks follow each other, but a block's own next step waits for its loads, of which
-    `stages` are under way at once. Where the board's power does not feed the peak, what counts is the
-    average over the kernel: SMs that idle in the last wave leave their power to the others.
+    `stages` are under way at once. Where the board's power does not feed the peak, what counts is
+    the average over the kernel: SMs that idle in the last wave leave their power to the others.
     """
     nest, sms = cut(work, tiles, target), target.sms
     flops = work.products / max(work.points, 1) * nest.step_points * work.visible
@@ -206,9 +206,9 @@ def _smem_traffic(nest: Nest, target: Target, on_tensor: bool) -> Number:
     """Shared-memory bytes of one step: the tiles come in once and go out to the matrix units.
 
     A part of the output tile reads all it needs of both operands; the fewer the parts and the
-    squarer, the less is read twice: at least 2 sqrt(parts m n) k cells. A warp computes a part, from
-    sm_90 on four warps together, on sm_100 the block, where a pair of blocks also keeps only half
-    of one operand each (PTX ISA: mma, wgmma, tcgen05 with cta_group::2).
+    squarer, the less is read twice: at least 2 sqrt(parts m n) k cells. A warp computes a part,
+    from sm_90 on four warps together, on sm_100 the block, where a pair of blocks also keeps only
+    half of one operand each (PTX ISA: mma, wgmma, tcgen05 with cta_group::2).
     """
     if not on_tensor:
         return 0.0 * nest.threads

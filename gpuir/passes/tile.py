@@ -27,7 +27,7 @@ from gpuir.text import parse_schedule
 @dataclass(frozen=True)
 class TilePass(Pass):
     """Gives every kernel with a loop nest a tile for `target`: the cheapest of the legal ones by
-    the tile predictor, or what the file `schedule` says. The rest of a partial schedule is searched.
+    the tile predictor, or what the file `schedule` says. What that leaves out is searched.
 
     `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`. `tf32` lets
     f32 products run on the matrix units.
@@ -129,7 +129,7 @@ def _splits(work: Work, target: Target) -> bool:
         return False
     outputs = work.output_points
     if work.is_contraction:
-        return outputs <= 2 * target.sms * 128 * 128 and work.kernel != "k.attention"
+        return outputs <= 2 * target.sms * 128 * 128
     return work.kernel == "k.reduce" and outputs <= 64 * target.sms
 
 
@@ -137,23 +137,19 @@ def candidates(work: Work, on_tensor: bool, splits: bool) -> tuple[Tiles, tuple[
     """The tiles worth costing, and the dimensions that they name.
 
     Matrix units: m and n from 16 to 256, k of 32 to 128 bytes, 1 to 5 stages, 4 or 8 warps (fewer
-    for small tiles). Lanes: m and n from 1 to 128, k from 8 to 256. Attention: 16 to 256 queries by
-    32 to 128 keys. Maps: 128 to 8192 cells a block. Reductions: 1 to 1024 rows a block of whole
+    for small tiles). Lanes: m and n from 32 to 128, smaller only for smaller matrices, k of 8 or 16,
+    up to 256 for vectors. Attention: 16 to 256 queries by
+    32 to 128 keys, split as a sum is where heads are few. Maps: 128 to 8192 cells a block. Reductions: 1 to 1024 rows a block of whole
     rows, or of chunks. Tiles beyond the next power of two of a dimension are left out.
     """
     extents = work.extents
     if work.kernel == "k.attention":
         free, most = ("s", "d"), (extents["s"], extents["d"])
-        table = _attention(_cap(most[0], 16, 256), _cap(most[1], 32, 128))
+        table = _attention(_cap(most[0], 16, 256), _cap(most[1], 32, 128), splits)
     elif on_tensor:
-        free, most = ("m", "n", "k"), (extents["m"], extents["n"], extents["k"])
-        cell = max(work.dtype.bits, 8) // 8
+        free, most = ("m", "n", "k"), (extents["m"], extents["n"], max(extents["k"], 1))
         table = _matrix(
-            _cap(most[0], 16, 256),
-            _cap(most[1], 16, 256),
-            _cap(most[2], 32 // cell, 128 // cell),
-            cell,
-            splits,
+            _cap(most[0], 16, 256), _cap(most[1], 16, 256), most[2], work.dtype.bits, splits
         )
     elif work.is_contraction:
         free = ("m", "n", "k")
@@ -196,8 +192,9 @@ def _table(rows: Iterable[tuple[int, ...]]) -> np.ndarray[tuple[int, int], np.dt
 
 
 @lru_cache(maxsize=4096)
-def _matrix(m: int, n: int, k: int, cell: int, splits: bool):
-    ks = [s for s in (128 // cell, 64 // cell) if s <= k] or [32 // cell]
+def _matrix(m: int, n: int, k: int, bits: int, splits: bool):
+    deep, wide, least = (nbytes * 8 // bits for nbytes in (128, 64, 32))
+    ks = [s for s in (deep, wide) if s <= k] or [least]
     return _table(
         (tm, tn, tk, stages, warps, split)
         for tm, tn, tk in product(_powers(16, m), _powers(16, n), ks)
@@ -216,7 +213,7 @@ def _lanes(m: int, n: int, k: int, splits: bool):
         (tm, tn, tk, stages, warps, split)
         for tm, tn, tk in product(_powers(min(m, 32), m), _powers(min(n, 32), n), ks)
         for warps in (8, 4, 2, 1)
-        if tm * tn * tk >= 32 * warps
+        if (tm * tn * tk >= 32 * warps or warps == 1)
         and tm * tn <= 64 * 32 * warps
         and (tk <= 32 or tm == 1 or tn == 1)
         for stages in (2, 1, 3)
@@ -225,13 +222,14 @@ def _lanes(m: int, n: int, k: int, splits: bool):
 
 
 @lru_cache(maxsize=4096)
-def _attention(s: int, d: int):
+def _attention(s: int, d: int, splits: bool):
     return _table(
-        (ts, td, stages, warps, 1)
+        (ts, td, stages, warps, split)
         for ts, td in product(_powers(16, s), _powers(32, d))
         for warps in (4, 8, 2, 1)
         if ts >= 16 * warps or warps == 1
         for stages in (2, 1, 3)
+        for split in (SPLITS if splits else (1,))
     )
 
 
