@@ -329,7 +329,8 @@ def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
         raise ModelError(
             "the bias does not fit", expected=str(y.type.shape[1]), found=str(bias.type)
         )
-    column = e(t.Reshape(bias, (bias.type.size, *(1,) * (y.type.rank - 2))))
+    shape = (bias.type.size, *(1,) * (y.type.rank - 2))
+    column = e(t.Reshape(bias, shape), f"{e.prefix}/bias")
     return e(t.Map("add", (y, column)))
 
 

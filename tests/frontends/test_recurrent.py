@@ -1,0 +1,140 @@
+"""RNN, GRU and LSTM in the variants that onnx's node tests leave out, against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuir.interp import run
+from gpuir.ir.verify import verify
+from gpuir.ops import tensor as t
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from gpuir.frontends.onnx.load import load  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+STEPS, BATCH, INPUTS, HIDDEN = 4, 3, 2, 5
+
+
+def model(
+    op: str, steps: int = STEPS, state: bool = False, lens: bool = False, peepholes: bool = False,
+    bias: bool = True, outputs: str = "YHC", **attrs: Any
+) -> tuple[Any, dict[str, Array]]:  # fmt: skip
+    """A model of one node, its weights initializers, and numbers for its inputs."""
+    draw = np.random.default_rng(3)
+
+    def floats(*shape: int) -> Array:
+        return draw.standard_normal(shape).astype(np.float32)
+
+    ways = 2 if attrs.get("direction") == "bidirectional" else 1
+    rows = GATES[op] * HIDDEN
+    first = (lambda a, b: (b, a)) if attrs.get("layout") else (lambda a, b: (a, b))
+    inputs = {"X": floats(*first(steps, BATCH), INPUTS)}
+    if lens:
+        inputs["lens"] = np.asarray([steps, 1, 2], np.int32)
+    if state:
+        inputs["h"] = floats(*first(ways, BATCH), HIDDEN)
+        inputs["c"] = floats(*first(ways, BATCH), HIDDEN)
+    weights = {"W": floats(ways, rows, INPUTS), "R": floats(ways, rows, HIDDEN)}
+    weights["B"] = floats(ways, 2 * rows)
+    weights["P"] = floats(ways, 3 * HIDDEN)
+    names = ["X", "W", "R", "B" if bias else "", "lens" if lens else "", "h" if state else ""]
+    if op == "LSTM":
+        names += ["c" if state else "", "P" if peepholes else ""]
+    else:
+        inputs.pop("c", None)
+    results = [name if name in outputs else "" for name in ("Y", "H", "C")][: 2 + (op == "LSTM")]
+    node = helper.make_node(op, names, results, name=op, hidden_size=HIDDEN, **attrs)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for k, v in inputs.items()
+        ],
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, None) for k in results if k],
+        [numpy_helper.from_array(v, k) for k, v in weights.items() if k in names],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+    return made, inputs
+
+
+def evaluate(made: Any, inputs: dict[str, Array]) -> list[Array]:
+    loaded = load(made)
+    verify(loaded.graph)
+    return list(run(loaded.graph, {**inputs, **loaded.weights}).values())
+
+
+def agrees(made: Any, inputs: dict[str, Array]) -> None:
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    for ours, theirs in zip(evaluate(made, inputs), session.run(None, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+WAYS = ("forward", "reverse", "bidirectional")
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((op, {"direction": way, "state": True}) for op in GATES for way in WAYS),
+    *((op, {"direction": way, "lens": True}) for op in GATES for way in WAYS),
+    *((op, {"direction": way, "steps": 1, "state": True}) for op in GATES for way in WAYS),
+    *((op, {"outputs": kept, "bias": False}) for op in GATES for kept in ("Y", "H")),
+    *((op, {"clip": 0.4}) for op in GATES),
+    *(("GRU", {"linear_before_reset": 1, "bias": b, "direction": WAYS[2]}) for b in (True, False)),
+    ("LSTM", {"peepholes": True, "direction": "bidirectional"}),
+    ("LSTM", {"input_forget": 1}),
+    ("LSTM", {"activations": ["HardSigmoid", "Softsign", "ScaledTanh"],
+              "activation_alpha": [0.3, 0.7], "activation_beta": [0.4, 0.9]}),
+    ("GRU", {"activations": ["Affine", "LeakyRelu"], "activation_alpha": [0.3, 0.2],
+             "activation_beta": [0.1]}),
+    ("RNN", {"activations": ["ThresholdedRelu"], "activation_alpha": [0.2]}),
+    ("RNN", {"activations": ["Elu"], "activation_alpha": [0.2]}),
+    ("RNN", {"activations": ["Softplus"]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op, how", VARIANTS, ids=str)
+def test_as_onnxruntime(op: str, how: dict[str, Any]):
+    agrees(*model(op, **how))
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("direction", WAYS)
+def test_batch_first_is_time_first_transposed(op: str, direction: str):
+    """onnxruntime has no layout 1."""
+    how = {"direction": direction, "state": True, "lens": True}
+    made, inputs = model(op, **how)
+    transposed = {k: v if k == "lens" else v.swapaxes(0, 1) for k, v in inputs.items()}
+    y, *states = evaluate(model(op, layout=1, **how)[0], transposed)
+    expected_y, *expected = evaluate(made, inputs)
+    np.testing.assert_allclose(y.transpose(1, 2, 0, 3), expected_y, rtol=1e-5, atol=1e-6)
+    for state, wanted in zip(states, expected, strict=True):
+        np.testing.assert_allclose(state.swapaxes(0, 1), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_of_all_steps_are_one_product_and_the_loop_holds_the_other():
+    loaded = load(model("LSTM", direction="bidirectional")[0])
+    loops = [n.op for n in loaded.graph.nodes if isinstance(n.op, t.Loop)]
+    outside = [n.op for n in loaded.graph.nodes if isinstance(n.op, t.Matmul)]
+    assert [loop.trips for loop in loops] == [STEPS, STEPS]
+    assert [m.types()[0].shape for m in outside] == [(STEPS, BATCH, 4 * HIDDEN)] * 2
+    for loop in loops:
+        (inside,) = (n.op for n in loop.body.nodes if isinstance(n.op, t.Matmul))
+        assert inside.types()[0].shape == (BATCH, 4 * HIDDEN)
+
+
+def test_one_step_needs_no_loop():
+    loaded = load(model("GRU", steps=1, state=True)[0])
+    assert not any(isinstance(n.op, t.Loop) for n in loaded.graph.nodes)
+
+
+def test_lengths_that_reach_the_end_are_no_lengths():
+    made, _ = model("GRU", lens=True)
+    masked = load(made).graph.walk()
+    full = load(made, values={"lens": [STEPS] * BATCH}).graph.walk()
+    assert [sum(getattr(n.op, "fn", "") == "where" for n in g) for g in (masked, full)] == [2, 0]
