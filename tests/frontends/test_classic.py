@@ -104,6 +104,55 @@ def test_as_onnxruntime(case: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def classifier(ids: list[int], weights: list[float], labels: int) -> dict[str, Any]:
+    nodes = {k: v for k, v in REGRESSOR.items() if k.startswith("nodes_")}
+    where = {"class_treeids": [0, 0, 0, 1], "class_nodeids": [1, 3, 4, 0]}
+    named = {
+        "class_ids": ids,
+        "class_weights": weights,
+        "classlabels_int64s": [*range(7, 7 + labels)],
+    }
+    return nodes | where | named
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        classifier([0, 1, 2, 1], [1.0, 2.0, 3.0, 0.5], 3),
+        classifier([0, 1, 2, 1], [1.0, 2.0, 3.0, 0.5], 3) | {"post_transform": "SOFTMAX"},
+        classifier([0, 0, 0, 0], [0.9, 0.1, 0.3, 0.05], 2),
+        classifier([0, 0, 0, 0], [0.9, -0.1, -0.3, 0.05], 2),
+        classifier([0, 0, 0, 0], [0.9, -0.1, -0.3, 0.05], 2) | {"post_transform": "LOGISTIC"},
+        classifier([1, 1, 1, 1], [0.9, 0.1, 0.3, 0.05], 2),
+        classifier([1, 1, 1, 1], [0.9, -0.1, -0.3, 0.05], 2),
+        classifier([1, 1, 1, 1], [0.9, -0.1, -0.3, 0.05], 2) | {"post_transform": "LOGISTIC"},
+    ],
+)
+def test_classifier_as_onnxruntime(attrs: dict[str, Any]) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                "TreeEnsembleClassifier", ["x"], ["l", "y"], domain="ai.onnx.ml", **attrs
+            )
+        ],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, FULL.shape)],
+        [
+            helper.make_tensor_value_info("l", TensorProto.INT64, None),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+        ],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    labels, scores = session.run(None, {"x": FULL})
+    loaded = load(proto)
+    weights = {v.name: loaded.weights[v.name] for v in loaded.graph.params}
+    found = run(loaded.graph, {"x": FULL} | weights)
+    np.testing.assert_array_equal(found["l"], labels)
+    np.testing.assert_allclose(found["y"], scores, rtol=1e-5)
+
+
 def test_text_is_refused() -> None:
     attrs = {"keys_int64s": [1], "values_strings": ["one"]}
     proto = model("LabelEncoder", np.int64([1]), attrs, TensorProto.INT64)

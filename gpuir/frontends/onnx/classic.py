@@ -225,27 +225,24 @@ def tree_ensemble(n: OnnxNode, e: Emitter) -> Value:
     return transformed(n, e, y, TRANSFORMS[n.attr("post_transform", 0)])
 
 
-def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
+def numbers(n: OnnxNode, attr: str) -> Sequence[float]:
+    """The attribute, or its form as a tensor of doubles."""
+    tensor = n.attr(f"{attr}_as_tensor")
+    return n.attr(attr, ()) if tensor is None else np.asarray(tensor).tolist()
+
+
+def named_trees(
+    n: OnnxNode, e: Emitter, of: str, ids: Sequence[int], count: int, how: str
+) -> Value:
     """The older form: nodes are named by tree and number, leaves are nodes of mode LEAF, and each
-    leaf may weigh on several targets."""
+    leaf may weigh on several of the `count` targets or classes (`of` which they speak)."""
     names = list(zip(n.attr("nodes_treeids"), n.attr("nodes_nodeids"), strict=True))
     modes = n.attr("nodes_modes")
     inner = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m != "LEAF")}
     leaf = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m == "LEAF")}
-
-    def numbers(attr: str) -> Sequence[float]:
-        """The attribute, or its newer form as a tensor of doubles."""
-        tensor = n.attr(f"{attr}_as_tensor")
-        return n.attr(attr, ()) if tensor is None else np.asarray(tensor).tolist()
-
-    entries = sorted(
-        zip(
-            (leaf[x] for x in zip(n.attr("target_treeids"), n.attr("target_nodeids"))),
-            n.attr("target_ids"),
-            numbers("target_weights"),
-            strict=True,
-        )
-    )
+    owners = zip(n.attr(f"{of}_treeids"), n.attr(f"{of}_nodeids"), strict=True)
+    weights = numbers(n, f"{of}_weights")
+    entries = sorted(zip((leaf[x] for x in owners), ids, weights, strict=True))
     spans = dict.fromkeys(leaf.values(), (0, 0))
     start = 0
     for i, mine in groupby(entries, lambda entry: entry[0]):
@@ -254,7 +251,7 @@ def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
     rows: list[tuple[int, ...]] = []
     splits: list[float] = []
     tracks = n.attr("nodes_missing_value_tracks_true", (0,) * len(names))
-    columns = (names, modes, n.attr("nodes_featureids"), numbers("nodes_values"), tracks)
+    columns = (names, modes, n.attr("nodes_featureids"), numbers(n, "nodes_values"), tracks)
     children = (n.attr("nodes_truenodeids"), n.attr("nodes_falsenodeids"))
     for name, mode, feature, split, track, yes, no in zip(*columns, *children, strict=True):
         if mode == "LEAF":
@@ -262,16 +259,18 @@ def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
         if mode not in MODES:
             raise ModelError(f"{n.op}: no such mode", expected=", ".join(MODES), found=str(mode))
         ends = [(name[0], child) for child in (yes, no)]
-        pointers = [p for end in ends for p in (leaf.get(end, inner.get(end, 0)), int(end in leaf))]
-        rows.append((feature, MODES.index(mode), *pointers, track))
+        pointers = [
+            p for end in ends for p in (leaf[end] if end in leaf else inner[end], end in leaf)
+        ]
+        rows.append((feature, MODES.index(mode), *map(int, pointers), track))
         splits.append(split)
-    firsts = {tree: names[i] for i, (tree, _) in reversed(list(enumerate(names)))}
+    firsts = {tree: (tree, node) for tree, node in reversed(names)}
     for first in firsts.values():  # a tree of one leaf becomes a node with that leaf twice
         if first in leaf:
             inner[first] = len(rows)
             rows.append((0, 0, leaf[first], 1, leaf[first], 1, 0))
             splits.append(0.0)
-    y = trees(
+    return trees(
         n,
         e,
         rows,
@@ -281,13 +280,53 @@ def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
         [target for _, target, _ in entries],
         [weight for _, _, weight in entries],
         (),
-        n.attr("n_targets", 1),
-        n.attr("aggregate_function", "SUM"),
+        count,
+        how,
     )
-    if len(base := numbers("base_values")):
+
+
+def with_base(n: OnnxNode, e: Emitter, y: Value) -> Value:
+    """The sums in f32, `base_values` added."""
+    if len(base := numbers(n, "base_values")):
         y = e(t.Map("add", (y, e.constant(base, y.type.dtype, "base"))))
-    y = as_f32(e, y)
+    return as_f32(e, y)
+
+
+def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
+    count, how = n.attr("n_targets", 1), n.attr("aggregate_function", "SUM")
+    y = with_base(n, e, named_trees(n, e, "target", n.attr("target_ids"), count, how))
     return transformed(n, e, y, n.attr("post_transform", "NONE"))
+
+
+def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
+    """The label of the class of highest score, and the scores. Of two classes the weights may speak
+    of one alone; then, as onnxruntime reads it, the sum s is a probability if no weight is negative
+    (scores 1 - s and s), else a margin (-s and s); of the second class, scores are 0 and s."""
+    names = n.attr("classlabels_int64s")
+    if not names:
+        raise ModelError(
+            "TreeEnsembleClassifier: the class labels are not numbers",
+            expected="classlabels_int64s",
+            fix="gpuir analyses tensors of numbers only",
+        )
+    labels, ids = e.constant(names, i64, "labels"), n.attr("class_ids")
+    how = n.attr("post_transform", "NONE")
+    if len(names) != 2 or len(set(ids)) != 1:
+        y = with_base(n, e, named_trees(n, e, "class", ids, len(names), "SUM"))
+        best = e(t.ArgReduce("max", y, 1))
+        return e(t.Gather(labels, best)), transformed(n, e, y, how)
+    if len(numbers(n, "base_values")) > 1:
+        raise ModelError("TreeEnsembleClassifier: two base values and the weights of one class")
+    s = with_base(n, e, named_trees(n, e, "class", (0,) * len(ids), 1, "SUM"))
+    is_probability = min(numbers(n, "class_weights"), default=0) >= 0
+    above = e(t.Map("gt", (s,), (0.5 if is_probability else 0.0,)))
+    chosen = e(t.Reshape(e(t.Cast(above, i64)), (s.type.shape[0],)))
+    if set(ids) == {1}:
+        y = e(t.Concat((e.fill(0, s.type), s), 1))
+        return e(t.Gather(labels, chosen)), transformed(n, e, y, how)
+    other = t.Map("sub", (e.constant(1, f32), s)) if is_probability else t.Map("neg", (s,))
+    y = e(t.Concat((e(other), s), 1))
+    return e(t.Gather(labels, chosen)), y if is_probability else transformed(n, e, y, how)
 
 
 CONVERTERS: dict[str, Converter] = {
@@ -301,5 +340,6 @@ CONVERTERS: dict[str, Converter] = {
     "ai.onnx.ml::OneHotEncoder": one_hot_encoder,
     "ai.onnx.ml::Scaler": scaler,
     "ai.onnx.ml::TreeEnsemble": tree_ensemble,
+    "ai.onnx.ml::TreeEnsembleClassifier": tree_ensemble_classifier,
     "ai.onnx.ml::TreeEnsembleRegressor": tree_ensemble_regressor,
 }
