@@ -66,5 +66,5 @@ def test_merging_projections_saves_launches_and_time(tmp_path: Path):
     mine = ("--load", "merge_projections.py", "--pipeline", passes)
     (merged,) = json.loads(gpuir(*common, *mine, "--format", "json", cwd=tmp_path))["reports"]
     assert plain["launches"] - merged["launches"] == 24  # two a layer
-    assert merged["time_s"] < plain["time_s"]
+    assert merged["latency_s"] < plain["latency_s"]
     assert merged["flops"] == pytest.approx(plain["flops"], rel=1e-3)

@@ -1,0 +1,33 @@
+"""The README's promises that a reader would paste."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuir.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_ci_runs_the_readme_test_command():
+    command = next(line for line in README.splitlines() if line.endswith("-m pytest -n auto"))
+    assert command in (ROOT / ".ci/run").read_text().splitlines()
+
+
+def test_main_job_of_the_readme(monkeypatch: pytest.MonkeyPatch):
+    line = next(line for line in README.splitlines() if ".venv/bin/gpuir analyze" in line)
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(main, shlex.split(line.split("gpuir ", 1)[1]))
+    assert done.exit_code == 0, done.output
+    assert "latency" in done.output
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((docs/[^)]+)\)", README))
+def test_links_lead_somewhere(link: str):
+    assert (ROOT / link).is_file()
