@@ -52,6 +52,10 @@ class VerifyError(GpuirError):
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """`did you mean a, b?` for a misspelt name, else the known names; for the `fix` of an error."""
-    known = list(known)
+    known = sorted(known)
     close = difflib.get_close_matches(name, known, n=count, cutoff=0.5)
-    return f"did you mean {', '.join(close)}?" if close else f"one of {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    few = known if len(known) <= 40 else known[:10]
+    more = f" and {len(known) - len(few)} more" if len(few) < len(known) else ""
+    return f"one of {', '.join(few)}{more}"
