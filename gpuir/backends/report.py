@@ -313,7 +313,7 @@ class Found:
 def find_kernel(graph: Graph, name: str) -> Found:
     """The kernel whose first result is `name` (or ends its path), or that stands for the model
     node `name`: as a whole, without its file, or its end. UsageError when none or several do."""
-    everything = list(_walk(graph, ()))
+    everything = list(walk(graph))
     bare = name.removeprefix("%")
     tests = (
         lambda x: "/".join(x.path) == bare or x.path[-1] == bare,
@@ -355,10 +355,11 @@ def node_name(loc: Loc) -> str:
     return loc.partition(":")[2] or loc
 
 
-def _walk(graph: Graph, path: tuple[str, ...]) -> Iterator[Found]:
+def walk(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Found]:
+    """Every kernel, those inside loops and branches included, in order."""
     for node in graph.nodes:
         here = (*path, node.results[0].name)
         yield Found(here, node)
         if node.op.control:
             for region in node.op.regions:
-                yield from _walk(region, here)
+                yield from walk(region, here)

@@ -20,6 +20,9 @@ class Assignments(click.ParamType):
     def __init__(self, name: str, read: Callable[[str], Any], many: bool = False):
         self.name, self.read, self.many = name, read, many
 
+    def get_metavar(self, *_: Any) -> str:
+        return self.name
+
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[tuple[str, Any], ...]:
         if isinstance(value, tuple):
             return value

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import emit, warn
+
+if TYPE_CHECKING:
+    from gpuir.ir.graph import Graph
+    from gpuir.ir.notes import Schedule
+    from gpuir.targets.target import Target
 
 
 @click.group("schedule")
@@ -23,15 +30,52 @@ def command() -> None:
 @click.argument("file", type=click.Path())
 @options.model
 @click.option("--target", help="The GPU it is for.  [as the file says]")
+@click.option("--tf32", is_flag=True, help="Let f32 products run on the matrix units.")
 @options.loading
-@options.costing
 @options.load_modules
-def check(file: str, target: str | None, **given: Any) -> None:
-    """Say of each tile in FILE whether it is legal for MODEL, and if not why.
+def check(file: str, target: str | None, tf32: bool, **given: Any) -> None:
+    """Say of each tile in FILE that is not legal for MODEL why it is not.
 
-    Exit status 1 when one is not.
+    Exit status 1 if there is one.
     """
-    raise NotImplementedError
+    import gpuir
+
+    found = gpuir.parse_schedule(_read(file), file)
+    name = target or found.target
+    device = gpuir.load_target(str(load_modules(given["modules"]).targets.get(name, name)))
+    g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
+    g = gpuir.strip(gpuir.lower(g))
+    illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
+    fine = len(found.tiles) - len(illegal)
+    total = f"{fine} of {len(found.tiles)} tiles are legal on {device.name}\n"
+    emit("".join((*illegal, total)))
+    if illegal:
+        raise click.exceptions.Exit(1)
 
 
-__all__ = ["check", "command", "emit", "load_modules", "warn"]
+def _read(path: str) -> str:
+    from gpuir.ir.errors import UsageError
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("the schedule cannot be read", where=path, found=str(error)) from error
+
+
+def reasons(
+    g: Graph, schedule: Schedule, target: Target, tf32: bool
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The paths whose tile is not legal, each with why."""
+    from gpuir.backends.report import walk
+    from gpuir.cost.nest import why_illegal
+    from gpuir.ir.errors import nearest
+    from gpuir.ops.kernel import KernelOp
+
+    known = {x.path: x.node.op for x in walk(g)}
+    for path, tile in schedule:
+        op = known.get(path)
+        if not isinstance(op, KernelOp) or not op.tiled:
+            names = ["/".join(p) for p, op in known.items() if getattr(op, "tiled", False)]
+            yield path, f"no kernel with a tile\n  fix:      {nearest('/'.join(path), names)}"
+        elif why := why_illegal(op, tile, target, tf32):
+            yield path, "not legal\n  found:    " + f"{tile}\n{why}".replace("\n", "\n" + " " * 12)
