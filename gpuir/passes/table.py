@@ -12,7 +12,6 @@ from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.tile import TilePass
-from gpuir.text import parse_passes
 
 PASSES: dict[str, type[Pass]] = {
     p.name: p for p in (Canonicalize, Fuse, Legalize, TilePass, Annotate)
@@ -35,6 +34,8 @@ def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type
 
 def pipeline(text: str, loaded: Mapping[str, type[Pass]] | None = None) -> Pipeline:
     """The pipeline that text like `canonicalize,fuse{max_ops=8},legalize` states."""
+    from gpuir.text import parse_passes
+
     return Pipeline(
         tuple(make_pass(find_pass(name, loaded), options) for name, options in parse_passes(text))
     )

@@ -21,7 +21,6 @@ from gpuir.schedule import Path as KernelPath
 from gpuir.schedule import apply
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
-from gpuir.text import parse_schedule
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ def read_schedule(path: str, name: str, target: Target) -> Schedule:
         raise UsageError(
             "the schedule cannot be read", where=path, found=str(error), fix="check the path"
         ) from error
+    from gpuir.text import parse_schedule
+
     schedule = parse_schedule(text, path)
     if schedule.target != name and load_target(schedule.target) != target:
         raise UsageError(
@@ -137,10 +138,10 @@ def candidates(work: Work, on_tensor: bool, splits: bool) -> tuple[Tiles, tuple[
     """The tiles worth costing, and the dimensions that they name.
 
     Matrix units: m and n from 16 to 256, k of 32 to 128 bytes, 1 to 5 stages, 4 or 8 warps (fewer
-    for small tiles). Lanes: m and n from 32 to 128, smaller only for smaller matrices, k of 8 or 16,
-    up to 256 for vectors. Attention: 16 to 256 queries by
-    32 to 128 keys, split as a sum is where heads are few. Maps: 128 to 8192 cells a block. Reductions: 1 to 1024 rows a block of whole
-    rows, or of chunks. Tiles beyond the next power of two of a dimension are left out.
+    for small tiles). Lanes: m and n from 32 to 128, smaller only for smaller matrices, k of 8 or
+    16, up to 256 for vectors. Attention: 16 to 256 queries by 32 to 128 keys. Maps: 128 to 8192
+    cells a block. Reductions: 1 to 1024 rows a block, whole or in chunks. What is a sum is also
+    split, where outputs are few. Tiles beyond the next power of two of a dimension are left out.
     """
     extents = work.extents
     if work.kernel == "k.attention":
