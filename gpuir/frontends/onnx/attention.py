@@ -79,16 +79,35 @@ class Cache:
 
 
 def extended(e: Emitter, past: Value | None, new: Value, used: int) -> Cache:
-    """`new` behind the first `used` of `past`; what the buffer holds beyond both is kept."""
+    """`new` behind the first `used` of `past`: written there if the buffer has room for it, as one
+    that past and present share does; else behind all of it, in a new tensor."""
     if past is None:
         return Cache(new, new)
-    held = past.type.shape[2]
-    old = part(e, past, 2, 0, used)
-    everything = joined(e, (old, new), 2)
-    end = used + new.type.shape[2]
-    if end >= held:
+    held, count = past.type.shape[2], new.type.shape[2]
+    if used == held:
+        everything = joined(e, (past, new), 2)
         return Cache(everything, everything)
-    return Cache(everything, joined(e, (everything, part(e, past, 2, end, held - end)), 2))
+    if used + count > held:
+        everything = joined(e, (part(e, past, 2, 0, used), new), 2)
+        return Cache(everything, everything)
+    start = e.fill(used, TensorType((past.type.shape[0],), i64))
+    present = written(e, past, new, start, 2)
+    return Cache(part(e, present, 2, 0, used + count), present)
+
+
+def written(
+    e: Emitter, cache: Value, new: Value, start: Value | None, axis: int, circular: bool = False
+) -> Value:
+    """`cache` with `new` in place of its cells along `axis` from start[b] on."""
+    *lead, steps = new.type.shape[: axis + 1]
+    grid = TensorType((*lead, steps, 1), i64)
+    columns = [e(t.Iota(grid, i)) for i in range(axis)]
+    at = e(t.Iota(grid, axis))
+    if start is not None:
+        at = e(t.Map("add", (at, e(t.Reshape(cast(e, start, i64), (lead[0], *(1,) * (axis + 1)))))))
+    if circular:
+        at = e(t.Map("mod", (at,), (cache.type.shape[axis],)))
+    return e(t.ScatterND(cache, e(t.Concat((*columns, at), axis + 1), "positions"), new))
 
 
 # ---------------------------------------------------------------------------- the core
@@ -850,22 +869,9 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
 
 
 def tensor_scatter(n: OnnxNode, e: Emitter) -> Value:
-    """`update` written into the cache along `axis` from write_indices[b] on, wrapping round where
-    the mode is circular."""
-    cache, update = n[0], n[1]
-    axis = n.axis(cache.type.rank, -2)
-    *lead, steps = update.type.shape[: axis + 1]
-    grid = (*lead, steps, 1)
-    columns = [e(t.Iota(TensorType(grid, i64), i)) for i in range(axis)]
-    at = e(t.Iota(TensorType(grid, i64), axis))
-    if (start := n.get(2)) is not None:
-        start = e(t.Reshape(cast(e, start, i64), (lead[0], *(1,) * axis, 1)))
-        at = e(t.Map("add", (at, start)))
-    if n.attr("mode", "linear") == "circular":
-        at = e(t.Map("mod", (at,), (cache.type.shape[axis],)))
-    at = at if at.type.shape == grid else e(t.Broadcast(at, grid))
-    indices = e(t.Concat((*columns, at), axis + 1)) if columns else at
-    return e(t.ScatterND(cache, indices, update))
+    """cache, update, and where in each sequence it goes; it wraps round where the mode says so."""
+    axis = n.axis(n[0].type.rank, -2)
+    return written(e, n[0], n[1], n.get(2), axis, n.attr("mode", "linear") == "circular")
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -414,7 +414,7 @@ def expert_activation(n: OnnxNode, e: Emitter, y: Value, linear: Value | None) -
     """relu, gelu, silu, identity or swiglu of the first product: G * sigmoid(alpha G) * (L + beta),
     L being the third product, or every other column of the first, or its right half."""
     kind = n.attr("activation_type", "relu")
-    fns = {"relu": "relu", "gelu": "gelu", "silu": "silu", "identity": "identity"}
+    fns = {"relu": "relu", "gelu": "gelu_tanh", "silu": "silu", "identity": "identity"}
     if kind in fns:
         y = y if kind == "identity" else e(t.Map(fns[kind], (y,)))
         return y if linear is None else e(t.Map("mul", (y, linear)))

@@ -1,0 +1,760 @@
+"""com.microsoft operators: what gpuir loads means what onnxruntime's CPU kernel computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from onnx import helper, numpy_helper  # noqa: E402
+
+from gpuir.frontends.onnx.load import Model, load  # noqa: E402
+from gpuir.interp import run  # noqa: E402
+from gpuir.ir.verify import verify  # noqa: E402
+
+MS = "com.microsoft"
+OPSET = 21
+
+
+@dataclass
+class Case:
+    """One node. `known` operands are initializers; None is an absent one."""
+
+    op: str
+    operands: list[Any]
+    attrs: dict[str, Any] = field(default_factory=dict[str, Any])
+    known: tuple[int, ...] = ()
+    outputs: int = 1
+    absent: tuple[int, ...] = ()  # results that nobody reads
+    domain: str = MS
+    tolerance: float = 1e-5
+    steps: int = 0  # by how many units an 8-bit result may be off, having been rounded twice
+    label: str = ""
+    floats: bool = False  # results are declared: onnxruntime does not infer their type
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.label}" if self.label else self.op
+
+
+def model_of(case: Case) -> Any:
+    names = ["" if v is None else f"x{i}" for i, v in enumerate(case.operands)]
+    results = ["" if i in case.absent else f"y{i}" for i in range(case.outputs)]
+    node = helper.make_node(case.op, names, results, name="node", domain=case.domain, **case.attrs)
+    inputs, weights = [], []
+    for i, v in enumerate(case.operands):
+        if v is None:
+            continue
+        if i in case.known:
+            weights.append(numpy_helper.from_array(v, names[i]))
+        else:
+            dtype = helper.np_dtype_to_tensor_dtype(v.dtype)
+            inputs.append(helper.make_tensor_value_info(names[i], dtype, v.shape))
+    declare = helper.make_empty_tensor_value_info
+    if case.floats:
+        declare = partial(helper.make_tensor_value_info, elem_type=1, shape=None)
+    outputs = [declare(name) for name in results if name]
+    graph = helper.make_graph([node], "case", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MS, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def expected_of(case: Case, model: Any) -> list[np.ndarray]:
+    """What onnxruntime gives; skips where it has no kernel for this."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        if "NOT_IMPLEMENTED" in str(error) or "NotImplemented" in type(error).__name__:
+            pytest.skip(f"onnxruntime has no CPU kernel: {error}"[:200])
+        raise
+    feeds = {
+        f"x{i}": v for i, v in enumerate(case.operands) if v is not None and i not in case.known
+    }
+    try:
+        return session.run(None, feeds)
+    except Exception as error:
+        if "not implemented" in str(error).lower():
+            pytest.skip(f"onnxruntime has no CPU kernel: {error}"[:200])
+        raise
+
+
+def results_of(case: Case, model: Any) -> tuple[Model, list[np.ndarray]]:
+    loaded = load(model)
+    verify(loaded.graph, "onnx")
+    feeds = {v.name: case.operands[int(v.name[1:])] for v in loaded.graph.inputs}
+    results = run(loaded.graph, {**loaded.weights, **feeds})
+    return loaded, [results[v.name] for v in loaded.graph.outputs]
+
+
+# ---------------------------------------------------------------------------- data
+
+rng = np.random.default_rng(7)
+
+
+def f(*shape: int, scale: float = 1.0) -> np.ndarray:
+    return np.asarray(rng.standard_normal(shape) * scale, np.float32)
+
+
+def ints(
+    *shape: int, dtype: Any = np.uint8, low: int | None = None, high: int | None = None
+) -> Any:
+    info = np.iinfo(dtype)
+    low, high = info.min if low is None else low, info.max + 1 if high is None else high
+    return rng.integers(low, high, shape).astype(dtype)
+
+
+def one(x: float, dtype: Any = np.float32) -> np.ndarray:
+    return np.array(x, dtype)
+
+
+def u8(x: int) -> np.ndarray:
+    return np.array(x, np.uint8)
+
+
+def i8(x: int) -> np.ndarray:
+    return np.array(x, np.int8)
+
+
+def i32(*x: int) -> np.ndarray:
+    return np.array(x, np.int32)
+
+
+def packed(n: int, k: int, block: int, bits: int) -> np.ndarray:
+    return ints(n, -(-k // block), block * bits // 8)
+
+
+B, S, H, D = 2, 5, 4, 16  # batch, sequence, heads, head
+W = H * D
+MASK = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], np.int32)
+COS, SIN = np.cos(np.arange(24)[:, None] * 0.7 ** np.arange(D // 2)), None
+SIN = np.sin(np.arange(24)[:, None] * 0.7 ** np.arange(D // 2)).astype(np.float32)
+COS = COS.astype(np.float32)
+
+ACTIVATIONS = [
+    Case("Gelu", [f(3, 8)]),
+    Case("BiasGelu", [f(2, 3, 8), f(8)]),
+    Case("FastGelu", [f(2, 3, 8)], label="plain"),
+    Case("FastGelu", [f(2, 3, 8), f(8)], label="bias"),
+    Case("QuickGelu", [f(3, 8)], {"alpha": 1.702}),
+    Case("QuickGelu", [f(3, 8)], {"alpha": 1.0}, label="silu"),
+]
+NORMS = [
+    Case("SkipLayerNormalization", [f(B, S, W), f(B, S, W), f(W), f(W), f(W)], outputs=1),
+    Case(
+        "SkipLayerNormalization",
+        [f(B, S, W), f(S, W), f(W)],
+        outputs=4,
+        absent=(1, 2),
+        label="sum",
+    ),
+    Case("SkipSimplifiedLayerNormalization", [f(B, S, W), f(B, S, W), f(W)], {"epsilon": 1e-6}),
+    Case(
+        "SkipSimplifiedLayerNormalization",
+        [f(B, S, W), f(1, S, W), f(W), f(W)],
+        outputs=4,
+        absent=(1, 2),
+        label="sum",
+    ),
+    Case(
+        "SimplifiedLayerNormalization", [f(B, S, W), f(W)], {"axis": -1, "epsilon": 1e-6}, domain=""
+    ),
+    Case(
+        "EmbedLayerNormalization",
+        [
+            *(
+                ints(B, S, dtype=np.int32, low=0, high=11),
+                ints(B, S, dtype=np.int32, low=0, high=2),
+            ),
+            *(f(11, W), f(9, W), f(2, W), f(W), f(W), MASK),
+        ],
+        {"epsilon": 1e-12},
+        outputs=3,
+    ),
+    Case(
+        "EmbedLayerNormalization",
+        [
+            *(
+                ints(B, S, dtype=np.int32, low=0, high=11),
+                None,
+                f(11, W),
+                f(9, W),
+                None,
+                f(W),
+                f(W),
+            ),
+            *(None, ints(B, S, dtype=np.int32, low=0, high=9)),
+        ],
+        outputs=2,
+        label="positions",
+    ),
+]
+PRODUCTS = [
+    Case("FusedMatMul", [f(2, 3, 4), f(2, 4, 5)], {"alpha": 0.5}),
+    Case("FusedMatMul", [f(2, 4, 3), f(2, 5, 4)], {"transA": 1, "transB": 1}, label="both"),
+    Case("FusedMatMul", [f(3, 2, 4), f(2, 4, 5)], {"transBatchA": 1}, label="batch"),
+    Case(
+        "FusedMatMul",
+        [f(4, 2, 3), f(5, 2, 4)],
+        {"transBatchA": 1, "transA": 1, "transBatchB": 1, "transB": 1},
+        label="batch-both",
+    ),
+    Case("FusedMatMul", [f(2, 2, 3, 4), f(4, 5)], label="matrix"),
+    Case("TransposeMatMul", [f(2, 4, 3), f(2, 4, 5)], {"transA": 1}),
+    Case("FusedGemm", [f(3, 4), f(4, 5), f(5)], {"activation": "Relu", "alpha": 0.5}),
+    Case(
+        "FusedGemm",
+        [f(3, 4), f(5, 4), f(5)],
+        {"activation": "LeakyRelu", "activation_alpha": 0.2, "transB": 1},
+        label="leaky",
+    ),
+    Case("FusedConv", [f(1, 3, 8, 8), f(4, 3, 3, 3), f(4)], {"activation": "Relu"}, known=(1, 2)),
+    Case(
+        "FusedConv",
+        [f(1, 4, 8, 8), f(4, 4, 3, 3), f(4), f(1, 4, 8, 8)],
+        {"activation": "Relu", "pads": [1, 1, 1, 1]},
+        known=(1, 2),
+        label="sum",
+    ),
+    Case(
+        "FusedConv",
+        [f(1, 3, 8, 8), f(4, 3, 3, 3), f(4)],
+        {"activation": "Clip", "activation_params": [0.0, 6.0], "strides": [2, 2]},
+        known=(1, 2),
+        label="clip",
+    ),
+    Case("NhwcMaxPool", [ints(1, 6, 6, 3)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    Case(
+        "ConvTransposeWithDynamicPads",
+        [f(1, 3, 4, 4), f(3, 2, 3, 3), np.array([1, 1, 1, 1], np.int64)],
+        {"strides": [2, 2]},
+        known=(2,),
+    ),
+    Case("CDist", [f(5, 4), f(3, 4)], {"metric": "sqeuclidean"}, tolerance=1e-4),
+    Case("CDist", [f(5, 4), f(3, 4)], {"metric": "euclidean"}, label="root", tolerance=1e-4),
+    Case("Inverse", [f(2, 4, 4) + 3 * np.eye(4, dtype=np.float32)]),
+]
+LAYOUT = [
+    Case("Trilu", [f(4, 5), np.array(1, np.int64)], {"upper": 1}, known=(1,)),
+    Case("Pad", [f(2, 3), np.array([0, 1, 0, 2], np.int64), f()], known=(1,)),
+    Case("Range", [one(1), one(7), one(2)], known=(0, 1, 2)),
+    Case("Unique", [np.array([2, 1, 1, 3, 4, 3], np.float32)], outputs=3, known=(0,)),
+    Case("GatherND", [f(3, 4, 5), ints(2, 2, dtype=np.int64, low=0, high=3)]),
+    Case("ExpandDims", [f(3, 4), np.array(-1, np.int32)], known=(1,)),
+    Case("UnfoldTensor", [f(2, 9)], {"dim": -1, "size": 3, "step": 2}),
+    Case(
+        "CropAndResize",
+        [
+            f(2, 3, 6, 7),
+            np.array([[0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1]], np.float32),
+            i32(1, 0),
+            i32(3, 4),
+        ],
+        {"mode": "bilinear"},
+        known=(3,),
+    ),
+    Case(
+        "CropAndResize",
+        [
+            f(2, 3, 6, 7),
+            np.array([[0.1, 0.2, 1.3, 0.9], [1, 0, 0, 1]], np.float32),
+            i32(1, 0),
+            i32(3, 4),
+        ],
+        {"mode": "nearest", "extrapolation_value": 5.0},
+        known=(3,),
+        label="nearest",
+    ),
+    Case("GridSample", [f(1, 2, 4, 5), f(1, 3, 3, 2, scale=0.5)], {"align_corners": 1}),
+]
+
+QKV = [f(B, S, W), f(B, S, W), f(B, S, W)]
+PAST = [f(B, H, 3, D), f(B, H, 3, D)]
+ROOM = [np.pad(x, ((0, 0), (0, 0), (0, 5), (0, 0))) for x in PAST]  # a buffer with room for more
+ATTENTION = [
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 3 * W, scale=0.3), f(3 * W)],
+        {"num_heads": H},
+        known=(1, 2),
+    ),
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 3 * W, scale=0.3), f(3 * W), MASK],
+        {"num_heads": H},
+        known=(1, 2),
+        label="mask",
+    ),
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 3 * W, scale=0.3), f(3 * W), i32(4, 3)],
+        {"num_heads": H},
+        known=(1, 2),
+        label="lengths",
+    ),
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 3 * W, scale=0.3), f(3 * W), i32(4, 5, 0, 1)],
+        {"num_heads": H},
+        known=(1, 2),
+        label="ends-starts",
+    ),
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 3 * W, scale=0.3), f(3 * W), None, f(2, B, H, 3, D)],
+        {"num_heads": H, "unidirectional": 1},
+        known=(1, 2),
+        outputs=2,
+        label="past",
+    ),
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 3 * W, scale=0.3), f(3 * W), MASK, None, f(B, H, S, S)],
+        {"num_heads": H},
+        known=(1, 2),
+        label="added",
+    ),
+    Case(
+        "Attention",
+        [f(B, S, 12), f(12, 2 * W + 24, scale=0.3), f(2 * W + 24)],
+        {"num_heads": H, "qkv_hidden_sizes": [W, W, 24]},
+        known=(1, 2),
+        label="sizes",
+    ),
+    Case("MultiHeadAttention", QKV, {"num_heads": H}),
+    Case("MultiHeadAttention", [*QKV, f(3 * W)], {"num_heads": H}, known=(3,), label="bias"),
+    Case("MultiHeadAttention", [*QKV, None, MASK], {"num_heads": H}, label="mask"),
+    Case("MultiHeadAttention", [*QKV, None, i32(4, 3)], {"num_heads": H}, label="lengths"),
+    Case(
+        "MultiHeadAttention",
+        [*QKV, None, None, f(1, H, S, S)],
+        {"num_heads": H, "unidirectional": 1, "scale": 0.25},
+        label="added",
+    ),
+    Case(
+        "MultiHeadAttention",
+        [*QKV, None, None, None, *PAST],
+        {"num_heads": H},
+        outputs=3,
+        label="past",
+    ),
+    Case(
+        "MultiHeadAttention",
+        [f(B, S, W), f(B, H, 7, D), f(B, H, 7, D)],
+        {"num_heads": H},
+        label="cross",
+    ),
+    Case("MultiHeadAttention", [f(B, S, H, 3, D)], {"num_heads": H}, label="packed"),
+    Case("MultiHeadAttention", [f(B, S, W), f(B, 7, H, 2, D)], {"num_heads": H}, label="packed-kv"),
+    Case(
+        "MultiHeadAttention",
+        [*QKV],
+        {"num_heads": H},
+        outputs=4,
+        absent=(1, 2),
+        floats=True,
+        label="scores",
+    ),
+    Case(
+        "DecoderMaskedMultiHeadAttention",
+        [f(B, 1, W), f(B, 1, W), f(B, 1, W), None, None, *ROOM, i32(3)],
+        {"num_heads": H, "past_present_share_buffer": 1},
+        known=(7,),
+        outputs=3,
+    ),
+    Case(
+        "GroupQueryAttention",
+        [f(B, S, W), f(B, S, 2 * D), f(B, S, 2 * D), None, None, i32(S - 1, S - 1), i32(S)],
+        {"num_heads": H, "kv_num_heads": 2},
+        known=(6,),
+        outputs=3,
+        label="prompt",
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            *(f(B, 1, W), f(B, 1, 2 * D), f(B, 1, 2 * D), f(B, 2, 6, D), f(B, 2, 6, D)),
+            *(i32(6, 6), i32(7), COS, SIN),
+        ],
+        {"num_heads": H, "kv_num_heads": 2, "do_rotary": 1},
+        known=(6, 7, 8),
+        outputs=3,
+        label="decode-rotary",
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            *(f(B, 1, W), f(B, 1, 2 * D), f(B, 1, 2 * D), ROOM[0][:, :2], ROOM[1][:, :2]),
+            *(i32(3, 3), i32(4), COS, SIN),
+        ],
+        {"num_heads": H, "kv_num_heads": 2, "do_rotary": 1, "rotary_interleaved": 1},
+        known=(6, 7, 8),
+        outputs=3,
+        label="shared-buffer",
+    ),
+    Case(
+        "GroupQueryAttention",
+        [f(B, S, W + 4 * D), None, None, None, None, i32(S - 1, S - 1), i32(S)],
+        {"num_heads": H, "kv_num_heads": 2, "local_window_size": 2, "softcap": 3.0},
+        known=(6,),
+        outputs=3,
+        label="packed-window",
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            *(f(B, S, W), f(B, S, 2 * D), f(B, S, 2 * D), None, None),
+            *(i32(S - 1, S - 1), i32(S), None, None, None, f(1, 1, S, S), f(H)),
+        ],
+        {"num_heads": H, "kv_num_heads": 2},
+        known=(6,),
+        outputs=3,
+        label="sink",
+    ),
+    Case(
+        "GroupQueryAttention",
+        [f(B, S, W), f(B, S, 2 * D), f(B, S, 2 * D), None, None, i32(S - 1, S - 1), i32(S)],
+        {"num_heads": H, "kv_num_heads": 2, "smooth_softmax": 1},
+        known=(6,),
+        outputs=3,
+        label="smooth",
+    ),
+    Case(
+        "GroupQueryAttention",
+        [
+            *(f(1, 1, W), f(1, 1, 2 * D), f(1, 1, 2 * D), f(1, 2, 6, D), f(1, 2, 6, D)),
+            *(i32(6), i32(7)),
+        ],
+        {"num_heads": H, "kv_num_heads": 2, "local_window_size": 3},
+        known=(6,),
+        outputs=3,
+        label="decode-window",
+    ),
+    Case(
+        "RotaryEmbedding",
+        [f(B, S, W), ints(B, S, dtype=np.int64, low=0, high=20), COS, SIN],
+        known=(2, 3),
+    ),
+    Case(
+        "RotaryEmbedding",
+        [f(B, H, S, D), np.array([3], np.int64), COS, SIN],
+        {"interleaved": 1},
+        known=(2, 3),
+        label="interleaved",
+    ),
+    Case(
+        "RotaryEmbedding",
+        [
+            f(B, S, W),
+            ints(B, S, dtype=np.int64, low=0, high=20),
+            COS[:, :2].copy(),
+            SIN[:, :2].copy(),
+        ],
+        {"num_heads": H, "rotary_embedding_dim": 4},
+        known=(2, 3),
+        label="partial",
+    ),
+    *(
+        Case(
+            "MRotaryEmbedding",
+            [f(B, S, W), ints(3, B, S, dtype=np.int64, low=0, high=20), COS, SIN],
+            {"mrope_section": [4, 2, 2], "num_heads": H, "mrope_layout": layout},
+            known=(2, 3),
+            label=str(layout),
+        )
+        for layout in (0, 1)
+    ),
+    Case(
+        "QAttention",
+        [
+            *(ints(B, S, 12), ints(12, 3 * W, dtype=np.int8), f(3 * W), one(0.02), one(0.01)),
+            *(i32(4, 3), u8(120), i8(0)),
+        ],
+        {"num_heads": H},
+        known=(1, 2, 4, 7),
+    ),
+    *(
+        Case(
+            "LinearAttention",
+            [
+                *(f(B, S, W), f(B, S, 2 * D, scale=0.3), f(B, S, 2 * 6), f(B, 2, D, 6)),
+                -np.abs(f(B, S, 2)) if "gated" in rule else None,
+                np.abs(f(B, S, 2, scale=0.3)) if "delta" in rule else None,
+            ],
+            {"q_num_heads": H, "kv_num_heads": 2, "update_rule": rule},
+            outputs=2,
+            label=rule,
+        )
+        for rule in ("linear", "gated", "delta", "gated_delta")
+    ),
+    Case(
+        "CausalConvWithState",
+        [f(B, 6, S), f(6, 1, 4), f(6), f(B, 6, 3)],
+        {"activation": "silu"},
+        known=(1, 2),
+        outputs=2,
+    ),
+    Case("CausalConvWithState", [f(B, 6, S), f(6, 1, 4)], known=(1,), outputs=2, label="no-state"),
+]
+
+QLINEAR = [one(0.03), u8(120)]
+QUANTIZED = [
+    Case("QuantizeLinear", [f(3, 4), one(0.1), u8(128)]),
+    Case("QuantizeLinear", [f(3, 4), np.abs(f(4)) + 0.1, ints(4)], {"axis": 1}, label="axis"),
+    Case("DequantizeLinear", [ints(3, 4), one(0.1), u8(128)]),
+    Case("MatMulInteger16", [ints(3, 4, dtype=np.int16), ints(4, 5, dtype=np.int16)]),
+    Case("DynamicQuantizeMatMul", [f(2, 3, 8), ints(8, 5), one(0.02), u8(113)], known=(1, 2, 3)),
+    Case(
+        "DynamicQuantizeMatMul",
+        [f(3, 8), ints(8, 5, dtype=np.int8), np.abs(f(5)), i8(0), f(5)],
+        known=(1, 2, 3, 4),
+        label="bias",
+    ),
+    Case(
+        "MatMulIntegerToFloat",
+        [ints(2, 3, 8), ints(8, 5, dtype=np.int8), one(0.1), one(0.02), u8(130), i8(3), f(5)],
+        known=(1, 3, 5, 6),
+    ),
+    Case(
+        "MatMulIntegerToFloat",
+        [ints(3, 8), ints(8, 5), one(0.1), np.abs(f(5)), u8(130), ints(5)],
+        known=(1, 3, 5),
+        label="columns",
+    ),
+    *(
+        Case(
+            op,
+            [ints(2, 3, 4), one(0.02), u8(120), ints(3, 1), one(0.03), u8(100), one(0.05), u8(128)],
+            steps=1,
+        )
+        for op in ("QLinearAdd", "QLinearMul")
+    ),
+    Case(
+        "QLinearSigmoid",
+        [ints(3, 4), one(0.05), u8(128), one(1 / 256), u8(0)],
+        known=(1, 2, 3, 4),
+        steps=1,
+    ),
+    Case(
+        "QLinearLeakyRelu",
+        [ints(3, 4), one(0.05), u8(128), one(0.06), u8(100)],
+        {"alpha": 0.1},
+        known=(1, 2, 3, 4),
+        steps=1,
+    ),
+    Case(
+        "QLinearSoftmax",
+        [ints(3, 8), one(0.05), u8(128), one(1 / 256), u8(0)],
+        {"axis": -1, "opset": 13},
+        known=(1, 2, 3, 4),
+        steps=1,
+    ),
+    Case(
+        "QLinearGlobalAveragePool",
+        [ints(1, 3, 4, 5), one(0.05), u8(128), one(0.06), u8(100)],
+        known=(1, 2, 3, 4),
+        steps=1,
+    ),
+    Case(
+        "QLinearGlobalAveragePool",
+        [ints(1, 4, 5, 3), one(0.05), u8(128), one(0.06), u8(100)],
+        {"channels_last": 1},
+        known=(1, 2, 3, 4),
+        steps=1,
+        label="last",
+    ),
+    Case(
+        "QLinearAveragePool",
+        [ints(1, 3, 7, 7), one(0.05), u8(128), one(0.06), u8(100)],
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        known=(1, 2, 3, 4),
+        steps=1,
+    ),
+    Case(
+        "QLinearConcat",
+        [one(0.05), u8(100), ints(2, 3), one(0.05), u8(100), ints(2, 4), one(0.02), u8(30)],
+        {"axis": 1},
+        known=(0, 1, 3, 4, 6, 7),
+        steps=1,
+    ),
+    Case(
+        "QLinearWhere",
+        [
+            *(ints(3, 4) > 128, ints(3, 4), one(0.05), u8(100), ints(3, 1), one(0.04), u8(90)),
+            *(one(0.06), u8(110)),
+        ],
+        known=(2, 3, 5, 6, 7, 8),
+        steps=1,
+    ),
+    *(
+        Case(
+            "QLinearConv",
+            [
+                *(
+                    ints(1, 6, 6, 4),
+                    one(0.05),
+                    u8(100),
+                    ints(5, 4, 3, 3, dtype=np.int8),
+                    np.abs(f(5)),
+                ),
+                *(
+                    np.zeros(5, np.int8),
+                    one(2.0),
+                    u8(128),
+                    ints(5, dtype=np.int32, low=-99, high=99),
+                ),
+            ],
+            {"channels_last": 1, "pads": pads},
+            known=(1, 2, 3, 4, 5, 6, 7, 8),
+            steps=1,
+            label=f"last-{pads[0]}",
+        )
+        for pads in ([0, 0, 0, 0], [1, 1, 1, 1])
+    ),
+    Case(
+        "QGemm",
+        [
+            *(ints(3, 8), one(0.05), u8(120), ints(5, 8, dtype=np.int8), one(0.02), i8(0)),
+            *(ints(5, dtype=np.int32, low=-99, high=99), one(0.5), u8(100)),
+        ],
+        {"transB": 1, "alpha": 0.5},
+        known=(3, 4, 5, 6),
+        steps=1,
+    ),
+    Case(
+        "QGemm",
+        [ints(3, 8), one(0.05), u8(120), ints(8, 5), np.abs(f(5)), ints(5)],
+        known=(3, 4, 5),
+        label="float",
+        tolerance=1e-4,
+    ),
+    *(
+        Case(
+            "MatMulNBits",
+            [f(2, 3, k), packed(5, k, 32, bits), np.abs(f(5, -(-k // 32)))],
+            {"bits": bits, "block_size": 32, "N": 5, "K": k},
+            known=(1, 2),
+            tolerance=1e-3,
+            label=f"{bits}-{k}",
+        )
+        for bits, k in ((4, 64), (8, 64), (2, 64), (4, 80))
+    ),
+    Case(
+        "MatMulNBits",
+        [f(3, 96), packed(5, 96, 32, 4), np.abs(f(5, 3)), ints(5, 2)],
+        {"bits": 4, "block_size": 32, "N": 5, "K": 96},
+        known=(1, 2, 3),
+        tolerance=1e-3,
+        label="zero-points",
+    ),
+    Case(
+        "MatMulNBits",
+        [f(3, 96), packed(5, 96, 32, 4), np.abs(f(5, 3)), None, None, f(5)],
+        {"bits": 4, "block_size": 32, "N": 5, "K": 96},
+        tolerance=1e-3,
+        label="run-time-bias",
+    ),
+    *(
+        Case(
+            "MatMulBnb4",
+            [f(3, 64), ints(5 * 32), np.abs(f(20))],
+            {"N": 5, "K": 64, "block_size": 16, "quant_type": kind},
+            known=(1, 2),
+            tolerance=1e-3,
+            label=("fp4", "nf4")[kind],
+        )
+        for kind in (0, 1)
+    ),
+    Case(
+        "GatherBlockQuantized",
+        [ints(7, 32), ints(2, 3, dtype=np.int64, low=0, high=7), np.abs(f(7, 4))],
+        {"block_size": 16, "bits": 4, "quantize_axis": 1},
+        known=(0, 2),
+    ),
+    Case(
+        "GatherBlockQuantized",
+        [ints(7, 32), ints(2, 3, dtype=np.int64, low=0, high=7), np.abs(f(7, 4)), ints(7, 2)],
+        {"block_size": 16, "bits": 4, "quantize_axis": 1},
+        known=(0, 2, 3),
+        label="zero-points",
+    ),
+    Case(
+        "QEmbedLayerNormalization",
+        [
+            *(ints(B, S, dtype=np.int32, low=0, high=9), ints(B, S, dtype=np.int32, low=0, high=2)),
+            *(ints(9, W), ints(9, W), ints(2, W), ints(W), ints(W), None),
+            *(one(0.1), one(0.1), one(0.1), one(0.02), one(0.02)),
+            *(u8(120), u8(110), u8(100), u8(90), u8(80)),
+        ],
+        known=tuple(range(2, 18)),
+        outputs=2,
+        tolerance=1e-4,
+    ),
+    *(
+        Case(
+            "DynamicQuantizeLSTM",
+            [
+                *(f(4, 2, 6), ints(d, 6, 20, dtype=np.int8), ints(d, 5, 20, dtype=np.int8)),
+                *(f(d, 40), None, None, None, None),
+                *(np.full(d, 0.01, np.float32), np.zeros(d, np.int8)),
+                *(np.full(d, 0.01, np.float32), np.zeros(d, np.int8)),
+            ],
+            {"hidden_size": 5, "direction": "bidirectional" if d == 2 else "forward"},
+            known=(1, 2, 3, 8, 9, 10, 11),
+            outputs=3,
+            tolerance=2e-2,
+            label=str(d),
+        )
+        for d in (1, 2)
+    ),
+]
+MOE = [
+    Case(
+        "MoE",
+        [f(2, 1, 6), f(2, 4), f(4, 10, 6), f(4, 10), f(4, 6, 10), f(4, 6)],
+        {"k": 2, "activation_type": kind, "normalize_routing_weights": 1},
+        label=kind,
+    )
+    for kind in ("relu", "gelu", "silu")
+] + [
+    Case(
+        "MoE",
+        [f(1, 6), f(1, 4), f(4, 20, 6), f(4, 20), f(4, 6, 10), f(4, 6)],
+        {
+            "k": 2,
+            "activation_type": "swiglu",
+            "swiglu_fusion": 1,
+            "swiglu_limit": 7.0,
+            "activation_alpha": 1.702,
+            "activation_beta": 1.0,
+            "normalize_routing_weights": 1,
+        },
+        label="swiglu",
+    ),
+]
+
+CASES = [*ACTIVATIONS, *NORMS, *PRODUCTS, *LAYOUT, *ATTENTION, *QUANTIZED, *MOE]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_means_what_onnxruntime_computes(case: Case) -> None:
+    model = model_of(case)
+    expected = expected_of(case, model)
+    _, found = results_of(case, model)
+    assert len(found) == len(expected)
+    for got, want in zip(found, expected, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        if case.steps and want.dtype.kind in "iu":
+            assert np.abs(got.astype(int) - want.astype(int)).max() <= case.steps
+        else:
+            close = case.tolerance
+            np.testing.assert_allclose(got, want, rtol=close, atol=close * np.abs(want).max())
