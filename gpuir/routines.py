@@ -123,7 +123,7 @@ def deform_conv(
     window, extents = w.shape[2:], offset.shape[2:]
     spatial, taps = len(window), int(np.prod(window))
     rows = zip(window, extents, attrs["strides"], attrs["low"], attrs["dilations"], strict=True)
-    axes = [
+    axes: list[Array] = [
         np.arange(r)[:, None] * dilation + np.arange(p)[None] * stride - low
         for r, p, stride, low, dilation in rows
     ]  # [r, p] along each axis
@@ -176,16 +176,16 @@ def roi_align(attrs: Mapping[str, Any], x: Array, rois: Array, images: Array) ->
         counts = [attrs["ratio"] if attrs["ratio"] > 0 else int(np.ceil(c)) for c in cell]
         if min(counts) < 1:
             continue
-        lines = [
+        lines: list[Array] = [
             start + (np.arange(n)[:, None] + (np.arange(count) + 0.5) / count) * step
             for start, n, count, step in zip(
                 (top, left), (rows, columns), counts, cell, strict=True
             )
         ]
-        points = np.stack(np.meshgrid(*(line.reshape(-1) for line in lines), indexing="ij"), -1)
-        points = points.reshape(-1, 2)
+        grid = np.meshgrid(*(line.reshape(-1) for line in lines), indexing="ij")
+        points: Array = np.stack(grid, -1).reshape(-1, 2)
         there = np.all((points >= -1) & (points <= extents), axis=1)
-        inside = np.clip(points, 0, extents - 1)
+        inside: Array = np.clip(points, 0, extents - 1)
         taps = [
             tap * there
             for tap in weighted_taps(x[image].astype(np.float32), inside, outside_is_edge)
@@ -204,15 +204,15 @@ def max_roi_pool(attrs: Mapping[str, Any], x: Array, rois: Array) -> tuple[Array
     for i, roi in enumerate(rois):
         scaled = np.asarray(roi[1:], np.float32) * np.float32(attrs["scale"])
         left, top, right, bottom = np.trunc(scaled + np.copysign(0.5, scaled)).astype(int)
-        spans = []
+        spans: list[list[tuple[int, int]]] = []
         for start, end, count, extent in (
             (top, bottom, rows, x.shape[2]),
             (left, right, columns, x.shape[3]),
         ):
             step = max(end - start + 1, 1) / count
-            first = np.clip(np.floor(np.arange(count) * step) + start, 0, extent).astype(int)
-            last = np.clip(np.ceil(np.arange(1, count + 1) * step) + start, 0, extent).astype(int)
-            spans.append(list(zip(first, last, strict=True)))
+            first: Array = np.clip(np.floor(np.arange(count) * step) + start, 0, extent).astype(int)
+            last: Array = np.clip(np.ceil((np.arange(count) + 1) * step) + start, 0, extent)
+            spans.append(list(zip(first.tolist(), last.astype(int).tolist(), strict=True)))
         for (r, (a, b)), (c, (d, e)) in itertools.product(*map(enumerate, spans)):
             part = x[int(roi[0]), :, a:b, d:e]
             if part.size:

@@ -497,8 +497,8 @@ def max_unpool(n: OnnxNode, e: Emitter) -> Value:
     extents = ((i - 1) * stride - a - b + w for i, stride, a, b, w in rows)
     shape = (*x.type.shape[:2], *extents)
     zeros = e.fill(0, TensorType((prod(shape),), x.type.dtype))
-    flat = (reshape(v, (v.type.size,), e) for v in (indices, x))
-    y = reshape(e(t.ScatterElements(zeros, *flat, 0)), shape, e)
+    places, updates = (reshape(v, (v.type.size,), e) for v in (indices, x))
+    y = reshape(e(t.ScatterElements(zeros, places, updates, 0)), shape, e)
     wanted = shape if n.get(2) is None else n.ints(2, "the shape asked for")
     if wanted == shape:
         return y

@@ -49,7 +49,7 @@ def activation(name: str, given: tuple[float, ...], clip: float | None) -> Activ
                 below = e(t.Map("add", (e(t.Map("abs", (x,))),), (1.0,)))
                 return e(t.Map("div", (x, below)))
             case "affine":
-                return affine(x, *given, e)
+                return affine(x, given[0], given[1], e)
             case "scaledtanh":
                 inner = e(t.Map("tanh", (affine(x, given[1], 0, e),)))
                 return affine(inner, given[0], 0, e)

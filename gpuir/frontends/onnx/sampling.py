@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, log2, prod
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
     )
 
 
-def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> str:
+def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> Any:
     value = n.attr(name, default)
     if value not in allowed:
         raise ModelError(f"{n.op}: unknown {name}", expected=", ".join(allowed), found=str(value))
