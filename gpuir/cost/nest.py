@@ -31,7 +31,7 @@ Role = Literal["staged", "held", "streamed", "written"]
 
 SECTOR_BYTES = 32  # the least a cache fetches: CUDA C++ Best Practices Guide, coalesced access
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
-OWN_REGISTERS = 40  # assumed: addresses, counters and fragments of one thread
+OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
 MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
 MOST_THREADS = 1024  # of one block: the same table
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
@@ -139,6 +139,7 @@ class Nest:
     held_bytes: Number
     smem_bytes: Number  # of one block
     threads: Number
+    accumulators: Number  # of one block, in registers
     registers: Number  # of one thread
     limits: Mapping[str, Number]  # blocks an SM can hold, by what runs out
     resident: Number  # blocks an SM holds at once
@@ -193,9 +194,14 @@ def _accesses(space: Space) -> list[tuple[Access, Role]]:
 
 def operand_names(op: k.KernelOp) -> tuple[str, ...]:
     """What to call each of a work's operands: the kernel's values, then its results."""
+    reads = op.operands
+    if isinstance(op, k.Gemm):
+        reads = (op.a, op.b, *op.weights, *op.extra)
+    elif isinstance(op, k.Conv):
+        reads = (op.x, op.w, *op.weights, *op.extra)
     writes = len(op.space().writes)
     results = ["result"] if writes == 1 else [f"result {i}" for i in range(writes)]
-    return (*(f"%{v.name}" for v in op.operands), *results)
+    return (*(f"%{v.name}" for v in reads), *results)
 
 
 def _cells(a: Access) -> int:
@@ -345,11 +351,11 @@ def cut(work: Work, tiles: Tiles, target: Target) -> Nest:
         if work.kernel == "k.attention":  # the scores of a step live beside the result
             accumulators = accumulators + tiles.dims["s"] * tiles.dims["d"]
         smem = tiles.stages * stage + held
-        registers = accumulators * (work.accumulator_bits / 32) / threads + OWN_REGISTERS
+        accumulators = accumulators * (work.accumulator_bits / 32)
     else:
         smem = 4.0 * tiles.warps if work.reduced else 0.0 * tiles.warps
-        registers = step_points / threads + OWN_REGISTERS / 2
-    registers = np.ceil(registers / 8) * 8  # allocated by eights
+        accumulators = step_points
+    registers = np.ceil((accumulators / threads + OWN_REGISTERS) / 8) * 8  # allocated by eights
     limits = {
         "shared memory": np.floor(sm.smem_bytes / (smem + BLOCK_SMEM_BYTES)),
         "registers": np.floor(sm.registers / (registers * threads)),
@@ -388,6 +394,7 @@ def cut(work: Work, tiles: Tiles, target: Target) -> Nest:
         held_bytes=held,
         smem_bytes=smem,
         threads=threads,
+        accumulators=accumulators,
         registers=registers,
         limits=limits,
         resident=resident,

@@ -113,11 +113,13 @@ class Estimate:
     rates: Rates
     issue: Number  # issue slots a multiply-add on the lanes takes; 1 on the matrix units
     product_s: Number  # one step of one block, an SM to itself
+    smem_bytes: Number  # in and out of shared memory in a step
     smem_s: Number
     lane_s: Number
     step_s: Number
     power_s: Number  # all products at the rate that the board's power feeds
     compute_s: Number
+    wait_s: Number  # from a step of a block to its next, at the least
     busy_s: Number
     dram_s: Number
     l2_s: Number
@@ -141,8 +143,8 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
     flops = work.products / max(work.points, 1) * nest.step_points * work.visible
     issue = _issue(nest, target, given.on_tensor)
     product_s = flops * issue / (given.issued / sms)
-    smem_s = _smem_traffic(nest, target, given.on_tensor) * work.visible
-    smem_s = smem_s / (given.smem_bytes_per_s / sms)
+    smem_bytes = _smem_traffic(nest, target, given.on_tensor) * work.visible
+    smem_s = smem_bytes / (given.smem_bytes_per_s / sms)
     lane_s = work.lane_ops / (nest.blocks * nest.steps) / (given.lanes / sms)
     step_s = np.maximum(product_s, smem_s) + lane_s
     power_s = flops * nest.steps * nest.blocks / given.powered
@@ -169,11 +171,13 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
         rates=given,
         issue=issue,
         product_s=product_s,
+        smem_bytes=smem_bytes,
         smem_s=smem_s,
         lane_s=lane_s,
         step_s=step_s,
         power_s=power_s,
         compute_s=compute_s,
+        wait_s=wait_s,
         busy_s=busy_s,
         dram_s=dram_s,
         l2_s=l2_s,
