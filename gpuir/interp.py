@@ -4,6 +4,10 @@ Floats narrower than f32 are computed in f32 and rounded once at the end of each
 narrower than 8 bits are computed in i32 and wrap. Everything else is computed in its own dtype.
 """
 
+# numpy's stubs leave many types partly unknown
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math
@@ -178,7 +182,8 @@ def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tupl
             results = meaning(op, Operands(values, loose))
     except (ValueError, IndexError, TypeError, ArithmeticError, MemoryError) as error:
         found = ", ".join(f"%{v.name}: {v.type}" for v in op.operands)
-        raise NoMeaning(f"{op.name}: numpy says: {error}", found=found) from error
+        why = "sizes that depend on the data are upper bounds in this graph" if loose else ""
+        raise NoMeaning(f"{op.name}: numpy says: {error}", found=found, fix=why) from error
     return results if isinstance(results, tuple) else (np.asarray(results),)
 
 
@@ -234,11 +239,15 @@ def _run(graph: Graph, arrays: Sequence[Array], loose: bool) -> list[Array]:
     return [here[v] for v in graph.outputs]
 
 
+def _is_within(shape: tuple[int, ...], bounds: tuple[int, ...]) -> bool:
+    return len(shape) == len(bounds) and all(n <= m for n, m in zip(shape, bounds, strict=True))
+
+
 def _check(node: Node, results: tuple[Array, ...], loose: bool) -> None:
     types = [v.type for v in node.results]
     fits = len(types) == len(results) and all(
         a.dtype == to_numpy_dtype(type.dtype)
-        and (a.shape == type.shape or (loose and a.ndim == type.rank))
+        and (a.shape == type.shape or (loose and _is_within(a.shape, type.shape)))
         for a, type in zip(results, types, strict=True)
     )
     if not fits:
@@ -440,7 +449,23 @@ def _iota(op: t.Iota, at: Operands) -> Array:
 
 
 def _reshape(op: t.Reshape, at: Operands) -> Array:
-    return at(op.x).reshape(op.shape)
+    x, shape = at(op.x), op.shape
+    if at.loose and x.size != math.prod(shape):
+        shape = _shrunk(x, op)
+    return x.reshape(shape)
+
+
+def _shrunk(x: Array, op: t.Reshape) -> tuple[int, ...]:
+    """The shape of the result when x is smaller than its type: one axis gives way, the one that
+    has the extent of an axis of x that did, or the only one that can. Never a guess."""
+    was = {n for n, m in zip(op.x.type.shape, x.shape, strict=True) if n != m}
+    rest = [math.prod(op.shape) // n if n else 0 for n in op.shape]
+    fits = [i for i, n in enumerate(rest) if n and x.size % n == 0]
+    same = [i for i in fits if op.shape[i] in was]
+    axes = same or fits
+    if len(axes) != 1:
+        return op.shape  # numpy says why it does not fit
+    return tuple(-1 if i == axes[0] else n for i, n in enumerate(op.shape))
 
 
 def _transpose(op: t.Transpose, at: Operands) -> Array:
@@ -448,7 +473,11 @@ def _transpose(op: t.Transpose, at: Operands) -> Array:
 
 
 def _broadcast(op: t.Broadcast, at: Operands) -> Array:
-    return np.broadcast_to(at(op.x), op.shape)
+    x, shape = at(op.x), op.shape
+    if at.loose:  # axes that x brings along may be shorter than their type
+        kept = zip(op.x.type.shape, x.shape, shape[len(shape) - x.ndim :], strict=True)
+        shape = (*shape[: len(shape) - x.ndim], *(m if n == to else to for n, m, to in kept))
+    return np.broadcast_to(x, shape)
 
 
 def _slice(op: t.Slice, at: Operands) -> Array:
@@ -562,7 +591,8 @@ def limit(dtype: np.dtype[Any], lowest: bool) -> Any:
 
 
 def _reduce(op: t.Reduce, at: Operands) -> Array:
-    x, how = wide(at(op.x)), {"axis": op.axes, "keepdims": op.keepdims}
+    x = wide(at(op.x))
+    how: dict[str, Any] = {"axis": op.axes, "keepdims": op.keepdims}
     dtype = op.x.type.dtype
     match op.fn:
         case "sum":

@@ -12,13 +12,13 @@ import pytest
 TOOL = Path(__file__).parent.parent / "tools" / "conformance.py"
 
 # Cases that fail, with the stage. One that passes must leave this list, and none may join it.
-KNOWN = {f"test_not_{n}d": "imported" for n in (2, 3, 4)}  # opset 1
+KNOWN: dict[str, str] = {}
 
 # Totals may rise, never fall: raise them here when they do.
 FLOORS = {
     "cases": 1884,
-    **dict.fromkeys(("imported", "text", "evaluated", "canonicalize", "fuse", "legalize"), 1817),
-    "static": 1794,
+    **dict.fromkeys(("imported", "text", "evaluated", "canonicalize", "fuse", "legalize"), 1820),
+    "static": 1797,
 }
 MOST_REFUSED = 64  # text, sequences, optionals
 

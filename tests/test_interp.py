@@ -485,3 +485,16 @@ def test_a_gemm_with_prologue_and_epilogue():
         *(x, w, scale, bias_),
     )
     np.testing.assert_allclose(got, x @ (w * scale) + bias_, rtol=2e-2, atol=2e-2)
+
+
+def test_lengths_may_fall_short_of_assumed_upper_bounds():
+    b = Builder(Level.graph, "g")
+    b.locs = ("m:NonZero_1",)
+    b.assumed.append("NonZero_1: all 6 elements taken as nonzero")
+    x = b.input("x", TensorType((6,), f32))
+    (i,) = b.add(t.Routine("nonzero", (x,), (TensorType((1, 6), i64),)))
+    y = b(t.Reshape(i, (6, 1)), "y")
+    z = b(t.Broadcast(y, (2, 6, 1)), "z")
+    g = b.finish([y, z])
+    got = run(g, {"x": np.array([0, 3, 0, 0, 1, 0], np.float32)})
+    assert got["y"].tolist() == [[1], [4]] and got["z"].tolist() == [[[1], [4]]] * 2
