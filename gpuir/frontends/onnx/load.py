@@ -29,6 +29,7 @@ from gpuir.frontends.onnx.proto import (
     subgraphs,
     tensor_array,
     tensor_type,
+    text,
 )
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.interp import to_numpy_dtype
@@ -81,10 +82,16 @@ def load(
         raise ModelError(
             "there is not enough memory to load the model", where=opened.name
         ) from None
-    except UnicodeDecodeError:
+    except GpuirError as error:
+        error.where = error.where or opened.name
+        raise
+    except Exception as error:
         raise ModelError(
-            "a name in the model is not text", where=opened.name, expected="UTF-8"
-        ) from None
+            "the model is not well-formed, or gpuir misreads it",
+            where=opened.name,
+            found=f"{type(error).__name__}: {error}"[:400],
+            fix="check the model with onnx.checker; if that finds nothing, report this",
+        ) from error
 
 
 class Weights(Mapping[str, np.ndarray]):
@@ -139,19 +146,20 @@ def _key(op: str, domain: str) -> str:
 
 
 def _step(node: NodeProto, index: int) -> Step:
-    attributes = {a.name: a for a in node.attribute}
+    attributes = {text(a.name): a for a in node.attribute}
     free: dict[str, None] = {}
     for graph in subgraphs(attributes):
         free.update(dict.fromkeys(_free(graph)))
-    outputs = list(node.output)
+    outputs = list(map(text, node.output))
     while outputs and not outputs[-1]:
         outputs.pop()
+    op = text(node.op_type)
     return Step(
-        op=node.op_type,
-        domain=_domain(node.domain),
-        overload=node.overload,
-        name=node.name or f"{node.op_type}#{index}",
-        inputs=tuple(node.input),
+        op=op,
+        domain=_domain(text(node.domain)),
+        overload=text(node.overload),
+        name=text(node.name) or f"{op}#{index}",
+        inputs=tuple(map(text, node.input)),
         outputs=tuple(outputs),
         attributes=attributes,
         free=tuple(free),
@@ -249,9 +257,9 @@ class _Load:
         graph = model.graph
         opsets = self.opsets(model.opset_import)
         for f in model.functions:
-            self.functions[_domain(f.domain), f.name, f.overload] = f
+            self.functions[_domain(text(f.domain)), text(f.name), text(f.overload)] = f
         plan = self.plan(graph)
-        title = Path(self.source.name).stem if self.source.data else graph.name
+        title = Path(self.source.name).stem if self.source.folder else text(graph.name)
         emit = Emitter(title or "model")
         emit.keep(self.names(graph))
         walk = Walk(self, emit, opsets)
@@ -293,7 +301,8 @@ class _Load:
         newest = defs.onnx_opset_version()
         opsets: dict[str, int] = {}
         for entry in imports:
-            opsets[_domain(entry.domain)] = max(entry.version, opsets.get(_domain(entry.domain), 0))
+            domain = _domain(text(entry.domain))
+            opsets[domain] = max(entry.version, opsets.get(domain, 0))
         if "" not in opsets:
             opsets[""] = newest
             if any(not _domain(node.domain) for node in self.source.model.graph.node):
@@ -309,10 +318,11 @@ class _Load:
         return opsets
 
     def names(self, graph: GraphProto) -> Iterator[str]:
-        yield from (v.name for v in graph.input)
-        yield from (v.name for v in graph.initializer)
+        """Every name the graph gives to a value."""
+        yield from (text(v.name) for v in (*graph.input, *graph.output, *graph.initializer))
+        yield from (text(v.values.name) for v in graph.sparse_initializer)
         for node in graph.node:
-            yield from node.output
+            yield from map(text, node.output)
 
     def plan(self, graph: GraphProto) -> Plan:
         """The graph's nodes in order, made once; their names are unique in the load."""
@@ -327,8 +337,8 @@ class _Load:
         ]
         plan = Plan(
             _in_order(steps, self.source.name),
-            tuple(v.name for v in graph.input),
-            tuple(v.name for v in graph.output),
+            tuple(text(v.name) for v in graph.input),
+            tuple(text(v.name) for v in graph.output),
         )
         self.plans[id(graph)] = graph, plan
         return plan
@@ -338,7 +348,8 @@ class _Load:
         if known is None:
             steps = [_step(node, i) for i, node in enumerate(function.node)]
             ordered = _in_order(steps, self.loc(function.name))
-            known = function, Plan(ordered, tuple(function.input), tuple(function.output))
+            inputs, outputs = map(text, function.input), map(text, function.output)
+            known = function, Plan(ordered, tuple(inputs), tuple(outputs))
             self.plans[id(function)] = known
         return known[1]
 
@@ -757,7 +768,7 @@ class Walk:
         except GpuirError as error:
             error.where = error.where or loc
             raise
-        except (RecursionError, MemoryError, UnicodeDecodeError):
+        except (RecursionError, MemoryError):
             raise
         except Exception as error:
             shown = ", ".join(str(v.type) if v else "none" for v in map(self.env.get, step.inputs)
@@ -765,7 +776,8 @@ class Walk:
             raise ModelError(
                 f"{step.op}: the node is not well-formed, or gpuir misreads it",
                 where=loc,
-                expected=f"a node that follows the definition of {_key(step.op, step.domain)}",
+                expected=_breach(step, self.opsets)
+                or f"a node that follows the definition of {_key(step.op, step.domain)}",
                 found=f"operands {shown}: {type(error).__name__}: {error}"[:400],
                 fix="check the model with onnx.checker; if that finds nothing, report this",
             ) from error
@@ -871,8 +883,10 @@ class Walk:
         body.env.update(dict.fromkeys(plan.inputs))
         body.env.update(zip(plan.inputs, inputs, strict=False))
         load.calls.append(key)
-        body.run(plan)
-        load.calls.pop()
+        try:
+            body.run(plan)
+        finally:
+            load.calls.pop()
         wanted = plan.outputs[:outputs]
         return tuple(body.find(v, self.load.loc(name)) for v in wanted)
 
@@ -891,7 +905,7 @@ class Walk:
             known = {s.name for s in defs.get_all_schemas()}
             raise ModelError(
                 f"{step.op}: ai.onnx has no such operator in opset {n.version}",
-                fix=f"its newest opset is {defs.onnx_opset_version()}"
+                fix=f"it is there since opset {defs.get_schema(step.op).since_version}"
                 if step.op in known
                 else _nearest(step.op, known),
             )
@@ -912,7 +926,6 @@ class Walk:
     def opaque(self, n: OnnxNode, types: Sequence[TensorType]) -> tuple[Value, ...]:
         """An operator whose results' types are all that is known of it, as a `t.opaque`."""
         key = _key(n.op, n.domain)
-        key = _key(step.op, step.domain)
         operands = tuple(v for v in n.inputs if v is not None)
         self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
         self.load.warn(
@@ -1068,6 +1081,26 @@ class _Merged(Attributes):
     def proto(self, name: str) -> AttributeProto | None:
         given, defaults = self._both
         return given.proto(name) if name in given else defaults.proto(name)
+
+
+def _breach(step: Step, opsets: Mapping[str, int]) -> str:
+    """How a node breaks its operator's definition, where that is plain to see."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(step.op, opsets.get(step.domain, 1), step.domain)
+    except defs.SchemaError:
+        return ""
+    if not schema.min_input <= len(step.inputs) <= schema.max_input:
+        return f"{schema.min_input} to {schema.max_input} operands, not {len(step.inputs)}"
+    for name, attribute in schema.attributes.items():
+        proto = step.attributes.get(name)
+        kind = str(attribute.type).rpartition(".")[2]
+        if proto is None and attribute.required:
+            return f"an attribute {name!r}: {kind}"
+        if proto is not None and proto.type and proto.type != int(attribute.type):
+            return f"the attribute {name!r} to be {kind}"
+    return ""
 
 
 def _type_proto(type: TensorType) -> Any:

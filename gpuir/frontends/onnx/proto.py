@@ -501,6 +501,13 @@ def subgraphs(protos: Mapping[str, AttributeProto]) -> Iterator[GraphProto]:
         yield from proto.graphs
 
 
+def text(name: str | bytes) -> str:
+    """A name as text. Protobuf hands out bytes where it is not UTF-8."""
+    if isinstance(name, str):
+        return name
+    raise ModelError("a name in the model is not text", expected="UTF-8", found=repr(name[:80]))
+
+
 # ---------------------------------------------------------------------------- types and dims
 
 Dim = int | str | None  # known, symbolic, or without even a name
@@ -534,7 +541,7 @@ def declared_type(proto: TypeProto, name: str) -> tuple[DType, tuple[Dim, ...] |
 def _dim(dim: Any) -> Dim:
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
         return dim.dim_value
-    return dim.dim_param or None
+    return text(dim.dim_param) or None
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
