@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from gpuir.backends.report import Summary
+    from gpuir.cost.explain import Line
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
@@ -37,6 +38,7 @@ __all__ = [
     "Tile",
     "analyze",
     "apply",
+    "explain",
     "extract",
     "load",
     "load_target",
@@ -222,6 +224,28 @@ def _check_target(g: Graph, target: str | None) -> None:
             found=target,
             fix="start from a graph of level kernel or before",
         )
+
+
+def explain(graph: Graph, name: str, *, tf32: bool = False) -> tuple[Line, ...]:
+    """Every quantity that leads to the cost of one kernel of a costed graph, in order.
+
+    `name` is the kernel's first result, or a model node it stands for: whole, or the end of it.
+    Empty for a view, a loop or a branch. UsageError, with the nearest names, when nothing or
+    several kernels are called so, or when the predictor does not explain itself.
+    """
+    from gpuir.backends.report import find_kernel
+    from gpuir.cost.explain import terms
+    from gpuir.ir.errors import UsageError
+    from gpuir.ops.kernel import KernelOp, View
+    from gpuir.targets.load import load_target
+
+    node = find_kernel(graph, name).node
+    if node.cost is None:
+        raise UsageError(f"@{graph.name} is not costed", fix="run it through gpuir.analyze")
+    if not isinstance(node.op, KernelOp) or isinstance(node.op, View):
+        return ()
+    target = load_target(str(graph.target))
+    return terms(node.op, node.tile, target, predictor=node.cost.by, tf32=tf32)
 
 
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:

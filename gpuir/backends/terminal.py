@@ -163,9 +163,9 @@ def _head(s: Summary, page: Page) -> None:
     if listed != s.launches:
         parts[0] += f" of {listed:,} kernels"
     if s.views:
-        parts.append(f"{s.views:,} views that launch nothing")
+        parts.append(f"{s.views:,} free view{'s' * (s.views > 1)}")
     if s.idle:
-        parts.append(f"{s.idle:,} in branches not taken or loops that never run")
+        parts.append(f"{s.idle:,} in branches not taken")
     page.wrapped("kernels", ", ".join(parts))
     if s.latency_s:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
@@ -174,7 +174,7 @@ def _head(s: Summary, page: Page) -> None:
         page.wrapped("bound", f"{bounds(s.bounds, s.latency_s)}, by share of time")
     page.wrapped("predictor", ", ".join(s.by) or "none: nothing to run")
     if not any(share.nodes for share in s.coverage[1:]):
-        folded = f", {s.folded:,} folded" if s.folded else ""
+        folded = f", {s.folded:,} of them folded away" if s.folded else ""
         page.wrapped("coverage", f"all {s.nodes:,} model nodes{folded}")
 
 

@@ -1,0 +1,101 @@
+"""Why one kernel takes the time it does, for a reader: every quantity, its formula, its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpuir.backends.report import Found, Summary, node_name
+from gpuir.backends.terminal import Layout, Page, cell_width, elided
+from gpuir.backends.units import percent, plain, quantity
+from gpuir.ops import kernel as k
+
+INLINE = 44  # a longer source stands below, once, under a number
+
+
+class Line(Protocol):
+    """One quantity: `formula` has its numbers filled in, `source` says where one comes from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def formula(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+
+def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout) -> str:
+    """What a kernel is and stands for, then the lines that lead to its time."""
+    page = Page(layout.width, layout.color)
+    node, cost = found.node, found.node.cost
+    page.line(
+        f"{node.op.name} %{'/'.join(found.path)} on {s.device.title or s.device.name}", "bold"
+    )
+    page.line()
+    page.wrapped("stands for", ", ".join(dict.fromkeys(map(node_name, node.locs))), 12)
+    kernel = next((x for x in s.kernels if x.path == found.path), None)
+    if kernel is not None and kernel.shape:
+        page.wrapped("nest", kernel.shape, 12)
+    if node.tile is not None:
+        page.wrapped("tile", str(node.tile)[5:-1], 12)
+    if cost is not None and cost.terms:
+        terms = ", ".join(f"{name} {quantity(t, 's')}" for name, t in cost.terms)
+        page.wrapped("time", f"{quantity(cost.time_s, 's', 4)}: {terms}", 12)
+        page.wrapped("bound", f"{cost.bound}, says {cost.by}", 12)
+    if kernel is not None and kernel.runs != 1:
+        page.wrapped("runs", f"{kernel.runs:,}, {quantity(kernel.time_s, 's')} in all", 12)
+    page.line()
+    if node.op.control:
+        _inside(s, found, page)
+    elif isinstance(node.op, k.View):
+        page.line("The same bytes under another shape: no launch, no time.")
+    else:
+        _lines(lines, page)
+    return page.text()
+
+
+def _inside(s: Summary, found: Found, page: Page) -> None:
+    """The kernels of a loop or branch."""
+    depth = len(found.path)
+    inside = [x for x in s.kernels if x.path[:depth] == found.path and x.launches]
+    total = sum(x.time_s for x in inside)
+    columns = [("time", True), ("share", True), ("runs", True), ("kernel", False), ("", False)]
+    rows = [
+        (
+            quantity(x.time_s, "s"),
+            percent(x.time_s, total),
+            f"x{x.runs:,}",
+            x.kind,
+            f"%{'/'.join(x.path)}",
+        )
+        for x in sorted(inside, key=lambda x: -x.time_s)
+    ]
+    page.table(columns, rows)
+
+
+def _lines(lines: Sequence[Line], page: Page) -> None:
+    sources: dict[str, int] = {}
+    room = min(page.width // 2 - 4, max((cell_width(x.name) for x in lines), default=0))
+    for x in lines:
+        value = quantity(x.value, x.unit, 4) if x.unit else plain(x.value)
+        head = f"{elided(x.name, room):{room}}  {value:>12}"
+        tail = f"= {x.formula}" if x.formula and x.formula != value else ""
+        if x.source:
+            short = len(x.source) <= INLINE
+            note = (
+                f"({x.source})" if short else f"[{sources.setdefault(x.source, len(sources) + 1)}]"
+            )
+            tail = f"{tail}  {note}".strip()
+        if len(head) + 2 + len(tail) <= page.width:
+            page.line(f"{head}  {tail}")
+        else:
+            page.line(head)
+            page.wrapped("", tail, 4)
+    if sources:
+        page.line()
+    for source, i in sources.items():
+        page.wrapped(f"[{i}]", source, 5)
