@@ -397,7 +397,7 @@ def reverse_sequence(attrs: Mapping[str, Any], x: Array, lengths: Array) -> tupl
     along[time], across[batch] = x.shape[time], x.shape[batch]
     step = np.arange(x.shape[time]).reshape(along)
     length = lengths.astype(np.int64).reshape(across)
-    index = np.where(step < length, length - 1 - step, step)
+    index: Array = np.where(step < length, length - 1 - step, step)
     return (np.take_along_axis(x, index, time),)
 
 
@@ -408,31 +408,29 @@ def random(attrs: Mapping[str, Any], *operands: Array) -> tuple[Array, ...]:
     """Numbers drawn by numpy's Mersenne Twister from `seed`, so that a run can be repeated. Another
     library draws others of the same distribution.
 
-    `keep` is a dropout's mask, true with probability 1 - ratio; `bernoulli` takes probabilities,
-    `multinomial` unnormalised log-probabilities, a row for each row of results.
+    `uniform` and `normal` are f32. `keep` is a dropout's mask, true with probability 1 - ratio;
+    `bernoulli` takes probabilities and gives booleans, `multinomial` takes unnormalised
+    log-probabilities and gives i64, a row for each row.
     """
-    from gpuir.interp import to_numpy_dtype
-    from gpuir.ir.types import DTYPES
-
     draw, shape = np.random.RandomState(attrs["seed"] % 2**32), tuple(attrs["shape"])
     match attrs["kind"]:
         case "uniform":
-            drawn: Array = draw.uniform(attrs["low"], attrs["high"], shape)
+            drawn: Array = np.asarray(draw.uniform(attrs["low"], attrs["high"], shape), np.float32)
         case "normal":
-            drawn = draw.normal(attrs["mean"], attrs["scale"], shape)
+            drawn = np.asarray(draw.normal(attrs["mean"], attrs["scale"], shape), np.float32)
         case "keep":
-            drawn = draw.uniform(size=shape) >= attrs["ratio"]
+            drawn = np.asarray(draw.uniform(size=shape) >= attrs["ratio"])
         case "bernoulli":
-            drawn = draw.uniform(size=shape) < operands[0].astype(np.float64)
+            drawn = np.asarray(draw.uniform(size=shape) < operands[0].astype(np.float64))
         case "multinomial":
             scores = operands[0].astype(np.float64)
             odds = np.exp(scores - scores.max(-1, keepdims=True))
             odds /= odds.sum(-1, keepdims=True)
-            rows = [draw.choice(len(row), shape[1], p=row) for row in odds]
-            drawn = np.array(rows).reshape(shape)
+            rows: list[Array] = [draw.choice(len(row), shape[1], p=row) for row in odds]
+            drawn = np.stack(rows).astype(np.int64)
         case kind:
             raise ValueError(f"no distribution {kind!r}")
-    return (np.asarray(drawn).astype(to_numpy_dtype(DTYPES[attrs["dtype"]])),)
+    return (drawn,)
 
 
 def linear_attention(
@@ -509,8 +507,9 @@ def trees(
     for the membership nodes in order, each ended by NaN.
     """
     ends = np.flatnonzero(np.isnan(members))
-    sets = iter(np.split(members, ends + 1))
-    member_of = {i: next(sets) for i in np.flatnonzero(nodes[:, 1] == len(BRANCHES))}
+    sets: Iterator[Array] = iter(np.split(members, ends + 1))
+    asking = np.flatnonzero(nodes[:, 1] == len(BRANCHES))
+    member_of: dict[int, Array] = {int(i): next(sets) for i in asking}
     count = attrs["targets"]
     found: list[list[list[Any]]] = [[[] for _ in range(count)] for _ in x]
     for row, cells in zip(x, found, strict=True):

@@ -243,7 +243,7 @@ def named_trees(
     owners = zip(n.attr(f"{of}_treeids"), n.attr(f"{of}_nodeids"), strict=True)
     weights = numbers(n, f"{of}_weights")
     entries = sorted(zip((leaf[x] for x in owners), ids, weights, strict=True))
-    spans = dict.fromkeys(leaf.values(), (0, 0))
+    spans: dict[int, tuple[int, int]] = dict.fromkeys(leaf.values(), (0, 0))
     start = 0
     for i, mine in groupby(entries, lambda entry: entry[0]):
         spans[i] = (start, len(list(mine)))

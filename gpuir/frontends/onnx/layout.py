@@ -231,6 +231,11 @@ def center_crop_pad(n: OnnxNode, e: Emitter) -> Value:
     x, wanted = n[0], n.ints(1, "its shape")
     axes = axes_of(n, -1, x.type.rank) if n.attr("axes") is not None else range(x.type.rank)
     assert axes is not None
+    if len(axes) != len(wanted):
+        expected = f"{len(axes)} extents, one for each axis"
+        raise ModelError(
+            "CenterCropPad: the shape does not fit", expected=expected, found=f"{wanted}"
+        )
     low, high = [0] * x.type.rank, [0] * x.type.rank
     for axis, size in zip(axes, wanted, strict=True):
         more = size - x.type.shape[axis]

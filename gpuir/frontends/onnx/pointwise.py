@@ -7,7 +7,7 @@ from functools import reduce
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType, bool_, f32, i32
+from gpuir.ir.types import DType, TensorType, bool_, f32, i32, i64
 from gpuir.ops import tensor as t
 
 Results = tuple[Value | None, ...]
@@ -219,10 +219,12 @@ def random(
     e: Emitter, n: OnnxNode, kind: str, type: TensorType, *args: Value, **attrs: float
 ) -> Value:
     """The routine `random`: never folded, as each run draws anew. `seed` is the model's, else 0."""
-    seed = int(n.attr("seed", 0))
-    settings = (("kind", kind), ("seed", seed), ("shape", type.shape), ("dtype", type.dtype.name))
-    op = t.Routine("random", args, (type,), (*settings, *attrs.items()), work=type.size)
-    return e(op, fold=False)
+    dtype = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
+    settings = (("kind", kind), ("seed", int(n.attr("seed", 0))), ("shape", type.shape))
+    gives = (TensorType(type.shape, dtype),)
+    op = t.Routine("random", args, gives, (*settings, *attrs.items()), work=type.size)
+    drawn = e(op, fold=False)
+    return drawn if dtype == type.dtype else e(t.Cast(drawn, type.dtype))
 
 
 def dropout(n: OnnxNode, e: Emitter) -> Results:

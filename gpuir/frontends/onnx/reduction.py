@@ -133,6 +133,13 @@ def per_channel(e: Emitter, v: Value, rank: int) -> Value:
     return reshaped(e, v, (v.type.size, *(1,) * (rank - 2))) if rank > 1 else v
 
 
+def channelled(n: OnnxNode) -> Value:
+    """The first operand, which has a batch and a channel axis."""
+    if n[0].type.rank < 2:
+        raise ModelError(f"{n.op}: no channels", expected="[N, C, ...]", found=str(n[0].type))
+    return n[0]
+
+
 def layer_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
     """Over the axes from `axis` on. Mean and 1 / standard deviation, where they are read, make it
     several ops: they are results of the reductions inside."""
@@ -157,7 +164,7 @@ def rms_normalization(n: OnnxNode, e: Emitter) -> Value:
 
 def group_normalization(n: OnnxNode, e: Emitter) -> Value:
     """Scale and bias are per group in opset 18 to 20, per channel since."""
-    x, groups = n[0], n.attr("num_groups", 1)
+    x, groups = channelled(n), n.attr("num_groups", 1)
     channels = x.type.shape[1]
 
     def spread(v: Value) -> Value:
@@ -170,7 +177,7 @@ def group_normalization(n: OnnxNode, e: Emitter) -> Value:
 
 
 def instance_normalization(n: OnnxNode, e: Emitter) -> Value:
-    x = n[0]
+    x = channelled(n)
     scale, bias = (per_channel(e, v, x.type.rank) for v in (n[1], n[2]))
     return e(t.Normalize(x, tuple(range(2, x.type.rank)), scale, bias, n.attr("epsilon", 1e-5)))
 
@@ -218,7 +225,7 @@ def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
 def lrn(n: OnnxNode, e: Emitter) -> Value:
     """x / (bias + alpha * mean of x^2 over `size` channels) ^ beta; the mean counts what lies
     outside as zero. Krizhevsky et al., NeurIPS 2012, section 3.3."""
-    x, size = n[0], n.attr("size")
+    x, size = channelled(n), n.attr("size", 1)
     batch, channels, *image = x.type.shape
     square = e(t.Reshape(map_(e, "mul", x, x), (batch, 1, channels, prod(image))))
     low, high = (size - 1) // 2, size // 2
