@@ -209,7 +209,7 @@ def _compute_lines(e: Estimate, target: Target) -> list[Line]:
 def _issue(e: Estimate, target: Target) -> str:
     if e.rates.on_tensor:
         return "1"
-    m, n = e.nest.tiles.dims["m"], e.nest.tiles.dims["n"]
+    m, n = (e.nest.tiles.dims[d] for d in e.nest.work.face)
     cells = _f("max({} * {} / {}, 1)", m, n, e.nest.threads)
     inner = f"(1 + {model.ISSUE_OVERHEAD} + 0.5 / ({cells}) ** 0.5) * {target.sm.fp32_lanes} / 128"
     return f"max(1, {inner}) + " + _f("{} * (1 / {} + 1 / {})", model.LOAD_SLOTS, m, n)

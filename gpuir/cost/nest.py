@@ -105,6 +105,11 @@ class Work:
         return prod(self.extents[d] for d in self.grid)
 
     @property
+    def face(self) -> tuple[str, str]:
+        """The two dimensions whose products meet: rows and columns of a contraction's tile."""
+        return ("s", "d") if self.kernel == "k.attention" else ("m", "n")
+
+    @property
     def is_contraction(self) -> bool:
         return self.kernel in ("k.gemm", "k.conv", "k.attention")
 
@@ -498,7 +503,7 @@ def needs(nest: Nest, target: Target, on_tensor: bool) -> tuple[Need, ...]:
         deepest = 8.0 if copies_asynchronously(target) else 2.0
         found.append(Need("stages without asynchronous copies", tiles.stages, deepest, "stages"))
     if on_tensor:
-        rows, cols = ("s", "d") if work.kernel == "k.attention" else ("m", "n")
+        rows, cols = work.face
         found += [
             Need(f"{rows} in steps of 16: remainder", tiles.dims[rows] % 16, 0.0, "rows"),
             Need(f"{cols} in steps of 8: remainder", tiles.dims[cols] % 8, 0.0, "columns"),

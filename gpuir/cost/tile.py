@@ -199,7 +199,7 @@ def _issue(nest: Nest, target: Target, on_tensor: bool) -> Number:
     """
     if on_tensor or not nest.work.is_contraction:
         return 1.0
-    m, n = nest.tiles.dims["m"], nest.tiles.dims["n"]
+    m, n = (nest.tiles.dims[d] for d in nest.work.face)
     cells = np.maximum(m * n / nest.threads, 1.0)
     instructions = 1.0 + ISSUE_OVERHEAD + 0.5 / np.sqrt(cells)
     inner = np.maximum(1.0, instructions * target.sm.fp32_lanes / 128)
