@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode, UnknownValue
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, i32, i64
@@ -227,23 +227,23 @@ def random(
     return drawn if dtype == type.dtype else e(t.Cast(drawn, type.dtype))
 
 
+def _setting(n: OnnxNode, i: int, what: str, default: float) -> float:
+    """A scalar operand that the work depends on; `default` where it is absent."""
+    if n.get(i) is None:
+        return default
+    known = n.known(i)
+    if known is None:
+        raise UnknownValue(n[i], f"{n.op}: what it does depends on {what}")
+    return known.item()
+
+
 def dropout(n: OnnxNode, e: Emitter) -> Results:
     """The operand itself in inference, with a mask of ones; in training (opset 12 on) cells are
     dropped at random and the rest scaled by 1 / (1 - ratio)."""
-    x = n[0]
-    ratio = n.attr("ratio", 0.5)
-    training = False
+    x, ratio, training = n[0], n.attr("ratio", 0.5), False
     if n.version >= 12:
-        if n.get(2) is not None:
-            flag = n.known(2)
-            if flag is None:
-                e.assume(f"{n.name}: training_mode of Dropout taken as false")
-            training = flag is not None and bool(flag.item())
-        if training and n.get(1) is not None:
-            known = n.known(1)
-            if known is None:
-                e.assume(f"{n.name}: ratio of Dropout taken as 0.5")
-            ratio = 0.5 if known is None else float(known.item())
+        training = _setting(n, 2, "training_mode", False)
+        ratio = _setting(n, 1, "its ratio", 0.5) if training else 0.0
     mask_type = TensorType(x.type.shape, bool_ if n.version >= 10 else x.type.dtype)
     if not training or ratio == 0:
         return x, e.fill(1, mask_type, "mask") if n.has_output(1) else None
