@@ -78,6 +78,7 @@ class Outcome:
     refused: str = ""
     values: tuple[str, ...] = ()  # inputs whose values were given at load
     random: bool = False  # only types and shapes are compared
+    known: bool = False  # everything is known at load: nothing is left to run
 
     @property
     def failures(self) -> dict[str, str]:
@@ -268,6 +269,7 @@ def check(case: Any) -> Outcome:
         return "" if show(parse(text)) == text else "the text changes"
 
     graph = loaded.graph
+    outcome.known = all(n.op.name == "t.constant" for n in graph.nodes)
     stage("text", lambda: same_text(graph))
     if not stage("evaluated", lambda: evaluated(graph)):
         return outcome
@@ -319,6 +321,7 @@ def totals(outcomes: list[Outcome]) -> dict[str, int]:
     counts = {"cases": len(outcomes), "refused": sum(bool(o.refused) for o in outcomes)}
     counts |= {s: sum(o.passed(s) for o in outcomes) for s in STAGES}
     counts["values given"] = sum(bool(o.values) for o in outcomes)
+    counts["nothing to run"] = sum(o.known for o in outcomes)
     counts["random"] = sum(o.random and o.passed("evaluated") for o in outcomes)
     return counts
 
@@ -347,7 +350,8 @@ def report(outcomes: list[Outcome], version: str) -> str:
         "",
         f"Of the evaluated cases {n['random']} draw random numbers: only type and shape are "
         f"compared. {n['values given']} cases were given the value of an input at load, because a "
-        "shape depends on it (`--value name=...`).",
+        "shape depends on it (`--value name=...`). In "
+        f"{n['nothing to run']} cases everything is known at load and nothing is left to run.",
         "",
         "## Operators",
         "",
