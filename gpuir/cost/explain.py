@@ -245,7 +245,7 @@ def _latency_lines(e: Estimate, target: Target) -> list[Line]:
     rounds, rest = divmod(float(n.load), float(n.resident))
     full = _f("{} * max({} * {}, {})", rounds, n.resident, e.step_s, e.wait_s)
     last = _f(" + max({} * {}, {})", rest, e.step_s, e.wait_s) if rest else ""
-    fills = _f("{} * ceil({} / {})", r.fill_s, n.load, n.resident)
+    fills = _f("{} * (ceil({} / {}) - 1)", r.fill_s, n.load, n.resident)
     busy = f"{number(n.steps)} * ({full}{last}) + {fills}"
     exposed = _f("max({} - max({}, {}), 0)", e.busy_s, e.compute_s, e.memory_s)
     total = _sum([e.exposed_s, e.split_s, r.launch_s])
@@ -253,7 +253,7 @@ def _latency_lines(e: Estimate, target: Target) -> list[Line]:
         Line("load latency", r.latency_s, "s", load, _const("LATENCY_CLOCKS")),
         Line("fill of a block", r.fill_s, "s", fill, _const("FILL_CLOCKS")),
         Line("wait of a block for its next step", e.wait_s, "s", wait, "(latency + step) / stages"),
-        Line("busy", e.busy_s, "s", busy, "rounds of resident blocks, and their fills"),
+        Line("busy", e.busy_s, "s", busy, "rounds of resident blocks, fills between"),
         Line("exposed", e.exposed_s, "s", exposed, "what arithmetic and memory do not cover"),
         Line("split", e.split_s, "s", "", _const("SPLIT_S") + ", where a sum is split"),
         Line("launch", r.launch_s, "s", "", _of(target, "launch_s")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -26,19 +25,19 @@ class Predictor(Protocol):
 
 
 PREDICTORS: dict[str, Predictor] = {"roofline": roofline, "tile": tile_cost}
+LOADED: dict[str, Predictor] = {}  # of modules that the user has named: `--load my.module`
 
 
-def find_predictor(name: str, loaded: Mapping[str, Predictor] | None = None) -> Predictor:
+def find_predictor(name: str) -> Predictor:
     """The predictor of that name: ours, then of a module the user loaded, then an entry point's.
 
     Entry points are of the group `gpuir.predictors`. A version may follow: `tile@1` is `tile`.
     """
-    loaded = loaded or {}
     plain = name.partition("@")[0]
-    if found := PREDICTORS.get(plain) or loaded.get(name) or loaded.get(plain):
+    if found := PREDICTORS.get(plain) or LOADED.get(name) or LOADED.get(plain):
         return found
     installed = {e.name: e for e in entry_points(group="gpuir.predictors")}
     if plain in installed:
         return installed[plain].load()
-    known = [*PREDICTORS, *loaded, *installed]
+    known = [*PREDICTORS, *LOADED, *installed]
     raise UsageError(f"no predictor {name!r}", expected=nearest(plain, known))

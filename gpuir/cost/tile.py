@@ -137,7 +137,8 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
     the shared-memory reads that feed them, whichever is longer) and its lane instructions; steps of
     resident blocks follow each other, but a block's own next step waits for its loads, of which
     `stages` are under way at once. Where the board's power does not feed the peak, what counts is
-    the average over the kernel: SMs that idle in the last wave leave their power to the others.
+    the average over the kernel: SMs that idle in the last wave leave their power to the others. The
+    first fill and the last drain are part of a launch, which is what an empty kernel takes.
     """
     nest, sms = cut(work, tiles, target), target.sms
     flops = work.products / max(work.points, 1) * nest.step_points * work.visible
@@ -157,7 +158,7 @@ def estimate(work: Work, tiles: Tiles, target: Target, given: Rates) -> Estimate
         rounds * np.maximum(nest.resident * step_s, wait_s)
         + np.where(rest > 0, np.maximum(rest * step_s, wait_s), 0.0)
     )
-    busy_s = busy_s + given.fill_s * np.ceil(nest.load / nest.resident)
+    busy_s = busy_s + given.fill_s * (np.ceil(nest.load / nest.resident) - 1)  # see launch_s
 
     active = np.minimum(1.0, nest.blocks / sms)
     dram_s = nest.dram_bytes / given.dram_bytes_per_s
