@@ -27,7 +27,10 @@ PassText = tuple[str, dict[str, int | float | str | bool]]
 
 def parse(text: str, source: str = "<text>") -> Graph:
     """The graph that `text` states. Raises `TextError` with line and caret where it does not."""
-    return _Build(text, source).graph(_tree("graph", text, source))
+    try:
+        return _Build(text, source).graph(_tree("graph", text, source))
+    except RecursionError:
+        raise _error(text, source, 1, 1, "regions are nested too deeply", "some hundred") from None
 
 
 def parse_schedule(text: str, source: str = "<text>") -> Schedule:
@@ -218,6 +221,7 @@ def _type(text: str) -> TensorType | None:
     return TensorType(ints, DTYPES[head], axes)
 
 
+NATURAL = re.compile(r"[1-9][0-9]{0,9}\Z")
 NOTE = re.compile(r'\s*(\w+)\s*=\s*("[^"]*"|[^\s,;"]+)\s*(?:([,;])|$)')
 TILE_OPTIONS = {"stages", "warps", "split"}
 
@@ -235,7 +239,7 @@ def _tile(text: str) -> Tile | str:
         if not part.strip():
             continue
         key, _, number = (s.strip() for s in part.partition("="))
-        if not number.isdigit() or int(number) < 1 or not key.isidentifier():
+        if not NATURAL.match(number) or not key.isidentifier():
             return f"{part.strip()!r} is not like m=64"
         if key in found:
             return f"{key} is given twice"
@@ -274,7 +278,12 @@ def _cost(text: str) -> Cost | str:
             rest = facts
     if missing := {"time_s", "bound", "by"} - set(known):
         return f"{', '.join(sorted(missing))} missing"
-    time_s = float(known["time_s"])
+    if known["bound"] not in ("compute", "memory", "latency"):
+        return "bound is compute, memory or latency"
+    try:
+        time_s = float(known["time_s"])
+    except ValueError:
+        return "time_s is not a number"
     bound: Any = known["bound"]
     return Cost(time_s, bound, known["by"].strip('"'), tuple(terms), tuple(facts))
 

@@ -1,0 +1,143 @@
+"""Text: what it reads as, what it refuses and how, and that nothing else can happen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import graphs
+
+from gpuir.ir.errors import GpuirError, TextError
+from gpuir.passes.table import pipeline
+from gpuir.text import parse, parse_passes, parse_schedule, show
+
+MLP = """costed @mlp for a100 {
+  in %x: f16[8, 1024]
+  param %w: f16[1024, 4096]
+  param %bias: f16[4096]
+  %y: f16[8, 4096] = k.gemm(%x, %w, extra=[%bias], epilogue={
+    in %acc: f32[8, 4096]
+    in %bias: f16[4096]
+    %c: f16[8, 4096] = t.cast(%acc, f16) at "mlp.onnx:MatMul_3"
+    %s: f16[8, 4096] = t.map("add", [%c, %bias]) at "mlp.onnx:Add_4"
+    out %s
+  }) tile(m=16, n=128, k=32; stages=3, warps=4) cost(time_s=9.45e-06, bound=memory, \
+by="roofline@1", compute=2.15e-07, memory=5.45e-06, latency=4e-06; waves=0.3) \
+at "mlp.onnx:MatMul_3", "mlp.onnx:Add_4"
+  folded at "mlp.onnx:Identity_5"
+  assumed "f32 products on the vector pipe"
+  out %y
+}
+"""
+SCHEDULE = """schedule @mlp for "a100+sms=120" {
+  %y: tile(m=16, n=128, k=32; stages=3, warps=4, split=2)
+  %loop/%"a b": tile(i=1024; stages=1, warps=8)
+}
+"""
+
+
+def test_every_note_round_trips():
+    assert show(parse(MLP)) == MLP
+
+
+def test_schedule_round_trips():
+    assert show(parse_schedule(SCHEDULE)) == SCHEDULE
+
+
+def test_comments_and_white_space_do_not_matter():
+    text = MLP.replace("\n", "  # a comment\n\n")
+    assert parse(text) == parse(MLP)
+
+
+def test_pipeline_text():
+    assert parse_passes('fuse{max_ops=8},tile{target="my gpu.toml",x=1.5,y=true}') == (
+        ("fuse", {"max_ops": 8}),
+        ("tile", {"target": "my gpu.toml", "x": 1.5, "y": True}),
+    )
+
+
+def graph(*lines: str) -> str:
+    return "\n".join(("graph @g {", "  in %x: f32[2]", *("  " + line for line in lines), "}"))
+
+
+REFUSED = {
+    "": "unexpected the end of the text",
+    "graph @g {": "unexpected the end of the text",
+    "graf @g { out }": "unexpected 'graf'",
+    graph("out %x", "out %x"): "nothing comes after `out`",
+    graph("%y: f32[2] = t.map(\"relu\", [%x])"): "there is no `out` line",
+    graph("in %x: f32[3]", "out %x"): "%x is defined twice",
+    graph("out %y"): "%y is not defined before this",
+    graph("param %p: f33[2]", "out %x"): "no dtype 'f33'",
+    graph("param %p: f32[2, 3]{0, 0}", "out %x"): "not a permutation",
+    graph('%y: f32[2] = t.mop("relu", [%x])', "out %y"): "no op t.mop",
+    graph('%y: f32[2] = t.map("rely", [%x])', "out %y"): "no scalar function 'rely'",
+    graph('%y: f32[2] = t.map("relu", %x)', "out %y"): "the arguments do not fit t.map",
+    graph('%y: f32[2] = t.map("relu")', "out %y"): "t.map lacks args",
+    graph('%y: f32[2] = t.map("relu", [%x], [], 3)', "out %y"): "too many arguments",
+    graph('%y: f32[2] = t.map("relu", [%x], immediate=[1])', "out %y"): "no field of t.map",
+    graph('%y: f32[2] = t.map("relu", [%x], imm=[], imm=[])', "out %y"): "given twice",
+    graph('%y: f32[3] = t.map("relu", [%x])', "out %y"): "not what the op computes",
+    graph('%y: f32[2] = t.map("relu", [%x]) tile(m=0)', "out %y"): "'m=0' is not like m=64",
+    graph('%y: f32[2] = t.map("relu", [%x]) tile(stages=2)', "out %y"): "behind a semicolon",
+    graph('%y: f32[2] = t.map("relu", [%x]) tile(m=1; depth=2)', "out %y"): "no tile option",
+    graph('%y: f32[2] = t.map("relu", [%x]) cost(time_s=1)', "out %y"): "bound, by missing",
+    graph('%y: f32[2] = t.map("relu", [%x]) at "\\q"', "out %y"): "an escape that JSON",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
+def test_refusal_points_at_the_place(text: str):
+    with pytest.raises(TextError) as error:
+        parse(text, "g.gir")
+    assert REFUSED[text] in str(error.value)
+    assert error.value.where.startswith("g.gir:")
+    assert error.value.found.splitlines()[-1].strip() == "^"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("schedule @g for a100 { %y: tile(m=1) %y: tile(m=2) }", "scheduled twice"),
+        ("schedule @g for a100 { %y: tile(m) }", "not like m=64"),
+        ("schedule @g { }", "unexpected '{'"),
+    ],
+)
+def test_schedule_refusals(text: str, what: str):
+    with pytest.raises(TextError, match=what):
+        parse_schedule(text)
+
+
+@pytest.mark.parametrize("text", ["", "fuse{", "fuse{max_ops}", "fuse,,tile", "fuse max"])
+def test_pipeline_refusals(text: str):
+    with pytest.raises(TextError):
+        parse_passes(text)
+
+
+def test_deep_nesting_is_refused_or_read():
+    text = "graph @g { out }"
+    for _ in range(3000):
+        text = text.replace("out }", '%y: f32[] = t.loop({ out }, 1, []) at "a" out }', 1)
+    with pytest.raises(GpuirError):
+        parse(text)
+
+
+@given(graphs(max_ops=5), st.data())
+def test_mutated_text_parses_or_is_refused(g, data):
+    """One character gone, doubled or changed: a graph, or an error of ours."""
+    text = show(pipeline("fuse,legalize,tile{target=t4},annotate").run(g))
+    at = data.draw(st.integers(0, len(text) - 1))
+    new = data.draw(st.sampled_from(["", text[at] * 2, "%", "{", "}", '"', "(", "0", "-", "\0", "é"]))
+    try:
+        parse(text[:at] + new + text[at + 1 :])
+    except GpuirError as error:
+        assert str(error)
+
+
+@given(st.text(max_size=200))
+def test_any_text_parses_or_is_refused(text):
+    for read in (parse, parse_schedule, parse_passes):
+        try:
+            read(text)
+        except GpuirError as error:
+            assert str(error)
