@@ -179,8 +179,8 @@ def summarize(
         )
     kernels = tuple(_kernels(graph, (), 1))
     running = [x for x in kernels if x.runs]
-    coverage = tuple(_coverage(kernels))
-    folded = set(graph.folded) - {loc for x in kernels for loc in x.locs}
+    coverage = tuple(_coverage(graph, kernels))
+    folded = set(graph.folded) - {loc for x in walk(graph) for loc in x.node.locs}
     return Summary(
         model=graph.name,
         device=device,
@@ -280,12 +280,12 @@ def _totals(kernels: Sequence[Kernel]) -> Iterator[Total]:
     yield from sorted(totals, key=lambda total: (-total.time_s, total.kind))
 
 
-def _coverage(kernels: Sequence[Kernel]) -> Iterator[Share]:
+def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
     """A model node that several kernels stand for has the worst status among them."""
-    status: dict[Loc, Status] = {}
+    status: dict[Loc, Status] = {loc: "modelled" for x in walk(graph) for loc in x.node.locs}
     for x in kernels:
         for loc in x.locs:
-            status[loc] = max(status.get(loc, "modelled"), x.status, key=STATUSES.index)
+            status[loc] = max(status[loc], x.status, key=STATUSES.index)
     nodes = Counter(status.values())
     for name in STATUSES:
         group = [x for x in kernels if x.status == name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gpuir import LoadOptions
+    import gpuir
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,7 +100,7 @@ def loading(f: F) -> F:
     )(f)
 
 
-def load_options(given: dict[str, Any]) -> LoadOptions:
+def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
     """The options of `loading`, as `gpuir.load` takes them; options of several flags are merged."""
 
     def merged(name: str) -> dict[str, Any]:
