@@ -179,11 +179,19 @@ def _free(graph: GraphProto) -> Iterator[str]:
     yield from (v.name for v in graph.output if v.name not in defined)
 
 
-def _in_order(steps: Sequence[Step], where: str) -> tuple[Step, ...]:
-    """The steps, each after those it reads; as they stand when they already are."""
+def _in_order(steps: Sequence[Step], given: set[str], where: str) -> tuple[Step, ...]:
+    """The steps, each after those it reads; as they stand when they already are. `given` are the
+    names that the graph has without them."""
     producer: dict[str, int] = {}
     for i, step in enumerate(steps):
         for name in step.outputs:
+            if name in given:
+                raise ModelError(
+                    f"{name!r} is defined twice",
+                    where=where,
+                    found=f"an input or initializer, and the result of {step.name}",
+                    fix="each name has one producer: rename one of the two",
+                )
             if name and producer.setdefault(name, i) != i:
                 raise ModelError(
                     f"{name!r} is computed twice",
@@ -303,10 +311,18 @@ class _Load:
         for entry in imports:
             domain = _domain(text(entry.domain))
             opsets[domain] = max(entry.version, opsets.get(domain, 0))
+        model = self.source.model
         if "" not in opsets:
+            if imports is model.opset_import and any(
+                not _domain(n.domain) for n in model.graph.node
+            ):
+                raise ModelError(
+                    "the model does not name its opset",
+                    where=self.source.name,
+                    expected="an opset_import for ai.onnx",
+                    fix="the file may be cut short: fetch or export it again",
+                )
             opsets[""] = newest
-            if any(not _domain(node.domain) for node in self.source.model.graph.node):
-                self.warn(f"{self.source.name}: no opset is named; {newest} is assumed")
         if not 1 <= opsets[""] <= newest:
             raise ModelError(
                 f"opset {opsets['']} is not supported",
@@ -335,8 +351,9 @@ class _Load:
             for step in steps
             for name in (self.node_names.fresh(step.name),)
         ]
+        given = {v.name for v in (*graph.input, *graph.initializer)}
         plan = Plan(
-            _in_order(steps, self.source.name),
+            _in_order(steps, given, self.source.name),
             tuple(text(v.name) for v in graph.input),
             tuple(text(v.name) for v in graph.output),
         )
@@ -347,7 +364,7 @@ class _Load:
         known = self.plans.get(id(function))
         if known is None:
             steps = [_step(node, i) for i, node in enumerate(function.node)]
-            ordered = _in_order(steps, self.loc(function.name))
+            ordered = _in_order(steps, set(function.input), self.loc(function.name))
             inputs, outputs = map(text, function.input), map(text, function.output)
             known = function, Plan(ordered, tuple(inputs), tuple(outputs))
             self.plans[id(function)] = known
@@ -450,11 +467,12 @@ class _Load:
         for name, shape in shapes.items():
             dims = declared[name][1]
             shown = _show(declared[name])
+            option = "--input" if name in self.shapes else "--value"
             if min(shape, default=0) < 0:
                 raise ModelError(f"--input {name}", expected="no negative extent", found=str(shape))
             if dims is not None and len(dims) != len(shape):
                 raise ModelError(
-                    f"--input {name}: the wrong number of dimensions",
+                    f"{option} {name}: the wrong number of dimensions",
                     where=self.source.name,
                     expected=f"{len(dims)}: {shown}",
                     found=f"{len(shape)}: {list(shape)}",
@@ -466,7 +484,7 @@ class _Load:
                 elif known is not None and known != n:
                     fixed = isinstance(dim, int)
                     raise ModelError(
-                        f"--input {name}: axis {axis} does not fit",
+                        f"{option} {name}: axis {axis} does not fit",
                         where=self.source.name,
                         expected=f"{known}" + ("" if fixed else f", as {dim} is given elsewhere"),
                         found=f"{n}",
@@ -902,12 +920,16 @@ class Walk:
         except defs.SchemaError:
             schema = None
         if schema is None and not step.domain:
-            known = {s.name for s in defs.get_all_schemas()}
+            known = {s.name: s for s in defs.get_all_schemas()}
+            other = known.get(step.op)
+            if other is None:
+                fix = _nearest(step.op, known)
+            elif other.domain:
+                fix = f"it belongs to the domain {other.domain}"
+            else:
+                fix = f"it is there since opset {other.since_version}"
             raise ModelError(
-                f"{step.op}: ai.onnx has no such operator in opset {n.version}",
-                fix=f"it is there since opset {defs.get_schema(step.op).since_version}"
-                if step.op in known
-                else _nearest(step.op, known),
+                f"{step.op}: ai.onnx has no such operator in opset {n.version}", fix=fix
             )
         if not step.domain and NOT_TENSORS.search(step.op):
             raise ModelError(

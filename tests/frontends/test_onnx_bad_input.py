@@ -1,0 +1,390 @@
+"""Models that cannot be used: a message that says where and what to do, never another exception."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuir.ir.errors import GpuirError, ModelError
+from gpuir.ir.verify import verify
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import AttributeProto, TensorProto, helper, numpy_helper  # noqa: E402
+
+from gpuir.frontends.onnx.load import load  # noqa: E402
+
+F32, I64 = TensorProto.FLOAT, TensorProto.INT64
+node = helper.make_node
+
+
+def info(name: str, shape: Any, dtype: int = F32) -> Any:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def model(
+    nodes: list[Any],
+    inputs: list[Any] | None = None,
+    outputs: tuple[str, ...] = ("y",),
+    weights: list[Any] = [],  # noqa: B006
+    opset: int = 17,
+) -> Any:
+    inputs = [info("x", [2, 3])] if inputs is None else inputs
+    graph = helper.make_graph(nodes, "g", inputs, [info(o, None) for o in outputs], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def message(source: Any, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        load(source, **options)
+    return str(caught.value)
+
+
+GOOD = model([node("Relu", ["x"], ["y"])])
+
+# ---------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "the file is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>Not found</html>", "a web page"),
+        (b'\n {"model": 1}', "JSON text"),
+        (b"PK\x03\x04....", "a zip archive"),
+        (gzip.compress(b"x"), "a gzip archive"),
+        (b"\x1c\0\0\0TFL3....", "TensorFlow Lite"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"hello, world", "this is not an ONNX model"),
+        (bytes(range(256)) * 40, "this is not an ONNX model"),
+        (b"\0" * 5000, "this is not an ONNX model"),
+        (b"\x08\x09", "a protobuf message without a graph"),
+        (GOOD.SerializeToString()[:-9], "truncated"),
+        (b"\x0a" * 300_000, "without an IR version"),
+    ],
+)
+def test_not_onnx(tmp_path: Path, data: bytes, says: str):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    assert says in (text := message(path))
+    assert text.startswith("m.onnx: ")
+
+
+def test_no_file(tmp_path: Path):
+    assert "no such file" in message(tmp_path / "absent.onnx")
+    assert "a directory" in message(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in message(tmp_path / "pipe")
+    assert "no such file" in message("a\0b.onnx")
+    assert "cannot be read" in message("a" * 5000)
+    assert "a path" in message(42)
+
+
+def test_every_truncation_of_a_model():
+    data = helper_model().SerializeToString()
+    for end in range(len(data)):
+        with pytest.raises(GpuirError):
+            load(data[:end])
+
+
+def helper_model() -> Any:
+    weights = [numpy_helper.from_array(np.zeros((3, 4), np.float32), "w")]
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Softmax", ["h"], ["y"], axis=-1)]
+    return model(nodes, weights=weights)
+
+
+def test_damaged_bytes_give_messages_only():
+    """Flipped bits, changed, dropped and doubled bytes: a graph that verifies, or a message."""
+    draw = random.Random(0)
+    branch = helper.make_graph([node("Neg", ["x"], ["a"])], "b", [], [info("a", None)])
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Cast", ["s"], ["c"], to=TensorProto.BOOL),
+        node("If", ["c"], ["h"], then_branch=branch, else_branch=branch),
+        node("Conv", ["image", "w"], ["k"], pads=[1, 1, 1, 1]),
+        node("Reshape", ["k", "shape"], ["z"]),
+        node("Concat", ["h", "x"], ["y"], axis=0),
+    ]
+    weights = [
+        numpy_helper.from_array(np.zeros((2, 3, 3, 3), np.float32), "w"),
+        numpy_helper.from_array(np.array([2, -1]), "shape"),
+    ]
+    inputs = [info("x", [2, 3]), info("image", [1, 3, 4, 4])]
+    data = model(nodes, inputs, ("y", "z"), weights).SerializeToString()
+    load(data)
+    start = time.monotonic()
+    for _ in range(1500):
+        damaged = bytearray(data)
+        for _ in range(draw.choice((1, 1, 2, 5))):
+            at = draw.randrange(len(damaged))
+            match draw.randrange(4):
+                case 0:
+                    damaged[at] ^= 1 << draw.randrange(8)
+                case 1:
+                    damaged[at] = draw.choice((0, 1, 127, 128, 255))
+                case 2:
+                    del damaged[at : at + draw.randrange(1, 20)]
+                case _:
+                    damaged[at:at] = damaged[at : at + draw.randrange(1, 20)]
+        try:
+            verify(load(bytes(damaged)).graph, "onnx")
+        except ModelError as error:
+            assert str(error)
+    assert time.monotonic() - start < 60
+
+
+# ---------------------------------------------------------------------------- graphs
+
+
+def test_cycle():
+    nodes = [
+        node("Add", ["x", "b"], ["a"], name="first"),
+        node("Relu", ["a"], ["b"], name="second"),
+        node("Neg", ["b"], ["y"]),
+    ]
+    text = message(model(nodes))
+    assert "the model has a cycle" in text
+    assert "first reads second reads first" in text
+
+
+def test_node_that_reads_itself():
+    assert "n reads n" in message(model([node("Add", ["x", "y"], ["y"], name="n")]))
+
+
+def test_long_cycle():
+    nodes = [node("Neg", [f"v{(i - 1) % 20_000}"], [f"v{i}"]) for i in range(20_000)]
+    assert "the model has a cycle" in message(model(nodes, outputs=("v5",)))
+
+
+def test_missing_tensor():
+    weight = numpy_helper.from_array(np.zeros((3, 3), np.float32), "weight")
+    matmul = node("MatMul", ["x", "weigth"], ["y"], name="MatMul_3")
+    text = message(model([matmul], weights=[weight]))
+    assert text.startswith("model:MatMul_3: 'weigth' is not defined")
+    assert "did you mean weight?" in text
+
+
+def test_missing_output():
+    assert "'z' is not defined" in message(model([node("Relu", ["x"], ["y"])], outputs=("z",)))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Relu", ["x"], ["y"], name="a"), node("Neg", ["x"], ["y"], name="b")],
+        [node("Relu", ["x"], ["x"], name="a"), node("Relu", ["x"], ["y"], name="b")],
+        [node("Split", ["x"], ["y", "y"], name="b")],
+    ],
+)
+def test_defined_twice(nodes: list[Any]):
+    assert "twice" in message(model(nodes))
+
+
+def test_two_of_one_name():
+    w = numpy_helper.from_array(np.zeros(3, np.float32), "w")
+    relu = [node("Relu", ["x"], ["y"])]
+    assert "two initializers" in message(model(relu, weights=[w, w]))
+    assert "two inputs" in message(model(relu, [info("x", [2]), info("x", [2])]))
+    assert "two outputs" in message(model(relu, outputs=("y", "y")))
+
+
+def test_no_nodes():
+    assert load(model([], outputs=())).graph.nodes == ()
+    assert load(model([], outputs=("x",))).graph.outputs[0].type.shape == (2, 3)
+
+
+# ---------------------------------------------------------------------------- types and shapes
+
+
+def test_shapes_that_do_not_fit():
+    w = numpy_helper.from_array(np.zeros((4, 5), np.float32), "w")
+    text = message(model([node("MatMul", ["x", "w"], ["y"], name="MatMul_3")], weights=[w]))
+    assert text.startswith("model:MatMul_3: t.matmul: inner dimensions differ")
+    assert "found:" in text
+
+
+def test_dtypes_that_do_not_fit():
+    inputs = [info("x", [2]), info("k", [2], I64)]
+    assert "model:n: " in message(model([node("Add", ["x", "k"], ["y"], name="n")], inputs))
+
+
+@pytest.mark.parametrize("kind", ["sequence", "optional", "strings", "nothing"])
+def test_inputs_that_are_no_tensors_of_numbers(kind: str):
+    tensor = helper.make_tensor_type_proto(F32, [2])
+    proto = {
+        "sequence": lambda: helper.make_sequence_type_proto(tensor),
+        "optional": lambda: helper.make_optional_type_proto(tensor),
+        "strings": lambda: helper.make_tensor_type_proto(TensorProto.STRING, [2]),
+        "nothing": onnx.TypeProto,
+    }[kind]()
+    text = message(model([], [helper.make_value_info("x", proto)], ()))
+    assert "tensor of numbers" in text
+
+
+def test_impossible_shapes():
+    huge = [info("x", [2**40, 2**40])]
+    assert "an impossible shape" in message(model([node("Relu", ["x"], ["y"])], huge))
+    grow = [node("Concat", ["x"] * 4, ["y"], axis=0, name="n")]
+    assert "model:n: an impossible shape" in message(model(grow, [info("x", [2**61])]))
+    negative = TensorProto(name="w", data_type=F32, dims=[-1])
+    text = message(model([node("Relu", ["w"], ["y"])], weights=[negative]))
+    assert "an impossible shape" in text
+
+
+def test_huge_is_fine_while_it_is_not_computed():
+    """A tensor of exabytes is described like any other."""
+    g = load(model([node("Relu", ["x"], ["y"])], [info("x", [2**30, 2**30])])).graph
+    assert g.outputs[0].type.size == 2**60
+
+
+def test_shape_of_a_tensor_too_large_to_compute():
+    """Numbers that would take the machine's memory are not computed for a shape."""
+    nodes = [
+        node("ConstantOfShape", ["n"], ["big"]),
+        node("CumSum", ["big", "zero"], ["sums"]),
+        node("Cast", ["sums"], ["ints"], to=I64),
+        node("Reshape", ["x", "ints"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([2**40]), "n"),
+        numpy_helper.from_array(np.array(0), "zero"),
+    ]
+    start = time.monotonic()
+    assert "Reshape" in (text := message(model(nodes, weights=weights))) or "too large" in text
+    assert time.monotonic() - start < 5
+
+
+def test_wrong_number_of_bytes():
+    short = TensorProto(name="w", data_type=I64, dims=[3], raw_data=b"1234")
+    assert "does not have the bytes" in message(
+        model([node("Reshape", ["x", "w"], ["y"])], weights=[short])
+    )
+
+
+def test_strings_matter_when_they_are_read():
+    words = helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])
+    assert load(model([node("Relu", ["x"], ["y"])], weights=[words])).graph
+    assert "found:    strings" in message(model([node("Neg", ["w"], ["y"])], weights=[words]))
+
+
+def test_sequences_are_refused_in_words():
+    nodes = [
+        node("SequenceConstruct", ["x"], ["s"], name="n"),
+        node("SequenceLength", ["s"], ["y"]),
+    ]
+    assert "tensors of numbers" in (text := message(model(nodes)))
+    assert text.startswith("model:n: ")
+
+
+# ---------------------------------------------------------------------------- operators
+
+
+def test_no_such_operator():
+    assert "did you mean Softmax" in message(model([node("SoftMax", ["x"], ["y"])]))
+    text = message(model([node("Binarizer", ["x"], ["y"])]))
+    assert text.startswith("model:Binarizer#0: Binarizer: ai.onnx has no such operator in opset 17")
+
+
+@pytest.mark.parametrize("opset", [0, 99, 2**40])
+def test_opsets(opset: int):
+    assert "is not supported" in message(model([node("Relu", ["x"], ["y"])], opset=opset))
+
+
+def test_operands_that_are_missing():
+    assert "MatMul" in message(model([node("MatMul", ["x"], ["y"])]))
+    assert "MatMul" in message(model([node("MatMul", ["", ""], ["y"])]))
+    assert "Relu" in message(model([node("Relu", [], ["y"])]))
+
+
+def test_attributes_of_the_wrong_kind():
+    text = message(model([node("Transpose", ["x"], ["y"], perm="abc")]))
+    assert text.startswith("model:Transpose#0")
+
+
+def test_names_that_are_not_text():
+    data = model([node("Relu", ["xx"], ["y"])], [info("xx", [2])]).SerializeToString()
+    assert "is not text" in message(data.replace(b"xx", b"\xff\xfe"))
+
+
+# ---------------------------------------------------------------------------- options
+
+
+def test_options_with_wrong_names():
+    proto = model([node("Relu", ["image"], ["y"])], [info("image", ["batch", 3])])
+    assert "did you mean batch?" in message(proto, dims={"bacth": 2})
+    assert "did you mean image?" in message(proto, inputs={"imgae": (2, 3)})
+    assert "did you mean image?" in message(proto, values={"imgae": 2})
+    assert "the model has no loops" in message(proto, dims={"batch": 1}, trip_counts={"l": 2})
+
+
+def test_options_with_wrong_values():
+    proto = model([node("Relu", ["x"], ["y"])], [info("x", ["batch", 3])])
+    assert "wrong number of dimensions" in message(proto, inputs={"x": (2,)})
+    assert "axis 1 does not fit" in message(proto, inputs={"x": (2, 4)})
+    assert "negative" in message(proto, inputs={"x": (-2, 3)})
+    assert "0 or more" in message(proto, dims={"batch": -1})
+    assert "an impossible shape" in message(proto, dims={"batch": 2**62})
+    assert "--value x: axis 0" in message(proto, values={"x": [[1, 2, 3]]}, dims={"batch": 2})
+    assert "not of the input's type" in message(proto, values={"x": [["a", "b", "c"]]})
+
+
+# ---------------------------------------------------------------------------- depth
+
+
+def nested(depth: int) -> Any:
+    """`If` in `If` in `If`."""
+    inner = [node("Neg", ["x"], ["a0"])]
+    for i in range(depth):
+        branch = helper.make_graph(inner, "b", [], [info(f"a{i}", None)])
+        at = node("If", ["c"], [f"a{i + 1}"])
+        for name in ("then_branch", "else_branch"):
+            at.attribute.add(name=name, type=AttributeProto.GRAPH)
+        at.attribute[0].g.CopyFrom(branch)
+        at.attribute[1].g.CopyFrom(
+            helper.make_graph([node("Abs", ["x"], [f"e{i}"])], "e", [], [info(f"e{i}", None)])
+        )
+        inner = [at]
+    return model(inner, [info("x", [2]), info("c", [], TensorProto.BOOL)], (f"a{depth}",))
+
+
+def test_deep_nesting():
+    verify(load(nested(20)).graph, "onnx")
+    start = time.monotonic()
+    try:
+        load(nested(30).SerializeToString())
+    except ModelError as error:
+        assert "nested" in str(error) or "protobuf" in str(error)
+    assert time.monotonic() - start < 10
+
+
+def test_nested_deeper_than_protobuf_reads():
+    """Messages inside one another by the thousand, each large enough to be looked into."""
+    inner = b"\0" * 5000
+    for _ in range(300):  # graph > node > attribute > graph
+        for tag in (0x32, 0x2A, 0x0A):
+            size, length = len(inner), bytearray()
+            while size > 127:
+                length.append(size & 127 | 128)
+                size >>= 7
+            inner = bytes((tag, *length, size)) + inner
+    size, length = len(inner), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    assert "nested" in message(b"\x08\x09\x3a" + bytes(length) + bytes((size,)) + inner)
+
+
+def test_ten_thousand_nodes_load_in_seconds():
+    nodes = [node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
+    proto = model(nodes, [info("v0", [4])], ("v10000",))
+    start = time.monotonic()
+    assert len(load(proto).graph.nodes) == 10_000
+    assert time.monotonic() - start < 10  # 1 s on an idle core
