@@ -40,6 +40,9 @@ class Builder:
         self._inputs.append(value)
         return value
 
+    def is_input(self, value: Value) -> bool:
+        return value in self._inputs
+
     def input(self, name: str, type: TensorType) -> Value:
         value = Value(self.names.claim(name), type)
         self._inputs.append(value)

@@ -281,6 +281,13 @@ class Emitter:
             imm.insert(0, array.reshape(()).item())
         return t.Map(op.fn, tuple(args), tuple(imm))
 
+    def is_model_input(self, value: Value) -> bool:
+        """Whether `value` is an input of the model itself: its numbers can be asked for."""
+        root = self
+        while root.outer is not None:
+            root = root.outer
+        return root.builder.is_input(value)
+
     def place(self, value: Value) -> Value:
         """The value as nodes of this graph read it: a known one becomes a constant or a param, one
         of an outer graph a capture."""

@@ -310,13 +310,14 @@ def scatter_nd(n: OnnxNode, e: Emitter) -> Value:
 
 
 def compress(n: OnnxNode, e: Emitter) -> Value:
-    """The slices whose condition holds: at most as many as there are conditions."""
+    """The slices whose condition holds: at most as many as there are conditions. A condition that
+    is a model input is asked for, as a shape would be."""
     x = n[0]
     if n.attr("axis") is None:
         x, axis = reshaped(e, x, (x.type.size,)), 0
     else:
         axis = n.axis(x.type.rank)
-    condition = n.known(1)
+    condition = n.need(1, "its condition") if e.is_model_input(n[1]) else n.known(1)
     if condition is not None:
         kept = np.flatnonzero(condition[: x.type.shape[axis]])
         return e(t.Gather(x, e.constant(kept, i64, "kept"), axis))
