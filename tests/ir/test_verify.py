@@ -1,0 +1,85 @@
+"""Each promise of each level, broken once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuir.ir.errors import VerifyError
+from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.notes import Cost, Tile
+from gpuir.ir.types import TensorType, f32
+from gpuir.ir.verify import verify
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+
+TYPE = TensorType((2, 2), f32)
+X, Y, Z = (Value(name, TYPE) for name in "xyz")
+RELU = Node(t.Map("relu", (X,)), (Y,), ("m:Relu",))
+BODY = Graph(Level.graph, "", (X,), (), (RELU,), (Y,))
+KERNEL = Node(k.Map((X,), BODY), (Y,), ("m:Relu",), Tile((("i", 4),)))
+COST = Cost(2.0, "memory", "test@1", (("compute", 1.0), ("memory", 2.0)))
+
+
+def graph(*nodes: Node, level: Level = Level.graph, target: str | None = None) -> Graph:
+    outputs = nodes[-1].results if nodes else ()
+    return Graph(level, "g", (X,), (), nodes, outputs, target=target)
+
+
+def tiled(node: Node, level: Level = Level.tiled) -> Graph:
+    return graph(node, level=level, target="a100")
+
+
+def test_sound_graphs_pass():
+    verify(graph(RELU))
+    verify(tiled(KERNEL))
+    verify(tiled(replace(KERNEL, cost=COST), Level.costed))
+
+
+def body_of(*nodes: Node) -> Graph:
+    return Graph(Level.graph, "", (X,), (), nodes, nodes[-1].results)
+
+
+TWICE = body_of(Node(t.Matmul(X, X), (Y,), ("m:a",)), Node(t.Matmul(Y, X), (Z,), ("m:b",)))
+BROKEN = {
+    "used before it is defined": graph(Node(t.Map("relu", (Z,)), (Y,), ("m:a",))),
+    "%y is defined twice": graph(RELU, RELU),
+    "%x is defined twice": replace(graph(RELU), params=(X,)),
+    "has two types": graph(
+        Node(t.Map("relu", (Value("x", TensorType((3,), f32)),)), (Y,), ("m:a",))
+    ),
+    "not what the op computes": graph(replace(RELU, results=(Value("y", TensorType((3,), f32)),))),
+    "no location": graph(replace(RELU, locs=())),
+    "output %z is not defined": replace(graph(RELU), outputs=(Z,)),
+    "is not an op of level graph": graph(KERNEL),
+    "stands alone": graph(RELU, level=Level.fused),
+    "more than one contraction": graph(
+        Node(t.Fused((X,), TWICE), (Z,), ("m:a",)), level=Level.fused
+    ),
+    "is not a kernel": graph(RELU, level=Level.kernel),
+    "names its target": graph(KERNEL, level=Level.tiled),
+    "a tiled kernel has a tile": tiled(replace(KERNEL, tile=None)),
+    "the tile cuts m": tiled(replace(KERNEL, tile=Tile((("m", 2),)))),
+    "a costed kernel has a cost": tiled(KERNEL, Level.costed),
+    "time is less than a term": tiled(
+        replace(KERNEL, cost=replace(COST, time_s=1.5)), Level.costed
+    ),
+    "bound is not the largest term": tiled(
+        replace(KERNEL, cost=replace(COST, bound="compute")), Level.costed
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_promise_is_named_with_the_pass(what: str):
+    with pytest.raises(VerifyError) as error:
+        verify(BROKEN[what], by="mine")
+    assert what in str(error.value)
+    assert "the pass 'mine'" in error.value.fix
+
+
+def test_inside_a_region_too():
+    body = Graph(Level.graph, "", (X,), (), (replace(RELU, locs=()),), (Y,))
+    with pytest.raises(VerifyError, match="no location"):
+        verify(graph(replace(KERNEL, op=k.Map((X,), body)), level=Level.kernel))
