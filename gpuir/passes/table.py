@@ -11,10 +11,11 @@ from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
 from gpuir.passes.manager import Pass, Pipeline, make_pass
+from gpuir.passes.recognize import Recognize
 from gpuir.passes.tile import TilePass
 
 PASSES: dict[str, type[Pass]] = {
-    p.name: p for p in (Canonicalize, Fuse, Legalize, TilePass, Annotate)
+    p.name: p for p in (Canonicalize, Recognize, Fuse, Legalize, TilePass, Annotate)
 }
 
 
