@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -121,12 +122,18 @@ def cell_width(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """`text` in `width` columns, its end left out where it is longer."""
+    """`text` in `width` columns: the last items of a list left out, or the end, but never a part of
+    a number."""
     if cell_width(text) <= width:
         return text
+    items = text.split(", ")
+    while len(items) > 1:
+        items.pop()
+        if cell_width(shorter := f"{', '.join(items)}, …") <= width:
+            return shorter
     while text and cell_width(text) >= width:
         text = text[:-1]
-    return text + "…"
+    return re.sub(r" [\d.,]*$", "", text) + "…"
 
 
 def elided(text: str, width: int) -> str:

@@ -43,6 +43,7 @@ def significant(value: float, digits: int = 3) -> str:
     """A number from 1 to 1000 with so many digits, never fewer than it has before the point."""
     if value == 0:
         return "0"
+    value = float(f"{value:.{digits - 1}e}")
     after = max(digits - 1 - floor(log10(abs(value)) + 1e-12), 0)
     return f"{value:.{after}f}"
 

@@ -1,0 +1,249 @@
+"""Reports of a costed graph with a bit of everything: text for a reader, sums that agree."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import gpuir
+from gpuir.backends import records, texts
+from gpuir.backends.report import Device, Summary, find_kernel, summarize
+from gpuir.backends.table import BACKENDS, find_backend
+from gpuir.backends.terminal import Layout, cell_width, cut, elided, pattern, report
+from gpuir.backends.units import percent, quantity
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph
+from gpuir.ir.notes import Cost
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+DEVICE = Device("a100", "NVIDIA A100", ("launch_s: assumed: until somebody measures it",))
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return gpuir.load(HERE / "mixed.gir")
+
+
+@pytest.fixture(scope="module")
+def s(graph: Graph) -> Summary:
+    return summarize(graph, DEVICE, ("mixed.onnx: one thing is odd",), batch=8)
+
+
+# ---------------------------------------------------------------------------- records
+
+
+def test_latency_is_the_sum_of_the_graphs_own_costs(graph: Graph, s: Summary):
+    assert s.latency_s == pytest.approx(sum(n.cost.time_s for n in graph.nodes if n.cost))
+
+
+def test_totals_and_bounds_add_up(s: Summary):
+    assert sum(t.time_s for t in s.totals) == pytest.approx(s.latency_s)
+    assert sum(time for _, time in s.bounds) == pytest.approx(s.latency_s)
+    assert sum(t.flops for t in s.totals) == s.flops == sum(x.flops for x in s.coverage)
+    assert sum(t.launches for t in s.totals) == s.launches
+
+
+def test_loops_multiply_and_the_cheaper_branch_does_not_run(s: Summary):
+    runs = {x.name: x.runs for x in s.kernels}
+    assert runs["l/m"] == 16
+    assert runs["k/q"] == 1 and runs["k/e"] == 0
+    assert s.launches == 5 + 16 and s.views == 1 and s.idle == 1
+
+
+def test_flops_by_hand(s: Summary):
+    product = 2 * 512 * 256 * 256
+    assert {x.name: x.flops for x in s.kernels}["l/m"] == product
+    bias, softmax, unique = 512 * 256, 5 * 512 * 256, 1000
+    assert s.flops == 18 * product + bias + softmax + unique
+
+
+def test_coverage_counts_every_model_node_once(s: Summary):
+    shares = {x.status: x for x in s.coverage}
+    assert shares["modelled"].nodes == 9
+    assert shares["approximated"].what == (("unique", 1),)
+    assert shares["opaque"].what == (("com.acme::Sparkle", 1),)
+    assert s.folded == 1 and s.nodes == 12
+
+
+def test_what_a_loop_costs_beyond_its_kernels_is_not_lost(graph: Graph):
+    loop = next(n for n in graph.nodes if n.op.name == "k.loop")
+    assert loop.cost is not None
+    dearer = replace(loop, cost=Cost(loop.cost.time_s + 1e-5, "latency", "tile@1", ()))
+    nodes = tuple(dearer if n is loop else n for n in graph.nodes)
+    s = summarize(replace(graph, nodes=nodes), DEVICE)
+    (rest,) = (x for x in s.kernels if x.rest)
+    assert rest.time_s == pytest.approx(1e-5) and rest.launches == 0
+    assert s.latency_s == pytest.approx(sum(n.cost.time_s for n in nodes if n.cost))
+
+
+def test_a_graph_without_costs_is_refused(graph: Graph):
+    with pytest.raises(UsageError, match="needs costs"):
+        summarize(gpuir.strip(graph), DEVICE)
+
+
+# ---------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("name", ["y", "%y", "mixed.onnx:/encoder/layer.0/Add", "layer.0/Add"])
+def test_a_kernel_is_found_by_result_or_model_node(graph: Graph, name: str):
+    assert find_kernel(graph, name).path == ("y",)
+
+
+def test_a_kernel_inside_a_loop_is_found_by_path_and_by_its_own_name(graph: Graph):
+    assert find_kernel(graph, "l/m").path == find_kernel(graph, "m").path == ("l", "m")
+
+
+def test_a_name_that_nothing_has_gets_the_nearest(graph: Graph):
+    with pytest.raises(UsageError) as error:
+        find_kernel(graph, "Sofmax_2")
+    assert "did you mean Softmax_2?" in str(error.value)
+
+
+def test_a_name_that_several_have_gets_them_all(graph: Graph):
+    with pytest.raises(UsageError) as error:
+        find_kernel(graph, "MatMul")
+    assert "%y  k.gemm" in str(error.value) and "%k/q  k.gemm" in str(error.value)
+
+
+def test_a_folded_node_is_said_to_be_folded(graph: Graph):
+    with pytest.raises(UsageError, match="no kernel computes") as error:
+        find_kernel(graph, "Identity_7")
+    assert "folded" in str(error.value)
+
+
+# ---------------------------------------------------------------------------- the table
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table(s: Summary, width: int, golden):
+    text = report([s], Layout(width))
+    assert max(map(cell_width, text.splitlines())) <= width
+    golden(HERE / f"mixed.{width}.txt", text)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_comparison(s: Summary, width: int, golden):
+    other = replace(s, device=Device("l4+dram.bytes_per_s=2e12+sms=120+clock_hz=1e9", "L4"))
+    text = report([s, other], Layout(width))
+    assert max(map(cell_width, text.splitlines())) <= width
+    golden(HERE / f"mixed.comparison.{width}.txt", text)
+
+
+@pytest.mark.parametrize("width", range(40, 130, 7))
+def test_no_width_cuts_a_number(s: Summary, width: int):
+    text = report([s], Layout(width))
+    assert "81.1 us" in text and "4.77 us" in text and "85.9 us" in text
+    both = report([s, s], Layout(width))
+    assert "99.44 us" in both and not re.search(r"\d…", both)
+
+
+def test_colour_is_only_added(s: Summary):
+    plain, colored = report([s], Layout(100)), report([s], Layout(100, color=True))
+    assert "\x1b[" not in plain and "\x1b[1m" in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+
+
+def test_top_kernels_and_the_rest(s: Summary):
+    text = report([s], Layout(100, top=1))
+    assert "5 more take" in text or "4 more take" in text
+
+
+def test_a_graph_where_nothing_runs():
+    g = gpuir.parse("costed @empty for a100 {\n  in %x: f32[2]\n  out %x\n}\n")
+    text = report([summarize(g, DEVICE)], Layout(80))
+    assert "nothing runs" in text
+    assert json.loads(records.json_text([summarize(g, DEVICE)], Layout()))["reports"][0]
+
+
+def test_names_in_wide_characters_keep_columns_straight():
+    assert cell_width("层/卷积") == 7
+    assert cell_width(elided("层/卷积/" * 9, 20)) <= 20
+    assert cut("层层层", 4) == "层…"
+    assert elided("/model/encoder/MatMul", 12) == "/mo…r/MatMul"
+
+
+def test_names_that_repeat():
+    assert pattern(["a/layer.0/fc", "a/layer.11/fc", "a/layer.3/fc"]) == "a/layer.*/fc"
+    assert pattern(["same", "same"]) == "same"
+    assert pattern(["MatMul_3", "Softmax_9"]) == "MatMul_3 ..."
+
+
+# ---------------------------------------------------------------------------- for programs
+
+
+def test_json_fits_its_schema_and_itself(s: Summary):
+    text = records.json_text([s, s], Layout())
+    schema = json.loads((ROOT / "docs/report.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(json.loads(text))
+    assert text == records.json_text([s, s], Layout(40, True, 1))
+    (first, _) = json.loads(text)["reports"]
+    assert sum(x["time_s"] for x in first["kernels"]) == pytest.approx(first["latency_s"])
+
+
+def test_every_json_field_is_documented(s: Summary):
+    page = (ROOT / "docs/json-schema.md").read_text()
+    (found,) = json.loads(records.json_text([s], Layout()))["reports"]
+    fields = {*found, *found["kernels"][1], *found["totals"][0]}
+    assert not [name for name in fields if f"`{name}" not in page]
+
+
+def test_csv_has_the_same_numbers(s: Summary):
+    rows = list(csv.DictReader(StringIO(records.csv_text([s], Layout()))))
+    assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
+    assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
+    assert rows[0]["fact_waves"]
+
+
+def test_ir_and_schedule_read_back(graph: Graph, s: Summary):
+    assert gpuir.parse(texts.ir([s], Layout())) == graph
+    assert gpuir.parse_schedule(texts.schedule([s], Layout())) == gpuir.extract(graph)
+    with pytest.raises(UsageError, match="one target"):
+        texts.ir([s, s], Layout())
+
+
+def test_backends_by_name():
+    assert all(find_backend(name) is backend for name, backend in BACKENDS.items())
+    mine = {"mine": lambda summaries, layout: "mine"}
+    assert find_backend("mine", mine)([], Layout()) == "mine"
+    with pytest.raises(UsageError, match="jsn"):
+        find_backend("jsn")
+
+
+# ---------------------------------------------------------------------------- units
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (2.039e12, "bytes/s", "2.04 TB/s"),
+        (9.45e-06, "s", "9.45 us"),
+        (0.9996e-3, "s", "1.00 ms"),
+        (12.5, "s", "12.5 s"),
+        (0, "s", "0 s"),
+        (512, "bytes", "512 B"),
+        (2048, "bytes", "2.05 kB"),
+        (179341152256, "flop", "179 Gflop"),
+        (108, "", "108"),
+        (65536, "", "65,536"),
+    ],
+)
+def test_quantities(value: float, unit: str, text: str):
+    assert quantity(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [(0.5, "50 %"), (0.0321, "3.2 %"), (0.0001, "<0.1 %"), (0, "0 %"), (0.0996, "10 %")],
+)
+def test_percentages(part: float, text: str):
+    assert percent(part) == text
+    assert percent(1, 0) == "-"
