@@ -6,7 +6,7 @@ The lines are a view of the same `Estimate` that the predictor makes its `Cost` 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuir.cost import tile as model
@@ -55,13 +55,14 @@ def terms(
         case "tile":
             if tile is None:
                 raise UsageError(f"{op.name} has no tile", fix="run the tile pass first")
-            return _tile_lines(op, tile, target, tf32)
+            lines = _tile_lines(op, tile, target, tf32)
         case "roofline":
-            return _roofline_lines(op, target, tf32)
+            lines = _roofline_lines(op, target, tf32)
         case other:
             raise UsageError(
                 f"the predictor {other!r} does not explain itself", expected="tile or roofline"
             )
+    return tuple(replace(line, value=float(line.value)) for line in lines)
 
 
 def _roofline_lines(op: k.KernelOp, target: Target, tf32: bool) -> tuple[Line, ...]:

@@ -1,0 +1,103 @@
+"""Kernels for the tests of the cost model, built by hand."""
+
+from __future__ import annotations
+
+from gpuir.ir.build import Builder
+from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.types import DType, TensorType, f16, f32, i64
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+
+
+def value(name: str, dtype: DType, *shape: int) -> Value:
+    return Value(name, TensorType(shape, dtype))
+
+
+def gemm(m: int, n: int, depth: int, dtype: DType = f16, batch: int = 1) -> k.Gemm:
+    """c[m, n] in the operands' dtype, summed in f32."""
+    lead = (batch,) if batch > 1 else ()
+    acc = value("acc", f32, *lead, m, n)
+    e = Builder(Level.graph, "epilogue")
+    e.locs = ("test:cast",)
+    e.capture(acc)
+    out = e(t.Cast(acc, dtype)) if dtype != f32 else e(t.Map("identity", (acc,)))
+    return k.Gemm(
+        value("a", dtype, *lead, m, depth),
+        value("b", dtype, *lead, depth, n),
+        epilogue=e.finish([out]),
+    )
+
+
+def mapped(fn: str, dtype: DType, *shapes: tuple[int, ...]) -> k.Map:
+    args = tuple(value(f"x{i}", dtype, *shape) for i, shape in enumerate(shapes))
+    b = Builder(Level.graph, "body")
+    b.locs = ("test:map",)
+    for v in args:
+        b.capture(v)
+    return k.Map(args, b.finish([b(t.Map(fn, args))]))
+
+
+def softmax(rows: int, columns: int, dtype: DType = f32) -> k.Reduce:
+    x = value("x", dtype, rows, columns)
+    b = Builder(Level.graph, "body")
+    b.locs = ("test:softmax",)
+    b.capture(x)
+    return k.Reduce((x,), b.finish([b(t.Softmax(x, 1))]), columns)
+
+
+def conv(
+    n: int, c: int, size: int, channels: int, window: int, stride: int = 1, groups: int = 1
+) -> k.Conv:
+    pad = window // 2
+    return k.Conv(
+        value("x", f16, n, c, size, size),
+        value("w", f16, channels, c // groups, window, window),
+        strides=(stride, stride),
+        low=(pad, pad),
+        high=(pad, pad),
+        dilations=(1, 1),
+        groups=groups,
+    )
+
+
+def attention(
+    batch: int, heads: int, s: int, d: int, e: int, groups: int = 0, **fields: object
+) -> k.Attention:
+    groups = groups or heads
+    return k.Attention(
+        value("q", f16, batch, heads, s, e),
+        value("k", f16, batch, groups, d, e),
+        value("v", f16, batch, groups, d, e),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def gather(rows: int, width: int, count: int) -> k.Gather:
+    x, i = value("table", f32, rows, width), value("ids", i64, count)
+    b = Builder(Level.graph, "body")
+    b.locs = ("test:gather",)
+    b.capture(x), b.capture(i)
+    return k.Gather((x, i), b.finish([b(t.Gather(x, i, 0))]))
+
+
+def scatter(rows: int, width: int, count: int) -> k.Scatter:
+    x, i = value("cache", f16, rows, width), value("at", i64, count, 1)
+    u = value("updates", f16, count, width)
+    b = Builder(Level.graph, "body")
+    b.locs = ("test:scatter",)
+    for v in (x, i, u):
+        b.capture(v)
+    return k.Scatter((x, i, u), b.finish([b(t.ScatterND(x, i, u))]))
+
+
+def graph(*ops: k.KernelOp) -> Graph:
+    """A graph of level kernel with these kernels in a row, named y0, y1, ..."""
+    b = Builder(Level.kernel, "test")
+    given: dict[str, Value] = {}
+    outputs = []
+    for j, op in enumerate(ops):
+        b.locs = (f"test:node{j}",)
+        names = {v: given.setdefault(f"{j}.{v.name}", b.input(f"{j}.{v.name}", v.type))
+                 for v in op.operands}  # fmt: skip
+        outputs += b.add(op.substitute(names), [f"y{j}"])
+    return b.finish(outputs)
