@@ -104,19 +104,29 @@ class Gemm(KernelOp):
     def compute_dtype(self) -> DType:
         return self.a.type.dtype
 
+    def _right(self, type: TensorType, dims: dict[str, int]) -> Access:
+        """How the right operand, or what its prologue reads, is indexed. Where the prologue moves
+        cells (a weight in blocks, n outermost), by all dimensions it may depend on."""
+        body = self.prologue.nodes if self.prologue else ()
+        if not any(isinstance(node.op, t.LAYOUT) for node in body):
+            return aligned(type, ("b", "k", "n")) if type.rank >= 2 else Access(type, ("n",))
+        if type.size <= 1:
+            return Access(type, ())
+        if type.size == dims["n"]:
+            return Access(type, ("n",))
+        turned = any(isinstance(node.op, t.Transpose) for node in body)
+        names = ("n", "k") if turned else ("k", "n")
+        batch = ("b",) if self.right.rank > 2 else ()
+        return Access(type, tuple(d for d in (*batch, *names) if dims[d] > 1))
+
     def space(self) -> Space:
         *batch, m, n = self.accumulator().shape
-        rows = ("b", "m", "k")
-        cols = ("b", "k", "n")
-        right = [self.b, *self.weights]
+        dims = {"b": prod(batch), "m": m, "n": n, "k": self.a.type.shape[-1]}
         return Space(
-            dims={"b": prod(batch), "m": m, "n": n, "k": self.a.type.shape[-1]},
+            dims=dims,
             reads=(
-                aligned(self.a.type, rows),
-                *(
-                    aligned(v.type, cols) if v.type.rank >= 2 else Access(v.type, ("n",))
-                    for v in right
-                ),
+                aligned(self.a.type, ("b", "m", "k")),
+                *(self._right(v.type, dims) for v in (self.b, *self.weights)),
                 *(aligned(v.type, ("b", "m", "n")) for v in self.extra),
             ),
             writes=tuple(aligned(type, ("b", "m", "n")) for type in self.types()),

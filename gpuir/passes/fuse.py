@@ -238,28 +238,39 @@ class _Fuser:
         group.members = sorted(inside)
 
     def take_dequantised(self, group: Group, op: Op) -> None:
-        """The pointwise group that makes the right operand from params alone joins the contraction:
-        a weight is dequantised on its way into the tile."""
+        """The pointwise and layout ops that make the right operand from params alone, for it alone,
+        join the contraction: a weight is dequantised, and unpacked from its blocks, on its way into
+        the tile."""
         if not isinstance(op, t.Matmul | t.Conv):
             return
-        weight = op.b if isinstance(op, t.Matmul) else op.w
-        feeder = self.group_of(weight)
-        if feeder is None or feeder.kind != "map":
-            return
-        inside = set(feeder.members)
-        for node in self.members(feeder):
-            for v in node.op.operands:
-                made = self.producer.get(v)
-                from_param = v in self.params if made is None else made in inside
-                generator = made is not None and isinstance(self.g.nodes[made].op, GENERATORS)
-                if not (from_param or generator):
+        taken: set[int] = set()
+        params: set[Value] = set()
+        stack = [op.b if isinstance(op, t.Matmul) else op.w]
+        while stack:
+            v = stack.pop()
+            i = self.producer.get(v)
+            if i is None:
+                if v not in self.params:
                     return
-            if any(v in self.outputs for v in node.results):
-                return
-        only = (u for n in self.members(feeder) for v in n.results for u in self.users[v])
-        if all(u in inside or u in group.members for u in only):
+                params.add(v)
+            elif not isinstance(self.g.nodes[i].op, GENERATORS) and i not in taken:
+                if not isinstance(self.g.nodes[i].op, (*t.POINTWISE, *t.LAYOUT)):
+                    return
+                taken.add(i)
+                stack += self.g.nodes[i].op.operands
+        if not params or not any(isinstance(self.g.nodes[i].op, t.POINTWISE) for i in taken):
+            return  # no weight, or one that is read by its strides
+        inside = {*taken, *group.members}
+        for i in taken:
+            for v in self.g.nodes[i].results:
+                if v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
+                    return
+        feeders = {f for i in taken for v in self.g.nodes[i].results if (f := self.group_of(v))}
+        if any(i not in inside for f in feeders for i in f.members):
+            return
+        for feeder in feeders:
             feeder.into = group
-            group.members = sorted({*feeder.members, *group.members})
+        group.members = sorted(inside)
 
     def is_cyclic(self, group: Group, operands: tuple[Value, ...] | list[Value]) -> bool:
         """Whether an operand made outside the group depends on the group: joining would make the
