@@ -1,0 +1,362 @@
+"""The command line as a user meets it: output, messages, exit status, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import gpuir
+from gpuir.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent.parent
+ENCODER = str(ROOT / "examples/encoder.onnx")
+DIMS = ("--dims", "batch=2,seq=16")
+MLP = """graph @mlp {
+  in %x: f16[8, 1024]
+  param %w: f16[1024, 4096]
+  param %b: f16[4096]
+  %h: f16[8, 4096] = t.matmul(%x, %w) at "mlp.onnx:MatMul_3"
+  %y: f16[8, 4096] = t.map("add", [%h, %b]) at "mlp.onnx:Add_4"
+  %p: f16[8, 4096] = t.softmax(%y, 1) at "mlp.onnx:Softmax_5"
+  out %p
+}
+"""
+OPAQUE = """graph @odd {
+  in %x: f16[8, 1024]
+  %y: f16[8, 1024] = t.opaque("com.acme::Sparkle", [%x], [f16[8, 1024]]) at "odd.onnx:Sparkle_0"
+  out %y
+}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user is: with a small model in text, and one that holds an unknown operator."""
+    (tmp_path / "mlp.gir").write_text(MLP)
+    (tmp_path / "odd.gir").write_text(OPAQUE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*args: str, status: int = 0, input: str | None = None) -> Result:
+    done = CliRunner().invoke(main, args, input=input)
+    assert done.exit_code == status, (done.output, done.exception)
+    return done
+
+
+def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    program = f"{sys.executable} -m gpuir"
+    return subprocess.run(
+        ["bash", "-c", command.replace("gpuir", program, 1)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        cwd=ROOT,
+    )
+
+
+# ---------------------------------------------------------------------------- analyze
+
+
+def test_the_main_job():
+    text = run("analyze", ENCODER, "--target", "a100", *DIMS).stdout
+    assert text.startswith("encoder on NVIDIA A100-SXM4-40GB (a100-sxm-40gb)\n")
+    assert "runs/s of batch 2" in text and "coverage   all" in text
+    assert "\x1b[" not in text
+
+
+def test_several_targets(folder: Path):
+    text = run("analyze", "mlp.gir", "--target", "a100,h100-sxm,l4+sms=20").stdout
+    assert "mlp on 3 targets" in text and "l4+sms=20" in text
+
+
+def test_json_is_the_same_twice(folder: Path):
+    args = ("analyze", "mlp.gir", "--target", "a100,l4", "--format", "json")
+    first = run(*args).stdout
+    assert first == run(*args).stdout
+    reports = json.loads(first)["reports"]
+    assert [r["target"]["name"] for r in reports] == ["a100-sxm-40gb", "l4"]
+
+
+def test_settings_change_the_target(folder: Path):
+    args = ("analyze", "mlp.gir", "--target", "a100", "--format", "json")
+    (plain,) = json.loads(run(*args).stdout)["reports"]
+    (slow,) = json.loads(run(*args, "--set", "dram.bytes_per_s=1e11").stdout)["reports"]
+    assert slow["latency_s"] > plain["latency_s"]
+    assert slow["target"]["name"] == "a100-sxm-40gb+dram.bytes_per_s=100e9"
+
+
+def test_analysis_goes_on_from_any_level(folder: Path):
+    whole = run("analyze", "mlp.gir", "--target", "a100").stdout
+    for pipeline in ("", "fuse", "fuse,legalize", "fuse,legalize,tile{target=a100}"):
+        run("opt", "mlp.gir", "--pipeline", f"canonicalize,{pipeline}".strip(","), "-o", "g.gir")
+        assert run("analyze", "g.gir", "--target", "a100").stdout == whole
+    run("analyze", "mlp.gir", "--target", "a100", "--format", "ir", "-o", "g.gir")
+    assert run("analyze", "g.gir").stdout == whole
+
+
+def test_a_tiled_graph_keeps_its_target(folder: Path):
+    run("analyze", "mlp.gir", "--target", "a100", "--format", "ir", "-o", "g.gir")
+    error = run("analyze", "g.gir", "--target", "l4", status=2).stderr
+    assert "@mlp is costed for another target" in error and "expected: a100" in error
+
+
+def test_predictors(folder: Path):
+    args = ("analyze", "mlp.gir", "--target", "a100")
+    assert "roofline@1" in run(*args, "--predictor", "roofline").stdout
+    assert "did you mean tile?" in run(*args, "--predictor", "tiel", status=2).stderr
+
+
+def test_verbose_is_on_stderr(folder: Path):
+    done = run("analyze", "mlp.gir", "--target", "a100", "-v")
+    assert "legalize" in done.stderr and "legalize" not in done.stdout
+
+
+def test_strict_refuses_what_nobody_knows(folder: Path):
+    text = run("analyze", "odd.gir", "--target", "a100").stdout
+    assert re.search(r"opaque +1 +\? +100 % +com.acme::Sparkle", text)
+    error = run("analyze", "odd.gir", "--target", "a100", "--strict", status=2).stderr
+    assert error.startswith("gpuir: odd.onnx:Sparkle_0: com.acme::Sparkle is not modelled")
+
+
+# ---------------------------------------------------------------------------- schedules
+
+
+def test_schedules_round_trip_and_are_checked(folder: Path):
+    args = ("analyze", "mlp.gir", "--target", "a100")
+    run(*args, "--format", "schedule", "-o", "s.sched")
+    assert run(*args, "--schedule", "s.sched").stdout == run(*args).stdout
+    assert "2 of 2 tiles are legal" in run("schedule", "check", "s.sched", "mlp.gir").stdout
+
+    text = (folder / "s.sched").read_text()
+    bad = re.sub(r"%y: tile\(.*\)", "%y: tile(m=128, n=256, k=128; stages=5, warps=8)", text)
+    (folder / "bad.sched").write_text(bad.replace("%p:", "%pp:"))
+    found = run("schedule", "check", "bad.sched", "mlp.gir", status=1).stdout
+    assert "%y: not legal" in found and "shared memory" in found and "did you mean p?" in found
+    (folder / "bad.sched").write_text(bad)
+    error = run(*args, "--schedule", "bad.sched", status=2).stderr
+    assert "the tile of %y is not legal" in error and "shared memory" in error
+
+
+def test_an_edit_changes_what_it_says(folder: Path):
+    args = ("analyze", "mlp.gir", "--target", "a100", "--format")
+    (folder / "s.sched").write_text(
+        "schedule @mlp for a100 { %y: tile(m=16, n=64, k=32; stages=2, warps=4) }\n"
+    )
+    text = run(*args, "ir", "--schedule", "s.sched").stdout
+    assert "tile(m=16, n=64, k=32; stages=2, warps=4)" in text
+
+
+# ---------------------------------------------------------------------------- explain
+
+
+def test_explain(folder: Path):
+    text = run("explain", "mlp.gir", "MatMul_3", "--target", "a100").stdout
+    assert text.startswith("k.gemm %y on NVIDIA A100-SXM4-40GB\n")
+    assert "= 2 * 1 * 8 * 4096 * 1024" in text
+    last = text.split("\n\n")[2].splitlines()[-1]
+    (report,) = json.loads(
+        run("analyze", "mlp.gir", "--target", "a100", "--format", "json").stdout
+    )["reports"]
+    time_s = next(x for x in report["kernels"] if x["path"] == ["y"])["cost"]["time_s"]
+    assert eval(last.split("=", 1)[1], {"max": max}) == pytest.approx(time_s, rel=1e-5)
+
+
+def test_explain_a_name_that_is_not_there(folder: Path):
+    error = run("explain", "mlp.gir", "MatMul_33", "--target", "a100", status=2).stderr
+    assert "no kernel is called 'MatMul_33'" in error and "did you mean MatMul_3?" in error
+
+
+# ---------------------------------------------------------------------------- opt, passes
+
+
+def test_opt_prints_what_it_read(folder: Path):
+    assert run("opt", "mlp.gir").stdout == MLP
+    assert run("opt", "-", input=MLP).stdout == MLP
+
+
+def test_print_after_is_on_stderr(folder: Path):
+    done = run("opt", "mlp.gir", "--pipeline", "canonicalize,fuse", "--print-after", "all")
+    assert "// after canonicalize\ngraph @mlp" in done.stderr
+    assert done.stdout.startswith("fused @mlp")
+    error = run("opt", "mlp.gir", "--pipeline", "fuse", "--print-after", "fues", status=2).stderr
+    assert "did you mean fuse?" in error
+
+
+def test_passes_say_what_they_do():
+    text = run("passes").stdout
+    assert re.search(r"^legalize +fused -> kernel$", text, re.MULTILINE)
+    one = run("passes", "fuse").stdout
+    assert "max_ops: int = " in one
+    assert "did you mean fuse?" in run("passes", "fues", status=2).stderr
+
+
+# ---------------------------------------------------------------------------- targets
+
+
+def test_targets():
+    assert "a100-sxm-40gb" in run("targets").stdout
+    text = run("targets", "l4", "--width", "80").stdout
+    assert re.search(r"dram.bytes_per_s +300.0 GB/s +\[\d+\]", text)
+    assert "none doubtful" in run("targets", "--check").stdout
+
+
+def test_a_doubtful_number_fails_the_check(folder: Path):
+    text = run("targets", "l4", "--check", "--set", "dram.bytes_per_s=500e9", status=1).stdout
+    assert "doubtful   dram.bytes_per_s: 500.0 GB/s, recomputed 300.0 GB/s" in text
+
+
+def test_a_spec_to_start_from(folder: Path):
+    run("targets", "l4", "--format", "toml", "-o", "mine.toml")
+    assert "l4" in run("analyze", "mlp.gir", "--target", "./mine.toml").stdout
+    assert json.loads(run("targets", "l4", "--format", "json").stdout)["targets"][0]["name"] == "l4"
+
+
+# ---------------------------------------------------------------------------- modules
+
+
+MODULE = """
+from gpuir.cost.roofline import roofline
+from dataclasses import replace
+from pathlib import Path
+
+def twice(op, tile, target, *, tf32=False):
+    cost = roofline(op, tile, target, tf32=tf32)
+    return replace(cost, time_s=2 * cost.time_s, by="twice@1")
+
+def count(summaries, layout):
+    return f"{summaries[0].launches}\\n"
+
+PREDICTORS = {"twice": twice}
+BACKENDS = {"count": count}
+TARGETS = {"mine": Path("mine.toml").absolute()}
+"""
+
+
+def test_predictors_targets_and_backends_of_ones_own(folder: Path):
+    (folder / "plugin.py").write_text(MODULE)
+    run("targets", "l4", "--format", "toml", "-o", "mine.toml")
+    args = ("analyze", "mlp.gir", "--target", "mine", "--load", "plugin.py")
+    assert "twice@1" in run(*args, "--predictor", "twice").stdout
+    assert run(*args, "--format", "count").stdout == "2\n"
+
+
+def test_a_module_that_adds_nothing_or_does_not_load(folder: Path):
+    (folder / "empty.py").write_text("x = 1\n")
+    (folder / "broken.py").write_text("1 / 0\n")
+    args = ("analyze", "mlp.gir", "--target", "a100", "--load")
+    assert "adds nothing" in run(*args, "empty.py", status=2).stderr
+    assert "ZeroDivisionError" in run(*args, "broken.py", status=2).stderr
+    assert "no file nope.py" in run(*args, "nope.py", status=2).stderr
+    assert "No module named 'nope'" in run(*args, "nope", status=2).stderr
+
+
+# ---------------------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("nope.gir", "--target", "a100"), "nope.gir: cannot read the file"),
+        (("nope.onnx", "--target", "a100"), "nope.onnx: no such file"),
+        (("mlp.gir",), "no target given"),
+        (("mlp.gir", "--target", "a1000"), "did you mean a100"),
+        (("mlp.gir", "--target", "a100", "--dims", "n=2"), "dims cannot be given for IR text"),
+        (("mlp.gir", "--target", "a100", "--dims", "n"), "'n' is not like NAME=8,NAME=128"),
+        (("mlp.gir", "--target", "a100", "--input", "x=1x-3"), "is not like NAME=1x3x224x224"),
+        (("mlp.gir", "--target", "a100", "--format", "tabel"), "did you mean table?"),
+        (("mlp.gir", "--target", "a100", "--set", "smss=1"), "did you mean"),
+        (("mlp.gir", "--target", "a100", "--schedule", "no.sched"), "no.sched"),
+        (("mlp.gir", "--target", "a100", "-o", "no/such/folder"), "cannot write the file"),
+        (("mlp.gir", "--target", "a100", "--pipeline", "fuse,fuse{"), "<pipeline>:1:"),
+        (("mlp.gir", "--target", "a100", "--pipeline", "legalize"), "takes a graph of level fused"),
+        (("mlp.gir", "--target", "a100,l4", "--format", "ir"), "holds one target"),
+    ],
+)
+def test_wrong_input_ends_with_2_and_a_message(folder: Path, args: tuple[str, ...], message: str):
+    done = run("analyze", *args, status=2)
+    assert message in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_broken_text_has_a_caret(folder: Path):
+    (folder / "bad.gir").write_text(MLP.replace("t.matmul", "t.matmull"))
+    error = run("analyze", "bad.gir", "--target", "a100", status=2).stderr
+    assert "bad.gir:5:" in error and "^" in error and "did you mean t.matmul" in error
+
+
+def test_text_that_breaks_a_promise_is_the_users(folder: Path):
+    (folder / "bad.gir").write_text(MLP.replace(' at "mlp.onnx:Add_4"', ""))
+    assert "no location" in run("opt", "bad.gir", status=2).stderr
+
+
+def test_unknown_commands_get_the_nearest():
+    assert "did you mean analyze?" in run("analize", status=2).stderr
+
+
+def test_our_own_bugs_are_said_to_be_ours(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(gpuir, "load", broken)
+    error = run("opt", "mlp.gir", status=70).stderr
+    assert "internal error: RuntimeError: oops" in error and "report" in error
+    assert "Traceback" not in error
+    with pytest.raises(RuntimeError):
+        CliRunner().invoke(main, ["--debug", "opt", "mlp.gir"], catch_exceptions=False)
+
+
+def test_an_interrupt_is_quiet(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpuir, "load", interrupted)
+    assert run("opt", "mlp.gir", status=130).output == ""
+
+
+# ---------------------------------------------------------------------------- files and pipes
+
+
+def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    out = folder / "out.gir"
+    out.write_text("before")
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert "No space left" in run("opt", "mlp.gir", "-o", "out.gir", status=2).stderr
+    assert out.read_text() == "before"
+    assert sorted(p.name for p in folder.iterdir()) == ["mlp.gir", "odd.gir", "out.gir"]
+
+
+def test_a_reader_that_leaves_is_no_error():
+    done = shell("gpuir targets --format json | true; echo ${PIPESTATUS[0]}")
+    assert done.stderr == "" and done.stdout == "141\n"
+
+
+def test_a_terminal_that_cannot_show_every_letter():
+    done = shell("gpuir targets --width 60", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_loads_no_numpy():
+    code = "import sys; import gpuir.cli.main as m; m.main(['--help'], standalone_mode=False);"
+    code += "print(*(x for x in ('numpy', 'onnx', 'lark', 'rich') if x in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+
+
+def test_python_names_are_there():
+    assert all(getattr(gpuir, name) is not None for name in gpuir.__all__)
+    assert gpuir.__version__ and set(gpuir.__all__) <= set(dir(gpuir))
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        gpuir.nope
