@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles, Work, needs, runs_on_tensor, why_illegal, work_of
+from gpuir.cost.nest import WIDEST_HEAD, Tiles, Work, needs, runs_on_tensor, why_illegal, work_of
 from gpuir.cost.tile import estimate, rates
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
@@ -145,8 +145,9 @@ def candidates(work: Work, on_tensor: bool, splits: bool) -> tuple[Tiles, tuple[
     """
     extents = work.extents
     if work.kernel == "k.attention":
-        free, most = ("s", "d"), (extents["s"], extents["d"])
-        table = _attention(_cap(most[0], 16, 256), _cap(most[1], 32, 128), splits)
+        free = ("s", "e", "d") if extents["e"] > WIDEST_HEAD else ("s", "d")
+        s, d = _cap(extents["s"], 16, 256), _cap(extents["d"], 32, 128)
+        table = _wide_attention(s, d, splits) if "e" in free else _attention(s, d, splits)
     elif on_tensor:
         free, most = ("m", "n", "k"), (extents["m"], extents["n"], max(extents["k"], 1))
         table = _matrix(
@@ -228,8 +229,19 @@ def _attention(s: int, d: int, splits: bool):
         (ts, td, stages, warps, split)
         for ts, td in product(_powers(16, s), _powers(32, d))
         for warps in (4, 8, 2, 1)
-        if ts >= 16 * warps or warps == 1
+        if ts >= 4 * warps or warps == 1
         for stages in (2, 1, 3)
+        for split in (SPLITS if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _wide_attention(s: int, d: int, splits: bool):
+    return _table(
+        (ts, te, td, stages, warps, split)
+        for ts, te, td in product(_powers(16, s), (256, 128, 64), _powers(8, d))
+        for warps in (4, 8, 2, 1)
+        for stages in (2, 1)
         for split in (SPLITS if splits else (1,))
     )
 
