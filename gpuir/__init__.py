@@ -109,7 +109,7 @@ def load(
     path = fspath(path)
     if path.endswith(".gir"):
         return _load_text_file(path, options)
-    from gpuir.frontends.onnx.load import load as load_onnx
+    from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
 
     model = load_onnx(path, **options)
     for text in model.warnings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -282,10 +282,12 @@ def _totals(kernels: Sequence[Kernel]) -> Iterator[Total]:
 
 def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
     """A model node that several kernels stand for has the worst status among them."""
-    status: dict[Loc, Status] = {loc: "modelled" for x in walk(graph) for loc in x.node.locs}
+    locs = [loc for x in walk(graph) for loc in x.node.locs]
+    status: dict[Loc, Status] = dict.fromkeys(locs, STATUSES[0])
     for x in kernels:
         for loc in x.locs:
-            status[loc] = max(status[loc], x.status, key=STATUSES.index)
+            if STATUSES.index(x.status) > STATUSES.index(status[loc]):
+                status[loc] = x.status
     nodes = Counter(status.values())
     for name in STATUSES:
         group = [x for x in kernels if x.status == name]
@@ -315,7 +317,7 @@ def find_kernel(graph: Graph, name: str) -> Found:
     node `name`: as a whole, without its file, or its end. UsageError when none or several do."""
     everything = list(walk(graph))
     bare = name.removeprefix("%")
-    tests = (
+    tests: tuple[Callable[[Found], bool], ...] = (
         lambda x: "/".join(x.path) == bare or x.path[-1] == bare,
         lambda x: any(v.name == bare for v in x.node.results),
         lambda x: name in x.node.locs,

@@ -6,7 +6,6 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 from unicodedata import east_asian_width
 
 from gpuir.backends.report import Kernel, Summary, node_name
@@ -36,15 +35,6 @@ class Layout:
     top: int = 15
 
 
-class Column(NamedTuple):
-    """A column of the kernel table. `keep` ranks it: when room is short, the lowest goes first."""
-
-    title: str
-    keep: int
-    cell: Callable[[Alike], str]
-    right: bool = True
-
-
 @dataclass(frozen=True)
 class Alike:
     """Kernels with the same nest, tile and cost: layers repeat."""
@@ -62,6 +52,16 @@ class Alike:
     @property
     def time_s(self) -> float:
         return self.runs * self.one.cost.time_s
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the kernel table. `keep` ranks it: when room is short, the lowest goes first."""
+
+    title: str
+    keep: int
+    cell: Callable[[Alike], str]
+    right: bool = True
 
 
 def report(summaries: Sequence[Summary], layout: Layout) -> str:
@@ -208,7 +208,7 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
     rows = groups[: layout.top]
     if not rows:
         return
-    columns = [
+    columns: list[Column] = [
         Column("time", 9, lambda x: quantity(x.time_s, "s")),
         Column("share", 9, lambda x: percent(x.time_s, s.latency_s)),
         Column("runs", 6, lambda x: f"x{x.runs:,}" if x.runs != 1 else ""),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,10 @@ TABLES = ("PASSES", "PREDICTORS", "TARGETS", "BACKENDS")
 class Loaded:
     """What the modules add, by name. A target is the path of its spec file."""
 
-    passes: dict[str, type[Pass]] = field(default_factory=dict)
-    predictors: dict[str, Predictor] = field(default_factory=dict)
-    targets: dict[str, str | Path] = field(default_factory=dict)
-    backends: dict[str, Backend] = field(default_factory=dict)
+    passes: dict[str, type[Pass]]
+    predictors: dict[str, Predictor]
+    targets: dict[str, str | Path]
+    backends: dict[str, Backend]
 
 
 def load_modules(names: Iterable[str]) -> Loaded:
@@ -36,7 +36,7 @@ def load_modules(names: Iterable[str]) -> Loaded:
     """
     from gpuir.ir.errors import UsageError
 
-    loaded = Loaded()
+    loaded = Loaded({}, {}, {}, {})
     for name in names:
         module = _import(name)
         tables = {table: getattr(module, table, None) for table in TABLES}

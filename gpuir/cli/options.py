@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Assignments(click.ParamType):
+class Assignments(click.ParamType):  # type: ignore[type-arg]
     """`NAME=VALUE`, or several with commas between where `many`; the last `=` divides them."""
 
     def __init__(self, name: str, read: Callable[[str], Any], many: bool = False):
         self.name, self.read, self.many = name, read, many
 
-    def get_metavar(self, *_: Any) -> str:
+    def get_metavar(self, param: Any = None, ctx: Any = None) -> str:
         return self.name
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[tuple[str, Any], ...]:
         if isinstance(value, tuple):
-            return value
+            return cast(tuple[tuple[str, Any], ...], value)
         found: list[tuple[str, Any]] = []
         for part in value.split(",") if self.many else [value]:
             name, equals, text = part.rpartition("=")

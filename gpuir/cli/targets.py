@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
 @options.output
-def command(name: str | None, check: bool, format: str, width: int | None, **given: object) -> None:
+def command(name: str | None, check: bool, format: str, width: int | None, **given: Any) -> None:
     """List the GPUs, show the numbers of one with their sources, or check them.
 
     \b
@@ -112,7 +112,7 @@ def show_one(t: Target, page: Page) -> None:
 
 def _words(value: object) -> str:
     if isinstance(value, tuple):
-        return ", ".join(map(str, value))
+        return ", ".join(cast(tuple[str, ...], value))
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
