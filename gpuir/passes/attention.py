@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -146,7 +145,7 @@ class AttentionMatcher(Matcher):
                 pass
             case _:
                 return None
-        ways: Sequence[tuple[Value, Value, Effect]]
+        effect: Effect
         match self.terms(v):
             case ("identity", Value() as x):
                 return self.raw_scores(x)
@@ -155,16 +154,16 @@ class AttentionMatcher(Matcher):
             case ("mul" | "div", Value(), float()) if part := self.factor(v):
                 return self.capped(*part) or self.scaled(*part)
             case ("where", Value() as seen, Value() as x, float(low)) if low <= HIDES:
-                ways = [(x, seen, "show")]
+                effect, ways = "show", [(x, seen)]
             case ("where", Value() as hidden, float(low), Value() as x) if low <= HIDES:
-                ways = [(x, hidden, "hide")]
+                effect, ways = "hide", [(x, hidden)]
             case ("add", Value() as x, Value() as y):
-                low, ways = 0.0, [(x, y, "add"), (y, x, "add")]
+                low, effect, ways = 0.0, "add", [(x, y), (y, x)]
             case ("sub", Value() as x, Value() as y):
-                low, ways = 0.0, [(x, y, "sub")]
+                low, effect, ways = 0.0, "sub", [(x, y)]
             case _:
                 return None
-        for x, mask, effect in ways:
+        for x, mask in ways:
             if x.type.shape == shape and (found := self.raw_scores(x)):
                 found.masks.append(
                     Mask(

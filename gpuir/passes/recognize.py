@@ -259,13 +259,14 @@ class _Recognizer(AttentionMatcher):
         layer = [v]
         for _ in range(5):
             terms = (y for x in layer for y in self.terms(x)[1:])
-            layer = [y for y in terms if isinstance(y, Value) and y not in found]
-            found.update(dict.fromkeys(layer))
+            new = {y: None for y in terms if isinstance(y, Value) and y not in found}
+            found.update(new)
+            layer = list(new)
         return list(found)
 
     def polynomial(self, v: Term, atoms: Mapping[Value, Powers], depth: int = 7) -> Polynomial:
         """v as a polynomial in the atoms: coefficients by powers; empty where it is none."""
-        if isinstance(v, float):
+        if not isinstance(v, Value):
             return {(0, 0): v}
         if v in atoms:
             return {atoms[v]: 1.0}
