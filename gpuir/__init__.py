@@ -161,15 +161,16 @@ def _warn(text: str) -> None:
 
 
 def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:
-    """The kernels of a graph, before a target is chosen: canonicalize, fuse, legalize."""
+    """The kernels of a graph, for no target yet: canonicalize, recognize, fuse, legalize."""
     from gpuir.ir.graph import Level
     from gpuir.passes.canonicalize import Canonicalize
     from gpuir.passes.fuse import Fuse
     from gpuir.passes.legalize import Legalize
     from gpuir.passes.manager import Pipeline
+    from gpuir.passes.recognize import Recognize
 
     passes = {
-        Level.graph: (Canonicalize(), Fuse(), Legalize()),
+        Level.graph: (Canonicalize(), Recognize(), Fuse(), Legalize()),
         Level.fused: (Legalize(),),
     }
     return Pipeline(passes.get(graph.level, ())).run(graph, watch=watch)

@@ -136,7 +136,7 @@ def costing(f: F) -> F:
         click.option(
             "--pipeline",
             default="",
-            help="Passes to run on the model first, in place of canonicalize,fuse,legalize.",
+            help="Passes in place of canonicalize,recognize,fuse,legalize.",
         ),
     )(f)
 
