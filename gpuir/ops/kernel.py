@@ -58,6 +58,7 @@ def _ordered(types: tuple[TensorType, ...], order: tuple[int, ...]) -> tuple[Ten
 class Gemm(KernelOp):
     """c[b, m, n] = sum over k of a[b, m, k] * b[b, k, n], then `epilogue` on each tile of c.
 
+    A batch that shares its right operand is more rows: b is 1 and m counts them all.
     The epilogue's inputs are the accumulator, of dtype `acc`, and then `extra`. `prologue`, where
     there is one, makes the right operand from `b` and `weights` on its way into the tile: a
     dequantised weight. `order` is the memory order the result is written in.
@@ -104,6 +105,20 @@ class Gemm(KernelOp):
     def compute_dtype(self) -> DType:
         return self.a.type.dtype
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether the whole batch is rows of one product: it shares the right operand, and its
+        rows lie one after another."""
+        shared = prod(self.right.shape[:-2]) == 1
+        return shared and self.a.type.order is None and not self.order
+
+    def _rows(self, type: TensorType, last: str) -> Access:
+        """The left operand, an extra one or the result, by batch, row and `last`."""
+        if not self.is_flat or type.rank < 2:
+            return aligned(type, ("b", "m", last))
+        flat = TensorType((prod(type.shape[:-1]), type.shape[-1]), type.dtype)
+        return Access(type, aligned(flat, ("m", last)).dims)
+
     def _right(self, type: TensorType, dims: dict[str, int]) -> Access:
         """How the right operand, or what its prologue reads, is indexed. Where the prologue moves
         cells (a weight in blocks, n outermost), by all dimensions it may depend on."""
@@ -121,15 +136,18 @@ class Gemm(KernelOp):
 
     def space(self) -> Space:
         *batch, m, n = self.accumulator().shape
-        dims = {"b": prod(batch), "m": m, "n": n, "k": self.a.type.shape[-1]}
+        b = prod(batch)
+        if self.is_flat:
+            b, m = 1, b * m
+        dims = {"b": b, "m": m, "n": n, "k": self.a.type.shape[-1]}
         return Space(
             dims=dims,
             reads=(
-                aligned(self.a.type, ("b", "m", "k")),
+                self._rows(self.a.type, "k"),
                 *(self._right(v.type, dims) for v in (self.b, *self.weights)),
-                *(aligned(v.type, ("b", "m", "n")) for v in self.extra),
+                *(self._rows(v.type, "n") for v in self.extra),
             ),
-            writes=tuple(aligned(type, ("b", "m", "n")) for type in self.types()),
+            writes=tuple(self._rows(type, "n") for type in self.types()),
             reduced=("k",),
         )
 
