@@ -219,7 +219,7 @@ class _Fuser:
         its epilogue alone: what the product itself reads has to be there before."""
         if feeder is group or len(feeder.members) + len(group.members) > self.options.max_ops:
             return
-        if feeder.kind != "map" or feeder.shape not in (group.shape, group.outer):
+        if feeder.kind != "map" or not self.fits(feeder.shape, group):
             return
         product = {v for n in self.members(group) if n.op.contraction for v in n.op.operands}
         inside = set(group.members) | set(feeder.members)
@@ -236,6 +236,16 @@ class _Fuser:
             return
         feeder.into = group
         group.members = sorted(inside)
+
+    def fits(self, shape: tuple[int, ...], group: Group) -> bool:
+        """Whether a kernel may compute cells of this shape where it needs them: one for each of
+        its own, or fewer that are broadcast (a scaled bias), which costs it next to nothing."""
+        if shape in (group.shape, group.outer):
+            return True
+        if group.kind not in ("contraction", "map") or len(shape) > len(group.shape):
+            return False
+        tail = group.shape[len(group.shape) - len(shape) :]
+        return all(n in (1, m) for n, m in zip(shape, tail, strict=True))
 
     def take_dequantised(self, group: Group, op: Op) -> None:
         """The pointwise and layout ops that make the right operand from params alone, for it alone,
