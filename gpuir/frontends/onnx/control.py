@@ -306,10 +306,11 @@ def scan(n: OnnxNode, e: Emitter) -> Values:
     """A `t.loop` over slices; in opset 8 within a loop over the batch."""
     body, count = n.attr("body"), int(n.attr("num_scan_inputs", 0))
     batched = n.version < 9
-    operands = n.inputs[1:] if batched else n.inputs
-    states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
-    if not 0 < count <= len(operands) or any(v is None for v in operands):
+    given = n.inputs[1:] if batched else n.inputs
+    operands = tuple(v for v in given if v is not None)
+    if not 0 < count <= len(operands) or len(operands) != len(given):
         raise ModelError("Scan: operands are missing", expected=f"{count} to scan, and the states")
+    states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
     results = len(n.walk.load.plan(body).outputs) - len(states)
     s = _Scan(n, body, results, batched)
     if not batched:

@@ -1107,7 +1107,7 @@ class _Merged(Attributes):
 
 def _breach(step: Step, opsets: Mapping[str, int]) -> str:
     """How a node breaks its operator's definition, where that is plain to see."""
-    from onnx import defs
+    from onnx import AttributeProto, defs
 
     try:
         schema = defs.get_schema(step.op, opsets.get(step.domain, 1), step.domain)
@@ -1120,7 +1120,11 @@ def _breach(step: Step, opsets: Mapping[str, int]) -> str:
         kind = str(attribute.type).rpartition(".")[2]
         if proto is None and attribute.required:
             return f"an attribute {name!r}: {kind}"
-        if proto is not None and proto.type and proto.type != int(attribute.type):
+        if (
+            proto is not None
+            and proto.type
+            and proto.type != AttributeProto.AttributeType.Value(kind)
+        ):
             return f"the attribute {name!r} to be {kind}"
     return ""
 
