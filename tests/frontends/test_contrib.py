@@ -16,7 +16,9 @@ from onnx import helper, numpy_helper  # noqa: E402
 
 from gpuir.frontends.onnx.load import Model, load  # noqa: E402
 from gpuir.interp import run  # noqa: E402
+from gpuir.ir.errors import ModelError  # noqa: E402
 from gpuir.ir.verify import verify  # noqa: E402
+from gpuir.ops import tensor as t  # noqa: E402
 
 MS = "com.microsoft"
 OPSET = 21
@@ -758,3 +760,259 @@ def test_means_what_onnxruntime_computes(case: Case) -> None:
         else:
             close = case.tolerance
             np.testing.assert_allclose(got, want, rtol=close, atol=close * np.abs(want).max())
+
+
+# ---------------------------------------------------------------------------- without a kernel
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    from math import erf as one_erf
+
+    return np.vectorize(one_erf)(x.astype(np.float64))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + erf(x / np.sqrt(2)))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    p = np.exp(x - x.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def group_normed(x: np.ndarray, groups: int, eps: float = 1e-5) -> np.ndarray:
+    """x [n, h, w, c], channels last, before scale and bias."""
+    n, h, w, c = x.shape
+    parts = x.reshape(n, h * w, groups, c // groups)
+    mean = parts.mean((1, 3), keepdims=True)
+    var = parts.var((1, 3), keepdims=True)
+    return ((parts - mean) / np.sqrt(var + eps)).reshape(x.shape)
+
+
+def shares_of(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return order, softmax(np.take_along_axis(scores, order, 1))
+
+
+def moe(x: np.ndarray, scores: np.ndarray, w1: np.ndarray, w2: np.ndarray, k: int) -> np.ndarray:
+    which, share = shares_of(scores, k)
+    y = np.zeros_like(x)
+    for token, (experts, weights) in enumerate(zip(which, share, strict=True)):
+        for expert, weight in zip(experts, weights, strict=True):
+            y[token] += weight * (w2[expert] @ np.maximum(w1[expert] @ x[token], 0))
+    return y
+
+
+def t5_bucket(distance: int, buckets: int, most: int) -> int:
+    """Key minus query position, both directions, as in the T5 paper's code."""
+    buckets //= 2
+    start = buckets if distance > 0 else 0
+    distance, exact = abs(distance), buckets // 2
+    if distance < exact:
+        return start + distance
+    far = exact + int(np.log(distance / exact) / np.log(most / exact) * (buckets - exact))
+    return start + min(far, buckets - 1)
+
+
+X, Z, BIAS = f(2, 3, 8), f(2, 3, 8), f(8)
+IMAGE, SKIP, GAMMA, BETA = f(2, 4, 5, 6), f(2, 4, 5, 6), f(6), f(6)
+PACKED = f(B, S, H, 3, D)
+BALANCED = np.array([[4, 3, 0, 0], [0, 0, 4, 3], [3, 0, 4, 0], [0, 4, 0, 3]], np.float32)
+TOKENS, W1, W2 = f(4, 6), f(4, 10, 6), f(4, 6, 10)
+SIGNAL = f(3, 8)
+SPECTRUM = np.stack([np.fft.rfft(SIGNAL).real, np.fft.rfft(SIGNAL).imag], -1)
+TABLE = f(8, 3)
+P, Q = f(4, 2), f(4, 2)
+A8, B8 = ints(3, 4, dtype=np.int8), ints(3, 4, dtype=np.int8)
+KERNEL = f(4, 6, 1, 1)
+
+
+def heads_first(x: np.ndarray) -> np.ndarray:
+    return x.transpose(0, 2, 1, 3)
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    y = softmax(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3])) @ v
+    return heads_first(y).reshape(q.shape[0], q.shape[2], -1)
+
+
+BY_HAND = [
+    (Case("BiasAdd", [X, BIAS, Z]), X + BIAS + Z),
+    (Case("BiasSplitGelu", [X, BIAS]), (X + BIAS)[..., :4] * gelu((X + BIAS)[..., 4:])),
+    (Case("BiasDropout", [X, BIAS, Z]), X + BIAS + Z),
+    (Case("BitmaskDropout", [X]), X),
+    (Case("BiasSoftmax", [X, Z], {"axis": 2, "is_inner_broadcast": 0}), softmax(X + Z)),
+    (Case("GemmFastGelu", [X, f(8, 8) * 0, BIAS]), gelu_tanh(np.broadcast_to(BIAS, X.shape))),
+    (Case("TorchEmbedding", [TABLE, np.array([[1, 2]])]), TABLE[[[1, 2]]]),
+    (Case("IsAllFinite", [X, np.array([np.inf], np.float32)]), np.array(False)),
+    (Case("IsAllFinite", [X, Z], label="yes"), np.array(True)),
+    (Case("GroupNorm", [IMAGE, GAMMA, BETA], {"groups": 2, "activation": 0}),
+     group_normed(IMAGE, 2) * GAMMA + BETA),
+    (Case("GroupNorm", [heads_first(IMAGE), f(5) * 0 + 1, f(5) * 0],
+          {"groups": 5, "activation": 1, "channels_last": 0}, label="first-silu"),
+     None),
+    (Case("SkipGroupNorm", [IMAGE, GAMMA, BETA, SKIP, BIAS[:6]], {"groups": 3, "activation": 0}),
+     group_normed(IMAGE + SKIP + BIAS[:6], 3) * GAMMA + BETA),
+    (Case("NhwcConv", [IMAGE, KERNEL, BIAS[:4]], known=(1, 2)),
+     IMAGE @ KERNEL[:, :, 0, 0].T + BIAS[:4]),
+    (Case("NhwcFusedConv", [IMAGE, KERNEL, None, f(2, 4, 5, 4) * 0 - 0.5], {"activation": "Relu"}),
+     np.maximum(IMAGE @ KERNEL[:, :, 0, 0].T - 0.5, 0)),
+    (Case("FusedMatMulActivation", [X, f(8, 4) * 0 + 1], {"activation": "Relu", "alpha": 2.0}),
+     np.maximum(2 * X.sum(-1, keepdims=True) + np.zeros(4), 0)),
+    (Case("ComplexMul", [P, Q]),
+     np.stack([P[:, 0] * Q[:, 0] - P[:, 1] * Q[:, 1], P[:, 0] * Q[:, 1] + P[:, 1] * Q[:, 0]], 1)),
+    (Case("ComplexMulConj", [P, Q]),
+     np.stack([P[:, 0] * Q[:, 0] + P[:, 1] * Q[:, 1], P[:, 1] * Q[:, 0] - P[:, 0] * Q[:, 1]], 1)),
+    (Case("Rfft", [SIGNAL], {"signal_ndim": 1}), SPECTRUM),
+    (Case("Irfft", [SPECTRUM.astype(np.float32)], {"signal_ndim": 1}), SIGNAL),
+    (Case("MulInteger", [A8, i8(3), B8, i8(0)]), (A8.astype(int) - 3) * B8),
+    (Case("ReduceSumInteger", [A8], {"axes": [1], "keepdims": 0}), A8.astype(int).sum(1)),
+    (Case("QLinearReduceMean", [ints(2, 8) * 0 + 40, one(0.5), u8(20), one(0.25), u8(5)],
+          {"axes": [1], "keepdims": 0}),
+     np.full(2, 45)),
+    (Case("GemmaRotaryEmbedding", [np.zeros((B, S, D), np.float32), *[f(B, H, S, D)] * 4],
+          outputs=2),
+     None),
+    (Case("MultiHeadAttention", [PACKED], {"num_heads": H}, label="packed"),
+     attended(*(heads_first(PACKED[:, :, :, i]) for i in range(3)))),
+    (Case("RelativePositionBias", [TABLE, np.array([20]), np.array([20])],
+          {"max_distance": 16, "is_bidirectional": 1}, known=(1, 2)),
+     TABLE[[[t5_bucket(j - i, 8, 16) for j in range(20)] for i in range(20)]]
+     .transpose(2, 0, 1)[None]),
+    (Case("MoE", [TOKENS, BALANCED, W1, None, W2], {"k": 2, "normalize_routing_weights": 1}),
+     moe(TOKENS, BALANCED, W1, W2, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "expected"), BY_HAND, ids=[str(c) for c, _ in BY_HAND])
+def test_means_what_its_definition_says(case: Case, expected: np.ndarray | None) -> None:
+    loaded, (found, *_) = results_of(case, model_of(case))
+    assert not loaded.warnings
+    if expected is not None:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------- how it is said
+
+
+def load_case(case: Case) -> Model:
+    return load(model_of(case))
+
+
+def named(label: str) -> Case:
+    return next(case for case in CASES if str(case) == label)
+
+
+@pytest.mark.parametrize(
+    ("label", "dtype", "bits"),
+    [("MatMulNBits-4-64", "u4", 4), ("MatMulNBits-2-64", "u2", 2), ("MatMulNBits-8-64", "u8", 8)],
+)
+def test_a_packed_weight_stays_narrow(label: str, dtype: str, bits: int) -> None:
+    graph = load_case(named(label)).graph
+    weight = next(v for v in graph.params if str(v.type.dtype) == dtype)
+    assert weight.type.size == 5 * 64
+    assert weight.type.nbytes == 5 * 64 * bits // 8
+
+
+def test_a_dequantised_weight_stays_narrow() -> None:
+    weight, scale = ints(64, 32, dtype=np.int8), np.abs(f(32))
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"], axis=1),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", 1, [4, 64])
+    y = helper.make_tensor_value_info("y", 1, [4, 32])
+    weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "s")]
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    found = load(model).graph
+    assert [str(v.type) for v in found.params] == ["i8[64, 32]", "f32[32]"]
+    assert [n.op.name for n in found.nodes] == ["t.cast", "t.map", "t.matmul"]
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "Attention-mask",
+        "MultiHeadAttention-past",
+        "GroupQueryAttention-decode-rotary",
+        "QAttention",
+    ],
+)
+def test_attention_stays_whole(label: str) -> None:
+    ops = [n.op for n in load_case(named(label)).graph.nodes]
+    assert sum(isinstance(op, t.Attention) for op in ops) == 1
+    assert not any(isinstance(op, t.Softmax) for op in ops)
+
+
+def test_a_cache_with_room_is_written_in_place() -> None:
+    case = named("GroupQueryAttention-shared-buffer")
+    loaded = load_case(case)
+    written = [n.op for n in loaded.graph.nodes if isinstance(n.op, t.ScatterND)]
+    assert [op.updates.type.shape for op in written] == [(B, 2, 1, D)] * 2
+    assert any("every sequence" in text for text in loaded.graph.assumed)
+
+
+def test_experts_with_many_tokens_share_the_load() -> None:
+    case = next(case for case, _ in BY_HAND if case.op == "MoE")
+    (assumed,) = load_case(case).graph.assumed
+    assert "4 experts" in assumed and "2 tokens each" in assumed
+
+
+REFUSED = [
+    (Case("BeamSearch", [i32(1)]), "analyse the encoder"),
+    (Case("Conv", [f(1, 8, 4, 4), f(8, 8, 1, 1)], domain="com.microsoft.nchwc"), "EXTENDED"),
+    (
+        Case(
+            "MatMulNBits",
+            [f(1, 32), packed(5, 32, 32, 4), f(5, 1), None, i32(*range(32))],
+            {"N": 5, "K": 32, "block_size": 32},
+        ),
+        "act-order",
+    ),
+    (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 2, "do_rotary": 1}), "rotary"),
+    (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 3}), "3 heads"),
+    (Case("MoE", [TOKENS, BALANCED, W1, None, W2], {"activation_type": "silly"}), "silu"),
+    (Case("FusedGemm", [f(2, 3), f(3, 4)], {"activation": "Relo"}), "Relu"),
+    (Case("QuantizeLinear", [f(3, 4), f(5)], {"axis": 1}), "4 scales"),
+]
+
+
+@pytest.mark.parametrize(("case", "says"), REFUSED, ids=[str(c) for c, _ in REFUSED])
+def test_refuses_what_it_cannot_say(case: Case, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as error:
+        load_case(case)
+    assert "node" in error.value.where
+
+
+OPAQUE = [
+    Case("QMoE", [f(4, 6), f(4, 4), ints(4, 10, 6), f(4, 10)]),
+    Case("NGramRepeatBlock", [np.ones((2, 3), np.int64), f(2, 9)], {"ngram_size": 2}),
+    Case("RestorePadding", [f(4, 6), np.zeros((2, 2), np.int32)]),
+    Case("RemovePadding", [f(2, 3, 6), i32(3, 3)], outputs=4),
+    Case("PackedAttention", [f(6, 8), f(8, 24), f(24)], {"num_heads": 2}),
+    Case("PackedMultiHeadAttention", [f(6, 2, 3, 4)], {"num_heads": 2}),
+    Case(
+        "PagedAttention",
+        [f(6, 8), f(6, 8), f(6, 8), f(3, 2, 2, 4), f(3, 2, 2, 4)],
+        {"num_heads": 2, "kv_num_heads": 2},
+        outputs=3,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", OPAQUE, ids=str)
+def test_opaque_operators_have_types_and_a_warning(case: Case) -> None:
+    loaded = load_case(case)
+    assert any(isinstance(n.op, t.Opaque) for n in loaded.graph.nodes)
+    assert len(loaded.warnings) == 1 and "is not known" in loaded.warnings[0]
+    with pytest.raises(ModelError, match="does not know"):
+        load(model_of(case), strict=True)
