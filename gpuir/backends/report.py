@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
 from gpuir.ir.errors import UsageError, nearest
@@ -82,14 +83,14 @@ class Kernel:
     def launches(self) -> int:
         return 0 if self.rest or isinstance(self.node.op, k.View) else self.runs
 
-    @property
+    @cached_property
     def status(self) -> Status:
         """Opaque if it holds an op we do not know; approximated if a library routine, of which
         only the operands, results and a count of operations are known."""
-        inside = _inside(self.node)
-        if any(isinstance(op, t.Opaque) for op in inside):
+        kinds = {type(op) for op in _inside(self.node)}
+        if t.Opaque in kinds:
             return "opaque"
-        return "approximated" if any(isinstance(op, t.Routine) for op in inside) else "modelled"
+        return "approximated" if t.Routine in kinds else "modelled"
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
@@ -100,7 +101,7 @@ class Kernel:
             if isinstance(op, t.Opaque | t.Routine)
         )
 
-    @property
+    @cached_property
     def shape(self) -> str:
         """Dtype and extents of its loop nest: `f16 b=1 m=8 n=4096 k=1024`."""
         op = self.node.op

@@ -82,7 +82,7 @@ class Page:
         self._lines: list[str] = []
 
     def line(self, text: str = "", style: str = "") -> None:
-        self._lines.append(self.styled(text.rstrip(), style))
+        self._lines.append(self.styled(printable(text.rstrip()), style))
 
     def styled(self, text: str, style: str) -> str:
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.color and style and text else text
@@ -98,7 +98,7 @@ class Page:
     def table(self, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
         """Rows under bold titles; a column is its title and whether it is set to the right. What
         does not fit is cut from the last column, and never from another."""
-        cells = [[title for title, _ in columns], *rows]
+        cells = [[title for title, _ in columns], *([printable(c) for c in row] for row in rows)]
         widths = [max(cell_width(row[i]) for row in cells) for i in range(len(columns))]
         room = self.width - sum(widths[:-1]) - GAP * (len(columns) - 1)
         widths[-1] = min(widths[-1], max(room, len(columns[-1][0]), 8))
@@ -110,10 +110,15 @@ class Page:
                 style = "bold" if j == 0 else text if text in STYLES else ""
                 text = self.styled(text, style)
                 parts.append(pad + text if right else text + pad)
-            self.line((" " * GAP).join(parts))
+            self._lines.append((" " * GAP).join(parts).rstrip())
 
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self._lines)
+
+
+def printable(text: str) -> str:
+    """`text` without what moves the cursor: a model's names may hold anything."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def cell_width(text: str) -> int:

@@ -27,7 +27,7 @@ def write(path: str, text: str) -> None:
     target = Path(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="replace")
         os.replace(part, target)
     except OSError as error:
         raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error

@@ -170,6 +170,14 @@ def test_names_in_wide_characters_keep_columns_straight():
     assert elided("/model/encoder/MatMul", 12) == "/mo…r/MatMul"
 
 
+def test_names_cannot_move_the_cursor(graph: Graph):
+    (first, *rest) = graph.nodes
+    evil = replace(first, locs=("m.onnx:a\x1b[2J\nb\tc",))
+    s = summarize(replace(graph, nodes=(evil, *rest)), DEVICE, ("w\x1b[31m",))
+    text = report([s], Layout(100))
+    assert "\x1b" not in text and "a?[2J?b?c" in text
+
+
 def test_names_that_repeat():
     assert pattern(["a/layer.0/fc", "a/layer.11/fc", "a/layer.3/fc"]) == "a/layer.*/fc"
     assert pattern(["same", "same"]) == "same"
