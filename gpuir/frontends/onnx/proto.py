@@ -279,8 +279,11 @@ def tensor_array(tensor: TensorProto, source: Source) -> np.ndarray:
     name = tensor.name or "a tensor"
     external = {entry.key: entry.value for entry in tensor.external_data}
     if STANDS_AT in external and source.data is not None:
-        start, _, length = external[STANDS_AT].partition(":")
-        tensor = _reread(tensor, source.data, int(start), int(length))
+        start, length = map(int, external[STANDS_AT].split(":"))
+        raw = _raw_data(source.data, start, start + length)
+        if raw is not None:
+            return _from_bytes(np.frombuffer(raw, np.uint8), type, name)
+        tensor = tensor.FromString(bytes(source.data[start : start + length]))
     elif tensor.data_location == 1:
         return _from_bytes(_external(name, type, external, source), type, name)
     if tensor.HasField("raw_data"):
@@ -288,8 +291,22 @@ def tensor_array(tensor: TensorProto, source: Source) -> np.ndarray:
     return _from_fields(tensor, type, name)
 
 
-def _reread(tensor: TensorProto, data: memoryview, start: int, length: int) -> TensorProto:
-    return type(tensor).FromString(bytes(data[start : start + length]))
+def _raw_data(data: memoryview, start: int, end: int) -> memoryview | None:
+    """TensorProto.raw_data (9) of the message that stands there, not copied."""
+    at, found = start, None
+    while at < end:
+        key, at = _varint(data, at, end)
+        wire = key & 7
+        if wire == 2:
+            size, at = _varint(data, at, end)
+            if key >> 3 == 9:
+                found = data[at : at + size]
+            at += size
+        elif wire == 0:
+            _, at = _varint(data, at, end)
+        else:
+            at += 8 if wire == 1 else 4
+    return found
 
 
 def _external(
