@@ -169,12 +169,16 @@ def model(opset: int, op: str, operands: tuple[Any, ...], attrs: dict[str, Any])
     return helper.make_model(graph, opset_imports=imports, ir_version=7), feeds
 
 
+ASKED = {"Compress": ("i1",)}  # inputs whose values the result's shape depends on
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]}-{c[0]}")
 def test_as_onnxruntime(case: Any) -> None:
     proto, feeds = model(*case)
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run(None, feeds)
-    loaded = load(proto)
+    asked = {name: feeds[name] for name in ASKED.get(proto.graph.node[0].op_type, ())}
+    loaded = load(proto, values=asked)
     verify(loaded.graph)
     weights = {v.name: loaded.weights[v.name] for v in loaded.graph.params}
     given = {v.name: feeds[v.name] for v in loaded.graph.inputs}
