@@ -291,6 +291,8 @@ class AttentionMatcher(Matcher):
         """k or v before each group of heads was copied for its queries (repeat_kv)."""
         x = side.x
         outer = self.op(x)
+        if side.perm is None and isinstance(outer, t.Transpose):
+            return self.unrepeated(replace(side, x=outer.x, perm=outer.perm))
         copies = outer.x if isinstance(outer, t.Reshape) else x
         match self.op(copies):
             case t.Broadcast(y) if y.type.rank == copies.type.rank:
