@@ -359,46 +359,53 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
 # ---------------------------------------------------------------------------- rotary embedding
 
 
-def rotated(e: Emitter, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
-    """Each pair (a, b) of the leading 2 * r cells of x's last axis, r as cos and sin have, turned
-    to (a cos - b sin, b cos + a sin). Pairs are neighbours where `interleaved`, else r apart.
+def angles(e: Emitter, cos: Value, sin: Value, dim: int, interleaved: bool) -> tuple[Value, Value]:
+    """cos and sin [.., r] cut to the `dim` / 2 that turn, and sin with both its signs [.., 2 r]:
+    -sin for the first of each pair, sin for the second. Done to whole tables, so that it folds."""
+    last = cos.type.rank - 1
+    r = dim // 2 if dim else cos.type.shape[last]
+    cos, sin = (part(e, v, last, 0, r) for v in (cos, sin))
+    lead = sin.type.shape[:-1]
+    signs = (e(t.Map("neg", (sin,))), sin)
+    if interleaved:
+        signs = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in signs)
+    name = label(e, sin)
+    signed = e(t.Concat(signs, last + interleaved), name)
+    return cos, reshape(signed, (*lead, 2 * r), e)
+
+
+def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) -> Value:
+    """Each pair (a, b) of the leading 2 r cells of x's last axis turned to (a cos - b sin, b cos +
+    a sin), r as cos has. Pairs are neighbours where `interleaved`, else r apart: with the pair as
+    an axis, x cos + (x reversed along it) * signed sin.
 
     Su et al., RoFormer, 2021.
     """
     r, width = cos.type.shape[-1], x.type.shape[-1]
     lead, last = x.type.shape[:-1], x.type.rank - 1
-    head = part(e, x, last, 0, 2 * r)
-    if interleaved:
-        paired = e(t.Reshape(head, (*lead, r, 2)))
-        a, b = (e(t.Reshape(part(e, paired, last + 1, i, 1), (*lead, r))) for i in (0, 1))
-    else:
-        a, b = (part(e, head, last, i * r, r) for i in (0, 1))
-    cos, sin = cast(e, cos, x.type.dtype), cast(e, sin, x.type.dtype)
-
-    def mix(fn: str, p: Value, q: Value) -> Value:
-        return e(t.Map(fn, (e(t.Map("mul", (p, cos))), e(t.Map("mul", (q, sin))))))
-
-    turned = mix("sub", a, b), mix("add", b, a)
-    if interleaved:
-        turned = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in turned)
-        y = e(t.Reshape(e(t.Concat(turned, last + 1)), (*lead, 2 * r)))
-    else:
-        y = e(t.Concat(turned, last))
+    pair, axis = ((r, 2), last + 1) if interleaved else ((2, r), last)
+    pairs = e(t.Reshape(part(e, x, last, 0, 2 * r), (*lead, *pair)))
+    starts = tuple(int(i == axis) for i in range(last + 2))
+    steps = tuple(-1 if i == axis else 1 for i in range(last + 2))
+    swapped = e(t.Slice(pairs, starts, pairs.type.shape, steps))
+    wide = (r, 1) if interleaved else (1, r)
+    cos = cast(e, reshape(cos, (*cos.type.shape[:-1], *wide), e), x.type.dtype)
+    signed = cast(e, reshape(signed, (*signed.type.shape[:-1], *pair), e), x.type.dtype)
+    y = e(t.Map("add", (e(t.Map("mul", (pairs, cos))), e(t.Map("mul", (swapped, signed))))))
+    y = e(t.Reshape(y, (*lead, 2 * r)))
     if 2 * r == width:
         return y
     return e(t.Concat((y, part(e, x, last, 2 * r, width - 2 * r)), last))
 
 
-def rotary(
-    e: Emitter, x: Value, cos: Value, sin: Value, heads: int, dim: int, interleaved: bool
-) -> Value:
-    """x [b, heads, s, d] or [b, s, heads * d], turned by cos and sin [b, s, r] (b may be 1)."""
-    r = dim // 2 if dim else cos.type.shape[-1]
-    cos, sin = (part(e, v, 2, 0, r) for v in (cos, sin))
+def rotary(e: Emitter, x: Value, cos: Value, signed: Value, heads: int, interleaved: bool) -> Value:
+    """x [b, heads, s, d] or [b, s, heads * d], turned by `angles` [b, s, ..] (b may be 1)."""
     shape = x.type.shape
     if x.type.rank == 4:
-        cos, sin = (e(t.Reshape(v, (v.type.shape[0], 1, *v.type.shape[1:]))) for v in (cos, sin))
-        return rotated(e, x, cos, sin, interleaved)
+        cos, signed = (
+            e(t.Reshape(v, (v.type.shape[0], 1, *v.type.shape[1:]))) for v in (cos, signed)
+        )
+        return rotated(e, x, cos, signed, interleaved)
     if x.type.rank != 3 or not heads or shape[2] % heads:
         raise ModelError(
             "RotaryEmbedding: the heads do not divide the hidden size",
@@ -406,18 +413,17 @@ def rotary(
             found=f"{x.type}, num_heads={heads}",
         )
     x = e(t.Reshape(x, (*shape[:2], heads, shape[2] // heads)))
-    cos, sin = (e(t.Reshape(v, (*v.type.shape[:2], 1, r))) for v in (cos, sin))
-    return e(t.Reshape(rotated(e, x, cos, sin, interleaved), shape))
+    cos, signed = (e(t.Reshape(v, (*v.type.shape[:2], 1, v.type.shape[2]))) for v in (cos, signed))
+    return e(t.Reshape(rotated(e, x, cos, signed, interleaved), shape))
 
 
 def rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     """x, cos and sin: [b, s, r], or tables that position_ids [b, s] index."""
-    cos, sin = n[1], n[2]
+    turn = bool(n.attr("interleaved", 0))
+    cos, signed = angles(e, n[1], n[2], n.attr("rotary_embedding_dim", 0), turn)
     if (ids := n.get(3)) is not None:
-        cos, sin = (e(t.Gather(v, ids, 0)) for v in (cos, sin))
-    dim = n.attr("rotary_embedding_dim", 0)
-    interleaved = bool(n.attr("interleaved", 0))
-    return rotary(e, n[0], cos, sin, n.attr("num_heads", 0), dim, interleaved)
+        cos, signed = (e(t.Gather(v, ids, 0)) for v in (cos, signed))
+    return rotary(e, n[0], cos, signed, n.attr("num_heads", 0), turn)
 
 
 def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
@@ -433,10 +439,11 @@ def ms_rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     """x, position_ids, and the tables cos and sin."""
     x = n[0]
     s = x.type.shape[2 if x.type.rank == 4 else 1]
-    cos, sin = (rows_at(e, n[i], n[1], s) for i in (2, 3))
-    dim = n.attr("rotary_embedding_dim", 0)
-    heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * cos.type.shape[-1])
-    y = rotary(e, x, cos, sin, heads, dim, bool(n.attr("interleaved", 0)))
+    turn = bool(n.attr("interleaved", 0))
+    heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * n[2].type.shape[-1])
+    tables = angles(e, n[2], n[3], n.attr("rotary_embedding_dim", 0), turn)
+    cos, signed = (rows_at(e, v, n[1], s) for v in tables)
+    y = rotary(e, x, cos, signed, heads, turn)
     scale = float(n.attr("scale", 1.0))
     return y if scale == 1 else e(t.Map("mul", (y,), (scale,)))
 
@@ -463,8 +470,9 @@ def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
         assert chosen is not None
         tables.append(chosen)
     heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * tables[0].type.shape[-1])
-    dim = n.attr("rotary_embedding_dim", 0)
-    return rotary(e, x, *tables, heads, dim, bool(n.attr("interleaved", 0)))
+    turn = bool(n.attr("interleaved", 0))
+    cos, signed = angles(e, tables[0], tables[1], n.attr("rotary_embedding_dim", 0), turn)
+    return rotary(e, x, cos, signed, heads, turn)
 
 
 def ms_gemma_rotary(n: OnnxNode, e: Emitter) -> Results:
@@ -709,9 +717,9 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
     past_k, past_v = n.get(3), n.get(4)
     used = cached_length(n, e, 0 if past_k is None else past_k.type.shape[2], s)
     if n.attr("do_rotary", 0):
-        tables = [cache_rows(n, e, i, used, s) for i in (7, 8)]
         turn = bool(n.attr("rotary_interleaved", 0))
-        q, k = (rotary(e, x, *tables, 0, 0, turn) for x in (q, k))
+        cos, signed = (cache_rows(n, e, v, used, s) for v in angles(e, n[7], n[8], 0, turn))
+        q, k = (rotary(e, x, cos, signed, 0, turn) for x in (q, k))
     keys = quantized_cache(n, e, past_k, k, used, n.get(12), "k")
     values = quantized_cache(n, e, past_v, v, used, n.get(13), "v")
     causal = bool(n.attr("causal", 1))
@@ -758,10 +766,9 @@ def cached_length(n: OnnxNode, e: Emitter, held: int, s: int) -> int:
     return used
 
 
-def cache_rows(n: OnnxNode, e: Emitter, i: int, used: int, s: int) -> Value:
-    """cos or sin [b, s, r] at the new positions, or at those that the model gives."""
-    table, ids = n[i], n.get(9)
-    if ids is not None:
+def cache_rows(n: OnnxNode, e: Emitter, table: Value, used: int, s: int) -> Value:
+    """Rows of a rotary table [b, s, ..] at the new positions, or at those that the model gives."""
+    if (ids := n.get(9)) is not None:
         return e(t.Gather(table, ids, 0))
     if used + s > table.type.shape[0]:
         raise ModelError(
@@ -884,6 +891,7 @@ CONVERTERS: dict[str, Converter] = {
     "com.microsoft::LinearAttention": linear_attention,
     "com.microsoft::CausalConvWithState": causal_conv,
     "com.microsoft::Attention": ms_attention,
+    "com.microsoft::DecoderMaskedSelfAttention": ms_attention,  # one token of it
     "com.microsoft::QAttention": ms_qattention,
     "com.microsoft::MultiHeadAttention": ms_multi_head_attention,
     "com.microsoft::DecoderMaskedMultiHeadAttention": ms_decoder_masked,

@@ -96,17 +96,24 @@ def bias_split_gelu(n: OnnxNode, e: Emitter) -> Value:
 
 
 def bias_dropout(n: OnnxNode, e: Emitter) -> Results:
-    """data + bias + residual: nothing is dropped in inference."""
-    if (training := n.get(4)) is not None and (n.known(4) is None or n.known(4).any()):
-        raise ModelError(f"{n.op}: training_mode is not supported", found=str(training.type))
+    """data + bias + residual, then ratio and training_mode: nothing is dropped in inference."""
+    refuse_training(n, 4)
     y = plus(e, n[0], n[1], n.get(2))
     return y, kept_mask(n, e, y.type)
 
 
 def bitmask_dropout(n: OnnxNode, e: Emitter) -> Results:
-    if n.get(2) is not None and (n.known(2) is None or n.known(2).any()):
-        raise ModelError(f"{n.op}: training_mode is not supported", found=str(n[2].type))
+    """data, ratio, training_mode."""
+    refuse_training(n, 2)
     return n[0], kept_mask(n, e, n[0].type)
+
+
+def refuse_training(n: OnnxNode, i: int) -> None:
+    mode = n.known(i)
+    if n.get(i) is not None and (mode is None or mode.any()):
+        raise ModelError(
+            f"{n.op}: training_mode is not supported", fix="export the model for inference"
+        )
 
 
 def kept_mask(n: OnnxNode, e: Emitter, type: TensorType) -> Value | None:
@@ -608,7 +615,7 @@ def ms_grid_sample(n: OnnxNode, e: Emitter) -> Value:
     modes = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest"}
     if n.attr("mode", "bilinear") not in modes:
         raise ModelError("GridSample: unknown mode", fix=nearest(str(n.attr("mode")), modes))
-    return sampling.CONVERTERS["GridSample"](replace(n, domain="", version=16), e)
+    return sampling.grid_sample(replace(n, domain="", version=16), e)
 
 
 # ---------------------------------------------------------------------------- not analysed

@@ -522,7 +522,7 @@ def qlinear_concat(n: OnnxNode, e: Emitter) -> Value:
     """y_scale, y_zero_point, then x, scale and zero point of each part. A part quantised as the
     result is, is taken as it is."""
     scale, zero_point = n[0], n[1]
-    wanted = [None if v is None else e.array_of(v) for v in (scale, zero_point)]
+    wanted = [e.array_of(v) for v in (scale, zero_point)]
     parts: list[Value] = []
     for i in range(2, len(n.inputs), 3):
         x, own = n[i], (n[i + 1], n.get(i + 2))
