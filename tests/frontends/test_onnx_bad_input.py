@@ -275,13 +275,20 @@ def test_strings_matter_when_they_are_read():
     assert "found:    strings" in message(model([node("Neg", ["w"], ["y"])], weights=[words]))
 
 
-def test_sequences_are_refused_in_words():
-    nodes = [
-        node("SequenceConstruct", ["x"], ["s"], name="n"),
-        node("SequenceLength", ["s"], ["y"]),
-    ]
-    assert "tensors of numbers" in (text := message(model(nodes)))
-    assert text.startswith("model:n: ")
+def test_strings_and_sequences_are_refused_in_words():
+    make = node("SequenceConstruct", ["x"], ["s"], name="make")
+    assert "the output 's' is a sequence" in message(model([make], outputs=("s",)))
+    text = message(model([make, node("Relu", ["s"], ["y"], name="n")]))
+    assert text.startswith("model:n: Relu reads a sequence")
+    text = message(model([node("StringNormalizer", ["x"], ["y"], name="n")]))
+    assert text.startswith("model:n: StringNormalizer works on strings")
+    text = message(
+        model(
+            [node("SequenceAt", ["x", "i"], ["y"], name="n")],
+            weights=[numpy_helper.from_array(np.array(0), "i")],
+        )
+    )
+    assert "the first operand is not a sequence" in text
 
 
 # ---------------------------------------------------------------------------- operators

@@ -340,6 +340,30 @@ def test_function_that_calls_itself():
         load(with_functions([node("Scaled", ["x"], ["y"], domain="mine")], [function]))
 
 
+# ---------------------------------------------------------------------------- sequences
+
+
+def test_sequences_are_followed():
+    nodes = [
+        node("SplitToSequence", ["x", "two"], ["s"], axis=0),
+        node("SequenceAt", ["s", "last"], ["z"]),
+        node("SequenceErase", ["s", "last"], ["s2"]),
+        node("SequenceInsert", ["s2", "x", "zero"], ["s3"]),
+        node("Identity", ["s3"], ["s4"]),
+        node("ConcatFromSequence", ["s4"], ["y"], axis=0),
+        node("SequenceLength", ["s"], ["count"]),
+    ]
+    numbers = {"two": 2, "last": -1, "zero": 0}
+    weights = [numpy_helper.from_array(np.array(v), k) for k, v in numbers.items()]
+    outputs = [info(n, None) for n in ("y", "z", "count")]
+    m = loaded(model(nodes, [info("x", [5])], outputs, weights))
+    x = np.arange(5, dtype=np.float32)
+    got = results(m, x=x)
+    np.testing.assert_array_equal(got["y"], [0, 1, 2, 3, 4, 0, 1, 2, 3])
+    np.testing.assert_array_equal(got["z"], [4])
+    assert got["count"] == 3
+
+
 # ---------------------------------------------------------------------------- unknown operators
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.emit import Emitter, OnnxNode, UnknownValue
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.proto import (
@@ -31,6 +32,7 @@ from gpuir.frontends.onnx.proto import (
     tensor_type,
     text,
 )
+from gpuir.frontends.onnx.sequence import Items
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.errors import GpuirError, ModelError
@@ -552,6 +554,13 @@ class _Load:
         for v in graph.output:
             name = v.name
             value = walk.value(name, f"{self.source.name}: output")
+            if isinstance(value, Items):
+                raise ModelError(
+                    f"the output {name!r} is a sequence",
+                    where=self.source.name,
+                    expected="tensors of numbers",
+                    fix="make its items outputs of their own",
+                )
             builder.locs = (walk.places.get(name, self.loc(name)),)
             value = emit.place(value)
             if value.name != name or value in taken:
@@ -789,8 +798,8 @@ class Walk:
         except (RecursionError, MemoryError):
             raise
         except Exception as error:
-            shown = ", ".join(str(v.type) if v else "none" for v in map(self.env.get, step.inputs)
-                              if not isinstance(v, ModelError))  # fmt: skip
+            read = [v for v in map(self.env.get, step.inputs) if isinstance(v, Value)]
+            shown = ", ".join(str(v.type) for v in read)
             raise ModelError(
                 f"{step.op}: the node is not well-formed, or gpuir misreads it",
                 where=loc,
@@ -816,7 +825,8 @@ class Walk:
             value = results[i] if i < len(results) else None
             if value is None:
                 raise ModelError(f"{step.op}: output {i} ({wish!r}) is not supported")
-            _check_size(value.type, loc)
+            if not isinstance(value, Items):
+                _check_size(value.type, loc)
             if wish in self.env:
                 raise ModelError(f"{wish!r} is defined twice", where=loc)
             self.env[wish] = value
@@ -846,6 +856,14 @@ class Walk:
         )
         if n.version < MODERN and not step.domain:
             n = modernise(n)
+        if any(isinstance(v, Items) for v in inputs) and key not in sequence.CONVERTERS:
+            if key == "Identity":
+                return False, inputs
+            raise ModelError(
+                f"{step.op} reads a sequence",
+                expected="a tensor; sequences are followed where they are made, indexed and joined",
+                fix="export the model without sequences",
+            )
         converter = CONVERTERS.get(key)
         if converter is None:
             return False, self.unconverted(step, n, attributes)

@@ -11,6 +11,7 @@ import ast
 import math
 import mmap
 import operator
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 SMALL = 4096  # bytes: a shorter message is parsed as it is
 DEEPEST = 100  # messages inside one another; protobuf's own limit
 LARGEST = 1 << 62  # elements of a tensor
-STANDS_AT = "\0gpuir"  # the external_data key of a skimmed tensor: "start:length" in the file
+# the external_data key of a skimmed tensor, "start:length" in the file; no file can forge it
+STANDS_AT = f"gpuir {os.urandom(8).hex()}"
 
 DTYPES: dict[int, DType] = {  # TensorProto.DataType
     1: ir.f32,

@@ -14,6 +14,7 @@ from gpuir.frontends.onnx import (
     recurrent,
     reduction,
     sampling,
+    sequence,
 )
 from gpuir.frontends.onnx.emit import Converter
 
@@ -28,5 +29,6 @@ CONVERTERS: dict[str, Converter] = {
     **attention.CONVERTERS,
     **contrib.CONVERTERS,
     **control.CONVERTERS,
+    **sequence.CONVERTERS,
     **classic.CONVERTERS,
 }
