@@ -108,6 +108,9 @@ def best_tile(work: Work, target: Target, tf32: bool = False) -> Tile:
     legal = np.ones(len(tiles.stages), dtype=bool)
     for need in needs(found.nest, target, on_tensor):
         legal &= np.asarray(need.wants <= need.has)
+    if work.is_contraction:  # libraries split k to fill SMs that the grid leaves idle, no further
+        idle = found.nest.blocks < target.sms * tiles.split
+        legal &= (tiles.split == 1) | (idle & (found.nest.waves <= 2))
     if not legal.any():
         raise ModelError(
             f"no tile of {work.kernel} fits {target.name}",
