@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -71,7 +72,7 @@ class AttentionMatcher(Matcher):
         """softmax(q . kᵀ) . v, scaled and masked  →  t.attention. Also vᵀ . softmax(..)ᵀ."""
         op, result = n.op, n.results[0]
         assert isinstance(op, t.Matmul)
-        if result.type.rank < 3 or op.dtype is not None or not result.type.dtype.is_float:
+        if result.type.rank < 3 or op.dtype is not None or not _is_wide(result):
             return None
         turned, v, found = False, op.b, self.scores(op.a)
         if not found and isinstance(flip := self.op(op.b), t.Transpose):
@@ -96,20 +97,26 @@ class AttentionMatcher(Matcher):
         )
         swap = _swapped(result)
         straight = tuple(result.type.shape[p] for p in swap) if turned else result.type.shape
-        if (*lead, s, f) == result.type.shape and not turned:
+        steps: list[Callable[[Value], Op]] = []
+        if (*lead, s, f) != straight:
+            steps.append(lambda y: t.Reshape(y, straight))
+        if turned:
+            steps.append(lambda y: t.Transpose(y, swap))
+        if q.x.type.dtype != result.type.dtype:
+            steps.append(lambda y: t.Cast(y, result.type.dtype))
+        if not steps:
             return self.put(b, whole, n, dead)
         y = self.extra(b, whole, n, self.locs(dead))
-        if not turned:
-            return self.put(b, t.Reshape(y, straight), n, dead, n.locs)
-        y = self.viewed(b, n, y, straight, n.locs)
-        return self.put(b, t.Transpose(y, swap), n, dead, n.locs)
+        for step in steps[:-1]:
+            y = self.extra(b, step(y), n, n.locs)
+        return self.put(b, steps[-1](y), n, dead, n.locs)
 
     def scores(self, v: Value) -> Scores | None:
         """What is under the softmax that v is, cast, reshaped or guarded against NaN."""
         match self.op(v):
             case t.Softmax(x, axis, False) if axis == v.type.rank - 1:
                 found = self.raw_scores(x)
-            case t.Cast(x) if x.type.dtype.is_float:
+            case t.Cast(x) if _is_wide(x) and _is_wide(v):
                 found = self.scores(x)
             case t.Reshape(x) if _same_matrix(x, v):
                 found = self.scores(x)
@@ -135,7 +142,7 @@ class AttentionMatcher(Matcher):
         match self.op(v):
             case t.Matmul(q, k, None):
                 return Scores(q, k, [shape[:-2]])
-            case t.Cast(x) if x.type.dtype.is_float:
+            case t.Cast(x) if _is_wide(x) and _is_wide(v):
                 return self.raw_scores(x)
             case t.Reshape(x) if _same_matrix(x, v):
                 if found := self.raw_scores(x):
@@ -196,13 +203,14 @@ class AttentionMatcher(Matcher):
 
     def plan(self, found: Scores, v: Value, turned: bool, result: Value) -> Plan | None:
         """The leading axes of the attention, its operands, the shapes of its masks, and how many
-        groups of heads k and v have; None where they do not fit."""
+        groups of heads k and v have; None where they do not fit. Where the first product is of
+        narrower numbers than the second, the whole is of the narrower."""
         lead = max(found.leads, key=len)
         if not lead or any(_regroup(x, x, lead) != lead for x in found.leads):
             return None
         if _regroup(result.type.shape[:-2], result.type.shape[:-2], lead) != lead:
             return None
-        dtype = result.type.dtype
+        dtype = min(result.type.dtype, found.q.type.dtype, key=lambda d: d.bits)
         q = self.operand(found.q, dtype)
         keys = self.ways(self.turned_operand(found.k, dtype), found.k.type.shape[:-2], lead)
         read = self.turned_operand if turned else self.operand
@@ -368,6 +376,11 @@ def _swapped(v: Value) -> Shape:
     """The permutation that swaps the last two axes."""
     rank = v.type.rank
     return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _is_wide(v: Value) -> bool:
+    """Whether a cast to v's dtype rounds and does not quantise."""
+    return v.type.dtype.is_float and v.type.dtype.bits >= 16
 
 
 def _same_matrix(x: Value, v: Value) -> bool:
