@@ -557,10 +557,15 @@ def declared_type(proto: TypeProto, name: str) -> tuple[DType, tuple[Dim, ...] |
     return DTYPES[tensor.elem_type], tuple(map(_dim, tensor.shape.dim))
 
 
+# what exporters write for a dimension without a name: not all of them are one dimension
+_NO_NAMES = ("", "?", "-1", "*", "none", "unk", "unknown", "dynamic")
+
+
 def _dim(dim: Any) -> Dim:
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
         return dim.dim_value
-    return text(dim.dim_param) or None
+    name = text(dim.dim_param)
+    return None if name.lower() in _NO_NAMES else name
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
