@@ -389,6 +389,40 @@ def test_nested_deeper_than_protobuf_reads():
     assert "nested" in message(b"\x08\x09\x3a" + bytes(length) + bytes((size,)) + inner)
 
 
+def test_functions_that_double(monkeypatch: pytest.MonkeyPatch):
+    """Fifty functions, each calling the next twice: 2^50 nodes are not written out."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    functions = [
+        helper.make_function("mine", f"f{i}", ["a"], ["c"], body, opsets)
+        for i in range(50)
+        for body in (
+            [
+                node(f"f{i + 1}", ["a"], ["b"], domain="mine"),
+                node(f"f{i + 1}", ["b"], ["c"], domain="mine"),
+            ],
+        )
+    ]
+    functions.append(
+        helper.make_function("mine", "f50", ["a"], ["c"], [node("Neg", ["a"], ["c"])], opsets)
+    )
+    proto = model([node("f0", ["x"], ["y"], domain="mine")])
+    proto.opset_import.append(opsets[1])
+    proto.functions.extend(functions)
+    monkeypatch.setattr("gpuir.frontends.onnx.load.MOST_EXTRA", 1000)
+    assert "the model grows to more than 1002 nodes" in message(proto)
+
+
+def test_a_number_in_many_shapes():
+    """A long chain of layouts of one number is followed without recursion, and takes no memory."""
+    shapes = [numpy_helper.from_array(np.array(s), f"s{i}") for i, s in enumerate(([1, 1], [1]))]
+    nodes = [node("Reshape", [f"v{i}", f"s{i % 2}"], [f"v{i + 1}"]) for i in range(6000)]
+    nodes += [node("Expand", ["v6000", "big"], ["wide"]), node("Add", ["x", "wide"], ["y"])]
+    big = numpy_helper.from_array(np.array([2**20, 2, 3]), "big")
+    one = numpy_helper.from_array(np.ones(1, np.float32), "v0")
+    g = load(model(nodes, weights=[*shapes, big, one])).graph
+    assert g.outputs[0].type.shape == (2**20, 2, 3)
+
+
 def test_ten_thousand_nodes_load_in_seconds():
     nodes = [node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
     proto = model(nodes, [info("v0", [4])], ("v10000",))

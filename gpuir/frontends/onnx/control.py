@@ -13,7 +13,7 @@ from gpuir.ir.types import TensorType, bool_, i64
 from gpuir.ops import tensor as t
 
 UNROLLED = 64  # trips of a loop whose values change their shapes
-COMPUTED = 4096  # trips of a loop that is computed while loading
+COMPUTED = 1024  # trips of a loop that is computed while loading
 UNBOUNDED = 1 << 31  # a trip count from here on stands for "until the condition fails"
 
 Values = tuple[Value, ...]
@@ -196,6 +196,8 @@ class _Loop:
     def count(self, most: int) -> int | None:
         """Trips until the condition is false, found by running what is known; None when the
         condition is not."""
+        if self.bound() is None and self.never_ends():
+            return None
         scratch, notes = self.e.scratch(), self.n.walk.notes()
         carried = list(self.init)
         try:
@@ -214,6 +216,12 @@ class _Loop:
         finally:
             self.n.walk.forget(notes)
         return most if self.bound() is not None else None
+
+    def never_ends(self) -> bool:
+        """Whether the condition is handed on, or a constant."""
+        name = _origin(self.plan, self.plan.outputs[0])
+        step = next((s for s in self.plan.steps if name in s.outputs), None)
+        return step is None or step.op == "Constant"
 
     def region(self, trips: int, why: str) -> Values:
         """One `t.loop`. Carried values that the body hands on untouched are captured instead."""

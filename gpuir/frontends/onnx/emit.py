@@ -21,7 +21,7 @@ INLINE = 16  # a known tensor of at most so many elements is a t.constant, a lar
 
 CACHED = 1 << 16  # bytes: known numbers up to so many are kept once computed
 LARGEST_KNOWN = 1 << 26  # elements, and
-HARDEST_KNOWN = 1 << 32  # flops, of what is computed to find a shape
+HARDEST_KNOWN = 1 << 30  # flops, of what is computed to find a shape
 
 
 class TooLarge(ModelError):
@@ -30,15 +30,20 @@ class TooLarge(ModelError):
 
 @dataclass(eq=False)
 class Folded:
-    """An op whose operands are all known, not computed yet."""
+    """An op whose operands are all known, not computed yet. One that `spreads` lays out a single
+    number in another shape."""
 
     op: Op
     operands: Mapping[Value, Const]
     locs: tuple[Loc, ...]
+    spreads: bool = False
 
     def run(self, values: Mapping[Value, np.ndarray], limited: bool) -> tuple[np.ndarray, ...]:
         types = self.op.types()
         where = self.locs[0] if self.locs else ""
+        if self.spreads:
+            x = values[self.op.operands[0]]
+            return (np.broadcast_to(x[(0,) * x.ndim], types[0].shape),)
         too_large = max(v.size for v in types) > LARGEST_KNOWN or self.op.flops() > HARDEST_KNOWN
         if limited and too_large:
             raise TooLarge("too large to compute at load time", where=where, found=str(types[0]))
@@ -84,17 +89,19 @@ class Const:
             elif fold in done:
                 stack.pop()
             else:
-                values = {v: c._ready(done) for v, c in fold.operands.items()}
+                values = {v: c._ready(done, limited) for v, c in fold.operands.items()}
                 done[stack.pop()] = fold.run(values, limited)
-        return self._ready(done)
+        return self._ready(done, limited)
 
-    def _ready(self, done: Mapping[Folded, tuple[np.ndarray, ...]]) -> np.ndarray:
+    def _ready(self, done: Mapping[Folded, tuple[np.ndarray, ...]], limited: bool) -> np.ndarray:
         if self.cached is not None:
             return self.cached
         if self.folded is not None:
             array = done[self.folded][self.index]
         else:
             assert self.compute is not None
+            if limited and self.value.type.size > LARGEST_KNOWN and not self.uniform:
+                raise TooLarge("too large to read at load time", found=str(self.value.type))
             array = self.compute()
         if array.nbytes <= CACHED:
             self.cached = array
@@ -244,22 +251,21 @@ class Emitter:
         operands = {v: c for v in op.operands if (c := self.const_of(v)) is not None}
         types = op.types()
         self.scope.folded += self.builder.locs
+        spreads = False
         if isinstance(op, t.LAYOUT) and types[0].size:
             x = operands[op.x]
-            if x.uniform or x.value.type.size == 1:  # one number stays one number, in any shape
-                return (self._spread(x, types[0], names[0] if names else op.name[2:]),)
-        folded = Folded(op, operands, self.builder.locs)
+            spreads = x.uniform or x.value.type.size == 1
+        folded = Folded(op, operands, self.builder.locs, spreads)
         return tuple(
-            self._know(type, names[i] if i < len(names) else op.name[2:], folded=folded, index=i)
+            self._know(
+                type,
+                names[i] if i < len(names) else op.name[2:],
+                folded=folded,
+                index=i,
+                uniform=spreads,
+            )
             for i, type in enumerate(types)
         )
-
-    def _spread(self, x: Const, type: TensorType, name: str) -> Value:
-        def compute() -> np.ndarray:
-            array = x.array()
-            return np.broadcast_to(array[(0,) * array.ndim], type.shape)
-
-        return self._know(type, name, compute=compute, uniform=True)
 
     def _immediates(self, op: t.Map) -> t.Map:
         """t.map(fn, [x, c])  →  t.map(fn, [x], [c])  where c is one known number that does not
@@ -326,8 +332,8 @@ class Emitter:
         if type.dtype.kind == "complex" or (type.size > INLINE and not const.uniform):
             return None
         try:
-            array = const.array()
-        except NumbersMissing:
+            array = const.array(limited=True)
+        except (NumbersMissing, TooLarge, NoMeaning):
             return None
         if const.uniform and array.size:
             return (array[(0,) * array.ndim].item(),)

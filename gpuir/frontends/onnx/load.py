@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 NOT_TENSORS = re.compile("^Optional|^Sequence|Sequence$|^String|^Regex")  # operators
+MOST_EXTRA = 100_000  # nodes beyond those of the graph: functions expanded, loops written out
 DEEPEST_CALL = 64  # functions within functions
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -255,6 +256,7 @@ class _Load:
     input_types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
     visited: dict[Loc, None] = field(default_factory=dict[Loc, None])
     loops: set[str] = field(default_factory=set[str])
+    converted: int = 0  # nodes, each time anew
     calls: list[str] = field(default_factory=list[str])  # functions being expanded
     plans: dict[int, tuple[Any, Plan]] = field(default_factory=dict[int, tuple[Any, Plan]])
     node_names: NameTable = field(default_factory=NameTable)
@@ -785,6 +787,14 @@ class Walk:
     def node(self, step: Step) -> None:
         name = self.path + step.name
         loc = self.loc or self.load.loc(name)
+        self.load.converted += 1
+        most = MOST_EXTRA + 2 * len(self.load.source.model.graph.node)
+        if self.load.converted > most:
+            raise ModelError(
+                f"the model grows to more than {most} nodes",
+                where=loc,
+                found="functions within functions, or loops that are written out",
+            )
         try:
             self.convert(step, name, loc)
         except UnknownValue as error:
