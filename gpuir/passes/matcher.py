@@ -25,13 +25,14 @@ class Matcher:
         self.place = {n.results[0]: (i, 0) for i, n in enumerate(g.nodes) if n.results}
         self.users: dict[Value, set[Value]] = {}  # each reader by its first result
         for n in g.nodes:
-            for v in n.op.operands:
+            for v in n.op.operands if n.results else ():
                 self.users.setdefault(v, set()).add(n.results[0])
         self.outputs, self.params = set(g.outputs), set(g.params)
         self.order: dict[Loc, int] = {}
         for n in g.nodes:
             for loc in n.locs:
                 self.order.setdefault(loc, len(self.order))
+        self.read: dict[Value, tuple[str, *tuple[Term, ...]] | tuple[()]] = {}  # what `terms` said
         self.extras: dict[Op, Value] = {}
 
     # -- replacing
@@ -84,6 +85,7 @@ class Matcher:
 
     def keep(self, node: Node) -> None:
         self.node[node.results[0]] = node
+        self.read.pop(node.results[0], None)
         for v in node.op.operands:
             self.users.setdefault(v, set()).add(node.results[0])
 
@@ -111,8 +113,13 @@ class Matcher:
     def terms(self, v: Term) -> tuple[str, *tuple[Term, ...]] | tuple[()]:
         """`v = fn(args)` as (fn, *args), numbers as floats and behind where the order is free; ()
         where v is no pointwise op on floats."""
+        if not isinstance(v, Value):
+            return ()
+        if (known := self.read.get(v)) is not None:
+            return known
         op = self.op(v)
-        if not isinstance(op, t.Map) or not isinstance(v, Value) or not v.type.dtype.is_float:
+        if not isinstance(op, t.Map) or not v.type.dtype.is_float:
+            self.read[v] = ()
             return ()
         args: list[Term] = list(op.args)
         for i, x in enumerate(op.args):
@@ -123,7 +130,8 @@ class Matcher:
         args += map(float, op.imm)
         if op.fn in ("add", "mul", "max") and isinstance(args[0], float):
             args.reverse()
-        return (op.fn, *args)
+        self.read[v] = (op.fn, *args)
+        return self.read[v]
 
     def factor(self, v: Term) -> tuple[Value, float] | None:
         """(x, c) where v is x * c."""
