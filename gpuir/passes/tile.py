@@ -101,7 +101,7 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def best_tile(work: Work, target: Target, tf32: bool = False) -> Tile:
-    """The cheapest legal tile; of equals the first, as `candidates` lists larger ones first."""
+    """The cheapest legal tile; of equals the first, as `candidates` lists the usual ones first."""
     on_tensor = runs_on_tensor(work, target, tf32)
     tiles, names = candidates(work, on_tensor, splits=_splits(work, target))
     found = estimate(work, tiles, target, rates(work, target, tf32))
@@ -265,9 +265,11 @@ def _rows(o: int, r: int, splits: bool):
 
 @lru_cache(maxsize=4096)
 def _cells(i: int):
+    usual = (512, 1024, 256, 2048, 4096, 8192, 128)  # PyTorch's pointwise kernels take 512 cells
     return _table(
         (ti, 1, warps, 1)
-        for ti in _powers(128, i)
+        for ti in usual
+        if ti <= i
         for warps in (4, 8, 16, 2, 1)
         if 32 * warps <= ti <= 16 * 32 * warps
     )
