@@ -60,7 +60,7 @@ GOOD = model([node("Relu", ["x"], ["y"])])
         (b"<!DOCTYPE html><html>Not found</html>", "a web page"),
         (b'\n {"model": 1}', "JSON text"),
         (b"PK\x03\x04....", "a zip archive"),
-        (gzip.compress(b"x"), "a gzip archive"),
+        (gzip.compress(b"x", mtime=0), "a gzip archive"),
         (b"\x1c\0\0\0TFL3....", "TensorFlow Lite"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
         (b"hello, world", "this is not an ONNX model"),
