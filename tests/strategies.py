@@ -16,7 +16,9 @@ from gpuir.ir.types import TensorType, bool_, f16, f32, i64
 from gpuir.ops import tensor as t
 
 NAMES = st.one_of(
-    st.sampled_from(["x", "h", "/layer.1/Add:0", 'a "quoted" name', "日本", "", "%", "}\n{", "a b"]),
+    st.sampled_from(
+        ["x", "h", "/layer.1/Add:0", 'a "quoted" name', "日本", "", "%", "}\n{", "a b"]
+    ),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
 )
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4]), max_size=4).map(tuple)
@@ -87,12 +89,16 @@ def _transpose(draw, b, values) -> Op:
 
 def _broadcast(draw, b, values) -> Op:
     x = draw(st.sampled_from(values))
-    return t.Broadcast(x, (2, *(n if n > 1 else draw(st.sampled_from([1, 3])) for n in x.type.shape)))
+    return t.Broadcast(
+        x, (2, *(n if n > 1 else draw(st.sampled_from([1, 3])) for n in x.type.shape))
+    )
 
 
 def _slice(draw, b, values) -> Op:
     x = _pick(draw, values, lambda v: v.type.rank > 0)
-    rows = [draw(st.tuples(st.integers(0, n - 1), st.sampled_from([1, 2, -1]))) for n in x.type.shape]
+    rows = [
+        draw(st.tuples(st.integers(0, n - 1), st.sampled_from([1, 2, -1]))) for n in x.type.shape
+    ]
     sizes = [1 if s != 1 else n - a for n, (a, s) in zip(x.type.shape, rows, strict=True)]
     return t.Slice(x, tuple(a for a, _ in rows), tuple(sizes), tuple(s for _, s in rows))
 
