@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from gpuir.ir.errors import VerifyError
-from gpuir.ir.graph import Graph, Level, Node, Value
+from typing import NoReturn
+
+from gpuir.ir.errors import GpuirError, VerifyError
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.types import TensorType
 
 
 def verify(graph: Graph, by: str = "") -> None:
@@ -22,7 +25,7 @@ class _Verifier:
     def __init__(self, graph: Graph, by: str):
         self.top, self.by = graph, by
 
-    def fail(self, node: Node | None, what: str, expected: str = "", found: str = "") -> None:
+    def fail(self, node: Node | None, what: str, expected: str = "", found: str = "") -> NoReturn:
         where = f"@{self.top.name}"
         if node is not None:
             where = f"{' + '.join(node.locs) or where}: {node}"
@@ -55,7 +58,7 @@ class _Verifier:
                 self.fail(
                     node, f"%{value.name} has two types", str(known.type), found=str(value.type)
                 )
-        types, found = op.types(), tuple(v.type for v in node.results)
+        types, found = self.types(node, op), tuple(v.type for v in node.results)
         if types != found:
             self.fail(
                 node,
@@ -74,6 +77,13 @@ class _Verifier:
         if not in_kernel:
             self.vocabulary(node, level)
             self.notes(node, level)
+
+    def types(self, node: Node, op: Op) -> tuple[TensorType, ...]:
+        """What the op's rule computes; operands it refuses are a bug of whoever put them there."""
+        try:
+            return op.types()
+        except GpuirError as error:
+            self.fail(node, error.what, error.expected, error.found)
 
     def vocabulary(self, node: Node, level: Level) -> None:
         op = node.op

@@ -9,7 +9,7 @@ import pytest
 from gpuir.ir.errors import VerifyError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Cost, Tile
-from gpuir.ir.types import TensorType, f32
+from gpuir.ir.types import TensorType, f16, f32
 from gpuir.ir.verify import verify
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -50,6 +50,11 @@ BROKEN = {
         Node(t.Map("relu", (Value("x", TensorType((3,), f32)),)), (Y,), ("m:a",))
     ),
     "not what the op computes": graph(replace(RELU, results=(Value("y", TensorType((3,), f32)),))),
+    "dtypes differ": graph(
+        RELU,
+        Node(t.Cast(X, f16), (Value("h", TensorType((2, 2), f16)),), ("m:b",)),
+        Node(t.Map("add", (Y, Value("h", TensorType((2, 2), f16)))), (Z,), ("m:c",)),
+    ),
     "no location": graph(replace(RELU, locs=())),
     "output %z is not defined": replace(graph(RELU), outputs=(Z,)),
     "is not an op of level graph": graph(KERNEL),
