@@ -195,7 +195,8 @@ def _loop(draw, b, values) -> tuple[Value, ...]:
     body.input("i", TensorType((), i64))
     carried, captured = body.input("x", x.type), body.input("c", x.type)
     half = body(t.Map("mul", (carried,), (0.5,)))
-    y = body(t.Map("add", (half, captured)))
+    body.locs = (*b.locs, f"{b.locs[0]}/body")
+    y = body(t.Map("identity", (body(t.Map("add", (half, captured))),)))
     return b.add(t.Loop(body.finish([y, half]), 3, (x,), (x,)), [draw(NAMES)])
 
 

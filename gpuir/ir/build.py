@@ -144,7 +144,7 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
     for node in graph.nodes:
         op = node.op.substitute(new) if new else node.op
         if op.control:
-            op = op.with_regions(lambda region: rewrite(region, rule, level))
+            op = within(op, lambda region: rewrite(region, rule, level), b.folded)
         if op is not node.op:
             types = op.types()
             results = tuple(Value(r.name, t) for r, t in zip(node.results, types, strict=True))
@@ -179,12 +179,24 @@ def prune(graph: Graph) -> Graph:
         if not any(v in live for v in node.results):
             folded += node.locs
             continue
-        op = node.op.with_regions(prune) if node.op.control else node.op
+        op = within(node.op, prune, folded) if node.op.control else node.op
         kept.append(node if op is node.op else replace(node, op=op))
         live.update(op.operands)
     folded = [*graph.folded, *reversed(folded)]
     kept.reverse()
     return replace(graph, nodes=tuple(kept), folded=_gone(folded, kept))
+
+
+def within(op: Op, change: Callable[[Graph], Graph], folded: list[Loc]) -> Op:
+    """A control op with its regions changed; what they fold is folded in the graph around them,
+    to whose list it goes."""
+
+    def changed(region: Graph) -> Graph:
+        region = change(region)
+        folded.extend(region.folded)
+        return replace(region, folded=()) if region.folded else region
+
+    return op.with_regions(changed)
 
 
 def _gone(locs: Iterable[Loc], nodes: Iterable[Node]) -> tuple[Loc, ...]:

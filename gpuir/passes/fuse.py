@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuir.ir.build import Builder
+from gpuir.ir.build import Builder, within
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
@@ -105,8 +105,7 @@ class _Fuser:
 
     def start(self, i: int, op: Op) -> Group:
         kind = kind_of(op)
-        types = op.types()
-        shape = types[0].shape if types else ()
+        shape = self.shape(i)
         if kind != "reduce":
             return Group(kind, [i], shape)
         x = op.operands[0]
@@ -125,6 +124,11 @@ class _Fuser:
         while group is not None and group.into is not None:
             group = group.into
         return group
+
+    def shape(self, i: int) -> tuple[int, ...]:
+        """The shape of node i's first result."""
+        results = self.g.nodes[i].results
+        return results[0].type.shape if results else ()
 
     def members(self, group: Group) -> Iterator[Node]:
         return (self.g.nodes[i] for i in group.members)
@@ -155,7 +159,7 @@ class _Fuser:
     def accepts(self, group: Group, i: int, op: Op, kind: Kind) -> bool:
         if len(group.members) >= self.options.max_ops:
             return False
-        shape = op.types()[0].shape if not op.control else ()
+        shape = self.shape(i)
         match group.kind, kind:
             case "map", "map":
                 return shape == group.shape
@@ -179,39 +183,35 @@ class _Fuser:
                 return False
 
     def is_closed(self, group: Group, i: int) -> bool:
-        """Whether what the group makes is read only inside it and by node i: nothing to store."""
-        for node in self.members(group):
-            for v in node.results:
-                if v in self.outputs:
-                    return False
-                for user in self.users.get(v, ()):
-                    if (
-                        user != i
-                        and user not in group.members
-                        and not self.will_join(group, user, i)
-                    ):
-                        return False
-        return True
+        """Whether what the group makes is read only inside it and by node i: nothing to store. The
+        rest of a diamond that node i begins counts as inside a contraction's group."""
+        made = [v for node in self.members(group) for v in node.results]
+        readers = {user for v in made for user in self.users.get(v, ())} - {i, *group.members}
+        if any(v in self.outputs for v in made):
+            return False
+        return not readers or (group.kind == "contraction" and self.will_join(group, readers, i))
 
-    def will_join(self, group: Group, user: int, i: int) -> bool:
-        """Whether a later user of the group is a pointwise op on the way to a diamond's end: its
-        shape fits, and all it reads is in the group, known outside, or node i's result."""
-        op = self.g.nodes[user].op
-        if group.kind != "contraction" or kind_of(op) != "map" or user < i:
-            return False
-        if op.types()[0].shape != group.shape:
-            return False
-        for v in op.operands:
-            made = self.producer.get(v)
-            if made is None or made in group.members or made == i or made < group.members[0]:
-                continue
-            node = self.g.nodes[made]
-            if isinstance(node.op, GENERATORS):
-                continue
-            if kind_of(node.op) != "map" or node.op.types()[0].shape != group.shape:
+    def will_join(self, group: Group, readers: set[int], i: int) -> bool:
+        """Whether later readers of the group are pointwise ops on the way to a diamond's end: their
+        shapes fit, and all they read is in the group, known before it, or made on such a way."""
+        known = {i, *group.members}
+        first = group.members[0]
+        ways = list(readers)
+        while ways:
+            at = ways.pop()
+            node = self.g.nodes[at]
+            if at < i or kind_of(node.op) != "map" or self.shape(at) != group.shape:
                 return False
-            if user - made > self.options.max_ops or not self.will_join(group, made, i):
-                return False
+            known.add(at)
+            for v in node.op.operands:
+                made = self.producer.get(v)
+                if made is None or made < first or made in known:
+                    continue
+                if isinstance(self.g.nodes[made].op, GENERATORS):
+                    continue
+                if at - made > self.options.max_ops:
+                    return False
+                ways.append(made)
         return True
 
     def merge(self, feeder: Group, group: Group) -> None:
@@ -322,7 +322,7 @@ class _Fuser:
         for group in self.ordered():
             node = g.nodes[group.members[0]]
             if node.op.control:
-                op = node.op.with_regions(lambda region: _Fuser(region, self.options).run())
+                op = within(node.op, lambda region: _Fuser(region, self.options).run(), b.folded)
                 b.put(Node(op, node.results, node.locs))
             else:
                 b.put(self.fused(group))
