@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuir.ir.graph import Graph, Level, Loc, NameTable, Node, Op, Value
@@ -177,7 +177,7 @@ def prune(graph: Graph) -> Graph:
     folded: list[Loc] = []
     for node in reversed(graph.nodes):
         if not any(v in live for v in node.results):
-            folded += node.locs
+            folded += reversed(list(_locs(node)))
             continue
         op = within(node.op, prune, folded) if node.op.control else node.op
         kept.append(node if op is node.op else replace(node, op=op))
@@ -201,8 +201,14 @@ def within(op: Op, change: Callable[[Graph], Graph], folded: list[Loc]) -> Op:
 
 def _gone(locs: Iterable[Loc], nodes: Iterable[Node]) -> tuple[Loc, ...]:
     """Those locations that no node stands for, each once."""
-    live = {loc for node in nodes for loc in node.locs}
-    for node in nodes:
-        if node.op.control:
-            live.update(loc for region in node.op.regions for n in region.walk() for loc in n.locs)
+    live = {loc for node in nodes for loc in _locs(node)}
     return tuple(loc for loc in dict.fromkeys(locs) if loc not in live)
+
+
+def _locs(node: Node) -> Iterator[Loc]:
+    """The model nodes that a node and those inside its control regions stand for."""
+    yield from node.locs
+    if node.op.control:
+        for region in node.op.regions:
+            for inner in region.walk():
+                yield from inner.locs
