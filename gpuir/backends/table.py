@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 
 from gpuir.backends import records, terminal, texts
 from gpuir.backends.report import Summary
@@ -29,6 +28,8 @@ def find_backend(name: str, loaded: Mapping[str, Backend] | None = None) -> Back
     loaded = loaded or {}
     if found := BACKENDS.get(name) or loaded.get(name):
         return found
+    from importlib.metadata import entry_points  # slow to import, seldom needed
+
     installed = {e.name: e for e in entry_points(group="gpuir.backends")}
     if name in installed:
         return installed[name].load()

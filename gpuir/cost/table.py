@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Protocol
 
 from gpuir.cost.roofline import roofline
@@ -36,6 +35,8 @@ def find_predictor(name: str) -> Predictor:
     plain = name.partition("@")[0]
     if found := PREDICTORS.get(plain) or LOADED.get(name) or LOADED.get(plain):
         return found
+    from importlib.metadata import entry_points  # slow to import, seldom needed
+
     installed = {e.name: e for e in entry_points(group="gpuir.predictors")}
     if plain in installed:
         return installed[plain].load()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.passes.annotate import Annotate
@@ -27,6 +26,8 @@ def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type
     loaded = loaded or {}
     if found := PASSES.get(name) or loaded.get(name):
         return found
+    from importlib.metadata import entry_points  # slow to import, seldom needed
+
     installed = {e.name: e for e in entry_points(group="gpuir.passes")}
     if name in installed:
         return installed[name].load()
