@@ -72,7 +72,7 @@ class Builder:
         """
         results = tuple(
             Value(self.names.fresh(names[i] if i < len(names) else op.name.split(".")[-1]), type)
-            for i, type in enumerate(op.types())
+            for i, type in enumerate(op.result_types)
         )
         locs = self.locs if locs is None else locs
         self._append(Node(op, results, locs, tile, cost))
@@ -146,7 +146,7 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
         if op.control:
             op = within(op, lambda region: rewrite(region, rule, level), b.folded)
         if op is not node.op:
-            types = op.types()
+            types = op.result_types
             results = tuple(Value(r.name, t) for r, t in zip(node.results, types, strict=True))
             new.update((o, r) for o, r in zip(node.results, results, strict=True) if o != r)
             node = replace(node, op=op, results=results)

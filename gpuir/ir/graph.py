@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import Any, ClassVar, Self, cast
 
@@ -75,7 +75,12 @@ class Op:
         """The loop nest of a kernel."""
         raise NotImplementedError
 
-    @property
+    @cached_property
+    def result_types(self) -> tuple[TensorType, ...]:
+        """`types()`, computed once: an op never changes."""
+        return self.types()
+
+    @cached_property
     def operands(self) -> tuple[Value, ...]:
         fields = (_values(getattr(self, name)) for name in field_names(type(self)))
         return tuple(v for values in fields for v in values)

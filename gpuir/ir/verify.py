@@ -81,7 +81,7 @@ class _Verifier:
     def types(self, node: Node, op: Op) -> tuple[TensorType, ...]:
         """What the op's rule computes; operands it refuses are a bug of whoever put them there."""
         try:
-            return op.types()
+            return op.result_types
         except GpuirError as error:
             self.fail(node, error.what, error.expected, error.found)
 

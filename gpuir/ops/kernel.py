@@ -147,7 +147,7 @@ class Gemm(KernelOp):
                 *(self._right(v.type, dims) for v in (self.b, *self.weights)),
                 *(self._rows(v.type, "n") for v in self.extra),
             ),
-            writes=tuple(self._rows(type, "n") for type in self.types()),
+            writes=tuple(self._rows(type, "n") for type in self.result_types),
             reduced=("k",),
         )
 
@@ -186,7 +186,7 @@ class Conv(KernelOp):
         return t.ConvTranspose(*args, extra=self.grow) if self.transposed else t.Conv(*args)
 
     def accumulator(self) -> TensorType:
-        return self.direct().types()[0].with_dtype(self.acc)
+        return self.direct().result_types[0].with_dtype(self.acc)
 
     def types(self) -> tuple[TensorType, ...]:
         acc = self.accumulator()
@@ -230,7 +230,7 @@ class Conv(KernelOp):
                 *(access(v.type, "b", "n", "k") for v in (self.w, *self.weights)),
                 *map(pointwise, self.extra),
             ),
-            writes=tuple(access(type, "b", "m", "n") for type in self.types()),
+            writes=tuple(access(type, "b", "m", "n") for type in self.result_types),
             reduced=("k",),
         )
 
@@ -266,7 +266,7 @@ class Attention(KernelOp):
         )
 
     def types(self) -> tuple[TensorType, ...]:
-        types = self.direct().types()
+        types = self.direct().result_types
         if self.epilogue is not None:
             _epilogue_types(self.name, self.epilogue, types[0], self.extra)
             types = tuple(v.type for v in self.epilogue.outputs)
@@ -294,7 +294,7 @@ class Attention(KernelOp):
                 *mask,
                 *(aligned(v.type, ("b", "h", "s", "e")) for v in self.extra),
             ),
-            writes=tuple(Access(type, ("b", "h", "s", "e")) for type in self.types()),
+            writes=tuple(Access(type, ("b", "h", "s", "e")) for type in self.result_types),
             reduced=("d",),
         )
 
@@ -325,7 +325,7 @@ class BodyKernel(KernelOp):
 
     def space(self) -> Space:
         """One flat dimension: every cell of the largest result, each operand read once."""
-        types = self.types()
+        types = self.result_types
         return flat_space(self.args, types)
 
 
@@ -359,7 +359,7 @@ class Reduce(BodyKernel):
     rows: int = 1
 
     def space(self) -> Space:
-        types = self.types()
+        types = self.result_types
         cells = max(v.type.size for v in (*self.args, *self.body.outputs))
         outer = max(cells // max(self.rows, 1), 1)
 
@@ -386,7 +386,7 @@ class Pool(BodyKernel):
     rows: int = 1
 
     def space(self) -> Space:
-        types = self.types()
+        types = self.result_types
         outer = max(type.size for type in types)
         return Space(
             dims={"o": outer, "r": self.rows},

@@ -539,7 +539,7 @@ class Pool(Op):
         return (TensorType((n, c, *extents), dtype),)
 
     def flops(self) -> int:
-        return self.types()[0].size * prod(self.window)
+        return self.result_types[0].size * prod(self.window)
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -571,7 +571,7 @@ class Matmul(Op):
         return (TensorType(shape, self.dtype or a.dtype),)
 
     def flops(self) -> int:
-        return 2 * self.types()[0].size * self.a.type.shape[-1]
+        return 2 * self.result_types[0].size * self.a.type.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -614,7 +614,7 @@ class Conv(Op):
         return (TensorType((n, k, *extents), self.dtype or x.dtype),)
 
     def flops(self) -> int:
-        return 2 * self.types()[0].size * prod(self.w.type.shape[1:])
+        return 2 * self.result_types[0].size * prod(self.w.type.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class _Legalizer:
         for node in g.nodes:
             op = self.kernel(node)
             results = tuple(
-                Value(v.name, type) for v, type in zip(node.results, op.types(), strict=True)
+                Value(v.name, type) for v, type in zip(node.results, op.result_types, strict=True)
             )
             self.new.update((o, n) for o, n in zip(node.results, results, strict=True) if o != n)
             b.put(Node(op, results, node.locs))

@@ -61,7 +61,7 @@ class _Recognizer(AttentionMatcher):
                 op = self.group_norm(n.op)
             case _:
                 op = None
-        if op is None or op.types() != (n.results[0].type,):
+        if op is None or op.result_types != (n.results[0].type,):
             return None
         dead = self.matched(n, op.operands)
         if dead is None:

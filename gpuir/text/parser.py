@@ -432,7 +432,7 @@ class _Build:
             self.fail(op_token, f"{op_token} lacks {lacks}", f"{op_token}({', '.join(names)})")
         try:
             op = kind(**fields)
-            types = op.types()
+            types = op.result_types
         except GpuirError as e:
             found = f"; found {e.found}" if e.found else ""
             self.fail(op_token, e.what + found, e.expected, e.fix)
