@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 if TYPE_CHECKING:
     from gpuir.backends.report import Summary
     from gpuir.cost.explain import Line
+    from gpuir.cost.table import Predictor
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
@@ -180,7 +181,7 @@ def analyze(
     model: Graph | str | PathLike[str],
     target: str | None = None,
     *,
-    predictor: str = "tile",
+    predictor: str | Predictor = "tile",
     schedule: str | PathLike[str] = "",
     tf32: bool = False,
     watch: Watch | None = None,
@@ -190,8 +191,8 @@ def analyze(
 
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
     is costed comes back as it is. `schedule` is a file of tiles to use where it names a kernel.
-    `target` is a name, a path, or either with numbers changed: `a100+sms=120`. `tf32` lets f32
-    products run on the matrix units.
+    `target` is a name, a path, or either with numbers changed: `a100+sms=120`. `predictor` is a
+    name too, or a function of yours. `tf32` lets f32 products run on the matrix units.
     """
     from gpuir.ir.graph import Graph, Level
     from gpuir.passes.annotate import Annotate

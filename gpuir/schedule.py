@@ -68,7 +68,7 @@ def kernel_paths(g: Graph, owner: Path = ()) -> list[Path]:
     """The paths of all kernels that take a tile, in order."""
     found: list[Path] = []
     for node, path in _addressed(g, owner):
-        if getattr(node.op, "tiled", False):
+        if node.op.tiled:
             found.append(path)
         if node.op.control:
             for region in node.op.regions:

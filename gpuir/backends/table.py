@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gpuir.backends import records, terminal, texts
 from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
-from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.plugins import find_named
 
 Backend = Callable[[Sequence[Summary], Layout], str]
 
@@ -21,16 +21,6 @@ BACKENDS: dict[str, Backend] = {
 
 
 def find_backend(name: str, loaded: Mapping[str, Backend] | None = None) -> Backend:
-    """The backend of that name: ours, then of a module the user loaded, then an entry point's.
-
-    Entry points are of the group `gpuir.backends`, their name the backend's.
-    """
-    loaded = loaded or {}
-    if found := BACKENDS.get(name) or loaded.get(name):
-        return found
-    from importlib.metadata import entry_points  # slow to import, seldom needed
-
-    installed = {e.name: e for e in entry_points(group="gpuir.backends")}
-    if name in installed:
-        return installed[name].load()
-    raise UsageError(f"no format {name!r}", fix=nearest(name, [*BACKENDS, *loaded, *installed]))
+    """The backend of that name: ours, a loaded module's, or an entry point's of
+    `gpuir.backends`."""
+    return find_named(name, BACKENDS, loaded, kind="format", group="backends")

@@ -75,20 +75,21 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
     ]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
-    find_predictor(given["predictor"])
+    predictor = find_predictor(given["predictor"], loaded.predictors)
     progress = Progress(given["verbose"])
     g = gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
     progress.loaded(g)
     if given["strict"]:
         refuse_opaque(g)
     if given["pipeline"]:
-        g = gpuir.pipeline(given["pipeline"], loaded.passes).run(g, watch=progress.made)
+        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors)
+        g = passes.run(g, watch=progress.made)
     g = gpuir.lower(g, watch=progress.made)
     return [
         gpuir.analyze(
             g,
             name,
-            predictor=given["predictor"],
+            predictor=predictor,
             schedule=given["schedule"],
             tf32=given["tf32"],
             watch=progress.made,

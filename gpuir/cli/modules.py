@@ -51,10 +51,6 @@ def load_modules(names: Iterable[str]) -> Loaded:
         for table, found in tables.items():
             mine: dict[str, Any] = getattr(loaded, table.lower())
             mine.update(found or {})
-    if loaded.predictors:  # the pass `annotate` knows them by name alone
-        from gpuir.cost.table import LOADED
-
-        LOADED.update(loaded.predictors)
     return loaded
 
 

@@ -40,7 +40,10 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     import gpuir
     from gpuir.cli.analyze import Progress
 
-    pipeline = gpuir.pipeline(text, load_modules(given["modules"]).passes) if text.strip() else None
+    loaded = load_modules(given["modules"])
+    pipeline = None
+    if text.strip():
+        pipeline = gpuir.pipeline(text, loaded.passes, loaded.predictors)
     check_names(print_after, pipeline)
     progress = Progress(given["verbose"])
     g = read(given)

@@ -75,7 +75,7 @@ def reasons(
     for path, tile in schedule:
         op = known.get(path)
         if not isinstance(op, KernelOp) or not op.tiled:
-            names = ["/".join(p) for p, op in known.items() if getattr(op, "tiled", False)]
+            names = ["/".join(p) for p, op in known.items() if op.tiled]
             yield path, f"no kernel with a tile\n  fix:      {nearest('/'.join(path), names)}"
         elif why := why_illegal(op, tile, target, tf32):
             yield path, "not legal\n  found:    " + f"{tile}\n{why}".replace("\n", "\n" + " " * 12)

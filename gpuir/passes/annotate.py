@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gpuir.cost.nest import Work, work_of
-from gpuir.cost.table import PREDICTORS, find_predictor
+from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.types import f32
@@ -23,8 +23,9 @@ Price = Callable[[k.KernelOp, "Tile | None"], Cost]
 
 @dataclass(frozen=True)
 class Annotate(Pass):
-    """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, or one that
-    a plug-in adds. `tf32` lets f32 products run on the matrix units, as the tiles were made for.
+    """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, one that a
+    plug-in adds, or, from Python, any function that is a `Predictor`. `tf32` lets f32 products run
+    on the matrix units, as the tiles were made for.
 
     A view is free. A loop costs its trips times the kernels of its body, a branch the dearer side;
     kernels inside carry the cost of running once.
@@ -33,7 +34,7 @@ class Annotate(Pass):
     name: ClassVar[str] = "annotate"
     takes: ClassVar[Level | None] = Level.tiled
     gives: ClassVar[Level | None] = Level.costed
-    predictor: str = "tile"
+    predictor: str | Predictor = "tile"
     tf32: bool = False
 
     def run(self, g: Graph) -> Graph:
@@ -44,10 +45,10 @@ class Annotate(Pass):
         return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
 
 
-def pricing(predictor: str, target: Target, tf32: bool) -> Price:
+def pricing(predictor: str | Predictor, target: Target, tf32: bool) -> Price:
     """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
     equal works are costed once."""
-    predict = find_predictor(predictor)
+    predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
         return lambda op, tile: predict(op, tile, target, tf32=tf32)
     known: dict[tuple[Work, Tile | None], Cost] = {}
@@ -106,7 +107,7 @@ def assumptions(g: Graph, target: Target, tf32: bool) -> list[str]:
     """What costing took for granted, in words."""
     has_tf32 = "tf32" in target.flops_per_s.tensor
     products = any(
-        n.op.contraction and n.op.compute_dtype == f32  # type: ignore[attr-defined]
+        isinstance(n.op, k.KernelOp) and n.op.contraction and n.op.compute_dtype == f32
         for n in g.walk()
     )
     if not (has_tf32 and products):

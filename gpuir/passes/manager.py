@@ -43,7 +43,7 @@ def _option(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
-    text = str(value)
+    text = getattr(value, "__name__", "") or str(value)  # a function by its name
     plain = text.replace("-", "").replace("_", "").replace(".", "")
     if plain.isalnum() and text[0].isalpha() and text not in ("true", "false", "inf", "nan"):
         return text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from gpuir.ir.errors import UsageError, nearest
+from gpuir.cost.table import Predictor
+from gpuir.ir.plugins import find_named
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
@@ -19,25 +21,25 @@ PASSES: dict[str, type[Pass]] = {
 
 
 def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type[Pass]:
-    """The pass of that name: ours, then of a module the user loaded, then an entry point's.
+    """The pass of that name: ours, a loaded module's, or an entry point's of `gpuir.passes`."""
+    return find_named(name, PASSES, loaded, kind="pass", group="passes")
 
-    Entry points are of the group `gpuir.passes`, their name the pass's.
+
+def pipeline(
+    text: str,
+    loaded: Mapping[str, type[Pass]] | None = None,
+    predictors: Mapping[str, Predictor] | None = None,
+) -> Pipeline:
+    """The pipeline that text like `canonicalize,fuse{max_ops=8},legalize` states.
+
+    `loaded` passes and `predictors` are those of the user's own modules, by name.
     """
-    loaded = loaded or {}
-    if found := PASSES.get(name) or loaded.get(name):
-        return found
-    from importlib.metadata import entry_points  # slow to import, seldom needed
-
-    installed = {e.name: e for e in entry_points(group="gpuir.passes")}
-    if name in installed:
-        return installed[name].load()
-    raise UsageError(f"no pass {name!r}", expected=nearest(name, [*PASSES, *loaded, *installed]))
-
-
-def pipeline(text: str, loaded: Mapping[str, type[Pass]] | None = None) -> Pipeline:
-    """The pipeline that text like `canonicalize,fuse{max_ops=8},legalize` states."""
     from gpuir.text import parse_passes
 
-    return Pipeline(
-        tuple(make_pass(find_pass(name, loaded), options) for name, options in parse_passes(text))
-    )
+    passes: list[Pass] = []
+    for name, options in parse_passes(text):
+        made = make_pass(find_pass(name, loaded), options)
+        if isinstance(made, Annotate) and predictors and made.predictor in predictors:
+            made = replace(made, predictor=predictors[str(made.predictor)])
+        passes.append(made)
+    return Pipeline(tuple(passes))

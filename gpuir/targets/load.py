@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gpuir.ir.errors import TargetError, nearest
+from gpuir.ir.plugins import installed
 from gpuir.ir.types import DTYPES
 from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
 
@@ -41,17 +42,21 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
         chosen[path] = value
     chosen.update(overrides or {})
     path = _find(base)
-    raw = read_spec(path)
-    target = target_of(raw, str(path))
+    target = _shipped(path) if path in _spec_files() else target_of(read_spec(path), str(path))
     if chosen:
-        raw = scaled(raw, _numbers(chosen, target))
+        raw = scaled(read_spec(path), _numbers(chosen, target))
         target = target_of(raw, raw["name"])
     return target
 
 
+@cache
+def _shipped(path: Path) -> Target:
+    return target_of(read_spec(path), str(path))
+
+
 def target_names() -> tuple[str, ...]:
     """Names of the built-in targets and of those that installed plug-ins add, sorted."""
-    return tuple(sorted({p.stem for p in _spec_files()} | set(_plugins())))
+    return tuple(sorted({p.stem for p in _spec_files()} | set(installed("targets"))))
 
 
 def aliases() -> dict[str, str]:
@@ -78,19 +83,16 @@ def _spec_files() -> tuple[Path, ...]:
 
 @cache
 def _aliases() -> dict[str, str]:
+    import tomllib
+
     known: dict[str, str] = {}
     for path in _spec_files():
-        raw = read_spec(path)
+        head = path.read_text(encoding="utf-8").partition("\n[")[0]  # names stand before any table
+        raw: Raw = tomllib.loads(head)
         for alias in (slug(str(raw.get("title", ""))), *raw.get("aliases", ())):
             if alias and alias != path.stem:
                 known[alias] = path.stem
     return known
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in entry_points(group="gpuir.targets")}
 
 
 def _find(name: str) -> Path:
@@ -103,7 +105,7 @@ def _find(name: str) -> Path:
             return files[key]
         if key in _aliases():
             return files[_aliases()[key]]
-    plugins = _plugins()
+    plugins = installed("targets")
     for key in (name, wanted):
         if key in plugins:
             return _plugin_path(plugins[key])

@@ -246,6 +246,9 @@ def test_predictors_targets_and_backends_of_ones_own(folder: Path):
     args = ("analyze", "mlp.gir", "--target", "mine", "--load", "plugin.py")
     assert "twice@1" in run(*args, "--predictor", "twice").stdout
     assert run(*args, "--format", "count").stdout == "2\n"
+    passes = "fuse,legalize,tile{target=t4},annotate{predictor=twice}"
+    assert "twice@1" in run("opt", "mlp.gir", "--load", "plugin.py", "--pipeline", passes).stdout
+    assert "no predictor 'twice'" in run("opt", "mlp.gir", "--pipeline", passes, status=2).stderr
 
 
 def test_a_module_that_adds_nothing_or_does_not_load(folder: Path):

@@ -90,7 +90,7 @@ def test_predictors_are_found_by_name_and_version():
     assert find_predictor("tile") is find_predictor("tile@1") is PREDICTORS["tile"]
     with pytest.raises(UsageError, match="no predictor 'tyle'") as error:
         find_predictor("tyle")
-    assert "did you mean tile" in error.value.expected
+    assert "did you mean tile" in error.value.fix
 
 
 # ---------------------------------------------------------------------------- measurements

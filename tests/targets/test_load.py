@@ -164,7 +164,7 @@ def a_number():
 
 def plugin(monkeypatch, value):
     point = EntryPoint("acme-x1", value, "gpuir.targets")
-    monkeypatch.setattr(load, "_plugins", lambda: {"acme-x1": point})
+    monkeypatch.setattr(load, "installed", lambda group: {"acme-x1": point})
     monkeypatch.setitem(sys.modules, "acme", sys.modules[__name__])
 
 
@@ -193,7 +193,7 @@ def test_a_broken_plugin_is_named(monkeypatch, value, message):
 
 def test_a_plugin_does_not_replace_a_built_in_target(monkeypatch):
     point = EntryPoint("a100", "nowhere:PATH", "gpuir.targets")
-    monkeypatch.setattr(load, "_plugins", lambda: {"a100": point})
+    monkeypatch.setattr(load, "installed", lambda group: {"a100": point})
     assert load_target("a100").name == "a100-sxm-40gb"
 
 
