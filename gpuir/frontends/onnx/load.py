@@ -15,6 +15,7 @@ import numpy as np
 from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.emit import Emitter, OnnxNode, UnknownValue
 from gpuir.frontends.onnx.legacy import MODERN, modernise
+from gpuir.frontends.onnx.messages import messages
 from gpuir.frontends.onnx.proto import (
     LARGEST,
     NUMBERS,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 NOT_TENSORS = re.compile("^Optional|^Sequence|Sequence$|^String|^Regex")  # operators
 MOST_EXTRA = 100_000  # nodes beyond those of the graph: functions expanded, loops written out
 DEEPEST_CALL = 64  # functions within functions
+LONG_KNOWN = 22  # opset of onnx 1.17, the oldest package that we take: newer ones know it too
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -308,9 +310,6 @@ class _Load:
 
     def opsets(self, imports: Iterable[Any]) -> dict[str, int]:
         """Version by domain. `ModelError` for those older or newer than we know."""
-        from onnx import defs
-
-        newest = defs.onnx_opset_version()
         opsets: dict[str, int] = {}
         for entry in imports:
             domain = _domain(text(entry.domain))
@@ -326,7 +325,8 @@ class _Load:
                     expected="an opset_import for ai.onnx",
                     fix="the file may be cut short: fetch or export it again",
                 )
-            opsets[""] = newest
+            opsets[""] = _newest_opset()
+        newest = LONG_KNOWN if 1 <= opsets[""] <= LONG_KNOWN else _newest_opset()
         if not 1 <= opsets[""] <= newest:
             raise ModelError(
                 f"opset {opsets['']} is not supported",
@@ -988,7 +988,7 @@ class Walk:
         self, schema: Any, step: Step, n: OnnxNode, attributes: Attributes
     ) -> FunctionProto | None:
         """The body that ONNX itself gives the operator, for these operands."""
-        from onnx import FunctionProto
+        read = messages().FunctionProto.FromString
 
         def newest(versions: Sequence[int]) -> int | None:
             return max((v for v in versions if v <= n.version), default=None)
@@ -996,7 +996,7 @@ class Walk:
         if schema.has_function:
             version = newest(schema.function_opset_versions)
             if version is not None:
-                function = FunctionProto.FromString(schema.get_function_with_opset_version(version))
+                function = read(schema.get_function_with_opset_version(version))
                 return self.with_defaults(function, schema)
         if schema.has_context_dependent_function:
             version = newest(schema.context_dependent_function_opset_versions)
@@ -1007,7 +1007,7 @@ class Walk:
                     version, node.SerializeToString(), types
                 )
                 if body:
-                    return self.with_defaults(FunctionProto.FromString(body), schema)
+                    return self.with_defaults(read(body), schema)
         return None
 
     def with_defaults(self, function: FunctionProto, schema: Any) -> FunctionProto:
@@ -1021,9 +1021,7 @@ class Walk:
 
     def resolved(self, step: Step, attributes: Attributes) -> NodeProto:
         """The node with references to the enclosing call's attributes replaced by their values."""
-        from onnx import NodeProto
-
-        node = NodeProto()
+        node: NodeProto = messages().NodeProto()
         node.CopyFrom(step.proto)
         del node.attribute[:]
         for name in attributes:
@@ -1133,6 +1131,12 @@ class _Merged(Attributes):
         return given.proto(name) if name in given else defaults.proto(name)
 
 
+def _newest_opset() -> int:
+    from onnx import defs
+
+    return defs.onnx_opset_version()
+
+
 def _breach(step: Step, opsets: Mapping[str, int]) -> str:
     """How a node breaks its operator's definition, where that is plain to see."""
     from onnx import AttributeProto, defs
@@ -1158,9 +1162,7 @@ def _breach(step: Step, opsets: Mapping[str, int]) -> str:
 
 
 def _type_proto(type: TensorType) -> Any:
-    from onnx import TypeProto
-
-    proto = TypeProto()
+    proto = messages().TypeProto()
     proto.tensor_type.elem_type = NUMBERS[type.dtype]
     proto.tensor_type.shape.SetInParent()
     for n in type.shape:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuir.frontends.onnx.messages import messages
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir import types as ir
 from gpuir.ir.errors import ModelError
@@ -115,14 +116,13 @@ def _map(path: Path) -> memoryview:
 
 def _parse(data: memoryview, name: str, folder: Path | None) -> Source:
     from google.protobuf.message import DecodeError
-    from onnx import ModelProto
 
     if not len(data):
         raise ModelError("there are no bytes", where=name, expected="an ONNX model")
     _refuse_other_formats(bytes(data[:64]), name)
     try:
         skeleton = b"".join(_skim(data, 0, len(data), "model", 0))
-        model = ModelProto.FromString(skeleton)
+        model: ModelProto = messages().ModelProto.FromString(skeleton)
     except _Damaged as damage:
         raise _not_onnx(name, str(damage)) from None
     except DecodeError:
