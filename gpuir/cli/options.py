@@ -91,7 +91,7 @@ def loading(f: F) -> F:
             "--value",
             type=NUMBERS,
             multiple=True,
-            help="Numbers of an input that shapes depend on: lengths=1,2,3.",
+            help="Numbers that shapes depend on, of an input or a computed value: lengths=1,2,3.",
         ),
         click.option(
             "--trip-count", type=TRIPS, multiple=True, help="How often a loop runs: NODE=10."

@@ -8,6 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from gpuir.frontends.onnx.load import load
+from gpuir.ir.errors import ModelError
 
 F = TensorProto.FLOAT
 
@@ -29,3 +30,44 @@ def test_a_mark_is_no_name_of_a_dimension(name: str) -> None:
     )
     graph = load(proto, inputs={"x": (1, 3, 48, 192)}).graph
     assert graph.outputs[0].type.shape == (1, 3, 48, 192)
+
+
+def test_a_scalar_input_is_given_as_the_command_line_gives_it() -> None:
+    """`--value sr=16000` is a list of one number; the input has rank 0."""
+    nodes = [
+        helper.make_node("Reshape", ["n", "one"], ["shape"]),
+        helper.make_node("Expand", ["x", "shape"], ["y"]),
+    ]
+    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
+    proto = model(
+        nodes,
+        [("x", F, [1]), ("n", TensorProto.INT64, [])],
+        [("y", F, None)],
+        weights=[one],
+    )
+    assert load(proto, values={"n": (5,)}).graph.outputs[0].type.shape == (5,)
+
+
+def durations() -> ModelProto:
+    """As VITS does it: a network says how long the output is."""
+    nodes = [
+        helper.make_node("Ceil", ["x"], ["w"]),
+        helper.make_node("ReduceSum", ["w"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["frames"], to=TensorProto.INT64),
+        helper.make_node("Range", ["zero", "frames", "step"], ["y"]),
+    ]
+    weights = [helper.make_tensor(n, TensorProto.INT64, [], [i]) for i, n in enumerate(
+        ("zero", "step"))]  # fmt: skip
+    return model(nodes, [("x", F, [1, 99])], [("y", TensorProto.INT64, None)], weights=weights)
+
+
+def test_a_length_that_is_computed_may_be_said() -> None:
+    with pytest.raises(ModelError, match="--value frames=128"):
+        load(durations())
+    graph = load(durations(), values={"frames": (40,)}).graph
+    assert graph.outputs[0].type.shape == (40,)
+    assert "frames is taken to hold 40" in graph.assumed
+    with pytest.raises(ModelError, match=r"did you mean frames\?"):
+        load(durations(), values={"frame": (40,)})
+    with pytest.raises(ModelError, match="--value frames: the wrong shape"):
+        load(durations(), values={"frames": (40, 41)})

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from gpuir.frontends.onnx.sequence import Items
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Graph, Loc, NameTable, Value
+from gpuir.ir.graph import Graph, Loc, NameTable, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, i64
 from gpuir.ops import tensor as t
 
@@ -75,8 +76,9 @@ def load(
 
     `dims` binds symbolic dimensions by name and `inputs` gives an input its shape; every dimension
     must be known in the end. `values` gives an input its numbers, so that shapes may depend on
-    them. `trip_counts` says, by node, how often a loop runs where the model does not. An operator
-    nobody knows becomes a `t.opaque` and a warning; `strict` refuses it. Raises `ModelError`.
+    them, or says what a node computes where a shape depends on the data. `trip_counts` says, by
+    node, how often a loop runs where the model does not. An operator nobody knows becomes a
+    `t.opaque` and a warning; `strict` refuses it. Raises `ModelError`.
     """
     opened = open_model(source)
     try:
@@ -258,6 +260,7 @@ class _Load:
     input_types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
     visited: dict[Loc, None] = field(default_factory=dict[Loc, None])
     loops: set[str] = field(default_factory=set[str])
+    given_results: set[str] = field(default_factory=set[str])  # of `values`, not met so far
     converted: int = 0  # nodes, each time anew
     calls: list[str] = field(default_factory=list[str])  # functions being expanded
     plans: dict[int, tuple[Any, Plan]] = field(default_factory=dict[int, tuple[Any, Plan]])
@@ -282,6 +285,7 @@ class _Load:
         self.inputs(graph, walk)
         walk.run(plan)
         self.check_trip_counts()
+        self.check_given(self.given_results)
         if self.strict and self.opaque:
             raise ModelError(
                 "operators that gpuir does not know",
@@ -390,20 +394,24 @@ class _Load:
             except ModelError as error:
                 error.where = error.where or f"{self.source.name}: input"
                 raise
-        for name, option in (
-            *((name, "--input") for name in self.shapes),
-            *((name, "--value") for name in self.values),
-        ):
+        for name in self.shapes:
             if name not in declared:
                 raise ModelError(
-                    f"{option} {name}: the model has no such input",
+                    f"--input {name}: the model has no such input",
                     where=self.source.name,
                     fix=_nearest(name, declared),
                 )
-        given = {name: np.asarray(v) for name, v in self.values.items()}
-        shapes: dict[str, tuple[int, ...]] = {n: a.shape for n, a in given.items()}
-        shapes.update({name: tuple(shape) for name, shape in self.shapes.items()})
+        self.given_results = self.values.keys() - declared.keys()
+        if not self.functions:
+            self.check_given(self.given_results - _computed(graph))
+        shapes = {name: tuple(shape) for name, shape in self.shapes.items()}
         self.bind(graph, declared, shapes)
+        given: dict[str, np.ndarray] = {}
+        for name, (_, dims) in declared.items():
+            if name in self.values:
+                given[name] = self.laid_out(np.asarray(self.values[name]), dims)
+                shapes.setdefault(name, given[name].shape)
+        self.bind(graph, declared, {name: a.shape for name, a in given.items()})
         unbound: list[str] = []
         types: dict[str, TensorType] = {}
         for name, (dtype, dims) in declared.items():
@@ -424,6 +432,20 @@ class _Load:
             else:
                 walk.env[name] = walk.emit.input(name, type)
                 self.input_types[name] = type
+
+    def laid_out(self, array: np.ndarray, dims: tuple[Dim, ...] | None) -> np.ndarray:
+        """A list of numbers in the shape declared. Where more than one extent is open, the last
+        takes all."""
+        if array.ndim != 1 or dims is None or len(dims) == 1:
+            return array
+        shape = [self.extent(d) for d in dims]
+        open_axes = [i for i, n in enumerate(shape) if n is None]
+        for i in open_axes:
+            rest = prod(n for n in shape if n is not None)
+            last = i == open_axes[-1] and rest and array.size % rest == 0
+            shape[i] = array.size // rest if last else 1
+        fits = prod(n for n in shape if n is not None) == array.size
+        return array.reshape([n for n in shape if n is not None]) if fits else array
 
     def given(self, name: str, array: np.ndarray, type: TensorType) -> np.ndarray:
         if array.shape != type.shape:
@@ -541,6 +563,16 @@ class _Load:
                     fix=_nearest(name, self.loops) if self.loops else "the model has no loops",
                 )
 
+    def check_given(self, unknown: Iterable[str]) -> None:
+        """Refuses `values` for what the model neither takes nor computes."""
+        for name in sorted(unknown):
+            graph = self.source.model.graph
+            raise ModelError(
+                f"--value {name}: the model has no such input, nor computes it",
+                where=self.source.name,
+                fix=_nearest(name, [*(v.name for v in graph.input), *sorted(_computed(graph))]),
+            )
+
     # -- outputs
 
     def outputs(self, graph: GraphProto, walk: Walk) -> tuple[Value, ...]:
@@ -603,6 +635,16 @@ def _dims_inside(graph: GraphProto) -> set[str]:
     found: set[str] = set()
     for v in (*graph.value_info, *graph.output):
         found.update(d.dim_param for d in v.type.tensor_type.shape.dim if d.dim_param)
+    return found
+
+
+def _computed(graph: GraphProto) -> set[str]:
+    """Names of the nodes' results, here and in subgraphs."""
+    found: set[str] = set()
+    for node in graph.node:
+        found.update(map(text, node.output))
+        for inner in subgraphs({a.name: a for a in node.attribute}):
+            found |= _computed(inner)
     return found
 
 
@@ -839,8 +881,20 @@ class Walk:
                 _check_size(value.type, loc)
             if wish in self.env:
                 raise ModelError(f"{wish!r} is defined twice", where=loc)
+            if wish in self.load.values and not isinstance(value, Items):
+                value = self.said(wish, value)
             self.env[wish] = value
             self.places[wish] = loc
+
+    def said(self, name: str, value: Value) -> Value:
+        """The numbers the user says a node computes, in place of the result."""
+        load, type = self.load, value.type
+        load.given_results.discard(name)
+        array = load.laid_out(np.asarray(load.values[name]), type.shape)
+        array = load.given(name, array, type)
+        shown = " ".join(str(array).split())
+        self.emit.assume(f"{name} is taken to hold {shown[:80]}")
+        return self.emit.constant(array, name=name)
 
     def results(
         self, step: Step, name: str, inputs: tuple[Value | None, ...]
@@ -1069,17 +1123,35 @@ class Walk:
     def how_to_know(self, value: Value) -> str:
         """What to do about a shape that depends on `value`: give the inputs it comes from."""
         types = self.load.input_types
-        names = [name for name in self.sources(value) if name in types]
-        small = [name for name in names if types[name].size <= 64]
-        if not small or len(small) > 4:
-            source = f" ({', '.join(names[:4])})" if names else ""
-            return f"the shape depends on the data{source}; export the model with fixed shapes"
-        known = self.compared(value)
-        lines = [
-            f"--value {shlex.quote(name)}=" + ",".join([known] * max(types[name].size, 1))
-            for name in small
-        ]
-        return "give the numbers it comes from: " + " ".join(lines)
+        behind = list(self.behind(value))
+        names = [v.name for v, op in behind if op is None and v.name in types]
+        drawn = any(isinstance(op, t.Routine) and op.fn == "random" for _, op in behind)
+        if names and not drawn and sum(types[name].size for name in names) <= 32:
+            known = self.compared(value)
+            lines = [
+                f"--value {shlex.quote(name)}=" + ",".join([known] * max(types[name].size, 1))
+                for name in names
+            ]
+            return "give the numbers it comes from: " + " ".join(lines)
+        source = f" ({', '.join(names[:4])})" if names else ""
+        if (name := self.computed_as(value)) and value.type.size <= 16:
+            guess = "128" if value.type.size == 1 and value.type.dtype.is_integer else "1"
+            numbers = ",".join([guess] * value.type.size)
+            return (
+                f"the shape depends on the data{source}; say what %{name} holds:\n"
+                f"--value {shlex.quote(name)}={numbers}   (for example)"
+            )
+        return f"the shape depends on the data{source}; export the model with fixed shapes"
+
+    def computed_as(self, value: Value) -> str:
+        """The model's own name for a computed value, if it has one."""
+        walk: Walk | None = self
+        while walk is not None:
+            for name, v in walk.env.items():
+                if v is value and name not in self.load.input_types:
+                    return name
+            walk = walk.outer
+        return ""
 
     def compared(self, value: Value) -> str:
         """A number to offer for an input: the one it is compared with, or 1."""
@@ -1094,20 +1166,17 @@ class Walk:
             yield emit
             emit = emit.outer
 
-    def sources(self, value: Value) -> list[str]:
-        """The names of what a value is computed from."""
+    def behind(self, value: Value) -> Iterator[tuple[Value, Op | None]]:
+        """What a value is computed from, itself first, each with the op that makes it."""
         emitters = list(self.emitters())
-        seen, stack, found = {value}, [value], dict[str, None]()
+        seen, stack = {value}, [value]
         while stack:
             v = stack.pop()
             op = next((op for e in emitters if (op := e.builder.producer(v)) is not None), None)
-            if op is None:
-                found[v.name] = None
-                continue
-            new = [x for x in op.operands if x not in seen]
+            yield v, op
+            new = [x for x in op.operands if x not in seen] if op else []
             seen.update(new)
             stack += new
-        return list(found)
 
 
 class _Merged(Attributes):
