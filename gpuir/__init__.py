@@ -8,19 +8,16 @@ Every name here is imported when it is first used: `import gpuir` costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuir.analysis import LoadOptions, analyze, explain, load, load_text, lower, summary
     from gpuir.backends.report import Summary
-    from gpuir.cost.explain import Line
-    from gpuir.cost.table import Predictor
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
-    from gpuir.passes.manager import Pass, Pipeline, Watch
+    from gpuir.passes.manager import Pass, Pipeline
     from gpuir.passes.table import pipeline
     from gpuir.schedule import apply, extract, strip
     from gpuir.targets.load import load_target, target_names
@@ -31,6 +28,7 @@ __all__ = [
     "Cost",
     "GpuirError",
     "Graph",
+    "LoadOptions",
     "Pass",
     "Pipeline",
     "Schedule",
@@ -55,6 +53,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "gpuir.analysis": (
+        *("LoadOptions", "analyze", "explain", "load", "load_text", "lower", "summary"),
+    ),
     "gpuir.backends.report": ("Summary",),
     "gpuir.ir.errors": ("GpuirError",),
     "gpuir.ir.graph": ("Graph",),
@@ -82,179 +83,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
-
-
-class LoadOptions(TypedDict, total=False):
-    """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
-    whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
-    loops by node name; `strict` refuses an operator that has no converter."""
-
-    dims: Mapping[str, int]
-    inputs: Mapping[str, tuple[int, ...]]
-    values: Mapping[str, Sequence[float]]
-    trip_counts: Mapping[str, int]
-    strict: bool
-
-
-def load(
-    path: str | PathLike[str],
-    *,
-    warn: Callable[[str], None] | None = None,
-    **options: Unpack[LoadOptions],
-) -> Graph:
-    """The graph of an ONNX file, or of gpuir's own text (`.gir`) at any level.
-
-    What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
-    or TextError when the file cannot be used.
-    """
-    path = fspath(path)
-    if path.endswith(".gir"):
-        return _load_text_file(path, options)
-    from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
-
-    model = load_onnx(path, **options)
-    for text in model.warnings:
-        _warn(text) if warn is None else warn(text)
-    return model.graph
-
-
-def _load_text_file(path: str, options: LoadOptions) -> Graph:
-    from gpuir.ir.errors import ModelError, UsageError
-
-    given = [name for name in ("dims", "inputs", "values", "trip_counts") if options.get(name)]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)} cannot be given for IR text",
-            where=path,
-            fix="shapes in a .gir file are numbers already; load the model it came from again",
-        )
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except OSError as error:
-        raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
-    except UnicodeDecodeError as error:
-        raise ModelError("not a text file", where=path, found=str(error)) from error
-    return load_text(text, path)
-
-
-def load_text(text: str, source: str = "<text>") -> Graph:
-    """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
-    from gpuir.ir.errors import TextError, VerifyError
-    from gpuir.ir.verify import verify
-    from gpuir.text import parse
-
-    graph = parse(text, source)
-    try:
-        verify(graph)
-    except VerifyError as error:
-        where = f"{source}: {error.where}"
-        raise TextError(
-            error.what, where=where, expected=error.expected, found=error.found
-        ) from error
-    return graph
-
-
-def _warn(text: str) -> None:
-    import warnings
-
-    warnings.warn(text, stacklevel=3)
-
-
-def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:
-    """The kernels of a graph, for no target yet: canonicalize, recognize, fuse, legalize."""
-    from gpuir.ir.graph import Level
-    from gpuir.passes.canonicalize import Canonicalize
-    from gpuir.passes.fuse import Fuse
-    from gpuir.passes.legalize import Legalize
-    from gpuir.passes.manager import Pipeline
-    from gpuir.passes.recognize import Recognize
-
-    passes = {
-        Level.graph: (Canonicalize(), Recognize(), Fuse(), Legalize()),
-        Level.fused: (Legalize(),),
-    }
-    return Pipeline(passes.get(graph.level, ())).run(graph, watch=watch)
-
-
-def analyze(
-    model: Graph | str | PathLike[str],
-    target: str | None = None,
-    *,
-    predictor: str | Predictor = "tile",
-    schedule: str | PathLike[str] = "",
-    tf32: bool = False,
-    watch: Watch | None = None,
-    **options: Unpack[LoadOptions],
-) -> Graph:
-    """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
-
-    A graph goes on from the level it has. One that is tiled already keeps its target; one that
-    is costed comes back as it is. `schedule` is a file of tiles to use where it names a kernel.
-    `target` is a name, a path, or either with numbers changed: `a100+sms=120`. `predictor` is a
-    name too, or a function of yours. `tf32` lets f32 products run on the matrix units.
-    """
-    from gpuir.ir.graph import Graph, Level
-    from gpuir.passes.annotate import Annotate
-    from gpuir.passes.manager import Pipeline
-    from gpuir.passes.tile import TilePass
-
-    g = model if isinstance(model, Graph) else load(model, **options)
-    _check_target(g, target)
-    g = lower(g, watch=watch)
-    if g.level == Level.kernel:
-        tile = TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32)
-        g = Pipeline((tile,)).run(g, watch=watch)
-    if g.level == Level.tiled:
-        g = Pipeline((Annotate(predictor=predictor, tf32=tf32),)).run(g, watch=watch)
-    return g
-
-
-def _check_target(g: Graph, target: str | None) -> None:
-    from gpuir.ir.errors import UsageError
-    from gpuir.targets.load import load_target
-
-    if g.target is None:
-        if target is None:
-            raise UsageError(
-                "no target given", fix="name a GPU, like a100; `gpuir targets` lists them"
-            )
-    elif target is not None and load_target(target).name != load_target(g.target).name:
-        raise UsageError(
-            f"@{g.name} is {g.level.name} for another target",
-            expected=g.target,
-            found=target,
-            fix="start from a graph of level kernel or before",
-        )
-
-
-def explain(graph: Graph, name: str, *, tf32: bool = False) -> tuple[Line, ...]:
-    """Every quantity that leads to the cost of one kernel of a costed graph, in order.
-
-    `name` is the kernel's first result, or a model node it stands for: whole, or the end of it.
-    Empty for a view, a loop or a branch. UsageError, with the nearest names, when nothing or
-    several kernels are called so, or when the predictor does not explain itself.
-    """
-    from gpuir.backends.report import find_kernel
-    from gpuir.cost.explain import terms
-    from gpuir.ir.errors import UsageError
-    from gpuir.ops.kernel import KernelOp, View
-    from gpuir.targets.load import load_target
-
-    node = find_kernel(graph, name).node
-    if node.cost is None:
-        raise UsageError(f"@{graph.name} is not costed", fix="run it through gpuir.analyze")
-    if not isinstance(node.op, KernelOp) or isinstance(node.op, View):
-        return ()
-    target = load_target(str(graph.target))
-    return terms(node.op, node.tile, target, predictor=node.cost.by, tf32=tf32)
-
-
-def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
-    """The report of a costed graph as records: totals, kernels, classes, coverage, assumptions."""
-    from gpuir.backends.report import Device, summarize
-    from gpuir.targets.load import load_target
-
-    target = load_target(str(graph.target))
-    device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
-    return summarize(graph, device, tuple(warnings), batch)

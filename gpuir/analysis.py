@@ -1,0 +1,167 @@
+"""The whole way from a model file to its report: load, lower, analyze, explain, summary."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from os import PathLike, fspath
+from typing import TypedDict, Unpack
+
+from gpuir.backends.report import Device, Summary, find_kernel, summarize
+from gpuir.cost.explain import Line, terms
+from gpuir.cost.table import Predictor
+from gpuir.ir.errors import ModelError, TextError, UsageError, VerifyError
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.verify import verify
+from gpuir.ops.kernel import KernelOp, View
+from gpuir.passes.annotate import Annotate
+from gpuir.passes.canonicalize import Canonicalize
+from gpuir.passes.fuse import Fuse
+from gpuir.passes.legalize import Legalize
+from gpuir.passes.manager import Pipeline, Watch
+from gpuir.passes.recognize import Recognize
+from gpuir.passes.tile import TilePass
+from gpuir.targets.load import load_target
+from gpuir.text import parse
+
+
+class LoadOptions(TypedDict, total=False):
+    """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
+    whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
+    loops by node name; `strict` refuses an operator that has no converter."""
+
+    dims: Mapping[str, int]
+    inputs: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, Sequence[float]]
+    trip_counts: Mapping[str, int]
+    strict: bool
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    warn: Callable[[str], None] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Graph:
+    """The graph of an ONNX file, or of gpuir's own text (`.gir`) at any level.
+
+    What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
+    or TextError when the file cannot be used.
+    """
+    path = fspath(path)
+    if path.endswith(".gir"):
+        return _load_text_file(path, options)
+    from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
+
+    model = load_onnx(path, **options)
+    say = warn or partial(warnings.warn, stacklevel=2)
+    for text in model.warnings:
+        say(text)
+    return model.graph
+
+
+def _load_text_file(path: str, options: LoadOptions) -> Graph:
+    given = [name for name in ("dims", "inputs", "values", "trip_counts") if options.get(name)]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot be given for IR text",
+            where=path,
+            fix="shapes in a .gir file are numbers already; load the model it came from again",
+        )
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
+    except UnicodeDecodeError as error:
+        raise ModelError("not a text file", where=path, found=str(error)) from error
+    return load_text(text, path)
+
+
+def load_text(text: str, source: str = "<text>") -> Graph:
+    """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
+    graph = parse(text, source)
+    try:
+        verify(graph)
+    except VerifyError as error:
+        where = f"{source}: {error.where}"
+        raise TextError(
+            error.what, where=where, expected=error.expected, found=error.found
+        ) from error
+    return graph
+
+
+def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:
+    """The kernels of a graph, for no target yet: canonicalize, recognize, fuse, legalize."""
+    passes = {
+        Level.graph: (Canonicalize(), Recognize(), Fuse(), Legalize()),
+        Level.fused: (Legalize(),),
+    }
+    return Pipeline(passes.get(graph.level, ())).run(graph, watch=watch)
+
+
+def analyze(
+    model: Graph | str | PathLike[str],
+    target: str | None = None,
+    *,
+    predictor: str | Predictor = "tile",
+    schedule: str | PathLike[str] = "",
+    tf32: bool = False,
+    watch: Watch | None = None,
+    **options: Unpack[LoadOptions],
+) -> Graph:
+    """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
+
+    A graph goes on from the level it has. One that is tiled already keeps its target; one that
+    is costed comes back as it is. `schedule` is a file of tiles to use where it names a kernel.
+    `target` is a name, a path, or either with numbers changed: `a100+sms=120`. `predictor` is a
+    name too, or a function of yours. `tf32` lets f32 products run on the matrix units.
+    """
+    g = model if isinstance(model, Graph) else load(model, **options)
+    _check_target(g, target)
+    g = lower(g, watch=watch)
+    if g.level == Level.kernel:
+        tile = TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32)
+        g = Pipeline((tile,)).run(g, watch=watch)
+    if g.level == Level.tiled:
+        g = Pipeline((Annotate(predictor=predictor, tf32=tf32),)).run(g, watch=watch)
+    return g
+
+
+def _check_target(g: Graph, target: str | None) -> None:
+    if g.target is None:
+        if target is None:
+            raise UsageError(
+                "no target given", fix="name a GPU, like a100; `gpuir targets` lists them"
+            )
+    elif target is not None and load_target(target).name != load_target(g.target).name:
+        raise UsageError(
+            f"@{g.name} is {g.level.name} for another target",
+            expected=g.target,
+            found=target,
+            fix="start from a graph of level kernel or before",
+        )
+
+
+def explain(graph: Graph, name: str, *, tf32: bool = False) -> tuple[Line, ...]:
+    """Every quantity that leads to the cost of one kernel of a costed graph, in order.
+
+    `name` is the kernel's first result, or a model node it stands for: whole, or the end of it.
+    Empty for a view, a loop or a branch. UsageError, with the nearest names, when nothing or
+    several kernels are called so, or when the predictor does not explain itself.
+    """
+    node = find_kernel(graph, name).node
+    if node.cost is None:
+        raise UsageError(f"@{graph.name} is not costed", fix="run it through gpuir.analyze")
+    if not isinstance(node.op, KernelOp) or isinstance(node.op, View):
+        return ()
+    target = load_target(str(graph.target))
+    return terms(node.op, node.tile, target, predictor=node.cost.by, tf32=tf32)
+
+
+def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
+    """The report of a costed graph as records: totals, kernels, classes, coverage, assumptions."""
+    target = load_target(str(graph.target))
+    device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
+    return summarize(graph, device, tuple(warnings), batch)
