@@ -71,3 +71,10 @@ def test_a_length_that_is_computed_may_be_said() -> None:
         load(durations(), values={"frame": (40,)})
     with pytest.raises(ModelError, match="--value frames: the wrong shape"):
         load(durations(), values={"frames": (40, 41)})
+
+
+def test_the_batch_of_a_state_is_guessed() -> None:
+    nodes = [helper.make_node("Relu", ["h"], ["y"])]
+    proto = model(nodes, [("h", F, [2, None, 64])], [("y", F, None)])
+    with pytest.raises(ModelError, match="--input h=2x1x64"):
+        load(proto)

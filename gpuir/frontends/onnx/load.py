@@ -665,6 +665,8 @@ def _guess(dim: Dim, axis: int, dims: Sequence[Dim], dtype: DType) -> int:
     if len(dims) == 4:
         channels_last = dims[3] in (1, 3, 4)
         return 3 if axis == (3 if channels_last else 1) else 224
+    if len(dims) == 3 and axis == 1 and isinstance(dims[0], int) and isinstance(dims[2], int):
+        return 1  # the state of a recurrent network: [layers, batch, hidden]
     return 128
 
 
