@@ -19,11 +19,10 @@ from gpuir.passes.annotate import Annotate
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
-from gpuir.passes.manager import Pipeline, Watch
+from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.recognize import Recognize
 from gpuir.passes.tile import TilePass
 from gpuir.targets.load import load_target
-from gpuir.text import parse
 
 
 class LoadOptions(TypedDict, total=False):
@@ -81,6 +80,8 @@ def _load_text_file(path: str, options: LoadOptions) -> Graph:
 
 def load_text(text: str, source: str = "<text>") -> Graph:
     """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
+    from gpuir.text import parse  # and with it lark
+
     graph = parse(text, source)
     try:
         verify(graph)
@@ -94,11 +95,15 @@ def load_text(text: str, source: str = "<text>") -> Graph:
 
 def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:
     """The kernels of a graph, for no target yet: canonicalize, recognize, fuse, legalize."""
+    return Pipeline(_lowering(graph.level)).run(graph, watch=watch)
+
+
+def _lowering(level: Level) -> tuple[Pass, ...]:
     passes = {
         Level.graph: (Canonicalize(), Recognize(), Fuse(), Legalize()),
         Level.fused: (Legalize(),),
     }
-    return Pipeline(passes.get(graph.level, ())).run(graph, watch=watch)
+    return passes.get(level, ())
 
 
 def analyze(
@@ -120,13 +125,12 @@ def analyze(
     """
     g = model if isinstance(model, Graph) else load(model, **options)
     _check_target(g, target)
-    g = lower(g, watch=watch)
-    if g.level == Level.kernel:
-        tile = TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32)
-        g = Pipeline((tile,)).run(g, watch=watch)
-    if g.level == Level.tiled:
-        g = Pipeline((Annotate(predictor=predictor, tf32=tf32),)).run(g, watch=watch)
-    return g
+    passes = _lowering(g.level)
+    if g.level < Level.tiled:
+        passes += (TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32),)
+    if g.level < Level.costed:
+        passes += (Annotate(predictor=predictor, tf32=tf32),)
+    return Pipeline(passes).run(g, watch=watch)
 
 
 def _check_target(g: Graph, target: str | None) -> None:
