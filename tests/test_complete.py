@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuir import interp
+from gpuir.interp.meanings import MEANINGS
+from gpuir.interp.scalars import FUNCTIONS
 from gpuir.ops.kernel import KERNELS
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.tensor import OPS
@@ -19,9 +20,9 @@ def test_op_is_documented_and_named_after_its_level(name):
 
 @pytest.mark.parametrize("name", [*OPS, *KERNELS])
 def test_interp_has_a_meaning(name):
-    assert {**OPS, **KERNELS}[name] in interp.MEANINGS
+    assert {**OPS, **KERNELS}[name] in MEANINGS
 
 
 @pytest.mark.parametrize("fn", SCALARS)
 def test_scalar_function_has_a_meaning(fn):
-    assert fn in interp.FUNCTIONS
+    assert fn in FUNCTIONS

@@ -9,7 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuir.interp import FUNCTIONS, MEANINGS, NoMeaning, cast, erf, evaluate, pad, run, to_type
+from gpuir.interp import NoMeaning, cast, evaluate, run, to_type
+from gpuir.interp.meanings import MEANINGS
+from gpuir.interp.scalars import FUNCTIONS, erf
+from gpuir.interp.tensor import pad
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Level, Op, Value

@@ -14,7 +14,7 @@ import gpuir
 ROOT = Path(gpuir.__file__).parent
 BASE = {"ir"}
 OPS = BASE | {"ops"}
-TEXT = OPS | {"text", "interp", "routines"}
+TEXT = OPS | {"text", "interp"}
 COST = OPS | {"targets", "cost"}
 PASSES = TEXT | COST | {"schedule", "passes"}
 LATER = PASSES | {"simulate", "plan", "tune", "evaluate"}
@@ -24,11 +24,10 @@ ALLOWED = {
     "schedule": OPS | {"targets", "cost"},
     "targets": BASE | {"targets"},
     "text": OPS | {"text"},
-    "interp": OPS | {"interp", "routines"},
-    "routines": {"routines", "ir"},
+    "interp": OPS | {"interp"},
     "cost": COST,
     "passes": PASSES,
-    "frontends": OPS | {"interp", "routines", "frontends"},
+    "frontends": OPS | {"interp", "frontends"},
     **dict.fromkeys(("simulate", "plan", "tune", "evaluate"), LATER),
     "backends": OPS | {"text", "schedule", "simulate", "backends"},
     "cli": LATER | {"analysis", "backends", "cli"},

@@ -12,6 +12,10 @@ graph says so in `assumed`. An absent optional operand is left out of `args`, so
 are there when it matters. Numpy only: no onnx, no scipy.
 """
 
+# numpy's stubs leave many types partly unknown
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import itertools

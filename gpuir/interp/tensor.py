@@ -1,4 +1,4 @@
-"""What every op means, in numpy: for folding constants and for tests. Plain on purpose.
+"""What each tensor op computes, but for those with regions.
 
 Floats narrower than f32 are computed in f32 and rounded once at the end of each op; integers
 narrower than 8 bits are computed in i32 and wrap. Everything else is computed in its own dtype.
@@ -12,141 +12,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from gpuir.ir.errors import GpuirError, ModelError, nearest
-from gpuir.ir.graph import Graph, Node, Op, Value
-from gpuir.ir.types import (
-    DTYPES,
-    DType,
-    TensorType,
-    f8e4m3,
-    f8e4m3fnuz,
-    f8e5m2,
-    f8e5m2fnuz,
-    f8e8m0,
+from gpuir.interp.arrays import (
+    FROM_NUMPY,
+    Array,
+    NoMeaning,
+    cast,
+    limit,
+    to_numpy_dtype,
+    wide,
 )
-from gpuir.ops import kernel as k
+from gpuir.interp.routines import ROUTINES
+from gpuir.interp.scalars import FUNCTIONS, divide
+from gpuir.ir.errors import nearest
+from gpuir.ir.graph import Op, Value
+from gpuir.ir.types import DType
 from gpuir.ops import tensor as t
-from gpuir.routines import ROUTINES
-
-Array = np.ndarray[Any, Any]
-
-
-class NoMeaning(GpuirError):
-    """An op that has no numpy meaning, or none for these operands."""
-
-
-# ---------------------------------------------------------------------------- dtypes
-
-NATIVE = {
-    "bool": "bool",
-    **{f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{f"c{bits}": f"complex{bits}" for bits in (64, 128)},
-}
-NARROW = {  # names in ml_dtypes
-    "bf16": "bfloat16",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e4m3fnuz": "float8_e4m3fnuz",
-    "f8e5m2": "float8_e5m2",
-    "f8e5m2fnuz": "float8_e5m2fnuz",
-    "f8e8m0": "float8_e8m0fnu",
-    "f4e2m1": "float4_e2m1fn",
-    **{f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (2, 4)},
-}
-FROM_NUMPY = {name: DTYPES[ours] for ours, name in (NATIVE | NARROW).items()}
-SATURATING = (f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz)
-
-
-@cache
-def to_numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """The numpy dtype that holds `dtype`; narrow floats and integers come from ml_dtypes."""
-    if dtype.name in NATIVE:
-        return np.dtype(NATIVE[dtype.name])
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise NoMeaning(
-            f"numbers of dtype {dtype} need the package ml_dtypes", fix="pip install ml_dtypes"
-        ) from None
-    return np.dtype(getattr(ml_dtypes, NARROW[dtype.name]))
-
-
-def to_type(array: Array) -> TensorType:
-    """The row-major type of an array."""
-    dtype = FROM_NUMPY.get(array.dtype.name)
-    if dtype is None:
-        raise ModelError(
-            "an array of a dtype that gpuir does not know",
-            expected="booleans, integers, floats or complex numbers",
-            found=f"numpy {array.dtype}",
-        )
-    return TensorType(array.shape, dtype)
-
-
-def wide(x: Array) -> Array:
-    """x in the dtype it is computed in: f32 for narrow floats, i32 for narrow integers."""
-    dtype = FROM_NUMPY[x.dtype.name]
-    if dtype.is_float and dtype.bits < 32:
-        return x.astype(np.float32)
-    return x.astype(np.int32) if dtype.bits < 8 else x
-
-
-def cast(x: Array, dtype: DType, saturate: bool = True, rounding: str = "up") -> Array:
-    """x as `dtype`, as ONNX Cast (opsets 19 to 25) says.
-
-    Floats to integers truncate towards zero and wrap. `saturate` clamps to the finite range of an
-    8-bit float, infinities included; without it what does not fit is NaN, or infinite where the
-    format has infinities. f4e2m1 always clamps. `rounding` is of f8e8m0 alone.
-    """
-    target = to_numpy_dtype(dtype)
-    if x.dtype == target:
-        return x
-    source = FROM_NUMPY[x.dtype.name]
-    x = wide(x)
-    with np.errstate(all="ignore"):
-        if dtype.kind == "bool":
-            return x != 0
-        if dtype is f8e8m0:
-            return _power_of_two(x.astype(np.float32), saturate, rounding)
-        if dtype in SATURATING and saturate:
-            import ml_dtypes
-
-            limit = float(ml_dtypes.finfo(target).max)
-            return np.clip(x.astype(np.float32), -limit, limit).astype(target)
-        if dtype.is_integer and source.is_float and dtype.bits < 64:
-            return x.astype(np.int64).astype(target)
-        if x.dtype == bool and dtype.name in NARROW:
-            x = x.astype(np.int32)
-        if source.kind == "complex" and dtype.kind != "complex":
-            x = x.real
-        return x.astype(target)
-
-
-def _power_of_two(x: Array, saturate: bool, rounding: str) -> Array:
-    """f32 to f8e8m0, which is the exponent field alone: value 2 ** (bits - 127), 255 for NaN.
-
-    OCP Microscaling Formats specification 1.0, section 5.4.1; roundings as in ONNX Cast-24. The
-    sign is dropped, and infinities become NaN.
-    """
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    exponent, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF
-    special = exponent == 0xFF
-    if rounding == "nearest":  # a tie goes up, but from zero's exponent
-        up = (fraction > 0x400000) | ((fraction == 0x400000) & (exponent > 0))
-    else:
-        up = (fraction > 0) & (rounding == "up")
-    if saturate:
-        up &= exponent != 0xFE
-    result = np.where(special, 0xFF, exponent + up).astype(np.uint8)
-    return result.view(to_numpy_dtype(f8e8m0))
-
-
-# ---------------------------------------------------------------------------- running
 
 
 class Operands:
@@ -169,246 +53,7 @@ class Operands:
 Meaning = Callable[[Any, Operands], "Array | tuple[Array, ...]"]
 
 
-def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tuple[Array, ...]:
-    """The results of one op, given the arrays of its operands, in exactly the dtypes of its types.
-
-    Raises `NoMeaning` for an op that computes nothing we know, or not with these operands.
-    """
-    meaning = MEANINGS.get(type(op))
-    if meaning is None:
-        raise NoMeaning(f"{op.name} has no numpy meaning")
-    try:
-        with np.errstate(all="ignore"):
-            results = meaning(op, Operands(values, loose))
-    except (ValueError, IndexError, TypeError, ArithmeticError, MemoryError) as error:
-        found = ", ".join(f"%{v.name}: {v.type}" for v in op.operands)
-        why = "sizes that depend on the data are upper bounds in this graph" if loose else ""
-        raise NoMeaning(f"{op.name}: numpy says: {error}", found=found, fix=why) from error
-    return results if isinstance(results, tuple) else (np.asarray(results),)
-
-
-def run(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
-    """The graph's outputs by name, given its inputs and params by name.
-
-    Arrays are freed after their last use. A result whose dtype or shape is not the op's own type
-    raises `NoMeaning`: a bug in interp or in a type rule. In a graph with assumed (data-dependent)
-    sizes a result may be smaller than its type.
-    """
-    arrays: list[Array] = []
-    for v in (*graph.inputs, *graph.params):
-        if v.name not in values:
-            raise ModelError(
-                f"no array for %{v.name}",
-                expected=str(v.type),
-                fix=f"one of {', '.join(values)}"
-                if values
-                else "give one for each input and param",
-            )
-        array = np.asarray(values[v.name])
-        found = to_type(array)
-        if (found.shape, found.dtype) != (v.type.shape, v.type.dtype):
-            raise ModelError(
-                f"the array for %{v.name} does not fit", expected=str(v.type), found=str(found)
-            )
-        arrays.append(array)
-    unknown = set(values) - {v.name for v in (*graph.inputs, *graph.params)}
-    if unknown:
-        name = min(unknown)
-        known = [v.name for v in (*graph.inputs, *graph.params)]
-        raise ModelError(f"no input or param is called {name!r}", fix=nearest(name, known))
-    outputs = _run(graph, arrays, bool(graph.assumed))
-    return {v.name: a for v, a in zip(graph.outputs, outputs, strict=True)}
-
-
-def _run(graph: Graph, arrays: Sequence[Array], loose: bool) -> list[Array]:
-    """The outputs of a graph or region, given arrays for its inputs and then its params."""
-    here: dict[Value, Array] = dict(zip((*graph.inputs, *graph.params), arrays, strict=True))
-    last = {v: i for i, node in enumerate(graph.nodes) for v in node.op.operands}
-    kept = set(graph.outputs)
-    for i, node in enumerate(graph.nodes):
-        try:
-            results = evaluate(node.op, here, loose)
-        except GpuirError as error:
-            error.where = error.where or f"{' + '.join(node.locs)}: {node}"
-            raise
-        _check(node, results, loose)
-        here.update(zip(node.results, results, strict=True))
-        for v in (*node.op.operands, *node.results):
-            if last.get(v, i) <= i and v not in kept:
-                here.pop(v, None)
-    return [here[v] for v in graph.outputs]
-
-
-def _is_within(shape: tuple[int, ...], bounds: tuple[int, ...]) -> bool:
-    return len(shape) == len(bounds) and all(n <= m for n, m in zip(shape, bounds, strict=True))
-
-
-def _check(node: Node, results: tuple[Array, ...], loose: bool) -> None:
-    types = [v.type for v in node.results]
-    fits = len(types) == len(results) and all(
-        a.dtype == to_numpy_dtype(type.dtype)
-        and (a.shape == type.shape or (loose and _is_within(a.shape, type.shape)))
-        for a, type in zip(results, types, strict=True)
-    )
-    if not fits:
-        raise NoMeaning(
-            f"{node.op.name}: interp's result is not of the op's type",
-            where=f"{' + '.join(node.locs)}: {node}",
-            expected=", ".join(map(str, types)),
-            found=", ".join(f"{a.dtype}{list(a.shape)}" for a in results),
-            fix="this is a bug in interp, in the routine, or in the op's type rule",
-        )
-
-
-# ---------------------------------------------------------------------------- scalar functions
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split()))
-
-
-# W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969):
-# erf up to 0.46875, erfc up to 4 and beyond; coefficients (highest power first, numerator and
-# denominator) as published in SPECFUN's CALERF.
-ERF_SMALL = (
-    _numbers(
-        "1.85777706184603153e-1 3.16112374387056560e0 1.13864154151050156e2 "
-        "3.77485237685302021e2 3.20937758913846947e3"
-    ),
-    _numbers(
-        "1 2.36012909523441209e1 2.44024637934444173e2 1.28261652607737228e3 2.84423683343917062e3"
-    ),
-)
-ERFC_MIDDLE = (
-    _numbers(
-        "2.15311535474403846e-8 5.64188496988670089e-1 8.88314979438837594e0 "
-        "6.61191906371416295e1 2.98635138197400131e2 8.81952221241769090e2 "
-        "1.71204761263407058e3 2.05107837782607147e3 1.23033935479799725e3"
-    ),
-    _numbers(
-        "1 1.57449261107098347e1 1.17693950891312499e2 5.37181101862009858e2 "
-        "1.62138957456669019e3 3.29079923573345963e3 4.36261909014324716e3 "
-        "3.43936767414372164e3 1.23033935480374942e3"
-    ),
-)
-ERFC_LARGE = (
-    _numbers(
-        "1.63153871373020978e-2 3.05326634961232344e-1 3.60344899949804439e-1 "
-        "1.25781726111229246e-1 1.60837851487422766e-2 6.58749161529837803e-4"
-    ),
-    _numbers(
-        "1 2.56852019228982242e0 1.87295284992346725e0 5.27905102951428412e-1 "
-        "6.05183413124413191e-2 2.33520497626869185e-3"
-    ),
-)
-
-
-def erf(x: Array) -> Array:
-    """The error function to double precision, in x's own dtype."""
-
-    def ratio(x: Array, table: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
-        return np.polyval(table[0], x) / np.polyval(table[1], x)
-
-    y = np.abs(np.asarray(x, np.float64))
-    result = np.ones_like(y)  # beyond 6 it is 1 to double precision
-    result[np.isnan(y)] = np.nan
-    small, large = y <= 0.46875, (y > 4) & (y < 6)
-    middle = (y > 0.46875) & (y <= 4)
-    s, m, g = y[small], y[middle], y[large]
-    result[small] = s * ratio(s * s, ERF_SMALL)
-    result[middle] = 1 - np.exp(-m * m) * ratio(m, ERFC_MIDDLE)
-    q = 1 / (g * g)
-    tail = (1 / math.sqrt(math.pi) - q * ratio(q, ERFC_LARGE)) / g
-    result[large] = 1 - np.exp(-g * g) * tail
-    return np.copysign(result, x).astype(x.dtype)
-
-
-def _divide(x: Array, y: Array) -> Array:
-    """Towards zero on integers."""
-    if x.dtype.kind not in "iu":
-        return np.true_divide(x, y)
-    quotient, rest = np.floor_divide(x, y), np.remainder(x, y)
-    return quotient + ((rest != 0) & ((x < 0) != (y < 0))).astype(x.dtype)
-
-
-def _power(x: Array, y: Array) -> Array:
-    if x.dtype.kind in "iu" and np.any(y < 0):
-        return np.trunc(np.power(x.astype(np.float64), y))
-    return np.power(x, y)
-
-
-def _sigmoid(x: Array) -> Array:
-    small = np.exp(-np.abs(x))  # never overflows
-    return np.where(x >= 0, 1, small).astype(x.dtype) / (1 + small)
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-def _integral(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """A rounding: integers are rounded already."""
-    return lambda x: fn(x) if x.dtype.kind == "f" else x
-
-
-FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "identity": lambda x: x,
-    "neg": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "ceil": _integral(np.ceil),
-    "floor": _integral(np.floor),
-    "round": _integral(np.rint),  # half to even
-    "trunc": _integral(np.trunc),
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "reciprocal": lambda x: _divide(np.ones_like(x), x),
-    **{name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "sin", "cos", "tan")},
-    **{name: getattr(np, name) for name in ("sinh", "cosh", "tanh")},
-    **{f"a{name}": getattr(np, f"arc{name}") for name in ("sin", "cos", "tan")},
-    **{f"a{name}": getattr(np, f"arc{name}") for name in ("sinh", "cosh", "tanh")},
-    "erf": erf,
-    "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": _sigmoid,
-    "softplus": lambda x: np.logaddexp(x, np.zeros_like(x)),
-    "gelu": lambda x: 0.5 * x * (1 + erf(x * math.sqrt(0.5))),
-    "gelu_tanh": _gelu_tanh,
-    "silu": lambda x: x * _sigmoid(x),
-    "mish": lambda x: x * np.tanh(np.logaddexp(x, np.zeros_like(x))),
-    "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    "hard_sigmoid": lambda x, a, b: np.clip(a * x + b, 0, 1),
-    "leaky_relu": lambda x, a: np.where(x < 0, a * x, x),
-    "elu": lambda x, a: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x),
-    "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": _divide,
-    "pow": _power,
-    "min": np.minimum,
-    "max": np.maximum,
-    "mod": np.mod,
-    "fmod": np.fmod,
-    "bit_not": np.invert,
-    "bit_and": np.bitwise_and,
-    "bit_or": np.bitwise_or,
-    "bit_xor": np.bitwise_xor,
-    "shift_left": np.left_shift,
-    "shift_right": np.right_shift,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "xor": np.logical_xor,
-    "not": np.logical_not,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "where": np.where,
-}
+# ---------------------------------------------------------------------------- pointwise
 
 
 def _map(op: t.Map, at: Operands) -> Array:
@@ -580,16 +225,6 @@ def _scatter_nd(op: t.ScatterND, at: Operands) -> Array:
 # ---------------------------------------------------------------------------- reductions
 
 
-def limit(dtype: np.dtype[Any], lowest: bool) -> Any:
-    """The least or the greatest value of a dtype; infinite for floats."""
-    if dtype.kind == "b":
-        return not lowest
-    if dtype.kind == "f":
-        return -np.inf if lowest else np.inf
-    info = np.iinfo(dtype)
-    return info.min if lowest else info.max
-
-
 def _reduce(op: t.Reduce, at: Operands) -> Array:
     x = wide(at(op.x))
     how: dict[str, Any] = {"axis": op.axes, "keepdims": op.keepdims}
@@ -606,7 +241,7 @@ def _reduce(op: t.Reduce, at: Operands) -> Array:
         case "mean":
             count = math.prod(x.shape[a] for a in op.axes)
             total = np.sum(x, dtype=x.dtype, **how)
-            result = _divide(total, np.asarray(count, x.dtype)) if count else total * np.nan
+            result = divide(total, np.asarray(count, x.dtype)) if count else total * np.nan
     return cast(np.asarray(result), dtype, saturate=False)
 
 
@@ -761,7 +396,7 @@ def _windows(
     )
 
 
-def _factors(a: Array, b: Array, dtype: DType) -> tuple[Array, Array]:
+def factors(a: Array, b: Array, dtype: DType) -> tuple[Array, Array]:
     """The factors of a product whose sum has `dtype`, in the dtype to multiply and add them in.
 
     Integers of up to 16 bits go through f64, which is exact for sums of up to 2 ** 21 products and
@@ -777,13 +412,13 @@ def _factors(a: Array, b: Array, dtype: DType) -> tuple[Array, Array]:
 
 def _matmul(op: t.Matmul, at: Operands) -> Array:
     (type,) = op.types()
-    return cast(np.matmul(*_factors(at(op.a), at(op.b), type.dtype)), type.dtype, saturate=False)
+    return cast(np.matmul(*factors(at(op.a), at(op.b), type.dtype)), type.dtype, saturate=False)
 
 
-def _conv(op: t.Conv, at: Operands) -> Array:
+def conv(op: t.Conv, at: Operands) -> Array:
     """im2col and one product a group; a loop over taps where each group has a single channel."""
     (type,) = op.types()
-    x, w = _factors(at(op.x), at(op.w), type.dtype)
+    x, w = factors(at(op.x), at(op.w), type.dtype)
     n, outputs, *extents = type.shape
     g, window = op.groups, w.shape[2:]
     x = _spatial(x, op.low, op.high)
@@ -807,10 +442,10 @@ def _conv(op: t.Conv, at: Operands) -> Array:
     return cast(y, type.dtype, saturate=False)
 
 
-def _conv_transpose(op: t.ConvTranspose, at: Operands) -> Array:
+def conv_transpose(op: t.ConvTranspose, at: Operands) -> Array:
     """One product a group, then its columns added where they belong: col2im."""
     (type,) = op.types()
-    x, w = _factors(at(op.x), at(op.w), type.dtype)
+    x, w = factors(at(op.x), at(op.w), type.dtype)
     n, c, *spatial = x.shape
     g, window = op.groups, w.shape[2:]
     rows = w.reshape(g, c // g, -1).transpose(0, 2, 1)
@@ -830,11 +465,11 @@ def _conv_transpose(op: t.ConvTranspose, at: Operands) -> Array:
     return cast(_spatial(y, [-a for a in op.low], grown), type.dtype, saturate=False)
 
 
-def _attention(op: t.Attention, at: Operands) -> Array:
+def attention(op: t.Attention, at: Operands) -> Array:
     """Scores are capped before they are masked. A query that sees no key gives zeros."""
     (type,) = op.types()
-    q, k = _factors(at(op.q), at(op.k), type.dtype)
-    v = _factors(at(op.v), at(op.q), type.dtype)[0]
+    q, k = factors(at(op.q), at(op.k), type.dtype)
+    v = factors(at(op.v), at(op.q), type.dtype)[0]
     *lead, h, s, e = q.shape
     heads, d = k.shape[-3:-1]
     grouped = (*lead, heads, h // heads, s)
@@ -960,7 +595,7 @@ def _resize(op: t.Resize, at: Operands) -> Array:
     return cast(y, dtype)
 
 
-# ---------------------------------------------------------------------------- routines, control
+# ---------------------------------------------------------------------------- routines
 
 
 def _routine(op: t.Routine, at: Operands) -> tuple[Array, ...]:
@@ -977,80 +612,7 @@ def _opaque(op: t.Opaque, at: Operands) -> Array:
     )
 
 
-def _loop(op: t.Loop, at: Operands) -> tuple[Array, ...]:
-    carried, captures = at.all(op.init), at.all(op.captures)
-    skip = int(op.has_condition)
-    collected: list[list[Array]] = []
-    for trip in range(op.trips):
-        outputs = _run(op.body, [np.asarray(trip, np.int64), *carried, *captures], at.loose)
-        carried = outputs[skip : skip + len(op.init)]
-        collected.append(outputs[skip + len(op.init) :])
-        if op.has_condition and not bool(outputs[0]):
-            break
-    types = [v.type for v in op.body.outputs[skip + len(op.init) :]]
-    stacked = (
-        np.stack(columns) if columns else np.zeros((0, *type.shape), to_numpy_dtype(type.dtype))
-        for type, columns in zip(types, _columns(collected, len(types)), strict=True)
-    )
-    return (*carried, *stacked)
-
-
-def _columns(rows: list[list[Array]], count: int) -> list[list[Array]]:
-    return [[row[i] for row in rows] for i in range(count)]
-
-
-def _cond(op: t.Cond, at: Operands) -> tuple[Array, ...]:
-    branch = op.then if bool(at(op.pred)) else op.orelse
-    return tuple(_run(branch, at.all(op.captures), at.loose))
-
-
-def _body(op: t.Fused | k.BodyKernel, at: Operands) -> tuple[Array, ...]:
-    return tuple(_run(op.body, at.all(op.args), at.loose))
-
-
-# ---------------------------------------------------------------------------- kernels
-
-
-def _epilogue(op: k.Gemm | k.Conv | k.Attention, product: Array, at: Operands) -> tuple[Array, ...]:
-    if op.epilogue is None:
-        return (product,)
-    return tuple(_run(op.epilogue, [product, *at.all(op.extra)], at.loose))
-
-
-def _right(op: k.Gemm | k.Conv, operand: Value, at: Operands) -> tuple[Value, Array]:
-    """The second factor as it is multiplied: what the prologue makes of it and its weights."""
-    if op.prologue is None:
-        return operand, at(operand)
-    (array,) = _run(op.prologue, [at(operand), *at.all(op.weights)], at.loose)
-    return Value(operand.name, op.prologue.outputs[0].type), array
-
-
-def _k_gemm(op: k.Gemm, at: Operands) -> tuple[Array, ...]:
-    _, right = _right(op, op.b, at)
-    a, b = _factors(at(op.a), right, op.acc)
-    return _epilogue(op, cast(np.matmul(a, b), op.acc, saturate=False), at)
-
-
-def _k_conv(op: k.Conv, at: Operands) -> tuple[Array, ...]:
-    w, array = _right(op, op.w, at)
-    direct = op.direct()
-    x, weights = _factors(at(op.x), array, op.acc)
-    source = Value(op.x.name, to_type(x)), Value(w.name, to_type(weights))
-    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
-    if isinstance(direct, t.ConvTranspose):
-        wider = t.ConvTranspose(*source, *parts, extra=op.grow)
-        product = _conv_transpose(wider, Operands(dict(zip(source, (x, weights))), at.loose))
-    else:
-        wider = t.Conv(*source, *parts)
-        product = _conv(wider, Operands(dict(zip(source, (x, weights))), at.loose))
-    return _epilogue(op, cast(product, op.acc, saturate=False), at)
-
-
-def _k_attention(op: k.Attention, at: Operands) -> tuple[Array, ...]:
-    return _epilogue(op, _attention(op.direct(), at), at)
-
-
-MEANINGS: dict[type[Op], Meaning] = {
+TENSOR: dict[type[Op], Meaning] = {
     t.Map: _map,
     t.Cast: lambda op, at: cast(at(op.x), op.dtype, op.saturate, op.rounding),
     t.Bitcast: _bitcast,
@@ -1075,19 +637,10 @@ MEANINGS: dict[type[Op], Meaning] = {
     t.Normalize: _normalize,
     t.Pool: _pool,
     t.Matmul: _matmul,
-    t.Conv: _conv,
-    t.ConvTranspose: _conv_transpose,
-    t.Attention: _attention,
+    t.Conv: conv,
+    t.ConvTranspose: conv_transpose,
+    t.Attention: attention,
     t.Resize: _resize,
     t.Routine: _routine,
     t.Opaque: _opaque,
-    t.Loop: _loop,
-    t.Cond: _cond,
-    t.Fused: _body,
-    k.Gemm: _k_gemm,
-    k.Conv: _k_conv,
-    k.Attention: _k_attention,
-    k.Loop: _loop,
-    k.Cond: _cond,
-    **{op: _body for op in k.KERNELS.values() if issubclass(op, k.BodyKernel)},
 }

@@ -1,0 +1,195 @@
+"""Runs a graph of any level: each op by its row of `MEANINGS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpuir.interp.arrays import Array, NoMeaning, cast, to_numpy_dtype, to_type
+from gpuir.interp.tensor import TENSOR, Meaning, Operands, attention, conv, conv_transpose, factors
+from gpuir.ir.errors import GpuirError, ModelError, nearest
+from gpuir.ir.graph import Graph, Node, Op, Value
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+
+
+def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tuple[Array, ...]:
+    """The results of one op, given the arrays of its operands, in exactly the dtypes of its types.
+
+    Raises `NoMeaning` for an op that computes nothing we know, or not with these operands.
+    """
+    meaning = MEANINGS.get(type(op))
+    if meaning is None:
+        raise NoMeaning(f"{op.name} has no numpy meaning")
+    try:
+        with np.errstate(all="ignore"):
+            results = meaning(op, Operands(values, loose))
+    except (ValueError, IndexError, TypeError, ArithmeticError, MemoryError) as error:
+        found = ", ".join(f"%{v.name}: {v.type}" for v in op.operands)
+        why = "sizes that depend on the data are upper bounds in this graph" if loose else ""
+        raise NoMeaning(f"{op.name}: numpy says: {error}", found=found, fix=why) from error
+    return results if isinstance(results, tuple) else (np.asarray(results),)
+
+
+def run(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
+    """The graph's outputs by name, given its inputs and params by name.
+
+    Arrays are freed after their last use. A result whose dtype or shape is not the op's own type
+    raises `NoMeaning`: a bug in interp or in a type rule. In a graph with assumed (data-dependent)
+    sizes a result may be smaller than its type.
+    """
+    arrays: list[Array] = []
+    for v in (*graph.inputs, *graph.params):
+        if v.name not in values:
+            raise ModelError(
+                f"no array for %{v.name}",
+                expected=str(v.type),
+                fix=f"one of {', '.join(values)}"
+                if values
+                else "give one for each input and param",
+            )
+        array = np.asarray(values[v.name])
+        found = to_type(array)
+        if (found.shape, found.dtype) != (v.type.shape, v.type.dtype):
+            raise ModelError(
+                f"the array for %{v.name} does not fit", expected=str(v.type), found=str(found)
+            )
+        arrays.append(array)
+    unknown = set(values) - {v.name for v in (*graph.inputs, *graph.params)}
+    if unknown:
+        name = min(unknown)
+        known = [v.name for v in (*graph.inputs, *graph.params)]
+        raise ModelError(f"no input or param is called {name!r}", fix=nearest(name, known))
+    outputs = _run(graph, arrays, bool(graph.assumed))
+    return {v.name: a for v, a in zip(graph.outputs, outputs, strict=True)}
+
+
+def _run(graph: Graph, arrays: Sequence[Array], loose: bool) -> list[Array]:
+    """The outputs of a graph or region, given arrays for its inputs and then its params."""
+    here: dict[Value, Array] = dict(zip((*graph.inputs, *graph.params), arrays, strict=True))
+    last = {v: i for i, node in enumerate(graph.nodes) for v in node.op.operands}
+    kept = set(graph.outputs)
+    for i, node in enumerate(graph.nodes):
+        try:
+            results = evaluate(node.op, here, loose)
+        except GpuirError as error:
+            error.where = error.where or f"{' + '.join(node.locs)}: {node}"
+            raise
+        _check(node, results, loose)
+        here.update(zip(node.results, results, strict=True))
+        for v in (*node.op.operands, *node.results):
+            if last.get(v, i) <= i and v not in kept:
+                here.pop(v, None)
+    return [here[v] for v in graph.outputs]
+
+
+def _is_within(shape: tuple[int, ...], bounds: tuple[int, ...]) -> bool:
+    return len(shape) == len(bounds) and all(n <= m for n, m in zip(shape, bounds, strict=True))
+
+
+def _check(node: Node, results: tuple[Array, ...], loose: bool) -> None:
+    types = [v.type for v in node.results]
+    fits = len(types) == len(results) and all(
+        a.dtype == to_numpy_dtype(type.dtype)
+        and (a.shape == type.shape or (loose and _is_within(a.shape, type.shape)))
+        for a, type in zip(results, types, strict=True)
+    )
+    if not fits:
+        raise NoMeaning(
+            f"{node.op.name}: interp's result is not of the op's type",
+            where=f"{' + '.join(node.locs)}: {node}",
+            expected=", ".join(map(str, types)),
+            found=", ".join(f"{a.dtype}{list(a.shape)}" for a in results),
+            fix="this is a bug in interp, in the routine, or in the op's type rule",
+        )
+
+
+# ---------------------------------------------------------------------------- control, groups
+
+
+def _loop(op: t.Loop, at: Operands) -> tuple[Array, ...]:
+    carried, captures = at.all(op.init), at.all(op.captures)
+    skip = int(op.has_condition)
+    collected: list[list[Array]] = []
+    for trip in range(op.trips):
+        outputs = _run(op.body, [np.asarray(trip, np.int64), *carried, *captures], at.loose)
+        carried = outputs[skip : skip + len(op.init)]
+        collected.append(outputs[skip + len(op.init) :])
+        if op.has_condition and not bool(outputs[0]):
+            break
+    types = [v.type for v in op.body.outputs[skip + len(op.init) :]]
+    stacked = (
+        np.stack(columns) if columns else np.zeros((0, *type.shape), to_numpy_dtype(type.dtype))
+        for type, columns in zip(types, _columns(collected, len(types)), strict=True)
+    )
+    return (*carried, *stacked)
+
+
+def _columns(rows: list[list[Array]], count: int) -> list[list[Array]]:
+    return [[row[i] for row in rows] for i in range(count)]
+
+
+def _cond(op: t.Cond, at: Operands) -> tuple[Array, ...]:
+    branch = op.then if bool(at(op.pred)) else op.orelse
+    return tuple(_run(branch, at.all(op.captures), at.loose))
+
+
+def _body(op: t.Fused | k.BodyKernel, at: Operands) -> tuple[Array, ...]:
+    return tuple(_run(op.body, at.all(op.args), at.loose))
+
+
+# ---------------------------------------------------------------------------- kernels
+
+
+def _epilogue(op: k.Gemm | k.Conv | k.Attention, product: Array, at: Operands) -> tuple[Array, ...]:
+    if op.epilogue is None:
+        return (product,)
+    return tuple(_run(op.epilogue, [product, *at.all(op.extra)], at.loose))
+
+
+def _right(op: k.Gemm | k.Conv, operand: Value, at: Operands) -> tuple[Value, Array]:
+    """The second factor as it is multiplied: what the prologue makes of it and its weights."""
+    if op.prologue is None:
+        return operand, at(operand)
+    (array,) = _run(op.prologue, [at(operand), *at.all(op.weights)], at.loose)
+    return Value(operand.name, op.prologue.outputs[0].type), array
+
+
+def _k_gemm(op: k.Gemm, at: Operands) -> tuple[Array, ...]:
+    _, right = _right(op, op.b, at)
+    a, b = factors(at(op.a), right, op.acc)
+    return _epilogue(op, cast(np.matmul(a, b), op.acc, saturate=False), at)
+
+
+def _k_conv(op: k.Conv, at: Operands) -> tuple[Array, ...]:
+    w, array = _right(op, op.w, at)
+    direct = op.direct()
+    x, weights = factors(at(op.x), array, op.acc)
+    source = Value(op.x.name, to_type(x)), Value(w.name, to_type(weights))
+    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
+    if isinstance(direct, t.ConvTranspose):
+        wider = t.ConvTranspose(*source, *parts, extra=op.grow)
+        product = conv_transpose(wider, Operands(dict(zip(source, (x, weights))), at.loose))
+    else:
+        wider = t.Conv(*source, *parts)
+        product = conv(wider, Operands(dict(zip(source, (x, weights))), at.loose))
+    return _epilogue(op, cast(product, op.acc, saturate=False), at)
+
+
+def _k_attention(op: k.Attention, at: Operands) -> tuple[Array, ...]:
+    return _epilogue(op, attention(op.direct(), at), at)
+
+
+MEANINGS: dict[type[Op], Meaning] = {
+    **TENSOR,
+    t.Loop: _loop,
+    t.Cond: _cond,
+    t.Fused: _body,
+    k.Gemm: _k_gemm,
+    k.Conv: _k_conv,
+    k.Attention: _k_attention,
+    k.Loop: _loop,
+    k.Cond: _cond,
+    **{op: _body for op in k.KERNELS.values() if issubclass(op, k.BodyKernel)},
+}
