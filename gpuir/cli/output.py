@@ -21,16 +21,32 @@ def emit(text: str, path: str | None = None) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """The file holds `text`, or what it held before if anything goes wrong on the way."""
+    """The file holds `text`, or what it held before if anything goes wrong on the way.
+
+    A link stays one, and a file keeps its permissions. A device or a pipe (`/dev/null`) has
+    nothing to lose: it is written to, never replaced.
+    """
     from gpuir.ir.errors import UsageError
 
     target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    data = text.encode("utf-8", "replace")
     try:
-        part.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(part, target)
+        if target.exists() and not target.is_file():
+            with target.open("wb") as stream:
+                stream.write(data)
+        else:
+            _replace(target.resolve(), data)
     except OSError as error:
         raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error
+
+
+def _replace(target: Path, data: bytes) -> None:
+    part = target.with_name(f".gpuir.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        with suppress(FileNotFoundError):
+            part.chmod(target.stat().st_mode & 0o7777)
+        os.replace(part, target)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)

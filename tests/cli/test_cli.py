@@ -340,6 +340,27 @@ def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest
     assert sorted(p.name for p in folder.iterdir()) == ["mlp.gir", "odd.gir", "out.gir"]
 
 
+def test_only_a_file_is_replaced(folder: Path):
+    """Root would lose its /dev/null."""
+    os.mkfifo("pipe")
+    done = shell(f"gpuir opt {folder}/mlp.gir -o {folder}/pipe & timeout 20 cat {folder}/pipe")
+    assert done.stdout.startswith("graph @mlp") and Path("pipe").is_fifo()
+    assert "Is a directory" in run("opt", "mlp.gir", "-o", ".", status=2).stderr
+    assert "Is a directory" in run("opt", "mlp.gir", "-o", "/", status=2).stderr
+
+
+def test_a_file_keeps_its_permissions_and_a_link_its_end(folder: Path):
+    Path("real.gir").write_text("")
+    Path("real.gir").chmod(0o600)
+    Path("link.gir").symlink_to("real.gir")
+    run("opt", "mlp.gir", "-o", "link.gir")
+    assert Path("link.gir").is_symlink() and Path("real.gir").read_text().startswith("graph")
+    assert Path("real.gir").stat().st_mode & 0o777 == 0o600
+    long = "n" * 250
+    run("opt", "mlp.gir", "-o", long)
+    assert Path(long).is_file()
+
+
 def test_a_reader_that_leaves_is_no_error():
     done = shell("gpuir targets --format json | true; echo ${PIPESTATUS[0]}")
     assert done.stderr == "" and done.stdout == "141\n"
