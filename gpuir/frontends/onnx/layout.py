@@ -423,11 +423,12 @@ def constant(n: OnnxNode, e: Emitter) -> Value:
         for name in (f"value_{form}", f"value_{form}s"):
             if name in attrs:
                 return e.constant(attrs[name], dtype)
-    for name, type_of in (("value", tensor_type), ("sparse_value", sparse_type)):
-        proto = attrs.proto(name) if isinstance(attrs, Attributes) else None
-        if proto is not None:
-            stored = proto.t if name == "value" else proto.sparse_tensor
-            return e.lazy(type_of(stored), lambda: attrs[name])  # noqa: B023
+    if isinstance(attrs, Attributes):
+        if (proto := attrs.proto("value")) is not None:
+            return e.lazy(tensor_type(proto.t), lambda: attrs["value"])
+        if (proto := attrs.proto("sparse_value")) is not None:
+            return e.lazy(sparse_type(proto.sparse_tensor), lambda: attrs["sparse_value"])
+    for name in ("value", "sparse_value"):
         if name in attrs:
             return e.constant(attrs[name])
     found = ", ".join(attrs) or "no attribute"
