@@ -107,7 +107,7 @@ class Kernel:
         op = self.node.op
         if not isinstance(op, k.KernelOp) or isinstance(op, k.View):
             return ""
-        dims = (f"{d}={n}" for d, n in op.space().dims.items())
+        dims = (f"{d}={n}" for d, n in op.nest.dims.items())
         return " ".join((op.compute_dtype.name, *dims))
 
 
@@ -246,7 +246,7 @@ def _bytes(node: Node, cost: Cost) -> int:
     predicted = cost.fact("dram_bytes")
     if predicted is not None:
         return round(predicted)
-    space = op.space()
+    space = op.nest
     return sum(a.type.nbytes for a in (*space.reads, *space.writes))
 
 

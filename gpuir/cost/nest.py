@@ -127,7 +127,7 @@ class Tiles:
     @staticmethod
     def of(tile: Tile, work: Work) -> Tiles:
         cut = dict(tile.dims)
-        dims = {d: float(cut.get(d, n)) for d, n in work.dims}
+        dims = {d: float(cut.get(d, max(n, 1))) for d, n in work.dims}
         return Tiles(dims, float(tile.stages), float(tile.warps), float(tile.split))
 
 
@@ -165,8 +165,16 @@ class Nest:
 
 
 def work_of(op: k.KernelOp, tf32: bool = False) -> Work:
-    """The work of a kernel. `tf32` lets f32 products run on the matrix units."""
-    space = op.space()
+    """The work of a kernel, computed once: an op never changes. `tf32` lets f32 products run on the
+    matrix units."""
+    known: dict[bool, Work] = op.__dict__.setdefault("_works", {})
+    if tf32 not in known:
+        known[tf32] = _work(op, tf32)
+    return known[tf32]
+
+
+def _work(op: k.KernelOp, tf32: bool) -> Work:
+    space = op.nest
     match op:
         case k.Gemm() | k.Conv() | k.Attention():
             return _contraction(op, space, tf32)
@@ -205,7 +213,7 @@ def operand_names(op: k.KernelOp) -> tuple[str, ...]:
         reads = (op.a, op.b, *op.weights, *op.extra)
     elif isinstance(op, k.Conv):
         reads = (op.x, op.w, *op.weights, *op.extra)
-    writes = len(op.space().writes)
+    writes = len(op.nest.writes)
     results = ["result"] if writes == 1 else [f"result {i}" for i in range(writes)]
     return (*(f"%{v.name}" for v in reads), *results)
 
@@ -215,8 +223,11 @@ def _cells(a: Access) -> int:
 
 
 def _operand(a: Access, space: Space, role: Role, inner: int = 1, taps: int = 1) -> Operand:
-    """`inner` cells lie behind one index; a nest of fewer points than cells reads only those."""
+    """`inner` cells lie behind one index; a nest of fewer points than cells reads only those, one
+    of none reads nothing."""
     cell_bytes = inner * a.type.dtype.bits / 8
+    if not space.points and role != "written":
+        return Operand(a.dims, cell_bytes, 0.0, role)
     visited = cell_bytes * prod(space.dims[d] for d in a.dims) * taps
     return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), role)
 

@@ -81,6 +81,11 @@ class Op:
         return self.types()
 
     @cached_property
+    def nest(self) -> Space:
+        """`space()`, computed once."""
+        return self.space()
+
+    @cached_property
     def operands(self) -> tuple[Value, ...]:
         fields = (_values(getattr(self, name)) for name in field_names(type(self)))
         return tuple(v for values in fields for v in values)

@@ -103,7 +103,7 @@ class _Verifier:
             if node.tile is None:
                 self.fail(node, f"a {level.name} kernel has a tile")
             else:
-                dims = node.op.space().dims
+                dims = node.op.nest.dims
                 for dim, _ in node.tile.dims:
                     if dim not in dims:
                         self.fail(node, f"the tile cuts {dim}", expected=", ".join(dims), found=dim)

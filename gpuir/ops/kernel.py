@@ -26,7 +26,7 @@ class KernelOp(Op):
     @property
     def compute_dtype(self) -> DType:
         """The dtype whose arithmetic rate bounds the kernel: the widest one it computes on."""
-        reads = [a.type.dtype for a in self.space().reads]
+        reads = [a.type.dtype for a in self.nest.reads]
         floats = [d for d in reads if d.is_float]
         return max(floats or reads or [f32], key=lambda d: d.bits)
 

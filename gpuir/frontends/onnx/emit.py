@@ -190,7 +190,7 @@ class Emitter:
             return self._fold(op, names)
         placed = {v: self.place(v) for v in op.operands}
         if not names and self.prefix:
-            names = (f"{self.prefix}/{op.name[2:]}",) * len(op.types())
+            names = (f"{self.prefix}/{op.name[2:]}",) * len(op.result_types)
         results = self.builder.add(op.substitute(placed), names)
         self.own.update(results)
         return results
@@ -220,7 +220,7 @@ class Emitter:
 
     def put(self, op: Op, name: str) -> Value:
         """Appends an op as it is, its result under the model's own name."""
-        value = Value(self.names.claim(name), op.types()[0])
+        value = Value(self.names.claim(name), op.result_types[0])
         self.builder.put(Node(op, (value,), self.builder.locs))
         self.own.add(value)
         return value
@@ -249,7 +249,7 @@ class Emitter:
 
     def _fold(self, op: Op, names: Sequence[str]) -> tuple[Value, ...]:
         operands = {v: c for v in op.operands if (c := self.const_of(v)) is not None}
-        types = op.types()
+        types = op.result_types
         self.scope.folded += self.builder.locs
         spreads = False
         if isinstance(op, t.LAYOUT) and types[0].size:
