@@ -15,7 +15,7 @@ def value(name: str, dtype: DType, *shape: int) -> Value:
 
 def gemm(m: int, n: int, depth: int, dtype: DType = f16, batch: int = 1) -> k.Gemm:
     """c[m, n] in the operands' dtype, summed in f32."""
-    lead = (batch,) if batch > 1 else ()
+    lead = (batch,) if batch != 1 else ()
     acc = value("acc", f32, *lead, m, n)
     e = Builder(Level.graph, "epilogue")
     e.locs = ("test:cast",)

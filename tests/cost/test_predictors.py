@@ -212,3 +212,30 @@ def test_every_target_costs_every_kind():
         target = load_target(path)
         for op in ops:
             assert best(op, target).time_s > 0
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *(gemm(*extents) for extents in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (0, 0, 0))),
+        gemm(64, 64, 64, batch=0),
+        attention(0, 12, 64, 64, 64),
+        attention(1, 12, 0, 64, 64),
+        attention(1, 12, 64, 0, 64),
+        attention(1, 12, 64, 64, 0),
+        conv(0, 64, 56, 64, 3),
+        mapped("add", f32, (0, 128), (128,)),
+        softmax(0, 128),
+        softmax(128, 0),
+        gather(1000, 64, 0),
+        gather(0, 64, 0),
+    ],
+)
+@pytest.mark.parametrize("target", ["t4", "a100", "h100", "mi300x"])
+def test_a_kernel_of_nothing_costs_a_launch(op, target):
+    device = load_target(target)
+    tile = best_tile(work_of(op), device)
+    for predict in PREDICTORS.values():
+        cost = predict(op, tile, device)
+        assert device.launch_s <= cost.time_s < 2 * device.launch_s
+        assert all(value == value for _, value in cost.facts)
