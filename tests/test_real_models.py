@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 
 ROOT = Path(__file__).parent.parent
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
-TOKENS = {name: (1, 16) for name in ("input_ids", "attention_mask", "token_type_ids")}
+TOKENS = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (1, 16))
 # package, file in its wheel, the shapes of inputs that the file leaves open
 THIRD_PARTY = (
     ("magika==1.0.3", "standard_v3_3/model.onnx", {"bytes": (1, 2048)}),

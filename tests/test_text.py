@@ -65,7 +65,7 @@ REFUSED = {
     "graph @g {": "unexpected the end of the text",
     "graf @g { out }": "unexpected 'graf'",
     graph("out %x", "out %x"): "nothing comes after `out`",
-    graph("%y: f32[2] = t.map(\"relu\", [%x])"): "there is no `out` line",
+    graph('%y: f32[2] = t.map("relu", [%x])'): "there is no `out` line",
     graph("in %x: f32[3]", "out %x"): "%x is defined twice",
     graph("out %y"): "%y is not defined before this",
     graph("param %p: f33[2]", "out %x"): "no dtype 'f33'",
@@ -127,7 +127,9 @@ def test_mutated_text_parses_or_is_refused(g, data):
     """One character gone, doubled or changed: a graph, or an error of ours."""
     text = show(pipeline("fuse,legalize,tile{target=t4},annotate").run(g))
     at = data.draw(st.integers(0, len(text) - 1))
-    new = data.draw(st.sampled_from(["", text[at] * 2, "%", "{", "}", '"', "(", "0", "-", "\0", "é"]))
+    new = data.draw(
+        st.sampled_from(["", text[at] * 2, "%", "{", "}", '"', "(", "0", "-", "\0", "é"])
+    )
     try:
         parse(text[:at] + new + text[at + 1 :])
     except GpuirError as error:

@@ -28,8 +28,6 @@ from gpuir.ir.errors import GpuirError
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 
-
-
 PASSES = "canonicalize,recognize,fuse,legalize"
 
 
