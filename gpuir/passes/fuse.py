@@ -140,7 +140,8 @@ class _Fuser:
         kind = kind_of(op)
         feeders = list(dict.fromkeys(f for v in op.operands if (f := self.group_of(v))))
         rank = {"contraction": 0, "reduce": 1, "map": 2, "layout": 3}
-        feeders.sort(key=lambda f: rank.get(f.kind, 4))
+        # of equals, first one that others read too: it cannot be merged into another
+        feeders.sort(key=lambda f: (rank.get(f.kind, 4), self.is_private(f, i)))
         for group in feeders:
             if self.accepts(group, i, op, kind) and not self.is_cyclic(group, op.operands):
                 group.members.append(i)
@@ -181,6 +182,14 @@ class _Fuser:
                 return False
             case _:
                 return False
+
+    def is_private(self, group: Group, i: int) -> bool:
+        """Whether only the group itself and node i read what it makes."""
+        made = [v for node in self.members(group) for v in node.results]
+        inside = {i, *group.members}
+        return not any(
+            v in self.outputs or any(u not in inside for u in self.users.get(v, ())) for v in made
+        )
 
     def is_closed(self, group: Group, i: int) -> bool:
         """Whether what the group makes is read only inside it and by node i: nothing to store. The
