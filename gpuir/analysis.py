@@ -9,13 +9,13 @@ from os import PathLike, fspath
 from typing import TypedDict, Unpack
 
 from gpuir.backends.report import Device, Summary, find_kernel, summarize
-from gpuir.cost.explain import Line, terms
+from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
 from gpuir.ir.errors import ModelError, TextError, UsageError, VerifyError
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.ops.kernel import KernelOp, View
-from gpuir.passes.annotate import Annotate
+from gpuir.passes.annotate import IN_TF32, Annotate
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
@@ -148,12 +148,13 @@ def _check_target(g: Graph, target: str | None) -> None:
         )
 
 
-def explain(graph: Graph, name: str, *, tf32: bool = False) -> tuple[Line, ...]:
+def explain(graph: Graph, name: str) -> tuple[Line, ...]:
     """Every quantity that leads to the cost of one kernel of a costed graph, in order.
 
     `name` is the kernel's first result, or a model node it stands for: whole, or the end of it.
-    Empty for a view, a loop or a branch. UsageError, with the nearest names, when nothing or
-    several kernels are called so, or when the predictor does not explain itself.
+    Empty for a view, a loop or a branch. Of a predictor that does not explain itself, the terms
+    and facts that it stated. UsageError, with the nearest names, when nothing or several kernels
+    are called so.
     """
     node = find_kernel(graph, name).node
     if node.cost is None:
@@ -161,7 +162,7 @@ def explain(graph: Graph, name: str, *, tf32: bool = False) -> tuple[Line, ...]:
     if not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
-    return terms(node.op, node.tile, target, predictor=node.cost.by, tf32=tf32)
+    return explained(node.op, node.tile, target, node.cost, tf32=IN_TF32 in graph.assumed)
 
 
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:

@@ -32,8 +32,10 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
     power = min(max(floor(log10(abs(value)) / 3), -4), 6)
     if unit.startswith(("bytes", "bit", "flop")):
         power = max(power, 0)
+    if unit == "s":
+        power = min(power, 0)
     text = significant(value / 1000.0**power, digits)
-    if abs(float(text)) >= 1000 and power < 6:  # 999.96 rounds up
+    if abs(float(text)) >= 1000 and power < (0 if unit == "s" else 6):  # 999.96 rounds up
         power += 1
         text = significant(value / 1000.0**power, digits)
     return f"{text} {PREFIXES[power]}{SHORT.get(unit, unit)}"

@@ -25,7 +25,7 @@ PIPED_WIDTH = 120
 
 @click.command()
 @options.model
-@click.option("--target", help="A GPU, or several: a100,h100-sxm,l4. `gpuir targets` lists them.")
+@click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
 @options.loading
 @options.costing
 @click.option(
@@ -70,19 +70,21 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
     from gpuir.cost.table import find_predictor
 
     targets = [
-        options.with_settings(str(loaded.targets.get(name, name)), given)
-        for name in split_targets(given["target"])
+        options.with_settings(loaded.target(name), given) for name in split_targets(given["target"])
     ]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
-    predictor = find_predictor(given["predictor"], loaded.predictors)
+    predictor = given["predictor"]
+    found = find_predictor(predictor, loaded.predictors)
+    if predictor in loaded.predictors:
+        predictor = found
     progress = Progress(given["verbose"])
     g = gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
     progress.loaded(g)
     if given["strict"]:
         refuse_opaque(g)
     if given["pipeline"]:
-        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors)
+        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
         g = passes.run(g, watch=progress.made)
     g = gpuir.lower(g, watch=progress.made)
     return [
@@ -99,13 +101,18 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
 
 
 def split_targets(text: str | None) -> list[str]:
-    """`a100+sms=60,l4` → `a100+sms=60`, `l4`."""
+    """`a100+sms=60,l4` → `a100+sms=60`, `l4`; `all` is every one there is."""
+    if text == "all":
+        from gpuir.targets.load import target_names
+
+        return list(target_names())
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
 
 
 def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:
     """The extent of the one dimension that is called a batch."""
-    found = [n for pairs in dims for name, n in pairs if re.search("batch", name, re.IGNORECASE)]
+    merged = dict(pair for pairs in dims for pair in pairs)
+    found = [n for name, n in merged.items() if re.search("batch", name, re.IGNORECASE)]
     return found[0] if len(found) == 1 else None
 
 

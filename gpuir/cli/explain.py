@@ -43,6 +43,6 @@ def command(node: str, **given: Any) -> None:
     for text in warnings:
         warn(text)
     g = graphs[0]
-    lines = gpuir.explain(g, node, tf32=given["tf32"])
+    lines = gpuir.explain(g, node)
     shape = layout({**given, "top": 0})
     emit(explanation(gpuir.summary(g), find_kernel(g, node), lines, shape), given["output"])

@@ -28,6 +28,11 @@ class Loaded:
     targets: dict[str, str | Path]
     backends: dict[str, Backend]
 
+    def target(self, name: str) -> str:
+        """`mine+sms=60` with the path of the module's target in place of its name."""
+        base, plus, numbers = name.partition("+")
+        return f"{self.targets.get(base, base)}{plus}{numbers}"
+
 
 def load_modules(names: Iterable[str]) -> Loaded:
     """The tables PASSES, PREDICTORS, TARGETS and BACKENDS of each module, put together.

@@ -43,7 +43,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     loaded = load_modules(given["modules"])
     pipeline = None
     if text.strip():
-        pipeline = gpuir.pipeline(text, loaded.passes, loaded.predictors)
+        pipeline = gpuir.pipeline(text, loaded.passes, loaded.predictors, loaded.targets)
     check_names(print_after, pipeline)
     progress = Progress(given["verbose"])
     g = read(given)
@@ -52,7 +52,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     def watch(p: Pass, g: Graph) -> None:
         progress.made(p, g)
         if p.name in print_after or "all" in print_after:
-            note(f"// after {p}\n{gpuir.show(g)}")
+            note(f"# after {p}\n{gpuir.show(g)}")
 
     if pipeline is not None:
         g = pipeline.run(g, verify_each, watch)

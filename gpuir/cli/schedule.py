@@ -42,7 +42,7 @@ def check(file: str, target: str | None, tf32: bool, **given: Any) -> None:
 
     found = gpuir.parse_schedule(_read(file), file)
     name = target or found.target
-    device = gpuir.load_target(str(load_modules(given["modules"]).targets.get(name, name)))
+    device = gpuir.load_target(load_modules(given["modules"]).target(name))
     g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
     g = gpuir.strip(gpuir.lower(g))
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import isclose
 from typing import Any
 
 from gpuir.cost import tile as model
 from gpuir.cost.nest import OWN_REGISTERS, Nest, Tiles, Work, operand_names, work_of
 from gpuir.cost.tile import Estimate, estimate, rates
 from gpuir.ir.errors import UsageError
-from gpuir.ir.notes import Tile
+from gpuir.ir.notes import Cost, Tile
 from gpuir.ops import kernel as k
 from gpuir.targets.target import Target
 
@@ -63,6 +64,24 @@ def terms(
                 f"the predictor {other!r} does not explain itself", expected="tile or roofline"
             )
     return tuple(replace(line, value=float(line.value)) for line in lines)
+
+
+def explained(
+    op: k.KernelOp, tile: Tile | None, target: Target, cost: Cost, *, tf32: bool = False
+) -> tuple[Line, ...]:
+    """The lines behind a cost, where its predictor is ours and they lead to it; else (a plug-in's,
+    or another version's) what the cost states of itself."""
+    name = cost.by.partition("@")[0]
+    if name == "roofline" or (name == "tile" and tile is not None):
+        lines = terms(op, tile, target, predictor=name, tf32=tf32)
+        if isclose(lines[-1].value, cost.time_s, rel_tol=1e-9):
+            return lines
+    source = f"as {cost.by} says"
+    return (
+        *(Line(name.replace("_", " "), value, "", source=source) for name, value in cost.facts),
+        *(Line(name, value, "s", source=source) for name, value in cost.terms),
+        Line("time", cost.time_s, "s", source=source),
+    )
 
 
 def _roofline_lines(op: k.KernelOp, target: Target, tf32: bool) -> tuple[Line, ...]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from gpuir.cost.nest import Work, work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
+from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.types import f32
@@ -17,6 +18,8 @@ from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
+
+IN_TF32 = "f32 products in TF32"
 
 Price = Callable[[k.KernelOp, "Tile | None"], Cost]
 
@@ -41,8 +44,22 @@ class Annotate(Pass):
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
         costed = cost_graph(g, pricing(self.predictor, target, self.tf32))
+        _check_version(self.predictor, costed)
         notes = assumptions(g, target, self.tf32)
         return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
+
+
+def _check_version(predictor: str | Predictor, costed: Graph) -> None:
+    """UsageError when a version was asked for that the predictor does not sign with."""
+    if not isinstance(predictor, str) or "@" not in predictor:
+        return
+    signed = {n.cost.by for n in costed.walk() if n.cost and n.cost.terms}
+    if signed - {predictor}:
+        raise UsageError(
+            f"no predictor {predictor!r}",
+            found=", ".join(sorted(signed)),
+            fix="leave the version out, or install that of gpuir or of the plug-in",
+        )
 
 
 def pricing(predictor: str | Predictor, target: Target, tf32: bool) -> Price:
@@ -112,4 +129,4 @@ def assumptions(g: Graph, target: Target, tf32: bool) -> list[str]:
     )
     if not (has_tf32 and products):
         return []
-    return ["f32 products in TF32" if tf32 else "f32 products on the vector pipe, TF32 off"]
+    return [IN_TF32 if tf32 else "f32 products on the vector pipe, TF32 off"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from gpuir.cost.table import Predictor
 from gpuir.ir.plugins import find_named
@@ -29,10 +30,12 @@ def pipeline(
     text: str,
     loaded: Mapping[str, type[Pass]] | None = None,
     predictors: Mapping[str, Predictor] | None = None,
+    targets: Mapping[str, str | Path] | None = None,
 ) -> Pipeline:
     """The pipeline that text like `canonicalize,fuse{max_ops=8},legalize` states.
 
-    `loaded` passes and `predictors` are those of the user's own modules, by name.
+    `loaded` passes, `predictors` and `targets` (paths of spec files) are those of the user's own
+    modules, by name.
     """
     from gpuir.text import parse_passes
 
@@ -41,5 +44,7 @@ def pipeline(
         made = make_pass(find_pass(name, loaded), options)
         if isinstance(made, Annotate) and predictors and made.predictor in predictors:
             made = replace(made, predictor=predictors[str(made.predictor)])
+        if isinstance(made, TilePass) and targets and made.target in targets:
+            made = replace(made, target=str(targets[made.target]))
         passes.append(made)
     return Pipeline(tuple(passes))

@@ -169,6 +169,25 @@ def test_explain(folder: Path):
     assert eval(last.split("=", 1)[1], {"max": max}) == pytest.approx(time_s, rel=1e-5)
 
 
+def test_explain_knows_tf32_from_the_graph(folder: Path):
+    (folder / "wide.gir").write_text(MLP.replace("f16", "f32"))
+    given = ("--target", "a100", "--tf32")
+    run("analyze", "wide.gir", *given, "--format", "ir", "-o", "costed.gir")
+    text = run("explain", "costed.gir", "MatMul_3").stdout
+    assert text == run("explain", "wide.gir", "MatMul_3", *given).stdout
+    assert "tensor.tf32" in text
+
+
+def test_the_last_batch_counts():
+    args = ("analyze", ENCODER, "--target", "t4", "--dims", "batch=1,seq=16")
+    assert "of batch 2" in run(*args, "--dims", "batch=2").stdout
+
+
+def test_all_targets_are_compared(folder: Path):
+    text = run("analyze", "mlp.gir", "--target", "all").stdout
+    assert "\nl4 " in text and "\nmi300x " in text
+
+
 def test_explain_a_name_that_is_not_there(folder: Path):
     error = run("explain", "mlp.gir", "MatMul_33", "--target", "a100", status=2).stderr
     assert "no kernel is called 'MatMul_33'" in error and "did you mean MatMul_3?" in error
@@ -184,7 +203,7 @@ def test_opt_prints_what_it_read(folder: Path):
 
 def test_print_after_is_on_stderr(folder: Path):
     done = run("opt", "mlp.gir", "--pipeline", "canonicalize,fuse", "--print-after", "all")
-    assert "// after canonicalize\ngraph @mlp" in done.stderr
+    assert "# after canonicalize\ngraph @mlp" in done.stderr
     assert done.stdout.startswith("fused @mlp")
     error = run("opt", "mlp.gir", "--pipeline", "fuse", "--print-after", "fues", status=2).stderr
     assert "did you mean fuse?" in error
@@ -248,6 +267,12 @@ def test_predictors_targets_and_backends_of_ones_own(folder: Path):
     assert run(*args, "--format", "count").stdout == "2\n"
     passes = "fuse,legalize,tile{target=t4},annotate{predictor=twice}"
     assert "twice@1" in run("opt", "mlp.gir", "--load", "plugin.py", "--pipeline", passes).stdout
+    tiled = "fuse,legalize,tile{target=mine}"
+    assert "for " in run("opt", "mlp.gir", "--load", "plugin.py", "--pipeline", tiled).stdout
+    changed = run("analyze", "mlp.gir", "--target", "mine+sms=3", "--load", "plugin.py").stdout
+    assert "(l4+sms=3)" in changed
+    lines = run("explain", "mlp.gir", "MatMul_3", *args[2:], "--predictor", "twice").stdout
+    assert "as twice@1 says" in lines
     assert "no predictor 'twice'" in run("opt", "mlp.gir", "--pipeline", passes, status=2).stderr
 
 
@@ -275,6 +300,7 @@ def test_a_module_that_adds_nothing_or_does_not_load(folder: Path):
         (("mlp.gir", "--target", "a100", "--dims", "n"), "'n' is not like NAME=8,NAME=128"),
         (("mlp.gir", "--target", "a100", "--input", "x=1x-3"), "is not like NAME=1x3x224x224"),
         (("mlp.gir", "--target", "a100", "--format", "tabel"), "did you mean table?"),
+        (("mlp.gir", "--target", "a100", "--predictor", "tile@77"), "no predictor 'tile@77'"),
         (("mlp.gir", "--target", "a100", "--set", "smss=1"), "did you mean"),
         (("mlp.gir", "--target", "a100", "--schedule", "no.sched"), "no.sched"),
         (("mlp.gir", "--target", "a100", "-o", "no/such/folder"), "cannot write the file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from cost.kernels import gemm, mapped
@@ -10,7 +11,7 @@ from cost.test_predictors import TARGETS, kernels, tiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuir.cost.explain import terms
+from gpuir.cost.explain import Line, explained, terms
 from gpuir.cost.table import PREDICTORS
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
@@ -67,3 +68,13 @@ def test_what_cannot_be_explained_says_so():
         terms(gemm(8, 8, 8, f16), None, A100)
     with pytest.raises(UsageError, match="does not explain itself"):
         terms(gemm(8, 8, 8, f16), None, A100, predictor="mine@2")
+
+
+def test_a_cost_of_another_version_states_itself():
+    op, tile = gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100)
+    cost = PREDICTORS["tile"](op, tile, A100)
+    assert explained(op, tile, A100, cost) == terms(op, tile, A100)
+    later = replace(cost, time_s=2 * cost.time_s, by="tile@9")
+    lines = explained(op, tile, A100, later)
+    assert lines[-1] == Line("time", later.time_s, "s", source="as tile@9 says")
+    assert {"waves", "compute", "memory", "latency"} <= {line.name for line in lines}
