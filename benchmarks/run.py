@@ -2,8 +2,9 @@
 
 usage: python benchmarks/run.py [--runs N]        (pip install -e '.[bench]' first)
 
-Prints medians and ratios; judges nothing. Models: the light networks inside the onnx package, the
-encoder of examples/, and chains made here.
+Prints medians and ratios; judges nothing. Processes run in turn, from compiled bytecode, as an
+installed package does; CPU seconds are user and system time, which a busy machine disturbs less.
+Models: the light networks inside the onnx package, and others made here.
 """
 
 from __future__ import annotations
@@ -22,52 +23,65 @@ from rich.console import Console
 from rich.table import Table
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
-ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+Measured = tuple[float, float, float]  # wall seconds, CPU seconds, peak resident MB
 
 
-def measure(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak resident MB of one process."""
+def measure(command: list[str]) -> Measured:
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
-    return seconds, usage.ru_maxrss / 1024
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def paired(ours: list[str], theirs: list[str], runs: int) -> tuple[list[float], list[float]]:
-    """Median (seconds, MB) of each command, run in turn after one warm-up of each."""
-    rows = [(measure(ours), measure(theirs)) for _ in range(runs + 1)][1:]
-    return tuple([statistics.median(r[i][j] for r in rows) for j in (0, 1)] for i in (0, 1))
+def medians(*commands: list[str], runs: int) -> list[Measured]:
+    """Of each command, run in turn after one warm-up of each."""
+    rounds = [[measure(command) for command in commands] for _ in range(runs + 1)][1:]
+    return [tuple(map(statistics.median, zip(*rows))) for rows in zip(*rounds)]
 
 
 def nodes(path: Path) -> int:
     return len(onnx.load(path, load_external_data=False).graph.node)
 
 
+def analyze(path: Path) -> list[str]:
+    return [sys.executable, "-m", "gpuir", "analyze", str(path), "--target", "a100"]
+
+
 def cold_start(runs: int) -> Table:
-    table = Table(
-        "model", "nodes", "gpuir s", "onnx-tool s", "ratio", "gpuir MB", "onnx-tool MB", "ratio"
-    )
+    columns = [
+        f"{what} {column}"
+        for what in ("wall s", "CPU s", "MB")
+        for column in ("gpuir", "onnx-tool", "ratio")
+    ]
+    table = Table("model", "nodes", *columns)
     for name in ("light_resnet50", "light_shufflenet", "light_inception_v2", "light_densenet121"):
         path = LIGHT / f"{name}.onnx"
-        ours = [sys.executable, "-m", "gpuir", "analyze", str(path), "--target", "a100"]
-        theirs = [sys.executable, "-m", "onnx_tool", "-i", str(path)]
-        (s, mb), (peer_s, peer_mb) = paired(ours, theirs, runs)
-        table.add_row(
-            *(name, str(nodes(path)), f"{s:.2f}", f"{peer_s:.2f}", f"{s / peer_s:.2f}"),
-            *(f"{mb:.0f}", f"{peer_mb:.0f}", f"{mb / peer_mb:.2f}"),
-        )
+        peer = [sys.executable, "-m", "onnx_tool", "-i", str(path)]
+        pairs = zip(*medians(analyze(path), peer, runs=runs), (".2f", ".2f", ".0f"))
+        cells = (f"{a:{form}} {b:{form}} {a / b:.2f}".split() for a, b, form in pairs)
+        table.add_row(name[6:], str(nodes(path)), *(cell for row in cells for cell in row))
     return table
 
 
 def imports(runs: int) -> Table:
-    table = Table("import gpuir s", "import numpy s", "difference s", "ratio")
-    ours = [sys.executable, "-c", "import gpuir, numpy; gpuir.parse, gpuir.show, gpuir.Graph"]
-    (s, _), (base, _) = paired(ours, [sys.executable, "-c", "import numpy"], runs)
-    table.add_row(f"{s:.3f}", f"{base:.3f}", f"{s - base:.3f}", f"{s / base:.2f}")
+    table = Table("import", "wall s", "CPU s", "wall s over numpy")
+    commands = {
+        "numpy": "import numpy",
+        "gpuir": "import gpuir",
+        "gpuir, parser and printer": "import gpuir; gpuir.parse, gpuir.show, gpuir.Graph",
+        "gpuir, analyze": "import numpy, gpuir; gpuir.analyze",
+    }
+    rows = medians(*([sys.executable, "-c", text] for text in commands.values()), runs=runs)
+    for name, (s, cpu, _) in zip(commands, rows):
+        table.add_row(name, f"{s:.3f}", f"{cpu:.3f}", f"{s - rows[0][0]:+.3f}")
     return table
 
 
@@ -100,6 +114,52 @@ def chain(path: Path, blocks: int) -> None:
         *([value(x, TensorProto.FLOAT, [32, width])], weights),
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+def huge(path: Path) -> None:
+    """Writes 64 products of 2.7 GB in all, the weights inside the file and holes on the disk."""
+    from onnx import TensorProto, helper
+
+    width, each = 4608, 4608 * 4608 * 2
+    made = [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(64)]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, [16, width])
+        for name in ("x0", "x64")
+    ]
+    head = helper.make_model(
+        helper.make_graph(made, "huge", ends[:1], ends[1:]),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    graph = head.graph.SerializeToString()
+    head.ClearField("graph")
+    weights: list[bytes] = []
+    for i in range(64):  # ends in a field of 84,934,656 bytes, which are not there
+        tensor = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT16, dims=[width, width])
+        begun = tensor.SerializeToString() + b"\x4a" + varint(each)
+        weights.append(b"\x2a" + varint(len(begun) + each) + begun)
+    size = len(graph) + sum(map(len, weights)) + 64 * each
+    with path.open("wb") as file:
+        file.write(head.SerializeToString() + b"\x3a" + varint(size) + graph)
+        for weight in weights:
+            file.write(weight)
+            file.seek(each, os.SEEK_CUR)
+        file.truncate()
+
+
+def varint(number: int) -> bytes:
+    low, rest = number & 127, number >> 7
+    return bytes((low | 128,)) + varint(rest) if rest else bytes((low,))
+
+
+def memory(runs: int) -> Table:
+    table = Table("weights in the file, GB", "wall s", "CPU s", "peak MB")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "huge.onnx"
+        huge(path)
+        ((s, cpu, mb),) = medians(analyze(path), runs=runs)
+        size = f"{path.stat().st_size / 1e9:.1f}"
+    table.add_row(size, f"{s:.2f}", f"{cpu:.2f}", f"{mb:.0f}")
+    return table
 
 
 def scale() -> Table:
@@ -145,9 +205,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
-    console = Console(width=120)
-    for table in (cold_start(runs), imports(runs), scale()):
-        console.print(table)
+    console = Console(width=140)
+    with tempfile.TemporaryDirectory() as folder:
+        ENVIRONMENT["PYTHONPYCACHEPREFIX"] = folder
+        for table in (cold_start(runs), imports(runs), memory(runs), scale()):
+            console.print(table)
 
 
 if __name__ == "__main__":
