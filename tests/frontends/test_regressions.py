@@ -78,3 +78,28 @@ def test_the_batch_of_a_state_is_guessed() -> None:
     proto = model(nodes, [("h", F, [2, None, 64])], [("y", F, None)])
     with pytest.raises(ModelError, match="--input h=2x1x64"):
         load(proto)
+
+
+def test_a_small_weight_is_no_launch() -> None:
+    """The product of YOLO's box decoder has 16 weights: they lie in memory, nothing fills them."""
+    weights = [helper.make_tensor("w", F, [1, 4, 1, 1], [0, 1, 2, 3])]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Add", ["c", "w"], ["y"]),
+    ]
+    graph = load(model(nodes, [("x", F, [1, 4, 8, 8])], [("y", F, None)], weights=weights)).graph
+    assert [p.name for p in graph.params] == ["w"]
+    assert [n.op.name for n in graph.nodes] == ["t.conv", "t.map"]
+
+
+def test_a_zero_state_is_no_launch() -> None:
+    zeros = [
+        helper.make_tensor(name, F, shape, [0.1] * (shape[0] * shape[1] * shape[2]))
+        for name, shape in (("w", [1, 32, 8]), ("r", [1, 32, 8]))
+    ]
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=8)
+    graph = load(model([node], [("x", F, [5, 2, 8])], [("y", F, None)], weights=zeros)).graph
+    outer = {v.name for v in graph.params}
+    loops = [n.op for n in graph.nodes if n.op.control]
+    made = {v for n in graph.nodes for v in n.results if n.op.name == "t.constant"}
+    assert loops and outer and not made & {v for op in loops for v in op.operands}

@@ -133,6 +133,7 @@ class Emitter:
         self.scope = inside.scope if inside else scope or Scope()
         self.known: dict[Value, Const] = {}
         self.placed: dict[Value, Value] = {}  # known or captured value -> the value in this graph
+        self.stored: dict[Value, Value] = {}  # the same, where it has to be in memory
         self.captures: list[Value] = []  # outer values this region reads, in order
         self.own: set[Value] = set()
         self.prefix = ""  # of the names of results that have no name of their own
@@ -188,7 +189,8 @@ class Emitter:
             op = self._immediates(op)
         if fold and not op.control and all(self.const_of(v) is not None for v in op.operands):
             return self._fold(op, names)
-        placed = {v: self.place(v) for v in op.operands}
+        stored = op.contraction or op.control
+        placed = {v: self.place(v, stored) for v in op.operands}
         if not names and self.prefix:
             names = (f"{self.prefix}/{op.name[2:]}",) * len(op.result_types)
         results = self.builder.add(op.substitute(placed), names)
@@ -294,32 +296,35 @@ class Emitter:
             root = root.outer
         return root.builder.is_input(value)
 
-    def place(self, value: Value) -> Value:
-        """The value as nodes of this graph read it: a known one becomes a constant or a param, one
-        of an outer graph a capture."""
+    def place(self, value: Value, stored: bool = False) -> Value:
+        """The value as nodes of this graph read it: a known one becomes a constant or, always where
+        it is read from memory (`stored`), a param; one of an outer graph a capture."""
         if value in self.own:
             return value
-        if value in self.placed:
-            return self.placed[value]
+        placed = self.stored if stored else self.placed
+        if value in placed:
+            return placed[value]
         const = self.const_of(value)
         if const is not None:
-            here = self._place_known(const)
+            here = self._place_known(const, stored)
         else:
             if self.outer is None:
                 raise AssertionError(f"%{value.name} belongs to no scope")
             self.captures.append(value)
             here = self.builder.capture(value)
-        self.placed[value] = here
+        placed[value] = here
+        if not isinstance(self.builder.producer(here), t.Constant):
+            self.placed[value] = self.stored[value] = here
         self.own.add(here)
         return here
 
-    def _place_known(self, const: Const) -> Value:
+    def _place_known(self, const: Const, stored: bool) -> Value:
         value = const.value
-        if (data := self._inline(const)) is not None:
+        if not stored and (data := self._inline(const)) is not None:
             return self.put(t.Constant(value.type, data), const.name)
         if self.outer is not None:
             self.outer.known.setdefault(value, const)  # folded in here, a param out there
-            outside = self.outer.place(value)
+            outside = self.outer.place(value, stored)
             self.captures.append(outside)
             return self.builder.capture(outside)
         here = self.builder.param(const.name, value.type)
