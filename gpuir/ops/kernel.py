@@ -220,8 +220,11 @@ class Conv(KernelOp):
             return Access(type, tuple(d for d in names if d in live))
 
         def pointwise(v: Value) -> Access:
-            """An epilogue operand: per channel where it has no more cells than channels."""
-            return access(v.type, *(("b", "n") if v.type.size <= y[1] else ("b", "m", "n")))
+            """An epilogue operand, which broadcasts to the result: its axis 1 is groups and n."""
+            first = len(y) - v.type.rank
+            wide = {first + i for i, n in enumerate(v.type.shape) if n != 1}
+            channels, cells = 1 in wide, bool(wide - {1})
+            return access(v.type, *"b" * channels, *"m" * cells, *"n" * channels)
 
         return Space(
             dims=dims,
@@ -351,29 +354,46 @@ class Map(BodyKernel):
 class Reduce(BodyKernel):
     """Reductions over r for each o, with the pointwise work around them, in one kernel.
 
-    The body holds pointwise ops and reductions, all over the same cells: a softmax, a norm, a sum.
-    `rows` is the extent of r. Results have the cells of o, or of o and r.
+    The body holds pointwise ops and reductions, all over the same axes of the same cells: a
+    softmax, a norm, a sum. Results have the cells of o, or of o and r.
     """
 
     name: ClassVar[str] = "k.reduce"
-    rows: int = 1
+
+    @property
+    def reduction(self) -> t.Reduce | t.ArgReduce | t.Cumulative | t.Softmax | t.Normalize:
+        """The first reduction of the body: r are the axes it runs over, o the others."""
+        found = next((n.op for n in self.body.nodes if isinstance(n.op, t.REDUCING)), None)
+        if found is None:
+            raise ModelError("k.reduce: the body reduces nothing", fix="k.map maps")
+        return found
+
+    def types(self) -> tuple[TensorType, ...]:
+        assert self.reduction
+        return super().types()
 
     def space(self) -> Space:
-        types = self.result_types
-        cells = max(v.type.size for v in (*self.args, *self.body.outputs))
-        outer = max(cells // max(self.rows, 1), 1)
+        """Operands broadcast to the reduction's. A group norm's channels are in both o and r."""
+        op = self.reduction
+        whole, reduced = op.x.type.shape, set(t.reduced_axes(op))
+        kept = set(range(len(whole))) - reduced
+        groups = op.groups or 1 if isinstance(op, t.Normalize) else 1
+        if groups > 1:
+            kept.add(1)
+        rows = prod(whole[a] for a in reduced) // groups
 
-        def access(type: TensorType) -> Access:
-            if type.size > outer:
-                return Access(type, ("o", "r"))
-            if type.size == self.rows != outer:
-                return Access(type, ("r",))
-            return Access(type, ("o",) if type.size > 1 else ())
+        def read(type: TensorType) -> Access:
+            first = len(whole) - type.rank
+            wide = {first + i for i, n in enumerate(type.shape) if n != 1}
+            return Access(type, ("o",) * bool(wide & kept) + ("r",) * bool(wide & reduced))
+
+        def written(type: TensorType) -> Access:
+            return Access(type, ("o", "r") if type.shape == whole else ("o",))
 
         return Space(
-            dims={"o": outer, "r": self.rows},
-            reads=tuple(access(v.type) for v in self.args),
-            writes=tuple(map(access, types)),
+            dims={"o": prod(whole) // rows if rows else 1, "r": rows},
+            reads=tuple(read(v.type) for v in self.args),
+            writes=tuple(map(written, self.result_types)),
             reduced=("r",),
         )
 
@@ -383,13 +403,22 @@ class Pool(BodyKernel):
     """A windowed reduction: o cells of the result, each over the r cells of its window."""
 
     name: ClassVar[str] = "k.pool"
-    rows: int = 1
+
+    @property
+    def window(self) -> t.Pool:
+        found = next((n.op for n in self.body.nodes if isinstance(n.op, t.Pool)), None)
+        if found is None:
+            raise ModelError("k.pool: the body pools nothing", fix="k.map maps")
+        return found
+
+    def types(self) -> tuple[TensorType, ...]:
+        assert self.window
+        return super().types()
 
     def space(self) -> Space:
         types = self.result_types
-        outer = max(type.size for type in types)
         return Space(
-            dims={"o": outer, "r": self.rows},
+            dims={"o": max(type.size for type in types), "r": prod(self.window.window)},
             reads=tuple(
                 Access(v.type, ("o", "r") if i == 0 else ("o",)) for i, v in enumerate(self.args)
             ),

@@ -872,6 +872,18 @@ SCATTERING = (ScatterElements, ScatterND)
 POINTWISE = (Map, Cast, Bitcast)
 REDUCING = (Reduce, ArgReduce, Cumulative, Softmax, Normalize)
 
+
+def reduced_axes(op: Op) -> tuple[int, ...]:
+    """The axes of its operand that a reducing op runs over, in order; none for other ops."""
+    match op:
+        case Reduce() | Normalize():
+            return tuple(sorted(op.axes))
+        case ArgReduce() | Softmax() | Cumulative():
+            return (op.axis,)
+        case _:
+            return ()
+
+
 OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (

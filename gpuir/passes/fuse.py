@@ -69,16 +69,6 @@ def kind_of(op: Op) -> Kind:
     return "alone"
 
 
-def reduced_axes(op: Op) -> tuple[int, ...]:
-    match op:
-        case t.Reduce() | t.Normalize():
-            return tuple(sorted(op.axes))
-        case t.ArgReduce() | t.Softmax():
-            return (op.axis,)
-        case _:
-            return ()
-
-
 class _Fuser:
     def __init__(self, g: Graph, options: Fuse):
         self.g, self.options = g, options
@@ -109,7 +99,7 @@ class _Fuser:
         if kind != "reduce":
             return Group(kind, [i], shape)
         x = op.operands[0]
-        group = Group(kind, [i], x.type.shape, reduced_axes(op))
+        group = Group(kind, [i], x.type.shape, t.reduced_axes(op))
         self.groups[i] = group
         for v in op.operands:
             feeder = self.group_of(v)
@@ -170,7 +160,7 @@ class _Fuser:
                 return shape == group.shape or shape == group.outer
             case "reduce", "reduce":
                 x = op.operands[0]
-                return x.type.shape == group.shape and reduced_axes(op) == group.axes
+                return x.type.shape == group.shape and t.reduced_axes(op) == group.axes
             case "reduce", "layout":
                 # only adds or drops the reduced axes of a per-row value
                 return (
@@ -375,6 +365,7 @@ class _Fuser:
         """The group as one node: its body in the model's order, generators it reads repeated."""
         nodes = [self.g.nodes[i] for i in group.members]
         made = {v for n in nodes for v in n.results}
+        stored = {v for n in nodes if n.op.contraction for v in n.op.operands}
         generators: dict[int, Node] = {}
         args: dict[Value, None] = {}
         for node in nodes:
@@ -383,7 +374,7 @@ class _Fuser:
                 if v in made:
                     continue
                 generator = i is not None and isinstance(self.g.nodes[i].op, GENERATORS)
-                if i is not None and generator and not node.op.contraction:
+                if i is not None and generator and v not in stored:
                     generators[i] = self.g.nodes[i]
                 else:
                     args[v] = None

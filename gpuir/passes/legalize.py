@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
@@ -88,10 +87,10 @@ class _Legalizer:
         for kinds, kernel in WHOLE:
             if any(isinstance(o, kinds) for o in ops):
                 return kernel(op.args, body)
-        if pool := next((o for o in ops if isinstance(o, t.Pool)), None):
-            return k.Pool(op.args, body, prod(pool.window))
-        if reduction := next((o for o in ops if isinstance(o, t.REDUCING)), None):
-            return k.Reduce(op.args, body, _rows(reduction))
+        if any(isinstance(o, t.Pool) for o in ops):
+            return k.Pool(op.args, body)
+        if any(isinstance(o, t.REDUCING) for o in ops):
+            return k.Reduce(op.args, body)
         return k.Map(op.args, body)
 
     # -- layout
@@ -136,19 +135,6 @@ WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
     ((*t.INDEXING, t.Resize), k.Gather),
     ((t.Concat, t.Pad), k.Copy),
 )
-
-
-def _rows(op: Op) -> int:
-    """The extent of r: cells that one result of the reduction depends on."""
-    match op:
-        case t.Reduce(_, x, axes) | t.Normalize(x, axes) if getattr(op, "groups", None) is None:
-            return prod(x.type.shape[a] for a in axes)
-        case t.Normalize(x, axes):
-            return prod(x.type.shape[a] for a in axes) // (op.groups or 1)
-        case t.ArgReduce(_, x, axis) | t.Softmax(x, axis) | t.Cumulative(_, x, axis):
-            return x.type.shape[axis]
-        case _:
-            raise AssertionError(op.name)
 
 
 # ---------------------------------------------------------------------------- contractions

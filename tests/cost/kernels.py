@@ -42,7 +42,7 @@ def softmax(rows: int, columns: int, dtype: DType = f32) -> k.Reduce:
     b = Builder(Level.graph, "body")
     b.locs = ("test:softmax",)
     b.capture(x)
-    return k.Reduce((x,), b.finish([b(t.Softmax(x, 1))]), columns)
+    return k.Reduce((x,), b.finish([b(t.Softmax(x, 1))]))
 
 
 def conv(
