@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 from gpuir.backends.report import Device, Summary, find_kernel, summarize
@@ -43,13 +45,13 @@ def load(
     warn: Callable[[str], None] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
-    """The graph of an ONNX file, or of gpuir's own text (`.gir`) at any level.
+    """The graph of an ONNX file, or of gpuir's own text (`.gir`, or `-` for stdin) at any level.
 
     What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
     or TextError when the file cannot be used.
     """
     path = fspath(path)
-    if path.endswith(".gir"):
+    if path.endswith(".gir") or path == "-":
         return _load_text_file(path, options)
     from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
 
@@ -69,13 +71,19 @@ def _load_text_file(path: str, options: LoadOptions) -> Graph:
             fix="shapes in a .gir file are numbers already; load the model it came from again",
         )
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        data = _read_stdin() if path == "-" else Path(path).read_bytes()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
     except UnicodeDecodeError as error:
         raise ModelError("not a text file", where=path, found=str(error)) from error
-    return load_text(text, path)
+    return load_text(text, "<stdin>" if path == "-" else path)
+
+
+def _read_stdin() -> bytes:
+    if not sys.stdin:  # closed by whoever started us
+        raise UsageError("there is no stdin to read IR text from", fix="give the file's name")
+    return sys.stdin.buffer.read()
 
 
 def load_text(text: str, source: str = "<text>") -> Graph:

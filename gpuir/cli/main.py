@@ -33,6 +33,14 @@ class Commands(click.Group):
             ctx.fail(f"no command {name!r}: {nearest(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:  # a help text for a full disk
+            sys.stdout = None
+            click.echo(f"gpuir: cannot write to stdout: {error.strerror}", err=True)
+            sys.exit(2)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Errors of the user's end with 2 and a message; ours with 70, and a request to tell us."""
         try:
@@ -52,18 +60,16 @@ class Commands(click.Group):
 
 
 def _complain(error: Exception) -> int:
+    from gpuir.cli.output import note
     from gpuir.ir.errors import GpuirError, VerifyError
 
     if isinstance(error, GpuirError):
-        click.echo(f"gpuir: {error}", err=True)
+        note(f"gpuir: {error}")
         if not isinstance(error, VerifyError):
             return 2
     else:
-        click.echo(f"gpuir: internal error: {type(error).__name__}: {error}", err=True)
-    click.echo(
-        "  This is a bug, please report it. `gpuir --debug ...` shows where it comes from.",
-        err=True,
-    )
+        note(f"gpuir: internal error: {type(error).__name__}: {error}")
+    note("  This is a bug, please report it. `gpuir --debug ...` shows where it comes from.")
     return BUG
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +45,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
         pipeline = gpuir.pipeline(text, loaded.passes, loaded.predictors, loaded.targets)
     check_names(print_after, pipeline)
     progress = Progress(given["verbose"])
-    g = read(given)
+    g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
     progress.loaded(g)
 
     def watch(p: Pass, g: Graph) -> None:
@@ -57,14 +56,6 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     if pipeline is not None:
         g = pipeline.run(g, verify_each, watch)
     emit(gpuir.show(g), given["output"])
-
-
-def read(given: dict[str, Any]) -> Graph:
-    import gpuir
-
-    if given["model"] != "-":
-        return gpuir.load(given["model"], warn=warn, **options.load_options(given))
-    return gpuir.load_text(sys.stdin.buffer.read().decode("utf-8", "replace"), "<stdin>")
 
 
 def check_names(print_after: tuple[str, ...], pipeline: Pipeline | None) -> None:

@@ -15,9 +15,19 @@ def emit(text: str, path: str | None = None) -> None:
     if path is not None and path != "-":
         write(path, text)
         return
+    from gpuir.ir.errors import UsageError
+
+    if not sys.stdout:  # closed by whoever started us
+        raise UsageError("there is no stdout to write to", fix="-o FILE")
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # Python would try once more at exit
+        raise UsageError("cannot write to stdout", found=str(error.strerror)) from error
 
 
 def write(path: str, text: str) -> None:
@@ -53,7 +63,9 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def note(text: str) -> None:
-    click.echo(text, err=True)
+    """A line or more for the user; what a model's names hold cannot move the cursor."""
+    lines = ("".join(c if c.isprintable() else "?" for c in x) for x in text.split("\n"))
+    click.echo(text if text.isprintable() else "\n".join(lines), err=True)
 
 
 def warn(text: str) -> None:

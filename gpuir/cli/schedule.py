@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,8 +38,9 @@ def check(file: str, target: str | None, tf32: bool, **given: Any) -> None:
     Exit status 1 if there is one.
     """
     import gpuir
+    from gpuir.passes.tile import schedule_in
 
-    found = gpuir.parse_schedule(_read(file), file)
+    found = schedule_in(file)
     name = target or found.target
     device = gpuir.load_target(load_modules(given["modules"]).target(name))
     g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
@@ -51,15 +51,6 @@ def check(file: str, target: str | None, tf32: bool, **given: Any) -> None:
     emit("".join((*illegal, total)))
     if illegal:
         raise click.exceptions.Exit(1)
-
-
-def _read(path: str) -> str:
-    from gpuir.ir.errors import UsageError
-
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("the schedule cannot be read", where=path, found=str(error)) from error
 
 
 def reasons(

@@ -47,17 +47,21 @@ class TilePass(Pass):
         return tile_graph(g, schedule, target, self.tf32)
 
 
-def read_schedule(path: str, name: str, target: Target) -> Schedule:
-    """The schedule in a file, for the target named `name`; UsageError when it is for another."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            "the schedule cannot be read", where=path, found=str(error), fix="check the path"
-        ) from error
+def schedule_in(path: str) -> Schedule:
+    """The schedule that a file states; UsageError or TextError when it states none."""
     from gpuir.text import parse_schedule
 
-    schedule = parse_schedule(text, path)
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        found = str(error.strerror) if isinstance(error, OSError) else str(error)
+        raise UsageError("the schedule cannot be read", where=path, found=found) from error
+    return parse_schedule(text, path)
+
+
+def read_schedule(path: str, name: str, target: Target) -> Schedule:
+    """The schedule in a file, for the target named `name`; UsageError when it is for another."""
+    schedule = schedule_in(path)
     if schedule.target != name and load_target(schedule.target) != target:
         raise UsageError(
             f"schedule @{schedule.name} is for another target",

@@ -392,6 +392,34 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.stderr == "" and done.stdout == "141\n"
 
 
+def test_text_comes_from_stdin_too(folder: Path):
+    text = run("opt", "mlp.gir", "--pipeline", "fuse,legalize").stdout
+    assert "mlp on Tesla T4" in run("analyze", "-", "--target", "t4", input=text).stdout
+    assert run("opt", "-", input="\ufeff" + MLP).stdout == MLP  # from Windows
+    assert "<stdin>:1:1" in run("opt", "-", input="graf", status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("gpuir opt {}/mlp.gir >&-", "there is no stdout"),
+        ("gpuir opt - <&-", "there is no stdin"),
+        ("gpuir opt {}/mlp.gir >/dev/full", "cannot write to stdout\n  found:    No space"),
+        ("gpuir --help >/dev/full", "cannot write to stdout: No space"),
+    ],
+)
+def test_streams_that_are_closed_or_full(folder: Path, command: str, message: str):
+    done = shell(command.format(folder))
+    assert done.returncode == 2 and message in done.stderr
+    assert "Traceback" not in done.stderr and "bug" not in done.stderr
+
+
+def test_names_in_messages_cannot_move_the_cursor(folder: Path):
+    (folder / "evil.gir").write_text(MLP.replace("%b", '%"\\u001b[2J\x9b2J\u202e"', 1))
+    error = run("opt", "evil.gir", status=2).stderr
+    assert "%b is not defined" in error and "\x9b" not in error and "\u202e" not in error
+
+
 def test_a_terminal_that_cannot_show_every_letter():
     done = shell("gpuir targets --width 60", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
