@@ -103,21 +103,26 @@ def _kernel(x: Kernel) -> dict[str, Any]:
 def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
     """A row a kernel and target, in graph order; times in seconds, a column a fact."""
     facts = dict.fromkeys(name for s in summaries for x in s.kernels for name, _ in x.cost.facts)
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
+    rows: list[list[Any]] = [
         ["model", "target", "kernel", "op", "shape", "locs", "status", "runs", "launches"]
         + ["time_s", "time_each_s", "bound", "by", "flops_each", "bytes_each", "tile"]
         + [f"{name}_s" for name in ("compute", "memory", "latency")]
         + [f"fact_{name}" for name in facts]
-    )
+    ]
     for s in summaries:
         for x in s.kernels:
-            writer.writerow(
+            rows.append(
                 [s.model, s.device.name, x.name, x.node.op.name, x.shape, " + ".join(x.locs)]
                 + [x.status, x.runs, x.launches, x.time_s, x.cost.time_s, x.cost.bound, x.cost.by]
                 + [x.flops, x.bytes, tile_text(x)]
                 + [x.cost.term(name) for name in ("compute", "memory", "latency")]
                 + [x.cost.fact(name) for name in facts]
             )
-    return out.getvalue()
+    return "".join(map(_line, rows))
+
+
+def _line(cells: list[Any]) -> str:
+    """One row. csv quotes what holds an end of line of its own kind: `\\r` must count as one."""
+    out = StringIO()
+    csv.writer(out, lineterminator="\r\n").writerow(cells)
+    return out.getvalue()[:-2] + "\n"

@@ -204,6 +204,13 @@ def test_every_json_field_is_documented(s: Summary):
     assert not [name for name in fields if f"`{name}" not in page]
 
 
+def test_csv_quotes_names_of_any_kind(s: Summary):
+    text = records.csv_text([replace(s, model='a\rb\n"c",d')], Layout())
+    rows = list(csv.reader(StringIO(text, newline="")))
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert rows[1][0] == 'a\rb\n"c",d' and text.endswith("\n") and "\r\n" not in text
+
+
 def test_csv_has_the_same_numbers(s: Summary):
     rows = list(csv.DictReader(StringIO(records.csv_text([s], Layout()))))
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
