@@ -84,13 +84,13 @@ class Map(Op):
 @dataclass(frozen=True)
 class Cast(Op):
     """y[i] = x[i] as `dtype`. Floats to integers truncate towards zero; `saturate` clamps to the
-    range of an 8-bit float or narrower; `rounding` is of f8e8m0 alone (up, down, nearest)."""
+    range of an 8-bit float or narrower; `rounding` is of f8e8m0 alone."""
 
     name: ClassVar[str] = "t.cast"
     x: Value
     dtype: DType
     saturate: bool = True
-    rounding: str = "up"
+    rounding: Literal["up", "down", "nearest"] = "up"
 
     def types(self) -> tuple[TensorType, ...]:
         return (TensorType(self.x.type.shape, self.dtype),)
@@ -217,6 +217,7 @@ class Slice(Op):
         for n, start, size, step in rows:
             last = start + (size - 1) * step
             ok = size == 0 or (0 <= start < n and 0 <= last < n)
+            _check(step != 0, "t.slice: a step of zero")
             _check(ok, "t.slice: out of range", self.x.type, f"from {start}, {size} by {step}")
         return (TensorType(self.sizes, self.x.type.dtype),)
 
@@ -366,6 +367,7 @@ class ScatterND(Op):
 def _reduced(type: TensorType, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
     for axis in axes:
         _axis("reduction", axis, type)
+    _check(len(set(axes)) == len(axes), "reduction: an axis twice", found=list(axes))
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(type.shape))
     return tuple(n for i, n in enumerate(type.shape) if i not in axes)

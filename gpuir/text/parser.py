@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
@@ -295,6 +297,39 @@ def _fields(op: type[Op]) -> tuple[tuple[str, ...], frozenset[str]]:
     return tuple(f.name for f in fields), frozenset(needed)
 
 
+Check = Callable[[Any], bool]
+
+
+def _check_of(hint: Any) -> Check:
+    """Whether a value is of an annotated type. Whole numbers are floats too, booleans neither."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return lambda value: type(value) is str and value in parts
+    if origin in (Union, UnionType):
+        checks = [_check_of(part) for part in parts]
+        return lambda value: any(check(value) for check in checks)
+    if origin is tuple and parts[-1] is ...:
+        each = _check_of(parts[0])
+        return lambda value: type(value) is tuple and all(map(each, value))
+    if origin is tuple:
+        checks = [_check_of(part) for part in parts]
+        return lambda value: (
+            type(value) is tuple
+            and len(value) == len(checks)
+            and all(check(item) for check, item in zip(checks, value, strict=True))
+        )
+    if hint is float:
+        return lambda value: type(value) in (int, float)
+    kind = NoneType if hint is None else hint
+    return lambda value: type(value) is kind
+
+
+@cache
+def _checks(op: type[Op]) -> dict[str, Check]:
+    hints = get_type_hints(op)
+    return {f.name: _check_of(hints[f.name]) for f in dataclasses.fields(op)}
+
+
 class _Build:
     """From tuples to frozen graphs, with a caret under whatever is wrong."""
 
@@ -430,13 +465,17 @@ class _Build:
         if missing := needed - set(fields):
             lacks = ", ".join(n for n in names if n in missing)
             self.fail(op_token, f"{op_token} lacks {lacks}", f"{op_token}({', '.join(names)})")
+        for name, value in fields.items():
+            if not _checks(kind)[name](value):
+                hint = next(f.type for f in dataclasses.fields(kind) if f.name == name)
+                self.fail(op_token, f"{op_token}: {name} is not of its type", str(hint))
         try:
             op = kind(**fields)
             types = op.result_types
         except GpuirError as e:
             found = f"; found {e.found}" if e.found else ""
             self.fail(op_token, e.what + found, e.expected, e.fix)
-        except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+        except (ValueError, IndexError):  # tuples of unequal lengths, or empty
             self.fail(op_token, f"the arguments do not fit {op_token}", _signature(kind))
         given = tuple(self.type(t) for _, t in results)
         if types != given:
