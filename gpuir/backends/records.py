@@ -103,22 +103,20 @@ def _kernel(x: Kernel) -> dict[str, Any]:
 def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
     """A row a kernel and target, in graph order; times in seconds, a column a fact."""
     facts = dict.fromkeys(name for s in summaries for x in s.kernels for name, _ in x.cost.facts)
-    rows: list[list[Any]] = [
-        ["model", "target", "kernel", "op", "shape", "locs", "status", "runs", "launches"]
-        + ["time_s", "time_each_s", "bound", "by", "flops_each", "bytes_each", "tile"]
-        + [f"{name}_s" for name in ("compute", "memory", "latency")]
-        + [f"fact_{name}" for name in facts]
-    ]
-    for s in summaries:
-        for x in s.kernels:
-            rows.append(
-                [s.model, s.device.name, x.name, x.node.op.name, x.shape, " + ".join(x.locs)]
-                + [x.status, x.runs, x.launches, x.time_s, x.cost.time_s, x.cost.bound, x.cost.by]
-                + [x.flops, x.bytes, tile_text(x)]
-                + [x.cost.term(name) for name in ("compute", "memory", "latency")]
-                + [x.cost.fact(name) for name in facts]
-            )
-    return "".join(map(_line, rows))
+    titles = ["model", "target", "kernel", "op", "shape", "locs", "status", "runs", "launches"]
+    titles += ["time_s", "time_each_s", "bound", "by", "flops_each", "bytes_each", "tile"]
+    titles += [f"{name}_s" for name in ("compute", "memory", "latency")]
+    titles += [f"fact_{name}" for name in facts]
+    rows = (
+        [s.model, s.device.name, x.name, x.node.op.name, x.shape, " + ".join(x.locs)]
+        + [x.status, x.runs, x.launches, x.time_s, x.cost.time_s, x.cost.bound, x.cost.by]
+        + [x.flops, x.bytes, tile_text(x)]
+        + [x.cost.term(name) for name in ("compute", "memory", "latency")]
+        + [x.cost.fact(name) for name in facts]
+        for s in summaries
+        for x in s.kernels
+    )
+    return "".join(map(_line, (titles, *rows)))
 
 
 def _line(cells: list[Any]) -> str:

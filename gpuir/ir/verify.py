@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import re
+from math import isfinite
+from typing import NoReturn, get_args
 
 from gpuir.ir.errors import GpuirError, VerifyError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.notes import Bound, Cost
 from gpuir.ir.types import TensorType
+
+WORD = re.compile(r"[\w.\-]+")
 
 
 def verify(graph: Graph, by: str = "") -> None:
@@ -107,14 +112,30 @@ class _Verifier:
                 for dim, _ in node.tile.dims:
                     if dim not in dims:
                         self.fail(node, f"the tile cuts {dim}", expected=", ".join(dims), found=dim)
-        cost = node.cost
-        if level < Level.costed:
+        if level >= Level.costed:
+            if node.cost is None:
+                self.fail(node, "a costed kernel has a cost")
+            else:
+                self.cost(node, node.cost)
+
+    def cost(self, node: Node, cost: Cost) -> None:
+        times = (("time_s", cost.time_s), *cost.terms)
+        for name, value in (*times, *cost.facts):
+            if not isfinite(value):
+                self.fail(node, f"{name} is {value}", "a number", f"{cost.by} says so")
+        for name, value in times:
+            if value < 0:
+                self.fail(node, f"{name} is negative", "0 or more seconds", f"{value} by {cost.by}")
+        for name, _ in cost.terms:
+            if name not in get_args(Bound):
+                self.fail(node, f"{name} is no term", ", ".join(get_args(Bound)), f"by {cost.by}")
+        for name in (cost.by.partition("@")[0], *(name for name, _ in cost.facts)):
+            if not WORD.fullmatch(name):
+                self.fail(node, "a cost has a name that its text cannot hold", "a word", name)
+        if not cost.terms:
             return
-        if cost is None:
-            self.fail(node, "a costed kernel has a cost")
-        elif cost.terms:
-            worst, most = max(cost.terms, key=lambda t: t[1])
-            if cost.time_s < most * (1 - 1e-9):
-                self.fail(node, "time is less than a term", f"at least {most}", str(cost.time_s))
-            if cost.term(cost.bound) < most * (1 - 1e-9):
-                self.fail(node, "bound is not the largest term", worst, cost.bound)
+        worst, most = max(cost.terms, key=lambda t: t[1])
+        if cost.time_s < most * (1 - 1e-9):
+            self.fail(node, "time is less than a term", f"at least {most}", str(cost.time_s))
+        if cost.term(cost.bound) < most * (1 - 1e-9):
+            self.fail(node, "bound is not the largest term", worst, cost.bound)

@@ -67,7 +67,7 @@ def pricing(predictor: str | Predictor, target: Target, tf32: bool) -> Price:
     equal works are costed once."""
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
-        return lambda op, tile: predict(op, tile, target, tf32=tf32)
+        return lambda op, tile: _asked(predict, op, tile, target, tf32)
     known: dict[tuple[Work, Tile | None], Cost] = {}
 
     def price(op: k.KernelOp, tile: Tile | None) -> Cost:
@@ -77,6 +77,20 @@ def pricing(predictor: str | Predictor, target: Target, tf32: bool) -> Price:
         return known[key]
 
     return price
+
+
+def _asked(
+    predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target, tf32: bool
+) -> Cost:
+    """What a predictor of somebody else's says, if it is a cost."""
+    cost = predict(op, tile, target, tf32=tf32)
+    if not isinstance(cost, Cost):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"the predictor {getattr(predict, '__name__', predict)!r} gives no cost",
+            expected='Cost(time_s, bound, "mine@1", terms, facts)',
+            found=repr(cost),
+        )
+    return cost
 
 
 def cost_graph(g: Graph, price: Price) -> Graph:

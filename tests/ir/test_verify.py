@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 
@@ -67,6 +68,20 @@ BROKEN = {
     "a tiled kernel has a tile": tiled(replace(KERNEL, tile=None)),
     "the tile cuts m": tiled(replace(KERNEL, tile=Tile((("m", 2),)))),
     "a costed kernel has a cost": tiled(KERNEL, Level.costed),
+    "time_s is nan": tiled(replace(KERNEL, cost=replace(COST, time_s=nan)), Level.costed),
+    "waves is inf": tiled(
+        replace(KERNEL, cost=replace(COST, facts=(("waves", inf),))), Level.costed
+    ),
+    "compute is negative": tiled(
+        replace(KERNEL, cost=replace(COST, terms=(("compute", -1.0),))), Level.costed
+    ),
+    "magic is no term": tiled(
+        replace(KERNEL, cost=replace(COST, terms=(("magic", 1.0), ("memory", 2.0)))),  # type: ignore
+        Level.costed,
+    ),
+    "a cost has a name that its text cannot hold": tiled(
+        replace(KERNEL, cost=replace(COST, by="mine (2)@1")), Level.costed
+    ),
     "time is less than a term": tiled(
         replace(KERNEL, cost=replace(COST, time_s=1.5)), Level.costed
     ),
