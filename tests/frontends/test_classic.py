@@ -6,17 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx_models import F32, I64, agrees, info, one_node
 
-from gpuir.interp import run
+from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import ModelError
-from gpuir.ir.verify import verify
-
-onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
-
-from onnx import TensorProto, helper  # noqa: E402
-
-from gpuir.frontends.onnx.load import load  # noqa: E402
 
 X = np.float32([[1, -2, 3], [0, 0, 0], [np.nan, 5, -6]])
 FULL = np.nan_to_num(X)
@@ -77,31 +70,14 @@ CASES: list[tuple[str, np.ndarray[Any, Any], dict[str, Any]]] = [
 ]
 
 
-def model(op: str, x: np.ndarray[Any, Any], attrs: dict[str, Any], output: int) -> Any:
-    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    graph = helper.make_graph(
-        [helper.make_node(op, ["x"], ["y"], domain="ai.onnx.ml", **attrs)],
-        "one",
-        [helper.make_tensor_value_info("x", kind, x.shape)],
-        [helper.make_tensor_value_info("y", output, None)],
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+def made(op: str, x: np.ndarray[Any, Any], attrs: dict[str, Any], *outputs: Any) -> Any:
+    return one_node(op, [x], attrs, domain="ai.onnx.ml", outputs=outputs)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 def test_as_onnxruntime(case: Any) -> None:
     op, x, attrs = case
-    integers = "values_int64s" in attrs
-    proto = model(op, x, attrs, TensorProto.INT64 if integers else TensorProto.FLOAT)
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    (expected,) = session.run(None, {"x": x})
-    loaded = load(proto)
-    verify(loaded.graph)
-    weights = {v.name: loaded.weights[v.name] for v in loaded.graph.params}
-    (found,) = run(loaded.graph, {"x": x} | weights).values()
-    assert found.dtype == expected.dtype
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    agrees(*made(op, x, attrs, info("y", None, I64 if "values_int64s" in attrs else F32)))
 
 
 def classifier(ids: list[int], weights: list[float], labels: int) -> dict[str, Any]:
@@ -129,32 +105,12 @@ def classifier(ids: list[int], weights: list[float], labels: int) -> dict[str, A
     ],
 )
 def test_classifier_as_onnxruntime(attrs: dict[str, Any]) -> None:
-    graph = helper.make_graph(
-        [
-            helper.make_node(
-                "TreeEnsembleClassifier", ["x"], ["l", "y"], domain="ai.onnx.ml", **attrs
-            )
-        ],
-        "one",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, FULL.shape)],
-        [
-            helper.make_tensor_value_info("l", TensorProto.INT64, None),
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
-        ],
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    labels, scores = session.run(None, {"x": FULL})
-    loaded = load(proto)
-    weights = {v.name: loaded.weights[v.name] for v in loaded.graph.params}
-    found = run(loaded.graph, {"x": FULL} | weights)
-    np.testing.assert_array_equal(found["l"], labels)
-    np.testing.assert_allclose(found["y"], scores, rtol=1e-5)
+    outputs = info("l", None, I64), info("y", None, F32)
+    agrees(*made("TreeEnsembleClassifier", FULL, attrs, *outputs))
 
 
 def test_text_is_refused() -> None:
     attrs = {"keys_int64s": [1], "values_strings": ["one"]}
-    proto = model("LabelEncoder", np.int64([1]), attrs, TensorProto.INT64)
+    proto, _ = made("LabelEncoder", np.int64([1]), attrs, info("y", None, I64))
     with pytest.raises(ModelError, match="the values are not numbers"):
         load(proto)

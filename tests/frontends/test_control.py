@@ -6,48 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx_models import BOOL, I64, const, graph, info, loaded, model_of, node, results
 
-from gpuir.interp import run
+from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import ModelError
-from gpuir.ir.verify import verify
 from gpuir.ops import tensor as t
-
-onnx = pytest.importorskip("onnx")
-
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-
-from gpuir.frontends.onnx.load import Model, load  # noqa: E402
-
-F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-node = helper.make_node
-
-
-def info(name: str, shape: Any, dtype: int = F32) -> Any:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def const(name: str, value: Any) -> Any:
-    return numpy_helper.from_array(np.asarray(value), name)
-
-
-def graph(nodes: list[Any], inputs: list[Any], outputs: list[str], weights: list[Any] = []) -> Any:  # noqa: B006
-    return helper.make_graph(nodes, "g", inputs, [info(o, None) for o in outputs], weights)
-
-
-def model(g: Any, opset: int = 17) -> Any:
-    return helper.make_model(g, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-
-
-def loaded(proto: Any, **options: Any) -> Model:
-    result = load(proto, **options)
-    verify(result.graph, "onnx")
-    return result
-
-
-def results(m: Model, **inputs: Any) -> dict[str, Any]:
-    weights = {p.name: m.weights[p.name] for p in m.graph.params}
-    return run(m.graph, {**inputs, **weights})
-
 
 X = np.arange(6, dtype=np.float32)
 
@@ -57,7 +20,7 @@ X = np.arange(6, dtype=np.float32)
 def choice(then: list[Any], orelse: list[Any], condition: list[Any], inputs: list[Any]) -> Any:
     branches = {"then_branch": graph(then, [], ["a"]), "else_branch": graph(orelse, [], ["b"])}
     nodes = [*condition, node("If", ["c"], ["y"], name="choice", **branches)]
-    return model(
+    return model_of(
         graph(nodes, [info("x", [6]), *inputs], ["y"], [const("two", 2), const("n", 16000)])
     )
 
@@ -156,7 +119,7 @@ def loop(
     results = ["y", *(f"z{k}" for k in range(len(outputs) - 2))]
     first = "trips" if trips is not None else ""
     at = node("Loop", [first, "keep", "x"], results, body=inner, name="again")
-    return model(graph([at], [info("x", list(shape)), *inputs], results, weights))
+    return model_of(graph([at], [info("x", list(shape)), *inputs], results, weights))
 
 
 GO = node("Identity", ["going"], ["go"])
@@ -251,7 +214,7 @@ def test_loop_of_known_values_folds():
         node("Reshape", ["x", "all"], ["y"]),
     ]
     weights = [const("one", 1), const("three", 3), const("keep", True), const("trips", 2)]
-    m = loaded(model(graph(nodes, [info("x", [4])], ["y", "last"], weights)))
+    m = loaded(model_of(graph(nodes, [info("x", [4])], ["y", "last"], weights)))
     assert m.graph.outputs[0].type.shape == (1, 4)
     assert results(m, x=X[:4])["last"] == 7
 
@@ -284,7 +247,7 @@ def test_scan(axis: int, reverse: int):
               scan_input_axes=[axis], scan_input_directions=[reverse],
               scan_output_axes=[axis - 2], scan_output_directions=[reverse])  # fmt: skip
     shape = (4, 3) if axis == 0 else (3, 4)
-    m = loaded(model(graph([at], [info("s0", [3]), info("x", list(shape))], ["y", "z"])))
+    m = loaded(model_of(graph([at], [info("s0", [3]), info("x", list(shape))], ["y", "z"])))
     x = np.arange(12, dtype=np.float32).reshape(shape)
     got = results(m, s0=np.ones(3, np.float32), x=x)
     rows = np.moveaxis(x, axis, 0)[:: -1 if reverse else 1]
@@ -299,4 +262,4 @@ def test_scan_of_unlike_lengths():
     body = graph([node("Add", ["a", "b"], ["c"])], [info("a", None), info("b", None)], ["c"])
     at = node("Scan", ["x", "y"], ["z"], body=body, num_scan_inputs=2)
     with pytest.raises(ModelError, match="differ in length"):
-        load(model(graph([at], [info("x", [3, 2]), info("y", [4, 2])], ["z"])))
+        load(model_of(graph([at], [info("x", [3, 2]), info("y", [4, 2])], ["z"])))

@@ -6,39 +6,31 @@ import gzip
 import os
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_models
 import pytest
+from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx_models import F32, I64, info, node
 
+from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.verify import verify
-
-onnx = pytest.importorskip("onnx")
-
-from onnx import AttributeProto, TensorProto, helper, numpy_helper  # noqa: E402
-
-from gpuir.frontends.onnx.load import load  # noqa: E402
-
-F32, I64 = TensorProto.FLOAT, TensorProto.INT64
-node = helper.make_node
-
-
-def info(name: str, shape: Any, dtype: int = F32) -> Any:
-    return helper.make_tensor_value_info(name, dtype, shape)
 
 
 def model(
     nodes: list[Any],
     inputs: list[Any] | None = None,
     outputs: tuple[str, ...] = ("y",),
-    weights: list[Any] = [],  # noqa: B006
+    weights: Sequence[Any] = (),
     opset: int = 17,
 ) -> Any:
+    """With one f32 input x and one result y where nothing else is said."""
     inputs = [info("x", [2, 3])] if inputs is None else inputs
-    graph = helper.make_graph(nodes, "g", inputs, [info(o, None) for o in outputs], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    return onnx_models.model(nodes, inputs, [info(o) for o in outputs], weights, opset)
 
 
 def message(source: Any, **options: Any) -> str:
@@ -223,7 +215,7 @@ def test_inputs_that_are_no_tensors_of_numbers(kind: str):
         "sequence": lambda: helper.make_sequence_type_proto(tensor),
         "optional": lambda: helper.make_optional_type_proto(tensor),
         "strings": lambda: helper.make_tensor_type_proto(TensorProto.STRING, [2]),
-        "nothing": onnx.TypeProto,
+        "nothing": TypeProto,
     }[kind]()
     text = message(model([], [helper.make_value_info("x", proto)], ()))
     assert "tensor of numbers" in text

@@ -6,43 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import F32, I64, info, loaded, model, node, results
 
-from gpuir.interp import run
+from gpuir.frontends.onnx.load import load
+from gpuir.frontends.onnx.proto import NumbersMissing, evaluate_dim
 from gpuir.ir.errors import ModelError
-from gpuir.ir.verify import verify
-
-onnx = pytest.importorskip("onnx")
-
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-
-from gpuir.frontends.onnx.load import Model, load  # noqa: E402
-from gpuir.frontends.onnx.proto import NumbersMissing, evaluate_dim  # noqa: E402
-
-F32, I64 = TensorProto.FLOAT, TensorProto.INT64
-node = helper.make_node
 
 
 def weight(name: str, *shape: int) -> Any:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 100
     return numpy_helper.from_array(array, name)
-
-
-def info(name: str, shape: Any, dtype: int = F32) -> Any:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def model(
-    nodes: list[Any],
-    inputs: list[Any],
-    outputs: list[Any],
-    weights: list[Any] = [],  # noqa: B006
-    opset: int = 17,
-    **more: Any,
-) -> Any:
-    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
-    opsets = more.pop("opsets", [helper.make_opsetid("", opset)])
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9, **more)
 
 
 def mlp() -> Any:
@@ -56,17 +32,6 @@ def mlp() -> Any:
         [info("y", ["batch", 32])],
         [weight("w", 64, 32), weight("b", 32)],
     )
-
-
-def loaded(source: Any, **options: Any) -> Model:
-    result = load(source, **options)
-    verify(result.graph, "onnx")
-    return result
-
-
-def results(m: Model, **inputs: Any) -> dict[str, Any]:
-    weights = {p.name: m.weights[p.name] for p in m.graph.params}
-    return run(m.graph, {**inputs, **weights})
 
 
 def test_names_types_and_locations(tmp_path: Path):
@@ -316,7 +281,9 @@ def scaled(nodes: list[Any], **more: Any) -> Any:
 
 def with_functions(calls: list[Any], functions: list[Any]) -> Any:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    return model(calls, [info("x", [2])], [info("y", [2])], opsets=opsets, functions=functions)
+    return model(
+        calls, [info("x", [2])], [info("y", [2])], opset_imports=opsets, functions=functions
+    )
 
 
 def test_function_with_attributes_called_twice():
@@ -372,7 +339,7 @@ def custom(**info_of_h: Any) -> Any:
         [node("Mystery", ["x"], ["h"], domain="acme", name="m"), node("Relu", ["h"], ["y"])],
         [info("x", [2, 3])],
         [info("y", None)],
-        opsets=[helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)],
     )
     if info_of_h:
         proto.graph.value_info.append(info("h", **info_of_h))

@@ -6,24 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx_models import Array, agrees, const, info, info_of, loaded, model, node, results
 
-from gpuir.interp import run
-from gpuir.ir.verify import verify
+from gpuir.frontends.onnx.load import load
 from gpuir.ops import tensor as t
 
-onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
-
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-
-from gpuir.frontends.onnx.load import load  # noqa: E402
-
-Array = np.ndarray[Any, Any]
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 STEPS, BATCH, INPUTS, HIDDEN = 4, 3, 2, 5
 
 
-def model(
+def cell(
     op: str, steps: int = STEPS, state: bool = False, lens: bool = False, peepholes: bool = False,
     bias: bool = True, outputs: str = "YHC", **attrs: Any
 ) -> tuple[Any, dict[str, Array]]:  # fmt: skip
@@ -50,32 +42,19 @@ def model(
         names += ["c" if state else "", "P" if peepholes else ""]
     else:
         inputs.pop("c", None)
-    results = [name if name in outputs else "" for name in ("Y", "H", "C")][: 2 + (op == "LSTM")]
-    node = helper.make_node(op, names, results, name=op, hidden_size=HIDDEN, **attrs)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [
-            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for k, v in inputs.items()
-        ],
-        [helper.make_tensor_value_info(k, TensorProto.FLOAT, None) for k in results if k],
-        [numpy_helper.from_array(v, k) for k, v in weights.items() if k in names],
+    ends = [name if name in outputs else "" for name in ("Y", "H", "C")][: 2 + (op == "LSTM")]
+    made = model(
+        [node(op, names, ends, name=op, hidden_size=HIDDEN, **attrs)],
+        [info_of(k, v) for k, v in inputs.items()],
+        [info(k) for k in ends if k],
+        [const(k, v) for k, v in weights.items() if k in names],
+        opset=14,
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
     return made, inputs
 
 
 def evaluate(made: Any, inputs: dict[str, Array]) -> list[Array]:
-    loaded = load(made)
-    verify(loaded.graph)
-    return list(run(loaded.graph, {**inputs, **loaded.weights}).values())
-
-
-def agrees(made: Any, inputs: dict[str, Array]) -> None:
-    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-    for ours, theirs in zip(evaluate(made, inputs), session.run(None, inputs), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    return list(results(loaded(made), **inputs).values())
 
 
 WAYS = ("forward", "reverse", "bidirectional")
@@ -100,7 +79,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("op, how", VARIANTS, ids=str)
 def test_as_onnxruntime(op: str, how: dict[str, Any]):
-    agrees(*model(op, **how))
+    agrees(*cell(op, **how), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("op", GATES)
@@ -108,9 +87,9 @@ def test_as_onnxruntime(op: str, how: dict[str, Any]):
 def test_batch_first_is_time_first_transposed(op: str, direction: str):
     """onnxruntime has no layout 1."""
     how = {"direction": direction, "state": True, "lens": True}
-    made, inputs = model(op, **how)
+    made, inputs = cell(op, **how)
     transposed = {k: v if k == "lens" else v.swapaxes(0, 1) for k, v in inputs.items()}
-    y, *states = evaluate(model(op, layout=1, **how)[0], transposed)
+    y, *states = evaluate(cell(op, layout=1, **how)[0], transposed)
     expected_y, *expected = evaluate(made, inputs)
     np.testing.assert_allclose(y.transpose(1, 2, 0, 3), expected_y, rtol=1e-5, atol=1e-6)
     for state, wanted in zip(states, expected, strict=True):
@@ -118,7 +97,7 @@ def test_batch_first_is_time_first_transposed(op: str, direction: str):
 
 
 def test_inputs_of_all_steps_are_one_product_and_the_loop_holds_the_other():
-    loaded = load(model("LSTM", direction="bidirectional")[0])
+    loaded = load(cell("LSTM", direction="bidirectional")[0])
     loops = [n.op for n in loaded.graph.nodes if isinstance(n.op, t.Loop)]
     outside = [n.op for n in loaded.graph.nodes if isinstance(n.op, t.Matmul)]
     assert [loop.trips for loop in loops] == [STEPS, STEPS]
@@ -129,12 +108,12 @@ def test_inputs_of_all_steps_are_one_product_and_the_loop_holds_the_other():
 
 
 def test_one_step_needs_no_loop():
-    loaded = load(model("GRU", steps=1, state=True)[0])
+    loaded = load(cell("GRU", steps=1, state=True)[0])
     assert not any(isinstance(n.op, t.Loop) for n in loaded.graph.nodes)
 
 
 def test_lengths_that_reach_the_end_are_no_lengths():
-    made, _ = model("GRU", lens=True)
+    made, _ = cell("GRU", lens=True)
     masked = load(made).graph.walk()
     full = load(made, values={"lens": [STEPS] * BATCH}).graph.walk()
     assert [sum(getattr(n.op, "fn", "") == "where" for n in g) for g in (masked, full)] == [2, 0]
