@@ -106,6 +106,6 @@ def _map_nodes(
                 return _map_nodes(region, level, target, path, choose, tiles)
 
             op = op.with_regions(inside)
-        tile = choose(path, node, tiles.get(path)) if getattr(op, "tiled", False) else None
+        tile = choose(path, node, tiles.get(path)) if op.tiled else None
         nodes.append(Node(op, node.results, node.locs, tile))
     return replace(g, level=level, target=target, nodes=tuple(nodes))

@@ -187,7 +187,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
             )
         case _:
             operands = tuple(_operand(a, space, role) for a, role in _accesses(space))
-    body = getattr(op, "body", None)
+    body = op.body if isinstance(op, k.BodyKernel) else None
     return Work(
         kernel=op.name,
         dims=tuple(space.dims.items()),
@@ -281,8 +281,8 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         if role == "streamed" and set(a.dims) & set(space.reduced):
             role = "staged"
         operands.append(_operand(a, space, role, inner))
-    extra = _lane_ops(op.epilogue) + _lane_ops(getattr(op, "prologue", None))
-    visible = 1.0
+    extra = _lane_ops(op.epilogue)
+    visible, narrow, accumulator_bits = 1.0, False, 32
     if isinstance(op, k.Attention):
         scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
         visible = visible_share(op)
@@ -292,12 +292,13 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
             extra += LANE_OPS["tanh"] * scores * visible
     else:
         products = 2 * space.points
-    # A matrix of one row or column, and a convolution with a few channels a group, do not fill a
-    # matrix instruction: libraries run them on the lanes.
-    narrow = not isinstance(op, k.Attention) and (
-        min(space.dims["m"], space.dims["n"]) == 1
-        or (isinstance(op, k.Conv) and min(space.dims["n"], space.dims["k"]) < 8)
-    )
+        extra += _lane_ops(op.prologue)
+        accumulator_bits = op.acc.bits
+        # A matrix of one row or column, and a convolution with a few channels a group, do not fill
+        # a matrix instruction: libraries run them on the lanes.
+        narrow = min(space.dims["m"], space.dims["n"]) == 1 or (
+            isinstance(op, k.Conv) and min(space.dims["n"], space.dims["k"]) < 8
+        )
     return Work(
         kernel=op.name,
         dims=tuple(space.dims.items()),
@@ -308,9 +309,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         lane_ops=extra,
         dtype=op.compute_dtype,
         pipe="vector" if narrow else "tensor",
-        accumulator_bits=getattr(op, "acc", op.compute_dtype).bits
-        if not isinstance(op, k.Attention)
-        else 32,
+        accumulator_bits=accumulator_bits,
         visible=visible,
     )
 

@@ -16,6 +16,7 @@ from gpuir.cost.tile import estimate, rates
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Schedule, Tile
+from gpuir.ops.kernel import KernelOp
 from gpuir.passes.manager import Pass
 from gpuir.schedule import Path as KernelPath
 from gpuir.schedule import apply
@@ -82,12 +83,14 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: bool = False)
     known: dict[Work, Tile] = {}
 
     def choose(path: KernelPath, node: Node, wanted: Tile | None) -> Tile:
+        op = node.op
+        assert isinstance(op, KernelOp), "the verifier has seen to it"
         if wanted is None:
-            work = work_of(node.op, tf32)  # type: ignore[arg-type]
+            work = work_of(op, tf32)
             if work not in known:
                 known[work] = best_tile(work, target, tf32)
             return known[work]
-        if why := why_illegal(node.op, wanted, target, tf32):  # type: ignore[arg-type]
+        if why := why_illegal(op, wanted, target, tf32):
             raise UsageError(
                 f"the tile of %{'/'.join(path)} is not legal",
                 where=f"schedule @{schedule.name}",
