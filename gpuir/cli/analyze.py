@@ -51,13 +51,19 @@ def command(**given: Any) -> None:
     """
     import gpuir
     from gpuir.backends.table import find_backend
+    from gpuir.ir.errors import PluginError
+    from gpuir.ir.plugins import blamed
 
     loaded = load_modules(given["modules"])
     backend = find_backend(given["format"], loaded.backends)
     warnings: list[str] = []
     graphs = analyze(given, loaded, warnings)
     size = batch(given["dims"])
-    text = backend([gpuir.summary(g, warnings=warnings, batch=size) for g in graphs], layout(given))
+    summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
+    with blamed(backend, f"the format {given['format']!r}"):
+        text = backend(summaries, layout(given))
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PluginError(f"the format {given['format']!r} gives no text", found=repr(text))
     if given["format"] != "table" or given["output"]:
         for warning in warnings:
             warn(warning)
@@ -76,7 +82,7 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
         gpuir.load_target(name)
     predictor = given["predictor"]
     found = find_predictor(predictor, loaded.predictors)
-    if predictor in loaded.predictors:
+    if predictor.partition("@")[0] in loaded.predictors:
         predictor = found
     progress = Progress(given["verbose"])
     g = gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,8 +44,12 @@ def load_modules(names: Iterable[str]) -> Loaded:
     loaded = Loaded({}, {}, {}, {})
     for name in names:
         module = _import(name)
-        tables = {table: getattr(module, table, None) for table in TABLES}
-        if not any(isinstance(table, dict) for table in tables.values()):
+        tables: dict[str, dict[str, object]] = {
+            table: getattr(module, table)
+            for table in TABLES
+            if isinstance(getattr(module, table, None), dict)
+        }
+        if not tables:
             raise UsageError(
                 "the module adds nothing",
                 where=f"--load {name}",
@@ -55,8 +59,30 @@ def load_modules(names: Iterable[str]) -> Loaded:
             )
         for table, found in tables.items():
             mine: dict[str, Any] = getattr(loaded, table.lower())
-            mine.update(found or {})
+            for key, thing in found.items():
+                _check(f"--load {name}: {table}[{key!r}]", table, key, thing)
+                mine[key] = thing
     return loaded
+
+
+def _check(where: str, table: str, key: str, thing: object) -> None:
+    """UsageError when a table has a name of ours, or something that is of no use in it."""
+    from gpuir.backends.table import BACKENDS
+    from gpuir.cost.table import PREDICTORS
+    from gpuir.ir.errors import UsageError
+    from gpuir.passes.table import PASSES, is_pass
+
+    rules: dict[str, tuple[Container[str], Callable[[object], bool], str]] = {
+        "PASSES": (PASSES, is_pass, "a subclass of gpuir.passes.manager.Pass"),
+        "PREDICTORS": (PREDICTORS, callable, "a function of op, tile and target"),
+        "TARGETS": ((), lambda x: isinstance(x, str | Path), "the path of a spec file"),
+        "BACKENDS": (BACKENDS, callable, "a function of summaries and a layout"),
+    }
+    ours, fits, expected = rules[table]
+    if key in ours:
+        raise UsageError("gpuir has one of that name", where=where, fix="give it another name")
+    if not fits(thing):
+        raise UsageError("this cannot be used", where=where, expected=expected, found=repr(thing))
 
 
 def _import(name: str) -> ModuleType:
@@ -68,7 +94,7 @@ def _import(name: str) -> ModuleType:
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(name)
-    except Exception as error:  # the module's own code may fail in any way
+    except (Exception, SystemExit) as error:  # the module's own code may fail in any way
         raise UsageError(
             "the module cannot be loaded",
             where=f"--load {name}",

@@ -50,6 +50,10 @@ class VerifyError(GpuirError):
     """A graph breaks a promise of its level: a bug in the pass or frontend that made it."""
 
 
+class PluginError(GpuirError):
+    """Something that a module of the user's adds did not work: a bug there, not here."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """`did you mean a, b?` for a misspelt name, else the known names; for the `fix` of an error."""
     known = sorted(known)

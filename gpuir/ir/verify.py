@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from math import isfinite
 from typing import NoReturn, get_args
 
@@ -116,26 +117,29 @@ class _Verifier:
             if node.cost is None:
                 self.fail(node, "a costed kernel has a cost")
             else:
-                self.cost(node, node.cost)
+                for fault in faults(node.cost):
+                    self.fail(node, *fault)
 
-    def cost(self, node: Node, cost: Cost) -> None:
-        times = (("time_s", cost.time_s), *cost.terms)
-        for name, value in (*times, *cost.facts):
-            if not isfinite(value):
-                self.fail(node, f"{name} is {value}", "a number", f"{cost.by} says so")
-        for name, value in times:
-            if value < 0:
-                self.fail(node, f"{name} is negative", "0 or more seconds", f"{value} by {cost.by}")
-        for name, _ in cost.terms:
-            if name not in get_args(Bound):
-                self.fail(node, f"{name} is no term", ", ".join(get_args(Bound)), f"by {cost.by}")
-        for name in (cost.by.partition("@")[0], *(name for name, _ in cost.facts)):
-            if not WORD.fullmatch(name):
-                self.fail(node, "a cost has a name that its text cannot hold", "a word", name)
-        if not cost.terms:
-            return
-        worst, most = max(cost.terms, key=lambda t: t[1])
-        if cost.time_s < most * (1 - 1e-9):
-            self.fail(node, "time is less than a term", f"at least {most}", str(cost.time_s))
-        if cost.term(cost.bound) < most * (1 - 1e-9):
-            self.fail(node, "bound is not the largest term", worst, cost.bound)
+
+def faults(cost: Cost) -> Iterator[tuple[str, str, str]]:
+    """What a cost must not be: each as what, expected, found."""
+    times = (("time_s", cost.time_s), *cost.terms)
+    for name, value in (*times, *cost.facts):
+        if not isfinite(value):
+            yield f"{name} is {value}", "a number", f"{cost.by} says so"
+    for name, value in times:
+        if value < 0:
+            yield f"{name} is negative", "0 or more seconds", f"{value} by {cost.by}"
+    for name, _ in cost.terms:
+        if name not in get_args(Bound):
+            yield f"{name} is no term", ", ".join(get_args(Bound)), f"by {cost.by}"
+    for name in (cost.by.partition("@")[0], *(name for name, _ in cost.facts)):
+        if not WORD.fullmatch(name):
+            yield "a cost has a name that its text cannot hold", "a word", name
+    if not cost.terms:
+        return
+    worst, most = max(cost.terms, key=lambda t: t[1])
+    if cost.time_s < most * (1 - 1e-9):
+        yield "time is less than a term", f"at least {most}", str(cost.time_s)
+    if cost.term(cost.bound) < most * (1 - 1e-9):
+        yield "bound is not the largest term", worst, cost.bound

@@ -8,10 +8,12 @@ from typing import ClassVar
 
 from gpuir.cost.nest import Work, work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.plugins import blamed
 from gpuir.ir.types import f32
+from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
 from gpuir.targets.load import load_target
@@ -83,13 +85,17 @@ def _asked(
     predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target, tf32: bool
 ) -> Cost:
     """What a predictor of somebody else's says, if it is a cost."""
-    cost = predict(op, tile, target, tf32=tf32)
+    name = f"the predictor {getattr(predict, '__name__', predict)!r}"
+    with blamed(predict, name):
+        cost = predict(op, tile, target, tf32=tf32)
     if not isinstance(cost, Cost):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(
-            f"the predictor {getattr(predict, '__name__', predict)!r} gives no cost",
+        raise PluginError(
+            f"{name} gives no cost",
             expected='Cost(time_s, bound, "mine@1", terms, facts)',
             found=repr(cost),
         )
+    for what, expected, found in faults(cost):
+        raise PluginError(f"{name}: {what}", where=op.name, expected=expected, found=found)
     return cost
 
 

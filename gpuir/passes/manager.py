@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import PluginError, UsageError, VerifyError
 from gpuir.ir.graph import Graph, Level
+from gpuir.ir.plugins import blamed, is_ours
 from gpuir.ir.verify import verify
 
 
@@ -47,27 +49,20 @@ def _option(value: object) -> str:
     plain = text.replace("-", "").replace("_", "").replace(".", "")
     if plain.isalnum() and text[0].isalpha() and text not in ("true", "false", "inf", "nan"):
         return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps(text, ensure_ascii=False)
 
 
 def make_pass(kind: type[Pass], options: dict[str, Any]) -> Pass:
     """A pass from its options by name; an unknown one, or one of the wrong type, is refused."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
+    given: dict[str, Any] = {}
     for name, value in options.items():
         if name not in fields:
             known = ", ".join(f"{f.name} (default {f.default!r})" for f in fields.values())
             raise UsageError(
                 f"pass {kind.name!r} has no option {name!r}", expected=known or "no options at all"
             )
-        default = fields[name].default
-        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-            options = {**options, name: float(value)}
-        elif default not in (None, dataclasses.MISSING) and type(value) is not type(default):
-            raise UsageError(
-                f"pass {kind.name!r}: option {name!r} has the wrong type",
-                expected=f"{type(default).__name__}, like {default!r}",
-                found=repr(value),
-            )
+        given[name] = _typed(kind, fields[name], value)
     missing = [
         name
         for name, f in fields.items()
@@ -80,7 +75,22 @@ def make_pass(kind: type[Pass], options: dict[str, Any]) -> Pass:
             f"pass {kind.name!r} needs {', '.join(missing)}",
             fix=f"{kind.name}{{{','.join(f'{m}=...' for m in missing)}}}",
         )
-    return kind(**options)
+    return kind(**given)
+
+
+def _typed(kind: type[Pass], f: dataclasses.Field[Any], value: object) -> object:
+    """An option's value, if it is of the type that its default or its annotation says."""
+    known = f.default not in (None, dataclasses.MISSING)
+    wants = type(f.default).__name__ if known else getattr(f.type, "__name__", f.type)
+    if wants == "float" and type(value) is int:
+        return float(value)
+    if wants in ("int", "float", "str", "bool") and type(value).__name__ != wants:
+        raise UsageError(
+            f"pass {kind.name!r}: option {f.name!r} has the wrong type",
+            expected=f"{wants}, like {f.default!r}" if known else wants,
+            found=repr(value),
+        )
+    return value
 
 
 Watch = Callable[[Pass, Graph], None]
@@ -107,15 +117,39 @@ class Pipeline:
         for p in self.passes:
             if p.takes not in (None, g.level):
                 _wrong_level(p, g.level, f"@{g.name} is of level {g.level.name}")
-            g = p.run(g)
-            if verify_each:
-                verify(g, by=p.name)
+            g = _made(p, g, verify_each)
             if watch:
                 watch(p, g)
         return g
 
     def __str__(self) -> str:
         return ",".join(map(str, self.passes))
+
+
+def _made(p: Pass, g: Graph, verified: bool) -> Graph:
+    """What a pass makes of a graph; PluginError when it is not what it says and not ours."""
+    what = f"the pass {p.name!r}"
+    with blamed(p, what):
+        made = p.run(g)
+    error = VerifyError if is_ours(p) else PluginError
+    if not isinstance(made, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise error(f"{what} gives no graph", found=repr(made))
+    if not verified:
+        return made
+    if p.gives not in (None, made.level):
+        raise error(
+            f"{what} does not do what it says",
+            expected=f"a graph of level {p.gives.name}",
+            found=f"one of level {made.level.name}",
+        )
+    try:
+        verify(made, by=p.name)
+    except VerifyError as e:
+        fix = f"this is a bug in {what}, of the module {type(p).__module__}"
+        if is_ours(p):
+            raise
+        raise PluginError(e.what, where=e.where, expected=e.expected, found=e.found, fix=fix) from e
+    return made
 
 
 def _wrong_level(p: Pass, level: Level, found: str) -> None:

@@ -23,7 +23,11 @@ PASSES: dict[str, type[Pass]] = {
 
 def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type[Pass]:
     """The pass of that name: ours, a loaded module's, or an entry point's of `gpuir.passes`."""
-    return find_named(name, PASSES, loaded, kind="pass", group="passes")
+    return find_named(name, PASSES, loaded, kind="pass", group="passes", fits=is_pass)
+
+
+def is_pass(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Pass)
 
 
 def pipeline(

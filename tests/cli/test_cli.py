@@ -286,6 +286,72 @@ def test_a_module_that_adds_nothing_or_does_not_load(folder: Path):
     assert "No module named 'nope'" in run(*args, "nope", status=2).stderr
 
 
+BROKEN = """
+from dataclasses import dataclass, replace
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.notes import Cost
+from gpuir.passes.manager import Pass
+
+def made(name, work, gives=Level.graph):
+    fields = {"name": name, "takes": Level.graph, "gives": gives, "run": lambda self, g: work(g)}
+    return dataclass(frozen=True)(type(name, (Pass,), {**fields, "__module__": __name__}))
+
+@dataclass(frozen=True)
+class Count(Pass):
+    name = "count"
+    n: int
+
+PASSES = {
+    "cuts": made("cuts", lambda g: replace(g, nodes=g.nodes[1:])),
+    "raises": made("raises", lambda g: 1 / 0),
+    "nothing": made("nothing", lambda g: None),
+    "lies": made("lies", lambda g: g, Level.kernel),
+    "count": Count,
+}
+PREDICTORS = {
+    "odd": lambda op, tile, target, *, tf32=False: Cost(float("nan"), "memory", "odd@1", ()),
+    "none": lambda op, tile, target, *, tf32=False: None,
+    "one": lambda op: None,
+}
+BACKENDS = {"none": lambda summaries, layout: None, "raises": lambda summaries, layout: 1 / 0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("opt", "--pipeline", "cuts"), "this is a bug in the pass 'cuts', of the module broken"),
+        (("opt", "--pipeline", "raises"), "the pass 'raises' failed\n  found:    ZeroDivision"),
+        (("opt", "--pipeline", "nothing"), "the pass 'nothing' gives no graph"),
+        (("opt", "--pipeline", "lies"), "expected: a graph of level kernel"),
+        (("opt", "--pipeline", "count{n=x}"), "option 'n' has the wrong type"),
+        (("analyze", "--target", "t4", "--predictor", "odd"), "time_s is nan"),
+        (("analyze", "--target", "t4", "--predictor", "none"), "gives no cost"),
+        (("analyze", "--target", "t4", "--predictor", "one"), "unexpected keyword argument 'tf32'"),
+        (("analyze", "--target", "t4", "--format", "none"), "the format 'none' gives no text"),
+        (("analyze", "--target", "t4", "--format", "raises"), "the format 'raises' failed"),
+    ],
+)
+def test_what_a_module_breaks_is_its_own(folder: Path, args: tuple[str, ...], message: str):
+    (folder / "broken.py").write_text(BROKEN)
+    error = run(*args, "mlp.gir", "--load", "broken.py", status=2).stderr
+    assert message in error and "please report" not in error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("PASSES = {'mine': 3}", "expected: a subclass of gpuir.passes.manager.Pass"),
+        ("PREDICTORS = {'tile': print}", "gpuir has one of that name"),
+        ("TARGETS = {'mine': 3}", "the path of a spec file"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_table_holds_what_it_should(folder: Path, text: str, message: str):
+    (folder / "tables.py").write_text(text)
+    assert message in run("passes", "--load", "tables.py", status=2).stderr
+
+
 # ---------------------------------------------------------------------------- wrong input
 
 
