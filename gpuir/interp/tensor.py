@@ -25,7 +25,7 @@ from gpuir.interp.arrays import (
     to_numpy_dtype,
     wide,
 )
-from gpuir.interp.routines import ROUTINES
+from gpuir.interp.routines import ROUTINES, keys_weight, linear_weight
 from gpuir.interp.scalars import FUNCTIONS, divide
 from gpuir.ir.errors import nearest
 from gpuir.ir.graph import Op, Value
@@ -541,14 +541,10 @@ NEAREST: dict[str, Callable[[Array], Array]] = {
 
 
 def _kernel(op: t.Resize, distance: Array) -> Array:
-    """The interpolation weight of a cell at this distance. Cubic: R. G. Keys, Cubic convolution
-    interpolation for digital image processing, IEEE Trans. ASSP 29(6), 1981, with a = `cubic_a`."""
-    x, a = np.abs(distance), op.cubic_a
+    """The interpolation weight of a cell at this distance."""
     if op.mode == "linear":
-        return np.maximum(1 - x, 0)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+        return linear_weight(distance)
+    return keys_weight(distance, op.cubic_a)
 
 
 def _resize(op: t.Resize, at: Operands) -> Array:

@@ -119,6 +119,19 @@ class Builder:
         )
 
 
+def begin(graph: Graph, level: Level) -> Builder:
+    """The start of another graph with the ends of this one: its inputs and params, and what is
+    folded and assumed."""
+    b = Builder(level, graph.name, graph.target)
+    b.folded += graph.folded
+    b.assumed += graph.assumed
+    for v in graph.inputs:
+        b.input(v.name, v.type)
+    for v in graph.params:
+        b.param(v.name, v.type)
+    return b
+
+
 Rule = Callable[[Node, Builder], "tuple[Value, ...] | None"]
 
 
@@ -131,13 +144,7 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
     the regions of kernels are not.
     """
     level = graph.level if level is None else level
-    b = Builder(level, graph.name, graph.target)
-    b.folded += graph.folded
-    b.assumed += graph.assumed
-    for v in graph.inputs:
-        b.input(v.name, v.type)
-    for v in graph.params:
-        b.param(v.name, v.type)
+    b = begin(graph, level)
     b.reserve(r.name for n in graph.nodes for r in n.results)
     new: dict[Value, Value] = {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuir.ir.build import Builder, within
+from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
@@ -305,13 +305,7 @@ class _Fuser:
 
     def build(self) -> Graph:
         g = self.g
-        b = Builder(Level.fused, g.name, g.target)
-        b.folded += g.folded
-        b.assumed += g.assumed
-        for v in g.inputs:
-            b.input(v.name, v.type)
-        for v in g.params:
-            b.param(v.name, v.type)
+        b = begin(g, Level.fused)
         for i, node in enumerate(g.nodes):
             if isinstance(node.op, GENERATORS):
                 if self.is_stored(node):

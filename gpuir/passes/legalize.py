@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuir.ir.build import Builder
+from gpuir.ir.build import begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
@@ -43,13 +43,7 @@ class _Legalizer:
 
     def run(self) -> Graph:
         g = self.g
-        b = Builder(Level.kernel, g.name, g.target)
-        b.folded += g.folded
-        b.assumed += g.assumed
-        for v in g.inputs:
-            b.input(v.name, v.type)
-        for v in g.params:
-            b.param(v.name, v.type)
+        b = begin(g, Level.kernel)
         for node in g.nodes:
             op = self.kernel(node)
             results = tuple(
