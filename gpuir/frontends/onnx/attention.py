@@ -155,6 +155,28 @@ class Stages:
     weights: Value
 
 
+def times_keys(e: Emitter, q: Value, k: Value) -> Value:
+    """q [b, h, s, w] by k [b, g, d, w] over w: scores [b, h, s, d], or by group of heads that share
+    their keys [b, g, h / g, s, d]."""
+    b, h, s, width = q.type.shape
+    g, d = k.type.shape[1:3]
+    if h != g:
+        q = e(t.Reshape(q, (b, g, h // g, s, width)))
+        k = e(t.Reshape(k, (b, g, 1, d, width)))
+    rank = k.type.rank
+    return e(t.Matmul(q, e(t.Transpose(k, (*range(rank - 2), rank - 1, rank - 2)))))
+
+
+def times_values(e: Emitter, weights: Value, v: Value) -> Value:
+    """Weights [b, h, s, d] by v [b, g, d, f] over d: [b, h, s, f]."""
+    b, h, s, d = weights.type.shape
+    g, width = v.type.shape[1], v.type.shape[3]
+    if h != g:
+        weights = e(t.Reshape(weights, (b, g, h // g, s, d)))
+        v = e(t.Reshape(v, (b, g, 1, d, width)))
+    return reshape(e(t.Matmul(weights, v)), (b, h, s, width), e)
+
+
 def attend_in_stages(
     e: Emitter,
     q: Value,
@@ -167,17 +189,10 @@ def attend_in_stages(
 ) -> Stages:
     """Attention whose scores are read, or with a `sink` [heads]: one more score in each softmax
     that no value belongs to (Xiao et al., Efficient Streaming Language Models, 2023)."""
-    b, h, s, width = q.type.shape
-    g, d = k.type.shape[1:3]
-    scores = (b, h, s, d)
-    grouped = h != g
-    if grouped:
-        q = e(t.Reshape(q, (b, g, h // g, s, width)))
-        k, v = (e(t.Reshape(x, (b, g, 1, d, x.type.shape[3]))) for x in (k, v))
-    rank = k.type.rank
-    keys = e(t.Transpose(k, (*range(rank - 2), rank - 1, rank - 2)))
-    raw = e(t.Map("mul", (e(t.Matmul(q, keys)),), (how.scale,)))
-    raw = reshape(raw, scores, e)
+    b, h, s, _ = q.type.shape
+    d = k.type.shape[2]
+    raw = e(t.Map("mul", (times_keys(e, q, k),), (how.scale,)))
+    raw = reshape(raw, (b, h, s, d), e)
     capped = raw
     if how.softcap > 0:
         capped = e(t.Map("tanh", (e(t.Map("div", (raw,), (how.softcap,))),)))
@@ -206,9 +221,7 @@ def attend_in_stages(
             none = e(t.Map("isinf", (masked,)))
             weights = e(t.Map("where", (none, e.constant(0, weights.type.dtype), weights)))
     weights = cast(e, weights, raw.type.dtype)
-    read = e(t.Reshape(weights, (b, g, h // g, s, d))) if grouped else weights
-    y = reshape(e(t.Matmul(read, v)), (b, h, s, v.type.shape[-1]), e)
-    return Stages(y, raw, capped, masked, weights)
+    return Stages(times_values(e, weights, v), raw, capped, masked, weights)
 
 
 def both(e: Emitter, seen: Value | None, added: Value | None, hidden: float = -inf) -> Value | None:
@@ -330,7 +343,6 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
     """
     q, k, v = n[0], n[1], n[2]
     b, h, s, width = q.type.shape
-    g, d = k.type.shape[1:3]
     scale = n.attr("scale")
     scale = 1 / sqrt(width) if scale is None else float(scale)
     change_scores, change_weights = n.attr("score_mod"), n.attr("prob_mod")
@@ -338,22 +350,14 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
         return attend(e, q, k, v, None, Scores(scale))
     dtype = q.type.dtype
     precision = n.dtype("softmax_precision", f64 if dtype == f64 else f32)
-    if h != g:
-        q = e(t.Reshape(q, (b, g, h // g, s, width)))
-        k, v = (e(t.Reshape(x, (b, g, 1, d, x.type.shape[3]))) for x in (k, v))
-    rank = k.type.rank
-    keys = e(t.Transpose(k, (*range(rank - 2), rank - 1, rank - 2)))
-    scores = e(t.Map("mul", (cast(e, e(t.Matmul(q, keys)), precision),), (scale,)))
-    scores = reshape(scores, (b, h, s, d), e)
+    scores = e(t.Map("mul", (cast(e, times_keys(e, q, k), precision),), (scale,)))
+    scores = reshape(scores, (b, h, s, k.type.shape[2]), e)
     if change_scores is not None:
         (scores,) = n.walk.inside().enter(change_scores, (scores,))
     weights = e(t.Softmax(scores, 3))
     if change_weights is not None:
         (weights,) = n.walk.inside().enter(change_weights, (weights,))
-    weights = cast(e, weights, dtype)
-    if h != g:
-        weights = e(t.Reshape(weights, (b, g, h // g, s, d)))
-    return reshape(e(t.Matmul(weights, v)), (b, h, s, v.type.shape[-1]), e)
+    return times_values(e, cast(e, weights, dtype), v)
 
 
 # ---------------------------------------------------------------------------- rotary embedding

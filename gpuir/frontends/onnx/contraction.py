@@ -23,6 +23,17 @@ def transpose(x: Value, perm: Sequence[int], e: Emitter) -> Value:
     return x if perm == tuple(range(len(perm))) else e(t.Transpose(x, perm))
 
 
+def channels_first(x: Value, e: Emitter) -> Value:
+    """[N, .., C]  →  [N, C, ..]"""
+    last = x.type.rank - 1
+    return e(t.Transpose(x, (0, last, *range(1, last))))
+
+
+def channels_last(x: Value, e: Emitter) -> Value:
+    """[N, C, ..]  →  [N, .., C]"""
+    return e(t.Transpose(x, (0, *range(2, x.type.rank), 1)))
+
+
 def reshape(x: Value, shape: Sequence[int], e: Emitter) -> Value:
     """x itself where the shape is already right."""
     shape = tuple(shape)
@@ -452,7 +463,11 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
 
 
 def average_pool(n: OnnxNode, e: Emitter) -> Value:
-    x = n[0]
+    return mean_pool(n, e, n[0])
+
+
+def mean_pool(n: OnnxNode, e: Emitter, x: Value) -> Value:
+    """The mean over the windows that the node describes, of `x`."""
     s = sliding(n, spatial_axes(x, n), kernel_shape(n))
     include = bool(n.attr("count_include_pad", 0))
     extra = s.extra if include and any(s.extra) else ()

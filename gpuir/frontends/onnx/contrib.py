@@ -303,14 +303,11 @@ def fused_conv(channels_last: bool) -> Converter:
     """x, w, bias, and a sum z added before the activation; x and z channels last, or not."""
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        x = n[0]
-        rank = x.type.rank
-        if channels_last:
-            x = e(t.Transpose(x, (0, rank - 1, *range(1, rank - 1))))
+        x = contraction.channels_first(n[0], e) if channels_last else n[0]
         inner = replace(n, op="Conv", inputs=(x, n[1], n.get(2)))
         y = contraction.conv(inner, e)
         if channels_last:
-            y = e(t.Transpose(y, (0, *range(2, rank), 1)))
+            y = contraction.channels_last(y, e)
         y = plus(e, y, n.get(3))
         return activated(e, y, n.attr("activation", ""), tuple(n.attr("activation_params") or ()))
 
@@ -318,12 +315,9 @@ def fused_conv(channels_last: bool) -> Converter:
 
 
 def nhwc_max_pool(n: OnnxNode, e: Emitter) -> Value:
-    x = n[0]
-    rank = x.type.rank
-    first = e(t.Transpose(x, (0, rank - 1, *range(1, rank - 1))))
-    window = contraction.sliding(n, first.type.shape[2:], contraction.kernel_shape(n))
-    y = e(t.Pool("max", first, *window[:5]))
-    return e(t.Transpose(y, (0, *range(2, rank), 1)))
+    x = contraction.channels_first(n[0], e)
+    window = contraction.sliding(n, x.type.shape[2:], contraction.kernel_shape(n))
+    return contraction.channels_last(e(t.Pool("max", x, *window[:5])), e)
 
 
 def conv_transpose_dynamic_pads(n: OnnxNode, e: Emitter) -> Value:

@@ -25,7 +25,14 @@ from math import prod
 import numpy as np
 
 from gpuir.frontends.onnx import recurrent
-from gpuir.frontends.onnx.contraction import kernel_shape, reshape, sliding, spatial_axes
+from gpuir.frontends.onnx.contraction import (
+    channels_first,
+    channels_last,
+    mean_pool,
+    reshape,
+    sliding,
+    spatial_axes,
+)
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import to_numpy_dtype
@@ -396,18 +403,17 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
     """x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, bias in i32."""
     x, w = n[0], n[3]
     last = bool(n.attr("channels_last", 0))
-    rank = x.type.rank
     if last:
-        x = e(t.Transpose(x, (0, rank - 1, *range(1, rank - 1))))
+        x = channels_first(x, e)
     acc = conv_integer(n, e, x, w, n.get(2), n.get(5))
-    channels = (w.type.shape[0], *(1,) * (rank - 2))
+    channels = (w.type.shape[0], *(1,) * (x.type.rank - 2))
     bias = n.get(8)
     if bias is not None:
         acc = e(t.Map("add", (acc, e(t.Reshape(bias, channels), label(e, bias)))))
     ws = n[4] if n[4].type.size == 1 else e(t.Reshape(n[4], channels), label(e, n[4]))
     scale = e(t.Map("div", (product(e, n[1], ws), n[6])), "scale")
     y = requantize(e, acc, scale, n.get(7), n[7].type.dtype)
-    return e(t.Transpose(y, (0, *range(2, rank), 1))) if last else y
+    return channels_last(y, e) if last else y
 
 
 # ---------------------------------------------------------------------------- com.microsoft
@@ -473,12 +479,11 @@ def qlinear_unary(fn: Callable[[OnnxNode, Emitter, Value], Value]) -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Value:
         x = n[0]
         last = bool(n.attr("channels_last", 0))
-        rank = x.type.rank
         if last:
-            x = e(t.Transpose(x, (0, rank - 1, *range(1, rank - 1))))
+            x = channels_first(x, e)
         y = fn(n, e, dequantize(e, x, n[1], n.get(2)))
         y = quantize(e, y, n[3], n.get(4), x.type.dtype)
-        return e(t.Transpose(y, (0, *range(2, rank), 1))) if last else y
+        return channels_last(y, e) if last else y
 
     return convert
 
@@ -503,13 +508,6 @@ def softmax(n: OnnxNode, e: Emitter, x: Value) -> Value:
 
 def global_average(n: OnnxNode, e: Emitter, x: Value) -> Value:
     return e(t.Reduce("mean", x, tuple(range(2, x.type.rank)), keepdims=True))
-
-
-def average_pool(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    window = sliding(n, spatial_axes(x, n), kernel_shape(n))
-    include = bool(n.attr("count_include_pad", 0))
-    extra = window.extra if include and any(window.extra) else ()
-    return e(t.Pool("mean", x, *window[:5], include_pad=include, extra=extra))
 
 
 def reduce_mean(n: OnnxNode, e: Emitter, x: Value) -> Value:
@@ -884,7 +882,7 @@ CONVERTERS: dict[str, Converter] = {
             "QLinearLeakyRelu": qlinear_unary(leaky_relu),
             "QLinearSoftmax": qlinear_unary(softmax),
             "QLinearGlobalAveragePool": qlinear_unary(global_average),
-            "QLinearAveragePool": qlinear_unary(average_pool),
+            "QLinearAveragePool": qlinear_unary(mean_pool),
             "QLinearReduceMean": qlinear_unary(reduce_mean),
             "QLinearConcat": qlinear_concat,
             "QLinearWhere": qlinear_where,
