@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from gpuir.ir.graph import Graph, Level, Loc, NameTable, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
+
+
+@dataclass
+class NameTable:
+    """Unique names: the wanted one, or it with `.1`, `.2` ... behind when it is taken."""
+
+    taken: set[str] = field(default_factory=set[str])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    kept: set[str] = field(default_factory=set[str])  # taken, for whoever claims them
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Sets names aside: `fresh` avoids them, and the first to `claim` one gets it."""
+        new = set(names) - self.taken
+        self.kept |= new
+        self.taken |= new
+
+    def claim(self, wanted: str) -> str:
+        """The wanted name if it is free or was kept, else a fresh one."""
+        if wanted in self.kept:
+            self.kept.discard(wanted)
+            return wanted
+        return self.fresh(wanted)
+
+    def fresh(self, wanted: str) -> str:
+        name = wanted or "v"
+        while name in self.taken:
+            count = self.counts[wanted] = self.counts.get(wanted, 0) + 1
+            name = f"{wanted or 'v'}.{count}"
+        self.taken.add(name)
+        return name
 
 
 class Builder:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property
 from math import prod
@@ -207,33 +207,3 @@ def aligned(type: TensorType, dims: tuple[str, ...]) -> Access:
         shape = (prod(shape[:head]), *shape[head:])
     named = zip(reversed(dims), reversed(shape), strict=False)
     return Access(type, tuple(reversed([d for d, n in named if n != 1])))
-
-
-@dataclass
-class NameTable:
-    """Unique names: the wanted one, or it with `.1`, `.2` ... behind when it is taken."""
-
-    taken: set[str] = field(default_factory=set[str])
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-    kept: set[str] = field(default_factory=set[str])  # taken, for whoever claims them
-
-    def keep(self, names: Iterable[str]) -> None:
-        """Sets names aside: `fresh` avoids them, and the first to `claim` one gets it."""
-        new = set(names) - self.taken
-        self.kept |= new
-        self.taken |= new
-
-    def claim(self, wanted: str) -> str:
-        """The wanted name if it is free or was kept, else a fresh one."""
-        if wanted in self.kept:
-            self.kept.discard(wanted)
-            return wanted
-        return self.fresh(wanted)
-
-    def fresh(self, wanted: str) -> str:
-        name = wanted or "v"
-        while name in self.taken:
-            count = self.counts[wanted] = self.counts.get(wanted, 0) + 1
-            name = f"{wanted or 'v'}.{count}"
-        self.taken.add(name)
-        return name

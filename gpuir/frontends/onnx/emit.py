@@ -10,9 +10,9 @@ import numpy as np
 
 from gpuir.frontends.onnx.proto import DTYPES, NumbersMissing
 from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
-from gpuir.ir.build import Builder
+from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Level, Loc, NameTable, Node, Op, Value
+from gpuir.ir.graph import Level, Loc, Node, Op, Value
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 

@@ -37,8 +37,9 @@ from gpuir.frontends.onnx.proto import (
 from gpuir.frontends.onnx.sequence import Items
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.interp import to_numpy_dtype
+from gpuir.ir.build import NameTable
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Graph, Loc, NameTable, Op, Value
+from gpuir.ir.graph import Graph, Loc, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, i64
 from gpuir.ops import tensor as t
 
