@@ -34,7 +34,7 @@ BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Program
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
 MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
 MOST_THREADS = 1024  # of one block: the same table
-WIDEST_HEAD = 256  # assumed: attention brings wider heads in by parts
+WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 L2_SHARE = 0.6  # assumed: of the L2, what data read again can count on
 
@@ -439,7 +439,7 @@ def _product_sum(work: Work, tiles: Tiles, role: Role) -> Number:
     total: Number = 0.0
     for o in work.operands:
         if o.role == role:
-            cell_bytes = min(o.cell_bytes, WIDEST_HEAD * work.dtype.bits / 8)
+            cell_bytes = min(o.cell_bytes, WIDEST_HEAD_BYTES)
             total = total + cell_bytes * _product(tiles.dims[d] for d in o.dims)
     return total
 

@@ -11,7 +11,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from gpuir.cost.nest import WIDEST_HEAD, Tiles, Work, needs, runs_on_tensor, why_illegal, work_of
+from gpuir.cost.nest import (
+    WIDEST_HEAD_BYTES,
+    Tiles,
+    Work,
+    needs,
+    runs_on_tensor,
+    why_illegal,
+    work_of,
+)
 from gpuir.cost.tile import estimate, rates
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
@@ -88,7 +96,7 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: bool = False)
         if wanted is None:
             work = work_of(op, tf32)
             if work not in known:
-                known[work] = best_tile(work, target, tf32)
+                known[work] = best_tile(work, target, tf32, where="/".join(path))
             return known[work]
         if why := why_illegal(op, wanted, target, tf32):
             raise UsageError(
@@ -107,7 +115,7 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: bool = False)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def best_tile(work: Work, target: Target, tf32: bool = False) -> Tile:
+def best_tile(work: Work, target: Target, tf32: bool = False, where: str = "") -> Tile:
     """The cheapest legal tile; of equals the first, as `candidates` lists the usual ones first."""
     on_tensor = runs_on_tensor(work, target, tf32)
     tiles, names = candidates(work, on_tensor, splits=_splits(work, target))
@@ -121,6 +129,7 @@ def best_tile(work: Work, target: Target, tf32: bool = False) -> Tile:
     if not legal.any():
         raise ModelError(
             f"no tile of {work.kernel} fits {target.name}",
+            where=where,
             found=", ".join(f"{d}={n}" for d, n in work.dims),
             fix="give one in a schedule",
         )
@@ -155,9 +164,10 @@ def candidates(work: Work, on_tensor: bool, splits: bool) -> tuple[Tiles, tuple[
     """
     extents = work.extents
     if work.kernel == "k.attention":
-        free = ("s", "e", "d") if extents["e"] > WIDEST_HEAD else ("s", "d")
+        wide = extents["e"] * work.dtype.bits > WIDEST_HEAD_BYTES * 8
+        free = ("s", "e", "d") if wide else ("s", "d")
         s, d = _cap(extents["s"], 16, 256), _cap(extents["d"], 32, 128)
-        table = _wide_attention(s, d, splits) if "e" in free else _attention(s, d, splits)
+        table = _wide_attention(s, d, splits) if wide else _attention(s, d, splits)
     elif on_tensor:
         free, most = ("m", "n", "k"), (extents["m"], extents["n"], max(extents["k"], 1))
         table = _matrix(

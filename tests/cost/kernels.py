@@ -61,13 +61,20 @@ def conv(
 
 
 def attention(
-    batch: int, heads: int, s: int, d: int, e: int, groups: int = 0, **fields: object
+    batch: int,
+    heads: int,
+    s: int,
+    d: int,
+    e: int,
+    groups: int = 0,
+    dtype: DType = f16,
+    **fields: object,
 ) -> k.Attention:
     groups = groups or heads
     return k.Attention(
-        value("q", f16, batch, heads, s, e),
-        value("k", f16, batch, groups, d, e),
-        value("v", f16, batch, groups, d, e),
+        value("q", dtype, batch, heads, s, e),
+        value("k", dtype, batch, groups, d, e),
+        value("v", dtype, batch, groups, d, e),
         **fields,  # type: ignore[arg-type]
     )
 

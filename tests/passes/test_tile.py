@@ -6,21 +6,21 @@ import dataclasses
 import time
 
 import pytest
-from cost.kernels import gemm, graph, mapped, softmax
+from cost.kernels import attention, gemm, graph, mapped, softmax
 
 from gpuir.cost.tile import tile_cost
 from gpuir.ir.build import Builder
-from gpuir.ir.errors import TargetError, UsageError
+from gpuir.ir.errors import ModelError, TargetError, UsageError
 from gpuir.ir.graph import Graph, Level, Value
 from gpuir.ir.notes import Tile
-from gpuir.ir.types import TensorType, bool_, f16, f32, i64
+from gpuir.ir.types import TensorType, bool_, f16, f32, f64, i64
 from gpuir.ir.verify import verify
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.tile import TilePass
 from gpuir.schedule import extract
-from gpuir.targets.load import load_target
+from gpuir.targets.load import load_target, target_names
 from gpuir.text import show
 
 
@@ -232,3 +232,17 @@ def test_a_graph_whose_kernels_are_empty_still_costs():
     empty = dataclasses.replace(empty, body=body.finish([body(t.Softmax(x, 1))]))
     g = costed(graph(empty, gemm(0, 8, 8), gemm(8, 8, 0)))
     assert all(n.cost is not None and n.cost.time_s > 0 for n in g.nodes)
+
+
+@pytest.mark.parametrize("target", target_names())
+def test_every_head_fits_every_gpu(target: str):
+    sizes = ((dtype, e) for dtype in (f16, f32, f64) for e in (64, 256, 257, 1024))
+    ops = [attention(1, 1, s, 16, e, dtype=dtype) for dtype, e in sizes for s in (1, 100)]
+    TilePass(target=target).run(graph(*ops))
+
+
+def test_what_fits_nowhere_is_named():
+    tiny = "a100+sm.smem_bytes_per_block=4096"
+    with pytest.raises(ModelError, match=r"no tile of k\.attention fits") as error:
+        TilePass(target=tiny).run(graph(attention(1, 1, 64, 64, 64)))
+    assert error.value.where == "y0"
