@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import pytest
 from cost.kernels import attention, gemm, graph, mapped, softmax
@@ -210,17 +209,15 @@ def test_a_schedule_that_is_not_there(tmp_path):
         TilePass(target="a100", schedule=str(tmp_path / "none")).run(graph(softmax(8, 8)))
 
 
-# ---------------------------------------------------------------------------- speed
+# ---------------------------------------------------------------------------- sizes
 
 
-def test_a_large_graph_is_tiled_and_costed_in_a_second_or_two():
-    """5,000 kernels, 300 of them different; a generous limit, for a busy machine."""
+def test_a_large_graph_is_tiled_and_costed():
+    """5,000 kernels, 300 of them different: equal ones are searched and costed once."""
     ops = [gemm(64 + i % 100, 256, 512) for i in range(2000)]
     ops += [mapped("add", f16, (1000 + i % 200, 64), (64,)) for i in range(3000)]
     g = graph(*ops)
-    start = time.perf_counter()
     g = Annotate().run(TilePass(target="a100").run(g))
-    assert time.perf_counter() - start < 6
     assert len(g.nodes) == 5000
 
 
