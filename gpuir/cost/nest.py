@@ -498,8 +498,16 @@ class Need:
 
     what: str
     wants: Number
-    has: float
+    has: Number
     unit: str
+    of_target: bool = True  # else of the kernel, or of tiles in general
+
+    def broken(self, target: Target) -> str:
+        """What a tile wants and may not have, or an empty text."""
+        if self.wants <= self.has:
+            return ""
+        limit = f"{target.name} has" if self.of_target else "at most"
+        return f"{self.what}: {float(self.wants):,.0f} {self.unit}, {limit} {float(self.has):,.0f}"
 
 
 def needs(nest: Nest, target: Target, on_tensor: bool) -> tuple[Need, ...]:
@@ -511,23 +519,28 @@ def needs(nest: Nest, target: Target, on_tensor: bool) -> tuple[Need, ...]:
         Need("register file", nest.registers * nest.threads, float(sm.registers), "a block"),
         Need("shared memory", nest.smem_bytes, float(sm.smem_bytes_per_block), "bytes a block"),
     ]
-    if work.is_contraction:
-        deepest = 8.0 if copies_asynchronously(target) else 2.0
-        found.append(Need("stages without asynchronous copies", tiles.stages, deepest, "stages"))
+
+    def rule(what: str, wants: Number, has: Number, unit: str) -> None:
+        found.append(Need(what, wants, has, unit, of_target=False))
+
+    if not work.is_contraction:
+        rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")
+    elif copies_asynchronously(target):
+        rule("stages", tiles.stages, 8.0, "deep")
+    else:
+        rule("stages without asynchronous copies", tiles.stages, 2.0, "deep")
     if on_tensor:
         rows, cols = work.face
-        found += [
-            Need(f"{rows} in steps of 16: remainder", tiles.dims[rows] % 16, 0.0, "rows"),
-            Need(f"{cols} in steps of 8: remainder", tiles.dims[cols] % 8, 0.0, "columns"),
-        ]
+        rule(f"{rows} in steps of 16", tiles.dims[rows] % 16, 0.0, "rows over")
+        rule(f"{cols} in steps of 8", tiles.dims[cols] % 8, 0.0, "columns over")
         if work.kernel != "k.attention":
             chunk = tiles.dims["k"] * work.dtype.bits / 8 % 32
-            found.append(Need("k in steps of 32 bytes: remainder", chunk, 0.0, "bytes"))
+            rule("k in steps of 32 bytes", chunk, 0.0, "bytes over")
     for d in work.reduced:
-        most = np.ceil(max(work.extents[d], 1) / tiles.dims[d])
-        found.append(Need("split beyond the steps there are", tiles.split - most, 0.0, "blocks"))
+        steps = np.ceil(max(work.extents[d], 1) / tiles.dims[d])
+        rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
     if not (work.is_contraction or (work.kernel == "k.reduce" and _passes(work) == 1)):
-        found.append(Need("split of what is no sum", tiles.split, 1.0, "blocks"))
+        rule("split of what is no sum", tiles.split, 1.0, "blocks")
     return tuple(found)
 
 
@@ -564,9 +577,6 @@ def why_illegal(op: k.KernelOp, tile: Tile, target: Target, tf32: bool = False) 
         return "stages, warps and split are at least 1"
     nest = cut(work, Tiles.of(tile, work), target)
     for need in needs(nest, target, runs_on_tensor(work, target, tf32)):
-        if need.wants > need.has:
-            return (
-                f"{need.what}: {float(need.wants):,.0f} {need.unit}, "
-                f"{target.name} has {need.has:,.0f}"
-            )
+        if why := need.broken(target):
+            return why
     return ""

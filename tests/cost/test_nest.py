@@ -156,10 +156,11 @@ def test_kernels_that_differ_in_names_alone_are_equal_work():
             "registers: 544 a thread, a100-sxm-40gb has 255",
         ),
         (Tile((("m", 128), ("n", 128), ("k", 32)), warps=64), "threads: 2,048 a block"),
-        (Tile((("m", 100), ("n", 128), ("k", 32))), "m in steps of 16: remainder: 4 rows"),
+        (Tile((("m", 100), ("n", 128), ("k", 32))), "m in steps of 16: 4 rows over, at most 0"),
         (Tile((("m", 128), ("n", 128), ("k", 24))), "k in steps of 32 bytes"),
         (Tile((("m", 128), ("n", 128), ("q", 32))), "no dimension q: k.gemm has b, m, n, k"),
-        (Tile(BIG.dims, split=1000), "split beyond the steps there are"),
+        (Tile(BIG.dims, split=1000), "split of the steps along k: 1,000 blocks, at most 128"),
+        (Tile(BIG.dims, stages=9), "stages: 9 deep, at most 8"),
     ],
 )  # fmt: skip
 def test_illegal_tiles_say_why(tile, why):
@@ -170,12 +171,16 @@ def test_illegal_tiles_say_why(tile, why):
 def test_older_gpus_have_no_asynchronous_copies():
     tile = Tile((("m", 64), ("n", 64), ("k", 32)), stages=3)
     assert why_illegal(gemm(512, 512, 512), tile, A100) == ""
-    assert why_illegal(gemm(512, 512, 512), tile, load_target("t4")).startswith("stages without")
+    assert why_illegal(gemm(512, 512, 512), tile, load_target("t4")).startswith(
+        "stages without asynchronous copies: 3 deep, at most 2"
+    )
 
 
 def test_what_is_no_sum_is_not_split():
     why = why_illegal(mapped("add", f32, (4096,), (4096,)), Tile((("i", 512),), split=2), A100)
     assert why.startswith("split of what is no sum")
+    why = why_illegal(mapped("add", f32, (4096,), (4096,)), Tile((("i", 512),), stages=2), A100)
+    assert why == "stages of what has no operands to stage: 2 deep, at most 1"
 
 
 def test_bytes_of_k_go_by_the_dtype():
