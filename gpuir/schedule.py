@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gpuir.ir.errors import UsageError, nearest
@@ -15,22 +15,22 @@ Choose = Callable[[Path, Node, "Tile | None"], "Tile | None"]
 
 def extract(g: Graph) -> Schedule:
     """The tiles of a tiled or costed graph, those inside loops and branches by their path."""
-    return Schedule(g.name, g.target or "", tuple(_tiles(g, ())))
+    tiles = tuple((path, node.tile) for path, node in addressed(g) if node.tile is not None)
+    return Schedule(g.name, g.target or "", tiles)
 
 
-def _tiles(g: Graph, owner: Path) -> list[tuple[Path, Tile]]:
-    found: list[tuple[Path, Tile]] = []
-    for node, path in _addressed(g, owner):
-        if node.tile is not None:
-            found.append((path, node.tile))
+def addressed(g: Graph, owner: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every node with its path, those inside loops and branches behind their owner."""
+    for node in g.nodes:
+        path = _path(node, owner)
+        yield path, node
         if node.op.control:
             for region in node.op.regions:
-                found += _tiles(region, path)
-    return found
+                yield from addressed(region, path)
 
 
-def _addressed(g: Graph, owner: Path) -> list[tuple[Node, Path]]:
-    return [(n, (*owner, n.results[0].name if n.results else "")) for n in g.nodes]
+def _path(node: Node, owner: Path) -> Path:
+    return (*owner, node.results[0].name if node.results else "")
 
 
 def strip(g: Graph) -> Graph:
@@ -53,27 +53,16 @@ def apply(g: Graph, schedule: Schedule, choose: Choose | None = None) -> Graph:
 
 def check_names(g: Graph, schedule: Schedule) -> None:
     """UsageError when the schedule tiles something that is no kernel of `g` with a loop nest."""
-    known = {"/".join(path) for path in kernel_paths(g)}
+    known = {path: "/".join(path) for path, node in addressed(g) if node.op.tiled}
     for path, _ in schedule.tiles:
-        name = "/".join(path)
-        if name not in known:
+        if path not in known:
+            name = "/".join(path)
+            near = nearest(name, known.values()) if known else "no kernel here has a tile"
             raise UsageError(
                 f"schedule @{schedule.name}: @{g.name} has no kernel %{name} to tile",
-                expected=nearest(name, known) if known else "no kernel of this graph has a tile",
+                expected=near,
                 fix="a kernel is named by its first result, inside a loop %loop/%result",
             )
-
-
-def kernel_paths(g: Graph, owner: Path = ()) -> list[Path]:
-    """The paths of all kernels that take a tile, in order."""
-    found: list[Path] = []
-    for node, path in _addressed(g, owner):
-        if node.op.tiled:
-            found.append(path)
-        if node.op.control:
-            for region in node.op.regions:
-                found += kernel_paths(region, path)
-    return found
 
 
 def _take(schedule: Schedule) -> Choose:
@@ -98,8 +87,8 @@ def _map_nodes(
 ) -> Graph:
     """The graph with every kernel's tile chosen anew and no costs, regions of control included."""
     nodes: list[Node] = []
-    for node, path in _addressed(g, owner):
-        op = node.op
+    for node in g.nodes:
+        op, path = node.op, _path(node, owner)
         if op.control:
 
             def inside(region: Graph, path: Path = path) -> Graph:

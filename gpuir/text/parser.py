@@ -437,56 +437,71 @@ class _Build:
         return value
 
     def node(self, tree: Any, values: dict[str, Value], level: Level, target: str | None) -> Node:
-        _, results, op_token, args, rest = tree
-        kind = VOCABULARY.get(op_token)
+        _, results, token, args, notes = tree
+        op = self.op(token, args, values, level, target)
+        given = tuple(self.type(t) for _, t in results)
+        if op.result_types != given:
+            self.fail(
+                results[0][0],
+                "the result types are not what the op computes",
+                ", ".join(map(str, op.result_types)),
+            )
+        locs, tile, cost = self.notes(notes)
+        defined = tuple(
+            self.define(name, type, values) for (name, _), type in zip(results, given, strict=True)
+        )
+        return Node(op, defined, locs, tile, cost)
+
+    def op(
+        self, token: Token, args: Any, values: dict[str, Value], level: Level, target: str | None
+    ) -> Op:
+        """The op named by `token`, each of its fields held to its type."""
+        kind = VOCABULARY.get(token)
         if kind is None:
-            self.fail(op_token, f"no op {op_token}", nearest(str(op_token), VOCABULARY))
+            self.fail(token, f"no op {token}", nearest(str(token), VOCABULARY))
         names, needed = _fields(kind)
         fields: dict[str, Any] = {}
 
         def read(arg: Any) -> Any:
             if type(arg) is tuple and arg[0] == "region":
                 if kind.control:
-                    return self.items(arg[1], op_token, level, target=target)
-                return self.items(arg[1], op_token, Level.graph)
+                    return self.items(arg[1], token, level, target=target)
+                return self.items(arg[1], token, Level.graph)
             return self.attribute(arg, values)
 
         for i, arg in enumerate(args):
             if type(arg) is tuple and arg[0] == "keyword":
                 key = str(arg[1])
                 if key not in names or key in fields:
-                    what = "is given twice" if key in fields else f"is no field of {op_token}"
+                    what = "is given twice" if key in fields else f"is no field of {token}"
                     self.fail(arg[1], f"{key} {what}", ", ".join(names))
                 fields[key] = read(arg[2])
             elif i < len(names) and len(fields) == i:
                 fields[names[i]] = read(arg)
             else:
-                self.fail(op_token, f"{op_token} has too many arguments", ", ".join(names))
+                self.fail(token, f"{token} has too many arguments", ", ".join(names))
         if missing := needed - set(fields):
             lacks = ", ".join(n for n in names if n in missing)
-            self.fail(op_token, f"{op_token} lacks {lacks}", f"{op_token}({', '.join(names)})")
+            self.fail(token, f"{token} lacks {lacks}", f"{token}({', '.join(names)})")
         for name, value in fields.items():
             if not _checks(kind)[name](value):
                 hint = next(f.type for f in dataclasses.fields(kind) if f.name == name)
-                self.fail(op_token, f"{op_token}: {name} is not of its type", str(hint))
+                self.fail(token, f"{token}: {name} is not of its type", str(hint))
         try:
             op = kind(**fields)
-            types = op.result_types
+            _ = op.result_types
         except GpuirError as e:
             found = f"; found {e.found}" if e.found else ""
-            self.fail(op_token, e.what + found, e.expected, e.fix)
+            self.fail(token, e.what + found, e.expected, e.fix)
         except (ValueError, IndexError):  # tuples of unequal lengths, or empty
-            self.fail(op_token, f"the arguments do not fit {op_token}", _signature(kind))
-        given = tuple(self.type(t) for _, t in results)
-        if types != given:
-            self.fail(
-                results[0][0],
-                "the result types are not what the op computes",
-                ", ".join(map(str, types)),
-            )
-        tile = cost = None
+            self.fail(token, f"the arguments do not fit {token}", _signature(kind))
+        return op
+
+    def notes(self, notes: Any) -> tuple[tuple[str, ...], Tile | None, Cost | None]:
+        """What stands behind an op: its locations, tile and cost."""
         locs: tuple[str, ...] = ()
-        for note in rest:
+        tile = cost = None
+        for note in notes:
             if note is None:
                 continue
             if type(note) is tuple:
@@ -497,10 +512,7 @@ class _Build:
                 cost = _cost(str(note))
                 if isinstance(cost, str):
                     self.fail(note, cost)
-        defined = tuple(
-            self.define(token, t, values) for (token, _), t in zip(results, given, strict=True)
-        )
-        return Node(op, defined, locs, tile, cost)
+        return locs, tile, cost
 
     def attribute(self, tree: Any, values: dict[str, Value]) -> Any:
         if type(tree) is tuple:
