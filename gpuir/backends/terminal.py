@@ -95,22 +95,46 @@ class Page:
             margin = "" if i else label
             self.line(f"{margin:{indent}}{part}")
 
-    def table(self, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
+    def heading(self, text: str) -> None:
+        for part in textwrap.wrap(printable(text), self.width) or [""]:
+            self.line(part, "bold")
+
+    def table(
+        self,
+        columns: Sequence[tuple[str, bool]],
+        rows: Sequence[Sequence[str]],
+        drop: Sequence[str] = (),
+    ) -> None:
         """Rows under bold titles; a column is its title and whether it is set to the right. What
-        does not fit is cut from the last column, and never from another."""
-        cells = [[title for title, _ in columns], *([printable(c) for c in row] for row in rows)]
-        widths = [max(cell_width(row[i]) for row in cells) for i in range(len(columns))]
-        room = self.width - sum(widths[:-1]) - GAP * (len(columns) - 1)
-        widths[-1] = min(widths[-1], max(room, len(columns[-1][0]), 8))
+        does not fit is cut from the last column, and never from another; before that, the columns
+        called `drop` go, in that order."""
+        kept = list(columns)
+        cells = [[title for title, _ in kept], *([printable(c) for c in row] for row in rows)]
+        for title in drop:
+            if self._least(cells) <= self.width:
+                break
+            i = next(i for i, (name, _) in enumerate(kept) if name == title)
+            for row in (kept, *cells):
+                del row[i]
+        widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+        room = self.width - sum(widths[:-1]) - GAP * (len(kept) - 1)
+        widths[-1] = min(widths[-1], max(room, len(kept[-1][0]), 8))
         for j, row in enumerate(cells):
             parts: list[str] = []
-            for text, width, (_, right) in zip(row, widths, columns, strict=True):
+            for text, width, (_, right) in zip(row, widths, kept, strict=True):
                 text = cut(text, width)
                 pad = " " * (width - cell_width(text))
                 style = "bold" if j == 0 else text if text in STYLES else ""
                 text = self.styled(text, style)
                 parts.append(pad + text if right else text + pad)
             self._lines.append((" " * GAP).join(parts).rstrip())
+
+    def _least(self, cells: Sequence[Sequence[str]]) -> int:
+        """Columns that a table takes when its last one is cut as far as it may be."""
+        widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+        return (
+            sum(widths[:-1]) + GAP * (len(widths) - 1) + min(widths[-1], max(len(cells[0][-1]), 8))
+        )
 
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self._lines)
@@ -159,7 +183,7 @@ def elided(text: str, width: int) -> str:
 
 def _single(s: Summary, page: Page, layout: Layout) -> None:
     title = f"{s.device.title} ({s.device.name})" if s.device.title else s.device.name
-    page.line(f"{s.model} on {title}", style="bold")
+    page.heading(f"{s.model} on {title}")
     page.line()
     _head(s, page)
     _slowest(s, page, layout)
@@ -329,7 +353,7 @@ def _totals(s: Summary, page: Page) -> None:
         for total in s.totals
     ]
     page.line()
-    page.table(columns, rows)
+    page.table(columns, rows, drop=("bytes", "flop", "launches"))
 
 
 def _coverage(s: Summary, page: Page) -> None:
@@ -350,7 +374,7 @@ def _coverage(s: Summary, page: Page) -> None:
     if s.folded:
         rows.append(("folded", f"{s.folded:,}", "", "", "known at load, or no work left"))
     page.line()
-    page.table(columns, rows)
+    page.table(columns, rows, drop=("flop", "bytes"))
 
 
 def _notes(s: Summary, page: Page) -> None:
@@ -369,7 +393,7 @@ def _labelled(label: str, notes: Sequence[str], page: Page) -> None:
 
 def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     first = summaries[0]
-    page.line(f"{first.model} on {len(summaries)} targets", style="bold")
+    page.heading(f"{first.model} on {len(summaries)} targets")
     page.line()
     fastest = min(s.latency_s for s in summaries)
     titles = ("latency", "x fastest", "runs/s", "launches")
@@ -385,28 +409,43 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
         )
         for s in summaries
     ]
-    page.table(columns, rows)
+    page.table(columns, rows, drop=("launches", "runs/s"))
     _by_kind(summaries, page)
     _coverage(first, page)
     page.line()
     page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
-    shared = [a for a in first.assumed if all(a in s.assumed for s in summaries)]
-    own = [f"{s.device.name}: {a}" for s in summaries for a in s.assumed if a not in shared]
-    _labelled("assumed", shared + own, page)
+    own: dict[str, list[str]] = {}
+    for s in summaries:
+        for text in s.assumed:
+            own.setdefault(text, []).append(s.device.name)
+    _labelled(
+        "assumed", [_whose(names, len(summaries)) + text for text, names in own.items()], page
+    )
     _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
 
 
+def _whose(names: Sequence[str], of: int) -> str:
+    """`a100, l4 and 3 more: `; nothing where it is said of all."""
+    if len(names) == of:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}: "
+
+
 def _by_kind(summaries: Sequence[Summary], page: Page) -> None:
-    """Time by kind of kernel, a column a target."""
-    kinds = dict.fromkeys(total.kind for s in summaries for total in s.totals)
+    """Time by kind of kernel: a column a target, or where those do not fit, a row."""
+    kinds = tuple(dict.fromkeys(total.kind for s in summaries for total in s.totals))
     if not kinds:
         return
     names = [s.device.name for s in summaries]
-    room = max((page.width - 12) // len(names) - GAP, 9)
-    columns = [("kernel", False), *((elided(name, room), True) for name in names)]
     times = [{total.kind: total.time_s for total in s.totals} for s in summaries]
-    rows = [
-        (kind, *(quantity(t[kind], "s") if kind in t else "-" for t in times)) for kind in kinds
-    ]
+    cells = [[quantity(t[kind], "s") if kind in t else "-" for kind in kinds] for t in times]
     page.line()
-    page.table(columns, rows)
+    if sum(max(len(name), 9) + GAP for name in names) + max(map(len, kinds)) <= page.width:
+        columns = [("kernel", False), *((name, True) for name in names)]
+        page.table(columns, list(zip(kinds, *cells, strict=True)))
+    else:
+        room = max(page.width - 52, 16)
+        columns = [("target", False), *((kind, True) for kind in kinds)]
+        rows = [(elided(name, room), *row) for name, row in zip(names, cells, strict=True)]
+        page.table(columns, rows, drop=kinds[:0:-1])

@@ -145,6 +145,27 @@ def test_no_width_cuts_a_number(s: Summary, width: int):
     assert "99.44 us" in both and not re.search(r"\d…", both)
 
 
+def test_many_targets_are_rows(s: Summary):
+    many = [
+        replace(s, device=Device(f"target-number-{i}", ""), assumed=(f"l2: guessed {i % 2}",))
+        for i in range(20)
+    ]
+    text = report(many, Layout(100))
+    assert max(map(cell_width, text.splitlines())) <= 100
+    (row,) = re.findall(r"^target-number-7 .*us .*us .*us$", text, re.MULTILINE)
+    assert "85.9 us" in row and "4.55 us" in row
+    assert (
+        "target-number-1, target-number-3, target-number-5 and 7 more: l2: guessed 1"
+        in " ".join(text.split())
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_narrow_tables_drop_columns(s: Summary, width: int):
+    for text in (report([s], Layout(width)), report([s, s], Layout(width))):
+        assert max(map(cell_width, text.splitlines())) <= width
+
+
 def test_colour_is_only_added(s: Summary):
     plain, colored = report([s], Layout(100)), report([s], Layout(100, color=True))
     assert "\x1b[" not in plain and "\x1b[1m" in colored
