@@ -1,4 +1,4 @@
-"""The walk over an ONNX model: dims bound, nodes put in order, each converted under its name."""
+"""The walk over an ONNX model: dims bound, each node converted under its name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.emit import Emitter, OnnxNode, UnknownValue
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
+from gpuir.frontends.onnx.plan import Plan, Step, domain_of, free_names, in_order, key_of, step_of
 from gpuir.frontends.onnx.proto import (
     LARGEST,
     NUMBERS,
@@ -118,130 +119,6 @@ class Weights(Mapping[str, np.ndarray]):
         return len(self._compute)
 
 
-# ---------------------------------------------------------------------------- plans
-
-
-@dataclass(frozen=True)
-class Step:
-    """A model node, taken apart once: its graph may be walked many times."""
-
-    op: str
-    domain: str
-    overload: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, AttributeProto]
-    free: tuple[str, ...]  # what its subgraphs read from outside
-    proto: NodeProto
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The nodes of a graph or function body, each after those it reads."""
-
-    steps: tuple[Step, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
-
-
-def _key(op: str, domain: str) -> str:
-    return f"{domain}::{op}" if domain else op
-
-
-def _step(node: NodeProto, index: int) -> Step:
-    attributes = {text(a.name): a for a in node.attribute}
-    free: dict[str, None] = {}
-    for graph in subgraphs(attributes):
-        free.update(dict.fromkeys(_free(graph)))
-    outputs = list(map(text, node.output))
-    while outputs and not outputs[-1]:
-        outputs.pop()
-    op = text(node.op_type)
-    return Step(
-        op=op,
-        domain=_domain(text(node.domain)),
-        overload=text(node.overload),
-        name=text(node.name) or f"{op}#{index}",
-        inputs=tuple(map(text, node.input)),
-        outputs=tuple(outputs),
-        attributes=attributes,
-        free=tuple(free),
-        proto=node,
-    )
-
-
-def _free(graph: GraphProto) -> Iterator[str]:
-    """The names a subgraph reads that it does not define."""
-    defined = {v.name for v in graph.input} | {v.name for v in graph.initializer}
-    defined |= {v.values.name for v in graph.sparse_initializer}
-    defined |= {name for node in graph.node for name in node.output}
-    for node in graph.node:
-        yield from (name for name in node.input if name and name not in defined)
-        for inner in subgraphs({a.name: a for a in node.attribute}):
-            yield from (name for name in _free(inner) if name not in defined)
-    yield from (v.name for v in graph.output if v.name not in defined)
-
-
-def _in_order(steps: Sequence[Step], given: set[str], where: str) -> tuple[Step, ...]:
-    """The steps, each after those it reads; as they stand when they already are. `given` are the
-    names that the graph has without them."""
-    producer: dict[str, int] = {}
-    for i, step in enumerate(steps):
-        for name in step.outputs:
-            if name in given:
-                raise ModelError(
-                    f"{name!r} is defined twice",
-                    where=where,
-                    found=f"an input or initializer, and the result of {step.name}",
-                    fix="each name has one producer: rename one of the two",
-                )
-            if name and producer.setdefault(name, i) != i:
-                raise ModelError(
-                    f"{name!r} is computed twice",
-                    where=where,
-                    found=f"{steps[producer[name]].name} and {step.name} both give it",
-                    fix="each name has one producer: rename one of the two",
-                )
-    needs = [
-        [producer[name] for name in (*step.inputs, *step.free) if name in producer]
-        for step in steps
-    ]
-    if all(need < i for i, some in enumerate(needs) for need in some):
-        return tuple(steps)
-    order: list[int] = []
-    state = [0] * len(steps)  # 0 not seen, 1 on the path, 2 done
-    for first in range(len(steps)):
-        path = [first] if not state[first] else []
-        todo = {first: iter(needs[first])}
-        while path:
-            at = path[-1]
-            state[at] = 1
-            need = next((i for i in todo[at] if state[i] != 2), None)
-            if need is None:
-                state[at] = 2
-                order.append(path.pop())
-            elif state[need] == 1:
-                cycle = [*path[path.index(need) :], need]
-                shown = [steps[i].name for i in cycle]
-                if len(shown) > 12:
-                    shown[6:-6] = ["..."]
-                raise ModelError(
-                    "the model has a cycle",
-                    where=where,
-                    expected="nodes that only read what comes before them",
-                    found=" reads ".join(shown),
-                )
-            else:
-                path.append(need)
-                todo[need] = iter(needs[need])
-    return tuple(steps[i] for i in order)
-
-
 # ---------------------------------------------------------------------------- the load
 
 
@@ -275,7 +152,7 @@ class _Load:
         graph = model.graph
         opsets = self.opsets(model.opset_import)
         for f in model.functions:
-            self.functions[_domain(text(f.domain)), text(f.name), text(f.overload)] = f
+            self.functions[domain_of(text(f.domain)), text(f.name), text(f.overload)] = f
         plan = self.plan(graph)
         title = Path(self.source.name).stem if self.source.folder else text(graph.name)
         emit = Emitter(title or "model")
@@ -317,12 +194,12 @@ class _Load:
         """Version by domain. `ModelError` for those older or newer than we know."""
         opsets: dict[str, int] = {}
         for entry in imports:
-            domain = _domain(text(entry.domain))
+            domain = domain_of(text(entry.domain))
             opsets[domain] = max(entry.version, opsets.get(domain, 0))
         model = self.source.model
         if "" not in opsets:
             if imports is model.opset_import and any(
-                not _domain(n.domain) for n in model.graph.node
+                not domain_of(n.domain) for n in model.graph.node
             ):
                 raise ModelError(
                     "the model does not name its opset",
@@ -354,7 +231,7 @@ class _Load:
         known = self.plans.get(id(graph))
         if known is not None:
             return known[1]
-        steps = [_step(node, i) for i, node in enumerate(graph.node)]
+        steps = [step_of(node, i) for i, node in enumerate(graph.node)]
         steps = [
             step if name == step.name else replace(step, name=name)
             for step in steps
@@ -362,7 +239,7 @@ class _Load:
         ]
         given = {v.name for v in (*graph.input, *graph.initializer)}
         plan = Plan(
-            _in_order(steps, given, self.source.name),
+            in_order(steps, given, self.source.name),
             tuple(text(v.name) for v in graph.input),
             tuple(text(v.name) for v in graph.output),
         )
@@ -372,8 +249,8 @@ class _Load:
     def function_plan(self, function: FunctionProto) -> Plan:
         known = self.plans.get(id(function))
         if known is None:
-            steps = [_step(node, i) for i, node in enumerate(function.node)]
-            ordered = _in_order(steps, set(function.input), self.loc(function.name))
+            steps = [step_of(node, i) for i, node in enumerate(function.node)]
+            ordered = in_order(steps, set(function.input), self.loc(function.name))
             inputs, outputs = map(text, function.input), map(text, function.output)
             known = function, Plan(ordered, tuple(inputs), tuple(outputs))
             self.plans[id(function)] = known
@@ -812,7 +689,7 @@ class Walk:
 
     def free(self, graph: GraphProto) -> tuple[str, ...]:
         """The names that a subgraph reads from here."""
-        return tuple(dict.fromkeys(_free(graph)))
+        return tuple(dict.fromkeys(free_names(graph)))
 
     def notes(self) -> tuple[int, int, int]:
         """A mark to `forget` back to: what a subgraph that is dropped again had to report."""
@@ -859,7 +736,7 @@ class Walk:
                 f"{step.op}: the node is not well-formed, or gpuir misreads it",
                 where=loc,
                 expected=_breach(step, self.opsets)
-                or f"a node that follows the definition of {_key(step.op, step.domain)}",
+                or f"a node that follows the definition of {key_of(step.op, step.domain)}",
                 found=f"operands {shown}: {type(error).__name__}: {error}"[:400],
                 fix="check the model with onnx.checker; if that finds nothing, report this",
             ) from error
@@ -903,7 +780,7 @@ class Walk:
         self, step: Step, name: str, inputs: tuple[Value | None, ...]
     ) -> tuple[bool, tuple[Value | None, ...]]:
         """Whether the node is a call of one of the model's own functions, and its results."""
-        load, key = self.load, _key(step.op, step.domain)
+        load, key = self.load, key_of(step.op, step.domain)
         attributes = Attributes(step.attributes, load.source, self.attributes)
         function = load.functions.get((step.domain, step.op, step.overload))
         if function is not None:
@@ -968,7 +845,7 @@ class Walk:
     ) -> tuple[Value | None, ...]:
         """The function's body in place of the call."""
         load = self.load
-        key = _key(function.name, _domain(function.domain))
+        key = key_of(function.name, domain_of(function.domain))
         if key in load.calls:
             raise ModelError("a function calls itself", found=" calls ".join([*load.calls, key]))
         if len(load.calls) >= DEEPEST_CALL:
@@ -1032,7 +909,7 @@ class Walk:
 
     def opaque(self, n: OnnxNode, types: Sequence[TensorType]) -> tuple[Value, ...]:
         """An operator whose results' types are all that is known of it, as a `t.opaque`."""
-        key = _key(n.op, n.domain)
+        key = key_of(n.op, n.domain)
         operands = tuple(v for v in n.inputs if v is not None)
         self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
         self.load.warn(
