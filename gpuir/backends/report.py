@@ -76,6 +76,19 @@ class Kernel:
         return self.node.locs
 
     @property
+    def anchor(self) -> Loc:
+        """The model node to name it after: that of its product, else the last of all."""
+        op = self.node.op
+        if not isinstance(op, k.Gemm | k.Conv):
+            return self.locs[-1]
+        around = {loc for n in _inside(self.node) for loc in n.locs}
+        own = [loc for loc in self.locs if loc not in around]
+        if not own and op.epilogue is not None:  # a bias of the same model node
+            accumulator = op.epilogue.inputs[0]
+            own = [n.locs[0] for n in op.epilogue.nodes if accumulator in n.op.operands]
+        return own[0] if own else self.locs[0]
+
+    @property
     def tile(self) -> Tile | None:
         return self.node.tile
 
@@ -87,7 +100,7 @@ class Kernel:
     def status(self) -> Status:
         """Opaque if it holds an op we do not know; approximated if a library routine, of which
         only the operands, results and a count of operations are known."""
-        kinds = {type(op) for op in _inside(self.node)}
+        kinds = {type(n.op) for n in _inside(self.node)}
         if t.Opaque in kinds:
             return "opaque"
         return "approximated" if t.Routine in kinds else "modelled"
@@ -97,7 +110,7 @@ class Kernel:
         """What is not modelled in it, by name."""
         return tuple(
             op.kind if isinstance(op, t.Opaque) else op.fn
-            for op in _inside(self.node)
+            for op in (n.op for n in _inside(self.node))
             if isinstance(op, t.Opaque | t.Routine)
         )
 
@@ -250,8 +263,8 @@ def _bytes(node: Node, cost: Cost) -> int:
     return sum(a.type.nbytes for a in (*space.reads, *space.writes))
 
 
-def _inside(node: Node) -> list[t.Op]:
-    return [n.op for region in node.op.regions for n in region.nodes] if not node.op.control else []
+def _inside(node: Node) -> list[Node]:
+    return [n for region in node.op.regions for n in region.nodes] if not node.op.control else []
 
 
 def _bounds(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:

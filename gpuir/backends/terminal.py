@@ -308,11 +308,11 @@ def tile_text(x: Kernel) -> str:
 
 
 def layer(x: Alike) -> str:
-    """The first model node that the kernels stand for, and how many more; of several kernels, what
-    their names have in common."""
-    first = [node_name(k.locs[0]) if k.locs else k.name for k in x.kernels]
+    """The model node that the kernels are named after, and how many more they stand for; of several
+    kernels, what their names have in common."""
+    names = [node_name(kernel.anchor) if kernel.locs else kernel.name for kernel in x.kernels]
     more = len(dict.fromkeys(x.one.locs)) - 1
-    return pattern(first) + (f" +{more}" if more > 0 else "")
+    return pattern(names) + (f" +{more}" if more > 0 else "")
 
 
 def pattern(names: Sequence[str]) -> str:

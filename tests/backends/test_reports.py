@@ -145,6 +145,26 @@ def test_no_width_cuts_a_number(s: Summary, width: int):
     assert "99.44 us" in both and not re.search(r"\d…", both)
 
 
+NAMED = """graph @named {
+  in %x: f16[8, 64]
+  param %q: i8[64, 64]
+  param %b: f16[64]
+  %w: f16[64, 64] = t.cast(%q, f16) at "m:Dequantize"
+  %h: f16[8, 64] = t.matmul(%x, %w) at "m:Gemm"
+  %y: f16[8, 64] = t.map("add", [%h, %b]) at "m:Gemm"
+  %r: f16[8, 64] = t.map("relu", [%y]) at "m:Relu"
+  %s: f16[8, 64] = t.map("sub", [%r, %x]) at "m:Sub"
+  %p: f16[8, 64] = t.softmax(%s, 1) at "m:Softmax"
+  out %p
+}
+"""
+
+
+def test_a_kernel_is_named_after_its_product_or_its_last_node():
+    s = gpuir.summary(gpuir.analyze(gpuir.load_text(NAMED), "a100"))
+    assert [(x.kind, x.anchor) for x in s.kernels] == [("gemm", "m:Gemm"), ("reduce", "m:Softmax")]
+
+
 def test_many_targets_are_rows(s: Summary):
     many = [
         replace(s, device=Device(f"target-number-{i}", ""), assumed=(f"l2: guessed {i % 2}",))
