@@ -109,9 +109,9 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
 def split_targets(text: str | None) -> list[str]:
     """`a100+sms=60,l4` → `a100+sms=60`, `l4`; `all` is every one there is."""
     if text == "all":
-        from gpuir.targets.load import target_names
+        from gpuir.cli.targets import everything
 
-        return list(target_names())
+        return list(everything())
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
 
 

@@ -10,7 +10,7 @@ import click
 
 from gpuir.cli import options
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit
+from gpuir.cli.output import emit, warn
 
 if TYPE_CHECKING:
     from gpuir.passes.manager import Pass
@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 @options.load_modules
 def command(name: str | None, modules: tuple[str, ...]) -> None:
     """The passes there are, or all about one."""
+    from gpuir.ir.errors import PluginError
+    from gpuir.ir.plugins import installed
     from gpuir.passes.table import PASSES, find_pass
 
     mine = load_modules(modules).passes
     if name is not None:
         emit(full(find_pass(name, mine)))
     else:
-        emit("\n".join(short(p) for p in (PASSES | mine).values()))
+        known = PASSES | mine
+        for plugin in installed("passes"):
+            try:
+                known.setdefault(plugin, find_pass(plugin))
+            except PluginError as error:  # the others are no worse for it
+                warn(str(error))
+        emit("\n".join(short(p) for p in known.values()))
 
 
 def short(kind: type[Pass]) -> str:

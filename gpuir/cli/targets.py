@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import emit
+from gpuir.cli.output import emit, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -41,8 +41,11 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     path = given["output"]
     shape = layout({"width": width, "output": path, "top": 0})
     page = Page(shape.width, shape.color)
-    names = [options.with_settings(name, given)] if name else gpuir.target_names()
-    targets = [gpuir.load_target(n) for n in names]
+    targets = (
+        [gpuir.load_target(options.with_settings(name, given))]
+        if name
+        else list(everything().values())
+    )
     doubtful = 0
     if check:
         doubtful = sum(show_check(t, page, everything=name is not None) for t in targets)
@@ -61,6 +64,20 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     emit(page.text(), path)
     if doubtful:
         raise click.exceptions.Exit(1)
+
+
+def everything() -> dict[str, Target]:
+    """Every target by name that can be loaded; of a plug-in's that cannot, a warning."""
+    import gpuir
+    from gpuir.ir.errors import TargetError
+
+    found: dict[str, Target] = {}
+    for name in gpuir.target_names():
+        try:
+            found[name] = gpuir.load_target(name)
+        except TargetError as error:
+            warn(str(error))
+    return found
 
 
 def show_all(targets: list[Target], page: Page) -> None:

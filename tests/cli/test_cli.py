@@ -352,6 +352,23 @@ def test_a_table_holds_what_it_should(folder: Path, text: str, message: str):
     assert message in run("passes", "--load", "tables.py", status=2).stderr
 
 
+def test_a_broken_plugin_spoils_only_itself(folder: Path):
+    info = folder / "site" / "bad-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[gpuir.passes]\nbad = raising:X\n[gpuir.targets]\nbad = raising:X\n"
+    )
+    (folder / "site" / "raising.py").write_text("raise RuntimeError('at import')\n")
+    for command in ("targets", "passes", f"analyze {folder}/mlp.gir --target all"):
+        done = shell(f"gpuir {command}", PYTHONPATH=str(folder / "site"))
+        assert done.returncode == 0
+        assert ("legalize" if command == "passes" else "mi300x") in done.stdout
+        assert "warning: entry point bad = raising:X" in done.stderr
+    done = shell("gpuir passes bad", PYTHONPATH=str(folder / "site"))
+    assert done.returncode == 2 and "found:    RuntimeError: at import" in done.stderr
+
+
 # ---------------------------------------------------------------------------- wrong input
 
 
