@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from strategies import graphs
 
 from gpuir.ir.errors import GpuirError, TextError
+from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.types import TensorType, f32
 from gpuir.passes.table import pipeline
 from gpuir.text import parse, parse_passes, parse_schedule, show
 
@@ -150,3 +152,10 @@ def test_any_text_parses_or_is_refused(text):
             read(text)
         except GpuirError as error:
             assert str(error)
+
+
+def test_what_cannot_be_seen_is_escaped():
+    name = "\ud800\x9b2J\u202e\u65e5\u672c"
+    g = Graph(Level.graph, name, (Value(name, TensorType((2,), f32)),))
+    assert show(g).isascii() and parse(show(g)) == g
+    assert "\u65e5\u672c" in show(Graph(Level.graph, "\u65e5\u672c"))

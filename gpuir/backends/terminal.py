@@ -194,7 +194,7 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
 
 def _head(s: Summary, page: Page) -> None:
     page.wrapped("latency", f"{quantity(s.latency_s, 's', 4)}, {rate(s)}")
-    parts = [f"{s.launches:,} launches"]
+    parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:
         parts[0] += f" of {listed:,} kernels"

@@ -27,15 +27,16 @@ def show(thing: Graph | Schedule) -> str:
 @cache
 def quoted(name: str) -> str:
     """A name as it stands after % or @: bare where it can be, else a JSON string."""
-    return name if PLAIN.match(name) else json.dumps(name, ensure_ascii=False)
+    return name if PLAIN.match(name) else _string(name)
 
 
 def target_text(name: str) -> str:
-    return name if PLAIN_TARGET.match(name) else json.dumps(name, ensure_ascii=False)
+    return name if PLAIN_TARGET.match(name) else _string(name)
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """A JSON string: as it is where all of it can be seen, else in escapes."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _header(g: Graph) -> str:
