@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpuir.ir.build import begin, within
+from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
@@ -41,6 +42,14 @@ class Fuse(Pass):
     name = "fuse"
     takes = Level.graph
     gives = Level.fused
+
+    def __post_init__(self) -> None:
+        if self.max_ops < 1:
+            raise UsageError(
+                "pass 'fuse': a group has no ops",
+                expected="max_ops=1 or more",
+                found=f"max_ops={self.max_ops}",
+            )
 
     def run(self, g: Graph) -> Graph:
         return _Fuser(g, self).run()

@@ -109,6 +109,11 @@ def _find(name: str) -> Path:
     for key in (name, wanted):
         if key in plugins:
             return _plugin_path(plugins[key])
+    base, _, rest = name.partition("+")
+    if rest and base:
+        raise TargetError(
+            f"no target is called {name!r}", fix=f"a changed number has a value: {base}+{rest}=120"
+        )
     close = nearest(wanted, (*files, *_aliases(), *plugins))
     raise TargetError(
         f"no target is called {name!r}",
