@@ -32,9 +32,7 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
     """What a kernel is and stands for, then the lines that lead to its time."""
     page = Page(layout.width, layout.color)
     node, cost = found.node, found.node.cost
-    page.line(
-        f"{node.op.name} %{'/'.join(found.path)} on {s.device.title or s.device.name}", "bold"
-    )
+    page.heading(f"{node.op.name} %{'/'.join(found.path)} on {s.device.title or s.device.name}")
     page.line()
     page.wrapped("stands for", ", ".join(dict.fromkeys(map(node_name, node.locs))), 12)
     kernel = next((x for x in s.kernels if x.path == found.path), None)
