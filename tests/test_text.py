@@ -82,6 +82,20 @@ REFUSED = {
     graph('%y: f32[] = t.reduce("sum", %x, [0, 0])', "out %y"): "an axis twice",
     graph("%y: f32[2] = t.slice(%x, [0], [2], [0])", "out %y"): "a step of zero",
     graph("%y: f32[2] = t.slice(%x, [], [2], [1])", "out %y"): "the arguments do not fit t.slice",
+    graph("%y: f32[2] = t.loop({ in %i: i64[] in %a: f32[2] out %a }, -1, [%x])"): "counted from 0",
+    graph(
+        "param %w: f32[1, 1, 3]",
+        "in %i: f32[1, 1, 9]",
+        "%y: f32[1, 1, 7] = t.conv(%i, %w, [0], [0], [0], [1])",
+    ): "at least 1",
+    graph(
+        "param %w: f32[1, 1, 3]",
+        "in %i: f32[1, 1, 9]",
+        "%y: f32[1, 1, 7] = t.conv(%i, %w, [1], [0], [0], [1], groups=0)",
+    ): "at least 1",
+    graph(
+        "in %i: f32[1, 1, 9]", '%y: f32[1, 1, 7] = t.pool("max", %i, [3], [0], [0], [0], [1])'
+    ): "at least 1",
     graph('%y: f32[2] = t.map("relu")', "out %y"): "t.map lacks args",
     graph('%y: f32[2] = t.map("relu", [%x], [], 3)', "out %y"): "too many arguments",
     graph('%y: f32[2] = t.map("relu", [%x], immediate=[1])', "out %y"): "no field of t.map",

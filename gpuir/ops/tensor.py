@@ -508,6 +508,12 @@ def window_extent(n: int, window: int, stride: int, low: int, high: int, dilatio
     return max((n + low + high - dilation * (window - 1) - 1) // stride + 1, 0)
 
 
+def _steps(op: str, *parts: tuple[int, ...], groups: int = 1) -> None:
+    """Strides and dilations, and the groups that channels are divided by, are at least 1."""
+    ok = groups >= 1 and all(n >= 1 for part in parts for n in part)
+    _check(ok, f"{op}: strides, dilations and groups are at least 1", found=(*parts, groups))
+
+
 @dataclass(frozen=True)
 class Pool(Op):
     """y[n, c, p] = fn over x[n, c, p * strides - low + w * dilations] for w in `window`.
@@ -536,6 +542,7 @@ class Pool(Op):
         parts = (self.window, self.strides, self.low, self.high, self.dilations)
         ok = all(len(p) == len(spatial) for p in parts)
         _check(ok, "t.pool: one entry for each spatial axis", len(spatial), [len(p) for p in parts])
+        _steps("t.pool", self.strides, self.dilations)
         extents = tuple(map(window_extent, spatial, *parts))
         dtype = i64 if self.fn == "argmax" else self.x.type.dtype
         return (TensorType((n, c, *extents), dtype),)
@@ -598,6 +605,7 @@ class Conv(Op):
         x, w = self.x.type, self.w.type
         n, c, *spatial = x.shape
         k, per_group, *window = w.shape
+        _steps("t.conv", self.strides, self.dilations, groups=self.groups)
         ok = per_group * self.groups == c and k % self.groups == 0 and len(window) == len(spatial)
         _check(
             ok,
@@ -640,6 +648,7 @@ class ConvTranspose(Op):
         x, w = self.x.type, self.w.type
         n, c, *spatial = x.shape
         rows, per_group, *window = w.shape
+        _steps("t.conv_transpose", self.strides, self.dilations, groups=self.groups)
         ok = rows == c and c % self.groups == 0 and len(window) == len(spatial)
         _check(ok, "t.conv_transpose: weights do not fit", f"w with {c} rows", f"x: {x}, w: {w}")
         extra = self.extra or (0,) * len(spatial)
@@ -815,6 +824,7 @@ class Loop(Op):
     has_condition: bool = False
 
     def types(self) -> tuple[TensorType, ...]:
+        _check(self.trips >= 0, "loop: trips are counted from 0", "0 or more", self.trips)
         skip = int(self.has_condition)
         carried = len(self.init)
         outputs = [v.type for v in self.body.outputs[skip:]]

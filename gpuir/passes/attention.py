@@ -287,7 +287,7 @@ class AttentionMatcher(Matcher):
         found: list[tuple[Operand, int]] = []
         if (less := self.unrepeated(side)) is not None and less.count:
             copies, rest = divmod(full, less.count)
-            if not rest and heads % copies == 0:
+            if copies and not rest and heads % copies == 0:
                 found.append((less, heads // copies))
         if side.count == full:
             found.append((side, heads))

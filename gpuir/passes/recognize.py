@@ -537,8 +537,8 @@ class _Recognizer(AttentionMatcher):
         if not isinstance(outer, t.Reshape) or outer.x.type.shape != op.shape or len(op.shape) < 3:
             return None
         x, rank = outer.x, len(op.shape)
-        first = min(axes)
-        if sorted(axes) != list(range(first, y.type.rank)):
+        first = min(axes, default=0)
+        if sorted(axes) != list(range(first, y.type.rank)) or not y.type.size:
             return None
         n, channels = op.shape[:2]
         groups, rest = divmod(math.prod(y.type.shape[:first]), n)
