@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode, UnknownValue
+from gpuir.frontends.onnx.sequence import Items
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Value
 from gpuir.ir.types import TensorType, bool_, i64
@@ -91,7 +92,14 @@ class Branch:
 def _branch(n: OnnxNode, e: Emitter, graph: Any) -> Branch | ModelError:
     inner, notes = Emitter("", inside=e), n.walk.notes()
     try:
-        return Branch(inner, n.walk.inside(inner).enter(graph, ()))
+        results = n.walk.inside(inner).enter(graph, ())
+        if any(isinstance(v, Items) for v in results):
+            raise ModelError(
+                f"{n.op}: a branch that is not known at load time gives a sequence",
+                expected="tensors of numbers",
+                fix="give the condition, so that one branch is taken: --value NAME=1 (or 0)",
+            )
+        return Branch(inner, results)
     except ModelError as error:
         n.walk.forget(notes)
         return error
