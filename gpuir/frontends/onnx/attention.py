@@ -7,15 +7,24 @@ unless the model reads the scores or adds a sink to the softmax: then they are s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
 
-from gpuir.frontends.onnx.contraction import reshape
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.quant import cast, label, matmul_to_float, product, quantize
+from gpuir.frontends.onnx.idioms import (
+    cast,
+    join_heads,
+    joined,
+    label,
+    part,
+    pick,
+    product,
+    reshaped,
+    split_heads,
+)
+from gpuir.frontends.onnx.quant import matmul_to_float, quantize
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, f64, i64
@@ -25,49 +34,6 @@ Results = tuple[Value | None, ...]
 
 
 # ---------------------------------------------------------------------------- heads, caches
-
-
-def split_heads(e: Emitter, x: Value, heads: int) -> Value:
-    """[b, s, heads * d]  →  [b, heads, s, d]"""
-    b, s, hidden = x.type.shape
-    if heads <= 0 or hidden % heads:
-        raise ModelError(
-            "the heads do not divide the hidden size",
-            expected=f"a multiple of {heads} heads",
-            found=str(x.type),
-        )
-    return e(t.Transpose(e(t.Reshape(x, (b, s, heads, hidden // heads))), (0, 2, 1, 3)))
-
-
-def join_heads(e: Emitter, x: Value) -> Value:
-    """[b, heads, s, d]  →  [b, s, heads * d]"""
-    b, heads, s, d = x.type.shape
-    return e(t.Reshape(e(t.Transpose(x, (0, 2, 1, 3))), (b, s, heads * d)))
-
-
-def part(e: Emitter, x: Value, axis: int, start: int, size: int) -> Value:
-    """x[.., start : start + size, ..] along `axis`."""
-    shape = x.type.shape
-    if (start, size) == (0, shape[axis]):
-        return x
-    starts = tuple(start if i == axis else 0 for i in range(len(shape)))
-    sizes = tuple(size if i == axis else n for i, n in enumerate(shape))
-    return e(t.Slice(x, starts, sizes, (1,) * len(shape)), label(e, x))
-
-
-def pick(e: Emitter, x: Value, axis: int, index: int) -> Value:
-    """x[.., index, ..], the axis gone."""
-    shape = x.type.shape
-    one = part(e, x, axis, index, 1)
-    return e(t.Reshape(one, shape[:axis] + shape[axis + 1 :]), label(e, x))
-
-
-def joined(e: Emitter, parts: Sequence[Value | None], axis: int) -> Value:
-    """The parts that are there and not empty, one after another."""
-    kept = tuple(v for v in parts if v is not None and v.type.shape[axis])
-    if not kept:
-        return next(v for v in parts if v is not None)
-    return kept[0] if len(kept) == 1 else e(t.Concat(kept, axis))
 
 
 @dataclass(frozen=True)
@@ -174,7 +140,7 @@ def times_values(e: Emitter, weights: Value, v: Value) -> Value:
     if h != g:
         weights = e(t.Reshape(weights, (b, g, h // g, s, d)))
         v = e(t.Reshape(v, (b, g, 1, d, width)))
-    return reshape(e(t.Matmul(weights, v)), (b, h, s, width), e)
+    return reshaped(e, e(t.Matmul(weights, v)), (b, h, s, width))
 
 
 def attend_in_stages(
@@ -192,7 +158,7 @@ def attend_in_stages(
     b, h, s, _ = q.type.shape
     d = k.type.shape[2]
     raw = e(t.Map("mul", (times_keys(e, q, k),), (how.scale,)))
-    raw = reshape(raw, (b, h, s, d), e)
+    raw = reshaped(e, raw, (b, h, s, d))
     capped = raw
     if how.softcap > 0:
         capped = e(t.Map("tanh", (e(t.Map("div", (raw,), (how.softcap,))),)))
@@ -351,7 +317,7 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
     dtype = q.type.dtype
     precision = n.dtype("softmax_precision", f64 if dtype == f64 else f32)
     scores = e(t.Map("mul", (cast(e, times_keys(e, q, k), precision),), (scale,)))
-    scores = reshape(scores, (b, h, s, k.type.shape[2]), e)
+    scores = reshaped(e, scores, (b, h, s, k.type.shape[2]))
     if change_scores is not None:
         (scores,) = n.walk.inside().enter(change_scores, (scores,))
     weights = e(t.Softmax(scores, 3))
@@ -375,7 +341,7 @@ def angles(e: Emitter, cos: Value, sin: Value, dim: int, interleaved: bool) -> t
         signs = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in signs)
     name = label(e, sin)
     signed = e(t.Concat(signs, last + interleaved), name)
-    return cos, reshape(signed, (*lead, 2 * r), e)
+    return cos, reshaped(e, signed, (*lead, 2 * r))
 
 
 def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) -> Value:
@@ -393,8 +359,8 @@ def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) 
     steps = tuple(-1 if i == axis else 1 for i in range(last + 2))
     swapped = e(t.Slice(pairs, starts, pairs.type.shape, steps))
     wide = (r, 1) if interleaved else (1, r)
-    cos = cast(e, reshape(cos, (*cos.type.shape[:-1], *wide), e), x.type.dtype)
-    signed = cast(e, reshape(signed, (*signed.type.shape[:-1], *pair), e), x.type.dtype)
+    cos = cast(e, reshaped(e, cos, (*cos.type.shape[:-1], *wide)), x.type.dtype)
+    signed = cast(e, reshaped(e, signed, (*signed.type.shape[:-1], *pair)), x.type.dtype)
     y = e(t.Map("add", (e(t.Map("mul", (pairs, cos))), e(t.Map("mul", (swapped, signed))))))
     y = e(t.Reshape(y, (*lead, 2 * r)))
     if 2 * r == width:

@@ -9,35 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.idioms import reshaped, transposed
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
 # ---------------------------------------------------------------------------- matrix products
-
-
-def transpose(x: Value, perm: Sequence[int], e: Emitter) -> Value:
-    """x itself where the order is already right."""
-    perm = tuple(perm)
-    return x if perm == tuple(range(len(perm))) else e(t.Transpose(x, perm))
-
-
-def channels_first(x: Value, e: Emitter) -> Value:
-    """[N, .., C]  →  [N, C, ..]"""
-    last = x.type.rank - 1
-    return e(t.Transpose(x, (0, last, *range(1, last))))
-
-
-def channels_last(x: Value, e: Emitter) -> Value:
-    """[N, C, ..]  →  [N, .., C]"""
-    return e(t.Transpose(x, (0, *range(2, x.type.rank), 1)))
-
-
-def reshape(x: Value, shape: Sequence[int], e: Emitter) -> Value:
-    """x itself where the shape is already right."""
-    shape = tuple(shape)
-    return x if x.type.shape == shape else e(t.Reshape(x, shape))
 
 
 def matmul(n: OnnxNode, e: Emitter) -> Value:
@@ -55,7 +33,7 @@ def matmul(n: OnnxNode, e: Emitter) -> Value:
     y = e(t.Matmul(left, right))
     *batch, rows, columns = y.type.shape
     shape = (*batch, *(rows,) * (a.type.rank > 1), *(columns,) * (b.type.rank > 1))
-    return reshape(y, shape, e)
+    return reshaped(e, y, shape)
 
 
 def gemm(n: OnnxNode, e: Emitter) -> Value:
@@ -125,8 +103,8 @@ def einsum(n: OnnxNode, e: Emitter) -> Value:
         first = contract(first, second, later, () if rest else output, e)
     x, labels = sum_out(first, set(output), e)
     missing = [label for label in output if label not in labels]  # of extent 1 in every operand
-    x = reshape(x, (*x.type.shape, *(1 for _ in missing)), e)
-    return transpose(x, [(*labels, *missing).index(label) for label in output], e)
+    x = reshaped(e, x, (*x.type.shape, *(1 for _ in missing)))
+    return transposed(e, x, [(*labels, *missing).index(label) for label in output])
 
 
 def parse_equation(
@@ -181,7 +159,7 @@ def diagonal(term: Term, e: Emitter) -> Term:
         extent, width = x.type.shape[i], x.type.shape[j]
         if extent != width:
             raise ModelError(f"Einsum: no diagonal along {label!r}", found=str(x.type))
-        x = reshape(transpose(x, (*others, i, j), e), (*lead, extent * extent), e)
+        x = reshaped(e, transposed(e, x, (*others, i, j)), (*lead, extent * extent))
         zeros, ones = (0,) * len(lead), (1,) * len(lead)
         x = e(t.Slice(x, (*zeros, 0), (*lead, extent), (*ones, extent + 1)))
         labels = (*(labels[k] for k in others), label)
@@ -192,7 +170,7 @@ def simplify(term: Term, extents: dict[Label, int], e: Emitter) -> Term:
     """Without the axes of extent 1: they broadcast, or come back at the end."""
     x, labels = term
     rows = [(k, extent) for k, extent in zip(labels, x.type.shape, strict=True) if extent != 1]
-    return reshape(x, [extent for _, extent in rows], e), tuple(k for k, _ in rows)
+    return reshaped(e, x, [extent for _, extent in rows]), tuple(k for k, _ in rows)
 
 
 def sum_out(term: Term, needed: set[Label], e: Emitter) -> Term:
@@ -226,15 +204,15 @@ def contract(a: Term, b: Term, needed: set[Label], output: tuple[Label, ...], e:
     keep_rows = not batch and len(k) == 1 and len(rows) > 1  # then b is one matrix, read by all
     left = arrange(a, (*batch, *rows, *k), e)
     if not keep_rows:
-        left = reshape(left, (*wide, prod(size[r] for r in rows), prod(size[c] for c in k)), e)
+        left = reshaped(e, left, (*wide, prod(size[r] for r in rows), prod(size[c] for c in k)))
     right = arrange(b, (*batch, *k, *columns), e)
-    right = reshape(right, (*wide, prod(size[c] for c in k), prod(size[c] for c in columns)), e)
+    right = reshaped(e, right, (*wide, prod(size[c] for c in k), prod(size[c] for c in columns)))
     labels = (*batch, *rows, *columns)
-    return reshape(e(t.Matmul(left, right)), [size[label] for label in labels], e), labels
+    return reshaped(e, e(t.Matmul(left, right)), [size[label] for label in labels]), labels
 
 
 def arrange(term: Term, order: Sequence[Label], e: Emitter) -> Value:
-    return transpose(term[0], [term[1].index(label) for label in order], e)
+    return transposed(e, term[0], [term[1].index(label) for label in order])
 
 
 def multiply(a: Term, b: Term, k: list[Label], output: tuple[Label, ...], e: Emitter) -> Term:
@@ -246,7 +224,7 @@ def multiply(a: Term, b: Term, k: list[Label], output: tuple[Label, ...], e: Emi
     def aligned(term: Term) -> Value:
         x = arrange(term, [label for label in labels if label in term[1]], e)
         extents = iter(x.type.shape)
-        return reshape(x, [next(extents) if label in term[1] else 1 for label in labels], e)
+        return reshaped(e, x, [next(extents) if label in term[1] else 1 for label in labels])
 
     return sum_out((e(t.Map("mul", (aligned(a), aligned(b)))), tuple(labels)), {*labels} - {*k}, e)
 
@@ -512,8 +490,8 @@ def max_unpool(n: OnnxNode, e: Emitter) -> Value:
     extents = ((i - 1) * stride - a - b + w for i, stride, a, b, w in rows)
     shape = (*x.type.shape[:2], *extents)
     zeros = e.fill(0, TensorType((prod(shape),), x.type.dtype))
-    places, updates = (reshape(v, (v.type.size,), e) for v in (indices, x))
-    y = reshape(e(t.ScatterElements(zeros, places, updates, 0)), shape, e)
+    places, updates = (reshaped(e, v, (v.type.size,)) for v in (indices, x))
+    y = reshaped(e, e(t.ScatterElements(zeros, places, updates, 0)), shape)
     wanted = shape if n.get(2) is None else n.ints(2, "the shape asked for")
     if wanted == shape:
         return y

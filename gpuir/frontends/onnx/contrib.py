@@ -12,10 +12,16 @@ from math import log, prod
 import numpy as np
 
 from gpuir.frontends.onnx import contraction, layout, sampling
-from gpuir.frontends.onnx.attention import part, split_heads
-from gpuir.frontends.onnx.contraction import reshape, transpose
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.quant import cast, mask_lengths
+from gpuir.frontends.onnx.idioms import (
+    cast,
+    channels_first,
+    channels_last,
+    part,
+    reshaped,
+    split_heads,
+    transposed,
+)
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, bool_, i32, i64, u32
@@ -130,7 +136,7 @@ def bias_softmax(n: OnnxNode, e: Emitter) -> Value:
     x, bias = n[0], n[1]
     axis, shape = n.axis(x.type.rank, 1), x.type.shape
     if not n.attr("is_inner_broadcast", 0) and bias.type.rank == x.type.rank:
-        bias = reshape(bias, (1,) * axis + bias.type.shape[axis:], e) if bias.type.size == prod(
+        bias = reshaped(e, bias, (1,) * axis + bias.type.shape[axis:]) if bias.type.size == prod(
             bias.type.shape[axis:]
         ) else bias  # fmt: skip
     x = plus(e, x, bias)
@@ -210,6 +216,13 @@ def rms_norm(n: OnnxNode, e: Emitter) -> Results:
     return cast(e, y, scale.type.dtype if n.domain == "" else dtype), inverse
 
 
+def mask_lengths(e: Emitter, mask: Value | None, batch: int) -> Value:
+    """How many cells of each row of an integer mask are set; zeros without one."""
+    if mask is None:
+        return e.fill(0, TensorType((batch,), i32))
+    return e(t.Reduce("sum", cast(e, mask, i32), (1,)))
+
+
 def embed_layer_norm(n: OnnxNode, e: Emitter) -> Results:
     """ids, segments, word, position and segment tables, gamma, beta, mask, positions: rows of the
     tables added and normalised; the count of set mask cells; the sum."""
@@ -242,7 +255,7 @@ def group_norm(n: OnnxNode, e: Emitter) -> Results:
             wide = tuple(shape[0] if i == 0 else channels if i == axis else 1 for i in range(rank))
         else:
             return v
-        return reshape(v, wide, e)
+        return reshaped(e, v, wide)
 
     if n.op == "SkipGroupNorm":
         x = plus(e, x, along(n[3]), None if n.get(4) is None else along(n[4]))
@@ -252,7 +265,7 @@ def group_norm(n: OnnxNode, e: Emitter) -> Results:
         cells = prod(shape[1:-1])
         split = (groups, channels // groups)
         y = e(t.Reshape(x, (shape[0], cells, *split)))
-        scale, bias = (reshape(v, split, e) for v in (gamma, beta))
+        scale, bias = (reshaped(e, v, split) for v in (gamma, beta))
         y = e(t.Reshape(e(t.Normalize(y, (1, 3), scale, bias, eps)), shape))
     else:
         axes = tuple(range(1, rank))
@@ -271,7 +284,7 @@ def turned(e: Emitter, x: Value, batch: bool, last: bool) -> Value:
         order = [*order[1:-1], 0, order[-1]]
     if last and len(order) > 1:
         order[-2:] = order[-1], order[-2]
-    return transpose(x, order, e)
+    return transposed(e, x, order)
 
 
 def fused_matmul(n: OnnxNode, e: Emitter) -> Value:
@@ -299,15 +312,15 @@ def gemm_fast_gelu(n: OnnxNode, e: Emitter) -> Value:
     return e(t.Map("gelu_tanh", (plus(e, y, n.get(2)),)))
 
 
-def fused_conv(channels_last: bool) -> Converter:
-    """x, w, bias, and a sum z added before the activation; x and z channels last, or not."""
+def fused_conv(nhwc: bool) -> Converter:
+    """x, w, bias, and a sum z added before the activation; `nhwc`: x and z are channels last."""
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        x = contraction.channels_first(n[0], e) if channels_last else n[0]
+        x = channels_first(e, n[0]) if nhwc else n[0]
         inner = replace(n, op="Conv", inputs=(x, n[1], n.get(2)))
         y = contraction.conv(inner, e)
-        if channels_last:
-            y = contraction.channels_last(y, e)
+        if nhwc:
+            y = channels_last(e, y)
         y = plus(e, y, n.get(3))
         return activated(e, y, n.attr("activation", ""), tuple(n.attr("activation_params") or ()))
 
@@ -315,9 +328,9 @@ def fused_conv(channels_last: bool) -> Converter:
 
 
 def nhwc_max_pool(n: OnnxNode, e: Emitter) -> Value:
-    x = contraction.channels_first(n[0], e)
+    x = channels_first(e, n[0])
     window = contraction.sliding(n, x.type.shape[2:], contraction.kernel_shape(n))
-    return contraction.channels_last(e(t.Pool("max", x, *window[:5])), e)
+    return channels_last(e, e(t.Pool("max", x, *window[:5])))
 
 
 def conv_transpose_dynamic_pads(n: OnnxNode, e: Emitter) -> Value:
@@ -368,7 +381,7 @@ def mixture_of_experts(n: OnnxNode, e: Emitter) -> Value:
     if n.attr("use_sparse_mixer", 0):
         raise ModelError("MoE: use_sparse_mixer is not supported", expected="0", found="1")
     tokens = x.type.size // hidden
-    x = reshape(x, (tokens, hidden), e)
+    x = reshaped(e, x, (tokens, hidden))
     if n.attr("normalize_routing_weights", 0):
         best, which = e.add(t.TopK(scores, k, 1))
         shares = e(t.Softmax(best, 1))
@@ -408,7 +421,7 @@ def mixture_of_experts(n: OnnxNode, e: Emitter) -> Value:
         y = e(t.ScatterElements(e.fill(0, y.type), column, y, 0))
     y = e(t.Reshape(y, (tokens, k, hidden)))
     y = e(t.Map("mul", (y, e(t.Reshape(shares, (tokens, k, 1))))))
-    return reshape(e(t.Reduce("sum", y, (1,))), shape, e)
+    return reshaped(e, e(t.Reduce("sum", y, (1,))), shape)
 
 
 def expert_activation(n: OnnxNode, e: Emitter, y: Value, linear: Value | None) -> Value:
@@ -508,7 +521,7 @@ def ms_range(n: OnnxNode, e: Emitter) -> Value:
     """The step is 1 where none is given; bounds may have one axis."""
     step = n.get(2)
     step = e.constant(1, n[0].type.dtype) if step is None else step
-    bounds = tuple(reshape(v, (), e) for v in (n[0], n[1], step))
+    bounds = tuple(reshaped(e, v, ()) for v in (n[0], n[1], step))
     return layout.range_(replace(n, inputs=bounds), e)
 
 
@@ -538,7 +551,7 @@ def unfold(n: OnnxNode, e: Emitter) -> Value:
     cells = np.arange(count)[:, None] * step + np.arange(size)
     y = e(t.Gather(x, e.constant(cells, i64), axis))
     order = [i for i in range(y.type.rank) if i != axis + 1]
-    return transpose(y, (*order, axis + 1), e)
+    return transposed(e, y, (*order, axis + 1))
 
 
 def is_all_finite(n: OnnxNode, e: Emitter) -> Value:
@@ -716,9 +729,9 @@ MICROSOFT: dict[str, Converter] = {
     "FusedMatMulActivation": fused_matmul,
     "FusedGemm": fused_gemm,
     "GemmFastGelu": gemm_fast_gelu,
-    "FusedConv": fused_conv(channels_last=False),
-    "NhwcConv": fused_conv(channels_last=True),
-    "NhwcFusedConv": fused_conv(channels_last=True),
+    "FusedConv": fused_conv(nhwc=False),
+    "NhwcConv": fused_conv(nhwc=True),
+    "NhwcFusedConv": fused_conv(nhwc=True),
     "NhwcMaxPool": nhwc_max_pool,
     "ConvTransposeWithDynamicPads": conv_transpose_dynamic_pads,
     "CDist": cdist,

@@ -8,25 +8,15 @@ from typing import Any
 import numpy as np
 
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.idioms import line, reshaped
 from gpuir.frontends.onnx.proto import Attributes, sparse_type, tensor_type
 from gpuir.interp import cast, evaluate, to_numpy_dtype, wide
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType, f32, i64
+from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
 
 Results = tuple[Value | None, ...]
-
-
-def reshaped(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
-    return x if x.type.shape == shape else e(t.Reshape(x, shape))
-
-
-def line(e: Emitter, length: int, rank: int, axis: int, dtype: DType, fold: bool = False) -> Value:
-    """0, 1, ... along `axis`, of extent 1 along the others: computed on the device, unless `fold`
-    asks for known numbers."""
-    shape = tuple(length if i == axis else 1 for i in range(rank))
-    return e(t.Iota(TensorType(shape, dtype), axis), fold=fold)
 
 
 def attr_or_ints(n: OnnxNode, attr: str, i: int) -> tuple[int, ...] | None:

@@ -25,15 +25,17 @@ from math import prod
 import numpy as np
 
 from gpuir.frontends.onnx import recurrent
-from gpuir.frontends.onnx.contraction import (
+from gpuir.frontends.onnx.contraction import mean_pool, sliding, spatial_axes
+from gpuir.frontends.onnx.contrib import mask_lengths
+from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.idioms import (
+    cast,
     channels_first,
     channels_last,
-    mean_pool,
-    reshape,
-    sliding,
-    spatial_axes,
+    label,
+    product,
+    reshaped,
 )
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.errors import ModelError
@@ -61,16 +63,6 @@ def offset(e: Emitter, zero_point: Value | None) -> Value | None:
         return zero_point
     array = e.array_of(zero_point)
     return None if array is not None and not array.astype(np.float64).any() else zero_point
-
-
-def label(e: Emitter, x: Value) -> str:
-    """The name that another view of a known tensor goes by: the tensor's own."""
-    const = e.const_of(x)
-    return "" if const is None else const.name
-
-
-def cast(e: Emitter, x: Value, dtype: DType) -> Value:
-    return x if x.type.dtype == dtype else e(t.Cast(x, dtype))
 
 
 def along(e: Emitter, v: Value, rank: int, axis: int) -> Value:
@@ -202,14 +194,6 @@ def requantize(
     """saturate(round(acc * scale) + zero_point) as `dtype`."""
     y = e(t.Map("mul", (cast(e, acc, scale.type.dtype), scale)))
     return saturated(e, y, offset(e, zero_point), dtype)
-
-
-def product(e: Emitter, *scales: Value) -> Value:
-    """The product of scales; folds where they are known."""
-    result, *rest = scales
-    for s in rest:
-        result = e(t.Map("mul", (result, s)), "scale")
-    return result
 
 
 # ---------------------------------------------------------------------------- ai.onnx, linear
@@ -356,7 +340,7 @@ def conv_integer(
     acc = accumulator_of(x, w)
     zx, zw = offset(e, zx), offset(e, zw)
     if zx is not None and any((*low, *high)):
-        x = e(t.Pad(x, (0, 0, *low), (0, 0, *high), reshape(zx, (), e)))
+        x = e(t.Pad(x, (0, 0, *low), (0, 0, *high), reshaped(e, zx, ())))
         low = high = (0,) * spatial
     y = e(t.Conv(x, w, strides, low, high, dilations, groups, acc))
     per_channel = (w.type.shape[0], *(1,) * spatial)
@@ -404,7 +388,7 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
     x, w = n[0], n[3]
     last = bool(n.attr("channels_last", 0))
     if last:
-        x = channels_first(x, e)
+        x = channels_first(e, x)
     acc = conv_integer(n, e, x, w, n.get(2), n.get(5))
     channels = (w.type.shape[0], *(1,) * (x.type.rank - 2))
     bias = n.get(8)
@@ -413,7 +397,7 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
     ws = n[4] if n[4].type.size == 1 else e(t.Reshape(n[4], channels), label(e, n[4]))
     scale = e(t.Map("div", (product(e, n[1], ws), n[6])), "scale")
     y = requantize(e, acc, scale, n.get(7), n[7].type.dtype)
-    return channels_last(y, e) if last else y
+    return channels_last(e, y) if last else y
 
 
 # ---------------------------------------------------------------------------- com.microsoft
@@ -480,10 +464,10 @@ def qlinear_unary(fn: Callable[[OnnxNode, Emitter, Value], Value]) -> Converter:
         x = n[0]
         last = bool(n.attr("channels_last", 0))
         if last:
-            x = channels_first(x, e)
+            x = channels_first(e, x)
         y = fn(n, e, dequantize(e, x, n[1], n.get(2)))
         y = quantize(e, y, n[3], n.get(4), x.type.dtype)
-        return channels_last(y, e) if last else y
+        return channels_last(e, y) if last else y
 
     return convert
 
@@ -775,13 +759,6 @@ def qembed_layer_normalization(n: OnnxNode, e: Emitter) -> Results:
     beta = dequantize(e, n[6], n[12], n.get(17))
     y = e(t.Normalize(y, (2,), gamma, beta, float(n.attr("epsilon", 1e-12))))
     return y, mask_lengths(e, n.get(7), ids.type.shape[0]) if n.has_output(1) else None
-
-
-def mask_lengths(e: Emitter, mask: Value | None, batch: int) -> Value:
-    """How many cells of each row of an integer mask are set; zeros without one."""
-    if mask is None:
-        return e.fill(0, TensorType((batch,), i32))
-    return e(t.Reduce("sum", cast(e, mask, i32), (1,)))
 
 
 # ---------------------------------------------------------------------------- recurrent

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuir.frontends.onnx.contraction import reshape, transpose
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.idioms import reshaped, transposed
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, i64
@@ -225,8 +225,8 @@ class Direction:
         """A single step needs no loop: streaming models run so."""
         gates = self.weights.gates
         shape = [extent for axis, extent in enumerate(gates.type.shape) if axis != self.time]
-        state, shown = self.step(reshape(gates, shape, e), e.constant(0, i64), self.init, e)
-        return state, reshape(shown, (1, *shown.type.shape), e)
+        state, shown = self.step(reshaped(e, gates, shape), e.constant(0, i64), self.init, e)
+        return state, reshaped(e, shown, (1, *shown.type.shape))
 
     def run(self, name: str, collect: bool, e: Emitter) -> tuple[tuple[Value, ...], Value | None]:
         """The state after the last step and, to `collect`, the hidden states [T, B, H] in the order
@@ -262,7 +262,7 @@ def pick(x: Value, index: int, axis: int, e: Emitter) -> Value:
 
 def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weights:
     """Everything but the recurrence is done for all time steps at once: X W + b."""
-    w, r = (transpose(pick(n[i], direction, 0, e), (1, 0), e) for i in (1, 2))
+    w, r = (transposed(e, pick(n[i], direction, 0, e), (1, 0)) for i in (1, 2))
     gates = e(t.Matmul(n[0], w))
     hidden, width = r.type.shape
     waits: Value | None = None
@@ -342,7 +342,7 @@ def convert(
     y: Value | None = None
     if n.has_output(0):
         y = shown[0] if directions == 1 else e(t.Concat(tuple(shown), 1))
-        y = transpose(y, (2, 0, 1, 3), e) if batch_first else y
+        y = transposed(e, y, (2, 0, 1, 3)) if batch_first else y
     results = [y]
     for i in range(states):
         if not n.has_output(1 + i):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.layout import axes_of, line, reshaped
+from gpuir.frontends.onnx.idioms import cast, line, reshaped
+from gpuir.frontends.onnx.layout import axes_of
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, f32, f64, i64
@@ -16,10 +17,6 @@ Results = tuple[Value | None, ...]
 
 def map_(e: Emitter, fn: str, *args: Value, imm: tuple[float, ...] = ()) -> Value:
     return e(t.Map(fn, args, imm))
-
-
-def cast_to(e: Emitter, x: Value, dtype: DType) -> Value:
-    return x if x.type.dtype == dtype else e(t.Cast(x, dtype))
 
 
 def at_least_f32(dtype: DType) -> DType:
@@ -148,12 +145,12 @@ def layer_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
     axes = tuple(range(n.axis(rank, -1), rank))
     if not n.has_output(1) and not n.has_output(2):
         return e(t.Normalize(x, axes, scale, bias, eps))
-    wide = cast_to(e, x, at_least_f32(dtype))
+    wide = cast(e, x, at_least_f32(dtype))
     mean = reduce(e, "mean", wide, axes)
     centred = map_(e, "sub", wide, mean)
     variance = reduce(e, "mean", map_(e, "mul", centred, centred), axes)
     inverse = map_(e, "rsqrt", map_(e, "add", variance, imm=(eps,)))
-    y = map_(e, "mul", cast_to(e, map_(e, "mul", centred, inverse), dtype), scale)
+    y = map_(e, "mul", cast(e, map_(e, "mul", centred, inverse), dtype), scale)
     return (y if bias is None else map_(e, "add", y, bias)), mean, inverse
 
 
@@ -195,31 +192,29 @@ def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
     per_cell = scale.type.rank > 1  # opset 7, spatial=0: each cell of [C, ...] has its own
 
     def fit(v: Value) -> Value:
-        return cast_to(e, v if per_cell else per_channel(e, v, rank), stats)
+        return cast(e, v if per_cell else per_channel(e, v, rank), stats)
 
     renewed: list[Value | None] = []
     if training:
         axes = (0,) if per_cell else (0, *range(2, rank))
-        wide = cast_to(e, x, stats)
+        wide = cast(e, x, stats)
         now = reduce(e, "mean", wide, axes)
         centred = map_(e, "sub", wide, now)
         spread = reduce(e, "mean", map_(e, "mul", centred, centred), axes)
         for old, new in ((mean, now), (variance, spread)):
-            flat = cast_to(e, reshaped(e, new, old.type.shape), old.type.dtype)
+            flat = cast(e, reshaped(e, new, old.type.shape), old.type.dtype)
             kept = map_(e, "mul", old, imm=(momentum,))
             added = map_(e, "mul", flat, imm=(1 - momentum,))
             renewed.append(map_(e, "add", kept, added))
-        saved = (
-            cast_to(e, reshaped(e, v, mean.type.shape), mean.type.dtype) for v in (now, spread)
-        )
+        saved = (cast(e, reshaped(e, v, mean.type.shape), mean.type.dtype) for v in (now, spread))
         renewed += saved if n.version < 14 else ()
         inverse = map_(e, "rsqrt", map_(e, "add", spread, imm=(eps,)))
         y = map_(e, "mul", map_(e, "mul", centred, inverse), fit(scale))
-        return cast_to(e, map_(e, "add", y, fit(bias)), dtype), *renewed
+        return cast(e, map_(e, "add", y, fit(bias)), dtype), *renewed
     root = map_(e, "sqrt", map_(e, "add", fit(variance), imm=(eps,)))
     s = map_(e, "div", fit(scale), root)
     b = map_(e, "sub", fit(bias), map_(e, "mul", fit(mean), s))
-    return map_(e, "add", map_(e, "mul", x, cast_to(e, s, dtype)), cast_to(e, b, dtype))
+    return map_(e, "add", map_(e, "mul", x, cast(e, s, dtype)), cast(e, b, dtype))
 
 
 def lrn(n: OnnxNode, e: Emitter) -> Value:
@@ -280,11 +275,11 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
     loss = map_(e, "neg", e(t.Reshape(e(t.GatherElements(scores, indices, 1)), shape)))
     weights: Value | None = None
     if weight is not None:
-        weights = e(t.Gather(cast_to(e, weight, dtype), target))
+        weights = e(t.Gather(cast(e, weight, dtype), target))
         if counts is not None:
             weights = map_(e, "where", counts, weights, e.constant(0, dtype))
     elif counts is not None:
-        weights = cast_to(e, counts, dtype)
+        weights = cast(e, counts, dtype)
     if weights is not None:
         loss = map_(e, "mul", loss, weights)
     axes = tuple(range(len(shape)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.frontends.onnx.contraction import reshape
 from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.idioms import reshaped
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import cast, evaluate
 from gpuir.ir.errors import ModelError
@@ -185,7 +185,7 @@ def affine_grid(n: OnnxNode, e: Emitter) -> Value:
 
     points = e.lazy(TensorType((prod(extents), spatial + 1), theta.type.dtype), positions, "grid")
     y = e(t.Matmul(points, e(t.Transpose(theta, (0, 2, 1)))))
-    return reshape(y, (batch, *extents, spatial), e)
+    return reshaped(e, y, (batch, *extents, spatial))
 
 
 # ---------------------------------------------------------------------------- regions
