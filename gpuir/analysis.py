@@ -127,12 +127,14 @@ def analyze(
     """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
 
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
-    is costed comes back as it is. `schedule` is a file of tiles to use where it names a kernel.
-    `target` is a name, a path, or either with numbers changed: `a100+sms=120`. `predictor` is a
-    name too, or a function of yours. `tf32` lets f32 products run on the matrix units.
+    is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
+    to use where it names a kernel. `target` is a name, a path, or either with numbers changed:
+    `a100+sms=120`. `predictor` is a name too, or a function of yours. `tf32` lets f32 products run
+    on the matrix units.
     """
     g = model if isinstance(model, Graph) else load(model, **options)
     _check_target(g, target)
+    _check_done(g, predictor, schedule, tf32)
     passes = _lowering(g.level)
     if g.level < Level.tiled:
         passes += (TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32),)
@@ -154,6 +156,23 @@ def _check_target(g: Graph, target: str | None) -> None:
             found=target,
             fix="start from a graph of level kernel or before",
         )
+
+
+def _check_done(
+    g: Graph, predictor: str | Predictor, schedule: str | PathLike[str], tf32: bool
+) -> None:
+    """UsageError when something is asked for that the graph has behind it already."""
+    late = [
+        ("schedule", schedule and g.level >= Level.tiled),
+        ("predictor", predictor != "tile" and g.level >= Level.costed),
+        ("tf32", tf32 and g.level >= Level.costed),
+    ]
+    for name, asked in late:
+        if asked:
+            raise UsageError(
+                f"{name} comes too late: @{g.name} is {g.level.name} already",
+                fix="start from a graph of level kernel or before, or leave it out",
+            )
 
 
 def explain(graph: Graph, name: str) -> tuple[Line, ...]:

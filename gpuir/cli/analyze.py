@@ -74,12 +74,15 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
     """The costed graph for each target; the model is loaded and lowered once."""
     import gpuir
     from gpuir.cost.table import find_predictor
+    from gpuir.ir.errors import UsageError
 
     targets = [
         options.with_settings(loaded.target(name), given) for name in split_targets(given["target"])
     ]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
+    if given["settings"] and not targets:
+        raise UsageError("--set changes a target, and none is given", fix="--target NAME")
     predictor = given["predictor"]
     found = find_predictor(predictor, loaded.predictors)
     if predictor.partition("@")[0] in loaded.predictors:

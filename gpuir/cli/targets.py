@@ -37,7 +37,10 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     import gpuir
     from gpuir.backends.terminal import Page
     from gpuir.cli.analyze import layout
+    from gpuir.ir.errors import UsageError
 
+    if given["settings"] and not name:
+        raise UsageError("--set changes a target, and none is given", fix="gpuir targets NAME ...")
     path = given["output"]
     shape = layout({"width": width, "output": path, "top": 0})
     page = Page(shape.width, shape.color)

@@ -108,6 +108,22 @@ def test_a_tiled_graph_keeps_its_target(folder: Path):
     assert "@mlp is costed for another target" in error and "expected: a100" in error
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--schedule", "tiles.sched"), "schedule comes too late: @mlp is costed already"),
+        (("--predictor", "roofline"), "predictor comes too late"),
+        (("--tf32",), "tf32 comes too late"),
+        (("--set", "sms=10"), "--set changes a target, and none is given"),
+        (("--target", "t4", "--set", "sms=10"), "costed for another target"),
+    ],
+)
+def test_what_comes_too_late_is_refused(folder: Path, args: tuple[str, ...], message: str):
+    run("analyze", "mlp.gir", "--target", "t4", "--format", "ir", "-o", "costed.gir")
+    run("analyze", "costed.gir", "--format", "schedule", "-o", "tiles.sched")
+    assert message in run("analyze", "costed.gir", *args, status=2).stderr
+
+
 def test_predictors(folder: Path):
     args = ("analyze", "mlp.gir", "--target", "a100")
     assert "roofline@1" in run(*args, "--predictor", "roofline").stdout
