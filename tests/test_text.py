@@ -96,6 +96,12 @@ REFUSED = {
     graph(
         "in %i: f32[1, 1, 9]", '%y: f32[1, 1, 7] = t.pool("max", %i, [3], [0], [0], [0], [1])'
     ): "at least 1",
+    graph('%y: f32[2] = t.map("not", [%x])', "out %y"): "not a bool",
+    graph('%y: f32[2] = t.map("where", [%x, %x, %x])', "out %y"): "not a bool",
+    graph("%y: f32[2] = t.gather(%x, %x)", "out %y"): "indices are integers",
+    graph("in %a: f32[2, 2]", "in %b: i8[2, 2]", "%y: f32[2, 2] = t.matmul(%a, %b)", "out %y"): (
+        "t.matmul: dtypes differ"
+    ),
     graph('%y: f32[2] = t.map("relu")', "out %y"): "t.map lacks args",
     graph('%y: f32[2] = t.map("relu", [%x], [], 3)', "out %y"): "too many arguments",
     graph('%y: f32[2] = t.map("relu", [%x], immediate=[1])', "out %y"): "no field of t.map",

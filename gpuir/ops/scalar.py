@@ -18,6 +18,7 @@ class Scalar:
     arity: int
     flops: int = 1
     gives: Literal["same", "bool", "second"] = "same"
+    takes: Literal["any", "bool"] = "any"  # of the first operand
 
 
 SCALARS: dict[str, Scalar] = {
@@ -54,14 +55,12 @@ SCALARS: dict[str, Scalar] = {
             "bit_xor",
             "shift_left",
             "shift_right",
-            "and",
-            "or",
-            "xor",
         )
     },
-    "not": Scalar(1),
+    **{name: Scalar(2, takes="bool") for name in ("and", "or", "xor")},
+    "not": Scalar(1, takes="bool"),
     **{name: Scalar(2, gives="bool") for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "isnan": Scalar(1, gives="bool"),
     "isinf": Scalar(1, gives="bool"),
-    "where": Scalar(3, gives="second"),
+    "where": Scalar(3, gives="second", takes="bool"),
 }

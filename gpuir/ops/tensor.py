@@ -41,6 +41,20 @@ def _check(condition: bool, what: str, expected: object = "", found: object = ""
         raise ModelError(what, expected=str(expected), found=str(found))
 
 
+def _factors(op: str, *types: TensorType) -> None:
+    """Operands of a product are of one dtype, or all integers, or all floats of 8 bits."""
+    first = types[0].dtype
+    if all(x.dtype == first for x in types):
+        return
+    narrow = all(x.dtype.is_float and x.dtype.bits == 8 for x in types)
+    ok = narrow or all(x.dtype.is_integer for x in types)
+    _check(ok, f"{op}: dtypes differ", "one dtype, or integers", ", ".join(map(str, types)))
+
+
+def _indices(op: str, type: TensorType) -> None:
+    _check(type.dtype.is_integer, f"{op}: indices are integers", "integers", type)
+
+
 def _axis(op: str, axis: int, type: TensorType) -> None:
     _check(0 <= axis < type.rank, f"{op}: no such axis", f"0..{type.rank - 1}", axis)
 
@@ -74,6 +88,8 @@ class Map(Op):
         if any(t.dtype is not dtype and t.dtype != dtype for t in same):
             found = ", ".join(map(str, types))
             raise ModelError(f"t.map {self.fn}: dtypes differ", expected="one dtype", found=found)
+        if row.takes == "bool" and types[0].dtype != bool_:
+            raise ModelError(f"t.map {self.fn}: not a bool", expected="bool", found=str(types[0]))
         shape = types[0].shape if len(types) == 1 else broadcast(*(t.shape for t in types))
         return (TensorType(shape, bool_ if row.gives == "bool" else dtype),)
 
@@ -285,6 +301,7 @@ class Gather(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.gather", self.axis, self.x.type)
+        _indices("t.gather", self.indices.type)
         shape, index = self.x.type.shape, self.indices.type.shape
         return (TensorType(shape[: self.axis] + index + shape[self.axis + 1 :], self.x.type.dtype),)
 
@@ -576,6 +593,7 @@ class Matmul(Op):
             f"b with {a.shape[-1]} rows",
             f"a: {a}, b: {b}",
         )
+        _factors("t.matmul", a, b)
         shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         return (TensorType(shape, self.dtype or a.dtype),)
 
@@ -605,6 +623,7 @@ class Conv(Op):
         x, w = self.x.type, self.w.type
         n, c, *spatial = x.shape
         k, per_group, *window = w.shape
+        _factors("t.conv", x, w)
         _steps("t.conv", self.strides, self.dilations, groups=self.groups)
         ok = per_group * self.groups == c and k % self.groups == 0 and len(window) == len(spatial)
         _check(
@@ -648,6 +667,7 @@ class ConvTranspose(Op):
         x, w = self.x.type, self.w.type
         n, c, *spatial = x.shape
         rows, per_group, *window = w.shape
+        _factors("t.conv_transpose", x, w)
         _steps("t.conv_transpose", self.strides, self.dilations, groups=self.groups)
         ok = rows == c and c % self.groups == 0 and len(window) == len(spatial)
         _check(ok, "t.conv_transpose: weights do not fit", f"w with {c} rows", f"x: {x}, w: {w}")
