@@ -12,14 +12,13 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
-Kind = Literal["contraction", "reduce", "map", "layout", "move", "alone"]
+Kind = Literal["contraction", "reduce", "map", "layout", "alone"]
 
 KINDS: dict[Kind, tuple[type[Op], ...]] = {
     "contraction": (t.Matmul, t.Conv, t.ConvTranspose, t.Attention),
     "reduce": (t.Reduce, t.ArgReduce, t.Softmax, t.Normalize),
     "map": t.POINTWISE,
     "layout": t.LAYOUT,
-    "move": (t.Concat, t.Pad),
 }
 GENERATORS = (t.Constant, t.Iota)
 
@@ -177,8 +176,6 @@ class _Fuser:
                 )
             case "layout", "layout":
                 return self.is_closed(group, i)
-            case "layout", "move":
-                return False
             case _:
                 return False
 

@@ -134,15 +134,21 @@ def normalizer(n: OnnxNode, e: Emitter) -> Value:
     return e(t.Map("div", (x, e(t.Map("where", (is_zero, e.constant(1, f32), divisor))))))
 
 
-def one_hot_encoder(n: OnnxNode, e: Emitter) -> Value:
-    """1 where the cell equals the category counted by a new last axis, else 0."""
-    categories = n.attr("cats_int64s")
-    if not categories:
+def integers(n: OnnxNode, attr: str, what: str) -> Sequence[int]:
+    """The attribute, which a node that works on strings leaves out; `what` says what it holds."""
+    found = n.attr(attr)
+    if not found:
         raise ModelError(
-            "OneHotEncoder: the categories are not numbers",
-            expected="cats_int64s",
+            f"{n.op}: the {what} are not numbers",
+            expected=attr,
             fix="gpuir analyses tensors of numbers only",
         )
+    return found
+
+
+def one_hot_encoder(n: OnnxNode, e: Emitter) -> Value:
+    """1 where the cell equals the category counted by a new last axis, else 0."""
+    categories = integers(n, "cats_int64s", "categories")
     x = n[0] if n[0].type.dtype == i64 else e(t.Cast(n[0], i64))
     x = e(t.Reshape(x, (*x.type.shape, 1)))
     return e(t.Cast(e(t.Map("eq", (x, e.constant(categories, i64, "categories")))), f32))
@@ -302,13 +308,7 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     """The label of the class of highest score, and the scores. Of two classes the weights may speak
     of one alone; then, as onnxruntime reads it, the sum s is a probability if no weight is negative
     (scores 1 - s and s), else a margin (-s and s); of the second class, scores are 0 and s."""
-    names = n.attr("classlabels_int64s")
-    if not names:
-        raise ModelError(
-            "TreeEnsembleClassifier: the class labels are not numbers",
-            expected="classlabels_int64s",
-            fix="gpuir analyses tensors of numbers only",
-        )
+    names = integers(n, "classlabels_int64s", "class labels")
     labels, ids = e.constant(names, i64, "labels"), n.attr("class_ids")
     how = n.attr("post_transform", "NONE")
     if len(names) != 2 or len(set(ids)) != 1:
