@@ -1,0 +1,89 @@
+"""What a family of kernels is to the tile model, and the sheet its formulas are written on.
+
+One function, `Family.seconds`, is the model of a family. It runs on numpy arrays to predict, on
+torch tensors to be fitted, and on numbers that remember their formula to be explained: it computes
+with operators and with the functions of `Sheet.xp` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpuir.cost.nest import Tiles
+    from gpuir.cost.work import Work
+    from gpuir.targets.target import Target
+
+Number = Any  # a float, or an array with one entry a kernel; a tensor or a traced number
+
+
+@dataclass
+class Sheet:
+    """Where a formula writes down the quantities that it computes, in order, by name.
+
+    `xp` has maximum, minimum, where, ceil, floor, sqrt, exp, log, log1p and tanh for the numbers in
+    use: numpy, or what stands in for it.
+    """
+
+    xp: Any = np
+    values: dict[str, Number] = field(default_factory=dict[str, Number])
+
+    def put(self, name: str, value: Number, unit: str = "", source: str = "") -> Number:
+        """Writes a quantity down and gives it back. `unit` and `source` are for explanations."""
+        self.values[name] = value
+        return value
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A named number of a family's formulas, the same on all devices until it is calibrated.
+
+    `value` is where fitting starts, `low` and `high` are its bounds, `spread` the standard
+    deviation of its logarithm from one device to the next: how far calibration may expect it to
+    move. One of spread 0 is never calibrated. `what` says what it is, in which unit, and where the
+    value comes from.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    spread: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Seconds of kernels: the time is the larger of `compute` and `memory`, plus `latency`.
+
+    `latency` is waiting that nothing hides; the launch is not in it. `roof` is what no correction
+    may beat: arithmetic at the listed peak, or 0 where an algorithm does with fewer operations.
+    """
+
+    compute: Number
+    memory: Number
+    latency: Number
+    roof: Number = 0.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that one set of formulas describes.
+
+    `tiles` gives the tiles worth considering, `choose` the one that a library takes (without it,
+    the one of least time). `features` name quantities on the sheet that a small network sees, which
+    multiplies the time by at most exp(±`bound`): counts and shapes, never rates, so that a target
+    with every rate raised is never slower and nothing tells one device from another.
+    """
+
+    name: str
+    factors: tuple[Factor, ...]
+    tiles: Callable[[Work, Target], Tiles]
+    seconds: Callable[[Sheet, Work, Tiles, Target, Mapping[str, Number]], Terms]
+    features: tuple[str, ...] = ()
+    bound: float = 0.0
+    choose: Callable[[Work, Target, Mapping[str, Number]], Tiles] | None = None
