@@ -42,9 +42,9 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
         chosen[path] = value
     chosen.update(overrides or {})
     path = _find(base)
-    target = _shipped(path) if path in _spec_files() else target_of(read_spec(path), str(path))
+    target = _shipped(path) if path in _spec_files() else target_of(whole_spec(path), str(path))
     if chosen:
-        raw = scaled(read_spec(path), _numbers(chosen, target))
+        raw = scaled(whole_spec(path), _numbers(chosen, target))
         target = target_of(raw, raw["name"])
     return target
 
@@ -78,7 +78,9 @@ def spec_folder() -> Path:
 
 @cache
 def _spec_files() -> tuple[Path, ...]:
-    return tuple(sorted((spec_folder() / "gpus").glob("*.toml")))
+    return tuple(
+        sorted(p for kind in ("gpus", "cpus") for p in (spec_folder() / kind).glob("*.toml"))
+    )
 
 
 @cache
@@ -180,6 +182,59 @@ def read_spec(path: Path) -> Raw:
         ) from error
 
 
+def whole_spec(path: Path) -> Raw:
+    """The tables of a spec file, those of its `base` under them where it names one.
+
+    A number that the file gives counts in place of the base's and needs a source of its own.
+    """
+    return _on_base(read_spec(path), path, ())
+
+
+def _on_base(raw: Raw, path: Path, above: tuple[Path, ...]) -> Raw:
+    name, where = raw.get("base"), str(path)
+    if name is None:
+        return raw
+    if not isinstance(name, str):
+        _refuse("base is not text", where, "base", found=_shown(name), fix='write base = "a100"')
+    own = name.endswith(".toml") or "/" in name or "\\" in name
+    file = path.parent / name if own else _find(name)
+    if file.resolve() in (path.resolve(), *above):
+        _refuse("a target cannot be its own base", where, "base", found=name, fix="name another")
+    below = _on_base(read_spec(file), file, (path.resolve(), *above))
+    target = target_of(below, str(file))  # what is wrong there is not blamed on this file
+    base = file.stem if file in _spec_files() else target.base
+    return _laid_over(target, below, raw, where) | {"base": base}
+
+
+def _laid_over(target: Target, below: Raw, raw: Raw, where: str) -> Raw:
+    """A base's tables with those of a file over them. A source of the base is of its own number
+    alone, so that a new number has none but the file's."""
+    fields = dict(_flat(below))
+    for path in ("aliases", "notes"):
+        fields.pop(path, None)
+    sources = {path: target.source(path) for path, quantity, _ in walk(target) if quantity}
+    doubts = dict(target.doubts)
+    for path, value in _flat(raw):
+        sources.pop(path, None)
+        doubts.pop(path, None)
+        fields[path] = value
+    sources |= _paths_to_text(raw, "sources", where)
+    doubts |= _paths_to_text(raw, "doubts", where)
+    return {**_nested(fields), "sources": sources, "doubts": doubts}
+
+
+def _nested(flat: Mapping[str, Any]) -> Raw:
+    """`{"l2.bytes": 1}` → `{"l2": {"bytes": 1}}`."""
+    result: Raw = {}
+    for path, value in flat.items():
+        *tables, name = path.split(".")
+        inner = result
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[name] = value
+    return result
+
+
 def dump_target(target: Target) -> str:
     """The spec file of a target: what `load_target` reads back, and a start for one's own GPU."""
     lines = [f"# {target.title or target.name}. SI units, dense rates.", ""]
@@ -191,7 +246,7 @@ def dump_target(target: Target) -> str:
             table = parent
         if path == "sms":
             lines.append("")
-        text = f"{key} = {_toml(value, quantity)}"
+        text = f"{_key(key)} = {_toml(value, quantity)}"
         lines.append(f"{text}  # {quantity.remark}" if quantity and quantity.remark else text)
     for name, notes in (("sources", target.sources), ("doubts", target.doubts)):
         if notes:
@@ -201,6 +256,10 @@ def dump_target(target: Target) -> str:
             lines += ["", f"[{name}]"]
             lines += [f"{_quoted(', '.join(p))} = {_quoted(t)}" for t, p in together.items()]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
 
 
 def _toml(value: str | float | bool | tuple[str, ...], quantity: Quantity | None) -> str:
@@ -280,6 +339,8 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         if is_dataclass(holds):
             return _record(cast(type[Any], holds), inner, path + ".", where)
         assert spec.quantity
+        if path == "factors":
+            return _factors(spec, inner, where)
         for key in inner:
             if key not in DTYPES and key != "tf32":
                 _refuse(
@@ -312,6 +373,25 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
             fix="write " + {str: f'{path} = "..."', bool: f"{path} = true or false"}[holds],
         )
     return value
+
+
+def _factors(spec: Spec, families: Raw, where: str) -> Table[float]:
+    """`{"stream": {"dram share": 0.9}}` → `{"stream.dram share": 0.9}`."""
+    found: dict[str, float] = {}
+    one = Spec(float, spec.quantity, False)
+    for family, inner in families.items():
+        if not isinstance(inner, dict):
+            _refuse(
+                f"factors.{family} is a table",
+                where,
+                f"factors.{family}",
+                found=_shown(inner),
+                fix=f'write [factors.{family}], and "dram share" = 0.9 below it',
+            )
+        for name, value in cast(Raw, inner).items():
+            path = f"{family}.{name}"
+            found[path] = _number(one, value, f"factors.{path}", where)
+    return Table(found)
 
 
 _KINDS: dict[Any, str] = {
@@ -557,13 +637,7 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     for path in chosen:
         old = f", instead of {number_text(flat[path])}" if path in flat else ""
         sources[path] = f"set by the user{old}"
-    result: Raw = {}
-    for path, value in new.items():
-        *tables, name = path.split(".")
-        inner = result
-        for table in tables:
-            inner = inner.setdefault(table, {})
-        inner[name] = value
+    result = _nested(new)
     result["name"] = "+".join(
         [str(raw["name"]), *(f"{p}={number_text(float(v))}" for p, v in sorted(chosen.items()))]
     )

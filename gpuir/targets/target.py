@@ -43,6 +43,7 @@ Seconds = Annotated[float, Quantity("s", 1e-8, 1e-2)]
 OnChip = Annotated[int, Quantity("bytes", 1 << 10, 1 << 24)]
 Cached = Annotated[int, Quantity("bytes", 1 << 14, 1 << 36)]
 Count = Annotated[int, Quantity("", 1, 1 << 24)]
+Multiplier = Annotated[float, Quantity("", 0.1, 10)]
 
 
 class Table(Mapping[str, V]):
@@ -70,6 +71,7 @@ class Table(Mapping[str, V]):
 Rates = Table[FlopPerS]
 _NO_RATES: Rates = Table()
 _NO_TEXT: Table[str] = Table()
+_NO_FACTORS: Table[Multiplier] = Table()
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Sm:
     """
 
     fp32_lanes: Count
-    registers: Annotated[int, Quantity("", 1 << 10, 1 << 24, "of 32 bits")]
+    registers: Annotated[int, Quantity("", 1 << 6, 1 << 24, "of 32 bits")]
     smem_bytes: OnChip
     smem_bytes_per_block: OnChip
     threads: Count
@@ -156,12 +158,16 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU, or a part of one, that a model is costed for. SI units, dense rates.
+    """A GPU, a part of one, or a CPU, that a model is costed for. SI units, dense rates.
 
     `clock_hz` is the boost clock, `tensor_clock_hz` the one at which the vendor quotes tensor
     peaks, `launch_s` the device-side time from one kernel to the next that no kernel escapes.
     `sources` maps a field, or the prefix of several, to where its number comes from; `doubts`
     says of a field why it does not match its own recomputation (`gpuir.targets.check`).
+
+    `factors` multiply constants of the cost model for this device alone, each named by family and
+    constant (`stream.dram share`): what calibration found. `base` is the shipped target whose file
+    this one's starts from, and whose constants it therefore shares.
     """
 
     name: str
@@ -185,6 +191,8 @@ class Target:
     l3: Cache | None = None
     link: Link | None = None
     pcie: Pcie | None = None
+    base: str = ""
+    factors: Table[Multiplier] = _NO_FACTORS
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
     doubts: Table[str] = field(default=_NO_TEXT, repr=False)
 
@@ -206,6 +214,18 @@ class Target:
     @property
     def l2_bytes_per_s(self) -> float:
         return self.l2.bytes_per_s
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether `isa` is a level of x86-64: `sms` are then cores, `l2` is the cache they share,
+        `sm.smem_bytes` that of one core alone, and a lane one of its SIMD units.
+        """
+        return self.isa.startswith("x86")
+
+    @property
+    def device(self) -> str:
+        """The shipped target that this one is a variant of, or its own name."""
+        return self.base or self.name.partition("+")[0]
 
     def peak(self, pipe: Pipe, dtype: DType, *, tf32: bool = False) -> float:
         """Dense flop/s on operands of `dtype`; never fails, `peak_rule` says what it fell back to.
@@ -341,9 +361,9 @@ def _spec(hint: Any, f: Any) -> Spec:
 
 # The order of a spec file: tables after plain values, as TOML wants it.
 _ORDER = (
-    *("name", "title", "aliases", "vendor", "arch", "isa", "notes"),
+    *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
     *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
-    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie"),
+    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors"),
 )
 
 
