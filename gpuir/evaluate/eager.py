@@ -1,0 +1,123 @@
+"""Kernels that eager PyTorch launched one by one, between two events: the NeuSight tables.
+
+The host's dispatch lies inside these measurements. Everything is f32. Source: NeuSight artifact
+(Lee, Phanishayee, Mahajan, ASPLOS 2025), its kernel tables as normalised with their README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuir.cost import work
+from gpuir.cost.work import Work
+from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
+from gpuir.ir.types import f32
+
+# What software sees of a two-die board is a die.
+DEVICES = {"AMD_Instinct_MI250": "mi250-gcd", "AMD_Instinct_MI250X": "mi250x-gcd"}
+LAUNCH = ("kernel_name", "grid_x", "grid_y", "grid_z", "block_x", "kernels")
+
+# operator → tensors read, the scalar function whose instructions it costs; `u` is a tensor with a
+# Python number.
+POINTWISE = {
+    **{op: (2, op) for op in ("add", "sub", "mul", "div", "pow")},
+    **{f"{op}u": (1, op) for op in ("add", "sub", "mul", "div", "pow")},
+    **{op: (1, op) for op in ("relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt", "erf")},
+}
+
+
+def _op(said: Mapping[str, str]) -> str:
+    return said["op"]
+
+
+def _f32(_: Mapping[str, str]) -> str:
+    return "fp32"
+
+
+def products(s: Shapes) -> tuple[Work, ...]:
+    """`bmm`: c[b, m, k] = a[b, m, n] · b[b, n, k]. `linear`: the same with a bias. The contraction
+    is n."""
+    match s.said["op"]:
+        case "bmm":
+            return (work.gemm(s["m"], s["k"], s["n"], f32, b=s["b"]),)
+        case "linear":
+            return (work.gemm(s["m"] * s["b"], s["k"], s["n"], f32, bias=True),)
+        case op:
+            raise Unmodelled(f"operator {op} is no product we know")
+
+
+def convolutions(s: Shapes) -> tuple[Work, ...]:
+    size, window = s["input_size"], s["kernel_size"]
+    return (
+        work.conv(
+            s["b"],
+            s["in_channels"],
+            (size, size),
+            s["out_channels"],
+            (window, window),
+            f32,
+            stride=s["stride"],
+            padding=s["padding"],
+        ),
+    )
+
+
+def rows(s: Shapes) -> tuple[Work, ...]:
+    """Operators on [b, h]: maps, and softmax and layer norm over h."""
+    match s.said["op"]:
+        case "softmax":
+            return (work.rows(s["b"], s["h"], f32, "softmax"),)
+        case "layernorm":
+            return (work.rows(s["b"], s["h"], f32, "norm", parameters=2),)
+        case op if op in POINTWISE:
+            return (pointwise(op, s["b"] * s["h"]),)
+        case op:
+            raise Unmodelled(f"operator {op} is no map or row operator we know")
+
+
+def pointwise(op: str, cells: work.Number) -> Work:
+    reads, function = POINTWISE[op]
+    ops = work.LANE_OPS.get(function, 1.0)
+    return work.pointwise(cells, (f32,) * reads, (f32,), ops=ops)
+
+
+KINDS = (
+    Kind(
+        name="eager products",
+        key=("op", "b", "m", "n", "k"),
+        words=("op",),
+        shape=("b", "m", "n", "k"),
+        works=products,
+        op=_op,
+        dtype=_f32,
+        beside=("split", *LAUNCH),
+        clock="events",
+        devices=DEVICES,
+    ),
+    Kind(
+        name="eager convolutions",
+        key=("b", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding"),
+        shape=(
+            *("b", "in_channels", "out_channels", "kernel_size", "input_size"),
+            *("stride", "padding"),
+        ),
+        works=convolutions,
+        op=lambda _: "conv",
+        dtype=_f32,
+        beside=("split", *LAUNCH),
+        clock="events",
+        devices=DEVICES,
+    ),
+    Kind(
+        name="eager maps and rows",
+        key=("op", "b", "h"),
+        words=("op",),
+        shape=("b", "h"),
+        works=rows,
+        op=_op,
+        dtype=_f32,
+        beside=("split", *LAUNCH),
+        clock="events",
+        devices=DEVICES,
+    ),
+)

@@ -1,0 +1,116 @@
+"""Layers of whole models: vidur's kernel times, LLMCompass's wall clocks.
+
+Sources: github.com/microsoft/vidur, profiling data (summed GPU time of the kernels under a label in
+a profiler trace: no host time inside); github.com/PrincetonUniversity/LLMCompass, measured
+operators (host clock around one operator and a synchronisation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuir.cost import work
+from gpuir.cost.work import Work
+from gpuir.evaluate.columns import Columns, Words
+from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
+from gpuir.ir.types import f16
+
+# Both measured A100s with 80 GB: vidur's `a100` is a node of a DGX A100 with 80 GB, LLMCompass
+# states 2 TB/s.
+DEVICES = {"a100": "a100-sxm-80gb", "A100": "a100-sxm-80gb"}
+
+
+def layers(s: Shapes) -> tuple[Work, ...]:
+    """The kernels under one label of a decoder layer. `rope` turns queries and keys in place; an
+    activation is gated where the model's feed-forward is."""
+    tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
+    op = s.said["op"]
+    if s.said["product"] == "yes":
+        return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], f16),)
+    match op:
+        case "add":
+            return (work.pointwise(tokens * hidden, (f16, f16), (f16,)),)
+        case "emb":
+            return (work.gather(tokens, hidden, f16, s["vocab"] / tp),)
+        case "input_layernorm" | "post_attention_layernorm":
+            return (work.rows(tokens, hidden, f16, "norm", parameters=1),)
+        case "mlp_act":
+            cells = tokens * s["ffn"] / tp
+            ops = work.LANE_OPS["silu"]
+            if s.said["gated"] == "1":
+                return (work.pointwise(cells, (f16, f16), (f16,), ops=ops + 1),)
+            return (work.pointwise(cells, (f16,), (f16,), ops=work.LANE_OPS["gelu"]),)
+        case "attn_rope":
+            head = hidden / s["q_heads"]
+            cells = tokens * head * (s["q_heads"] + s["kv_heads"]) / tp
+            return (work.pointwise(cells, (f16,), (f16,), ops=4.0),)
+        case _:
+            raise Unmodelled(f"operator {op} is no part of a layer we know")
+
+
+def _which_are_products(columns: Columns) -> Columns:
+    extents = np.nan_to_num(columns.numbers("gemm_k", 0.0))
+    return columns.with_cells({"product": Words((extents > 0).astype(np.int64), ("no", "yes"))})
+
+
+def operators(s: Shapes) -> tuple[Work, ...]:
+    m, n, k = s["m"], s["n"], s["k"]
+    match s.said["op"]:
+        case "matmul":
+            return (work.gemm(m, n, k, f16),)
+        case "softmax":
+            return (work.rows(m, n, f16, "softmax"),)
+        case "layernorm":
+            return (work.rows(m, n, f16, "norm", parameters=2),)
+        case "gelu":
+            cells = m * np.maximum(n, 1)
+            return (work.pointwise(cells, (f16,), (f16,), ops=work.LANE_OPS["gelu_tanh"]),)
+        case op:
+            raise Unmodelled(f"{op} is a part of a layer whose shapes the table does not give")
+
+
+def _op(said: Mapping[str, str]) -> str:
+    return said["op"]
+
+
+def _dtype(said: Mapping[str, str]) -> str:
+    return said["dtype"]
+
+
+KINDS = (
+    Kind(
+        name="layers of a profile",
+        key=(
+            *("gpu", "op", "dtype", "tokens", "tp", "hidden", "ffn", "q_heads", "kv_heads"),
+            *("vocab", "gated", "gemm_m", "gemm_n", "gemm_k"),
+        ),
+        words=("op", "dtype", "gated", "product"),
+        shape=(
+            *("tokens", "tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab"),
+            *("gemm_m", "gemm_n", "gemm_k"),
+        ),
+        works=layers,
+        op=_op,
+        dtype=_dtype,
+        beside=("model", "split"),
+        device="gpu",
+        clock="profiler",
+        devices=DEVICES,
+        prepare=_which_are_products,
+    ),
+    Kind(
+        name="operators by wall clock",
+        key=("gpu", "op", "dtype", "m", "n", "k"),
+        words=("op", "dtype"),
+        shape=("m", "n", "k"),
+        works=operators,
+        op=_op,
+        dtype=_dtype,
+        beside=("split",),
+        device="gpu",
+        clock="host",
+        devices=DEVICES,
+    ),
+)

@@ -1,0 +1,214 @@
+"""Tables of measured kernels: which kind a file is, and its rows as batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from gpuir.cost.work import Work
+from gpuir.evaluate import eager, profiled, serving
+from gpuir.evaluate.batch import Batch, Clock, Flags, alike, number_rows
+from gpuir.evaluate.columns import Columns, Floats, Ints, TableFile, Words
+from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
+from gpuir.ir.errors import TargetError, UsageError
+from gpuir.targets.load import load_target
+from gpuir.targets.target import Target
+
+KINDS: tuple[Kind, ...] = (*serving.KINDS, *profiled.KINDS, *eager.KINDS)
+
+# Tables that are no kernels': columns that tell them, and what they hold.
+OTHERS: dict[tuple[str, ...], str] = {
+    ("library", "world_size", "bytes", "latency_us"): "collectives, for `eval collectives` to come",
+    ("library", "tokens_per_rank", "latency_us"): "all-to-all, for `eval collectives` to come",
+    ("model", "ttft_ms", "tpot_ms"): "serving of whole models, for `eval models` to come",
+    ("model", "option", "e2e_ms"): "latencies of whole models, for `eval models` to come",
+    ("gpu", "measured_iter_ms"): "iterations of whole models, for `eval dlrm` to come",
+    ("kind", "mean_us", "machine"): "host overheads, for `eval dlrm` to come",
+    ("dataset", "indices", "unique_rows"): "statistics of embedding indices, no measurement",
+    ("table", "reference_version", "compared_version"): "notes on versions, no measurement",
+    ("system", "sm_version"): "a list of systems, no measurement",
+    ("device", "num_sm"): "a list of devices, no measurement",
+    ("sku", "sm_count"): "a list of GPUs, no measurement",
+    ("gpu", "profile", "value", "unit"): "shared GPUs, for `eval mig` to come",
+    ("gpu", "profile_id"): "a list of MIG profiles, no measurement",
+    ("gpu", "geometry"): "a list of MIG geometries, no measurement",
+    ("technology", "busbw_gbs"): "a list of interconnects, no measurement",
+    ("source", "url"): "a list of sources, no measurement",
+    ("sku", "listed", "recomputed"): "a list of checks, no measurement",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of measurements, read: its batches, and how many rows were left out and why."""
+
+    file: str
+    kind: str
+    count: int
+    batches: tuple[Batch, ...]
+    skipped: Mapping[str, int]
+
+
+def read_table(path: str | Path) -> Table:
+    """The kernels of a measurement table, whatever its name: its columns tell what it is.
+
+    A table that is known and holds no kernels has no batches, and all its rows are skipped.
+    UsageError when the file is none we know.
+    """
+    opened = TableFile(Path(path))
+    kind = recognise(opened)
+    if isinstance(kind, str):
+        count = opened.read(opened.names[:1]).count
+        return Table(opened.path.name, "", count, (), {f"not kernels: {kind}": count})
+    columns = opened.read(kind.reads)
+    if kind.prepare is not None:
+        columns = kind.prepare(columns)
+    skipped: Counter[str] = Counter()
+    batches = tuple(_batches(columns, kind, skipped))
+    return Table(columns.file, kind.name, columns.count, batches, dict(skipped))
+
+
+def recognise(opened: TableFile) -> Kind | str:
+    """The kind of table with the most columns that the file has; of one that holds no kernels, what
+    it holds instead."""
+    names = set(opened.names)
+    fits = [k for k in KINDS if names.issuperset((*k.key, k.device, k.latency))]
+    if fits:
+        return max(fits, key=lambda k: len(k.key))
+    for key, what in OTHERS.items():
+        if names.issuperset(key):
+            return what
+    near = min(KINDS, key=lambda k: len({*k.key, k.device, k.latency} - names))
+    raise UsageError(
+        "no table of measurements that we know",
+        where=str(opened.path),
+        expected=f"the columns of {near.name}: {', '.join((near.device, *near.key, near.latency))}",
+        found=", ".join(opened.names[:30]) or "no columns",
+        fix="docs/eval.md lists the columns of each kind",
+    )
+
+
+# ---------------------------------------------------------------------------- rows to batches
+
+
+def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Batch]:
+    latency_s = columns.numbers(kind.latency) * 1e-6
+    devices = columns.words(kind.device)
+    shape = {name: columns.numbers(name, 0.0) for name in kind.shape}
+    words = {name: columns.words(name) for name in kind.words}
+    beside = {name: columns.words(name) for name in kind.beside if name in columns.cells}
+    kept = _kept(columns, latency_s, shape, skipped)
+    rows_kept = np.flatnonzero(kept)
+    codes = [devices.codes[rows_kept], *(w.codes[rows_kept] for w in words.values())]
+    for group in alike(codes):
+        rows = rows_kept[group]
+        device = devices.names[devices.codes[rows[0]]]
+        said = {n: w.names[w.codes[rows[0]]] for n, w in words.items()}
+        target = target_of(kind.devices.get(device, device))
+        if target is None:
+            skipped[f"no target is called {device}"] += len(rows)
+            continue
+        which, first = _distinct([values[rows] for values in shape.values()], len(rows))
+        extents = {n: values[rows][first] for n, values in shape.items()}
+        try:
+            works = kind.works(Shapes(said, extents, target))
+        except Unmodelled as why:
+            skipped[str(why)] += len(rows)
+            continue
+        works = tuple(_filled(w, len(first)) for w in works)
+        yield Batch(
+            file=columns.file,
+            op=kind.op(said),
+            device=device,
+            dtype=kind.dtype(said),
+            target=target,
+            works=works,
+            which=which,
+            latency_s=latency_s[rows],
+            clock=_clock(kind, target, works, which, latency_s[rows]),
+            suspect=kind.suspect({**said, "device": device}) if kind.suspect else "",
+            words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
+            dims=extents,
+        )
+
+
+def _kept(
+    columns: Columns, latency_s: Floats, shape: Mapping[str, Floats], skipped: Counter[str]
+) -> Flags:
+    """The rows that hold a measurement; the others are counted."""
+    flags = columns.words("flag")
+    kept = flags.where("")
+    for name in flags.names:
+        if name:
+            skipped[f"flag = {name}"] += int(flags.where(name).sum())
+    bad = ~(np.isfinite(latency_s) & (latency_s > 0))
+    for values in shape.values():
+        bad |= ~(np.isfinite(values) & (values >= 0))
+    if (bad & kept).any():
+        skipped["a number is missing or negative"] += int((bad & kept).sum())
+    return kept & ~bad
+
+
+def _distinct(columns: list[Floats], count: int) -> tuple[Ints, Ints]:
+    """Equal rows of numbers: → (which distinct one each row is, a row that holds each)."""
+    if not columns or not count:
+        return np.zeros(count, np.int64), np.zeros(min(count, 1), np.int64)
+    return number_rows([np.unique(c, return_inverse=True)[1].astype(np.int64) for c in columns])
+
+
+def _filled(work: Work, count: int) -> Work:
+    """The work with an array for every number, so that rows can be drawn from it."""
+    return work.each(lambda n: np.broadcast_to(np.asarray(n, np.float64), (count,)))
+
+
+@cache
+def target_of(name: str) -> Target | None:
+    """The target that a table's name for a device means, if there is one."""
+    try:
+        return load_target(name)
+    except TargetError:
+        return None
+
+
+# ---------------------------------------------------------------------------- the clock
+
+# Where the kernel of an eager call starts, as a share of the host's time between the two events:
+# fitted on the NeuSight elementwise, softmax and layernorm rows (0.44-0.46 on A100, P100, P4, T4
+# and V100; 0.67-0.76 on MI100 and MI210).
+LEAD_SHARES = {"AMD": 0.70}
+LEAD_SHARE = 0.45
+TINY_S = 2e-6  # a kernel of which the roofline is this, takes less than any host's dispatch
+FEWEST_TINY = 5
+USUAL_FLOOR_S = 35e-6  # median of the operators and devices of the NeuSight tables
+
+
+def _clock(kind: Kind, target: Target, works: tuple[Work, ...], which: Ints, rows: Floats) -> Clock:
+    """What the measurements of one operator on one device hold besides its kernels.
+
+    The floor is what the tiniest kernels measure: the median of those that the roofline puts under
+    `TINY_S`. Where the table has none it is the usual one, or the least row if that is less.
+    """
+    if kind.clock in ("graph", "profiler"):
+        return Clock(launches=kind.clock == "graph")
+    roof_s = sum((_roof_s(w, target) for w in works), 0.0)
+    tiny = rows[roof_s[which] < TINY_S]
+    if len(tiny) >= FEWEST_TINY:
+        floor_s = float(np.median(tiny))
+    else:
+        floor_s = min(USUAL_FLOOR_S, float(rows.min(initial=USUAL_FLOOR_S)))
+    if kind.clock == "host":
+        return Clock(floor_s, floor_s)
+    return Clock(floor_s, floor_s * LEAD_SHARES.get(target.vendor, LEAD_SHARE))
+
+
+def _roof_s(work: Work, target: Target) -> Floats:
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    return np.maximum(
+        work.flops * work.visible / peak,
+        work.nbytes / target.dram_bytes_per_s,
+    )
