@@ -1,18 +1,23 @@
 """Every quantity behind a kernel's predicted time, as a line a reader can recompute.
 
-The lines are a view of the same `Estimate` that the predictor makes its `Cost` from.
+The predictors' own formulas are run on numbers that remember how they were computed (`Traced`), so
+an explanation cannot differ from the prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import isclose
+from types import SimpleNamespace
 from typing import Any
 
-from gpuir.cost import tile as model
-from gpuir.cost.nest import OWN_REGISTERS, Nest, Tiles, Work, operand_names, work_of
-from gpuir.cost.tile import Estimate, estimate, rates
+from gpuir.cost.nest import Tiles
+from gpuir.cost.roofline import bounds
+from gpuir.cost.sheet import Number, Sheet
+from gpuir.cost.tile import estimate
+from gpuir.cost.work import Work, operand_names, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ops import kernel as k
@@ -42,6 +47,156 @@ def number(value: Any) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.7g}"
 
 
+# ---------------------------------------------------------------------------- traced numbers
+
+ATOM, POWER, TIMES, PLUS = 3, 2, 1, 0  # how tightly a formula's outermost operator binds
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A number and the formula that gave it."""
+
+    value: float
+    text: str
+    binds: int = ATOM
+
+    def inside(self, binds: int) -> str:
+        """The formula as part of one whose operator binds so tightly."""
+        return self.text if self.binds >= binds else f"({self.text})"
+
+    def __add__(self, other: Number) -> Traced:
+        return _sum(self, other)
+
+    def __radd__(self, other: Number) -> Traced:
+        return _sum(other, self)
+
+    def __sub__(self, other: Number) -> Traced:
+        return _binary("-", self, other, PLUS)
+
+    def __rsub__(self, other: Number) -> Traced:
+        return _binary("-", other, self, PLUS)
+
+    def __mul__(self, other: Number) -> Traced:
+        return _times(self, other)
+
+    def __rmul__(self, other: Number) -> Traced:
+        return _times(other, self)
+
+    def __truediv__(self, other: Number) -> Traced:
+        return self if _is(other, 1) else _binary("/", self, other, TIMES)
+
+    def __rtruediv__(self, other: Number) -> Traced:
+        return _binary("/", other, self, TIMES)
+
+    def __pow__(self, other: Number) -> Traced:
+        return _binary("**", self, other, POWER)
+
+    def __rpow__(self, other: Number) -> Traced:
+        return _binary("**", other, self, POWER)
+
+    def __mod__(self, other: Number) -> Traced:
+        return _binary("%", self, other, TIMES)
+
+    def __neg__(self) -> Traced:
+        return Traced(-self.value, f"-{self.inside(ATOM)}", TIMES)
+
+    def __gt__(self, other: Number) -> bool:
+        return self.value > _traced(other).value
+
+    def __ge__(self, other: Number) -> bool:
+        return self.value >= _traced(other).value
+
+    def __lt__(self, other: Number) -> bool:
+        return self.value < _traced(other).value
+
+    def __le__(self, other: Number) -> bool:
+        return self.value <= _traced(other).value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def _traced(n: Number) -> Traced:
+    return n if isinstance(n, Traced) else Traced(float(n), number(n), ATOM if n >= 0 else TIMES)
+
+
+def _is(n: Number, what: float) -> bool:
+    """Whether a number is that constant, and not the result of a formula."""
+    return not isinstance(n, Traced) and float(n) == what
+
+
+_OPERATORS: dict[str, Callable[[float, float], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "%": lambda a, b: a % b,
+    "**": lambda a, b: a**b,
+}
+
+
+def _binary(sign: str, a: Number, b: Number, binds: int) -> Traced:
+    a, b = _traced(a), _traced(b)
+    # the right operand of - / % ** is kept apart from what follows it
+    right = b.inside(binds + (sign not in "+*"))
+    left = a.inside(binds + (sign == "**"))
+    return Traced(_OPERATORS[sign](a.value, b.value), f"{left} {sign} {right}", binds)
+
+
+def _sum(a: Number, b: Number) -> Traced:
+    if _is(a, 0) or _is(b, 0):
+        return _traced(b if _is(a, 0) else a)
+    return _binary("+", a, b, PLUS)
+
+
+def _times(a: Number, b: Number) -> Traced:
+    if _is(a, 1) or _is(b, 1):
+        return _traced(b if _is(a, 1) else a)
+    return _binary("*", a, b, TIMES)
+
+
+def _called(name: str, compute: Callable[..., float]) -> Callable[..., Traced]:
+    def call(*args: Number) -> Traced:
+        given = [_traced(a) for a in args]
+        text = f"{name}({', '.join(a.text for a in given)})"
+        return Traced(float(compute(*(a.value for a in given))), text)
+
+    return call
+
+
+def _where(test: bool, yes: Number, no: Number) -> Traced:
+    return _traced(yes if test else no)
+
+
+# The functions of a `Sheet` on traced numbers; formulas use Python's names for them.
+TRACING = SimpleNamespace(
+    maximum=_called("max", max),
+    minimum=_called("min", min),
+    where=_where,
+    **{
+        name: _called(name, getattr(math, name))
+        for name in ("ceil", "floor", "sqrt", "exp", "log", "log1p", "tanh")
+    },
+)
+
+
+@dataclass
+class Explained(Sheet):
+    """A sheet on which each quantity leaves a line, and goes on as a plain number."""
+
+    xp: Any = field(default_factory=lambda: TRACING)
+    lines: list[Line] = field(default_factory=list[Line])
+
+    def put(self, name: str, value: Number, unit: str = "", source: str = "") -> Number:
+        found = _traced(value)
+        plain = found.text == number(found.value)
+        self.lines.append(Line(name, found.value, unit, "" if plain else found.text, source))
+        return super().put(name, Traced(found.value, number(found.value)), unit, source)
+
+
+# ---------------------------------------------------------------------------- of one kernel
+
+
 def terms(
     op: k.KernelOp,
     tile: Tile | None,
@@ -52,18 +207,21 @@ def terms(
 ) -> tuple[Line, ...]:
     """The lines behind the cost of a kernel by `tile` or `roofline`, in the order that one leads to
     the next; the last is the total."""
+    work = work_of(op, tf32)
     match predictor.partition("@")[0]:
         case "tile":
             if tile is None:
                 raise UsageError(f"{op.name} has no tile", fix="run the tile pass first")
-            lines = _tile_lines(op, tile, target, tf32)
+            s = Explained(lines=_work_lines(op, work))
+            traced = work.each(_traced)
+            estimate(traced, Tiles.of(tile).each(_traced), target, s=s)
+            return tuple(s.lines)
         case "roofline":
-            lines = _roofline_lines(op, target, tf32)
+            return _roofline_lines(op, work, target)
         case other:
             raise UsageError(
                 f"the predictor {other!r} does not explain itself", expected="tile or roofline"
             )
-    return tuple(replace(line, value=float(line.value)) for line in lines)
 
 
 def explained(
@@ -84,219 +242,40 @@ def explained(
     )
 
 
-def _roofline_lines(op: k.KernelOp, target: Target, tf32: bool) -> tuple[Line, ...]:
-    work = work_of(op, tf32)
-    flops = (work.products or work.flops) * work.visible
-    peak = target.peak(work.pipe, work.dtype, tf32=tf32)
-    rule = target.peak_rule(work.pipe, work.dtype, tf32=tf32)
-    compute, memory = flops / peak, work.nbytes / target.dram_bytes_per_s
-    total = max(compute, memory) + target.launch_s
-    return (
-        Line("flops", flops, "flop", source=f"as {op.name} counts them"),
-        Line("peak", peak, "flop/s", source=_peak_source(target, rule)),
-        Line("compute", compute, "s", _f("{} / {}", flops, peak)),
-        *_operand_lines(op, work),
-        Line("bytes", work.nbytes, "bytes", _sum(o.nbytes for o in work.operands)),
-        Line(
-            "dram bandwidth",
-            target.dram_bytes_per_s,
-            "bytes/s",
-            source=_of(target, "dram.bytes_per_s"),
-        ),
-        Line("memory", memory, "s", _f("{} / {}", work.nbytes, target.dram_bytes_per_s)),
-        Line("launch", target.launch_s, "s", source=_of(target, "launch_s")),
-        Line("time", total, "s", _f("max({}, {}) + {}", compute, memory, target.launch_s)),
-    )
-
-
-def _tile_lines(op: k.KernelOp, cut: Tile, target: Target, tf32: bool) -> tuple[Line, ...]:
-    work = work_of(op, tf32)
-    e = estimate(work, Tiles.of(cut, work), target, rates(work, target, tf32))
-    return (
-        *_work_lines(op, e),
-        *_nest_lines(e.nest, target),
-        *_compute_lines(e, target),
-        *_memory_lines(e, target),
-        *_latency_lines(e, target),
-        Line(
-            "time",
-            e.time_s,
-            "s",
-            _f("max({}, {}) + {}", e.compute_s, e.memory_s, e.latency_s),
-        ),
-    )
-
-
-def _work_lines(op: k.KernelOp, e: Estimate) -> list[Line]:
-    work = e.nest.work
+def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:
     lines = [Line("flops", work.flops, "flop", source=f"as {op.name} counts them")]
     if work.products:
         per_point = work.products / max(work.points, 1)
-        lines.append(
-            Line(
-                "products",
-                work.products,
-                "flop",
-                " * ".join([number(per_point), *(str(n) for _, n in work.dims)]),
-                f"per point of {', '.join(d for d, _ in work.dims)}",
-            )
-        )
+        extents = " * ".join([number(per_point), *(str(n) for _, n in work.dims)])
+        dims = ", ".join(d for d, _ in work.dims)
+        lines.append(Line("products", work.products, "flop", extents, f"per point of {dims}"))
     if work.visible != 1:
         lines.append(Line("visible", work.visible, "", source="share that the mask leaves"))
     lines.append(
-        Line("lane instructions", work.lane_ops, "", source="cost.nest.LANE_OPS over the body")
+        Line("lane instructions", work.lane_ops, "", source="cost.work.LANE_OPS over the body")
     )
-    return [*lines, *_operand_lines(op, work)]
-
-
-def _operand_lines(op: k.KernelOp, work: Work) -> list[Line]:
-    lines: list[Line] = []
     for name, o in zip(operand_names(op), work.operands, strict=False):
         cells = o.nbytes / o.cell_bytes if o.cell_bytes else 0
-        formula = _f("{} * {}", cells, o.cell_bytes)
+        formula = f"{number(cells)} * {number(o.cell_bytes)}"
         lines.append(Line(f"bytes of {name}", o.nbytes, "bytes", formula, f"{o.role}, moved once"))
     return lines
 
 
-def _nest_lines(n: Nest, target: Target) -> list[Line]:
-    work, tiles, sm = n.work, n.tiles, target.sm
-
-    def pieces(d: str) -> str:
-        return f"ceil({work.extents[d]} / {number(tiles.dims[d])})"
-
-    blocks = " * ".join([*map(pieces, work.grid), number(tiles.split)])
-    steps = [f"ceil({pieces(d)} / {number(tiles.split)})" for d in work.reduced]
-    padding = _f("{} / ({} * {} * {})", work.points, n.step_points, n.steps, n.blocks)
-    registers = _f("ceil(({} / {} + {}) / 8) * 8", n.accumulators, n.threads, OWN_REGISTERS)
-    smem = _f("{} * {} + {}", tiles.stages, n.stage_bytes, n.held_bytes)
-    limits = ", ".join(number(v) for v in n.limits.values())
-    limiter = min(n.limits, key=lambda what: float(n.limits[what]))
-    by = f"by {', '.join(n.limits)}; the least is {limiter}"
-    waves = _f("{} / ({} * {})", n.blocks, target.sms, n.resident)
-    tail = _f("{} / ({} * {})", n.blocks, n.load, target.sms)
-    return [
-        Line("blocks", n.blocks, "", blocks, "tiles of the grid, times split"),
-        Line("steps a block", n.steps, "", "".join(steps) or "1"),
-        Line(
-            "points a step", n.step_points, "", " * ".join(number(v) for v in tiles.dims.values())
-        ),
-        Line("padding: used share of the tiles", n.padding, "", padding),
-        Line("threads a block", n.threads, "", _f("{} * {}", tiles.warps, sm.warp)),
-        Line("registers a thread", n.registers, "", registers, "cost.nest.OWN_REGISTERS"),
-        Line("shared memory a block", n.smem_bytes, "bytes", smem if work.is_contraction else ""),
-        Line("blocks an SM holds", n.resident, "", f"max(1, min({limits}))", by),
-        Line("waves", n.waves, "", waves),
-        Line("blocks of the busiest SM", n.load, "", _f("ceil({} / {})", n.blocks, target.sms)),
-        Line("tail: used share of SM time", n.tail, "", tail),
-    ]
+def _roofline_lines(op: k.KernelOp, work: Work, target: Target) -> tuple[Line, ...]:
+    s = Explained(lines=_work_lines(op, work))
+    rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    s.put("peak", peak, "flop/s", peak_source(target, rule))
+    rate, source = target.dram_bytes_per_s, target.source("dram.bytes_per_s")
+    s.put("dram bandwidth", rate, "bytes/s", source)
+    arithmetic, moving = bounds(work.each(_traced), target)
+    compute, memory = s.put("compute", arithmetic, "s"), s.put("memory", moving, "s")
+    launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
+    s.put("time", TRACING.maximum(compute, memory) + launch, "s")
+    return tuple(s.lines)
 
 
-def _compute_lines(e: Estimate, target: Target) -> list[Line]:
-    n, r, work, sms = e.nest, e.rates, e.nest.work, target.sms
-    per_point = work.products / max(work.points, 1) * work.visible
-    power = _f("min(1, {} / {})", r.power.available_w, r.power.watts) if r.power.watts else "1"
-    lines = [
-        Line("peak", r.peak, "flop/s", "", _peak_source(target, r.rule)),
-        Line("power share", r.power.share, "", power, "watts there are and take: cost.power"),
-    ]
-    if work.products:
-        rate, share = r.issued, r.issued / r.peak
-        name = "TENSOR_SHARE" if r.on_tensor else "LANE_SHARE"
-        flops = per_point * n.step_points
-        products = _f("{} * {} / ({} / {})", flops, e.issue, rate, sms)
-        smem = _f("{} / ({} / {})", e.smem_bytes, r.smem_bytes_per_s, sms)
-        lines += [
-            Line("flops of a step", flops, "flop", _f("{} * {}", per_point, n.step_points)),
-            Line("inner-loop rate", rate, "flop/s", _f("{} * {}", r.peak, share), _const(name)),
-            Line(
-                "issue slots a multiply-add", e.issue, "", _issue(e, target), _const("LOAD_SLOTS")
-            ),
-            Line("products of a step", e.product_s, "s", products),
-            Line("shared memory of a step", e.smem_s, "s", smem, "in, and out to the matrix units"),
-        ]
-    lanes = _f("{} / ({} * {}) / ({} / {})", work.lane_ops, n.blocks, n.steps, r.lanes, sms)
-    fed = _f("{} * {} * {} * {}", per_point, n.step_points, n.steps, n.blocks)
-    compute = _f("max({} * {} * {}, {})", n.steps, n.load, e.step_s, e.power_s)
-    return [
-        *lines,
-        Line("lanes of a step", e.lane_s, "s", lanes, _peak_source(target, "vector.f32")),
-        Line("step", e.step_s, "s", _f("max({}, {}) + {}", e.product_s, e.smem_s, e.lane_s)),
-        Line("power bound", e.power_s, "s", f"{fed} / {number(r.powered)}", "peak * power share"),
-        Line("compute", e.compute_s, "s", compute, "steps * blocks of the busiest SM * step"),
-    ]
-
-
-def _issue(e: Estimate, target: Target) -> str:
-    if e.rates.on_tensor:
-        return "1"
-    m, n = (e.nest.tiles.dims[d] for d in e.nest.work.face)
-    cells = _f("max({} * {} / {}, 1)", m, n, e.nest.threads)
-    inner = f"(1 + {model.ISSUE_OVERHEAD} + 0.5 / ({cells}) ** 0.5) * {target.sm.fp32_lanes} / 128"
-    return f"max(1, {inner}) + " + _f("{} * (1 / {} + 1 / {})", model.LOAD_SLOTS, m, n)
-
-
-def _memory_lines(e: Estimate, target: Target) -> list[Line]:
-    n, r = e.nest, e.rates
-    times = zip(n.work.operands, n.reads_again, strict=True)
-    dram = " + ".join([*(_f("{} * {}", o.nbytes, t) for o, t in times), number(n.split_dram_bytes)])
-    dram_share = model.dram_share(n.work, target)
-    active = min(1.0, float(n.blocks) / target.sms)
-    dram_rate = _f("{} * {}", target.dram_bytes_per_s, dram_share)
-    l2_rate = _f("{} * {}", target.l2_bytes_per_s, model.L2_RATE_SHARE)
-    l2 = _f("{} / ({} * {})", n.l2_bytes, r.l2_bytes_per_s, active)
-    listed, l2_listed = _of(target, "dram.bytes_per_s"), _of(target, "l2.bytes_per_s")
-    each = _sum([*n.l2_each, n.split_bytes])
-    return [
-        Line("dram bytes", n.dram_bytes, "bytes", dram, "operands, times read; split sums"),
-        Line("dram rate", r.dram_bytes_per_s, "bytes/s", dram_rate, f"{listed}; cost.tile"),
-        Line("dram time", e.dram_s, "s", _f("{} / {}", n.dram_bytes, r.dram_bytes_per_s)),
-        Line("l2 bytes", n.l2_bytes, "bytes", each, "operands through the L2; split sums"),
-        Line("l2 rate", r.l2_bytes_per_s, "bytes/s", l2_rate, f"{l2_listed}; cost.tile"),
-        Line("l2 time", e.l2_s, "s", l2, "rate times the share of SMs that have a block"),
-        Line("memory", e.memory_s, "s", _f("max({}, {})", e.dram_s, e.l2_s)),
-    ]
-
-
-def _latency_lines(e: Estimate, target: Target) -> list[Line]:
-    n, r = e.nest, e.rates
-    load = _f("{} / {}", model.LATENCY_CLOCKS, target.clock_hz)
-    fill = _f("{} / {}", model.FILL_CLOCKS, target.clock_hz)
-    wait = _f("({} + {}) / {}", r.latency_s, e.step_s, n.tiles.stages)
-    rounds, rest = divmod(float(n.load), float(n.resident))
-    full = _f("{} * max({} * {}, {})", rounds, n.resident, e.step_s, e.wait_s)
-    last = _f(" + max({} * {}, {})", rest, e.step_s, e.wait_s) if rest else ""
-    fills = _f("{} * (ceil({} / {}) - 1)", r.fill_s, n.load, n.resident)
-    busy = f"{number(n.steps)} * ({full}{last}) + {fills}"
-    exposed = _f("max({} - max({}, {}), 0)", e.busy_s, e.compute_s, e.memory_s)
-    total = _sum([e.exposed_s, e.split_s, r.launch_s])
-    return [
-        Line("load latency", r.latency_s, "s", load, _const("LATENCY_CLOCKS")),
-        Line("fill of a block", r.fill_s, "s", fill, _const("FILL_CLOCKS")),
-        Line("wait of a block for its next step", e.wait_s, "s", wait, "(latency + step) / stages"),
-        Line("busy", e.busy_s, "s", busy, "rounds of resident blocks, fills between"),
-        Line("exposed", e.exposed_s, "s", exposed, "what arithmetic and memory do not cover"),
-        Line("split", e.split_s, "s", "", _const("SPLIT_S") + ", where a sum is split"),
-        Line("launch", r.launch_s, "s", "", _of(target, "launch_s")),
-        Line("latency", e.latency_s, "s", total),
-    ]
-
-
-def _const(name: str) -> str:
-    return f"cost.tile.{name}"
-
-
-def _f(form: str, *values: Any) -> str:
-    return form.format(*map(number, values))
-
-
-def _sum(values: Iterable[Any]) -> str:
-    return " + ".join(map(number, values)) or "0"
-
-
-def _of(target: Target, field: str) -> str:
-    return f"{target.name} {field}: {target.source(field) or 'no source given'}"
-
-
-def _peak_source(target: Target, rule: str) -> str:
-    field = f"flops_per_s.{rule.split(' ')[0]}"
-    return f"{target.name} {rule}: {target.source(field) or 'no source given'}"
+def peak_source(target: Target, rule: str) -> str:
+    """Which listed rate a peak is, and where that comes from."""
+    listed = rule.partition(" ")[0]
+    return f"{target.name} {rule}: {target.source(f'flops_per_s.{listed}')}"

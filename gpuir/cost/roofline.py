@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from gpuir.cost.nest import work_of
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import Work, work_of
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
+
+
+def bounds(work: Work, target: Target) -> tuple[Number, Number]:
+    """Seconds of arithmetic at the listed peak, and of moving each operand once; of one kernel or
+    of many."""
+    flops = (work.products if work.is_contraction else work.flops) * work.visible
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    return flops / peak, work.nbytes / target.dram_bytes_per_s
 
 
 def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
@@ -14,10 +23,8 @@ def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = Fa
     Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.
     """
     work = work_of(op, tf32)
-    flops = (work.products or work.flops) * work.visible
+    compute, memory = (float(term) for term in bounds(work, target))
     peak = target.peak(work.pipe, work.dtype, tf32=tf32)
-    compute = flops / peak
-    memory = work.nbytes / target.dram_bytes_per_s
     terms: tuple[tuple[Bound, float], ...] = (
         ("compute", compute),
         ("memory", memory),

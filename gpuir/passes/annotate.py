@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gpuir.cost.nest import Work, work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
+from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Bound, Cost, Tile

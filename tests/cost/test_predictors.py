@@ -10,14 +10,14 @@ from cost.kernels import attention, conv, gather, gemm, mapped, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuir.cost.nest import work_of
+from gpuir.cost.work import work_of
 from gpuir.cost.power import sustained
 from gpuir.cost.roofline import roofline
 from gpuir.cost.table import PREDICTORS, find_predictor
-from gpuir.cost.tile import tile_cost
+from gpuir.cost.tile import best_tile, tile_cost
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
-from gpuir.passes.tile import best_tile
+
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Flops, Table, Target
 
@@ -26,7 +26,7 @@ TARGETS = [load_target(n) for n in ("a100", "t4", "h100-sxm", "l4", "p4", "v100"
 
 
 def tiled(op, target, **options):
-    return best_tile(work_of(op, **options), target, **options)
+    return best_tile(work_of(op, **options), target)
 
 
 def best(op, target, **options):

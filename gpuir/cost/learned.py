@@ -1,0 +1,141 @@
+"""What training found: the factors of each family, a small bounded network, and how far off they
+were on devices and shapes they had not seen.
+
+Everything is in `weights/tile2.json`, written by `gpuir train` and described by the card beside it.
+It is evaluated with numpy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.sheet import Family, Number, Sheet
+from gpuir.cost.work import Work
+from gpuir.targets.target import Target
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network of one hidden layer: tanh(out · tanh(hidden · x + bias)), x scaled to unit size."""
+
+    shift: Array
+    scale: Array
+    hidden: Array
+    bias: Array
+    out: Array
+
+    def __call__(self, xp: Any, features: list[Number]) -> Number:
+        """Between -1 and 1, for features in the order it was trained with."""
+        units = self.bias
+        total: Number = 0.0
+        x = [(f - m) / w for f, m, w in zip(features, self.shift, self.scale, strict=True)]
+        for weights, offset, out in zip(self.hidden, units, self.out, strict=True):
+            unit: Number = float(offset)
+            for weight, value in zip(weights, x, strict=True):
+                unit = unit + float(weight) * value
+            total = total + float(out) * xp.tanh(unit)
+        return xp.tanh(total)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Logarithms of measured over predicted between which 80 % of the rows of a backtest lay, by
+    predicted device time: piecewise linear in its logarithm."""
+
+    log_time: Array
+    low: Array
+    high: Array
+
+    def at(self, time_s: Number) -> tuple[Number, Number]:
+        x = np.log(np.maximum(time_s, 1e-9))
+        low: Number = np.interp(x, self.log_time, self.low)
+        high: Number = np.interp(x, self.log_time, self.high)
+        return time_s * np.exp(low), time_s * np.exp(high)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training found for one family.
+
+    `devices` holds, for each GPU it had measurements of, how the logarithms of factors deviate
+    there. `intervals` are by "known" or "unseen" GPU, and by dtype where it has its own.
+    """
+
+    factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    devices: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    dtypes: tuple[str, ...] = ()
+    net: Net | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
+
+    def outside(self, work: Work, target: Target) -> tuple[str, ...]:
+        """What of this kernel the model has not been fitted on: "gpu", "dtype"."""
+        found = () if target.device in self.devices else ("gpu",)
+        return found if work.dtype.name in self.dtypes else (*found, "dtype")
+
+    def interval(self, work: Work, target: Target) -> Interval | None:
+        place = "known" if target.device in self.devices else "unseen"
+        for key in (f"{place} {work.dtype.name}", place):
+            if key in self.intervals:
+                return self.intervals[key]
+        return None
+
+
+Model = Mapping[str, Trained]
+_UNTRAINED = Trained()
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Model:
+    """The model that comes with gpuir."""
+    place = files("gpuir.cost").joinpath("weights", "tile2.json")
+    if not place.is_file():
+        return {}
+    return {name: _read(entry) for name, entry in json.loads(place.read_text())["families"].items()}
+
+
+def _read(entry: Mapping[str, Any]) -> Trained:
+    net = entry.get("net")
+    intervals = entry.get("intervals", {})
+    return Trained(
+        factors=entry["factors"],
+        devices=entry["devices"],
+        dtypes=tuple(entry["dtypes"]),
+        net=Net(**{name: np.array(rows) for name, rows in net.items()}) if net else None,
+        intervals={
+            key: Interval(**{side: np.array(v) for side, v in rows.items()})
+            for key, rows in intervals.items()
+        },
+    )
+
+
+def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
+    """The family's factors on a target: as trained, times what is known of this GPU, times the
+    target's own calibration, within their bounds."""
+    trained = model.get(family.name, _UNTRAINED)
+    deviations = trained.devices.get(target.device, {})
+    found: dict[str, Number] = {}
+    for f in family.factors:
+        value = trained.factors.get(f.name, f.value) * np.exp(deviations.get(f.name, 0.0))
+        value *= target.factors.get(f"{family.name}.{f.name}", 1.0)
+        found[f.name] = float(min(max(value, f.low), f.high))
+    return found
+
+
+def correction(s: Sheet, family: Family, model: Model) -> Number:
+    """What the network multiplies the time by, from the quantities on the sheet."""
+    net = model.get(family.name, _UNTRAINED).net
+    if net is None or not family.features:
+        return 1.0
+    features = [s.values[name] for name in family.features]
+    return s.xp.exp(family.bound * net(s.xp, features))

@@ -1,0 +1,232 @@
+"""Every kernel by one set of formulas: what serves where no family of its own does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from gpuir.cost.nest import (
+    WIDEST_HEAD_BYTES,
+    Nest,
+    Tiles,
+    cut,
+    has_clusters,
+    runs_on_tensor,
+)
+from gpuir.cost.power import sustained
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.work import Work
+from gpuir.ir.types import f32
+from gpuir.targets.target import Target
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+TENSOR_SHARE = 0.90  # of the matrix units' rate in the inner loop: A100 SXM, bf16, large products
+LANE_SHARE = 0.97  # of the lanes' rate in the inner loop
+SMEM_BYTES_PER_CLOCK = 128  # of one SM: CUDA C++ Programming Guide, shared memory (32 banks of 4)
+LATENCY_CLOCKS = 700  # a load under load, until its data can be used
+
+FACTORS = (
+    Factor("dram share", 0.84, 0.4, 1.0, 0.1, "of the listed DRAM bandwidth"),
+    Factor("l2 share", 0.8, 0.3, 1.2, 0.2, "of the listed L2 bandwidth; assumed"),
+    Factor("load slots", 8.0, 0.0, 30.0, 0.0, "issue slots to bring an operand cell into a tile"),
+    Factor("fill clocks", 2000.0, 100.0, 20000.0, 0.0, "a block's start, first loads, last stores"),
+)
+
+
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """An SM runs `load` blocks, `resident` at a time. A step of a block costs the SM its products
+    (or the shared-memory reads that feed them) and its lane instructions; steps of resident blocks
+    follow each other, but a block's own next step waits for its loads, `stages` of them under way.
+    """
+    xp, sms = s.xp, target.sms
+    nest = cut(work, tiles, target, s)
+    on_tensor = runs_on_tensor(work, target)
+    dtype = work.dtype if work.is_contraction else f32
+    peak = s.put("peak", target.peak(work.pipe, dtype, tf32=work.tf32), "flop/s")
+    power = sustained(target, peak, on_tensor, dtype.bits).share
+    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
+    lanes = lanes * min(sustained(target, target.peak("vector", f32), False, 32).share, LANE_SHARE)
+    flops = work.products / xp.maximum(work.points, 1.0) * nest.step_points * work.visible
+    issued = peak * (TENSOR_SHARE if on_tensor else LANE_SHARE)
+    product_s = flops * _issue(s, nest, target, on_tensor, p) / (issued / sms)
+    smem_s = 0.0
+    if on_tensor:
+        parts = nest.tiles.warps / (4 if has_clusters(target) else 1)
+        traffic = nest.stage_bytes * (1 + xp.sqrt(xp.maximum(parts, 1.0)))
+        smem_s = traffic * work.visible / (SMEM_BYTES_PER_CLOCK * target.clock_hz)
+    lane_s = work.lane_ops / (nest.blocks * nest.steps) / (lanes / sms)
+    step_s = xp.maximum(product_s, smem_s) + lane_s
+    power_s = flops * nest.steps * nest.blocks / (peak * power)
+    compute_s = xp.maximum(nest.steps * nest.load * step_s, power_s)
+
+    rounds = xp.floor(nest.load / nest.resident)
+    rest = nest.load - rounds * nest.resident
+    wait_s = (LATENCY_CLOCKS / target.clock_hz + step_s) / tiles.stages
+    busy_s = nest.steps * (
+        rounds * xp.maximum(nest.resident * step_s, wait_s)
+        + xp.where(rest > 0, xp.maximum(rest * step_s, wait_s), 0.0)
+    )
+    fill_s = p["fill clocks"] / target.clock_hz
+    busy_s = busy_s + fill_s * (xp.ceil(nest.load / nest.resident) - 1)
+
+    dram_s = nest.dram_bytes / (target.dram_bytes_per_s * p["dram share"])
+    active = xp.minimum(1.0, nest.blocks / sms)
+    l2_s = nest.l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * active)
+    memory_s = xp.maximum(dram_s, l2_s)
+    exposed_s = xp.maximum(busy_s - xp.maximum(compute_s, memory_s), 0.0)
+    split_s = xp.where(tiles.split > 1, 1.5e-6, 0.0)
+    return Terms(compute_s, memory_s, exposed_s + split_s, work.products * work.visible / peak)
+
+
+def _issue(
+    s: Sheet, nest: Nest, target: Target, on_tensor: bool, p: Mapping[str, Number]
+) -> Number:
+    """Issue slots that one multiply-add on the lanes takes, at least 1."""
+    if on_tensor or not nest.work.is_contraction:
+        return 1.0
+    m, n = (nest.sizes[d] for d in nest.work.face)
+    cells = s.xp.maximum(m * n / nest.threads, 1.0)
+    instructions = 1.05 + 0.5 / s.xp.sqrt(cells)
+    inner = s.xp.maximum(1.0, instructions * target.sm.fp32_lanes / 128)
+    return inner + p["load slots"] * (1 / m + 1 / n)
+
+
+def candidates(work: Work, target: Target) -> Tiles:
+    """The tiles worth costing.
+
+    Matrix units: m and n from 16 to 256, k of 32 to 128 bytes, 1 to 5 stages, 4 or 8 warps (fewer
+    for small tiles). Lanes: m and n from 32 to 128, smaller only for smaller matrices, k of 8 or
+    16, up to 256 for vectors. Attention: 16 to 256 queries by 32 to 128 keys. Maps: 128 to 8192
+    cells a block. Reductions: 1 to 1024 rows a block, whole or in chunks. What is a sum is also
+    split, where outputs are few. Tiles beyond the next power of two of a dimension are left out.
+    """
+    extents = {d: int(np.max(n)) for d, n in work.dims}
+    on_tensor, splits = runs_on_tensor(work, target), bool(work.reduced)
+    if work.kernel == "k.attention":
+        wide = extents["e"] * work.dtype.bits > WIDEST_HEAD_BYTES * 8
+        free = ("s", "e", "d") if wide else ("s", "d")
+        s, d = _cap(extents["s"], 16, 256), _cap(extents["d"], 32, 128)
+        table = _wide_attention(s, d, splits) if wide else _attention(s, d, splits)
+    elif on_tensor:
+        free, most = ("m", "n", "k"), (extents["m"], extents["n"], max(extents["k"], 1))
+        table = _matrix(
+            _cap(most[0], 16, 256), _cap(most[1], 16, 256), most[2], work.dtype.bits, splits
+        )
+    elif work.is_contraction:
+        free = ("m", "n", "k")
+        table = _lanes(
+            _cap(extents["m"], 1, 128),
+            _cap(extents["n"], 1, 128),
+            _cap(extents["k"], 8, 256),
+            splits,
+        )
+    elif work.reduced:
+        outer, inner = extents["o"], max(extents["r"], 1)
+        free = ("o", "r")
+        table = _rows(_cap(outer, 1, 1024), inner, splits)
+    else:
+        free = ("i",)
+        table = _cells(_cap(extents["i"], 128, 8192))
+    *columns, stages, warps, split = table.T
+    dims = dict(zip(free, columns, strict=True))
+    dims.update({d: np.ones(len(table)) for d in work.grid if d in "bh"})
+    return Tiles(dims, stages, warps, split)
+
+
+def _cap(extent: int, least: int, most: int) -> int:
+    """The next power of two of an extent, kept between `least` and `most`."""
+    return min(max(1 << (max(extent, 1) - 1).bit_length(), least), most)
+
+
+def _powers(least: int, most: int) -> list[int]:
+    """Powers of two, largest first."""
+    return [1 << b for b in range(most.bit_length() - 1, least.bit_length() - 2, -1)]
+
+
+def _table(rows: Iterable[tuple[int, ...]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    return np.array(list(rows), dtype=np.float64)
+
+
+@lru_cache(maxsize=4096)
+def _matrix(m: int, n: int, k: int, bits: int, splits: bool):
+    deep, wide, least = (nbytes * 8 // bits for nbytes in (128, 64, 32))
+    ks = [s for s in (deep, wide) if s <= k] or [least]
+    return _table(
+        (tm, tn, tk, stages, warps, split)
+        for tm, tn, tk in product(_powers(16, m), _powers(16, n), ks)
+        for warps in (4, 8, 2, 1)
+        if 256 <= tm * tn / warps <= 8192 and (warps >= 4 or tm * tn <= 4096)
+        for stages in (3, 2, 4, 5, 1)
+        for split in (SPLITS if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _lanes(m: int, n: int, k: int, splits: bool):
+    thin = min(m, n) < 32  # a vector, or a few channels: long steps along k
+    ks = [s for s in ((16, 8, 32, 64, 256) if thin else (8, 16)) if s <= max(k, 8)]
+    return _table(
+        (tm, tn, tk, stages, warps, split)
+        for tm, tn, tk in product(_powers(min(m, 32), m), _powers(min(n, 32), n), ks)
+        for warps in (8, 4, 2, 1)
+        if (tm * tn * tk >= 32 * warps or warps == 1)
+        and tm * tn <= 64 * 32 * warps
+        and (tk <= 32 or tm == 1 or tn == 1)
+        for stages in (2, 1, 3)
+        for split in (SPLITS if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _attention(s: int, d: int, splits: bool):
+    return _table(
+        (ts, td, stages, warps, split)
+        for ts, td in product(_powers(16, s), _powers(32, d))
+        for warps in (4, 8, 2, 1)
+        if ts >= 4 * warps or warps == 1
+        for stages in (2, 1, 3)
+        for split in (SPLITS if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _wide_attention(s: int, d: int, splits: bool):
+    return _table(
+        (ts, te, td, stages, warps, split)
+        for ts, te, td in product(_powers(16, s), (256, 128, 64), _powers(8, d))
+        for warps in (4, 8, 2, 1)
+        for stages in (2, 1)
+        for split in (SPLITS if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _rows(o: int, r: int, splits: bool):
+    whole = [r] if r <= 32768 else []
+    chunks = [c for c in (8192, 4096, 1024) if c < r]
+    return _table(
+        (to, tr, 1, warps, split)
+        for tr in (*whole, *chunks)
+        for to in _powers(1, o)
+        for warps in (4, 8, 16, 32, 2, 1)
+        if to * tr >= 32 * warps or warps == 1
+        for split in ((1, 2, 4, 8, 16, 32, 64, 128, 256) if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _cells(i: int):
+    usual = (512, 1024, 256, 2048, 4096, 8192, 128)  # PyTorch's pointwise kernels take 512 cells
+    return _table(
+        (ti, 1, warps, 1)
+        for ti in usual
+        if ti <= i
+        for warps in (4, 8, 16, 2, 1)
+        if 32 * warps <= ti <= 16 * 32 * warps
+    )
+
+
+FAMILY = Family("plain", FACTORS, candidates, seconds)

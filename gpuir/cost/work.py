@@ -1,0 +1,619 @@
+"""What a kernel does, whatever its tile and target: its loop nest, its bytes, its operations.
+
+`work_of` reads it off an IR kernel. The functions after it build the same thing from extents alone:
+for one kernel, or, with arrays for numbers, for a table of them. Equal works cost the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from gpuir.cost.sheet import Number
+from gpuir.ir.graph import Access, Graph, Space
+from gpuir.ir.types import DType, f32
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.ops.scalar import SCALARS
+from gpuir.targets.target import Pipe
+
+# How an operand reaches the arithmetic: `staged` through shared memory step by step, `held` there
+# for the whole block, `streamed` straight to registers, or `written`.
+Role = Literal["staged", "held", "streamed", "written"]
+
+SECTOR_BYTES = 32  # the least a cache fetches: CUDA C++ Best Practices Guide, coalesced access
+
+# Instructions a scalar function costs on the lanes, where that is not its count of flops. Assumed
+# from the usual implementations: division and roots by a special-function unit at a quarter rate
+# and a step or two of refinement, the rest as polynomials with range reduction.
+LANE_OPS: dict[str, float] = {
+    **dict.fromkeys(("div", "reciprocal", "sqrt", "rsqrt"), 8.0),
+    **dict.fromkeys(("exp", "log", "sin", "cos"), 8.0),
+    **dict.fromkeys(("expm1", "log1p", "erf", "sinh", "cosh", "tan", "tanh"), 20.0),
+    **dict.fromkeys(("asin", "acos", "atan", "asinh", "acosh", "atanh"), 24.0),
+    **dict.fromkeys(("sigmoid", "silu", "softplus", "elu", "mish"), 18.0),
+    **dict.fromkeys(("gelu", "gelu_tanh"), 26.0),
+    **dict.fromkeys(("mod", "fmod"), 16.0),
+    "pow": 40.0,
+}
+SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, division
+NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
+OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
+DEQUANTISE_LANE_OPS = 2.0  # assumed: a stored weight unpacked and scaled, two to an instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand in the nest: the dimensions that index it, and the bytes behind one index.
+
+    It has no name, so that kernels that differ in names alone have equal works.
+    """
+
+    dims: tuple[str, ...]
+    cell_bytes: Number
+    nbytes: Number  # what has to move at least: each cell that the nest visits, once
+    role: Role
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does, or many kernels of one kind: then numbers are arrays of one length.
+
+    `kind` tells kernels apart that share a nest: of a reduction "softmax", "norm" or "sum", of a
+    map "copy" or "transpose". `traits` are further numbers that a family of kernels goes by.
+    """
+
+    kernel: str
+    dims: tuple[tuple[str, Number], ...]
+    reduced: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    flops: Number  # as the kernel counts them
+    products: Number  # flops of the contraction, of the operands' dtype
+    lane_ops: Number  # instructions on the vector lanes besides
+    dtype: DType
+    pipe: Pipe
+    accumulator_bits: int = 32
+    visible: Number = 1.0  # the share of the nest that runs: causal attention skips the rest
+    tf32: bool = False  # f32 products may run on the matrix units, rounded to TF32
+    kind: str = ""
+    traits: tuple[tuple[str, Number], ...] = ()
+
+    @cached_property
+    def extents(self) -> dict[str, Number]:
+        return dict(self.dims)
+
+    def trait(self, name: str, default: Number = 0.0) -> Number:
+        return dict(self.traits).get(name, default)
+
+    @property
+    def points(self) -> Number:
+        return _product(n for _, n in self.dims)
+
+    @property
+    def grid(self) -> tuple[str, ...]:
+        """The dimensions that blocks divide among them."""
+        return tuple(d for d, _ in self.dims if d not in self.reduced)
+
+    @property
+    def nbytes(self) -> Number:
+        """Each operand moved once."""
+        return sum((o.nbytes for o in self.operands), 0.0)
+
+    @property
+    def output_points(self) -> Number:
+        return _product(self.extents[d] for d in self.grid)
+
+    @property
+    def face(self) -> tuple[str, str]:
+        """The two dimensions whose products meet: rows and columns of a contraction's tile."""
+        return ("s", "d") if self.kernel == "k.attention" else ("m", "n")
+
+    @property
+    def is_contraction(self) -> bool:
+        return self.kernel in ("k.gemm", "k.conv", "k.attention")
+
+    def each(self, change: Callable[[Number], Number]) -> Work:
+        """The work with every number changed: to a column, a tensor, a selection of rows."""
+        return replace(
+            self,
+            dims=tuple((d, change(n)) for d, n in self.dims),
+            operands=tuple(
+                Operand(o.dims, change(o.cell_bytes), change(o.nbytes), o.role)
+                for o in self.operands
+            ),
+            flops=change(self.flops),
+            products=change(self.products),
+            lane_ops=change(self.lane_ops),
+            visible=change(self.visible),
+            traits=tuple((name, change(n)) for name, n in self.traits),
+        )
+
+
+_where: Callable[..., Number] = np.where
+
+
+def _product(numbers: Iterable[Number]) -> Number:
+    result: Number = 1
+    for n in numbers:
+        result = result * n
+    return result
+
+
+# ---------------------------------------------------------------------------- from kernel to work
+
+
+def work_of(op: k.KernelOp, tf32: bool = False) -> Work:
+    """The work of a kernel, computed once: an op never changes. `tf32` lets f32 products run on the
+    matrix units."""
+    known: dict[bool, Work] = op.__dict__.setdefault("_works", {})
+    if tf32 not in known:
+        known[tf32] = _work(op, tf32)
+    return known[tf32]
+
+
+def _work(op: k.KernelOp, tf32: bool) -> Work:
+    space = op.nest
+    match op:
+        case k.Gemm() | k.Conv() | k.Attention():
+            return _contraction(op, space, tf32)
+        case k.Gather() | k.Scatter():
+            operands = _indexed(op, space)
+        case k.Opaque():
+            operands = tuple(
+                Operand(a.dims, a.type.dtype.bits / 8, a.type.nbytes, role)
+                for a, role in _accesses(space)
+            )
+        case _:
+            operands = tuple(_operand(a, space, role) for a, role in _accesses(space))
+    body = op.body if isinstance(op, k.BodyKernel) else None
+    return Work(
+        kernel=op.name,
+        dims=tuple(space.dims.items()),
+        reduced=space.reduced,
+        operands=operands,
+        flops=op.flops(),
+        products=0,
+        lane_ops=_lane_ops(body) + OWN_LANE_OPS * max((_cells(a) for a in space.writes), default=0),
+        dtype=op.compute_dtype,
+        pipe="vector",
+        kind=_kind(op),
+    )
+
+
+def _kind(op: k.KernelOp) -> str:
+    match op:
+        case k.Reduce(reduction=t.Softmax()):
+            return "softmax"
+        case k.Reduce(reduction=t.Normalize()):
+            return "norm"
+        case k.Reduce():
+            return "sum"
+        case k.Copy(body=body) if any(isinstance(n.op, t.Transpose) for n in body.nodes):
+            return "transpose"
+        case _:
+            return ""
+
+
+def _accesses(space: Space) -> list[tuple[Access, Role]]:
+    reads: list[tuple[Access, Role]] = [(a, "streamed") for a in space.reads]
+    return [*reads, *((a, "written") for a in space.writes)]
+
+
+def operand_names(op: k.KernelOp) -> tuple[str, ...]:
+    """What to call each of a work's operands: the kernel's values, then its results."""
+    reads = op.operands
+    if isinstance(op, k.Gemm):
+        reads = (op.a, op.b, *op.weights, *op.extra)
+    elif isinstance(op, k.Conv):
+        reads = (op.x, op.w, *op.weights, *op.extra)
+    writes = len(op.nest.writes)
+    results = ["result"] if writes == 1 else [f"result {i}" for i in range(writes)]
+    return (*(f"%{v.name}" for v in reads), *results)
+
+
+def _cells(a: Access) -> int:
+    return a.type.size
+
+
+def _operand(a: Access, space: Space, role: Role, inner: int = 1, taps: int = 1) -> Operand:
+    """`inner` cells lie behind one index; a nest of fewer points than cells reads only those, one
+    of none reads nothing."""
+    cell_bytes = inner * a.type.dtype.bits / 8
+    if not space.points and role != "written":
+        return Operand(a.dims, cell_bytes, 0.0, role)
+    visited = cell_bytes * prod(space.dims[d] for d in a.dims) * taps
+    return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), role)
+
+
+def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
+    """A gather reads as many cells of its table as it gives, whole sectors; a scatter touches as
+    many cells of its tensor as it is given, in place: reads them only to combine."""
+    table: dict[str, float] = {}  # body input → bytes read
+    touched: dict[int, float] = {}  # result → bytes written
+    for node in op.body.nodes:
+        match node.op:
+            case t.Gather(x=x, axis=axis):
+                row = prod(x.type.shape[axis + 1 :]) * x.type.dtype.bits / 8
+                size = node.results[0].type.nbytes
+                waste = max(1.0, SECTOR_BYTES / row) if row else 1.0
+                table[x.name] = min(x.type.nbytes, size * waste)
+            case t.GatherElements(x=x) | t.GatherND(x=x):
+                table[x.name] = min(x.type.nbytes, node.results[0].type.nbytes)
+            case t.Resize(x=x) as resize:
+                table[x.name] = min(x.type.nbytes, resize.taps * node.results[0].type.nbytes)
+            case (
+                t.ScatterElements(x=x, updates=u, combine=c)
+                | t.ScatterND(x=x, updates=u, combine=c)
+            ):
+                table[x.name] = 0.0 if c == "none" else float(u.type.nbytes)
+                for i, v in enumerate(op.body.outputs):
+                    if v == node.results[0]:
+                        touched[i] = float(u.type.nbytes)
+            case _:
+                pass
+    inputs = [v.name for v in op.body.inputs]
+    found: list[Operand] = []
+    for i, (a, role) in enumerate(_accesses(space)):
+        operand = _operand(a, space, role)
+        nbytes = operand.nbytes
+        if role == "written":
+            nbytes = touched.get(i - len(space.reads), nbytes)
+        elif i < len(inputs):
+            nbytes = table.get(inputs[i], nbytes)
+        found.append(Operand(a.dims, operand.cell_bytes, nbytes, role))
+    return tuple(found)
+
+
+def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) -> Work:
+    operands: list[Operand] = []
+    for i, (a, role) in enumerate(_accesses(space)):
+        inner = 1
+        if isinstance(op, k.Attention) and i < 2:
+            inner = a.type.shape[-1]  # the head's own extent is no dimension of q and k
+            role = "held" if i == 0 else role
+        if role == "streamed" and set(a.dims) & set(space.reduced):
+            role = "staged"
+        operands.append(_operand(a, space, role, inner))
+    extra = _lane_ops(op.epilogue)
+    visible, narrow, accumulator_bits = 1.0, False, 32
+    traits: tuple[tuple[str, Number], ...] = ()
+    if isinstance(op, k.Attention):
+        scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
+        visible = visible_share(op)
+        products = 2 * scores * (op.q.type.shape[-1] + op.v.type.shape[-1])
+        extra += SOFTMAX_LANE_OPS * scores * visible
+        if op.softcap:
+            extra += LANE_OPS["tanh"] * scores * visible
+        heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
+        traits = (("head", float(op.q.type.shape[-1])), ("group", heads / max(groups, 1)))
+    else:
+        products = 2 * space.points
+        extra += _lane_ops(op.prologue)
+        accumulator_bits = op.acc.bits
+        # A convolution with a few channels a group does not fill a matrix instruction: libraries
+        # run it on the lanes.
+        narrow = isinstance(op, k.Conv) and min(space.dims["n"], space.dims["k"]) < 8
+        if isinstance(op, k.Conv):
+            traits = _window(op)
+    return Work(
+        kernel=op.name,
+        dims=tuple(space.dims.items()),
+        reduced=space.reduced,
+        operands=tuple(operands),
+        flops=op.flops(),
+        products=products,
+        lane_ops=extra,
+        dtype=op.compute_dtype,
+        pipe="vector" if narrow else "tensor",
+        accumulator_bits=accumulator_bits,
+        visible=visible,
+        tf32=tf32,
+        traits=traits,
+    )
+
+
+def _window(op: k.Conv) -> tuple[tuple[str, Number], ...]:
+    """What an algorithm for convolutions goes by, besides the nest: extents of the input and of the
+    window, and the largest stride and dilation."""
+    _, _, *extents = op.x.type.shape
+    w = op.w.type.shape
+    return (
+        ("cells", float(prod(extents))),
+        ("window", float(prod(w[2:]))),
+        ("widest", float(max(w[2:], default=1))),
+        ("stride", float(max(op.strides, default=1))),
+        ("dilation", float(max(op.dilations, default=1))),
+        ("transposed", float(op.transposed)),
+    )
+
+
+def visible_share(op: k.Attention) -> float:
+    """The share of scores that a causal mask and a window leave: the sum over queries i of the
+    keys from i + offset - window to i + offset, of all."""
+    s, d = op.q.type.shape[-2], op.k.type.shape[-2]
+    if not (op.causal or op.window is not None) or s * d == 0:
+        return 1.0
+    last = np.minimum(np.arange(s) + op.offset, d - 1) if op.causal else np.full(s, d - 1)
+    first = 0 if op.window is None else np.maximum(np.arange(s) + op.offset - op.window, 0)
+    return float(np.clip(last - first + 1, 0, d).sum() / (s * d))
+
+
+def _lane_ops(body: Graph | None) -> float:
+    """Instructions of a pointwise or reducing body, as the lanes run them."""
+    total = 0.0
+    for node in body.nodes if body else ():
+        match node.op:
+            case t.Map(fn=fn):
+                total += LANE_OPS.get(fn, SCALARS[fn].flops) * node.results[0].type.size
+            case t.Cast() | t.Bitcast():
+                total += node.results[0].type.size
+            case t.Softmax(x=x):
+                total += SOFTMAX_LANE_OPS * x.type.size
+            case op:
+                total += op.flops()
+    return total
+
+
+# ---------------------------------------------------------------------------- from extents
+
+
+def gemm(
+    m: Number,
+    n: Number,
+    depth: Number,
+    dtype: DType,
+    *,
+    b: Number = 1,
+    out: DType | None = None,
+    weight: DType | None = None,
+    bias: bool = False,
+    tf32: bool = False,
+) -> Work:
+    """c[b, m, n] = a[b, m, k] · w[b, k, n], with k = `depth`: a `k.gemm` with these extents.
+
+    `weight` is the dtype the right operand is stored in, where that is not what is multiplied: then
+    the lanes convert it on its way into the tile.
+    """
+    out = out or dtype
+    stored = (weight or dtype).bits / 8
+    operands = [
+        Operand(("b", "m", "k"), dtype.bits / 8, b * m * depth * dtype.bits / 8, "staged"),
+        Operand(("b", "k", "n"), stored, b * depth * n * stored, "staged"),
+        Operand(("b", "m", "n"), out.bits / 8, b * m * n * out.bits / 8, "written"),
+    ]
+    if bias:
+        operands.insert(2, Operand(("n",), out.bits / 8, n * out.bits / 8, "streamed"))
+    lane_ops = b * m * n * (bias + (out != f32))
+    if weight is not None and weight != dtype:
+        lane_ops = lane_ops + b * depth * n * DEQUANTISE_LANE_OPS
+    return Work(
+        kernel="k.gemm",
+        dims=(("b", b), ("m", m), ("n", n), ("k", depth)),
+        reduced=("k",),
+        operands=tuple(operands),
+        flops=2 * b * m * n * depth + lane_ops,
+        products=2 * b * m * n * depth,
+        lane_ops=lane_ops,
+        dtype=dtype,
+        pipe="tensor",
+        tf32=tf32,
+    )
+
+
+def conv(
+    batch: Number,
+    channels: Number,
+    size: tuple[Number, Number],
+    filters: Number,
+    window: tuple[Number, Number],
+    dtype: DType,
+    *,
+    stride: Number = 1,
+    dilation: Number = 1,
+    padding: Number = 0,
+    groups: Number = 1,
+) -> Work:
+    """A two-dimensional convolution of [batch, channels, *size] by `filters` of `window`: a
+    `k.conv` with these extents."""
+    (height, width), (r, s) = size, window
+    p = (height + 2 * padding - dilation * (r - 1) - 1) // stride + 1
+    q = (width + 2 * padding - dilation * (s - 1) - 1) // stride + 1
+    m, n, depth = batch * p * q, filters // groups, channels // groups * r * s
+    cell = dtype.bits / 8
+    narrow = bool(np.all(np.minimum(n, depth) < 8))
+    return Work(
+        kernel="k.conv",
+        dims=(("b", groups), ("m", m), ("n", n), ("k", depth)),
+        reduced=("k",),
+        operands=(
+            Operand(("b", "m", "k"), cell, batch * channels * height * width * cell, "staged"),
+            Operand(("b", "n", "k"), cell, filters * depth * cell, "staged"),
+            Operand(("b", "m", "n"), cell, batch * filters * p * q * cell, "written"),
+        ),
+        flops=2 * groups * m * n * depth,
+        products=2 * groups * m * n * depth,
+        lane_ops=0.0 * m,
+        dtype=dtype,
+        pipe="vector" if narrow else "tensor",
+        traits=(
+            ("cells", height * width),
+            ("window", r * s),
+            ("widest", np.maximum(r, s)),
+            ("stride", stride),
+            ("dilation", dilation),
+            ("transposed", 0.0),
+        ),
+    )
+
+
+def attention(
+    batch: Number,
+    heads: Number,
+    queries: Number,
+    keys: Number,
+    head: Number,
+    dtype: DType,
+    *,
+    value: Number | None = None,
+    kv_heads: Number | None = None,
+    kv_dtype: DType | None = None,
+    causal: bool = False,
+    window: Number = 0,
+    out: DType | None = None,
+) -> Work:
+    """softmax(q·kᵀ)·v of [batch, heads, queries, head] on [batch, kv_heads, keys, head]: a
+    `k.attention` with these extents.
+
+    Values have `value` cells a head, or as many as keys. A causal mask lets the last query see the
+    last key; `window` is how many keys a query sees at most (0: all).
+    """
+    value = head if value is None else value
+    kv_heads = heads if kv_heads is None else kv_heads
+    q_cell, kv_cell = dtype.bits / 8, (kv_dtype or dtype).bits / 8
+    out_cell = (out or dtype).bits / 8
+    scores = batch * heads * queries * keys
+    visible = visible_of(queries, keys, causal, window)
+    reach = _where(np.greater(window, 0), window + queries - 1, keys)
+    seen: Number = np.minimum(keys, reach)
+    rows = batch * heads * queries
+    lane_ops = SOFTMAX_LANE_OPS * scores * visible
+    products = 2 * scores * (head + value)
+    return Work(
+        kernel="k.attention",
+        dims=(("b", batch), ("h", heads), ("s", queries), ("e", value), ("d", keys)),
+        reduced=("d",),
+        operands=(
+            Operand(("b", "h", "s"), q_cell * head, rows * head * q_cell, "held"),
+            Operand(
+                ("b", "h", "d"), kv_cell * head, batch * kv_heads * seen * head * kv_cell, "staged"
+            ),
+            Operand(
+                ("b", "h", "d", "e"), kv_cell, batch * kv_heads * seen * value * kv_cell, "staged"
+            ),
+            Operand(("b", "h", "s", "e"), out_cell, rows * value * out_cell, "written"),
+        ),
+        flops=products + lane_ops,
+        products=products,
+        lane_ops=lane_ops,
+        dtype=dtype,
+        pipe="tensor",
+        visible=visible,
+        traits=(("head", head), ("group", heads / kv_heads)),
+    )
+
+
+def visible_of(queries: Number, keys: Number, causal: bool, window: Number = 0) -> Number:
+    """The share of scores that a causal mask, aligned at the end, and a window leave."""
+    if not causal:
+        return 1.0 + 0.0 * queries
+    before = keys - queries  # keys that even the first query sees
+    seen = before * queries + queries * (queries + 1) / 2
+    width = _where(np.greater(window, 0), window, keys)
+    # Queries whose reach the window cuts: the last sees `over` keys too many, each one before it
+    # one fewer.
+    over: Number = np.maximum(keys - width, 0)
+    cut: Number = np.minimum(over, queries)
+    return (seen - cut * (2 * over - cut + 1) / 2) / (queries * keys)
+
+
+def pointwise(
+    cells: Number,
+    reads: Sequence[DType],
+    writes: Sequence[DType],
+    *,
+    ops: float = 1.0,
+    flops: float = 1.0,
+    kind: str = "",
+) -> Work:
+    """A map over `cells`: every operand has that many, and each cell takes `ops` instructions
+    besides its own addresses and stores."""
+
+    def operand(dtype: DType, role: Role) -> Operand:
+        return Operand(("i",), dtype.bits / 8, cells * (dtype.bits / 8), role)
+
+    return Work(
+        kernel="k.copy" if kind in ("copy", "transpose") else "k.map",
+        dims=(("i", cells),),
+        reduced=(),
+        operands=(
+            *(operand(d, "streamed") for d in reads),
+            *(operand(d, "written") for d in writes),
+        ),
+        flops=cells * flops,
+        products=0,
+        lane_ops=cells * (ops + OWN_LANE_OPS),
+        dtype=max((*reads, *writes), key=lambda d: d.bits),
+        pipe="vector",
+        kind=kind,
+    )
+
+
+def rows(
+    count: Number,
+    length: Number,
+    dtype: DType,
+    kind: str,
+    *,
+    out: DType | None = None,
+    parameters: int = 0,
+    extra: int = 0,
+    ops: float | None = None,
+) -> Work:
+    """A reduction of `count` rows of `length`: a "softmax" or a "norm" that writes them, or a
+    "sum" that writes a cell a row. `parameters` are operands of one row; `extra` are operands as
+    large as the first, a residual to add."""
+    out = out or dtype
+    cell, out_cell = dtype.bits / 8, out.bits / 8
+    cells = count * length
+    written = count if kind == "sum" else cells
+    each = {"softmax": SOFTMAX_LANE_OPS, "norm": NORM_LANE_OPS, "sum": 1.0}[kind]
+    each = each if ops is None else ops
+    whole = Operand(("o", "r"), cell, cells * cell, "streamed")
+    return Work(
+        kernel="k.reduce",
+        dims=(("o", count), ("r", length)),
+        reduced=("r",),
+        operands=(
+            whole,
+            *(whole for _ in range(extra)),
+            *(Operand(("r",), cell, length * cell, "streamed") for _ in range(parameters)),
+            Operand(
+                ("o",) if kind == "sum" else ("o", "r"), out_cell, written * out_cell, "written"
+            ),
+        ),
+        flops=cells * each,
+        products=0,
+        lane_ops=cells * each + OWN_LANE_OPS * written,
+        dtype=dtype,
+        pipe="vector",
+        kind=kind,
+    )
+
+
+def gather(count: Number, width: Number, dtype: DType, table_rows: Number) -> Work:
+    """`count` rows of `width` cells read where 64-bit indices say in a table of `table_rows`."""
+    cell = dtype.bits / 8
+    cells = count * width
+    waste = np.maximum(1.0, SECTOR_BYTES / (width * cell))
+    read = np.minimum(table_rows * width * cell, cells * cell * waste)
+    return Work(
+        kernel="k.gather",
+        dims=(("i", cells),),
+        reduced=(),
+        operands=(
+            Operand(("i",), cell, read, "streamed"),
+            Operand(("i",), 8.0, count * 8.0, "streamed"),
+            Operand(("i",), cell, cells * cell, "written"),
+        ),
+        flops=0 * cells,
+        products=0,
+        lane_ops=cells * OWN_LANE_OPS,
+        dtype=dtype,
+        pipe="vector",
+        traits=(("width", width * cell), ("table", table_rows * width * cell)),
+    )
