@@ -290,7 +290,15 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         if op.softcap:
             extra += LANE_OPS["tanh"] * scores * visible
         heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
-        traits = (("head", float(op.q.type.shape[-1])), ("group", heads / max(groups, 1)))
+        keys = op.k.type.shape[-2]
+        reach = keys if op.window is None else min(keys, op.window + 1)
+        traits = (
+            ("head", float(op.q.type.shape[-1])),
+            ("group", heads / max(groups, 1)),
+            ("kv_heads", float(groups)),
+            ("reach", float(reach)),
+            ("append", 0.0),
+        )
     else:
         products = 2 * space.points
         extra += _lane_ops(op.prologue)
@@ -465,21 +473,27 @@ def attention(
     causal: bool = False,
     window: Number = 0,
     out: DType | None = None,
+    shared: bool = False,
+    append: bool = False,
+    stack: str = "",
 ) -> Work:
     """softmax(q·kᵀ)·v of [batch, heads, queries, head] on [batch, kv_heads, keys, head]: a
     `k.attention` with these extents.
 
     Values have `value` cells a head, or as many as keys. A causal mask lets the last query see the
-    last key; `window` is how many keys a query sees at most (0: all).
+    last key; `window` is how many keys a query sees at most (0: all). `shared`: the values are a
+    part of the keys, as in latent attention. `append`: the call also writes its own keys and values
+    to a cache. `stack` names the library, where it is known.
     """
     value = head if value is None else value
     kv_heads = heads if kv_heads is None else kv_heads
     q_cell, kv_cell = dtype.bits / 8, (kv_dtype or dtype).bits / 8
     out_cell = (out or dtype).bits / 8
+    v_cell = 0.0 if shared else kv_cell
     scores = batch * heads * queries * keys
     visible = visible_of(queries, keys, causal, window)
-    reach = _where(np.greater(window, 0), window + queries - 1, keys)
-    seen: Number = np.minimum(keys, reach)
+    width = _where(np.greater(window, 0), window, keys)
+    seen: Number = np.minimum(keys, width + queries - 1)  # by some query
     rows = batch * heads * queries
     lane_ops = SOFTMAX_LANE_OPS * scores * visible
     products = 2 * scores * (head + value)
@@ -493,7 +507,7 @@ def attention(
                 ("b", "h", "d"), kv_cell * head, batch * kv_heads * seen * head * kv_cell, "staged"
             ),
             Operand(
-                ("b", "h", "d", "e"), kv_cell, batch * kv_heads * seen * value * kv_cell, "staged"
+                ("b", "h", "d", "e"), v_cell, batch * kv_heads * seen * value * v_cell, "staged"
             ),
             Operand(("b", "h", "s", "e"), out_cell, rows * value * out_cell, "written"),
         ),
@@ -503,7 +517,14 @@ def attention(
         dtype=dtype,
         pipe="tensor",
         visible=visible,
-        traits=(("head", head), ("group", heads / kv_heads)),
+        kind=stack,
+        traits=(
+            ("head", head),
+            ("group", heads / kv_heads),
+            ("kv_heads", kv_heads),
+            ("reach", np.minimum(keys, width)),
+            ("append", batch * kv_heads * queries * (head + value) * kv_cell * append),
+        ),
     )
 
 
