@@ -1,0 +1,296 @@
+"""Fits the tile model to measurements: factors, what they are on each GPU, and a bounded network.
+
+The formulas are those that predict (`Family.seconds`), run on torch tensors. Deterministic: the
+same tables and seed give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.families import FAMILIES, family_of
+from gpuir.cost.learned import Array, Model, Net, Trained, factors
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Family, Number, Sheet
+from gpuir.cost.tile import choose, predict
+from gpuir.cost.work import Work
+from gpuir.evaluate.batch import Batch
+from gpuir.evaluate.columns import Floats, Ints
+from gpuir.ir.errors import UsageError
+from gpuir.targets.target import Target
+
+ROWS = 400  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
+ROUNDS = 2  # times that tiles are chosen anew with the factors found
+STEPS = 60  # of the optimiser in a round
+UNITS = 6  # of the network's hidden layer
+DOUBT = 0.15  # logarithms of an error above this weigh by their size, not its square (Huber)
+HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
+NET_DECAY = 0.02  # what a squared weight of the network costs, in squared logarithms
+
+Watch = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of one batch to fit a family to: its work, and the rest of what was measured."""
+
+    device: str
+    dtype: str
+    target: Target
+    work: Work
+    other_s: Floats  # launches, and kernels of other families
+    device_s: Floats
+
+
+def train(
+    batches: Iterable[Batch],
+    *,
+    seed: int = 0,
+    families: Sequence[str] | None = None,
+    start: Model | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Trained]:
+    """The model fitted to measurements, family by family: those whose kernels come with others'
+    (quantised products) after those that come alone.
+
+    `families` are fitted, the others stay as in `start`. UsageError without torch.
+    """
+    torch = _torch()
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    batches, model = list(batches), dict(start or {})
+    for name in families if families is not None else FAMILIES:
+        found = samples(FAMILIES[name], batches, model, seed)
+        if found:
+            model[name] = _fit(torch, FAMILIES[name], found, seed)
+            if watch is not None:
+                watch(f"{name}: {sum(len(s.device_s) for s in found):,} rows")
+    return model
+
+
+def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -> list[Sample]:
+    """The rows of a family: where it is the last of a row's kernels, or the only one."""
+    found: list[Sample] = []
+    rng = np.random.default_rng(seed)
+    for batch in batches:
+        families = [family_of(w, batch.target).name for w in batch.works]
+        if families[-1] != family.name or families.count(family.name) > 1 or batch.suspect:
+            continue
+        rows = np.flatnonzero(~batch.on_floor)
+        rows = np.sort(rng.permutation(rows)[:ROWS])
+        if not len(rows):
+            continue
+        part = batch.take(rows)
+        shapes = part.which
+        other_s = np.zeros(len(rows))
+        for w in batch.works[:-1]:
+            other_s += predict(_rows(w, shapes), batch.target, model=model).time_s
+        launches = len(batch.works) if batch.clock.launches else 0
+        other_s += (launches - (len(batch.works) - 1)) * batch.target.launch_s
+        found.append(
+            Sample(
+                batch.target.device,
+                batch.works[-1].dtype.name,
+                batch.target,
+                _rows(batch.works[-1], shapes),
+                other_s,
+                part.device_s,
+            )
+        )
+    return found
+
+
+def _rows(work: Work, which: Ints) -> Work:
+    """The work with one entry a row, from one with an entry a shape."""
+    return work.each(lambda n: np.asarray(n, float)[which] if np.ndim(n) else n)
+
+
+# ---------------------------------------------------------------------------- one family
+
+
+def _fit(torch: Any, family: Family, found: list[Sample], seed: int) -> Trained:
+    devices = sorted({s.device for s in found})
+    start = {f.name: f.value for f in family.factors}
+    trained = Trained(start, {d: {} for d in devices}, tuple(sorted({s.dtype for s in found})))
+    for _ in range(ROUNDS):
+        cuts = [
+            choose(s.work, s.target, model={family.name: trained}).each(torch.as_tensor)
+            for s in found
+        ]
+        trained = _factors_fitted(torch, family, found, cuts, trained)
+    if family.features:
+        trained = _net_fitted(torch, family, found, cuts, trained, seed)
+    return trained
+
+
+def _factors_fitted(
+    torch: Any, family: Family, found: list[Sample], cuts: list[Tiles], trained: Trained
+) -> Trained:
+    """Factors for all GPUs, and deviations of each GPU from them, which the spread of a factor
+    holds back: what most GPUs share goes to the former."""
+    devices = list(trained.devices)
+    moving = [f for f in family.factors if f.high > f.low]
+    loose = [f for f in moving if f.spread > 0]
+    at = torch.tensor([_to_line(f, trained.factors[f.name]) for f in moving], requires_grad=True)
+    off = torch.zeros(len(devices), len(loose), dtype=torch.float64, requires_grad=True)
+    at.data = at.data.double()
+    works = [s.work.each(_tensor(torch)) for s in found]
+    weights = _weights(found)
+
+    def resolved(device: int) -> dict[str, Number]:
+        values = {f.name: trained.factors[f.name] for f in family.factors}
+        for i, f in enumerate(moving):
+            values[f.name] = f.low + (f.high - f.low) * torch.sigmoid(at[i])
+        for i, f in enumerate(loose):
+            moved = values[f.name] * torch.exp(off[device, i] * f.spread)
+            values[f.name] = torch.clamp(moved, f.low, f.high)
+        return values
+
+    def loss() -> Any:
+        known = [resolved(i) for i in range(len(devices))]
+        total = HELD_BACK * (off**2).sum() / len(devices)
+        for s, work, tiles, weight in zip(found, works, cuts, weights, strict=True):
+            sheet = Sheet(_arithmetic(torch))
+            terms = family.seconds(sheet, work, tiles, s.target, known[devices.index(s.device)])
+            busy = torch.maximum(_as(torch, terms.compute), _as(torch, terms.memory))
+            time_s = busy + terms.latency + torch.as_tensor(s.other_s)
+            total = total + weight * _huber(torch, torch.log(time_s / torch.as_tensor(s.device_s)))
+        return total
+
+    _minimise(torch, [at, off], loss)
+    values = {f.name: trained.factors[f.name] for f in family.factors}
+    with torch.no_grad():
+        for i, f in enumerate(moving):
+            values[f.name] = float(f.low + (f.high - f.low) * torch.sigmoid(at[i]))
+        deviations = {
+            d: {f.name: float(off[j, i]) * f.spread for i, f in enumerate(loose)}
+            for j, d in enumerate(devices)
+        }
+    return replace(trained, factors=values, devices=deviations)
+
+
+def _net_fitted(
+    torch: Any,
+    family: Family,
+    found: list[Sample],
+    cuts: list[Tiles],
+    trained: Trained,
+    seed: int,
+) -> Trained:
+    """The network on what the formulas leave: the same for all GPUs, bounded, its weights small."""
+    inputs: list[Any] = []
+    left: list[Any] = []
+    share: list[Any] = []
+    model = {family.name: trained}
+    for s, tiles in zip(found, cuts, strict=True):
+        sheet = Sheet()
+        plain = tiles.each(np.asarray)
+        terms = family.seconds(sheet, s.work, plain, s.target, factors(family, s.target, model))
+        busy = np.maximum(terms.compute, terms.memory) + terms.latency
+        count = len(s.device_s)
+        columns = [
+            np.broadcast_to(np.asarray(sheet.values[name], float), (count,))
+            for name in family.features
+        ]
+        inputs.append(np.stack(columns, axis=1))
+        left.append(np.log(np.maximum(s.device_s - s.other_s, 0.05 * s.device_s) / busy))
+        share.append(busy / (busy + s.other_s))
+    x, y = np.concatenate(inputs), np.concatenate(left)
+    weight = np.concatenate(
+        [np.full(len(s.device_s), w / len(s.device_s)) for s, w in zip(found, _weights(found))]
+    )
+    weight *= np.concatenate(share)
+    shift, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-6)
+    inside = torch.as_tensor((x - shift) / scale)
+    wanted, weights = torch.as_tensor(y), torch.as_tensor(weight / weight.sum())
+    draw = torch.Generator().manual_seed(seed)
+    hidden = 0.3 * torch.randn(UNITS, x.shape[1], generator=draw, dtype=torch.float64)
+    bias = torch.zeros(UNITS, dtype=torch.float64)
+    out = 0.1 * torch.randn(UNITS, generator=draw, dtype=torch.float64)
+    parameters = [hidden, bias, out]
+    for parameter in parameters:
+        parameter.requires_grad_()
+
+    def loss() -> Any:
+        said = family.bound * torch.tanh(torch.tanh(inside @ hidden.T + bias) @ out)
+        decay = (hidden**2).mean() + (out**2).mean()
+        return (weights * _bent(torch, wanted - said)).sum() + NET_DECAY * DOUBT**2 * decay
+
+    _minimise(torch, parameters, loss)
+    arrays: list[Array] = [p.detach().numpy() for p in parameters]
+    return replace(trained, net=Net(shift, scale, *arrays))
+
+
+def _minimise(torch: Any, parameters: list[Any], loss: Callable[[], Any]) -> None:
+    optimiser = torch.optim.LBFGS(
+        parameters, lr=1.0, max_iter=STEPS, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Any:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+
+
+def _weights(found: list[Sample]) -> list[float]:
+    """GPUs weigh alike, and so do the batches of one GPU."""
+    each = {d: sum(s.device == d for s in found) for d in {s.device for s in found}}
+    return [1 / (len(each) * each[s.device]) for s in found]
+
+
+def _huber(torch: Any, error: Any) -> Any:
+    return _bent(torch, error).mean()
+
+
+def _bent(torch: Any, error: Any) -> Any:
+    """Half the square of small errors, in proportion beyond `DOUBT` (Huber, 1964)."""
+    size = torch.abs(error)
+    return torch.where(size < DOUBT, 0.5 * size**2, DOUBT * (size - 0.5 * DOUBT))
+
+
+def _to_line(f: Any, value: float) -> float:
+    """Where a factor lies on the line that a sigmoid maps to its bounds."""
+    share = min(max((value - f.low) / (f.high - f.low), 0.01), 0.99)
+    return float(np.log(share / (1 - share)))
+
+
+# ---------------------------------------------------------------------------- torch's arithmetic
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError("training needs torch", fix="pip install 'gpuir[torch]'") from error
+    return torch
+
+
+def _tensor(torch: Any) -> Callable[[Number], Any]:
+    return lambda n: torch.as_tensor(np.asarray(n, float)) if np.ndim(n) else n
+
+
+def _as(torch: Any, n: Number) -> Any:
+    return n if isinstance(n, torch.Tensor) else torch.tensor(float(n), dtype=torch.float64)
+
+
+def _arithmetic(torch: Any) -> SimpleNamespace:
+    """The functions of a `Sheet` on tensors and floats alike."""
+
+    def of(name: str) -> Callable[..., Any]:
+        call = getattr(torch, name)
+        return lambda *args: call(*(_as(torch, a) for a in args))
+
+    def where(test: Any, yes: Number, no: Number) -> Any:
+        test = test if isinstance(test, torch.Tensor) else torch.tensor(bool(test))
+        return torch.where(test, _as(torch, yes), _as(torch, no))
+
+    names = "maximum minimum ceil floor sqrt exp log log1p tanh".split()
+    return SimpleNamespace(where=where, **{name: of(name) for name in names})
