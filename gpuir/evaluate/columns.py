@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -43,6 +43,12 @@ class Words:
     def where(self, *names: str) -> NDArray[np.bool_]:
         """Which rows hold one of the names."""
         return np.array([n in names for n in self.names], bool)[self.codes]
+
+    def mapped(self, change: Callable[[str], str]) -> Words:
+        """Each name changed; names that become equal are one."""
+        names = [change(n) for n in self.names]
+        known = {n: i for i, n in enumerate(dict.fromkeys(names))}
+        return Words(np.array([known[n] for n in names], np.int64)[self.codes], tuple(known))
 
     def numbers(self) -> Floats:
         """The words as numbers, those that are none as NaN."""

@@ -10,7 +10,6 @@ from gpuir.cost.work import Work
 from gpuir.evaluate.columns import Columns, Floats
 from gpuir.targets.target import Target
 
-
 # How kernels were timed: `events` around an eager call, the `host`'s clock around it and a
 # synchronisation, launched from a CUDA `graph`, or each by a `profiler`.
 Timing = Literal["events", "host", "graph", "profiler"]
@@ -57,7 +56,6 @@ class Kind:
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     prepare: Callable[[Columns], Columns] | None = None
     needs: tuple[str, ...] = ()  # columns that `prepare` reads
-    suspect: Callable[[Mapping[str, str]], str] | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

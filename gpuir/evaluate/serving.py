@@ -8,9 +8,13 @@ with their README.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from gpuir.cost import work
 from gpuir.cost.work import Number, Work
+from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
 
@@ -20,37 +24,63 @@ DEVICES = {"a100_sxm": "a100-sxm-80gb", "a100_pcie": "a100-pcie-80gb"}
 STACK = ("framework", "version", "kernel_source", "split")
 
 PLAIN: dict[str, DType] = {"bf16": bf16, "fp16": f16, "fp32": f32}
-# Products of activations quantised on the fly: what the matrix units multiply.
-QUANTISED: dict[str, DType] = {
-    "fp8": f8e4m3,
-    "fp8_block": f8e4m3,
-    "fp8_static": f8e4m3,
-    "nvfp4": f4e2m1,
-    "int8": i8,
-}
 WEIGHT_ONLY: dict[str, DType] = {"int8_wo": i8, "int4_wo": i4}
 
 
 def products(s: Shapes) -> tuple[Work, ...]:
-    """out[m, n] = a[m, k] · w[n, k]ᵀ. Quantised ones begin by quantising `a`."""
-    m, n, k = s["m"], s["n"], s["k"]
-    match s.said["dtype"]:
-        case name if name in PLAIN:
-            return (work.gemm(m, n, k, PLAIN[name]),)
-        case name if name in WEIGHT_ONLY:
-            return (work.gemm(m, n, k, bf16, weight=WEIGHT_ONLY[name]),)
+    """out[m, n] = a[m, k] · w[n, k]ᵀ. Quantised ones begin by quantising `a`: a scale for each row
+    of it in one kernel, for all of it in four (TensorRT-LLM), or for each group of a row."""
+    m, n, k, name = s["m"], s["n"], s["k"], s.said["dtype"]
+    if name in PLAIN:
+        return (work.gemm(m, n, k, PLAIN[name]),)
+    if name in WEIGHT_ONLY:
+        return (work.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]),)
+    match name:
+        case "fp8" | "fp8_static" if s.said["whole"] == "yes":
+            return (
+                work.rows(one(m), m * k, bf16, "sum"),
+                *[work.pointwise(one(m), (f32,), (f32,))] * 2,
+                quantised(m * k, f8e4m3, 3.0),
+                work.gemm(m, n, k, f8e4m3, out=bf16),
+            )
+        case "fp8_static":
+            return (quantised(m * k, f8e4m3, 3.0), work.gemm(m, n, k, f8e4m3, out=bf16))
+        case "fp8" | "int8":
+            narrow = f8e4m3 if name == "fp8" else i8
+            return (
+                work.rows(m, k, bf16, "norm", out=narrow),
+                work.gemm(m, n, k, narrow, out=bf16),
+            )
+        case "fp8_block":
+            product = work.gemm(m, n, k, f8e4m3, out=bf16)
+            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block"))
+        case "nvfp4":
+            product = work.gemm(m, n, k, f4e2m1, out=bf16)
+            return (quantised(m * k, f4e2m1, 8.0), replace(product, kind="block"))
         case "int8_sq":
-            return (work.gemm(m, n, k, i8, out=bf16),)
-        case name if name in QUANTISED:
-            narrow = QUANTISED[name]
-            return (quantise(m, k, narrow), work.gemm(m, n, k, narrow, out=bf16))
-        case name:
+            return (work.gemm(m, n, k, i8, out=f16),)
+        case "w4a16_mxfp4":
+            return (work.gemm(m, n, k, bf16, weight=f4e2m1),)
+        case "w4a8_mxfp4_mxfp8":
+            product = work.gemm(m, n, k, f8e4m3, weight=f4e2m1, out=bf16)
+            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block"))
+        case _:
             raise Unmodelled(f"dtype {name} is none we know of products")
 
 
-def quantise(m: Number, k: Number, narrow: DType) -> Work:
-    """A scale for each row of a[m, k], and the row in `narrow`."""
-    return work.rows(m, k, bf16, "norm", out=narrow)
+def _whole(columns: Columns) -> Columns:
+    """Whether one scale is found for the whole of an activation."""
+    whole = columns.words("framework").where("trtllm")
+    whole &= columns.words("dtype").where("fp8", "fp8_static")
+    return columns.with_cells({"whole": Words(whole.astype(np.int64), ("no", "yes"))})
+
+
+def quantised(cells: Number, narrow: DType, ops: float) -> Work:
+    return work.pointwise(cells, (bf16,), (narrow,), ops=ops, kind="quantise")
+
+
+def one(like: Number) -> Number:
+    return 1.0 + 0.0 * like
 
 
 def prefill(s: Shapes) -> tuple[Work, ...]:
@@ -80,7 +110,7 @@ def decode(s: Shapes) -> tuple[Work, ...]:
         work.attention(
             s["batch"],
             s["q_heads"],
-            1.0 + 0.0 * s["batch"],
+            one(s["batch"]),
             s["past_kv"] + 1,
             s["head_dim"],
             dtype,
@@ -129,18 +159,17 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
             ),
         )
     if s.said["phase"] == "decode":
-        one = 1.0 + 0.0 * batch
         keys = s["past_kv"] + 1
         return (
             work.attention(
                 batch,
                 heads,
-                one,
+                one(batch),
                 keys,
                 LATENT + ROPE,
                 dtype,
                 value=LATENT,
-                kv_heads=one,
+                kv_heads=one(batch),
                 kv_dtype=kv,
                 out=bf16,
             ),
@@ -149,25 +178,24 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
 
 
 def absorbed(s: Shapes) -> tuple[Work, ...]:
-    """The products a head that turn queries into the latent space, and results back."""
+    """The products a head that turn queries into the latent space, and results back. What is
+    called fp8 runs in bf16 on data-centre Blackwells (the tables' README)."""
     n, k = (HEAD, LATENT) if s.said["op"].endswith("post") else (LATENT, HEAD)
-    dtype = f8e4m3 if s.said["dtype"] == "fp8" else _of(PLAIN, s.said["dtype"], "products")
-    tokens = s["tokens"]
-    product = work.gemm(tokens, n + 0 * tokens, k + 0 * tokens, dtype, b=s["heads"], out=bf16)
-    if dtype is f8e4m3:
-        return (quantise(s["heads"] * tokens, k + 0 * tokens, dtype), product)
-    return (product,)
+    tokens, heads = s["tokens"], s["heads"]
+    if s.said["dtype"] != "fp8" or "sm_10" in s.target.isa:
+        dtype = bf16 if s.said["dtype"] == "fp8" else _of(PLAIN, s.said["dtype"], "products")
+        return (work.gemm(tokens, n, k, dtype, b=heads),)
+    return (
+        quantised(heads * tokens * k, f8e4m3, 4.0),
+        work.gemm(tokens, n, k, f8e4m3, b=heads, out=bf16),
+    )
 
 
 def quantisation(s: Shapes) -> tuple[Work, ...]:
     if s.said["op"] != "static_quantize":
         raise Unmodelled(f"{s.said['op']} is a difference of two measurements, not a kernel")
     cells = s["m"] * s["k"]
-    return (work.pointwise(cells, (bf16,), (f8e4m3,), ops=3.0),)
-
-
-def experts(s: Shapes) -> tuple[Work, ...]:
-    raise Unmodelled("grouped products are not modelled yet")
+    return (quantised(cells, f8e4m3, 3.0),)
 
 
 def state_space(s: Shapes) -> tuple[Work, ...]:
@@ -199,7 +227,7 @@ KINDS = (
     Kind(
         name="products",
         key=("system", "dtype", "m", "n", "k"),
-        words=("dtype",),
+        words=("dtype", "whole"),
         shape=("m", "n", "k"),
         works=products,
         op=lambda _: "gemm",
@@ -207,6 +235,8 @@ KINDS = (
         beside=STACK,
         device="system",
         devices=DEVICES,
+        prepare=_whole,
+        needs=("framework",),
     ),
     Kind(
         name="attention, prefill",
@@ -263,21 +293,6 @@ KINDS = (
         shape=("tokens", "heads"),
         works=absorbed,
         op=lambda said: said["op"],
-        dtype=_dtype,
-        beside=STACK,
-        device="system",
-        devices=DEVICES,
-    ),
-    Kind(
-        name="experts",
-        key=(
-            *("system", "dtype", "distribution", "tokens", "hidden", "inter", "topk", "experts"),
-            *("tp", "ep"),
-        ),
-        words=("dtype", "distribution", "gated"),
-        shape=("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
-        works=experts,
-        op=lambda _: "moe",
         dtype=_dtype,
         beside=STACK,
         device="system",

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuir.cost.roofline import bounds
 from gpuir.cost.work import Work
-from gpuir.evaluate import eager, profiled, serving
+from gpuir.evaluate import eager, profiled, serving, traced
 from gpuir.evaluate.batch import Batch, Clock, Flags, alike, number_rows
 from gpuir.evaluate.columns import Columns, Floats, Ints, TableFile, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
@@ -19,7 +20,12 @@ from gpuir.ir.errors import TargetError, UsageError
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
-KINDS: tuple[Kind, ...] = (*serving.KINDS, *profiled.KINDS, *eager.KINDS)
+KINDS: tuple[Kind, ...] = (
+    *serving.KINDS,
+    *profiled.KINDS,
+    *eager.KINDS,
+    *traced.KINDS,
+)
 
 # Tables that are no kernels': columns that tell them, and what they hold.
 OTHERS: dict[tuple[str, ...], str] = {
@@ -130,8 +136,8 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
             works=works,
             which=which,
             latency_s=latency_s[rows],
-            clock=_clock(kind, target, works, which, latency_s[rows]),
-            suspect=kind.suspect({**said, "device": device}) if kind.suspect else "",
+            clock=_clock(kind, kind.op(said), target, works, which, latency_s[rows]),
+            suspect=said.get("suspect", ""),
             words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
             dims=extents,
         )
@@ -184,31 +190,26 @@ LEAD_SHARES = {"AMD": 0.70}
 LEAD_SHARE = 0.45
 TINY_S = 2e-6  # a kernel of which the roofline is this, takes less than any host's dispatch
 FEWEST_TINY = 5
-USUAL_FLOOR_S = 35e-6  # median of the operators and devices of the NeuSight tables
+# Medians over the devices of the NeuSight tables, of the tiniest kernels of an operator.
+USUAL_FLOORS_S = {"linear": 56e-6, "addmm": 56e-6, "conv": 70e-6, "layernorm": 48e-6}
+USUAL_FLOOR_S = 35e-6
 
 
-def _clock(kind: Kind, target: Target, works: tuple[Work, ...], which: Ints, rows: Floats) -> Clock:
+def _clock(
+    kind: Kind, op: str, target: Target, works: tuple[Work, ...], which: Ints, rows: Floats
+) -> Clock:
     """What the measurements of one operator on one device hold besides its kernels.
 
     The floor is what the tiniest kernels measure: the median of those that the roofline puts under
-    `TINY_S`. Where the table has none it is the usual one, or the least row if that is less.
+    `TINY_S`. Where the table has none it is the usual one. It is hardly above the least row.
     """
     if kind.clock in ("graph", "profiler"):
         return Clock(launches=kind.clock == "graph")
-    roof_s = sum((_roof_s(w, target) for w in works), 0.0)
+    roof_s = sum((np.maximum(*bounds(w, target)) for w in works), 0.0)
     tiny = rows[roof_s[which] < TINY_S]
-    if len(tiny) >= FEWEST_TINY:
-        floor_s = float(np.median(tiny))
-    else:
-        floor_s = min(USUAL_FLOOR_S, float(rows.min(initial=USUAL_FLOOR_S)))
+    usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)
+    floor_s = float(np.median(tiny)) if len(tiny) >= FEWEST_TINY else usual
+    floor_s = min(floor_s, 1.2 * float(rows.min()))
     if kind.clock == "host":
         return Clock(floor_s, floor_s)
     return Clock(floor_s, floor_s * LEAD_SHARES.get(target.vendor, LEAD_SHARE))
-
-
-def _roof_s(work: Work, target: Target) -> Floats:
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    return np.maximum(
-        work.flops * work.visible / peak,
-        work.nbytes / target.dram_bytes_per_s,
-    )

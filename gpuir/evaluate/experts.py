@@ -1,0 +1,78 @@
+"""Mixtures of experts of inference servers, timed in CUDA graphs: the aiconfigurator table."""
+
+from __future__ import annotations
+
+from gpuir.cost import grouped
+from gpuir.cost.work import Work
+from gpuir.evaluate.columns import Columns
+from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
+from gpuir.evaluate.serving import DEVICES, STACK
+from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, i4
+
+# dtype of the experts → what is multiplied, what the weights are stored in
+EXPERTS: dict[str, tuple[DType, DType | None]] = {
+    "bf16": (bf16, None),
+    "fp16": (f16, None),
+    "fp8": (f8e4m3, None),
+    "fp8_block": (f8e4m3, None),
+    "nvfp4": (f4e2m1, None),
+    "int4_wo": (bf16, i4),
+    "w4a16_mxfp4": (bf16, f4e2m1),
+    "w4a8_mxfp4_mxfp8": (f8e4m3, f4e2m1),
+}
+
+
+def experts(s: Shapes) -> tuple[Work, ...]:
+    """A mixture of experts on one rank: tokens sorted by expert, two grouped products with the
+    activation between, and sorted back."""
+    if s.said["dtype"] not in EXPERTS:
+        raise Unmodelled(f"dtype {s.said['dtype']} is none we know of experts")
+    dtype, weight = EXPERTS[s.said["dtype"]]
+    distribution = s.said["distribution"]
+    if distribution != "balanced" and not distribution.startswith("power_law_"):
+        raise Unmodelled(f"distribution {distribution} is none we know of experts")
+    skew = 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
+    return (
+        grouped.experts(
+            s["tokens"],
+            s["hidden"],
+            s["inter"],
+            s["topk"],
+            s["experts"],
+            dtype,
+            weight=weight,
+            gated=s.said["gated"] == "yes",
+            shards=s["tp"],
+            ranks=s["ep"],
+            skew=skew,
+            stack=s.said["stack"],
+            block=s.said["dtype"] == "fp8_block",
+        ),
+    )
+
+
+def _stacks(columns: Columns) -> Columns:
+    """Which implementation ran, and whether its experts are gated, from the kernels' source."""
+    source = columns.words("kernel_source")
+    gated = source.mapped(lambda name: "no" if "nongated" in name else "yes")
+    return columns.with_cells({"gated": gated, "stack": source.mapped(grouped.stack_of)})
+
+
+KINDS = (
+    Kind(
+        name="experts",
+        key=(
+            *("system", "dtype", "distribution", "tokens", "hidden", "inter", "topk", "experts"),
+            *("tp", "ep"),
+        ),
+        words=("dtype", "distribution", "gated", "stack"),
+        shape=("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
+        works=experts,
+        op=lambda _: "moe",
+        dtype=lambda said: said["dtype"],
+        beside=(*STACK, "distribution"),
+        device="system",
+        devices=DEVICES,
+        prepare=_stacks,
+    ),
+)
