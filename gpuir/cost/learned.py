@@ -8,7 +8,7 @@ It is evaluated with numpy.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -46,6 +46,9 @@ class Net:
         return xp.tanh(total)
 
 
+_interpolate: Callable[..., Number] = np.interp
+
+
 @dataclass(frozen=True)
 class Interval:
     """Logarithms of measured over predicted between which 80 % of the rows of a backtest lay, by
@@ -57,8 +60,7 @@ class Interval:
 
     def at(self, time_s: Number) -> tuple[Number, Number]:
         x = np.log(np.maximum(time_s, 1e-9))
-        low: Number = np.interp(x, self.log_time, self.low)
-        high: Number = np.interp(x, self.log_time, self.high)
+        low, high = (_interpolate(x, self.log_time, side) for side in (self.low, self.high))
         return time_s * np.exp(low), time_s * np.exp(high)
 
 

@@ -117,11 +117,10 @@ def _fit(torch: Any, family: Family, found: list[Sample], seed: int) -> Trained:
     devices = sorted({s.device for s in found})
     start = {f.name: f.value for f in family.factors}
     trained = Trained(start, {d: {} for d in devices}, tuple(sorted({s.dtype for s in found})))
+    cuts: list[Tiles] = []
     for _ in range(ROUNDS):
-        cuts = [
-            choose(s.work, s.target, model={family.name: trained}).each(torch.as_tensor)
-            for s in found
-        ]
+        model = {family.name: trained}
+        cuts = [choose(s.work, s.target, model=model).each(torch.as_tensor) for s in found]
         trained = _factors_fitted(torch, family, found, cuts, trained)
     if family.features:
         trained = _net_fitted(torch, family, found, cuts, trained, seed)
@@ -292,5 +291,5 @@ def _arithmetic(torch: Any) -> SimpleNamespace:
         test = test if isinstance(test, torch.Tensor) else torch.tensor(bool(test))
         return torch.where(test, _as(torch, yes), _as(torch, no))
 
-    names = "maximum minimum ceil floor sqrt exp log log1p tanh".split()
+    names = ("maximum", "minimum", "ceil", "floor", "sqrt", "exp", "log", "log1p", "tanh")
     return SimpleNamespace(where=where, **{name: of(name) for name in names})
