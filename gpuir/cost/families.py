@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from gpuir.cost import plain
+from gpuir.cost import attention, cpu, plain, stream, tensor
+from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
-FAMILIES: dict[str, Family] = {f.name: f for f in (plain.FAMILY,)}
+# In the order that they are trained in: where kernels of two families come together in one
+# measurement, the later is fitted to it.
+FAMILIES: dict[str, Family] = {
+    f.name: f
+    for f in (
+        plain.FAMILY,
+        stream.FAMILY,
+        tensor.FAMILY,
+        attention.FAMILY,
+        cpu.FAMILY,
+    )
+}
 
 
 def family_of(work: Work, target: Target) -> Family:
     """The family that a kernel belongs to on a target."""
-    return plain.FAMILY
+    if target.is_cpu:
+        return cpu.FAMILY
+    match work.kernel:
+        case "k.attention":
+            return attention.FAMILY
+        case "k.gemm" if runs_on_tensor(work, target):
+            return tensor.FAMILY
+        case "k.map" | "k.copy" | "k.gather" | "k.scatter" | "k.pool" | "k.opaque":
+            return stream.FAMILY
+        case _:
+            return cpu.FAMILY if target.is_cpu else plain.FAMILY

@@ -1,0 +1,125 @@
+"""Kernels on a CPU: arithmetic on the SIMD lanes of its cores, or bytes from the cache, or the
+memory, that holds them; whichever is slower.
+
+The roofline of Williams, Waterman, Patterson (CACM 52(4), 2009), with a ceiling for each level of
+memory and the shares of its ceilings that libraries reach. There are no tiles: a CPU's libraries
+block for caches that they share with nobody, and what they lose is in the shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.work import Work
+from gpuir.ir.types import f32
+from gpuir.targets.target import Target
+
+# Work below which a kernel stays on one core, so that so many pieces keep so many cores busy:
+# cells of a map or a reduction (at::internal::GRAIN_SIZE in PyTorch's TensorIterator.h), flops of a
+# contraction (assumed: a product of 64 by 64 by 64).
+GRAIN_CELLS = 32768
+GRAIN_FLOPS = 2 * 64**3
+# Bytes a clock from a core's own caches: Intel 64 and IA-32 Architectures Optimization Reference
+# Manual, cache hierarchy of Skylake Server and later (64 from L2 to L1).
+PRIVATE_BYTES_PER_CLOCK = 64
+# A store to memory first reads its line: McCalpin, STREAM, on counting bytes (write allocate).
+DRAM_WRITES = 2.0
+# Half of a footprint so many times a cache's size comes from it, and the sharper the power the
+# fewer in between. Assumed: least-recently-used replacement drops data just before it is read
+# again, other data take a part.
+HELD_SHARE, HELD_POWER = 0.75, 4.0
+# Extents at which a contraction's inner loop is half full. Assumed: registers of 6 rows by 2 SIMD
+# words, as BLIS lays them out (Van Zee, van de Geijn, ACM TOMS 41(3), 2015), and packing.
+HALF_ROWS, HALF_COLUMNS, HALF_DEPTH = 4.0, 16.0, 24.0
+
+_MEASURED = "measured on two cores of an AMD EPYC (Zen 5) under PyTorch 2.13"
+FACTORS = (
+    Factor(
+        "product share", 0.95, 0.05, 1.0, 0.2, f"of the arithmetic peak in products; {_MEASURED}"
+    ),
+    Factor("convolution share", 0.7, 0.05, 2.0, 0.4, f"of that peak in convolutions; {_MEASURED}"),
+    Factor("attention share", 0.5, 0.02, 1.0, 0.4, f"of that peak in attention; {_MEASURED}"),
+    Factor("lane share", 0.5, 0.02, 1.0, 0.4, f"of that peak in all other arithmetic; {_MEASURED}"),
+    Factor("dram share", 0.9, 0.2, 1.2, 0.2, f"of the memory's bandwidth; {_MEASURED}"),
+    Factor("cache share", 0.8, 0.1, 1.5, 0.3, f"of the shared cache's bandwidth; {_MEASURED}"),
+    Factor("private share", 0.5, 0.05, 1.5, 0.3, f"of 64 bytes a clock and core; {_MEASURED}"),
+    Factor("thread start", 3e-6, 1e-7, 1e-4, 0.6, f"seconds to wake the other cores; {_MEASURED}"),
+)
+
+
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """Cores divide the work as far as it goes; each then computes, or waits for bytes."""
+    xp = s.xp
+    pieces = (
+        work.products * work.visible / GRAIN_FLOPS
+        if work.is_contraction
+        else work.points / GRAIN_CELLS
+    )
+    cores = xp.minimum(xp.maximum(pieces, 1.0), float(target.sms))
+    cores = s.put("cores at work", cores, "", "cost.cpu.GRAIN_CELLS, GRAIN_FLOPS")
+    share = cores / target.sms
+    peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
+    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
+    flops = work.products * work.visible
+    compute = work.lane_ops / (lanes * p["lane share"] * share)
+    if work.is_contraction:
+        compute = compute + flops / (peak * p[_SHARES[work.kernel]] * _fill(s, work) * share)
+    memory = _memory_s(s, work, cores, target, p)
+    start = p["thread start"] * (cores - 1.0) / max(target.sms - 1.0, 1.0)
+    roof = 0.0 if work.kernel == "k.conv" else flops / peak  # Winograd multiplies less
+    return Terms(s.put("arithmetic", compute, "s"), memory, s.put("start", start, "s"), roof)
+
+
+_SHARES = {
+    "k.gemm": "product share",
+    "k.conv": "convolution share",
+    "k.attention": "attention share",
+}
+
+
+def _fill(s: Sheet, work: Work) -> Number:
+    """The share of the inner loop's lanes that a contraction's extents fill."""
+    if work.kernel == "k.attention":
+        return 1.0
+    m, n, depth = (work.extents[d] for d in "mnk")
+    filled = m / (m + HALF_ROWS) * (n / (n + HALF_COLUMNS)) * (depth / (depth + HALF_DEPTH))
+    return s.put("fill of the inner loop", filled, "", "cost.cpu.HALF_ROWS and so on")
+
+
+def _memory_s(
+    s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str, Number]
+) -> Number:
+    """Each byte once, from the nearest level that holds all of them."""
+    written = sum((o.nbytes for o in work.operands if o.role == "written"), 0.0)
+    footprint = s.xp.maximum(work.nbytes, work.trait("table"))
+    footprint = s.put("footprint", s.xp.maximum(footprint, 1.0), "bytes")
+
+    def held(size: Number) -> Number:
+        return 1.0 / (1.0 + (footprint / (HELD_SHARE * size)) ** HELD_POWER)
+
+    private = s.put("held in the cores' own caches", held(target.sm.smem_bytes * cores))
+    shared = s.put("held in the shared cache", held(target.l2_bytes))
+    private_rate = PRIVATE_BYTES_PER_CLOCK * target.clock_hz * cores * p["private share"]
+    shared_rate = target.l2_bytes_per_s * cores / target.sms * p["cache share"]
+    dram_rate = target.dram_bytes_per_s * p["dram share"]
+    away = (work.nbytes + (DRAM_WRITES - 1) * written) / dram_rate
+    near = shared * work.nbytes / shared_rate + (1 - shared) * away
+    memory = private * work.nbytes / private_rate + (1 - private) * near
+    return s.put("memory", memory, "s", "cost.cpu.PRIVATE_BYTES_PER_CLOCK, DRAM_WRITES")
+
+
+def whole(work: Work, target: Target) -> Tiles:
+    """One tile that cuts nothing, whatever the kernel."""
+    one = np.ones(np.shape(work.points))
+    return Tiles({}, one, one, one)
+
+
+def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    return whole(work, target)
+
+
+FAMILY = Family("cpu", FACTORS, whole, seconds, choose=choose)

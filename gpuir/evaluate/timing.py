@@ -1,0 +1,106 @@
+"""How long a call into torch takes on a device, by events on a GPU, by the clock on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from time import perf_counter
+from typing import Any, Protocol
+
+Run = Callable[[], Any]
+
+FEWEST, MOST = 5, 50  # runs of one measurement
+WARM = 3  # runs before it: a library picks its kernel, a cache fills
+FLUSH_BYTES = 1 << 28  # at least; writing so much outlasts the host's dispatch of the next call
+FLUSH_TIMES = 4  # the L2's size
+SAMPLE_S = 2e-4  # of one sample on a CPU, so that the clock's own cost does not count
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call. `spread` is the distance between the quartiles over the median."""
+
+    seconds: float
+    spread: float
+    repeats: int
+
+
+class Stopwatch(Protocol):
+    """Times a call in about `budget_s`."""
+
+    method: str
+
+    def __call__(self, run: Run, budget_s: float) -> Timing: ...
+
+
+@dataclass(frozen=True)
+class CudaWatch:
+    """Times calls on a GPU, each alone between two events, with the L2 full of other data.
+
+    The buffer that is written before each call takes longer than the host needs to launch the
+    next, so that the GPU never waits for the host and no dispatch is in what the events measure.
+    Clocks are left as they are. The result is the median.
+    """
+
+    torch: Any
+    buffer: Any
+    method = "cuda events, L2 flushed, median"
+
+    @staticmethod
+    def of(torch: Any, l2_bytes: int) -> CudaWatch:
+        size = max(FLUSH_BYTES, FLUSH_TIMES * l2_bytes)
+        return CudaWatch(torch, torch.empty(size // 4, dtype=torch.int32, device="cuda"))
+
+    def __call__(self, run: Run, budget_s: float) -> Timing:
+        cuda = self.torch.cuda
+        for _ in range(WARM):
+            run()
+        cuda.synchronize()
+        began = perf_counter()
+        self._seconds(run, 1)
+        cost_s = max(perf_counter() - began, 1e-6)
+        return _median(self._seconds(run, round(min(max(budget_s / cost_s, FEWEST), MOST))))
+
+    def _seconds(self, run: Run, count: int) -> list[float]:
+        event = self.torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
+        for start, end in pairs:
+            self.buffer.zero_()
+            start.record()
+            run()
+            end.record()
+        self.torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
+
+
+@dataclass(frozen=True)
+class HostWatch:
+    """Times calls on a CPU, one after another on the same data, by the clock.
+
+    What else runs on the machine only adds time: the result is the lower quartile.
+    """
+
+    method = "perf_counter, data in cache, lower quartile"
+
+    def __call__(self, run: Run, budget_s: float) -> Timing:
+        for _ in range(WARM):
+            run()
+        one_s = max(_clocked(run, 1), 1e-8)
+        calls = max(1, round(SAMPLE_S / one_s))
+        samples = round(min(max(budget_s / (calls * one_s), FEWEST), MOST))
+        found = [_clocked(run, calls) for _ in range(samples)]
+        timing = _median(found)
+        return Timing(quantiles(found, n=4)[0], timing.spread, samples * calls)
+
+
+def _clocked(run: Run, calls: int) -> float:
+    began = perf_counter()
+    for _ in range(calls):
+        run()
+    return (perf_counter() - began) / calls
+
+
+def _median(seconds: Sequence[float]) -> Timing:
+    low, middle, high = quantiles(seconds, n=4)
+    return Timing(middle, (high - low) / middle, len(seconds))
