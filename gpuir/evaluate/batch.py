@@ -83,16 +83,13 @@ class Batch:
             words={n: Words(w.codes[rows], w.names) for n, w in self.words.items()},
         )
 
-    def parts(self, *names: str) -> list[tuple[tuple[str, ...], Batch]]:
-        """The batch by what these columns say."""
+    def rows_by(self, *names: str) -> list[tuple[tuple[str, ...], Ints]]:
+        """The rows of each distinct thing that these columns say, and what that is."""
         if not names:
-            return [((), self)]
+            return [((), np.arange(len(self)))]
         columns = [self.words.get(n, Words.same("", len(self))) for n in names]
-        found: list[tuple[tuple[str, ...], Batch]] = []
-        for rows in alike([c.codes for c in columns]):
-            said = tuple(c.names[c.codes[rows[0]]] for c in columns)
-            found.append((said, self.take(rows)))
-        return sorted(found, key=lambda pair: pair[0])
+        parts = alike([c.codes for c in columns])
+        return [(tuple(c.names[c.codes[rows[0]]] for c in columns), rows) for rows in parts]
 
 
 def number_rows(columns: list[Ints]) -> tuple[Ints, Ints]:

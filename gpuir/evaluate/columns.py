@@ -104,7 +104,8 @@ class TableFile:
             if self._is_parquet:
                 return tuple(_parquet().read_schema(self.path).names)
             with self.path.open(encoding="utf-8", newline="") as stream:
-                return tuple(next(csv.reader(stream), ()))
+                header: list[str] = next(csv.reader(stream), [])
+                return tuple(header)
 
     def read(self, wanted: Iterable[str]) -> Columns:
         """The columns of those names that the file has."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuir.cost.roofline import bounds
+from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.evaluate import eager, profiled, serving, traced
 from gpuir.evaluate.batch import Batch, Clock, Flags, alike, number_rows
@@ -190,6 +191,7 @@ LEAD_SHARES = {"AMD": 0.70}
 LEAD_SHARE = 0.45
 TINY_S = 2e-6  # a kernel of which the roofline is this, takes less than any host's dispatch
 FEWEST_TINY = 5
+TINY_SPREAD = 1.2  # of the tiniest kernels over the least: 1.05 to 1.15 in the NeuSight tables
 # Medians over the devices of the NeuSight tables, of the tiniest kernels of an operator.
 USUAL_FLOORS_S = {"linear": 56e-6, "addmm": 56e-6, "conv": 70e-6, "layernorm": 48e-6}
 USUAL_FLOOR_S = 35e-6
@@ -201,15 +203,18 @@ def _clock(
     """What the measurements of one operator on one device hold besides its kernels.
 
     The floor is what the tiniest kernels measure: the median of those that the roofline puts under
-    `TINY_S`. Where the table has none it is the usual one. It is hardly above the least row.
+    `TINY_S`. Where the table has none it is the usual one.
     """
     if kind.clock in ("graph", "profiler"):
         return Clock(launches=kind.clock == "graph")
-    roof_s = sum((np.maximum(*bounds(w, target)) for w in works), 0.0)
+    roof_s: Number = sum((np.maximum(*bounds(w, target)) for w in works), 0.0)
     tiny = rows[roof_s[which] < TINY_S]
     usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)
-    floor_s = float(np.median(tiny)) if len(tiny) >= FEWEST_TINY else usual
-    floor_s = min(floor_s, 1.2 * float(rows.min()))
+    least_s = float(rows.min())
+    if len(tiny) >= FEWEST_TINY:
+        floor_s = min(float(np.median(tiny)), TINY_SPREAD * least_s)
+    else:
+        floor_s = min(usual, least_s)
     if kind.clock == "host":
         return Clock(floor_s, floor_s)
     return Clock(floor_s, floor_s * LEAD_SHARES.get(target.vendor, LEAD_SHARE))

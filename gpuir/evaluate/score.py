@@ -1,0 +1,215 @@
+"""How far predictions are from measurements: errors in percent, by table, operator, GPU, dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuir.cost.families import family_of
+from gpuir.cost.learned import Model
+from gpuir.cost.roofline import bounds
+from gpuir.cost.tile import predict
+from gpuir.evaluate.batch import Batch
+from gpuir.evaluate.columns import Floats, Ints
+from gpuir.targets.target import Target
+
+FLOOR = "launch floor"
+SUSPECT = "suspect"
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the clock of a batch would show of each row: predicted, between what it lies in 80 % of
+    the cases, and by the roofline alone. Seconds."""
+
+    time_s: Floats
+    low_s: Floats
+    high_s: Floats
+    roofline_s: Floats
+
+
+def forecast(batch: Batch, model: Model | None = None) -> Forecast:
+    """The rows of a batch, predicted: the kernels of a row one after another. Their errors have
+    much in common, so the widths of their intervals add up."""
+    shapes, row = np.unique(batch.which, return_inverse=True)
+    total = np.zeros((4, len(shapes)))
+    launch_s = batch.target.launch_s
+    for work in batch.works:
+        work = work.each(lambda n: n[shapes] if np.ndim(n) else n)
+        p = predict(work, batch.target, model=model)
+        roof_s = np.maximum(*bounds(work, batch.target)) + launch_s
+        kernel = np.stack([p.time_s, p.low_s, p.high_s, np.broadcast_to(roof_s, len(shapes))])
+        total += kernel if batch.clock.launches else np.maximum(kernel - launch_s, 0.0)
+    return Forecast(*(batch.clock.shows(t[row]) for t in total))
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of some rows, in percent of the measurement. `bias` is the mean signed one, positive
+    where too slow is predicted. `coverage` is the share of rows inside their 80 % interval, None
+    where there are no intervals."""
+
+    n: int
+    mape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    roofline_mape: float
+    coverage: float | None
+
+
+class Group(NamedTuple):
+    """Rows that are scored together.
+
+    `floor` marks rows that measure the host, `suspect` says why measurements are doubted: both are
+    kept apart. `by` are further columns that rows were told apart by, and what they say.
+    """
+
+    file: str
+    op: str
+    device: str
+    dtype: str
+    target: str
+    by: tuple[tuple[str, str], ...] = ()
+    floor: bool = False
+    suspect: str = ""
+
+    @property
+    def title(self) -> str:
+        """The operator, and why its rows are apart."""
+        if self.floor:
+            return f"{self.op} ({FLOOR})"
+        return f"{self.op} ({SUSPECT})" if self.suspect else self.op
+
+
+@dataclass(frozen=True)
+class Score:
+    """The errors of a group of rows, and of its parts by split where the table has splits."""
+
+    group: Group
+    errors: Errors
+    splits: Mapping[str, Errors]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of each group; of the rows of each GPU and dtype together, and of all GPUs' (floor and
+    suspect rows left out)."""
+
+    groups: tuple[Score, ...]
+    totals: tuple[Score, ...]
+
+    def __add__(self, other: Scores) -> Scores:
+        return Scores(self.groups + other.groups, self.totals + other.totals)
+
+
+def score(batches: Iterable[Batch], by: Sequence[str] = (), model: Model | None = None) -> Scores:
+    """The errors of predictions for batches, by file, operator, GPU and dtype, and by the columns
+    `by`."""
+    groups: dict[Group, list[_Rows]] = {}
+    totals: dict[Group, list[_Rows]] = {}
+    for batch in batches:
+        f = forecast(batch, model)
+        numbers = np.stack([batch.latency_s, f.time_s, f.low_s, f.high_s, f.roofline_s])
+        whole = Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
+        for said, rows in batch.rows_by(*by):
+            told = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
+            for floor in (False, True):
+                some = rows[batch.on_floor[rows] == floor]
+                if not len(some):
+                    continue
+                part = _Rows(numbers[:, some], batch.split.codes[some], batch.split.names)
+                groups.setdefault(told._replace(floor=floor), []).append(part)
+                if not (floor or batch.suspect):
+                    for total in _totals(told):
+                        totals.setdefault(total, []).append(part)
+    return Scores(
+        tuple(_score(g, parts) for g, parts in sorted(groups.items())),
+        tuple(_score(g, parts) for g, parts in sorted(totals.items())),
+    )
+
+
+def _totals(group: Group) -> Iterator[Group]:
+    for_gpu = group._replace(op=ALL, by=())
+    yield for_gpu
+    yield for_gpu._replace(device=ALL, target=ALL)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows before they are errors: measured, predicted, low, high and roofline; the split."""
+
+    numbers: NDArray[np.float64]
+    split: Ints
+    splits: tuple[str, ...]
+
+
+def _score(group: Group, parts: list[_Rows]) -> Score:
+    numbers = np.concatenate([p.numbers for p in parts], axis=1)
+    splits: dict[str, Errors] = {}
+    for name in sorted({n for p in parts for n in p.splits if n}):
+        some = [p.numbers[:, np.array(p.splits)[p.split] == name] for p in parts]
+        of_split = np.concatenate(some, axis=1)
+        if of_split.size:
+            splits[name] = errors(of_split)
+    return Score(group, errors(numbers), splits)
+
+
+def errors(numbers: NDArray[np.float64]) -> Errors:
+    """Of rows of measured, predicted, low, high and roofline seconds, a column a row."""
+    real, said, low, high, roof = numbers
+    signed = 100 * (said - real) / real
+    size = np.abs(signed)
+    inside = (low <= real) & (real <= high)
+    return Errors(
+        n=len(real),
+        mape=float(size.mean()),
+        median_ape=float(np.median(size)),
+        p90_ape=float(np.quantile(size, 0.9)),
+        bias=float(signed.mean()),
+        roofline_mape=float(100 * np.mean(np.abs(roof - real) / real)),
+        coverage=float(100 * inside.mean()) if np.any(low < high) else None,
+    )
+
+
+def drawn(batches: Sequence[Batch], count: int, seed: int) -> tuple[list[Batch], list[Batch]]:
+    """`count` rows of each GPU and family of kernels, drawn by a seed, and all other rows.
+
+    Rows on the launch floor and suspect ones are never drawn.
+    """
+    places: dict[tuple[str, str], list[Ints]] = {}
+    for i, batch in enumerate(batches):
+        if batch.suspect:
+            continue
+        rows = np.flatnonzero(~batch.on_floor)
+        family = family_of(batch.works[-1], batch.target).name
+        pair = np.stack([np.full(len(rows), i), rows])
+        places.setdefault((batch.target.name, family), []).append(pair)
+    rng = np.random.default_rng(seed)
+    chosen = [np.zeros(len(b), bool) for b in batches]
+    for _, pairs in sorted(places.items()):
+        every = np.concatenate(pairs, axis=1)
+        for k in rng.permutation(every.shape[1])[:count]:
+            chosen[int(every[0, k])][every[1, k]] = True
+    first = [b.take(c) for b, c in zip(batches, chosen, strict=True) if c.any()]
+    return first, [b.take(~c) for b, c in zip(batches, chosen, strict=True) if not c.all()]
+
+
+def calibrated(
+    batches: Sequence[Batch],
+    count: int,
+    seed: int,
+    calibrate: Callable[[Target, Sequence[Batch]], Target],
+) -> list[Batch]:
+    """The batches without `count` rows of each GPU and family, on targets calibrated on those."""
+    first, rest = drawn(batches, count, seed)
+    targets: dict[str, Target] = {}
+    for name in dict.fromkeys(b.target.name for b in first):
+        mine = [b for b in first if b.target.name == name]
+        targets[name] = calibrate(mine[0].target, mine)
+    return [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]
