@@ -101,14 +101,16 @@ _UNTRAINED = Trained()
 def shipped() -> Model:
     """The model that comes with gpuir."""
     place = files("gpuir.cost").joinpath("weights", "tile2.json")
-    if not place.is_file():
-        return {}
-    return {name: _read(entry) for name, entry in json.loads(place.read_text())["families"].items()}
+    return read(place.read_text()) if place.is_file() else {}
 
 
-def _read(entry: Mapping[str, Any]) -> Trained:
+def read(text: str) -> dict[str, Trained]:
+    """The model that a weights file states."""
+    return {name: _entry(entry) for name, entry in json.loads(text)["families"].items()}
+
+
+def _entry(entry: Mapping[str, Any]) -> Trained:
     net = entry.get("net")
-    intervals = entry.get("intervals", {})
     return Trained(
         factors=entry["factors"],
         devices=entry["devices"],
@@ -116,9 +118,33 @@ def _read(entry: Mapping[str, Any]) -> Trained:
         net=Net(**{name: np.array(rows) for name, rows in net.items()}) if net else None,
         intervals={
             key: Interval(**{side: np.array(v) for side, v in rows.items()})
-            for key, rows in intervals.items()
+            for key, rows in entry["intervals"].items()
         },
     )
+
+
+def written(model: Model) -> str:
+    """The weights file of a model: JSON, so that training again shows as a readable difference."""
+    families = {
+        name: {
+            "factors": _rounded(t.factors),
+            "devices": {d: _rounded(found) for d, found in t.devices.items()},
+            "dtypes": list(t.dtypes),
+            "intervals": {key: _rounded(vars(i)) for key, i in t.intervals.items()},
+            **({"net": _rounded(vars(t.net))} if t.net else {}),
+        }
+        for name, t in model.items()
+    }
+    return json.dumps({"families": families}, indent=1) + "\n"
+
+
+def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Five significant digits: more than measurements have."""
+
+    def plain(x: Any) -> Any:
+        return [plain(y) for y in x] if np.ndim(x) else float(f"{float(x):.5g}")
+
+    return {name: plain(v) for name, v in values.items()}
 
 
 def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:

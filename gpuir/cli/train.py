@@ -1,0 +1,51 @@
+"""`gpuir train`: the tile model fitted again to measurements, with its backtests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpuir.cli.output import note, write
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The weights, as JSON."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the rows drawn and the network.")
+@click.option(
+    "--without", default="", metavar="GPU", help="Leave the measurements of a GPU out of the fit."
+)
+@click.option(
+    "--quick", is_flag=True, help="No backtests, hence no intervals: a minute instead of ten."
+)
+def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: bool) -> None:
+    """Fit the tile model to tables of measured kernels.
+
+    \b
+    gpuir train measurements/*.parquet -o tile2.json
+
+    Beside the weights it writes their card: what was fitted on, and how far off the model was on
+    GPUs and shapes that it was not fitted on. The same files and seed give the same weights.
+    Needs gpuir[torch,eval].
+    """
+    from gpuir.cost.learned import written
+    from gpuir.evaluate import backtest, fit
+    from gpuir.evaluate.card import card
+    from gpuir.evaluate.tables import read_table
+    from gpuir.targets.load import load_target
+
+    tables = [read_table(file) for file in files]
+    left_out = load_target(without).device if without else ""
+    batches = [b for t in tables for b in t.batches if b.target.device != left_out]
+    model = fit.train(batches, seed=seed, watch=note)
+    unseen: backtest.Backtest = {}
+    known: backtest.Backtest = {}
+    if not quick:
+        unseen, known = backtest.both(batches, seed=seed, watch=note)
+        model = backtest.with_intervals(model, unseen, known)
+    write(str(out), written(model))
+    text = card(out.name, tables, model, unseen, known, seed=seed, without=left_out)
+    write(str(out.with_suffix(".md")), text)
