@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,24 +25,29 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Net:
-    """A network of one hidden layer: tanh(out · tanh(hidden · x + bias)), x scaled to unit size."""
+    """A network of one hidden layer: tanh(out · tanh(hidden · x + bias)), x scaled to unit size.
+
+    The hidden layer is the same everywhere; `own` has the output weights of GPUs that there were
+    measurements of.
+    """
 
     shift: Array
     scale: Array
     hidden: Array
     bias: Array
     out: Array
+    own: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
-    def __call__(self, xp: Any, features: list[Number]) -> Number:
+    def __call__(self, xp: Any, features: list[Number], device: str) -> Number:
         """Between -1 and 1, for features in the order it was trained with."""
-        units = self.bias
-        total: Number = 0.0
         x = [(f - m) / w for f, m, w in zip(features, self.shift, self.scale, strict=True)]
-        for weights, offset, out in zip(self.hidden, units, self.out, strict=True):
+        total: Number = 0.0
+        out = self.own.get(device, self.out)
+        for weights, offset, share in zip(self.hidden, self.bias, out, strict=True):
             unit: Number = float(offset)
             for weight, value in zip(weights, x, strict=True):
                 unit = unit + float(weight) * value
-            total = total + float(out) * xp.tanh(unit)
+            total = total + float(share) * xp.tanh(unit)
         return xp.tanh(total)
 
 
@@ -115,12 +120,17 @@ def _entry(entry: Mapping[str, Any]) -> Trained:
         factors=entry["factors"],
         devices=entry["devices"],
         dtypes=tuple(entry["dtypes"]),
-        net=Net(**{name: np.array(rows) for name, rows in net.items()}) if net else None,
+        net=_net(net) if net else None,
         intervals={
             key: Interval(**{side: np.array(v) for side, v in rows.items()})
             for key, rows in entry["intervals"].items()
         },
     )
+
+
+def _net(entry: Mapping[str, Any]) -> Net:
+    own = {device: np.array(out) for device, out in entry["own"].items()}
+    return Net(**{name: np.array(v) for name, v in entry.items() if name != "own"}, own=own)
 
 
 def written(model: Model) -> str:
@@ -142,6 +152,8 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Five significant digits: more than measurements have."""
 
     def plain(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {key: plain(y) for key, y in cast(Mapping[str, Any], x).items()}
         return [plain(y) for y in x] if np.ndim(x) else float(f"{float(x):.5g}")
 
     return {name: plain(v) for name, v in values.items()}
@@ -160,10 +172,10 @@ def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     return found
 
 
-def correction(s: Sheet, family: Family, model: Model) -> Number:
+def correction(s: Sheet, family: Family, target: Target, model: Model) -> Number:
     """What the network multiplies the time by, from the quantities on the sheet."""
     net = model.get(family.name, _UNTRAINED).net
     if net is None or not family.features:
         return 1.0
     features = [s.values[name] for name in family.features]
-    return s.xp.exp(family.bound * net(s.xp, features))
+    return s.xp.exp(family.bound * net(s.xp, features, target.device))

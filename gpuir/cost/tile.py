@@ -71,7 +71,7 @@ def estimate(
     family = family_of(work, target)
     terms = family.seconds(s, work, tiles, target, factors(family, target, model))
     busy = s.put("on the device", s.xp.maximum(terms.compute, terms.memory) + terms.latency, "s")
-    learned = correction(s, family, model)
+    learned = correction(s, family, target, model)
     if family.features:
         s.put("learned correction", learned, "", f"at most exp(±{family.bound}); cost.learned")
     share = s.xp.maximum(busy * learned, terms.roof) / busy

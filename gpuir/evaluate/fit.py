@@ -31,6 +31,7 @@ UNITS = 6  # of the network's hidden layer
 DOUBT = 0.15  # logarithms of an error above this weigh by their size, not its square (Huber)
 HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
 NET_DECAY = 0.02  # what a squared weight of the network costs, in squared logarithms
+OWN_DECAY = 2.0  # the same of what a GPU's output weights differ by, over that
 
 Watch = Callable[[str], None]
 
@@ -181,7 +182,8 @@ def _net_fitted(
     trained: Trained,
     seed: int,
 ) -> Trained:
-    """The network on what the formulas leave: the same for all GPUs, bounded, its weights small."""
+    """The network on what the formulas leave: bounded, its weights small, and what is one GPU's own
+    held back, so that what GPUs share goes to the weights of all."""
     inputs: list[Any] = []
     left: list[Any] = []
     share: list[Any] = []
@@ -211,18 +213,25 @@ def _net_fitted(
     hidden = 0.3 * torch.randn(UNITS, x.shape[1], generator=draw, dtype=torch.float64)
     bias = torch.zeros(UNITS, dtype=torch.float64)
     out = 0.1 * torch.randn(UNITS, generator=draw, dtype=torch.float64)
-    parameters = [hidden, bias, out]
+    devices = list(trained.devices)
+    own = torch.zeros(len(devices), UNITS, dtype=torch.float64)  # off from out, by GPU
+    which = torch.as_tensor(
+        np.concatenate([np.full(len(s.device_s), devices.index(s.device)) for s in found])
+    )
+    parameters = [hidden, bias, out, own]
     for parameter in parameters:
         parameter.requires_grad_()
 
     def loss() -> Any:
-        said = family.bound * torch.tanh(torch.tanh(inside @ hidden.T + bias) @ out)
-        decay = (hidden**2).mean() + (out**2).mean()
+        units = torch.tanh(inside @ hidden.T + bias)
+        said = family.bound * torch.tanh((units * (out + own[which])).sum(dim=1))
+        decay = (hidden**2).mean() + (out**2).mean() + OWN_DECAY * (own**2).mean()
         return (weights * _bent(torch, wanted - said)).sum() + NET_DECAY * DOUBT**2 * decay
 
     _minimise(torch, parameters, loss)
-    arrays: list[Array] = [p.detach().numpy() for p in parameters]
-    return replace(trained, net=Net(shift, scale, *arrays))
+    arrays: list[Array] = [p.detach().numpy() for p in parameters[:3]]
+    each = {d: (out + own[i]).detach().numpy() for i, d in enumerate(devices)}
+    return replace(trained, net=Net(shift, scale, *arrays, own=each))
 
 
 def _minimise(torch: Any, parameters: list[Any], loss: Callable[[], Any]) -> None:
