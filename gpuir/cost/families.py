@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, cpu, plain, stream, tensor
+from gpuir.cost import attention, cpu, plain, rows, stream, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
@@ -15,6 +15,7 @@ FAMILIES: dict[str, Family] = {
     for f in (
         plain.FAMILY,
         stream.FAMILY,
+        rows.FAMILY,
         tensor.FAMILY,
         attention.FAMILY,
         cpu.FAMILY,
@@ -33,5 +34,7 @@ def family_of(work: Work, target: Target) -> Family:
             return tensor.FAMILY
         case "k.map" | "k.copy" | "k.gather" | "k.scatter" | "k.pool" | "k.opaque":
             return stream.FAMILY
+        case "k.reduce":
+            return rows.FAMILY
         case _:
-            return cpu.FAMILY if target.is_cpu else plain.FAMILY
+            return plain.FAMILY

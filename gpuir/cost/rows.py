@@ -1,0 +1,126 @@
+"""Kernels that work on rows: softmax, norms, sums.
+
+A row that a block holds in registers or shared memory comes in once. A longer one is read again for
+every pass over it: to find its largest cell, to sum, to write. Between passes a block waits for its
+threads to agree, so that what hides the wait is the other blocks that an SM holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.stream import CACHE, DRAM, LANES, OVERLAP, dram_share, joined, lanes_s
+from gpuir.cost.work import Work
+from gpuir.targets.target import Target
+
+# Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
+# exponentials, the results; its norms: mean and variance together, the results.
+PASSES = {"softmax": 3.0, "norm": 2.0, "sum": 1.0}
+
+FACTORS = (
+    *DRAM,
+    *CACHE,
+    *LANES,
+    OVERLAP,
+    Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a kernel's first loads and last stores"),
+    Factor("pass clocks", 800.0, 50.0, 5000.0, 0.2, "a block's pass: a load, then its threads agree"),
+    Factor("step clocks", 50.0, 1.0, 1000.0, 0.0, "each further step of a pass over a long row"),
+    Factor("norm wait", 1.5, 0.3, 6.0, 0.0, "a pass of a norm, whose sums are of pairs"),
+    Factor("softmax lanes", 1.0, 0.2, 6.0, 0.0, "instructions of a softmax over those counted"),
+    Factor("norm lanes", 1.5, 0.2, 6.0, 0.0, "instructions of a norm over those counted"),
+    Factor("warp lanes", 40.0, 1.0, 600.0, 0.0, "instructions of a thread beside its cells"),
+)
+
+
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """Waves of blocks that each make their passes, over DRAM, the L2 and the issue of instructions.
+    """
+    xp = s.xp
+    nest = cut(work, tiles, target, s)
+    length, count = work.extents["r"], work.extents["o"]
+    held = nest.sizes["r"] >= length
+    passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
+
+    reads = sum((o.nbytes for o in work.operands if o.role != "written" and "o" in o.dims), 0.0)
+    in_flight = xp.minimum(nest.blocks, target.sms * nest.resident) * nest.sizes["o"]
+    live = s.put("bytes of rows under way", in_flight * reads / xp.maximum(count, 1.0), "bytes")
+    missed = s.put("read again from dram", gone(live, target, p))
+    dram_bytes = s.put("dram bytes", work.nbytes + (passes - 1) * reads * missed, "bytes")
+    kept = s.put("found in the l2", 1 - gone(work.nbytes, target, p))
+    dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
+    dram_s = s.put("dram time", dram_bytes * (1 - kept) / dram_rate, "s")
+    active = xp.minimum(1.0, nest.blocks / target.sms)
+    l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    l2_s = s.put("l2 time", (work.nbytes + (passes - 1) * reads) / l2_rate, "s")
+
+    share = p["softmax lanes"] if work.kind == "softmax" else p["norm lanes"]
+    padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
+    cells = work.lane_ops * padded * share
+    instructions = cells + nest.blocks * nest.threads * p["warp lanes"] * passes
+    compute = lanes_s(s, instructions, target, p)
+
+    wait = p["pass clocks"] * (p["norm wait"] if work.kind == "norm" else 1.0)
+    clocks = passes * (wait + (nest.steps - 1) * p["step clocks"])
+    block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
+    rounds = xp.maximum(1.0, nest.waves)
+    busy_s = s.put("waves of waits", rounds * block_s, "s")
+
+    memory = xp.maximum(dram_s, l2_s)
+    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
+    return joined(s, compute, memory, busy_s, start, p)
+
+
+def gone(nbytes: Number, target: Target, p: Mapping[str, Number]) -> Number:
+    """The share of so many bytes, used again in turn, that the L2 no longer has."""
+    ratio = (nbytes / (target.l2_bytes * p["l2 keeps"])) ** p["l2 edge"]
+    return ratio / (1 + ratio)
+
+
+def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    """PyTorch's kernels. Softmax of at most 1024 cells: a warp holds a row, of up to 128 cells two,
+    four warps a block; beyond, a block of 8 warps a row, of 16 beyond 2048 cells (on AMD of 1024
+    threads, and in shared memory when vectors of four divide the row). Norms: four warps a row,
+    vectors of four. Source: aten/src/ATen/native/cuda, SoftMax.cu, PersistentSoftmax.cuh and
+    layer_norm_kernel.cu; launches in the NeuSight kernel tables agree.
+    """
+    length = np.asarray(work.extents["r"], float)
+    warp, amd = float(target.sm.warp), target.vendor == "AMD"
+    if work.kind == "softmax":
+        padded = 2.0 ** np.ceil(np.log2(np.maximum(length, 1.0)))
+        short = length <= 1024
+        rows = 128 / np.minimum(padded, warp) * np.where(padded <= 128, 2, 1)
+        warps = np.where(length > 2048, 16.0, 8.0)
+        chunk = warps * warp * 4
+        if amd:
+            warps = np.full(length.shape, 1024 / warp)
+            chunk = np.where(length % 4 == 0, length, 4096.0)
+        return Tiles(
+            {"o": np.where(short, rows, 1.0), "r": np.where(short, padded, chunk)},
+            np.ones(length.shape),
+            np.where(short, 128 / warp, warps),
+            np.ones(length.shape),
+        )
+    one = np.ones(length.shape)
+    return Tiles({"o": one, "r": 16 * warp * one}, one, 4 * one, one)
+
+
+def candidates(work: Work, target: Target) -> Tiles:
+    """Rows whole or in steps, 1 to 16 a block."""
+    extent = float(np.max(work.extents["r"]))
+    whole = 2.0 ** np.ceil(np.log2(max(extent, 1.0)))
+    table = [
+        (rows, chunk, float(warps))
+        for chunk in (min(whole, 8192.0), 512.0, 1024.0, 2048.0, 4096.0)
+        for rows in (1.0, 4.0, 8.0, 16.0)
+        for warps in (4, 8, 16, 32, 2, 1)
+    ]
+    rows, chunk, warps = np.array(table).T
+    one = np.ones(len(table))
+    return Tiles({"o": rows, "r": chunk}, one, warps, one)
+
+
+FAMILY = Family("rows", FACTORS, candidates, seconds, choose=choose)

@@ -1,0 +1,141 @@
+"""Kernels that stream their operands once: maps, copies, gathers, quantisation.
+
+Each cell is read, worked on by a few instructions and written, by blocks that have nothing to say
+to each other: the bandwidth of the memory that holds the operands decides, or, where a cell takes
+many instructions, their issue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.work import Work
+from gpuir.targets.target import Target
+
+# What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
+# schedulers of a warp an instruction, two on 6.0. AMD CDNA3 ISA guide: four SIMDs of 16 lanes.
+NVIDIA_SLOTS = 128.0
+SLOTS = {"sm_60": 64.0}
+
+CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
+MAP_WARPS = 4  # the same: 128 threads a block, 256 on AMD
+
+DRAM = (
+    Factor("hbm share", 0.90, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM that streams reach"),
+    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR, whose error codes lie in band"),
+    Factor("amd hbm share", 0.84, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
+)
+CACHE = (
+    Factor("l2 share", 0.4, 0.2, 1.2, 0.3, "of the listed L2 bandwidth"),
+    Factor("l2 keeps", 0.6, 0.3, 1.5, 0.0, "operands over L2 bytes, at which half is found there"),
+    Factor("l2 edge", 6.0, 1.5, 12.0, 0.0, "how sharply that share falls: the exponent of the ratio"),
+)
+LANES = (
+    Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
+    Factor("amd lane cost", 2.4, 1.0, 4.0, 0.0, "instructions of AMD's libm over NVIDIA's"),
+)
+OVERLAP = Factor("overlap", 4.0, 1.5, 10.0, 0.0, "the exponent of the norm that joins times")
+FACTORS = (
+    *DRAM,
+    *CACHE,
+    *LANES,
+    OVERLAP,
+    Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a block's start, loads and last stores"),
+    Factor("gather clocks", 500.0, 10.0, 20000.0, 0.3, "a block's wait for its indices, then rows"),
+)
+
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The longest of DRAM, L2, instructions and the waits of blocks, which hide each other but at
+    the start and the end."""
+    nest = cut(work, tiles, target, s)
+    memory = memory_s(s, work.nbytes, work.nbytes, work.nbytes, target, p, nest.blocks)
+    compute = lanes_s(s, work.lane_ops, target, p)
+    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
+    return joined(s, compute, memory, 0.0, start, p)
+
+
+def joined(
+    s: Sheet,
+    compute: Number,
+    memory: Number,
+    busy: Number,
+    start: Number,
+    p: Mapping[str, Number],
+) -> Terms:
+    """What of the waits shows. Arithmetic, memory and waits run beside each other; where two take
+    about as long neither hides the other whole, which a p-norm expresses."""
+    q = p["overlap"]
+    total = s.put("joined", (memory**q + compute**q + busy**q) ** (1 / q), "s", "p-norm")
+    return Terms(compute, memory, total - s.xp.maximum(compute, memory) + start)
+
+
+def memory_s(
+    s: Sheet,
+    nbytes: Number,
+    l2_bytes: Number,
+    footprint: Number,
+    target: Target,
+    p: Mapping[str, Number],
+    blocks: Number,
+) -> Number:
+    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and `l2_bytes` through
+    the L2, which SMs without a block do not draw on.
+
+    What ran before left the operands in the L2 as far as they fit: nearly all of those much
+    smaller, nearly none of those larger.
+    """
+    xp = s.xp
+    room = target.l2_bytes * p["l2 keeps"]
+    kept = s.put("found in the l2", 1 / (1 + (footprint / room) ** p["l2 edge"]))
+    dram_bytes = s.put("dram bytes", nbytes * (1 - kept), "bytes")
+    dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
+    dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
+    active = xp.minimum(1.0, blocks / target.sms)
+    l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    l2_s = s.put("l2 time", l2_bytes / l2_rate, "s")
+    return xp.maximum(dram_s, l2_s)
+
+
+def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
+    """The share of the listed DRAM bandwidth that streams reach."""
+    if not target.dram.kind.startswith("HBM"):
+        return p["gddr share"]
+    return p["amd hbm share"] if target.vendor == "AMD" else p["hbm share"]
+
+
+def lanes_s(s: Sheet, lane_ops: Number, target: Target, p: Mapping[str, Number]) -> Number:
+    """Seconds to issue the instructions of all lanes."""
+    slots = SLOTS.get(target.isa, NVIDIA_SLOTS)
+    if target.vendor != "NVIDIA":
+        slots = float(target.sm.fp32_lanes)
+    cost = p["amd lane cost"] if target.vendor == "AMD" else 1.0
+    rate = s.put(
+        "issue rate", slots * target.sms * target.clock_hz * p["issue share"], "lane instructions/s"
+    )
+    return s.put("instructions", lane_ops * cost / rate, "s")
+
+
+def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    """The blocks of PyTorch's pointwise kernels, all alike."""
+    size = np.shape(work.points)
+    warps = np.full(size, float(MAP_WARPS))
+    cells = warps * target.sm.warp * CELLS_A_THREAD
+    return Tiles({"i": cells}, np.ones(size), warps, np.ones(size))
+
+
+def candidates(work: Work, target: Target) -> Tiles:
+    """Blocks of 1 to 16 warps, 1 to 16 cells a thread."""
+    table = [
+        (float(warps * target.sm.warp * cells), float(warps))
+        for cells in (4, 8, 2, 16, 1)
+        for warps in (4, 8, 16, 2, 1)
+    ]
+    cells, warps = np.array(table).T
+    return Tiles({"i": cells}, np.ones(len(table)), warps, np.ones(len(table)))
+
+
+FAMILY = Family("stream", FACTORS, candidates, seconds, choose=choose)
