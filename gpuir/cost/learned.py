@@ -91,7 +91,8 @@ class Trained:
         return found if work.dtype.name in self.dtypes else (*found, "dtype")
 
     def interval(self, work: Work, target: Target) -> Interval | None:
-        place = "known" if target.device in self.devices else "unseen"
+        known = target.device in self.devices or target.factors  # measured, or calibrated
+        place = "known" if known else "unseen"
         for key in (f"{place} {work.dtype.name}", place):
             if key in self.intervals:
                 return self.intervals[key]

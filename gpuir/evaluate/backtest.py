@@ -42,31 +42,47 @@ def both(
     batches: Sequence[Batch], *, seed: int = 0, watch: Watch | None = None
 ) -> tuple[Backtest, Backtest]:
     """The errors on GPUs left out one by one, and on half of the shapes."""
-    unseen: dict[str, list[Misses]] = {}
-    for device, model in leave_one_out(batches, seed=seed, watch=watch).items():
-        own = [b for b in batches if b.target.device == device]
-        for name, found in misses(own, model).items():
-            if name in model:
-                unseen.setdefault(name, []).extend(found)
+    models = _each_left_out(batches, seed, watch)
     if watch is not None:
         watch("without half of the shapes")
     fitted, rest = halves(batches, seed)
-    return unseen, misses(rest, train(fitted, seed=seed))
+    return _of_left_out(batches, models), misses(rest, train(fitted, seed=seed))
 
 
 def leave_one_out(
     batches: Sequence[Batch], *, seed: int = 0, watch: Watch | None = None
 ) -> dict[str, Model]:
-    """For each GPU of the measurements, the model fitted to those of all the others."""
-    devices = sorted({b.target.device for b in batches})
+    """For each GPU of the measurements, the model fitted to those of all the others. Its intervals
+    are from the errors that those had when they were left out."""
+    models = _each_left_out(batches, seed, watch)
+    errors = _of_left_out(batches, models)
+    done: dict[str, Model] = {}
+    for device, model in models.items():
+        others = {name: [m for m in found if m.device != device] for name, found in errors.items()}
+        done[device] = with_intervals(model, others, {})
+    return done
+
+
+def _each_left_out(batches: Sequence[Batch], seed: int, watch: Watch | None) -> dict[str, Model]:
     models: dict[str, Model] = {}
-    for device in devices:
+    for device in sorted({b.target.device for b in batches}):
         if watch is not None:
             watch(f"without {device}")
         rest = [b for b in batches if b.target.device != device]
-        concerned = {name for name in FAMILIES if _has(batches, device, name)}
-        models[device] = train(rest, seed=seed, families=[n for n in FAMILIES if n in concerned])
+        families = [name for name in FAMILIES if _has(batches, device, name)]
+        models[device] = train(rest, seed=seed, families=families)
     return models
+
+
+def _of_left_out(batches: Sequence[Batch], models: Mapping[str, Model]) -> Backtest:
+    """The errors of each GPU's rows by the model that has not seen them."""
+    found: dict[str, list[Misses]] = {}
+    for device, model in models.items():
+        own = [b for b in batches if b.target.device == device]
+        for name, errors in misses(own, model).items():
+            if name in model:
+                found.setdefault(name, []).extend(errors)
+    return found
 
 
 def _has(batches: Iterable[Batch], device: str, family: str) -> bool:
