@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-COMMANDS = ("analyze", "explain", "opt", "schedule", "targets", "passes", "train")
+COMMANDS = ("analyze", "explain", "opt", "schedule", "targets", "passes", "eval", "train")
 BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
 

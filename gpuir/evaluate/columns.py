@@ -104,7 +104,7 @@ class TableFile:
             if self._is_parquet:
                 return tuple(_parquet().read_schema(self.path).names)
             with self.path.open(encoding="utf-8", newline="") as stream:
-                header: list[str] = next(csv.reader(stream), [])
+                header = next(csv.reader(stream), None) or []
                 return tuple(header)
 
     def read(self, wanted: Iterable[str]) -> Columns:
@@ -177,7 +177,7 @@ def _cells(column: Any) -> Words | Floats:
 def _from_csv(path: Path, wanted: set[str]) -> Columns:
     with path.open(encoding="utf-8", newline="") as stream:
         lines = csv.reader(stream)
-        header = next(lines, [])
+        header = next(lines, None) or []
         columns = {n: i for i, n in enumerate(header) if n in wanted}
         known: dict[str, dict[str, int]] = {n: {} for n in columns}
         codes: dict[str, list[Ints]] = {n: [] for n in columns}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import Floats, Ints
-from gpuir.targets.target import Target
 
 FLOOR = "launch floor"
 SUSPECT = "suspect"
@@ -108,13 +107,15 @@ class Scores:
         return Scores(self.groups + other.groups, self.totals + other.totals)
 
 
-def score(batches: Iterable[Batch], by: Sequence[str] = (), model: Model | None = None) -> Scores:
+def score(
+    batches: Iterable[Batch], by: Sequence[str] = (), models: Mapping[str, Model] | None = None
+) -> Scores:
     """The errors of predictions for batches, by file, operator, GPU and dtype, and by the columns
-    `by`."""
+    `by`. A GPU in `models` has a model of its own: one trained without it."""
     groups: dict[Group, list[_Rows]] = {}
     totals: dict[Group, list[_Rows]] = {}
     for batch in batches:
-        f = forecast(batch, model)
+        f = forecast(batch, (models or {}).get(batch.target.device))
         numbers = np.stack([batch.latency_s, f.time_s, f.low_s, f.high_s, f.roofline_s])
         whole = Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
         for said, rows in batch.rows_by(*by):
@@ -188,28 +189,13 @@ def drawn(batches: Sequence[Batch], count: int, seed: int) -> tuple[list[Batch],
             continue
         rows = np.flatnonzero(~batch.on_floor)
         family = family_of(batch.works[-1], batch.target).name
-        pair = np.stack([np.full(len(rows), i), rows])
+        pair: Ints = np.stack([np.full(len(rows), i, np.int64), rows])
         places.setdefault((batch.target.name, family), []).append(pair)
     rng = np.random.default_rng(seed)
     chosen = [np.zeros(len(b), bool) for b in batches]
     for _, pairs in sorted(places.items()):
         every = np.concatenate(pairs, axis=1)
-        for k in rng.permutation(every.shape[1])[:count]:
-            chosen[int(every[0, k])][every[1, k]] = True
+        for i, row in np.transpose(every[:, rng.permutation(every.shape[1])[:count]]):
+            chosen[int(i)][int(row)] = True
     first = [b.take(c) for b, c in zip(batches, chosen, strict=True) if c.any()]
     return first, [b.take(~c) for b, c in zip(batches, chosen, strict=True) if not c.all()]
-
-
-def calibrated(
-    batches: Sequence[Batch],
-    count: int,
-    seed: int,
-    calibrate: Callable[[Target, Sequence[Batch]], Target],
-) -> list[Batch]:
-    """The batches without `count` rows of each GPU and family, on targets calibrated on those."""
-    first, rest = drawn(batches, count, seed)
-    targets: dict[str, Target] = {}
-    for name in dict.fromkeys(b.target.name for b in first):
-        mine = [b for b in first if b.target.name == name]
-        targets[name] = calibrate(mine[0].target, mine)
-    return [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]

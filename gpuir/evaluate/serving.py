@@ -99,6 +99,8 @@ def prefill(s: Shapes) -> tuple[Work, ...]:
             causal=True,
             window=s["window"],
             out=bf16,
+            append=True,
+            stack=_stack(s),
         ),
     )
 
@@ -119,6 +121,8 @@ def decode(s: Shapes) -> tuple[Work, ...]:
             causal=True,
             window=s["window"],
             out=bf16,
+            append=True,
+            stack=_stack(s),
         ),
     )
 
@@ -126,8 +130,16 @@ def decode(s: Shapes) -> tuple[Work, ...]:
 def encoder(s: Shapes) -> tuple[Work, ...]:
     """Every query on every key of its sequence."""
     length, dtype = s["seq_len"], _of(PLAIN, s.said["attn_dtype"], "attention")
-    heads = s["heads"]
-    return (work.attention(s["batch"], heads, length, length, s["head_dim"], dtype),)
+    return (
+        work.attention(
+            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=_stack(s)
+        ),
+    )
+
+
+def _stack(s: Shapes) -> str:
+    """The library that the kernels are of, where it is one we know."""
+    return s.said["framework"] if s.said["framework"] in ("sglang", "trtllm", "vllm") else ""
 
 
 def _attention_dtypes(said: Mapping[str, str]) -> tuple[DType, DType]:
@@ -155,7 +167,16 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
         keys = s["isl"] + s["past_kv"]
         return (
             work.attention(
-                batch, heads, s["isl"], keys, HEAD + ROPE, dtype, value=HEAD, causal=True, out=bf16
+                batch,
+                heads,
+                s["isl"],
+                keys,
+                HEAD + ROPE,
+                dtype,
+                value=HEAD,
+                causal=True,
+                out=bf16,
+                stack=_stack(s),
             ),
         )
     if s.said["phase"] == "decode":
@@ -171,7 +192,10 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 value=LATENT,
                 kv_heads=one(batch),
                 kv_dtype=kv,
+                causal=True,
                 out=bf16,
+                shared=True,
+                stack=_stack(s),
             ),
         )
     raise Unmodelled(f"phase {s.said['phase']} is neither prefill nor decode")
@@ -241,7 +265,7 @@ KINDS = (
     Kind(
         name="attention, prefill",
         key=("system", *_ATTENTION, *_HEADS, "isl"),
-        words=_ATTENTION,
+        words=(*_ATTENTION, "framework"),
         shape=(*_HEADS, "isl"),
         works=prefill,
         op=lambda _: "attention_prefill",
@@ -253,7 +277,7 @@ KINDS = (
     Kind(
         name="attention, decode",
         key=("system", *_ATTENTION, *_HEADS, "past_kv"),
-        words=_ATTENTION,
+        words=(*_ATTENTION, "framework"),
         shape=(*_HEADS, "past_kv"),
         works=decode,
         op=lambda _: "attention_decode",
@@ -265,7 +289,7 @@ KINDS = (
     Kind(
         name="attention, encoder",
         key=("system", "attn_dtype", "batch", "seq_len", "heads", "head_dim"),
-        words=("attn_dtype",),
+        words=("attn_dtype", "framework"),
         shape=("batch", "seq_len", "heads", "head_dim"),
         works=encoder,
         op=lambda _: "attention_encoder",
@@ -277,7 +301,7 @@ KINDS = (
     Kind(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
-        words=(*_ATTENTION, "phase"),
+        words=(*_ATTENTION, "phase", "framework"),
         shape=("heads", "batch", "isl", "past_kv"),
         works=latent_attention,
         op=lambda said: f"mla_{said['phase']}",

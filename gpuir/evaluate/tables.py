@@ -13,7 +13,7 @@ import numpy as np
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.evaluate import eager, profiled, serving, traced
+from gpuir.evaluate import eager, experts, profiled, serving, traced
 from gpuir.evaluate.batch import Batch, Clock, Flags, alike, number_rows
 from gpuir.evaluate.columns import Columns, Floats, Ints, TableFile, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
@@ -23,6 +23,7 @@ from gpuir.targets.target import Target
 
 KINDS: tuple[Kind, ...] = (
     *serving.KINDS,
+    *experts.KINDS,
     *profiled.KINDS,
     *eager.KINDS,
     *traced.KINDS,

@@ -1,0 +1,125 @@
+"""Scores of predictions against measurements, as a table for a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpuir.backends.terminal import Layout, Page
+from gpuir.evaluate.score import ALL, Errors, Score, Scores
+from gpuir.evaluate.tables import Table
+
+SCHEMA = "gpuir.eval/1"
+COLUMNS = (
+    *(("gpu", False), ("operator", False), ("dtype", False), ("rows", True), ("mean", True)),
+    *(("median", True), ("p90", True), ("bias", True), ("roofline", True), ("inside", True)),
+)
+LEGEND = (
+    "Absolute errors in percent of the measurement: mean, median, 90th percentile; mean signed error"
+    " (positive: too slow predicted); mean error of the plain roofline; percentage of rows inside"
+    " their 80 % interval."
+)
+DROP = ("p90", "median", "roofline", "inside")
+
+
+def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> str:
+    """`{"schema", "kind", ..., "rows": [...], "totals": [...], "files": [...]}`; docs/eval.md."""
+    text = {
+        "schema": SCHEMA,
+        **head,
+        "rows": [_record(s) for s in scores.groups],
+        "totals": [_record(s) for s in scores.totals],
+        "files": [
+            {
+                "file": t.file,
+                "kind": t.kind,
+                "rows": t.count,
+                "scored": sum(map(len, t.batches)),
+                "skipped": dict(t.skipped),
+            }
+            for t in tables
+        ],
+    }
+    return json.dumps(text, indent=1, allow_nan=False) + "\n"
+
+
+def _record(s: Score) -> dict[str, Any]:
+    g = s.group
+    return {
+        "file": g.file,
+        "op": g.title,
+        "device": g.device,
+        "dtype": g.dtype,
+        **dict(g.by),
+        "target": g.target,
+        **_numbers(s.errors),
+        "floor": g.floor,
+        "suspect": g.suspect,
+        "split": {name: _numbers(e) for name, e in s.splits.items()},
+    }
+
+
+def _numbers(e: Errors) -> dict[str, float | None]:
+    return {n: round(v, 4) if isinstance(v, float) else v for n, v in asdict(e).items()}
+
+
+# ---------------------------------------------------------------------------- for a terminal
+
+
+def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
+    """Each file: what it is, its scores by GPU and operator, their totals, what was left out."""
+    page = Page(layout.width, layout.color)
+    if scores.groups:
+        page.wrapped("", LEGEND, 0)
+        page.line()
+    for i, table in enumerate(tables):
+        if i:
+            page.line()
+        page.heading(f"{table.file}: {table.kind or 'no kernels'}, {table.count:,} rows")
+        mine = [s for s in scores.groups if s.group.file == table.file]
+        totals = [s for s in scores.totals if s.group.file == table.file]
+        plain = [s for s in mine if not (s.group.floor or s.group.suspect)]
+        if plain:
+            _table(page, [*plain, *(t for t in totals if _adds(t, plain))])
+        if apart := [s for s in mine if s.group.floor or s.group.suspect]:
+            page.line()
+            page.line("apart: what measures the host's dispatch more than the GPU, or is doubted")
+            _table(page, apart)
+        if table.skipped:
+            page.line()
+        for reason, count in sorted(table.skipped.items(), key=lambda pair: -pair[1]):
+            page.wrapped("skipped", f"{count:,} rows: {reason}")
+    return page.text()
+
+
+def _adds(total: Score, rows: Sequence[Score]) -> bool:
+    """Whether a total says more than the rows above it."""
+    g = total.group
+    same = [s for s in rows if s.group.dtype == g.dtype and g.device in (ALL, s.group.device)]
+    return len(same) > 1
+
+
+def _table(page: Page, scores: Sequence[Score]) -> None:
+    told = [name for name, _ in scores[0].group.by]
+    columns = [*COLUMNS[:3], *((name, False) for name in told), *COLUMNS[3:]]
+    page.table(columns, [_cells(s, len(told)) for s in scores], drop=DROP)
+
+
+def _cells(s: Score, told: int) -> tuple[str, ...]:
+    g, e = s.group, s.errors
+    said = [value for _, value in g.by] or [""] * told
+    return (
+        g.target,
+        g.title,
+        g.dtype,
+        *said,
+        f"{e.n:,}",
+        f"{e.mape:.1f}",
+        f"{e.median_ape:.1f}",
+        f"{e.p90_ape:.1f}",
+        f"{e.bias:+.1f}",
+        f"{e.roofline_mape:.1f}",
+        "-" if e.coverage is None else f"{e.coverage:.0f}",
+    )

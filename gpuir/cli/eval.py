@@ -1,0 +1,153 @@
+"""`gpuir eval`: predictions against measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.output import emit, note
+
+if TYPE_CHECKING:
+    from gpuir.cost.learned import Model
+    from gpuir.evaluate.batch import Batch
+    from gpuir.evaluate.score import Scores
+    from gpuir.evaluate.tables import Table
+    from gpuir.targets.target import Target
+
+KINDS = ("kernels",)
+TO_COME = ("models", "collectives", "mig", "dlrm")
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("files", nargs=-1, type=click.Path())
+@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@click.option("--by", multiple=True, help="Tell rows apart by a column besides: framework.")
+@click.option(
+    "--calibrate",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Calibrate on N rows of each GPU and family first, and score the rest.",
+)
+@click.option(
+    "--leave-one-out",
+    type=click.Choice(["device"]),
+    help="Train anew without each GPU in turn, and score what is predicted of it. Needs torch.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn.")
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+def command(kind: str, files: tuple[str, ...], **given: Any) -> None:
+    """How far predictions are from measurements: KIND is kernels, FILES are tables of them.
+
+    Tables are parquet or csv files; what they hold is told by their columns (docs/eval.md).
+
+    \b
+    gpuir eval kernels gemm.parquet softmax.csv
+    gpuir eval kernels *.parquet --json scores.json
+    gpuir eval kernels gemm.parquet --calibrate 32 --seed 1
+    gpuir eval kernels gemm.parquet --leave-one-out device
+    """
+    from gpuir.backends import scores
+    from gpuir.cli.analyze import layout
+
+    _check(kind, files)
+    tables, found = evaluate(files, given)
+    if given["json_path"]:
+        head = {"kind": kind, "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
+        head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
+        emit(scores.json_text(tables, found, head), given["json_path"])
+    if given["json_path"] != "-":
+        shape = layout({**given, "top": 0})
+        emit(scores.report(tables, found, shape), given["output"])
+
+
+def _check(kind: str, files: Sequence[str]) -> None:
+    from gpuir.ir.errors import UsageError, nearest
+
+    if kind in TO_COME:
+        raise UsageError(
+            f"`gpuir eval {kind}` does not exist yet", fix="gpuir eval kernels FILE..."
+        )
+    if kind not in KINDS:
+        raise UsageError(
+            f"nothing called {kind!r} can be evaluated",
+            expected=", ".join(KINDS),
+            fix=nearest(kind, KINDS) + ": gpuir eval kernels FILE...",
+        )
+    if not files:
+        raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
+
+
+def _predictor() -> str:
+    from gpuir.cost.tile import BY
+
+    return BY
+
+
+def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], Scores]:
+    """The tables, read, and their scores. Without the options that need all rows at once, a table
+    is scored before the next is read, and its rows are forgotten."""
+    from gpuir.evaluate.score import Scores, score
+    from gpuir.evaluate.tables import read_table
+
+    tables: list[Table] = []
+    found = Scores((), ())
+    together = bool(given["calibrate"] or given["leave_one_out"])
+    for path in files:
+        begun = perf_counter()
+        table = read_table(path)
+        _check_columns(table, given["by"])
+        tables.append(table)
+        if not together:
+            found += score(table.batches, given["by"])
+            light = tuple(replace(b, works=(), words={}, dims={}) for b in table.batches)
+            tables[-1] = replace(table, batches=light)
+        note(f"{table.file}: {table.count:,} rows, {perf_counter() - begun:.1f} s")
+    if together:
+        batches = [b for t in tables for b in t.batches]
+        models = _left_out(batches, given["seed"]) if given["leave_one_out"] else {}
+        if given["calibrate"]:
+            batches = _calibrated(batches, given, models)
+        found = score(batches, given["by"], models)
+    return tables, found
+
+
+def _check_columns(table: Table, by: Sequence[str]) -> None:
+    from gpuir.ir.errors import UsageError, nearest
+
+    known = {name for b in table.batches for name in b.words}
+    for name in by:
+        if table.batches and name not in known:
+            fix = nearest(name, known)
+            raise UsageError(f"no column {name!r} to tell rows apart by", where=table.file, fix=fix)
+
+
+def _left_out(batches: Sequence[Batch], seed: int) -> dict[str, Model]:
+    """For each GPU the model trained on the other ones' measurements."""
+    from gpuir.evaluate.backtest import leave_one_out
+
+    return leave_one_out(batches, seed=seed, watch=note)
+
+
+def _calibrated(
+    batches: Sequence[Batch], given: dict[str, Any], models: Mapping[str, Model]
+) -> list[Batch]:
+    """The rows that calibration does not see, on targets that it moved."""
+    from gpuir.evaluate.calibrate import calibrated
+    from gpuir.evaluate.score import drawn
+
+    seen, rest = drawn(batches, given["calibrate"], given["seed"])
+    targets: dict[str, Target] = {}
+    for name in dict.fromkeys(b.target.name for b in seen):
+        begun = perf_counter()
+        mine = [b for b in seen if b.target.name == name]
+        own = models.get(mine[0].target.device)
+        targets[name] = calibrated(mine[0].target, mine, model=own)
+        note(f"calibrated {name}: {perf_counter() - begun:.1f} s")
+    return [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]
