@@ -123,7 +123,8 @@ class _Verifier:
 
 def faults(cost: Cost) -> Iterator[tuple[str, str, str]]:
     """What a cost must not be: each as what, expected, found."""
-    times = (("time_s", cost.time_s), *cost.terms)
+    low, high = cost.interval or (0.0, 0.0)
+    times = (("time_s", cost.time_s), ("low_s", low), ("high_s", high), *cost.terms)
     for name, value in (*times, *cost.facts):
         if not isfinite(value):
             yield f"{name} is {value}", "a number", f"{cost.by} says so"
@@ -133,7 +134,10 @@ def faults(cost: Cost) -> Iterator[tuple[str, str, str]]:
     for name, _ in cost.terms:
         if name not in get_args(Bound):
             yield f"{name} is no term", ", ".join(get_args(Bound)), f"by {cost.by}"
-    for name in (cost.by.partition("@")[0], *(name for name, _ in cost.facts)):
+    if low > high:
+        yield "the interval is empty", "low_s at most high_s", f"{low} to {high} by {cost.by}"
+    names = (name for name, _ in cost.facts)
+    for name in (cost.by.partition("@")[0], *names, *cost.unseen):
         if not WORD.fullmatch(name):
             yield "a cost has a name that its text cannot hold", "a word", name
     if not cost.terms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -137,7 +137,20 @@ def _repeated(body: Graph, trips: int) -> Cost:
         facts[fact] = trips * sum(c.fact(fact) or 0 for c in costs)
     bound: Bound = max(terms, key=terms.__getitem__) if terms else "latency"
     time_s = trips * sum(c.time_s for c in costs)
-    return Cost(time_s, bound, by, tuple(terms.items()), tuple(facts.items()))
+    unseen = tuple(dict.fromkeys(what for c in costs for what in c.unseen))
+    return Cost(
+        time_s, bound, by, tuple(terms.items()), tuple(facts.items()), _added(costs, trips), unseen
+    )
+
+
+def _added(costs: Sequence[Cost], trips: int) -> tuple[float, float] | None:
+    """Between what `trips` runs of all of them lie, as far off as each in the same direction: the
+    errors of one predictor on one device go together. None where one that takes time cannot say."""
+    intervals = [c.interval for c in costs if c.time_s]
+    if not intervals or None in intervals:
+        return None
+    lows, highs = zip(*(i for i in intervals if i is not None), strict=True)
+    return trips * sum(lows), trips * sum(highs)
 
 
 def assumptions(g: Graph, target: Target, tf32: bool) -> list[str]:

@@ -18,7 +18,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput
 
 from gpuir.ir.errors import GpuirError, TextError, nearest
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
-from gpuir.ir.notes import Cost, Schedule, Tile
+from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType
 from gpuir.ops.kernel import KERNELS
 from gpuir.ops.tensor import OPS
@@ -256,9 +256,12 @@ def _tile(text: str) -> Tile | str:
     return Tile(dims_found, **{k: v for k, v in found.items() if k in TILE_OPTIONS})
 
 
+COST_HEAD = ("time_s", "bound", "by", "low_s", "high_s", "unseen")
+
+
 def _cost(text: str) -> Cost | str:
     """A cost, or why the text is not one."""
-    known: dict[str, str] = {}
+    known: dict[str, Any] = {}
     terms: list[tuple[Any, float]] = []
     facts: list[tuple[str, float]] = []
     body, at, after = text[5:-1], 0, ","
@@ -269,8 +272,10 @@ def _cost(text: str) -> Cost | str:
             return 'not like cost(time_s=1e-6, bound=memory, by="roofline@1", memory=1e-6)'
         key, value = m[1], m[2]
         try:
-            if len(known) < 3 and key in ("time_s", "bound", "by"):
-                known[key] = value
+            if rest is terms and key in COST_HEAD:
+                if key in known:
+                    return f"{key} is given twice"
+                known[key] = float(value) if key.endswith("_s") else value.strip('"')
             else:
                 rest.append((key, _number(value)))
         except ValueError:
@@ -280,14 +285,20 @@ def _cost(text: str) -> Cost | str:
             rest = facts
     if missing := {"time_s", "bound", "by"} - set(known):
         return f"{', '.join(sorted(missing))} missing"
-    if known["bound"] not in ("compute", "memory", "latency"):
+    if known["bound"] not in get_args(Bound):
         return "bound is compute, memory or latency"
-    try:
-        time_s = float(known["time_s"])
-    except ValueError:
-        return "time_s is not a number"
-    bound: Any = known["bound"]
-    return Cost(time_s, bound, known["by"].strip('"'), tuple(terms), tuple(facts))
+    interval = known.get("low_s"), known.get("high_s")
+    if interval.count(None) == 1:
+        return "low_s and high_s go together"
+    return Cost(
+        known["time_s"],
+        known["bound"],
+        known["by"],
+        tuple(terms),
+        tuple(facts),
+        None if None in interval else interval,
+        tuple(known.get("unseen", "").split()),
+    )
 
 
 @cache
