@@ -17,9 +17,9 @@ COLUMNS = (
     *(("median", True), ("p90", True), ("bias", True), ("roofline", True), ("inside", True)),
 )
 LEGEND = (
-    "Absolute errors in percent of the measurement: mean, median, 90th percentile; mean signed error"
-    " (positive: too slow predicted); mean error of the plain roofline; percentage of rows inside"
-    " their 80 % interval."
+    "Absolute errors in percent of the measurement: mean, median, 90th percentile; mean signed"
+    " error (positive: too slow predicted); mean error of the plain roofline; percentage of rows"
+    " inside their 80 % interval."
 )
 DROP = ("p90", "median", "roofline", "inside")
 

@@ -195,7 +195,8 @@ def drawn(batches: Sequence[Batch], count: int, seed: int) -> tuple[list[Batch],
     chosen = [np.zeros(len(b), bool) for b in batches]
     for _, pairs in sorted(places.items()):
         every = np.concatenate(pairs, axis=1)
-        for i, row in np.transpose(every[:, rng.permutation(every.shape[1])[:count]]):
-            chosen[int(i)][int(row)] = True
+        some = every[:, rng.permutation(every.shape[1])[:count]]
+        for i, row in zip(*some.tolist(), strict=True):
+            chosen[i][row] = True
     first = [b.take(c) for b, c in zip(batches, chosen, strict=True) if c.any()]
     return first, [b.take(~c) for b, c in zip(batches, chosen, strict=True) if not c.all()]
