@@ -191,12 +191,14 @@ def interval(
     """Between what 80 % of the measurements lie: by backtests on kernels of the same family, of
     the same dtype where there are enough, on GPUs as familiar as this one. The launch is certain.
     """
+    found = trained(work, target, model).interval(work, target)
+    return (time_s, time_s) if found is None else found.at(time_s)
+
+
+def trained(work: Work, target: Target, model: Model | None = None) -> Trained:
+    """What training found for the family that a kernel belongs to."""
     model = shipped() if model is None else model
-    trained = model.get(family_of(work, target).name, Trained())
-    found = trained.interval(work, target)
-    if found is None:
-        return time_s, time_s
-    return found.at(time_s)
+    return model.get(family_of(work, target).name, Trained())
 
 
 # ---------------------------------------------------------------------------- one kernel
@@ -218,7 +220,12 @@ def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
     )
     time_s = max(float(e.compute), float(e.memory)) + float(e.latency)
     bound = max(terms, key=lambda term: term[1])[0]
-    return Cost(time_s, bound, BY, terms, tuple(_facts(work, target, s, time_s)))
+    facts = tuple(_facts(work, target, s, time_s))
+    known = trained(work, target)
+    backtest = known.interval(work, target)
+    low_s, high_s = backtest.at(time_s) if backtest else (0.0, 0.0)
+    between = (float(low_s), float(high_s)) if backtest else None
+    return Cost(time_s, bound, BY, terms, facts, between, known.outside(work, target))
 
 
 # A fact of a cost, and the quantity of the sheet that it is.
