@@ -163,18 +163,19 @@ def _score(group: Group, parts: list[_Rows]) -> Score:
 
 def errors(numbers: NDArray[np.float64]) -> Errors:
     """Of rows of measured, predicted, low, high and roofline seconds, a column a row."""
-    real, said, low, high, roof = numbers
-    signed = 100 * (said - real) / real
-    size = np.abs(signed)
-    inside = (low <= real) & (real <= high)
+    real: Floats = numbers[0]
+    signed: Floats = 100 * (numbers[1] - real) / real
+    roofline: Floats = 100 * np.abs(numbers[4] - real) / real
+    inside: Floats = 100.0 * ((numbers[2] <= real) & (real <= numbers[3]))
+    size: Floats = np.abs(signed)
     return Errors(
         n=len(real),
-        mape=float(size.mean()),
+        mape=float(np.mean(size)),
         median_ape=float(np.median(size)),
         p90_ape=float(np.quantile(size, 0.9)),
-        bias=float(signed.mean()),
-        roofline_mape=float(100 * np.mean(np.abs(roof - real) / real)),
-        coverage=float(100 * inside.mean()) if np.any(low < high) else None,
+        bias=float(np.mean(signed)),
+        roofline_mape=float(np.mean(roofline)),
+        coverage=float(np.mean(inside)) if np.any(numbers[2] < numbers[3]) else None,
     )
 
 

@@ -38,7 +38,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
     match name:
         case "fp8" | "fp8_static" if s.said["whole"] == "yes":
             return (
-                work.rows(one(m), m * k, bf16, "sum"),
+                work.rows(m, k, bf16, "sum"),
                 *[work.pointwise(one(m), (f32,), (f32,))] * 2,
                 quantised(m * k, f8e4m3, 3.0),
                 work.gemm(m, n, k, f8e4m3, out=bf16),
