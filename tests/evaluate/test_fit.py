@@ -1,0 +1,106 @@
+"""Training: it finds the factors that made the measurements, and gives the same weights twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuir.cost import work
+from gpuir.cost.families import FAMILIES
+from gpuir.cost.learned import Trained, factors, read, written
+from gpuir.cost.tile import predict
+from gpuir.evaluate.backtest import Misses, halves, interval_of, leave_one_out, with_intervals
+from gpuir.evaluate.batch import Batch
+from gpuir.evaluate.fit import train
+from gpuir.ir.types import f32
+from gpuir.targets.load import load_target
+
+pytest.importorskip("torch")
+
+STREAM = FAMILIES["stream"]
+GPUS = ("a100-pcie", "v100-pcie-32gb", "t4")
+TRUE = {"hbm share": 0.7, "gddr share": 0.6}  # of the listed bandwidth
+
+
+def measured(gpu: str, seed: int, noise: float = 0.0, rows: int = 300) -> Batch:
+    """Additions as a GPU would run them whose streams reach the shares in `TRUE`."""
+    target = load_target(gpu)
+    draw = np.random.default_rng(seed)
+    cells = np.exp(draw.uniform(np.log(1e7), np.log(4e8), rows)).round()
+    adds = work.pointwise(cells, [f32, f32], [f32])
+    start = {f.name: f.value for f in STREAM.factors}
+    truth = {"stream": Trained(factors={**start, **TRUE})}
+    time_s = predict(adds, target, model=truth).time_s * np.exp(draw.normal(0, noise, rows))
+    return Batch("made", "add", gpu, "fp32", target, (adds,), np.arange(rows), time_s)
+
+
+def test_factors_are_found_again():
+    model = train([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
+    for gpu in GPUS:
+        target = load_target(gpu)
+        found = factors(STREAM, target, model)
+        share = "gddr share" if target.dram.kind.startswith("GDDR") else "hbm share"
+        assert found[share] == pytest.approx(TRUE[share], rel=0.03)
+
+
+def test_the_same_measurements_give_the_same_weights():
+    batches = [measured(gpu, i, noise=0.05) for i, gpu in enumerate(GPUS)]
+    once, again = (written(train(batches, families=["stream"])) for _ in range(2))
+    assert once == again
+
+
+def test_a_gpu_that_differs_is_known_to():
+    slow = measured("t4", 2)
+    slow = replace(slow, latency_s=slow.latency_s * 1.2)
+    model = train([measured("a100-pcie", 0), measured("l4", 1), slow], families=["stream"])
+    there = predict(slow.works[0], slow.target, model=model).time_s
+    assert np.abs(there / slow.latency_s - 1).mean() < 0.08
+    assert model["stream"].outside(slow.works[0], slow.target) == ()
+    assert model["stream"].outside(slow.works[0], load_target("b200")) == ("gpu",)
+
+
+def test_weights_are_read_as_they_were_written():
+    model = train([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
+    errors = [Misses(gpu, "f32", np.full(200, 1e-4), np.linspace(-0.1, 0.2, 200)) for gpu in GPUS]
+    model = with_intervals(model, {"stream": errors}, {"stream": errors})
+    again = read(written(model))
+    assert written(again) == written(model)
+    adds = measured("a100-pcie", 7).works[0]
+    target = load_target("a100-pcie")
+    one, other = (predict(adds, target, model=m) for m in (model, again))
+    np.testing.assert_allclose(one.time_s, other.time_s, rtol=1e-3)
+    np.testing.assert_allclose(one.low_s, other.low_s, rtol=1e-2)
+
+
+def test_an_interval_holds_four_of_five():
+    draw = np.random.default_rng(3)
+    seen = [Misses(g, "f32", np.full(4000, 1e-4), draw.normal(0.05, 0.1, 4000)) for g in GPUS]
+    interval = interval_of(seen, new_device=False)
+    fresh = draw.normal(0.05, 0.1, 4000)
+    low, high = interval.at(np.full(4000, 1e-4))
+    inside = (np.log(low / 1e-4) <= fresh) & (fresh <= np.log(high / 1e-4))
+    assert 0.78 <= inside.mean() <= 0.82
+
+
+def test_intervals_of_new_gpus_are_wider():
+    draw = np.random.default_rng(4)
+    time_s = draw.uniform(1e-5, 1e-3, 500)
+    seen = [Misses(g, "f32", time_s, draw.normal(0, 0.1, 500)) for g in GPUS]
+    (low, high), (lower, higher) = (interval_of(seen, new).at(1e-4) for new in (False, True))
+    assert lower < low < 1e-4 < high < higher
+
+
+def test_halves_share_no_shape():
+    first, second = halves([measured("t4", 0)], seed=5)
+    assert not set(first[0].which) & set(second[0].which)
+    assert len(first[0]) + len(second[0]) == 300
+
+
+def test_a_gpu_is_left_out_of_its_own_model():
+    models = leave_one_out([measured(gpu, i, noise=0.03) for i, gpu in enumerate(GPUS)])
+    for gpu in GPUS:
+        device = load_target(gpu).device
+        assert device not in models[device]["stream"].devices
+        assert "unseen" in models[device]["stream"].intervals

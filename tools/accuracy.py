@@ -1,0 +1,324 @@
+"""How far off the tile model is: on GPUs left out of its fit, after calibration, on known ones.
+
+    python tools/accuracy.py FILE... [--write docs/accuracy.md] [--seed S] [--rows N]
+
+FILEs are tables of measured kernels, as `gpuir eval kernels` takes them. Three backtests: each GPU
+left out of the fit in turn; the same after a calibration on 32 rows of each family of the GPU left
+out; half of the shapes left out, all GPUs fitted. Beside them the roofline on the same rows, and
+the error that NeuSight's authors publish for GPUs it was not trained on. Rows on the launch floor
+and suspect ones are left out here; `gpuir eval kernels` shows them. Plots of the residuals go
+beside the text. Needs gpuir[torch,eval,plot].
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gpuir.cost.families import family_of
+from gpuir.cost.learned import Model
+from gpuir.evaluate.backtest import Backtest, Misses, halves, leave_one_out, misses
+from gpuir.evaluate.batch import Batch
+from gpuir.evaluate.calibrate import calibrated
+from gpuir.evaluate.fit import train
+from gpuir.evaluate.score import drawn, forecast
+from gpuir.evaluate.tables import read_table
+
+CALIBRATED_ON = 32  # rows of each family and GPU
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A kind of kernel, what its mean error on an unseen GPU is to be at most, in percent, and what
+    NeuSight's authors publish of theirs (ASPLOS 2025, per-operator errors, out of distribution)."""
+
+    title: str
+    at_most: float | None
+    published: float | None
+    holds: Callable[[Batch], bool]
+
+
+def _family(batch: Batch) -> str:
+    return family_of(batch.works[-1], batch.target).name
+
+
+EAGER = ("fp32",)
+GOALS = (
+    Goal("GEMM, fp32", 8, 14, lambda b: b.op in ("bmm", "linear") and b.dtype in EAGER),
+    Goal(
+        "elementwise",
+        8,
+        19,
+        lambda b: b.file.startswith("elementwise") and _family(b) == "stream",
+    ),
+    Goal("softmax", 8, 14, lambda b: b.op == "softmax" and b.dtype in EAGER),
+    Goal("layer norm", 10, 57, lambda b: b.op == "layernorm" and b.dtype in EAGER),
+    Goal("convolution, fp32", 15, None, lambda b: b.works[-1].kernel == "k.conv"),
+    Goal(
+        "GEMM, matrix units",
+        10,
+        None,
+        lambda b: b.works[-1].kernel == "k.gemm" and b.dtype not in EAGER,
+    ),
+    Goal("attention", 12, None, lambda b: b.works[-1].kernel == "k.attention"),
+    Goal("mixture of experts", 15, None, lambda b: b.works[-1].kernel == "k.moe"),
+    Goal("other", None, None, lambda b: True),
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one goal, GPU and operator: seconds measured, predicted and by the roofline."""
+
+    goal: str
+    device: str
+    op: str
+    dtype: str
+    real: np.ndarray
+    said: np.ndarray
+    roof: np.ndarray
+    inside: np.ndarray
+
+    @property
+    def error(self) -> np.ndarray:
+        return 100 * np.abs(self.said - self.real) / self.real
+
+    @property
+    def roof_error(self) -> np.ndarray:
+        return 100 * np.abs(self.roof - self.real) / self.real
+
+
+def predicted(batches: Iterable[Batch], models: Mapping[str, Model]) -> list[Rows]:
+    """Each batch's rows that tell of the GPU, predicted by the model of its GPU."""
+    found: list[Rows] = []
+    for batch in batches:
+        batch = batch.take(~batch.on_floor)
+        if not len(batch) or batch.suspect:
+            continue
+        goal = next(g.title for g in GOALS if g.holds(batch))
+        f = forecast(batch, models.get(batch.target.device))
+        real = batch.latency_s
+        inside = (f.low_s <= real) & (real <= f.high_s)
+        found.append(
+            Rows(
+                goal,
+                batch.target.device,
+                batch.op,
+                batch.dtype,
+                real,
+                f.time_s,
+                f.roofline_s,
+                inside,
+            )
+        )
+    return found
+
+
+def over_gpus(rows: Iterable[Rows], what: Callable[[Rows], np.ndarray]) -> float:
+    """The mean over GPUs of the mean over a GPU's rows."""
+    of: dict[str, list[np.ndarray]] = {}
+    for r in rows:
+        of.setdefault(r.device, []).append(what(r))
+    return float(np.mean([np.concatenate(parts).mean() for parts in of.values()]))
+
+
+def of(rows: Iterable[Rows], goal: Goal) -> list[Rows]:
+    return [r for r in rows if r.goal == goal.title]
+
+
+# ---------------------------------------------------------------------------- the text
+
+
+def headline(backtests: Mapping[str, Sequence[Rows]]) -> str:
+    unseen, after, known = backtests.values()
+    lines = [
+        "| kernel | GPUs | rows | roofline | published | wanted | unseen GPU | its intervals hold "
+        "| after 32 rows | known GPU | its intervals hold |",
+        "|" + "---|" * 11,
+    ]
+    for goal in GOALS:
+        left_out, moved, own = (of(t, goal) for t in (unseen, after, known))
+        if not left_out:
+            continue
+        count = sum(len(r.real) for r in left_out)
+        cells = [
+            goal.title,
+            str(len({r.device for r in left_out})),
+            f"{count:,}",
+            f"{over_gpus(left_out, lambda r: r.roof_error):.1f}",
+            "" if goal.published is None else f"{goal.published:g}",
+            "" if goal.at_most is None else f"{goal.at_most:g}",
+            f"{over_gpus(left_out, lambda r: r.error):.1f}",
+            f"{100 * over_gpus(left_out, lambda r: r.inside):.0f}",
+            f"{over_gpus(moved, lambda r: r.error):.1f}" if moved else "",
+            f"{over_gpus(own, lambda r: r.error):.1f}" if own else "",
+            f"{100 * over_gpus(own, lambda r: r.inside):.0f}" if own else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def by_gpu(backtests: Mapping[str, Sequence[Rows]], goal: Goal) -> str:
+    unseen, after, known = backtests.values()
+    lines = [
+        "| GPU | operator | dtype | rows | roofline | unseen | bias | median | p90 | after 32 rows "
+        "| known |",
+        "|" + "---|" * 11,
+    ]
+
+    def mean(rows: Sequence[Rows], like: Rows) -> str:
+        some = [r.error for r in of(rows, goal) if _place(r) == _place(like)]
+        return f"{np.concatenate(some).mean():.1f}" if some else ""
+
+    places: dict[tuple[str, ...], list[Rows]] = {}
+    for r in of(unseen, goal):
+        places.setdefault(_place(r), []).append(r)
+    for place, rows in sorted(places.items()):
+        error = np.concatenate([r.error for r in rows])
+        roof = np.concatenate([r.roof_error for r in rows])
+        bias = np.concatenate([100 * (r.said - r.real) / r.real for r in rows])
+        cells = [
+            *place,
+            f"{len(error):,}",
+            f"{roof.mean():.1f}",
+            f"{error.mean():.1f}",
+            f"{bias.mean():+.1f}",
+            f"{np.median(error):.1f}",
+            f"{np.quantile(error, 0.9):.1f}",
+            mean(after, rows[0]),
+            mean(known, rows[0]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _place(r: Rows) -> tuple[str, str, str]:
+    op = "all" if r.goal == "elementwise" else r.op
+    return r.device, op, r.dtype
+
+
+# ---------------------------------------------------------------------------- plots
+
+
+def plot(rows: Sequence[Rows], goal: Goal, path: Path) -> None:
+    """Predicted over measured against time, a colour a GPU."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4))
+    draw = np.random.default_rng(0)
+    for device in sorted({r.device for r in rows}):
+        own = [r for r in rows if r.device == device]
+        real, said = (np.concatenate([getattr(r, n) for r in own]) for n in ("real", "said"))
+        some = draw.permutation(len(real))[:600]
+        axes.scatter(real[some] * 1e6, said[some] / real[some], s=4, alpha=0.5, label=device)
+    axes.set_xscale("log")
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(0.25, 4)
+    axes.set_xlabel("measured, us")
+    axes.set_ylabel("predicted / measured")
+    axes.set_title(f"{goal.title}: each GPU predicted by a model fitted without it")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, markerscale=3, ncol=2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# ---------------------------------------------------------------------------- the run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=20_000, help="of a batch, drawn by the seed")
+    given = parser.parse_args()
+    begun = time.perf_counter()
+
+    def say(text: str) -> None:
+        print(f"{time.perf_counter() - begun:6.0f} s  {text}", file=sys.stderr)
+
+    draw = np.random.default_rng(given.seed)
+    batches: list[Batch] = []
+    for file in given.files:
+        for batch in read_table(file).batches:
+            rows = np.sort(draw.permutation(len(batch))[: given.rows])
+            batches.append(batch.take(rows) if len(rows) < len(batch) else batch)
+    say(f"{sum(map(len, batches)):,} rows")
+    models = leave_one_out(batches, seed=given.seed, watch=say)
+    unseen = predicted(batches, models)
+    seen, rest = drawn(batches, CALIBRATED_ON, given.seed)
+    targets = {}
+    for name in dict.fromkeys(b.target.name for b in seen):
+        mine = [b for b in seen if b.target.name == name]
+        targets[name] = calibrated(mine[0].target, mine, model=models[mine[0].target.device])
+        say(f"calibrated {name}")
+    moved = [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]
+    after = predicted(moved, models)
+    first, second = halves(batches, given.seed)
+    known = known_errors(first, second, given.seed)
+    backtests = {"unseen": unseen, "after": after, "known": known}
+    text = document(backtests, given.write)
+    if given.write is None:
+        print(text)
+    else:
+        given.write.write_text(text)
+    say("done")
+
+
+def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Rows]:
+    """One half of the shapes by a model fitted to the other, and the other way round. Intervals
+    come from the half that is not predicted."""
+    from gpuir.evaluate.backtest import with_intervals
+
+    models = [train(side, seed=seed) for side in (first, second)]
+    errors: list[Backtest] = [misses(second, models[0]), misses(first, models[1])]
+    found: list[Rows] = []
+    for model, own, other in ((models[0], second, errors[1]), (models[1], first, errors[0])):
+        whole: Mapping[str, Sequence[Misses]] = other
+        complete = with_intervals(model, {}, whole)
+        found += predicted(own, {b.target.device: complete for b in own})
+    return found
+
+
+def document(backtests: Mapping[str, Sequence[Rows]], path: Path | None) -> str:
+    parts = [
+        "# Accuracy\n",
+        "Made by `tools/accuracy.py` from tables of measured kernels (see the weights' card for "
+        "their sources). Errors are mean absolute ones in percent of the measurement, first over "
+        "the rows of a GPU, then over GPUs. *Unseen*: the model was fitted without that GPU. "
+        "*After 32 rows*: that model calibrated on 32 rows a family of that GPU, the others "
+        "scored. *Known*: half of the shapes were fitted, the other half is scored, both ways. "
+        "*Published*: NeuSight's own figures for unseen GPUs. Intervals are to hold 80 %.\n",
+        headline(backtests),
+    ]
+    for goal in GOALS:
+        rows = of(backtests["unseen"], goal)
+        if not rows:
+            continue
+        parts.append(f"## {goal.title}\n")
+        if path is not None:
+            name = goal.title.lower().replace(",", "").replace(" ", "-")
+            folder = path.with_suffix("")
+            folder.mkdir(exist_ok=True)
+            plot(rows, goal, folder / f"{name}.png")
+            parts.append(f"![{goal.title}]({folder.name}/{name}.png)\n")
+        parts.append(by_gpu(backtests, goal))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()
