@@ -1,182 +1,270 @@
-"""Products on matrix units: GEMM and batched GEMM in the dtypes that the target multiplies there.
+"""Products on matrix units: GEMM and batched GEMM in the dtypes that a target multiplies there.
 
-Blocks of a tile of the result march along k in steps of 128 bytes. A step takes as long as its
-products, its way in through the L2 or its own latency; blocks run in waves, and where they are few
-they share out k. Against that stand the bytes from DRAM and the power of the board.
+A block computes one tile of the result, in steps along k. A step takes as long as its products, its
+operands' way in, or its own latency. Blocks run in waves; where they are few, they share out k and
+join their sums. Against that stand the bytes from DRAM, and the power of the board.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import Tiles, copies_asynchronously, has_clusters
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
+from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
-STEP_BYTES = 128  # of k in one step: the widest swizzled row of shared memory (PTX ISA)
+STEP_BYTES = 128  # of k in a step: the widest swizzled row of shared memory (PTX ISA, wgmma)
+MOST_STAGES = 4  # assumed: deeper pipelines gain little
+MOST_SPLIT = 32  # assumed: blocks that share one tile's k
+LEAST_STEPS = 4  # assumed: of each of those blocks
+IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
 
-# Distinct weights that take turns in the measurements (README of the kernel tables: 5 or 6 copies
-# of a layer): a weight is met in the L2 only if so many fit.
+# Copies of a layer, each with its own weights, that take turns in the measurements (README of the
+# kernel tables: 5 or 6): weights are met in the L2 only if all of them fit.
 COPIES = 5.0
 
-# Tiles (m, n) as the libraries have them: multiples of the matrix instruction, which spans 16 x 8
-# (mma.sync), 64 x 8..256 (wgmma) or 128 x 8..256 (tcgen05; 256 rows by two SMs). PTX ISA. Either
-# side may serve m or n.
-SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
-    "mma": (
-        *((128, 128), (256, 128), (128, 256), (128, 64), (64, 128)),
-        *((64, 64), (32, 64), (16, 64), (16, 128)),
-    ),
-    "wgmma": (
-        *((128, 128), (256, 128), (128, 256), (128, 64), (64, 128)),
-        *((64, 64), (32, 64), (16, 64), (16, 128)),
-    ),
-    "tcgen05": (
-        *((128, 128), (256, 256), (256, 128), (128, 256), (128, 64), (64, 128)),
-        *((32, 128), (16, 128)),
-    ),
-}
+# How much longer a step takes when rows do not start at multiples of 16 bytes, which asynchronous
+# copies need (CUDA C++ Programming Guide). Assumed: no such rows are in the tables.
+UNALIGNED = 2.0
+ALIGNED_BYTES = 16
 
-FACTORS = (
-    Factor("compute share", 0.95, 0.5, 1.0, 0.05, "of the listed rate, in the inner loop"),
-    Factor("joules mma", 1.0, 0.1, 3.0, 0.1, "pJ a 16-bit flop"),
-    Factor("joules wgmma", 0.8, 0.1, 3.0, 0.1, "pJ a 16-bit flop"),
-    Factor("joules tcgen05", 0.7, 0.1, 3.0, 0.1, "pJ a 16-bit flop"),
-    Factor("power bend", 0.6, 0.5, 0.7, 0.0, "exponent"),
-    Factor("sm bytes", 128.0, 16.0, 256.0, 0.1, "bytes a clock from the L2 into one SM"),
-    Factor("l2 share", 1.5, 0.3, 3.0, 0.1, "of the listed L2 bandwidth"),
-    Factor("leak mma", 0.2, 0.0, 1.0, 0.0, "of the shorter of products and feed, not hidden"),
-    Factor("leak async", 0.03, 0.0, 1.0, 0.0, "of the shorter of products and feed, not hidden"),
-    Factor("step clocks mma", 200.0, 20.0, 400.0, 0.1, "least clocks of a step"),
-    Factor("step clocks async", 160.0, 20.0, 400.0, 0.1, "least clocks of a step"),
-    Factor("tile clocks mma", 900.0, 50.0, 6000.0, 0.1, "clocks to start and finish one more tile"),
-    Factor("tile clocks async", 300.0, 50.0, 6000.0, 0.1, "clocks to start and finish one more tile"),
-    Factor("tail mma", 0.4, 0.0, 1.0, 0.0, "share of an unfilled wave that is lost"),
-    Factor("tail async", 0.1, 0.0, 1.0, 0.0, "share of an unfilled wave that is lost"),
-    Factor("dram share HBM2", 0.82, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-    Factor("dram share HBM3", 0.9, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-    Factor("dram share GDDR", 0.85, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-    Factor("dram ramp mma", 1.5, 0.05, 10.0, 0.1, "us until DRAM streams"),
-    Factor("dram ramp async", 0.4, 0.05, 10.0, 0.1, "us until DRAM streams"),
-    Factor("overlap", 0.25, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
-    Factor("split", 2.5, 0.05, 10.0, 0.1, "us to join partial sums"),
-    Factor("split rate", 0.5, 0.02, 5.0, 0.1, "of the l2 rate"),
-    Factor("l2 kept", 0.7, 0.01, 1.5, 0.0, "of the L2 that holds what is read again"),
-    Factor("l2 weights", 0.03, 0.01, 1.5, 0.0, "of the L2 that holds weights"),
-    Factor("l2 results", 0.03, 0.01, 1.5, 0.0, "of the L2 that holds results"),
-    Factor("store bytes", 20.0, 4.0, 256.0, 0.1, "bytes a clock from one SM"),
+# Tiles (m, n) of cuBLAS and CUTLASS kernels for 16-bit operands, usual ones first: multiples of the
+# matrix instruction, whose larger side (64 or 128 with wgmma and tcgen05, PTX ISA) may serve n.
+SHAPES = (
+    *((128, 128), (256, 128), (128, 256), (128, 64), (64, 128)),
+    *((64, 64), (32, 64), (16, 128), (16, 64)),
 )
+
+_FITTED = "fitted on the 16-bit rows of the kernel tables gemm and mlp_ops"
+
+
+def _factors() -> tuple[Factor, ...]:
+    def f(name: str, value: float, low: float, high: float, spread: float, what: str) -> Factor:
+        return Factor(name, value, low, high, spread, f"{what}; {_FITTED}")
+
+    return (
+        f("compute share", 0.957, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
+        f("joules mma", 1.0, 0.3, 3.0, 0.1, "pJ a 16-bit flop, operand movement included"),
+        f("joules wgmma", 0.754, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
+        f("joules tcgen05", 0.629, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("power bend", 0.541, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
+        f("sm bytes", 99.0, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
+        f("l2 share", 1.79, 0.3, 3.0, 0.1, "of the listed L2 rate, shared reads counted twice"),
+        f("leak mma", 0.554, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
+        f("leak async", 0.019, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
+        f("step clocks mma", 267.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
+        f("step clocks async", 155.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
+        f("tile clocks mma", 1216.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
+        f("tile clocks async", 363.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
+        f("tail mma", 0.331, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
+        f("tail async", 0.051, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
+        f("store bytes", 26.4, 4.0, 256.0, 0.0, "a clock out of one SM"),
+        f("dram share HBM2", 0.811, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share HBM3", 0.9, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share GDDR", 0.806, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram ramp mma", 1.71, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
+        f("dram ramp async", 0.312, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
+        f("overlap", 0.251, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
+        f("split", 2.62, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
+        f("split rate", 0.984, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
+        f("l2 kept", 0.528, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
+        f("l2 weights", 0.028, 0.01, 1.5, 0.0, "of the L2, for weights between their turns"),
+        f("l2 results", 0.047, 0.01, 1.5, 0.0, "of the L2, for activations and results"),
+        Factor("lane share", 0.5, 0.0, 1.0, 0.0, "of the lanes' time, not hidden; assumed"),
+    )
+
+
+FACTORS = _factors()
 
 
 def instruction(target: Target) -> str:
-    """The matrix instruction of a target (PTX ISA); other vendors' are most like mma.sync."""
-    if target.isa.startswith("sm_90"):
-        return "wgmma"
-    return "tcgen05" if target.isa.startswith("sm_10") else "mma"
+    """The matrix instruction of a target (PTX ISA); those of other vendors are most like mma."""
+    if not has_clusters(target):
+        return "mma"
+    return "wgmma" if target.isa.startswith("sm_90") else "tcgen05"
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
-    """The terms of a product under its tile."""
+    """The terms of products under tiles.
+
+    The busiest SM runs `rounds` blocks, each `steps` steps long. Boards slow their clock down where
+    their power does not feed the matrix units; SMs that idle leave their power to the others.
+    """
+    xp = s.xp
     unit = instruction(target)
     way = "mma" if unit == "mma" else "async"
-    xp, sms, clock = s.xp, target.sms, target.clock_hz
     b, m, n, k = (work.extents[d] for d in ("b", "m", "n", "k"))
-    tm, tn, tk = tiles.dims["m"], tiles.dims["n"], tiles.dims["k"]
-    left, right = work.operands[0], work.operands[1]
-    cell = work.dtype.bits / 8
-
+    tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
     down, across = xp.ceil(m / tm), xp.ceil(n / tn)
-    whole = b * down * across
-    blocks = s.put("blocks", whole * tiles.split)
+    area = s.put("tiles of the result", b * down * across)
+    blocks = s.put("blocks", area * tiles.split, "", "tiles of the result, times split")
+    waves = s.put("waves", blocks / target.sms)
     steps = s.put("steps a block", xp.ceil(k / (tk * tiles.split)))
-    waves = s.put("waves", blocks / sms)
-    resident = tiles.warps * 0.0 + xp.maximum(
-        1.0, xp.floor(target.sm.smem_bytes / (3.0 * STEP_BYTES * (tm + tn) + 1024.0))
-    )
-    resident = xp.minimum(resident, xp.floor(512.0 * 128 / (tm * tn)))
-    resident = xp.maximum(resident, 1.0)
-    together = xp.minimum(resident, xp.maximum(1.0, waves))
 
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    product_s = 2.0 * tm * tn * tk * sms / (peak * p["compute share"])
-    stage = (tm + tn) * tk * cell
-    sm_rate = p["sm bytes"] * clock
-    l2_rate = p["l2 share"] * target.l2_bytes_per_s / xp.minimum(blocks, sms)
-    feed_s = stage / xp.minimum(sm_rate, l2_rate)
-    wait_s = p[f"step clocks {way}"] / clock / together
-    step_s = xp.maximum(xp.maximum(product_s, feed_s), wait_s) + p[f"leak {way}"] * xp.minimum(
-        product_s, feed_s
-    )
-    store_s = tm * tn * work.operands[-1].cell_bytes / xp.minimum(p["store bytes"] * clock, l2_rate)
-    busy = steps * step_s + p[f"tile clocks {way}"] / clock / together + store_s
-    whole_waves = xp.ceil(waves)
-    rounds = xp.maximum(1.0, waves + p[f"tail {way}"] * (whole_waves - waves))
-    busy_s = rounds * busy
-    bits = work.dtype.bits
-    watts = peak * p[f"joules {unit}"] * 1e-12 * bits / 16
-    available = (target.tdp_w or 1e9) * 0.75
-    share = xp.minimum(1.0, (available / watts) ** p["power bend"])
-    power_s = work.products / (peak * share)
-    compute_s = xp.maximum(busy_s, power_s)
+    # One step, an SM to itself.
+    peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
+    products = 2.0 * tm * tn * tk * target.sms / (peak * p["compute share"])
+    products = s.put("products of a step", products, "s")
+    l2_rate = p["l2 share"] * target.l2_bytes_per_s / xp.minimum(blocks, target.sms)
+    loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(p["sm bytes"] * target.clock_hz, l2_rate)
+    loads = s.put("loads of a step", loads * _misaligned(s, work), "s")
+    chain = s.put("least of a step", p[f"step clocks {way}"] / target.clock_hz, "s")
+    step = xp.maximum(xp.maximum(products, loads), chain)
+    step = s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
 
-    l2 = target.l2_bytes * p["l2 kept"]
-    out_bytes = work.operands[-1].nbytes
-    turn = COPIES * right.nbytes + left.nbytes + out_bytes
-    once = right.nbytes + left.nbytes + out_bytes
-    cold = xp.maximum(0.0, 1.0 - p["l2 weights"] * target.l2_bytes / turn)
-    cool = xp.maximum(0.0, 1.0 - p["l2 results"] * target.l2_bytes / once)
-    patch = xp.minimum(whole, sms * 1.0)
+    # One block, then all of them.
+    out = sum((o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
+    stores = tm * tn * out / xp.minimum(p["store bytes"] * target.clock_hz, l2_rate)
+    stores = s.put("stores of a tile", stores, "s")
+    start = s.put("start and finish of a tile", p[f"tile clocks {way}"] / target.clock_hz, "s")
+    block = s.put("block", steps * step + start + stores, "s")
+    idle = xp.ceil(waves) - waves
+    rounds = s.put("rounds", xp.maximum(1.0, waves + p[f"tail {way}"] * idle))
+    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
+    lane_s = s.put("lane instructions", p["lane share"] * work.lane_ops / lanes, "s")
+    fed = s.put("share of the peak that power feeds", _fed(s, work, target, peak, p, unit))
+    compute = xp.maximum(rounds * block + lane_s, work.products / (peak * fed))
+
+    dram_bytes = s.put("dram bytes", _dram_bytes(s, work, target, p, area, down, across), "bytes")
+    kind = "GDDR" if target.dram.kind.startswith("GDDR") else target.dram.kind[:4]
+    share = p[f"dram share {kind}"] if f"dram share {kind}" in p else p["dram share GDDR"]
+    memory = dram_bytes / (target.dram_bytes_per_s * share)
+
+    ramp = p[f"dram ramp {way}"] * 1e-6
+    ramp = s.put("until DRAM streams", ramp * memory / (memory + 1e-6), "s")
+    partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
+    join = xp.where(tiles.split > 1, p["split"] * 1e-6 + partial, 0.0)
+    join = s.put("joining partial sums", join, "s")
+    shared = s.put("not hidden", p["overlap"] * xp.minimum(compute, memory), "s")
+    return Terms(compute, memory, ramp + join + shared, work.products / peak)
+
+
+def _stage_bytes(work: Work, tm: Number, tn: Number, tk: Number) -> Number:
+    """Bytes of the operands that one step of a block takes in."""
+    sizes = {"b": 1.0, "m": tm, "n": tn, "k": tk}
+    total: Number = 0.0
+    for o in work.operands:
+        if o.role == "staged":
+            cells: Number = o.cell_bytes
+            for d in o.dims:
+                cells = cells * sizes[d]
+            total = total + cells
+    return total
+
+
+def _misaligned(s: Sheet, work: Work) -> Number:
+    """How much longer loads take for rows, along k or along n, that start anywhere."""
+    cell = work.dtype.bits / 8
+    ragged: Number = 0.0
+    for d in ("k", "n"):
+        lines = work.extents[d] * cell / ALIGNED_BYTES
+        ragged = s.xp.maximum(ragged, s.xp.ceil(lines) - lines)
+    return s.xp.where(ragged > 0, UNALIGNED, 1.0)
+
+
+def _fed(
+    s: Sheet, work: Work, target: Target, peak: float, p: Mapping[str, Number], unit: str
+) -> Number:
+    """The share of the peak that the board's power feeds: energy a flop goes with the width of the
+    operands, and with the voltage, which falls with the clock."""
+    if target.tdp_w is None:
+        return 1.0
+    watts = peak * p[f"joules {unit}"] * 1e-12 * work.dtype.bits / 16
+    left = target.tdp_w * (1 - IDLE_SHARE)
+    return s.xp.minimum(1.0, (left / watts) ** p["power bend"])
+
+
+def _dram_bytes(
+    s: Sheet,
+    work: Work,
+    target: Target,
+    p: Mapping[str, Number],
+    area: Number,
+    down: Number,
+    across: Number,
+) -> Number:
+    """Bytes from and to DRAM.
+
+    Blocks of a wave cover a patch of the result, as square as it can be, and share what they read.
+    For the next patch an operand is read again, but for what the L2 keeps.
+    """
+    xp = s.xp
+    left, right, rest = _moved(work)
+    patch = xp.minimum(area, float(target.sms))
     wide = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
     tall = xp.minimum(down, patch / wide)
-    missed = xp.maximum(0.0, 1.0 - l2 / (left.nbytes + right.nbytes))
-    again_l = 1.0 + missed * (xp.maximum(1.0, across / wide) - 1.0)
-    again_r = 1.0 + missed * (xp.maximum(1.0, down / tall) - 1.0)
-    dram = right.nbytes * cold * again_r + left.nbytes * cool * again_l + out_bytes * cool
-    dram_s = dram / (target.dram_bytes_per_s * p[f"dram share {target.dram.kind[:4]}"])
-    memory_s = dram_s
-    ramp = p[f"dram ramp {way}"] * 1e-6 * dram_s / (dram_s + 1e-6)
-    split_s = xp.where(tiles.split > 1, p["split"] * 1e-6 + 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s), 0.0)
-    latency = ramp + split_s + p["overlap"] * xp.minimum(compute_s, memory_s)
-    return Terms(compute_s, memory_s, latency, work.products / peak)
+
+    def missed(share: Number, of: Number) -> Number:
+        return xp.maximum(0.0, 1.0 - share * target.l2_bytes / xp.maximum(of, 1.0))
+
+    lost = missed(p["l2 kept"], left + right)
+    left_again = 1.0 + lost * (xp.maximum(1.0, across / wide) - 1.0)
+    right_again = 1.0 + lost * (xp.maximum(1.0, down / tall) - 1.0)
+    cold = missed(p["l2 weights"], COPIES * right + left + rest)
+    cool = missed(p["l2 results"], right + left + rest)
+    return right * right_again * cold + (left * left_again + rest) * cool
 
 
-@cache
-def _shapes(target: Target) -> tuple[tuple[int, int], ...]:
-    return SHAPES[instruction(target)]
+def _moved(work: Work) -> tuple[Number, Number, Number]:
+    """Bytes of the operands that share rows of the result, of those that share columns, and of all
+    that the tiles do not share."""
+    left: Number = 0.0
+    right: Number = 0.0
+    rest: Number = 0.0
+    for o in work.operands:
+        if o.role != "staged":
+            rest = rest + o.nbytes
+        elif "m" in o.dims:
+            left = left + o.nbytes
+        else:
+            right = right + o.nbytes
+    return left, right, rest
+
+
+# ---------------------------------------------------------------------------- which tile
+
+
+@lru_cache(maxsize=256)
+def _table(target: Target, bits: int) -> tuple[Any, ...]:
+    """Tiles that fit the target: m, n, k, stages and warps of each."""
+    tk = STEP_BYTES * 8 // bits
+    most = MOST_STAGES if copies_asynchronously(target) else 2
+    rows: list[tuple[float, ...]] = []
+    for tm, tn in SHAPES:
+        stages = target.sm.smem_bytes_per_block // ((tm + tn) * STEP_BYTES + 1024)
+        warps = 8 if tm * tn > 128 * 128 else 4
+        if stages:
+            rows.append((tm, tn, tk, min(stages, most), warps))
+    return tuple(np.array(rows, float).T)
 
 
 def candidates(work: Work, target: Target) -> Tiles:
-    raise NotImplementedError
-
-
-def options(work: Work, target: Target) -> Tiles:
-    """Each shape whole, and with k shared out among as many blocks as the device holds."""
-    tk = STEP_BYTES * 8 // work.dtype.bits
-    shapes = np.array(_shapes(target), float)
-    tm, tn = np.repeat(shapes[:, 0], 2), np.repeat(shapes[:, 1], 2)
-    b, m, n, k = (np.asarray(work.extents[d], float)[:, None] for d in "bmnk")
-    blocks = b * np.ceil(m / tm) * np.ceil(n / tn)
-    steps = np.ceil(k / tk)
-    split = np.clip(
-        np.floor(target.sms / blocks), 1, np.maximum(1, np.minimum(16, np.floor(steps / 4)))
-    )
-    split[:, ::2] = 1.0
-    return Tiles({"m": tm, "n": tn, "k": float(tk)}, 3.0, 4.0, split)
+    """Each shape whole, and with k shared out as widely as blocks and SMs allow."""
+    tm, tn, tk, stages, warps = (np.repeat(c, 2) for c in _table(target, work.dtype.bits))
+    b, m, n, k = (np.asarray(work.extents[d], float)[..., None] for d in ("b", "m", "n", "k"))
+    room = np.floor(target.sms / (b * np.ceil(m / tm) * np.ceil(n / tn)))
+    steps = np.floor(np.ceil(k / tk) / LEAST_STEPS)
+    split = np.maximum(np.minimum(np.minimum(room, steps), MOST_SPLIT), 1.0)
+    split[..., ::2] = 1.0
+    return Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
-    """The tile that a library takes: of least time."""
-    tiles = options(work, target)
-    terms = seconds(Sheet(), work.each(lambda x: np.asarray(x, float)[..., None]), tiles, target, p)
-    time = np.maximum(terms.compute, terms.memory) + terms.latency
-    best = np.argmin(time, axis=1)
-    rows = np.arange(len(best))
-    dims = {"m": tiles.dims["m"][best], "n": tiles.dims["n"][best], "k": tiles.dims["k"]}
-    return Tiles(dims, 3.0, 4.0, tiles.split[rows, best])
+    """The tile that a library takes: the one of least time."""
+    tiles = candidates(work, target)
+    columns = work.each(lambda x: np.asarray(x, float)[..., None])
+    terms = seconds(Sheet(), columns, tiles, target, p)
+    time_s = np.maximum(terms.compute, terms.memory) + terms.latency
+    best = np.argmin(time_s, axis=-1)
+    split = np.take_along_axis(tiles.split, best[..., None], axis=-1)[..., 0]
+    dims = {d: np.take(x, best) if np.ndim(x) else x for d, x in tiles.dims.items()}
+    return Tiles(dims, np.take(tiles.stages, best), np.take(tiles.warps, best), split)
 
 
-FAMILY = Family("tensor", FACTORS, candidates, seconds, (), 0.0, choose)
+FAMILY = Family("tensor", FACTORS, candidates, seconds, choose=choose)
