@@ -107,14 +107,18 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     waves = s.put("waves", blocks / target.sms)
     steps = s.put("steps a block", xp.ceil(k / (tk * tiles.split)))
 
-    # One step, an SM to itself.
-    peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
+    # One step of one block, an SM to itself.
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    peak = s.put("peak", peak, "flop/s", _peak_source(work, target))
     products = 2.0 * tm * tn * tk * target.sms / (peak * p["compute share"])
-    products = s.put("products of a step", products, "s")
+    products = s.put("products of a step", products, "s", "at the rate of the inner loop")
     l2_rate = p["l2 share"] * target.l2_bytes_per_s / xp.minimum(blocks, target.sms)
-    loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(p["sm bytes"] * target.clock_hz, l2_rate)
-    loads = s.put("loads of a step", loads * _misaligned(s, work), "s")
-    chain = s.put("least of a step", p[f"step clocks {way}"] / target.clock_hz, "s")
+    sm_rate = p["sm bytes"] * target.clock_hz
+    l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
+    loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)
+    loads = s.put("loads of a step", loads, "s")
+    chain = p[f"step clocks {way}"] / target.clock_hz
+    chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
     step = xp.maximum(xp.maximum(products, loads), chain)
     step = s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
 
@@ -122,27 +126,41 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     out = sum((o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
     stores = tm * tn * out / xp.minimum(p["store bytes"] * target.clock_hz, l2_rate)
     stores = s.put("stores of a tile", stores, "s")
-    start = s.put("start and finish of a tile", p[f"tile clocks {way}"] / target.clock_hz, "s")
+    start = p[f"tile clocks {way}"] / target.clock_hz
+    start = s.put("start and finish of a tile", start, "s")
     block = s.put("block", steps * step + start + stores, "s")
     idle = xp.ceil(waves) - waves
-    rounds = s.put("rounds", xp.maximum(1.0, waves + p[f"tail {way}"] * idle))
+    rounds = xp.maximum(1.0, waves + p[f"tail {way}"] * idle)
+    rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
-    lane_s = s.put("lane instructions", p["lane share"] * work.lane_ops / lanes, "s")
+    lane_s = s.put("lanes", p["lane share"] * work.lane_ops / lanes, "s", "what is not hidden")
     fed = s.put("share of the peak that power feeds", _fed(s, work, target, peak, p, unit))
-    compute = xp.maximum(rounds * block + lane_s, work.products / (peak * fed))
+    powered = s.put("products at the power of the board", work.products / (peak * fed), "s")
+    busy = s.put("busiest SM", rounds * block + lane_s, "s")
+    compute = xp.maximum(busy, powered)
 
     dram_bytes = s.put("dram bytes", _dram_bytes(s, work, target, p, area, down, across), "bytes")
-    kind = "GDDR" if target.dram.kind.startswith("GDDR") else target.dram.kind[:4]
-    share = p[f"dram share {kind}"] if f"dram share {kind}" in p else p["dram share GDDR"]
-    memory = dram_bytes / (target.dram_bytes_per_s * share)
-
-    ramp = p[f"dram ramp {way}"] * 1e-6
-    ramp = s.put("until DRAM streams", ramp * memory / (memory + 1e-6), "s")
+    memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
+    memory = s.put("from and to dram", memory, "s")
+    ramp = p[f"dram ramp {way}"] * 1e-6 * memory / (memory + 1e-6)
+    ramp = s.put("until dram streams", ramp, "s")
     partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
     join = xp.where(tiles.split > 1, p["split"] * 1e-6 + partial, 0.0)
     join = s.put("joining partial sums", join, "s")
     shared = s.put("not hidden", p["overlap"] * xp.minimum(compute, memory), "s")
     return Terms(compute, memory, ramp + join + shared, work.products / peak)
+
+
+def _memory(target: Target) -> str:
+    """The kind of memory, as far as its share of the listed bandwidth goes by it."""
+    kind = target.dram.kind[:4]
+    return kind if kind in ("HBM2", "HBM3") else "GDDR"
+
+
+def _peak_source(work: Work, target: Target) -> str:
+    rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
+    listed = rule.partition(" ")[0]
+    return f"{target.name} {rule}: {target.source(f'flops_per_s.{listed}')}"
 
 
 def _stage_bytes(work: Work, tm: Number, tn: Number, tk: Number) -> Number:
@@ -196,18 +214,22 @@ def _dram_bytes(
     """
     xp = s.xp
     left, right, rest = _moved(work)
-    patch = xp.minimum(area, float(target.sms))
+    patch = s.put("tiles side by side", xp.minimum(area, float(target.sms)))
     wide = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
     tall = xp.minimum(down, patch / wide)
 
     def missed(share: Number, of: Number) -> Number:
         return xp.maximum(0.0, 1.0 - share * target.l2_bytes / xp.maximum(of, 1.0))
 
-    lost = missed(p["l2 kept"], left + right)
+    lost = s.put("share read again that misses the l2", missed(p["l2 kept"], left + right))
     left_again = 1.0 + lost * (xp.maximum(1.0, across / wide) - 1.0)
+    left_again = s.put("reads of the left operand", left_again)
     right_again = 1.0 + lost * (xp.maximum(1.0, down / tall) - 1.0)
+    right_again = s.put("reads of the right operand", right_again)
     cold = missed(p["l2 weights"], COPIES * right + left + rest)
+    cold = s.put("share of the right operand that misses", cold)
     cool = missed(p["l2 results"], right + left + rest)
+    cool = s.put("share of all else that misses", cool)
     return right * right_again * cold + (left * left_again + rest) * cool
 
 

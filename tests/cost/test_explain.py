@@ -42,8 +42,8 @@ def test_lines_go_from_the_work_to_the_time():
     names = [
         line.name for line in terms(gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100), A100)
     ]
-    wanted = ["flops", "bytes of %a", "blocks", "blocks an SM holds", "waves", "peak", "compute",
-              "dram bytes", "memory", "launch", "time"]  # fmt: skip
+    wanted = ["flops", "bytes of %a", "blocks", "waves", "peak", "dram bytes", "launch", "compute",
+              "memory", "time"]  # fmt: skip
     assert [n for n in names if n in wanted] == wanted
 
 
@@ -54,7 +54,7 @@ def test_listed_numbers_say_where_they_come_from():
     assert lines["peak"].source == (
         f"a100-sxm-40gb tensor.f16: {A100.source('flops_per_s.tensor.f16')}"
     )
-    assert "launch_s: assumed" in lines["launch"].source
+    assert "assumed" in lines["launch"].source
 
 
 def test_a_line_reads():
