@@ -99,7 +99,7 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
     tables: list[Table] = []
     found = Scores((), ())
     together = bool(given["calibrate"] or given["leave_one_out"])
-    for path in files:
+    for path in dict.fromkeys(files):
         begun = perf_counter()
         table = read_table(path)
         _check_columns(table, given["by"])

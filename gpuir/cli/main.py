@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-COMMANDS = ("analyze", "explain", "opt", "schedule", "targets", "passes", "eval", "train")
+COMMANDS = (
+    "analyze",
+    "explain",
+    "opt",
+    "schedule",
+    "targets",
+    "passes",
+    "eval",
+    "train",
+    "calibrate",
+    "collect",
+)
 BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
 

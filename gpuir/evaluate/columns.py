@@ -70,7 +70,8 @@ class Columns:
         if isinstance(cells, Words):
             return cells
         values, codes = np.unique(cells, return_inverse=True)
-        return Words(codes.astype(np.int64), tuple(f"{v:g}" for v in values.tolist()))
+        names = tuple("" if np.isnan(v) else f"{v:g}" for v in values.tolist())
+        return Words(codes.astype(np.int64), names)
 
     def numbers(self, name: str, missing: float = np.nan) -> Floats:
         cells = self.cells.get(name)
@@ -158,7 +159,7 @@ def _parquet() -> Any:
 def _from_parquet(path: Path, names: list[str]) -> Columns:
     table = _parquet().read_table(path, columns=names).unify_dictionaries()
     cells = {name: _cells(table.column(name).combine_chunks()) for name in names}
-    return Columns(path.name, table.num_rows, cells)
+    return Columns(str(path), table.num_rows, cells)
 
 
 def _cells(column: Any) -> Words | Floats:
@@ -189,7 +190,7 @@ def _from_csv(path: Path, wanted: set[str]) -> Columns:
                 chunk = [names.setdefault(row[i], len(names)) for row in rows]
                 codes[name].append(np.array(chunk, np.int64))
     cells = {n: _compact(_joined(codes[n]), tuple(known[n])) for n in columns}
-    return Columns(path.name, count, cells)
+    return Columns(str(path), count, cells)
 
 
 def _chunks(lines: Iterator[list[str]], width: int) -> Iterator[list[list[str]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpuir.cost import grouped
 from gpuir.cost.work import Work
-from gpuir.evaluate.columns import Columns
+from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.evaluate.serving import DEVICES, STACK
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, i4
@@ -20,6 +22,7 @@ EXPERTS: dict[str, tuple[DType, DType | None]] = {
     "w4a16_mxfp4": (bf16, f4e2m1),
     "w4a8_mxfp4_mxfp8": (f8e4m3, f4e2m1),
 }
+BEFORE_BLACKWELL = ("a10", "a30", "a40", "h100", "h200", "l4", "gh200")
 
 
 def experts(s: Shapes) -> tuple[Work, ...]:
@@ -47,15 +50,22 @@ def experts(s: Shapes) -> tuple[Work, ...]:
             skew=skew,
             stack=s.said["stack"],
             block=s.said["dtype"] == "fp8_block",
+            strays=s.said["strays"] == "yes",
         ),
     )
 
 
 def _stacks(columns: Columns) -> Columns:
-    """Which implementation ran, and whether its experts are gated, from the kernels' source."""
-    source = columns.words("kernel_source")
+    """Which implementation ran, whether its experts are gated, and whether it computed the rows of
+    other ranks too: as far as rows tell, SGLang's up to 0.5.10, on GPUs before Blackwell."""
+    source, version = columns.words("kernel_source"), columns.words("version")
     gated = source.mapped(lambda name: "no" if "nongated" in name else "yes")
-    return columns.with_cells({"gated": gated, "stack": source.mapped(grouped.stack_of)})
+    old = columns.words("framework").where("sglang") & version.where("0.5.9", "0.5.10")
+    systems = columns.words("system")
+    before = systems.where(*(n for n in systems.names if n.startswith(BEFORE_BLACKWELL)))
+    strays = Words((old & before).astype(np.int64), ("no", "yes"))
+    stack = source.mapped(grouped.stack_of)
+    return columns.with_cells({"gated": gated, "stack": stack, "strays": strays})
 
 
 KINDS = (
@@ -65,7 +75,7 @@ KINDS = (
             *("system", "dtype", "distribution", "tokens", "hidden", "inter", "topk", "experts"),
             *("tp", "ep"),
         ),
-        words=("dtype", "distribution", "gated", "stack"),
+        words=("dtype", "distribution", "gated", "stack", "strays"),
         shape=("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
         works=experts,
         op=lambda _: "moe",

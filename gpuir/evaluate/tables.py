@@ -72,7 +72,7 @@ def read_table(path: str | Path) -> Table:
     kind = recognise(opened)
     if isinstance(kind, str):
         count = opened.read(opened.names[:1]).count
-        return Table(opened.path.name, "", count, (), {f"not kernels: {kind}": count})
+        return Table(str(opened.path), "", count, (), {f"not kernels: {kind}": count})
     columns = opened.read(kind.reads)
     if kind.prepare is not None:
         columns = kind.prepare(columns)
