@@ -1,0 +1,93 @@
+"""`gpuir eval` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from evaluate.tables import OTHERS, TABLES
+
+from gpuir.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in (TABLES | OTHERS).items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["eval", *args])
+
+
+def test_every_kind_of_table_at_once(folder: Path):
+    files = [f"{name}.csv" for name in TABLES | OTHERS]
+    result = run("kernels", *files, "--json", "scores.json")
+    assert result.exit_code == 0, result.stderr
+    scores = json.loads((folder / "scores.json").read_text())
+    assert [f["file"] for f in scores["files"]] == files
+    for row in scores["rows"]:
+        assert row["n"] > 0
+        assert min(row[k] for k in ("mape", "median_ape", "p90_ape", "roofline_mape")) >= 0
+        assert row["coverage"] is None or 0 <= row["coverage"] <= 100
+        assert row["floor"] == ("launch floor" in row["op"])
+    for file in files:
+        assert file in result.stdout
+        assert file in result.stderr  # progress
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_the_width(folder: Path, width: int):
+    result = run("kernels", "gemm.csv", "eager_gemm.csv", "--width", str(width))
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("mean" in line and "bias" in line for line in lines)
+    assert "skipped    1 rows: flag = spike" in lines
+
+
+def test_the_same_name_in_two_folders(folder: Path):
+    (folder / "other").mkdir()
+    (folder / "other/gemm.csv").write_text(TABLES["eager_gemm"])
+    result = run("kernels", "gemm.csv", "other/gemm.csv", "--json", "-")
+    rows = json.loads(result.stdout)["rows"]
+    assert {r["op"] for r in rows if r["file"] == "gemm.csv"} == {"gemm"}
+    assert "bmm" in {r["op"] for r in rows if r["file"] == "other/gemm.csv"}
+
+
+def test_by_framework(folder: Path):
+    result = run("kernels", "gemm.csv", "--by", "framework", "--json", "-")
+    rows = json.loads(result.stdout)["rows"]
+    assert {r["framework"] for r in rows if r["dtype"] == "bf16"} == {"vllm", "sglang"}
+
+
+def test_calibrated_rows_are_not_scored(folder: Path):
+    text = TABLES["gemm"]
+    more = [f"h100_sxm,vllm,1,bf16,x,{64 * i},4096,4096,{5 * i + 20},\n" for i in range(1, 61)]
+    (folder / "many.csv").write_text(text.splitlines(keepends=True)[0] + "".join(more))
+    result = run("kernels", "many.csv", "--calibrate", "20", "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(result.stdout)["rows"]
+    assert row["n"] == 40
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("models", "gemm.csv"), "`gpuir eval models` does not exist yet"),
+        (("kernel", "gemm.csv"), "did you mean kernels?"),
+        (("kernels",), "no table is given"),
+        (("kernels", "gone.csv"), "cannot read the table"),
+        (("kernels", "odd.csv"), "no table of measurements that we know"),
+        (("kernels", "gemm.csv", "--by", "frame"), "did you mean framework?"),
+    ],
+)
+def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
+    (folder / "odd.csv").write_text("a,b\n1,2\n")
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
