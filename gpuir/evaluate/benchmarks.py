@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.ir.types import DTYPES, DType, bf16, f32, i32
 
+DRAWS = 8  # of indices, taken in turn, so that a cache does not hold what they ask for
 Extents = Mapping[str, Number]
 Run = Callable[[], Any]
 
@@ -186,12 +188,11 @@ def _map(op: str) -> Benchmark:
 
     def make(kit: Kit, e: Mapping[str, int]) -> Run:
         xs = [kit.random(e["cells"]) for _ in range(reads)]
-        spaces = (kit.torch, kit.torch.nn.functional)
-        call = next(getattr(space, op) for space in spaces if hasattr(space, op))
-        if op not in ("gelu", "silu", "relu"):
-            y = kit.torch.empty_like(xs[0])
-            return lambda: call(*xs, out=y)
-        return lambda: call(*xs)
+        y, aten = kit.torch.empty_like(xs[0]), kit.torch.ops.aten
+        if op == "relu":  # torch.relu makes its result anew each time
+            return lambda: aten.clamp_min.out(*xs, 0, out=y)
+        call = getattr(aten, op).out
+        return lambda: call(*xs, out=y)
 
     return Benchmark(("cells",), works, make, _FLOATS)
 
@@ -207,7 +208,8 @@ def _rows(kind: str, parameters: int) -> Callable[[Extents, DType, bool], tuple[
 
 def _softmax(kit: Kit, e: Mapping[str, int]) -> Run:
     x = kit.random(e["rows"], e["cols"])
-    return lambda: kit.torch.softmax(x, -1)
+    y, call = kit.torch.empty_like(x), kit.torch.ops.aten._softmax.out
+    return lambda: call(x, -1, False, out=y)
 
 
 def _norm(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -258,9 +260,10 @@ def _embedding_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
 
 
 def _embedding(kit: Kit, e: Mapping[str, int]) -> Run:
-    """`rows` rows of `cols` cells, drawn evenly from `table` of them."""
-    w, i = kit.random(e["table"], e["cols"]), kit.indices(e["rows"], e["table"])
-    return lambda: kit.torch.nn.functional.embedding(i, w)
+    """`rows` rows of `cols` cells, drawn evenly from `table` of them, others each time."""
+    w = kit.random(e["table"], e["cols"])
+    turns = cycle([kit.indices(e["rows"], e["table"]) for _ in range(DRAWS)])
+    return lambda: kit.torch.nn.functional.embedding(next(turns), w)
 
 
 _PRODUCTS = ("f32", "tf32", "f16", "bf16", "f64")

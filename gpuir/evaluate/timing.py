@@ -19,9 +19,11 @@ SAMPLE_S = 2e-4  # of one sample on a CPU, so that the clock's own cost does not
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call. `spread` is the distance between the quartiles over the median."""
+    """Seconds of one call, and of the fastest; `spread` is the distance between the quartiles over
+    the median."""
 
     seconds: float
+    least: float
     spread: float
     repeats: int
 
@@ -91,7 +93,8 @@ class HostWatch:
         samples = round(min(max(budget_s / (calls * one_s), FEWEST), MOST))
         found = [_clocked(run, calls) for _ in range(samples)]
         timing = _median(found)
-        return Timing(quantiles(found, n=4)[0], timing.spread, samples * calls)
+        low = quantiles(found, n=4)[0]
+        return Timing(low, timing.least, timing.spread, samples * calls)
 
 
 def _clocked(run: Run, calls: int) -> float:
@@ -103,4 +106,4 @@ def _clocked(run: Run, calls: int) -> float:
 
 def _median(seconds: Sequence[float]) -> Timing:
     low, middle, high = quantiles(seconds, n=4)
-    return Timing(middle, (high - low) / middle, len(seconds))
+    return Timing(middle, min(seconds), (high - low) / middle, len(seconds))

@@ -258,6 +258,32 @@ def dump_target(target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
+def dump_difference(
+    head: Mapping[str, str], numbers: Mapping[str, float], sources: Mapping[str, str]
+) -> str:
+    """A spec file of what differs from a base: `head` holds `base`, `name` and other text,
+    `numbers` are by their path, factors among them, `sources` by path or prefix."""
+    lines = [f"# {head['name']}: what differs from {head['base']}. SI units, dense rates.", ""]
+    lines += [f"{key} = {_quoted(text)}" for key, text in head.items()]
+    table = ""
+    for path, value in sorted(numbers.items(), key=lambda n: n[0].rpartition(".")[0]):
+        parent, _, key = path.rpartition(".")
+        if parent != table:
+            lines += ["", f"[{parent}]"]
+            table = parent
+        lines.append(f"{_key(key)} = {number_text(value)}")
+    lines += ["", "[sources]"]
+    lines += [f"{_quoted(paths)} = {_quoted(text)}" for paths, text in sources.items()]
+    return "\n".join(lines) + "\n"
+
+
+def parse_target(text: str, path: Path) -> Target:
+    """The target that a spec file at `path` with this text would be."""
+    import tomllib
+
+    return target_of(_on_base(tomllib.loads(text), path, ()), str(path))
+
+
 def _key(name: str) -> str:
     return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
 

@@ -1,0 +1,208 @@
+"""`gpuir calibrate`: a target that agrees with one's own device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from os.path import relpath
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli.output import emit, note, warn
+
+if TYPE_CHECKING:
+    from gpuir.backends.terminal import Page
+    from gpuir.evaluate.batch import Batch
+    from gpuir.evaluate.calibrate import Found
+    from gpuir.evaluate.machine import Machine
+    from gpuir.evaluate.plan import Case
+    from gpuir.targets.target import Target
+
+OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
+
+
+@click.command()
+@click.option("--target", required=True, help="What to start from: a name, or a .toml file; cpu.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    type=click.Path(),
+    help="Measurements to calibrate on, instead of making some.",
+)
+@click.option("-o", "--out", type=click.Path(), help="Write the new target here.  [stdout]")
+@click.option("--name", help="What to call it.  [as the file, or the target with -mine]")
+@click.option(
+    "--budget-s",
+    type=click.FloatRange(10),
+    default=300.0,
+    show_default=True,
+    help="Measure for at most so many seconds.",
+)
+@click.option("--width", type=click.IntRange(40), help="Columns of the summary.  [the terminal's]")
+def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any) -> None:
+    """Measure some sixty kernels on the device at hand, and write a target that agrees with them.
+
+    It is a file of what differs from the target given: a few factors of the cost model, and, of a
+    CPU, its rates and caches. Use its path wherever a target's name is asked for.
+
+    \b
+    gpuir calibrate --target a100 -o my-a100.toml
+    gpuir calibrate --target cpu -o my-cpu.toml
+    gpuir calibrate --target a100 --table measured.parquet -o my-a100.toml
+    """
+    import gpuir
+    from gpuir.backends.terminal import Page
+    from gpuir.cli.analyze import layout
+    from gpuir.evaluate.calibrate import calibration
+    from gpuir.targets.load import dump_difference, parse_target, slug
+
+    base = gpuir.load_target(_level() if target == OWN and not tables else target)
+    path = Path(out) if out and out != "-" else Path("-")
+    name = given["name"] or slug(path.stem if out and out != "-" else f"{base.name}-mine")
+    head = {"base": _base(base, target, path), "name": name}
+    if base.title:
+        head["title"] = base.title
+    numbers: dict[str, float] = {}
+    if tables:
+        batches, how = _read(tables, base)
+        start = base
+    else:
+        machine, numbers = _described(base)
+        how = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
+        text = dump_difference(head, numbers, {", ".join(numbers): how})
+        start = parse_target(text, path)
+        batches = _measured(machine, start, given["budget_s"])
+    result, found = calibration(start, batches)
+    factors = {f"factors.{f}": v for f, v in result.factors.items()}
+    rows = sum(f.rows for f in found)
+    sources = {", ".join(numbers): how} if numbers else {}
+    sources["factors"] = f"calibrated on {rows} kernels, {how}; {_errors(found)}"
+    emit(dump_difference(head, {**numbers, **factors}, sources), out)
+    shape = layout({"width": given["width"], "output": None, "top": 0})
+    page = Page(shape.width, shape.color)
+    show(found, page)
+    if out and out != "-":
+        page.line()
+        page.line(f"{out}: target {name}")
+        emit(page.text())
+    else:
+        note(page.text())
+
+
+def _level() -> str:
+    from gpuir.evaluate.machine import cpu_level
+
+    return cpu_level()
+
+
+def _base(base: Target, target: str, out: Path) -> str:
+    """What the new file's `base` says: a name, or a path from its own folder."""
+    from gpuir.ir.errors import UsageError
+
+    if not (target.endswith(".toml") or "/" in target):
+        return base.name
+    if "+" in base.name:
+        raise UsageError(
+            f"{target} is a target with numbers changed",
+            fix="write them into a file: gpuir targets ... --format toml -o FILE, and start there",
+        )
+    if out.resolve() == Path(target).resolve():
+        raise UsageError("a target cannot be its own base", where=str(out), fix="--out another")
+    return Path(relpath(Path(target).resolve(), out.resolve().parent)).as_posix()
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _errors(found: Sequence[Found]) -> str:
+    """The error before and after, in words, for the record."""
+    parts = (f"{f.family} {100 * f.before:.1f} to {100 * f.after:.1f} %" for f in found)
+    return f"mean error, each row by a calibration on others: {', '.join(parts)}"
+
+
+def show(found: Sequence[Found], page: Page) -> None:
+    """A row a family: how far off it was and is, and what moved."""
+    columns = [("family", False), ("rows", True), ("before", True), ("after", True)]
+    columns.append(("factors", False))
+    rows = [
+        (
+            f.family,
+            str(f.rows),
+            f"{100 * f.before:.1f} %",
+            f"{100 * f.after:.1f} %",
+            ", ".join(f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items()) or "none",
+        )
+        for f in found
+    ]
+    page.table(columns, rows)
+    page.line()
+    page.wrapped("", "mean absolute error; after: each row by a calibration on the others", 0)
+
+
+# ---------------------------------------------------------------------------- measuring
+
+
+def _described(base: Target) -> tuple[Machine, dict[str, float]]:
+    """The machine, and the numbers of it that are measured and not fitted."""
+    from gpuir.evaluate.machine import Machine, cpu_numbers, gpu_numbers
+
+    machine = Machine.of(base)
+    note(f"measuring on {machine.provenance}")
+    if base.is_cpu:
+        return machine, cpu_numbers(machine, base.isa)
+    for what in machine.differences(base):
+        warn(what)
+    return machine, gpu_numbers(machine)
+
+
+def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
+    """What the plan's kernels take, as many as fit into the time."""
+    from gpuir.evaluate.collect import Row, batches_of, measure
+    from gpuir.evaluate.plan import read_plan, shipped_plan
+
+    cases = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
+    ends, rows = monotonic() + budget_s, list[Row]()
+    for i, case in enumerate(_spread(cases)):
+        left_s = ends - monotonic()
+        if left_s <= 0:
+            warn(f"the time is up: {len(cases) - i} of {len(cases)} kernels are not measured")
+            break
+        row = measure(machine, case, min(1.0, 0.5 * left_s / (len(cases) - i)))
+        said = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"
+        note(f"{i + 1:3}/{len(cases)}  {case}: {said}")
+        rows.append(row)
+    return batches_of(rows, target)
+
+
+def _spread(items: Sequence[Case]) -> list[Case]:
+    """The items so ordered that any first part has some from everywhere: 0, 8, 4, 12, 2, 10, ..."""
+    width = max(len(items) - 1, 1).bit_length()
+    order = sorted(range(len(items)), key=lambda i: f"{i:0{width}b}"[::-1])
+    return [items[i] for i in order]
+
+
+def _read(files: Sequence[str], target: Target) -> tuple[list[Batch], str]:
+    """The rows of tables that were measured on the target, and what to say of their origin."""
+    from gpuir.evaluate.tables import read_table
+    from gpuir.ir.errors import UsageError
+
+    batches = [b for file in files for b in read_table(file).batches]
+    mine = [b for b in batches if b.target.device == target.device]
+    if not mine:
+        raise UsageError(
+            f"no row was measured on {target.name}",
+            where=", ".join(files),
+            found=_listed(b.device for b in batches),
+        )
+    how = f"of {', '.join(Path(f).name for f in files)}, {_today()}"
+    return [replace(b, target=target) for b in mine], how
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names))) or "no kernels at all"

@@ -1,0 +1,253 @@
+"""A campaign of measurements: a plan's rows timed one after another, each on disk once done.
+
+The table is csv, a row appended and flushed as it is measured, so that a run that is killed loses
+nothing, and a run on the same table goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.tile import predict
+from gpuir.evaluate.batch import Batch
+from gpuir.evaluate.benchmarks import BENCHMARKS, COLUMNS, works_of
+from gpuir.evaluate.columns import Columns
+from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
+from gpuir.evaluate.machine import Machine
+from gpuir.evaluate.plan import Case
+from gpuir.evaluate.timing import FEWEST, MOST
+from gpuir.ir.errors import UsageError
+from gpuir.targets.target import Target
+
+HEADER = (
+    *("device", "op", "dtype", *COLUMNS, "latency_us", "spread", "repeats", "method"),
+    *("torch", "driver", "clock", "when", "note"),
+)
+BUDGET_S = 1.0  # of one row
+SETUP_S = 0.05  # assumed: tensors made and filled, a library's first call
+MEMORY_SHARE = 0.6  # of what is free, that a row's tensors may take
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row measured: seconds, or why there are none."""
+
+    case: Case
+    latency_s: float
+    spread: float
+    repeats: int
+    note: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        return not self.note
+
+
+def measure(machine: Machine, case: Case, budget_s: float = BUDGET_S) -> Row:
+    """One row. What cannot run here (no such dtype, no memory) is said in its note."""
+    bytes_moved = float(sum(np.sum(w.nbytes) for w in works_of(case.op, case.dtype, case.shape)))
+    if bytes_moved > MEMORY_SHARE * machine.free_bytes:
+        return _failed(case, f"needs {bytes_moved / 1e9:.3g} GB of memory")
+    torch = machine.torch
+    with torch.no_grad(), _tf32(torch, case.dtype == "tf32"):
+        try:
+            run = BENCHMARKS[case.op].make(machine.kit(case.dtype), case.shape)
+            timing = machine.watch(run, budget_s)
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+            _check_alive(machine, case, error)
+            return _failed(case, " ".join(str(error).split())[:160] or type(error).__name__)
+    return Row(case, timing.seconds, timing.spread, timing.repeats)
+
+
+def _failed(case: Case, why: str) -> Row:
+    return Row(case, float("nan"), 0.0, 0, why)
+
+
+def _check_alive(machine: Machine, case: Case, error: Exception) -> None:
+    """UsageError when the GPU answers nothing more, as after an illegal access."""
+    if machine.device == "cuda":
+        try:
+            machine.torch.cuda.empty_cache()
+            machine.torch.cuda.synchronize()
+        except RuntimeError as dead:
+            raise UsageError(
+                "the GPU has stopped answering",
+                where=str(case),
+                found=" ".join(str(error).split())[:160],
+                fix="run again: rows already measured are kept, this one is tried anew",
+            ) from dead
+
+
+@contextmanager
+def _tf32(torch: Any, allowed: bool) -> Generator[None, None, None]:
+    """Products of f32 in TF32, or not, as long as it lasts."""
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [b.allow_tf32 for b in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = allowed
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
+
+
+def collect(
+    machine: Machine,
+    cases: Iterable[Case],
+    path: Path,
+    *,
+    device: str,
+    budget_s: float = BUDGET_S,
+    watch: Callable[[Row], None] | None = None,
+) -> int:
+    """Measures the rows that the table at `path` has not, and appends them; gives how many.
+
+    `device` is what the table calls the machine: a target's name or path, or the driver's name.
+    """
+    done = _done(path, device)
+    measured = 0
+    with _appending(path) as stream:
+        table = csv.DictWriter(stream, HEADER, lineterminator="\n")
+        if not stream.tell():
+            table.writeheader()
+        for case in cases:
+            if case in done:
+                continue
+            row = measure(machine, case, budget_s)
+            table.writerow(_cells(row, machine, device))
+            stream.flush()
+            os.fsync(stream.fileno())
+            measured += 1
+            if watch is not None:
+                watch(row)
+    return measured
+
+
+def remaining(cases: Iterable[Case], path: Path, device: str) -> list[Case]:
+    """The rows of a plan that the table has not."""
+    done = _done(path, device)
+    return [case for case in cases if case not in done]
+
+
+def _appending(path: Path) -> Any:
+    """The file, opened at its end, after its last whole line."""
+    try:
+        stream = path.open("a+b")
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        whole = stream.read().rfind(b"\n") + 1
+        if whole < end:
+            stream.truncate(whole)  # a line that a killed run left half written
+        stream.close()
+        return path.open("a", encoding="utf-8", newline="")
+    except OSError as error:
+        raise UsageError(
+            "cannot write the table", where=str(path), found=str(error.strerror)
+        ) from error
+
+
+def _done(path: Path, device: str) -> set[Case]:
+    """The rows of a table, failed ones too; UsageError when it is a table of something else."""
+    if not path.exists() or not path.stat().st_size:
+        return set()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("cannot read the table", where=str(path), found=str(error)) from error
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    table = csv.DictReader(lines)
+    if lines and tuple(table.fieldnames or ()) != HEADER:
+        raise UsageError(
+            "the file is no table of collected measurements",
+            where=str(path),
+            expected=",".join(HEADER),
+            found=lines[0][:160],
+            fix="name another file to write",
+        )
+    return {case for row in table if row["device"] == device for case in _case(row)}
+
+
+def _case(row: Mapping[str, str]) -> Iterator[Case]:
+    if row["op"] in BENCHMARKS:
+        extents = ((c, row[c] or "0") for c in BENCHMARKS[row["op"]].columns)
+        yield Case(row["op"], row["dtype"], tuple((c, int(float(n))) for c, n in extents))
+
+
+def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
+    measured = row.is_measured
+    return {
+        **machine.facts,
+        "device": device,
+        "op": row.case.op,
+        "dtype": row.case.dtype,
+        **row.case.shape,
+        "latency_us": f"{row.latency_s * 1e6:.6g}" if measured else "",
+        "spread": f"{row.spread:.3g}" if measured else "",
+        "repeats": row.repeats or "",
+        "method": machine.watch.method,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "note": row.note,
+    }
+
+
+def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
+    """Rows measured on a target, as a table of them would read."""
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.is_measured:
+            alike.setdefault((row.case.op, row.case.dtype), []).append(row)
+    found: list[Batch] = []
+    for (op, dtype), group in alike.items():
+        columns = BENCHMARKS[op].columns
+        extents = {c: np.array([row.case.shape[c] for row in group], float) for c in columns}
+        latency_s = np.array([row.latency_s for row in group])
+        works, which = works_of(op, dtype, extents), np.arange(len(group))
+        batch = Batch("", op, target.name, dtype, target, works, which, latency_s, dims=extents)
+        found.append(batch)
+    return found
+
+
+def expected_s(target: Target, case: Case, budget_s: float = BUDGET_S) -> float:
+    """About how long measuring a row takes, by prediction."""
+    kernels = works_of(case.op, case.dtype, {c: float(n) for c, n in case.extents})
+    call_s = sum(float(predict(w, target).time_s[0]) for w in kernels)
+    return SETUP_S + min(max(budget_s, FEWEST * call_s), MOST * call_s + budget_s)
+
+
+# ---------------------------------------------------------------------------- reading it back
+
+
+def _prepared(columns: Columns) -> Columns:
+    """The extents that an operator does not have are nothing."""
+    return columns.with_cells({c: np.nan_to_num(columns.numbers(c)) for c in COLUMNS})
+
+
+def _works(s: Shapes) -> tuple[Any, ...]:
+    op, dtype = s.said["op"], s.said["dtype"]
+    if op not in BENCHMARKS or dtype not in BENCHMARKS[op].dtypes:
+        raise Unmodelled(f"operator {op} in {dtype} is none we know")
+    return works_of(op, dtype, s.extents)
+
+
+KIND = Kind(
+    name="collected measurements",
+    key=("op", "dtype", "spread", "repeats", "method"),
+    words=("op", "dtype"),
+    shape=COLUMNS,
+    works=_works,
+    op=lambda said: said["op"],
+    dtype=lambda said: said["dtype"],
+    beside=("torch", "driver"),
+    needs=COLUMNS,
+    prepare=_prepared,
+)
