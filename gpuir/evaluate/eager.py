@@ -13,8 +13,8 @@ from gpuir.cost.work import Work
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.ir.types import f32
 
-# What software sees of a two-die board is a die.
-DEVICES = {"AMD_Instinct_MI250": "mi250-gcd", "AMD_Instinct_MI250X": "mi250x-gcd"}
+# Software sees one die of a board with two. Half an MI250 has the numbers of an MI210.
+DEVICES = {"AMD_Instinct_MI250": "mi210", "AMD_Instinct_MI250X": "mi250x-gcd"}
 LAUNCH = ("kernel_name", "grid_x", "grid_y", "grid_z", "block_x", "kernels")
 
 # operator → tensors read, the scalar function whose instructions it costs; `u` is a tensor with a

@@ -19,8 +19,13 @@ from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
 
 # The tables say `a100_sxm` and `a100_pcie` of the boards with 80 GB (systems.csv: 2039 and 1935
-# GB/s); as targets those names are the older boards with 40 GB.
-DEVICES = {"a100_sxm": "a100-sxm-80gb", "a100_pcie": "a100-pcie-80gb"}
+# GB/s); as targets those names are the older boards with 40 GB. What is published of a GB300 is a
+# B300 with faster memory and more power.
+DEVICES = {
+    "a100_sxm": "a100-sxm-80gb",
+    "a100_pcie": "a100-pcie-80gb",
+    "gb300": "b300-sxm-288gb+dram.bytes_per_s=8e12+tdp_w=1400",
+}
 STACK = ("framework", "version", "kernel_source", "split")
 
 PLAIN: dict[str, DType] = {"bf16": bf16, "fp16": f16, "fp32": f32}
