@@ -20,25 +20,31 @@ from gpuir.targets.target import Target
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
 # exponentials, the results; its norms: mean and variance together, the results.
 PASSES = {"softmax": 3.0, "norm": 2.0, "sum": 1.0}
+VECTOR_BYTES = 16  # of a thread's load, where rows allow it
+LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere touch one more
 
 FACTORS = (
     *DRAM,
     *CACHE,
     *LANES,
     OVERLAP,
-    Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("pass clocks", 800.0, 50.0, 5000.0, 0.2, "a block's pass: a load, then its threads agree"),
-    Factor("step clocks", 50.0, 1.0, 1000.0, 0.0, "each further step of a pass over a long row"),
-    Factor("norm wait", 1.5, 0.3, 6.0, 0.0, "a pass of a norm, whose sums are of pairs"),
+    Factor("start clocks", 2000.0, 100.0, 20000.0, 0.3, "a kernel's first loads and last stores"),
+    Factor("drain", 0.3, 0.01, 2.0, 0.0, "of a wave's time, lost while its last blocks finish"),
+    Factor(
+        "pass clocks", 800.0, 10.0, 5000.0, 0.2, "a block's pass: a load, and its threads agree"
+    ),
+    Factor("step clocks", 300.0, 1.0, 2000.0, 0.0, "each further step of a pass over a long row"),
+    Factor("norm wait", 2.5, 0.3, 8.0, 0.0, "a pass of a norm, whose sums are of pairs"),
     Factor("softmax lanes", 1.0, 0.2, 6.0, 0.0, "instructions of a softmax over those counted"),
+    Factor("repeat lanes", 0.5, 0.0, 3.0, 0.0, "a pass's share of them, when rows are read again"),
     Factor("norm lanes", 1.5, 0.2, 6.0, 0.0, "instructions of a norm over those counted"),
     Factor("warp lanes", 40.0, 1.0, 600.0, 0.0, "instructions of a thread beside its cells"),
+    Factor("straddle", 0.1, 0.001, 1.0, 0.0, "what rows that start inside a cache line add"),
 )
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
-    """Waves of blocks that each make their passes, over DRAM, the L2 and the issue of instructions.
-    """
+    """Waves of blocks that each make their passes, over DRAM, the L2 and the issue of instructions."""
     xp = s.xp
     nest = cut(work, tiles, target, s)
     length, count = work.extents["r"], work.extents["o"]
@@ -57,21 +63,49 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
     l2_s = s.put("l2 time", (work.nbytes + (passes - 1) * reads) / l2_rate, "s")
 
+    cell_bytes = work.dtype.bits / 8
+    lines = length * cell_bytes / LINE_BYTES
+    straddles = s.put("rows start inside a line", xp.where(lines > xp.floor(lines), 1.0, 0.0))
+    slower = 1 + p["straddle"] * straddles
     share = p["softmax lanes"] if work.kind == "softmax" else p["norm lanes"]
     padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
+    padded = xp.where(held, padded, 1 + p["repeat lanes"] * (passes - 1))
     cells = work.lane_ops * padded * share
-    instructions = cells + nest.blocks * nest.threads * p["warp lanes"] * passes
-    compute = lanes_s(s, instructions, target, p)
+    agree = s.put("instructions of threads", nest.blocks * nest.threads * passes * p["warp lanes"])
+    compute = lanes_s(s, cells * slower, target, p, agree * slower)
 
     wait = p["pass clocks"] * (p["norm wait"] if work.kind == "norm" else 1.0)
-    clocks = passes * (wait + (nest.steps - 1) * p["step clocks"])
+    steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads))
+    clocks = passes * (wait + steps * p["step clocks"]) * slower
     block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
-    rounds = xp.maximum(1.0, nest.waves)
-    busy_s = s.put("waves of waits", rounds * block_s, "s")
+    busy_s = s.put("waves of waits", xp.maximum(1.0, nest.waves) * block_s, "s")
 
-    memory = xp.maximum(dram_s, l2_s)
     start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
-    return joined(s, compute, memory, busy_s, start, p)
+    drain = s.put("drain: of a wave", p["drain"] / xp.maximum(1.0, nest.waves))
+    return joined(s, compute, xp.maximum(dram_s, l2_s), busy_s, start, p, drain)
+
+
+def row_steps(s: Sheet, work: Work, chunk: Number, threads: Number) -> Number:
+    """Loads that follow each other in a thread's pass over a row.
+
+    Of a norm: vectors. Of a softmax that its block does not hold: as many whole chunks of vectors
+    as there are, then the rest cell by cell; a row that starts inside a vector takes a load more,
+    which uses up a cell a thread (PyTorch, SoftMax.cu: ilpReduce, WriteFpropResults). Of rows of an
+    odd number of cells three in four do, of two modulo four every other.
+    """
+    xp = s.xp
+    length = work.extents["r"]
+    if work.kind != "softmax":
+        return xp.ceil(length / chunk)
+
+    def loads(cells: Number) -> Number:
+        chunks = xp.floor(cells / chunk)
+        return chunks + xp.ceil((cells - chunks * chunk) / threads)
+
+    half, quarter = length / 2, length / 4
+    odd = xp.where(half > xp.floor(half), 0.75, xp.where(quarter > xp.floor(quarter), 0.5, 0.0))
+    aligned, shifted = loads(length), 1 + loads(xp.maximum(length - threads, 0.0))
+    return xp.where(chunk >= length, 1.0, aligned + odd * (shifted - aligned))
 
 
 def gone(nbytes: Number, target: Target, p: Mapping[str, Number]) -> Number:
@@ -93,11 +127,13 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         padded = 2.0 ** np.ceil(np.log2(np.maximum(length, 1.0)))
         short = length <= 1024
         rows = 128 / np.minimum(padded, warp) * np.where(padded <= 128, 2, 1)
-        warps = np.where(length > 2048, 16.0, 8.0)
-        chunk = warps * warp * 4
+        vector = VECTOR_BYTES * 8 / work.dtype.bits
+        most = np.minimum(np.floor(length / vector), 1024) / 2
+        warps = np.clip(2.0 ** np.ceil(np.log2(np.maximum(most, 1.0))) / warp, 1, 32)
+        chunk = warps * warp * vector
         if amd:
             warps = np.full(length.shape, 1024 / warp)
-            chunk = np.where(length % 4 == 0, length, 4096.0)
+            chunk = np.where(length % vector == 0, length, 1024 * vector)
         return Tiles(
             {"o": np.where(short, rows, 1.0), "r": np.where(short, padded, chunk)},
             np.ones(length.shape),

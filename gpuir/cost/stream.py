@@ -32,7 +32,9 @@ DRAM = (
 CACHE = (
     Factor("l2 share", 0.4, 0.2, 1.2, 0.3, "of the listed L2 bandwidth"),
     Factor("l2 keeps", 0.6, 0.3, 1.5, 0.0, "operands over L2 bytes, at which half is found there"),
-    Factor("l2 edge", 6.0, 1.5, 12.0, 0.0, "how sharply that share falls: the exponent of the ratio"),
+    Factor(
+        "l2 edge", 6.0, 1.5, 12.0, 0.0, "how sharply that share falls: the exponent of the ratio"
+    ),
 )
 LANES = (
     Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
@@ -47,6 +49,7 @@ FACTORS = (
     Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a block's start, loads and last stores"),
     Factor("gather clocks", 500.0, 10.0, 20000.0, 0.3, "a block's wait for its indices, then rows"),
 )
+
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The longest of DRAM, L2, instructions and the waits of blocks, which hide each other but at
@@ -65,12 +68,13 @@ def joined(
     busy: Number,
     start: Number,
     p: Mapping[str, Number],
+    drain: Number = 0.0,
 ) -> Terms:
     """What of the waits shows. Arithmetic, memory and waits run beside each other; where two take
     about as long neither hides the other whole, which a p-norm expresses."""
     q = p["overlap"]
     total = s.put("joined", (memory**q + compute**q + busy**q) ** (1 / q), "s", "p-norm")
-    return Terms(compute, memory, total - s.xp.maximum(compute, memory) + start)
+    return Terms(compute, memory, total * (1 + drain) - s.xp.maximum(compute, memory) + start)
 
 
 def memory_s(
@@ -107,8 +111,10 @@ def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
     return p["amd hbm share"] if target.vendor == "AMD" else p["hbm share"]
 
 
-def lanes_s(s: Sheet, lane_ops: Number, target: Target, p: Mapping[str, Number]) -> Number:
-    """Seconds to issue the instructions of all lanes."""
+def lanes_s(
+    s: Sheet, lane_ops: Number, target: Target, p: Mapping[str, Number], beside: Number = 0.0
+) -> Number:
+    """Seconds to issue the instructions of all lanes: those of functions, and those `beside`."""
     slots = SLOTS.get(target.isa, NVIDIA_SLOTS)
     if target.vendor != "NVIDIA":
         slots = float(target.sm.fp32_lanes)
@@ -116,7 +122,7 @@ def lanes_s(s: Sheet, lane_ops: Number, target: Target, p: Mapping[str, Number])
     rate = s.put(
         "issue rate", slots * target.sms * target.clock_hz * p["issue share"], "lane instructions/s"
     )
-    return s.put("instructions", lane_ops * cost / rate, "s")
+    return s.put("instructions", (lane_ops * cost + beside) / rate, "s")
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
