@@ -39,7 +39,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
     if name in PLAIN:
         return (work.gemm(m, n, k, PLAIN[name]),)
     if name in WEIGHT_ONLY:
-        return (work.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]),)
+        return (replace(work.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]), kind="plugin"),)
     match name:
         case "fp8" | "fp8_static" if s.said["whole"] == "yes":
             return (
@@ -63,7 +63,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
             product = work.gemm(m, n, k, f4e2m1, out=bf16)
             return (quantised(m * k, f4e2m1, 8.0), replace(product, kind="block"))
         case "int8_sq":
-            return (work.gemm(m, n, k, i8, out=f16),)
+            return (replace(work.gemm(m, n, k, i8, out=f16), kind="plugin"),)
         case "w4a16_mxfp4":
             return (work.gemm(m, n, k, bf16, weight=f4e2m1),)
         case "w4a8_mxfp4_mxfp8":
@@ -227,12 +227,48 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
     return (quantised(cells, f8e4m3, 3.0),)
 
 
+CHUNK_KERNELS = 8  # of a chunked scan, each of which streams about five tensors of a token's heads
+
+
 def state_space(s: Shapes) -> tuple[Work, ...]:
-    raise Unmodelled("linear attention is not modelled yet")
+    """Parts of linear attention (gated delta nets, Kimi's, Mamba2), by their bytes: short causal
+    convolutions; decoding, which reads and writes every head's state in f32; and scans over chunks
+    of a prompt. Rough: the chunks' order in time is not told."""
+    source, mamba = s.said["kernel_source"], s.said["family"] == "mamba2"
+    tokens = np.maximum(s["num_tokens"], s["batch_size"])
+    width = s["nheads"] * s["head_dim"] if mamba else s["num_v_heads"] * s["head_v_dim"]
+    if source.startswith("causal_conv1d"):
+        others = s["n_groups"] * s["d_state"] if mamba else s["num_k_heads"] * s["head_k_dim"]
+        cells = tokens * (width + 2 * others)
+        if "update" in source:
+            return (work.pointwise(cells, (bf16,) * 4, (bf16,) * 4, ops=8.0),)
+        if source.endswith("qkv3"):
+            return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=8.0),) * 3
+        return (work.pointwise(cells, (bf16,), (bf16,), ops=8.0),)
+    if s.said["phase"] == "context":
+        part = work.pointwise(tokens * width, (bf16,) * 3, (bf16,) * 2, ops=8.0)
+        return (part,) * CHUNK_KERNELS
+    state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
+    return (work.pointwise(state, (f32,), (f32,), ops=6.0),)
 
 
 def connections(s: Shapes) -> tuple[Work, ...]:
-    raise Unmodelled("hyper-connections are not modelled yet")
+    """Hyper-connections: `hc_mult` residual streams. Before a layer their mix is computed from a
+    narrow product and taken; after it the layer's result is added to all of them. Some rows hold
+    several such sites."""
+    tokens, streams, sites = s["tokens"], s["hc_mult"], max(int(float(s.said["num_sites"])), 1)
+    cells = tokens * s["hidden"]
+    if not np.all(streams == streams[:1]):
+        raise Unmodelled("hyper-connections with different numbers of streams in one table")
+    n = int(streams[0])
+    if s.said["op"] == "post":
+        return (work.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites
+    mixes = streams * (streams + 2)
+    return (
+        work.gemm(tokens, mixes, streams * s["hidden"], bf16, out=f32),
+        work.pointwise(tokens * mixes, (f32,), (f32,), ops=8.0 * s["sinkhorn_iters"].max()),
+        work.pointwise(cells, (bf16,) * n, (bf16,), ops=2.0 * n),
+    ) * sites
 
 
 def _dtype(said: Mapping[str, str]) -> str:
@@ -354,8 +390,8 @@ KINDS = (
     Kind(
         name="hyper-connections",
         key=("system", "op", "tokens", "hidden", "hc_mult", "sinkhorn_iters"),
-        words=("op",),
-        shape=("tokens", "hidden", "hc_mult", "num_sites", "sinkhorn_iters"),
+        words=("op", "num_sites"),
+        shape=("tokens", "hidden", "hc_mult", "sinkhorn_iters"),
         works=connections,
         op=lambda said: f"mhc_{said['op']}",
         dtype=lambda _: "bf16",
