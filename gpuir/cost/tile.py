@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
 
 BY = "tile@2"
+THREADED = 32_768  # kernels, from where threads pay
 CHUNK = 4096  # kernels predicted at once: their numbers stay in a core's cache
 
 
@@ -96,13 +99,15 @@ def choose(work: Work, target: Target, *, model: Model | None = None, where: str
     family = family_of(work, target)
     if family.choose is not None:
         return family.choose(work, target, factors(family, target, model))
-    tiles = family.tiles(work, target)
+    return _search(work, target, model, where)
+
+
+def _search(work: Work, target: Target, model: Model, where: str) -> Tiles:
+    """Of the family's tiles the one of least time among those that fit the target."""
+    tiles = family_of(work, target).tiles(work, target)
     column = work.each(lambda n: np.asarray(n, float)[..., None])
     found = estimate(column, tiles, target, model=model).time_s
-    legal: Number = True
-    for need in needs(cut(column, tiles, target), target):
-        legal = legal & (np.asarray(need.wants) <= need.has)
-    time_s = np.where(legal, found, np.inf)
+    time_s = np.where(_legal(column, tiles, target), found, np.inf)
     if not np.all(np.isfinite(time_s.min(axis=-1))):
         raise ModelError(
             f"no tile of {work.kernel} fits {target.name}",
@@ -115,6 +120,13 @@ def choose(work: Work, target: Target, *, model: Model | None = None, where: str
     return tiles.each(lambda n: _pick(n, time_s.shape, best))
 
 
+def _legal(work: Work, tiles: Tiles, target: Target) -> Number:
+    legal: Number = True
+    for need in needs(cut(work, tiles, target), target):
+        legal = legal & (np.asarray(need.wants) <= need.has)
+    return legal
+
+
 def _pick(numbers: Number, shape: tuple[int, ...], best: Any) -> Number:
     """The entry of each row that was chosen."""
     spread = np.broadcast_to(np.asarray(numbers, float), shape)
@@ -122,8 +134,11 @@ def _pick(numbers: Number, shape: tuple[int, ...], best: Any) -> Number:
 
 
 def best_tile(work: Work, target: Target, where: str = "") -> Tile:
-    """The tile that a library would take for one kernel, as a note; `where` names it in errors."""
+    """The tile that a library would take for one kernel, as a note: where that is not legal on a
+    target with numbers changed, the best that is. `where` names the kernel in errors."""
     tiles = choose(work, target, where=where)
+    if not np.all(_legal(work, tiles, target)):
+        tiles = _search(work, target, shipped(), where)
     dims = tuple(
         (d, int(tiles.dims[d]))
         for d, n in work.dims
@@ -152,18 +167,28 @@ def predict(
     model = shipped() if model is None else model
     count = int(np.size(work.points))
     work = work.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
-    parts: list[tuple[Array, Tiles]] = []
-    for rows in _chunks(count):
-        part = work.each(lambda n, rows=rows: n[rows])
-        cut_by = (
-            choose(part, target, model=model)
-            if tiles is None
-            else tiles.each(lambda n, rows=rows: np.broadcast_to(n, (count,))[rows])
-        )
-        parts.append((estimate(part, cut_by, target, model=model).time_s, cut_by))
+    part = partial(_predict_rows, work, target, tiles, model)
+    if count > THREADED:
+        with ThreadPoolExecutor() as pool:  # numpy leaves the interpreter free
+            parts = list(pool.map(part, _chunks(count)))
+    else:
+        parts = [part(rows) for rows in _chunks(count)]
     time_s = np.concatenate([t for t, _ in parts]) if parts else np.zeros(0)
     low_s, high_s = interval(work, target, time_s, model)
     return Predictions(time_s, low_s, high_s, _joined([t for _, t in parts]))
+
+
+def _predict_rows(
+    work: Work, target: Target, tiles: Tiles | None, model: Model, rows: slice
+) -> tuple[Array, Tiles]:
+    """Seconds of some of the kernels, and their tiles."""
+    some = work.each(lambda n: n[rows])
+    if tiles is None:
+        cut_by = choose(some, target, model=model)
+    else:
+        count = np.shape(work.points)
+        cut_by = tiles.each(lambda n: np.broadcast_to(n, count)[rows])
+    return estimate(some, cut_by, target, model=model).time_s, cut_by
 
 
 def _chunks(count: int) -> Iterator[slice]:
