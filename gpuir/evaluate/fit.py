@@ -26,6 +26,7 @@ from gpuir.targets.target import Target
 
 ROWS = 400  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
 ROUNDS = 2  # times that tiles are chosen anew with the factors found
+SHARED = 0.2  # weight of rows that hold other kernels too, which are not known exactly
 STEPS = 60  # of the optimiser in a round
 UNITS = 6  # of the network's hidden layer
 DOUBT = 0.15  # logarithms of an error above this weigh by their size, not its square (Huber)
@@ -46,6 +47,7 @@ class Sample:
     work: Work
     other_s: Floats  # launches, and kernels of other families
     device_s: Floats
+    weight: float  # of its batch, among those of its GPU
 
 
 def train(
@@ -101,6 +103,7 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
                 _rows(batch.works[-1], shapes),
                 other_s,
                 part.device_s,
+                1.0 if len(batch.works) == 1 else SHARED,
             )
         )
     return found
@@ -249,9 +252,11 @@ def _minimise(torch: Any, parameters: list[Any], loss: Callable[[], Any]) -> Non
 
 
 def _weights(found: list[Sample]) -> list[float]:
-    """GPUs weigh alike, and so do the batches of one GPU."""
-    each = {d: sum(s.device == d for s in found) for d in {s.device for s in found}}
-    return [1 / (len(each) * each[s.device]) for s in found]
+    """GPUs weigh alike; within one, its batches by their weight."""
+    each: dict[str, float] = {}
+    for s in found:
+        each[s.device] = each.get(s.device, 0.0) + s.weight
+    return [s.weight / (len(each) * each[s.device]) for s in found]
 
 
 def _huber(torch: Any, error: Any) -> Any:
