@@ -152,8 +152,24 @@ def work_of(op: k.KernelOp, tf32: bool = False) -> Work:
     matrix units."""
     known: dict[bool, Work] = op.__dict__.setdefault("_works", {})
     if tf32 not in known:
-        known[tf32] = _work(op, tf32)
+        known[tf32] = _something(_work(op, tf32))
     return known[tf32]
+
+
+def _something(work: Work) -> Work:
+    """A work of no points as one of a single point and a byte an operand, so that no formula
+    divides by nothing; it still has no operations."""
+    if work.points:
+        return work
+    return replace(
+        work,
+        dims=tuple((d, max(n, 1)) for d, n in work.dims),
+        operands=tuple(replace(o, nbytes=max(o.nbytes, 1.0)) for o in work.operands),
+        traits=tuple((name, n if name in FLAGS else max(n, 1.0)) for name, n in work.traits),
+    )
+
+
+FLAGS = ("append", "transposed")  # traits that are 0 where something is not so
 
 
 def _work(op: k.KernelOp, tf32: bool) -> Work:
