@@ -131,8 +131,14 @@ def score(
                         totals.setdefault(total, []).append(part)
     return Scores(
         tuple(_score(g, parts) for g, parts in sorted(groups.items())),
-        tuple(_score(g, parts) for g, parts in sorted(totals.items())),
+        tuple(_score(g, parts) for g, parts in sorted(totals.items(), key=_place)),
     )
+
+
+def _place(total: tuple[Group, list[_Rows]]) -> tuple[str, str, bool, str]:
+    """Totals by file and dtype, that of all GPUs last."""
+    g = total[0]
+    return (g.file, g.dtype, g.device == ALL, g.device)
 
 
 def _totals(group: Group) -> Iterator[Group]:

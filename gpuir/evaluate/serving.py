@@ -227,7 +227,10 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
     return (quantised(cells, f8e4m3, 3.0),)
 
 
-CHUNK_KERNELS = 8  # of a chunked scan, each of which streams about five tensors of a token's heads
+# A chunked scan streams about forty tensors of a token's heads, in so many kernels (Triton's flash
+# linear attention; FlashInfer's and FlashKDA's); by hand on H100 rows.
+SCAN_TENSORS, SCAN_KERNELS, FUSED_SCAN_KERNELS = 40, 8, 4
+USUAL_SITES = 2  # of a row of hyper-connections, as where the table says
 
 
 def state_space(s: Shapes) -> tuple[Work, ...]:
@@ -246,8 +249,9 @@ def state_space(s: Shapes) -> tuple[Work, ...]:
             return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=8.0),) * 3
         return (work.pointwise(cells, (bf16,), (bf16,), ops=8.0),)
     if s.said["phase"] == "context":
-        part = work.pointwise(tokens * width, (bf16,) * 3, (bf16,) * 2, ops=8.0)
-        return (part,) * CHUNK_KERNELS
+        kernels = FUSED_SCAN_KERNELS if "flash" in source else SCAN_KERNELS
+        half = SCAN_TENSORS // kernels // 2
+        return (work.pointwise(tokens * width, (bf16,) * half, (bf16,) * half, ops=8.0),) * kernels
     state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
     return (work.pointwise(state, (f32,), (f32,), ops=6.0),)
 
@@ -256,7 +260,8 @@ def connections(s: Shapes) -> tuple[Work, ...]:
     """Hyper-connections: `hc_mult` residual streams. Before a layer their mix is computed from a
     narrow product and taken; after it the layer's result is added to all of them. Some rows hold
     several such sites."""
-    tokens, streams, sites = s["tokens"], s["hc_mult"], max(int(float(s.said["num_sites"])), 1)
+    tokens, streams = s["tokens"], s["hc_mult"]
+    sites = int(float(s.said["num_sites"] or 0)) or USUAL_SITES
     cells = tokens * s["hidden"]
     if not np.all(streams == streams[:1]):
         raise Unmodelled("hyper-connections with different numbers of streams in one table")
