@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, cpu, plain, rows, stream, tensor
+from gpuir.cost import attention, cpu, grouped, plain, rows, stream, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Family] = {
         rows.FAMILY,
         tensor.FAMILY,
         attention.FAMILY,
+        *grouped.FAMILIES.values(),
         cpu.FAMILY,
     )
 }
@@ -28,6 +29,8 @@ def family_of(work: Work, target: Target) -> Family:
     if target.is_cpu:
         return cpu.FAMILY
     match work.kernel:
+        case "k.moe":
+            return grouped.family_of(work)
         case "k.attention":
             return attention.FAMILY
         case "k.gemm" if runs_on_tensor(work, target):

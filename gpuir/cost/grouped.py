@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles, has_clusters
+from gpuir.cost.nest import Tiles
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Operand, Work
@@ -26,25 +25,45 @@ from gpuir.targets.target import Target
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 ROWS = (8, 16, 32, 64, 128, 256)  # tiles of m: rows of one expert that a block takes
+BLOCKS = {f"blocks of {t}": t for t in ROWS}  # the traits that count them
 DRAWS = 5  # of expert popularity, as in the measurements (data README)
 SCALE_BYTES = {"f4e2m1": 1 / 16, "i4": 2 / 128}  # a weight's share of its scale: nvfp4, int4 groups
-STACKS = ("cutlass", "triton", "trtllm", "deepgemm", "marlin")
+
+# A part of a serving framework's name for its kernel → the implementation that it stands for.
+STACKS: dict[str, str] = {
+    "marlin": "marlin",
+    "deepgemm": "deepgemm",
+    "cutedsl": "cutedsl",
+    "flashinfer_trtllm": "trtllm",
+    "min_latency": "trtllm",
+    "flashinfer_cutlass": "flashinfer",
+    "torch_flow": "cutlass",
+    "sglang": "sglang",
+    "vllm": "vllm",
+}
+# What has been measured of each: see `scheme_of`.
+MEASURED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("cutlass", ("f16", "f8", "f8 block", "f4", "converted")),
+    ("flashinfer", ("f16", "f8", "f8 block", "f4")),
+    ("trtllm", ("f16", "f8", "f8 block", "f4", "converted")),
+    ("sglang", ("f16", "f8 block", "converted")),
+    ("vllm", ("f16", "f8", "f8 block", "converted")),
+    ("deepgemm", ("f8 block",)),
+    ("cutedsl", ("f4",)),
+    ("marlin", ("converted",)),
+)
 
 
 def stack_of(kernel_source: str) -> str:
     """Which implementation a serving framework's name for its kernel stands for."""
-    for stack, parts in NAMES.items():
-        if any(part in kernel_source for part in parts):
-            return stack
-    return "triton"
+    return next((stack for part, stack in STACKS.items() if part in kernel_source), "cutlass")
 
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "marlin": ("marlin",),
-    "deepgemm": ("deepgemm", "cutedsl"),
-    "trtllm": ("flashinfer_trtllm", "min_latency"),
-    "cutlass": ("torch_flow", "flashinfer_cutlass"),
-}
+def scheme_of(dtype: DType, weight: DType | None, block: bool) -> str:
+    """What is multiplied: 16, 8 or 4 bits, with scales by blocks along k, or weights converted."""
+    if weight is not None and weight != dtype:
+        return "converted"
+    return f"f{min(dtype.bits, 16)}" + " block" * block
 
 
 # ---------------------------------------------------------------------------- who gets which rows
@@ -54,11 +73,11 @@ def shares(
     tokens: Number, topk: Number, experts: Number, ranks: Number, skew: Number
 ) -> dict[str, Array]:
     """How the busiest rank's experts share the rows: `rows` in all, `active` experts that get any,
-    the `hottest` expert's, and `blocks` of each of `ROWS` rows.
+    the tokens `touched`, which have a row there, and `blocks` of each of `ROWS` rows.
 
     Without skew every expert gets as many, but for rest. With it, popularity is drawn from a power
-    law of exponent `skew` between one row and four fifths of the tokens, as the measurements have it
-    (ai-dynamo/aiconfigurator, collector/helper.py); an expert gets a token once at most.
+    law of exponent `skew` between one row and four fifths of the tokens, as the measurements have
+    it (ai-dynamo/aiconfigurator, collector/helper.py); an expert gets a token once at most.
     """
     columns = np.broadcast_arrays(*(np.asarray(n, float) for n in (tokens, topk, experts, ranks)))
     skews = np.broadcast_to(np.asarray(skew, float), columns[0].shape)
@@ -70,7 +89,7 @@ def shares(
         values = np.array([_drawn(*(int(n) for n in case[:4]), float(case[4])) for case in kinds])
         found = np.where(drawn, 0.0, found)
         found[..., drawn] = values[which.reshape(-1)].T
-    names = ("rows", "active", "hottest", *(f"blocks of {t}" for t in ROWS))
+    names = ("rows", "active", "touched", *BLOCKS)
     return dict(zip(names, found, strict=True))
 
 
@@ -85,9 +104,8 @@ def _even(tokens: Array, topk: Array, experts: Array, ranks: Array) -> Array:
     fewer = local - more
     blocks = [more * np.ceil((full + 1) / t) + fewer * np.ceil(full / t) for t in ROWS]
     rows = more * (full + 1) + fewer * full
-    return np.stack(
-        [rows, np.where(full > 0, local, more), np.where(more > 0, full + 1, full), *blocks]
-    )
+    touched = np.minimum(rows, tokens)
+    return np.stack([rows, np.where(full > 0, local, more), touched, *blocks])
 
 
 @lru_cache(maxsize=65536)
@@ -96,25 +114,55 @@ def _drawn(tokens: int, topk: int, experts: int, ranks: int, skew: float) -> tup
     total, local = tokens * topk, experts // ranks
     low, high = (1.0, max(0.8 * tokens, 1.0 + 1e-9)) if total > experts else (0.01, 2.0)
     power = 1 - skew
-    u = np.random.default_rng(0).random((DRAWS, experts))
+    u: Array = np.random.default_rng(0).random((DRAWS, ranks, local))
     weight = ((high**power - low**power) * u + low**power) ** (1 / power)
-    rows = np.rint(weight / weight.sum(axis=1, keepdims=True) * total)
-    rows = np.minimum(rows, tokens).reshape(DRAWS, ranks, local)
-    for _ in range(8):  # what rounding left over: to the least loaded, or from the most
-        over = total - rows.sum(axis=(1, 2))
-        if not over.any():
-            break
-        each = np.floor(np.abs(over)[:, None] / ranks)
-        each = each + (np.arange(ranks) < np.abs(over)[:, None] - each * ranks)
-        place = rows.argsort(axis=2, kind="stable").argsort(axis=2, kind="stable")
-        more = (place < each[..., None]) + np.floor(each / local)[..., None]
-        less = local - 1 - place < each[..., None]
-        changed = np.where((over > 0)[:, None, None], rows + more, rows - less)
-        rows = np.clip(changed, 0, tokens)
-    busiest = rows[np.arange(DRAWS), rows.sum(axis=2).argmax(axis=1)]
-    blocks = (np.ceil(busiest / t).sum(axis=1).mean() for t in ROWS)
-    active = (busiest > 0).sum(axis=1).mean()
-    return (busiest.sum(axis=1).mean(), active, busiest.max(axis=1).mean(), *blocks)
+    return _summary(_levelled(weight, total, tokens), tokens)
+
+
+def _levelled(weight: Array, total: int, tokens: int) -> Array:
+    """Whole rows of [draws, ranks, experts] by weight, none above `tokens`, `total` in all."""
+    drawn = np.rint(weight / weight.sum(axis=(1, 2), keepdims=True) * total)
+    rows: Array = np.clip(drawn, 0, tokens)
+    for _ in range(8):
+        rows = np.clip(rows + _rest(rows, total), 0, tokens)
+    return rows
+
+
+def _rest(rows: Array, total: int) -> Array:
+    """What rounding left over: to the least loaded of each rank, or from the most."""
+    _, ranks, local = rows.shape
+    over: Array = total - np.sum(rows, axis=(1, 2))[:, None]
+    whole: Array = np.floor(np.abs(over) / ranks)
+    left: Array = np.abs(over) - whole * ranks
+    each: Array = whole + np.heaviside(left - np.arange(ranks), 0.0)
+    each = each.reshape(-1, ranks, 1)
+    place = np.argsort(np.argsort(rows, axis=2, kind="stable"), axis=2, kind="stable")
+    more: Array = np.where(place < each, 1.0, 0.0) + np.floor(each / local)
+    less: Array = np.where(local - 1 - place < each, -1.0, 0.0)
+    return np.where(np.expand_dims(over, -1) > 0, more, less)
+
+
+def _summary(rows: Array, tokens: int) -> tuple[float, ...]:
+    """What `shares` gives, of the busiest rank, as means over draws."""
+    busiest: Array = rows[np.arange(len(rows)), np.argmax(np.sum(rows, axis=2), axis=1)]
+    count = float(len(rows))
+    missed: Array = np.prod(1 - busiest / tokens, axis=1)
+    return (
+        float(np.sum(busiest)) / count,
+        float(np.sum(busiest > 0)) / count,
+        tokens * (1 - float(np.mean(missed))),
+        *(float(np.sum(np.ceil(busiest / t))) / count for t in ROWS),
+    )
+
+
+def _with_strays(
+    share: Mapping[str, Number], sent: Number, topk: Number, ranks: Number
+) -> tuple[Number, dict[str, Number]]:
+    held: Array = sent + (ranks > 1) * (share["touched"] * topk - sent)
+    more: Array = held - share["rows"]
+    blocks = {name: share[name] + np.ceil(more / t) for name, t in BLOCKS.items()}
+    active: Array = share["active"] + (more > 0)
+    return held, {**share, "rows": held, "active": active, **blocks}
 
 
 def experts(
@@ -132,20 +180,25 @@ def experts(
     skew: Number = 0.0,
     stack: str = "cutlass",
     block: bool = False,
+    strays: bool = False,
 ) -> Work:
     """A mixture of experts on one rank, from the router's choice to its sum: `tokens` of `hidden`
     cells, each to `topk` of `experts`, which are `inter` wide and lie on `ranks` ranks; each expert
     is cut in `shards`, and `gated` by a second matrix.
 
     `weight` is the dtype the weights are stored in, where that is not what is multiplied; `block`
-    says that scales belong to blocks along k. `skew`: see `shares`.
+    says that scales belong to blocks along k. `skew`: see `shares`. With `strays`, the rank is
+    given the tokens it has an expert for alone, and computes their rows for other ranks' experts
+    too, as one more expert's: so SGLang up to 0.5.10 was measured, on GPUs before Blackwell.
     """
     width, local = inter / shards, experts // ranks
-    share = shares(tokens, topk, experts, ranks, skew)
+    share: dict[str, Number] = {**shares(tokens, topk, experts, ranks, skew)}
     stored = weight or dtype
     cell = stored.bits / 8 + SCALE_BYTES.get(stored.name, 0.0)
     into = 2.0 if gated else 1.0
-    sent = tokens * topk * 1.0
+    sent: Number = tokens * topk * 1.0
+    if strays:
+        sent, share = _with_strays(share, sent, topk, ranks)
     weights = share["active"] * (into + 1) * width * hidden * cell
     moved = tokens * hidden * (bf16.bits / 8)
     products = 2 * share["rows"] * (into + 1) * width * hidden
@@ -163,7 +216,7 @@ def experts(
         lane_ops=0.0 * products,
         dtype=dtype,
         pipe="tensor",
-        kind=" ".join([stack, *["block"] * block, *["converted"] * (weight is not None)]),
+        kind=f"{stack} {scheme_of(dtype, weight, block)}",
         traits=(("tokens", tokens), ("sent", sent), ("into", into), *share.items()),
     )
 
@@ -172,8 +225,8 @@ def experts(
 
 FACTORS = (
     Factor("compute share", 0.85, 0.02, 1.2, 0.1, "of the listed rate that a full tile reaches"),
-    Factor("block compute", 0.8, 0.1, 1.0, 0.0, "of that, with scales by blocks along k"),
-    Factor("converted compute", 0.8, 0.05, 1.0, 0.0, "of that, with weights converted on the way"),
+    Factor("mma rate", 1.0, 0.2, 5.0, 0.0, "of compute and feed, on GPUs with mma alone, to wgmma"),
+    Factor("tcgen05 rate", 1.0, 0.2, 5.0, 0.0, "of compute and feed, on sm_100 and on, to wgmma"),
     Factor("joule share", 0.5, 0.0, 1.5, 0.0, "exponent of the share of peak that the board feeds"),
     Factor("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
     Factor("dram share", 0.9, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
@@ -187,6 +240,13 @@ FACTORS = (
 )
 
 
+def instruction(target: Target) -> str:
+    """The matrix instruction of a target (PTX ISA); other vendors' are most like mma."""
+    if target.isa.startswith("sm_90"):
+        return "wgmma"
+    return "tcgen05" if target.isa.startswith("sm_10") else "mma"
+
+
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     xp = s.xp
     width, hidden = work.extents["n"], work.extents["k"]
@@ -195,10 +255,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
     rate = peak * p["compute share"]
     rate = rate * sustained(target, peak, True, work.dtype.bits).share ** p["joule share"]
-    if "block" in work.kind:
-        rate = rate * p["block compute"]
-    if "converted" in work.kind:
-        rate = rate * p["converted compute"]
+    feeding = target.l2_bytes_per_s * p["feed share"]
+    if instruction(target) != "wgmma":
+        ratio = p[f"{instruction(target)} rate"]
+        rate, feeding = rate * ratio, feeding * ratio
     blocks = s.put("row blocks", _blocks(s, work, tiles), "", "tiles of rows, over the experts")
     compute: Number = 0.0
     memory: Number = 0.0
@@ -209,11 +269,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         )
         product = 2 * tiles.dims["m"] * tiles.dims["n"] * k / (rate / target.sms)
         feed = (tiles.dims["m"] * act + tiles.dims["n"] * cell) * k
-        feed = feed / (target.l2_bytes_per_s * p["feed share"] / target.sms)
-        compute = compute + xp.maximum(load * (xp.maximum(product, feed) + p["fill"]), p["depth"] * k)
+        feed = feed / (feeding / target.sms)
+        compute = compute + xp.maximum(
+            load * (xp.maximum(product, feed) + p["fill"]), p["depth"] * k
+        )
         memory = memory + active * n * k * cell / (target.dram_bytes_per_s * p["dram share"])
-    touched = work.trait("sent") if work.kind.startswith("triton") else rows
-    cells = touched * (2 * hidden + (into + 1) * width) + work.trait("tokens") * hidden
+    touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
+    cells = touched * (2 * hidden + 2 * (into + 1) * width) + work.trait("tokens") * hidden
     moved = 2 * cells / (target.dram_bytes_per_s * p["row share"])
     both = (compute ** p["overlap"] + memory ** p["overlap"]) ** (1 / p["overlap"])
     fixed = p["fixed"] + p["expert"] * work.extents["b"]
@@ -222,9 +284,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _blocks(s: Sheet, work: Work, tiles: Tiles) -> Number:
-    found = work.trait(f"blocks of {ROWS[-1]}")
-    for t in ROWS[:-1]:
-        found = s.xp.where(tiles.dims["m"] == t, work.trait(f"blocks of {t}"), found)
+    found: Number = 0.0
+    for name, t in BLOCKS.items():
+        found = s.xp.where(tiles.dims["m"] == t, work.trait(name), found)
     return found
 
 
@@ -232,3 +294,26 @@ def candidates(work: Work, target: Target) -> Tiles:
     """Tiles of rows of one expert by columns of its matrix."""
     table = np.array([(m, n) for m in ROWS[1:] for n in (64, 128, 256) if m * n <= 128 * 256])
     return Tiles({"m": table[:, 0] * 1.0, "n": table[:, 1] * 1.0})
+
+
+def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    """The tile of least time: what implementations tune for, or have tables of."""
+    column = work.each(lambda n: np.asarray(n, float)[..., None])
+    tiles = candidates(work, target)
+    terms = seconds(Sheet(), column, tiles, target, p)
+    time_s = np.maximum(terms.compute, terms.memory) + terms.latency
+    best = np.argmin(time_s, axis=-1)
+    return tiles.each(lambda n: np.asarray(n)[best] if np.ndim(n) else n)
+
+
+FAMILIES: dict[str, Family] = {
+    name: Family(name, FACTORS, candidates, seconds, choose=choose)
+    for name in (f"experts {stack} {scheme}" for stack, schemes in MEASURED for scheme in schemes)
+}
+
+
+def family_of(work: Work) -> Family:
+    """The family of an implementation; of one never measured, that of CUTLASS."""
+    name = f"experts {work.kind}"
+    scheme = work.kind.partition(" ")[2]
+    return FAMILIES.get(name) or FAMILIES[f"experts cutlass {scheme}"]
