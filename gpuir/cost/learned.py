@@ -63,10 +63,11 @@ class Interval:
     low: Array
     high: Array
 
-    def at(self, time_s: Number) -> tuple[Number, Number]:
+    def at(self, time_s: Number, stretch: Number = 1.0) -> tuple[Number, Number]:
+        """Its ends, `stretch` times as far away."""
         x = np.log(np.maximum(time_s, 1e-9))
         low, high = (_interpolate(x, self.log_time, side) for side in (self.low, self.high))
-        return time_s * np.exp(low), time_s * np.exp(high)
+        return time_s * np.exp(stretch * low), time_s * np.exp(stretch * high)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Trained:
     """What training found for one family.
 
     `devices` holds, for each GPU it had measurements of, how the logarithms of factors deviate
-    there. `intervals` are by "known" or "unseen" GPU, and by dtype where it has its own.
+    there. `sizes` are the least and most flop ("flops") and bytes ("bytes") of the kernels that
+    were measured. `intervals` are by "known" or "unseen" GPU, and by dtype where it has its own.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -82,13 +84,26 @@ class Trained:
         default_factory=dict[str, Mapping[str, float]]
     )
     dtypes: tuple[str, ...] = ()
+    sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     net: Net | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
 
     def outside(self, work: Work, target: Target) -> tuple[str, ...]:
-        """What of this kernel the model has not been fitted on: "gpu", "dtype"."""
-        found = () if target.device in self.devices else ("gpu",)
-        return found if work.dtype.name in self.dtypes else (*found, "dtype")
+        """What of one kernel the model has not been fitted on: "gpu", "dtype", "size"."""
+        new = {
+            "gpu": target.device not in self.devices,
+            "dtype": work.dtype.name not in self.dtypes,
+            "size": bool(self.beyond(work)),
+        }
+        return tuple(name for name, is_new in new.items() if is_new)
+
+    def beyond(self, work: Work) -> Number:
+        """Whether kernels are larger or smaller than any that were measured."""
+        found: Number = np.zeros(np.shape(work.points), bool)
+        for name, (least, most) in self.sizes.items():
+            size = work.flops if name == "flops" else work.nbytes
+            found = found | (size < least) | (size > most)
+        return found
 
     def interval(self, work: Work, target: Target) -> Interval | None:
         known = target.device in self.devices or target.factors  # measured, or calibrated
@@ -121,6 +136,7 @@ def _entry(entry: Mapping[str, Any]) -> Trained:
         factors=entry["factors"],
         devices=entry["devices"],
         dtypes=tuple(entry["dtypes"]),
+        sizes={name: (least, most) for name, (least, most) in entry["sizes"].items()},
         net=_net(net) if net else None,
         intervals={
             key: Interval(**{side: np.array(v) for side, v in rows.items()})
@@ -141,6 +157,7 @@ def written(model: Model) -> str:
             "factors": _rounded(t.factors),
             "devices": {d: _rounded(found) for d, found in t.devices.items()},
             "dtypes": list(t.dtypes),
+            "sizes": _rounded(t.sizes),
             "intervals": {key: _rounded(vars(i)) for key, i in t.intervals.items()},
             **({"net": _rounded(vars(t.net))} if t.net else {}),
         }

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost import plain
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, correction, factors, shipped
 from gpuir.cost.nest import Tiles, cut, needs
@@ -30,6 +31,7 @@ from gpuir.targets.target import Target
 
 BY = "tile@2"
 THREADED = 32_768  # kernels, from where threads pay
+UNMEASURED = 1.5  # assumed: how much further off the model may be where it never was measured
 CHUNK = 4096  # kernels predicted at once: their numbers stay in a core's cache
 
 
@@ -103,21 +105,24 @@ def choose(work: Work, target: Target, *, model: Model | None = None, where: str
 
 
 def _search(work: Work, target: Target, model: Model, where: str) -> Tiles:
-    """Of the family's tiles the one of least time among those that fit the target."""
-    tiles = family_of(work, target).tiles(work, target)
+    """Of the family's tiles the one of least time among those that fit the target; where none does,
+    of those that any kernel may have."""
     column = work.each(lambda n: np.asarray(n, float)[..., None])
-    found = estimate(column, tiles, target, model=model).time_s
-    time_s = np.where(_legal(column, tiles, target), found, np.inf)
-    if not np.all(np.isfinite(time_s.min(axis=-1))):
-        raise ModelError(
-            f"no tile of {work.kernel} fits {target.name}",
-            where=where,
-            found=", ".join(f"{d}={n}" for d, n in work.dims),
-            fix="give one in a schedule",
-        )
-    # of equals the first: candidates list the usual ones first
-    best = np.argmax(time_s <= time_s.min(axis=-1, keepdims=True) * (1 + 1e-9), axis=-1)
-    return tiles.each(lambda n: _pick(n, time_s.shape, best))
+    for candidates in (family_of(work, target).tiles, plain.candidates):
+        tiles = candidates(work, target)
+        found = estimate(column, tiles, target, model=model).time_s
+        time_s = np.where(_legal(column, tiles, target), found, np.inf)
+        least = time_s.min(axis=-1, keepdims=True)
+        if np.all(np.isfinite(least)):
+            # of equals the first: candidates list the usual ones first
+            best = np.argmax(time_s <= least * (1 + 1e-9), axis=-1)
+            return tiles.each(lambda n, time_s=time_s, best=best: _pick(n, time_s.shape, best))
+    raise ModelError(
+        f"no tile of {work.kernel} fits {target.name}",
+        where=where,
+        found=", ".join(f"{d}={n}" for d, n in work.dims),
+        fix="give one in a schedule",
+    )
 
 
 def _legal(work: Work, tiles: Tiles, target: Target) -> Number:
@@ -214,10 +219,15 @@ def interval(
     work: Work, target: Target, time_s: Number, model: Model | None = None
 ) -> tuple[Number, Number]:
     """Between what 80 % of the measurements lie: by backtests on kernels of the same family, of
-    the same dtype where there are enough, on GPUs as familiar as this one. The launch is certain.
+    the same dtype where there are enough, on GPUs as familiar as this one; further apart for a
+    dtype or a size that was never measured.
     """
-    found = trained(work, target, model).interval(work, target)
-    return (time_s, time_s) if found is None else found.at(time_s)
+    known = trained(work, target, model)
+    found = known.interval(work, target)
+    if found is None:
+        return time_s, time_s
+    new = known.beyond(work) | (work.dtype.name not in known.dtypes)
+    return found.at(time_s, np.where(new, UNMEASURED, 1.0))
 
 
 def trained(work: Work, target: Target, model: Model | None = None) -> Trained:

@@ -82,7 +82,7 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
     rng = np.random.default_rng(seed)
     for batch in batches:
         families = [family_of(w, batch.target).name for w in batch.works]
-        if families[-1] != family.name or families.count(family.name) > 1 or batch.suspect:
+        if families[-1] != family.name or families.count(family.name) > 1 or batch.suspect or batch.rough:
             continue
         rows = np.flatnonzero(~batch.on_floor)
         rows = np.sort(rng.permutation(rows)[:ROWS])
@@ -120,7 +120,15 @@ def _rows(work: Work, which: Ints) -> Work:
 def _fit(torch: Any, family: Family, found: list[Sample], seed: int) -> Trained:
     devices = sorted({s.device for s in found})
     start = {f.name: f.value for f in family.factors}
-    trained = Trained(start, {d: {} for d in devices}, tuple(sorted({s.dtype for s in found})))
+    trained = Trained(
+        factors=start,
+        devices={d: {} for d in devices},
+        dtypes=tuple(sorted({s.dtype for s in found})),
+        sizes={
+            "flops": _span(s.work.flops for s in found),
+            "bytes": _span(s.work.nbytes for s in found),
+        },
+    )
     cuts: list[Tiles] = []
     for _ in range(ROUNDS):
         model = {family.name: trained}
@@ -129,6 +137,11 @@ def _fit(torch: Any, family: Family, found: list[Sample], seed: int) -> Trained:
     if family.features:
         trained = _net_fitted(torch, family, found, cuts, trained, seed)
     return trained
+
+
+def _span(numbers: Iterable[Number]) -> tuple[float, float]:
+    numbers = list(numbers)
+    return min(float(np.min(n)) for n in numbers), max(float(np.max(n)) for n in numbers)
 
 
 def _factors_fitted(
