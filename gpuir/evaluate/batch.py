@@ -41,7 +41,8 @@ class Batch:
     `works` are the kernels of a row, launched one after another, with one entry for each distinct
     shape; row i has the shape `which[i]`. `clock` says what the measurement holds besides them.
     `words` are columns that the kernels do not depend on (split, framework, kernel names), `dims`
-    the shape columns, by distinct shape. `suspect` says why the measurements are doubted.
+    the shape columns, by distinct shape. `suspect` says why the measurements are doubted; where
+    `rough`, `works` are no more than the bytes of what ran, and nothing should be fitted to it.
     """
 
     file: str
@@ -54,6 +55,7 @@ class Batch:
     latency_s: Floats
     clock: Clock = Clock()
     suspect: str = ""
+    rough: bool = False
     words: Mapping[str, Words] = field(default_factory=dict[str, Words])
     dims: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
 
