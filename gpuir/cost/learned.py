@@ -93,7 +93,7 @@ class Trained:
         new = {
             "gpu": target.device not in self.devices,
             "dtype": work.dtype.name not in self.dtypes,
-            "size": bool(self.beyond(work)),
+            "size": bool(np.any(self.beyond(work))),
         }
         return tuple(name for name, is_new in new.items() if is_new)
 
