@@ -276,7 +276,10 @@ class Need:
 
 
 def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
-    """What the tiles of a nest ask of the target."""
+    """What the tiles of a nest ask of the target: of a CPU nothing, whose libraries block for its
+    caches by themselves."""
+    if target.is_cpu:
+        return ()
     tiles, sizes, work, sm = nest.tiles, nest.sizes, nest.work, target.sm
     found = [
         Need("threads", nest.threads, float(min(MOST_THREADS, sm.threads)), "a block"),
