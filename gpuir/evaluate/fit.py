@@ -82,7 +82,9 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
     rng = np.random.default_rng(seed)
     for batch in batches:
         families = [family_of(w, batch.target).name for w in batch.works]
-        if families[-1] != family.name or families.count(family.name) > 1 or batch.suspect or batch.rough:
+        if families[-1] != family.name or families.count(family.name) > 1:
+            continue
+        if batch.suspect or batch.rough:
             continue
         rows = np.flatnonzero(~batch.on_floor)
         rows = np.sort(rng.permutation(rows)[:ROWS])
