@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.work import Work
+from gpuir.cost.work import OWN_LANE_OPS, Operand, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -37,20 +37,23 @@ HELD_SHARE, HELD_POWER = 0.75, 4.0
 PACKED = 1.5
 # A transpose uses a part of each line it touches: measured against a copy.
 TRANSPOSED = 4.0
+# Instructions of a result's address and store that a GPU's thread issues for each cell and a SIMD
+# loop once for a word of them.
+SHARED_OPS = OWN_LANE_OPS - 1
+ROW_CLOCKS = 60.0  # a row of a reduction begins and ends: measured on layer norms of short rows
 
 _MEASURED = "measured on two cores of an AMD EPYC (Zen 5) under PyTorch 2.13"
 FACTORS = (
-    Factor(
-        "product share", 0.95, 0.05, 1.0, 0.2, f"of the arithmetic peak in products; {_MEASURED}"
-    ),
-    Factor("convolution share", 0.7, 0.05, 2.0, 0.4, f"of that peak in convolutions; {_MEASURED}"),
-    Factor("attention share", 0.5, 0.02, 1.0, 0.4, f"of that peak in attention; {_MEASURED}"),
-    Factor("lane share", 0.5, 0.02, 1.0, 0.4, f"of that peak in all other arithmetic; {_MEASURED}"),
-    Factor("dram share", 0.9, 0.2, 1.2, 0.2, f"of the memory's bandwidth; {_MEASURED}"),
-    Factor("cache share", 0.8, 0.1, 1.5, 0.3, f"of the shared cache's bandwidth; {_MEASURED}"),
-    Factor("private share", 0.5, 0.05, 1.5, 0.3, f"of 64 bytes a clock and core; {_MEASURED}"),
-    Factor("thread start", 3e-6, 1e-7, 1e-4, 0.6, f"seconds to wake the other cores; {_MEASURED}"),
+    Factor("product share", 0.44, 0.05, 1.0, 0.3, f"of the peak, in f32 products; {_MEASURED}"),
+    Factor("narrow product share", 0.93, 0.05, 1.0, 0.3, f"of theirs, in narrower; {_MEASURED}"),
+    Factor("convolution share", 0.65, 0.05, 2.0, 0.3, f"of the peak, in convolutions; {_MEASURED}"),
+    Factor("attention share", 0.38, 0.02, 1.0, 0.3, f"of the peak, in attention; {_MEASURED}"),
+    Factor("lane share", 0.28, 0.02, 1.0, 0.3, f"of it, in all other arithmetic; {_MEASURED}"),
+    Factor("dram share", 1.0, 0.2, 2.0, 0.2, f"of the memory's bandwidth; {_MEASURED}"),
+    Factor("cache share", 0.8, 0.1, 2.0, 0.3, f"of the shared cache's bandwidth; {_MEASURED}"),
+    Factor("private share", 0.4, 0.05, 1.5, 0.3, f"of 64 bytes a clock and core; {_MEASURED}"),
 )
+THREAD_START_S = 3e-6  # to wake the other cores; assumed
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -67,11 +70,17 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
     flops = work.products * work.visible
-    compute = work.lane_ops / (lanes * p["lane share"] * share)
+    stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
+    lane_ops = work.lane_ops - (0.0 if work.is_contraction else SHARED_OPS * stored)
+    compute = lane_ops / (lanes * p["lane share"] * share)
     if work.is_contraction:
-        compute = compute + flops / (peak * p[_SHARES[work.kernel]] * share)
+        narrow = work.kernel == "k.gemm" and work.dtype.bits < 32
+        reached = p["narrow product share" if narrow else _SHARES[work.kernel]]
+        compute = compute + flops / (peak * reached * share)
+    elif work.reduced:
+        compute = compute + work.output_points * ROW_CLOCKS / (target.clock_hz * cores)
     memory = _memory_s(s, work, cores, target, p)
-    wait = p["thread start"] * (cores - 1.0) / max(target.sms - 1.0, 1.0)
+    wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
     if work.kernel == "k.gemm":
         vector = xp.minimum(work.extents["m"], work.extents["n"]) <= 1
         wait = wait + xp.where(vector, 0.0, PACKED * memory)
@@ -89,25 +98,33 @@ _SHARES = {
 def _memory_s(
     s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str, Number]
 ) -> Number:
-    """Each byte once, from the nearest level that holds all of them."""
-    written = sum((o.nbytes for o in work.operands if o.role == "written"), 0.0)
-    footprint = s.xp.maximum(work.nbytes, work.trait("table"))
-    footprint = s.put("footprint", s.xp.maximum(footprint, 1.0), "bytes")
-
-    def held(size: Number) -> Number:
-        return 1.0 / (1.0 + (footprint / (HELD_SHARE * size)) ** HELD_POWER)
-
-    private = s.put("held in the cores' own caches", held(target.sm.smem_bytes * cores))
-    shared = s.put("held in the shared cache", held(target.l2_bytes))
+    """Each byte once, from the nearest level that holds all of them: of a table that is gathered
+    from, all of it."""
+    xp, own, shared_bytes = s.xp, target.sm.smem_bytes * cores, target.l2_bytes
+    footprint = s.put("footprint", xp.maximum(work.nbytes, 1.0), "bytes")
     private_rate = PRIVATE_BYTES_PER_CLOCK * target.clock_hz * cores * p["private share"]
     shared_rate = target.l2_bytes_per_s * cores / target.sms * p["cache share"]
     dram_rate = target.dram_bytes_per_s * p["dram share"]
-    away = (work.nbytes + (DRAM_WRITES - 1) * written) / dram_rate
-    near = shared * work.nbytes / shared_rate + (1 - shared) * away
-    memory = private * work.nbytes / private_rate + (1 - private) * near
+
+    def moved(o: Operand, within: Number) -> Number:
+        private, shared = _held(within, own), _held(within, shared_bytes)
+        away = o.nbytes * (DRAM_WRITES if o.role == "written" else 1.0) / dram_rate
+        near = shared * o.nbytes / shared_rate + (1 - shared) * away
+        return private * o.nbytes / private_rate + (1 - private) * near
+
+    table = work.operands[0] if work.kernel == "k.gather" else None
+    memory: Number = 0.0
+    for o in work.operands:
+        whole = xp.maximum(footprint, work.trait("table")) if o is table else footprint
+        memory = memory + moved(o, whole)
     if work.kind == "transpose":
         memory = memory * TRANSPOSED
     return s.put("memory", memory, "s", "cost.cpu.PRIVATE_BYTES_PER_CLOCK and so on")
+
+
+def _held(footprint: Number, size: Number) -> Number:
+    """The share of a footprint that comes from a cache of a size."""
+    return 1.0 / (1.0 + (footprint / (HELD_SHARE * size)) ** HELD_POWER)
 
 
 def whole(work: Work, target: Target) -> Tiles:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,22 @@ def collect(
     return measured
 
 
+def as_parquet(journal: Path, path: Path) -> None:
+    """The table as a parquet file, all of it or nothing."""
+    try:
+        reader: Any = import_module("pyarrow.csv")
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError(
+            "parquet files are written by pyarrow, which is not installed",
+            found=f"the rows are in {journal}",
+            fix="pip install 'gpuir[eval]', and run again",
+        ) from error
+    part = path.with_name(f".{path.name}.part")
+    parquet.write_table(reader.read_csv(journal), part)
+    os.replace(part, path)
+
+
 def remaining(cases: Iterable[Case], path: Path, device: str) -> list[Case]:
     """The rows of a plan that the table has not."""
     done = _done(path, device)
@@ -241,13 +258,13 @@ def _works(s: Shapes) -> tuple[Any, ...]:
 
 KIND = Kind(
     name="collected measurements",
-    key=("op", "dtype", "spread", "repeats", "method"),
+    key=("op", "dtype", "spread", "repeats", "method", "torch", "when"),
     words=("op", "dtype"),
     shape=COLUMNS,
     works=_works,
     op=lambda said: said["op"],
     dtype=lambda said: said["dtype"],
-    beside=("torch", "driver"),
+    beside=("driver",),
     needs=COLUMNS,
     prepare=_prepared,
 )

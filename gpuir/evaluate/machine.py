@@ -104,6 +104,18 @@ class Machine:
         return f"{self.facts['device']}, {', '.join(versions)}"
 
 
+def gpu_name() -> str:
+    """What the driver calls the GPU here; UsageError where there is none."""
+    torch = torch_here()
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "no GPU is to be seen",
+            found=f"torch {torch.__version__} without a device",
+            fix="name what to measure: --target cpu",
+        )
+    return str(torch.cuda.get_device_name())
+
+
 def _driver() -> tuple[str, str]:
     """The driver's version and the SM clock as nvidia-smi says, or nothing."""
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm", "--format=csv,noheader"]

@@ -13,7 +13,7 @@ import numpy as np
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.evaluate import eager, experts, profiled, serving, traced
+from gpuir.evaluate import collect, eager, experts, profiled, serving, traced
 from gpuir.evaluate.batch import Batch, Clock, Flags, alike, number_rows
 from gpuir.evaluate.columns import Columns, Floats, Ints, TableFile, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
@@ -22,6 +22,7 @@ from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 KINDS: tuple[Kind, ...] = (
+    collect.KIND,
     *serving.KINDS,
     *experts.KINDS,
     *profiled.KINDS,

@@ -1,0 +1,87 @@
+"""`gpuir collect`: a campaign of measurements on the device at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuir.cli.output import emit, note, warn
+
+if TYPE_CHECKING:
+    from gpuir.evaluate.collect import Row
+
+
+@click.command()
+@click.option("--plan", type=click.Path(), help="What to measure.  [all families, as shipped]")
+@click.option("--target", help="What the device is called: cpu, a100.  [as its driver calls it]")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(),
+    default="measurements.csv",
+    show_default=True,
+    help="The table, csv or parquet, to write or go on with.",
+)
+@click.option(
+    "--budget-s",
+    type=click.FloatRange(0.001),
+    default=1.0,
+    show_default=True,
+    help="Measure a row for about so many seconds.",
+)
+@click.option("--dry-run", is_flag=True, help="Say how many rows there are and how long they take.")
+def command(plan: str | None, target: str | None, out: str, budget_s: float, dry_run: bool) -> None:
+    """Measure the kernels of a plan, one after another, into a table for `gpuir eval kernels`.
+
+    Each row is on disk once it is measured. Run the same command again after a crash, or with a
+    longer plan, and it measures what is missing.
+
+    \b
+    gpuir collect --target cpu -o cpu.csv
+    gpuir collect --plan mine.toml --target h100 -o h100.parquet --dry-run
+    """
+    import gpuir
+    from gpuir.evaluate import collect
+    from gpuir.evaluate.machine import Machine, gpu_name
+    from gpuir.evaluate.plan import read_plan, shipped_plan
+
+    name = target or gpu_name()
+    device = gpuir.load_target(name)
+    shipped = shipped_plan("collect-cpu" if device.is_cpu else "collect")
+    cases = read_plan(Path(plan) if plan else shipped)
+    table, journal = Path(out), Path(out)
+    if table.suffix == ".parquet":
+        journal = table.with_name(f"{table.name}.csv")
+    left = collect.remaining(cases, journal, name)
+    expected_s = sum(collect.expected_s(device, case, budget_s) for case in left)
+    said = f"{len(left):,} of {len(cases):,} rows to measure, about {_duration(expected_s)}"
+    if dry_run:
+        emit(f"{said}\n")
+        return
+    machine = Machine.of(device)
+    note(f"{said}, on {machine.provenance}")
+    began, done, failed = monotonic(), 0, 0
+
+    def watch(row: Row) -> None:
+        nonlocal done, failed
+        done, failed = done + 1, failed + (not row.is_measured)
+        text = f"{row.latency_s * 1e6:.1f} us" if row.is_measured else f"left out: {row.note}"
+        ahead_s = (monotonic() - began) / done * (len(left) - done)
+        note(f"{done:,}/{len(left):,}  {row.case}: {text}  ({_duration(ahead_s)} to go)")
+
+    collect.collect(machine, left, journal, device=name, budget_s=budget_s, watch=watch)
+    if failed:
+        warn(f"{failed:,} rows could not be measured; the column `note` says why")
+    if journal != table:
+        collect.as_parquet(journal, table)
+    emit(f"{out}: {done:,} rows added, {len(cases) - len(left):,} were there\n")
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
