@@ -38,7 +38,7 @@ class Kind:
 
     A table is of this kind when it has the columns `key`, and `device` and `latency`. `words` and
     `shape` are the columns that decide which kernels run: `works` gives them, or raises
-    `Unmodelled`. Other columns worth keeping for a breakdown are `beside`. `prepare` adds columns
+    `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a breakdown are `beside`. `prepare` adds columns
     computed from others. `devices` are names that mean something else than the target's own alias.
     """
 
@@ -49,6 +49,7 @@ class Kind:
     dtype: Callable[[Mapping[str, str]], str]
     words: tuple[str, ...] = ()
     shape: tuple[str, ...] = ()
+    or_zero: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     device: str = "device"
     latency: str = "latency_us"

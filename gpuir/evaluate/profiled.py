@@ -15,7 +15,7 @@ from gpuir.cost import work
 from gpuir.cost.work import Work
 from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
-from gpuir.ir.types import f16
+from gpuir.evaluate.serving import PLAIN, dtype_of
 
 # Both measured A100s with 80 GB: vidur's `a100` is a node of a DGX A100 with 80 GB, LLMCompass
 # states 2 TB/s.
@@ -26,26 +26,26 @@ def layers(s: Shapes) -> tuple[Work, ...]:
     """The kernels under one label of a decoder layer. `rope` turns queries and keys in place; an
     activation is gated where the model's feed-forward is."""
     tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
-    op = s.said["op"]
+    op, dtype = s.said["op"], dtype_of(PLAIN, s.said["dtype"], "layers")
     if s.said["product"] == "yes":
-        return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], f16),)
+        return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], dtype),)
     match op:
         case "add":
-            return (work.pointwise(tokens * hidden, (f16, f16), (f16,)),)
+            return (work.pointwise(tokens * hidden, (dtype, dtype), (dtype,)),)
         case "emb":
-            return (work.gather(tokens, hidden, f16, s["vocab"] / tp),)
+            return (work.gather(tokens, hidden, dtype, s["vocab"] / tp),)
         case "input_layernorm" | "post_attention_layernorm":
-            return (work.rows(tokens, hidden, f16, "norm", parameters=1),)
+            return (work.rows(tokens, hidden, dtype, "norm", parameters=1),)
         case "mlp_act":
             cells = tokens * s["ffn"] / tp
             ops = work.LANE_OPS["silu"]
             if s.said["gated"] == "1":
-                return (work.pointwise(cells, (f16, f16), (f16,), ops=ops + 1),)
-            return (work.pointwise(cells, (f16,), (f16,), ops=work.LANE_OPS["gelu"]),)
+                return (work.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1),)
+            return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu"]),)
         case "attn_rope":
             head = hidden / s["q_heads"]
             cells = tokens * head * (s["q_heads"] + s["kv_heads"]) / tp
-            return (work.pointwise(cells, (f16,), (f16,), ops=4.0),)
+            return (work.pointwise(cells, (dtype,), (dtype,), ops=4.0),)
         case _:
             raise Unmodelled(f"operator {op} is no part of a layer we know")
 
@@ -57,16 +57,17 @@ def _which_are_products(columns: Columns) -> Columns:
 
 def operators(s: Shapes) -> tuple[Work, ...]:
     m, n, k = s["m"], s["n"], s["k"]
+    dtype = dtype_of(PLAIN, s.said["dtype"], "operators")
     match s.said["op"]:
         case "matmul":
-            return (work.gemm(m, n, k, f16),)
+            return (work.gemm(m, n, k, dtype),)
         case "softmax":
-            return (work.rows(m, n, f16, "softmax"),)
+            return (work.rows(m, n, dtype, "softmax"),)
         case "layernorm":
-            return (work.rows(m, n, f16, "norm", parameters=2),)
+            return (work.rows(m, n, dtype, "norm", parameters=2),)
         case "gelu":
             cells = m * np.maximum(n, 1)
-            return (work.pointwise(cells, (f16,), (f16,), ops=work.LANE_OPS["gelu_tanh"]),)
+            return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu_tanh"]),)
         case op:
             raise Unmodelled(f"{op} is a part of a layer whose shapes the table does not give")
 
@@ -91,6 +92,7 @@ KINDS = (
             *("tokens", "tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab"),
             *("gemm_m", "gemm_n", "gemm_k"),
         ),
+        or_zero=("gemm_m", "gemm_n", "gemm_k", "vocab", "ffn", "q_heads", "kv_heads"),
         works=layers,
         op=_op,
         dtype=_dtype,
@@ -105,6 +107,7 @@ KINDS = (
         key=("gpu", "op", "dtype", "m", "n", "k"),
         words=("op", "dtype"),
         shape=("m", "n", "k"),
+        or_zero=("n", "k"),
         works=operators,
         op=_op,
         dtype=_dtype,

@@ -134,7 +134,7 @@ def decode(s: Shapes) -> tuple[Work, ...]:
 
 def encoder(s: Shapes) -> tuple[Work, ...]:
     """Every query on every key of its sequence."""
-    length, dtype = s["seq_len"], _of(PLAIN, s.said["attn_dtype"], "attention")
+    length, dtype = s["seq_len"], dtype_of(PLAIN, s.said["attn_dtype"], "attention")
     return (
         work.attention(
             s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=_stack(s)
@@ -149,10 +149,12 @@ def _stack(s: Shapes) -> str:
 
 def _attention_dtypes(said: Mapping[str, str]) -> tuple[DType, DType]:
     names = {**PLAIN, "fp8": f8e4m3}
-    return _of(names, said["attn_dtype"], "attention"), _of(names, said["kv_dtype"], "a cache")
+    return dtype_of(names, said["attn_dtype"], "attention"), dtype_of(
+        names, said["kv_dtype"], "a cache"
+    )
 
 
-def _of(names: Mapping[str, DType], name: str, what: str) -> DType:
+def dtype_of(names: Mapping[str, DType], name: str, what: str) -> DType:
     if name not in names:
         raise Unmodelled(f"dtype {name} is none we know of {what}")
     return names[name]
@@ -212,7 +214,7 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
     n, k = (HEAD, LATENT) if s.said["op"].endswith("post") else (LATENT, HEAD)
     tokens, heads = s["tokens"], s["heads"]
     if s.said["dtype"] != "fp8" or "sm_10" in s.target.isa:
-        dtype = bf16 if s.said["dtype"] == "fp8" else _of(PLAIN, s.said["dtype"], "products")
+        dtype = bf16 if s.said["dtype"] == "fp8" else dtype_of(PLAIN, s.said["dtype"], "products")
         return (work.gemm(tokens, n, k, dtype, b=heads),)
     return (
         quantised(heads * tokens * k, f8e4m3, 4.0),
@@ -223,8 +225,8 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
 def quantisation(s: Shapes) -> tuple[Work, ...]:
     if s.said["op"] != "static_quantize":
         raise Unmodelled(f"{s.said['op']} is a difference of two measurements, not a kernel")
-    cells = s["m"] * s["k"]
-    return (quantised(cells, f8e4m3, 3.0),)
+    narrow = {"fp8": f8e4m3, "fp8_block": f8e4m3, "nvfp4": f4e2m1, "int8": i8}
+    return (quantised(s["m"] * s["k"], dtype_of(narrow, s.said["dtype"], "quantisation"), 3.0),)
 
 
 # A chunked scan streams about forty tensors of a token's heads, in so many kernels (Triton's flash
@@ -313,6 +315,7 @@ KINDS = (
         key=("system", *_ATTENTION, *_HEADS, "isl"),
         words=(*_ATTENTION, "framework"),
         shape=(*_HEADS, "isl"),
+        or_zero=("window",),
         works=prefill,
         op=lambda _: "attention_prefill",
         dtype=_attention_dtype,
@@ -325,6 +328,7 @@ KINDS = (
         key=("system", *_ATTENTION, *_HEADS, "past_kv"),
         words=(*_ATTENTION, "framework"),
         shape=(*_HEADS, "past_kv"),
+        or_zero=("window", "past_kv"),
         works=decode,
         op=lambda _: "attention_decode",
         dtype=_attention_dtype,
@@ -349,6 +353,7 @@ KINDS = (
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
         words=(*_ATTENTION, "phase", "framework"),
         shape=("heads", "batch", "isl", "past_kv"),
+        or_zero=("isl", "past_kv"),
         works=latent_attention,
         op=lambda said: f"mla_{said['phase']}",
         dtype=_attention_dtype,
@@ -385,6 +390,7 @@ KINDS = (
         key=("system", "family", "phase", *_STATES),
         words=("family", "phase", "kernel_source"),
         shape=_STATES,
+        or_zero=_STATES,
         works=state_space,
         rough=True,
         op=lambda said: f"{said['family']}_{said['phase']}",
@@ -398,6 +404,7 @@ KINDS = (
         key=("system", "op", "tokens", "hidden", "hc_mult", "sinkhorn_iters"),
         words=("op", "num_sites"),
         shape=("tokens", "hidden", "hc_mult", "sinkhorn_iters"),
+        or_zero=("sinkhorn_iters",),
         works=connections,
         rough=True,
         op=lambda said: f"mhc_{said['op']}",

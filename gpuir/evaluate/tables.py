@@ -111,7 +111,7 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
     shape = {name: columns.numbers(name, 0.0) for name in kind.shape}
     words = {name: columns.words(name) for name in kind.words}
     beside = {name: columns.words(name) for name in kind.beside if name in columns.cells}
-    kept = _kept(columns, latency_s, shape, skipped)
+    kept = _kept(columns, latency_s, kind, skipped)
     rows_kept = np.flatnonzero(kept)
     codes = [devices.codes[rows_kept], *(w.codes[rows_kept] for w in words.values())]
     for group in alike(codes):
@@ -147,21 +147,20 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
         )
 
 
-def _kept(
-    columns: Columns, latency_s: Floats, shape: Mapping[str, Floats], skipped: Counter[str]
-) -> Flags:
+def _kept(columns: Columns, latency_s: Floats, kind: Kind, skipped: Counter[str]) -> Flags:
     """The rows that hold a measurement; the others are counted."""
     flags = columns.words("flag")
     kept = flags.where("")
     for name in flags.names:
         if name:
             skipped[f"flag = {name}"] += int(flags.where(name).sum())
-    bad = ~(np.isfinite(latency_s) & (latency_s > 0))
-    for values in shape.values():
-        bad |= ~(np.isfinite(values) & (values >= 0))
-    if (bad & kept).any():
-        skipped["a number is missing or negative"] += int((bad & kept).sum())
-    return kept & ~bad
+    good = np.isfinite(latency_s) & (latency_s > 0)
+    for name in kind.shape:
+        extents = columns.numbers(name, 0.0)
+        good &= np.isfinite(extents) & (extents >= (0 if name in kind.or_zero else 1))
+    if (kept & ~good).any():
+        skipped["a number is missing or too small"] += int((kept & ~good).sum())
+    return kept & good
 
 
 def _distinct(columns: list[Floats], count: int) -> tuple[Ints, Ints]:
