@@ -7,21 +7,21 @@ an explanation cannot differ from the prediction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import isclose
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from gpuir.cost.nest import Tiles
 from gpuir.cost.roofline import bounds
-from gpuir.cost.sheet import Number, Sheet
+from gpuir.cost.sheet import Family, Number, Sheet
 from gpuir.cost.tile import estimate
 from gpuir.cost.work import Work, operand_names, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ops import kernel as k
-from gpuir.targets.target import Target
+from gpuir.targets.target import Cache, Dram, Flops, Link, Pcie, Sm, Table, Target, specs
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,15 @@ def number(value: Any) -> str:
 ATOM, POWER, TIMES, PLUS = 3, 2, 1, 0  # how tightly a formula's outermost operator binds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traced:
-    """A number and the formula that gave it."""
+    """A number and the formula that gave it; `given` are lines of the numbers in it that come from
+    a specification, a fit or the model."""
 
     value: float
     text: str
     binds: int = ATOM
+    given: tuple[Line, ...] = ()
 
     def inside(self, binds: int) -> str:
         """The formula as part of one whose operator binds so tightly."""
@@ -98,7 +100,16 @@ class Traced:
         return _binary("%", self, other, TIMES)
 
     def __neg__(self) -> Traced:
-        return Traced(-self.value, f"-{self.inside(ATOM)}", TIMES)
+        return Traced(-self.value, f"-{self.inside(ATOM)}", TIMES, self.given)
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == (other.value if isinstance(other, Traced) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
 
     def __gt__(self, other: Number) -> bool:
         return self.value > _traced(other).value
@@ -140,7 +151,8 @@ def _binary(sign: str, a: Number, b: Number, binds: int) -> Traced:
     # the right operand of - / % ** is kept apart from what follows it
     right = b.inside(binds + (sign not in "+*"))
     left = a.inside(binds + (sign == "**"))
-    return Traced(_OPERATORS[sign](a.value, b.value), f"{left} {sign} {right}", binds)
+    value = _OPERATORS[sign](a.value, b.value)
+    return Traced(value, f"{left} {sign} {right}", binds, (*a.given, *b.given))
 
 
 def _sum(a: Number, b: Number) -> Traced:
@@ -159,7 +171,8 @@ def _called(name: str, compute: Callable[..., float]) -> Callable[..., Traced]:
     def call(*args: Number) -> Traced:
         given = [_traced(a) for a in args]
         text = f"{name}({', '.join(a.text for a in given)})"
-        return Traced(float(compute(*(a.value for a in given))), text)
+        value = float(compute(*(a.value for a in given)))
+        return Traced(value, text, ATOM, tuple(line for a in given for line in a.given))
 
     return call
 
@@ -182,7 +195,8 @@ TRACING = SimpleNamespace(
 
 @dataclass
 class Explained(Sheet):
-    """A sheet on which each quantity leaves a line, and goes on as a plain number."""
+    """A sheet on which each quantity leaves a line, and goes on as a plain number. The lines of
+    given numbers come before the first formula that has them."""
 
     xp: Any = field(default_factory=lambda: TRACING)
     lines: list[Line] = field(default_factory=list[Line])
@@ -190,8 +204,42 @@ class Explained(Sheet):
     def put(self, name: str, value: Number, unit: str = "", source: str = "") -> Number:
         found = _traced(value)
         plain = found.text == number(found.value)
+        if plain and found.given and not source:
+            source = found.given[0].source
+        elif not plain:
+            self.lines += [x for x in dict.fromkeys(found.given) if x not in self.lines]
         self.lines.append(Line(name, found.value, unit, "" if plain else found.text, source))
         return super().put(name, Traced(found.value, number(found.value)), unit, source)
+
+    def factors(self, family: Family, values: Mapping[str, Number]) -> Mapping[str, Number]:
+        what = {f.name: f.what for f in family.factors}
+        return {
+            name: _given(f"{family.name}: {name}", value, "", what[name])
+            for name, value in values.items()
+        }
+
+
+def _given(name: str, value: float, unit: str, source: str) -> Traced:
+    return Traced(float(value), number(value), ATOM, (Line(name, value, unit, source=source),))
+
+
+def listed(target: Target) -> Target:
+    """The target with numbers that say where they come from."""
+    rows = {row.field: row for row in target.rows() if isinstance(row.value, int | float)}
+
+    def known(value: Any, path: str) -> Any:
+        if isinstance(value, Table):
+            items = cast("Table[Any]", value).items()
+            return Table({name: known(x, f"{path}.{name}") for name, x in items})
+        if isinstance(value, Target | Flops | Dram | Cache | Sm | Link | Pcie):
+            names = specs(type(value))
+            return replace(value, **{n: known(getattr(value, n), f"{path}.{n}") for n in names})
+        row = rows.get(path[1:])
+        if row is None or isinstance(value, bool):
+            return value
+        return _given(f"{target.name}: {row.field}", value, row.unit, row.source)
+
+    return known(target, "")
 
 
 # ---------------------------------------------------------------------------- of one kernel
@@ -213,8 +261,8 @@ def terms(
             if tile is None:
                 raise UsageError(f"{op.name} has no tile", fix="run the tile pass first")
             s = Explained(lines=_work_lines(op, work))
-            traced = work.each(_traced)
-            estimate(traced, Tiles.of(tile).each(_traced), target, s=s)
+            tiles = Tiles.of(tile).each(_traced)
+            estimate(work.each(_traced), tiles, listed(target), s=s)
             return tuple(s.lines)
         case "roofline":
             return _roofline_lines(op, work, target)
@@ -263,19 +311,9 @@ def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:
 
 def _roofline_lines(op: k.KernelOp, work: Work, target: Target) -> tuple[Line, ...]:
     s = Explained(lines=_work_lines(op, work))
-    rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    s.put("peak", peak, "flop/s", peak_source(target, rule))
-    rate, source = target.dram_bytes_per_s, target.source("dram.bytes_per_s")
-    s.put("dram bandwidth", rate, "bytes/s", source)
+    target = listed(target)
     arithmetic, moving = bounds(work.each(_traced), target)
     compute, memory = s.put("compute", arithmetic, "s"), s.put("memory", moving, "s")
-    launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
+    launch = s.put("launch", target.launch_s, "s")
     s.put("time", TRACING.maximum(compute, memory) + launch, "s")
     return tuple(s.lines)
-
-
-def peak_source(target: Target, rule: str) -> str:
-    """Which listed rate a peak is, and where that comes from."""
-    listed = rule.partition(" ")[0]
-    return f"{target.name} {rule}: {target.source(f'flops_per_s.{listed}')}"

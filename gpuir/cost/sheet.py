@@ -37,6 +37,10 @@ class Sheet:
         self.values[name] = value
         return value
 
+    def factors(self, family: Family, values: Mapping[str, Number]) -> Mapping[str, Number]:
+        """The factors that a family's formulas get, given their values."""
+        return values
+
 
 @dataclass(frozen=True)
 class Factor:

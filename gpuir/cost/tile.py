@@ -74,17 +74,22 @@ def estimate(
     """
     s, model = s or Sheet(), shipped() if model is None else model
     family = family_of(work, target)
-    terms = family.seconds(s, work, tiles, target, factors(family, target, model))
-    busy = s.put("on the device", s.xp.maximum(terms.compute, terms.memory) + terms.latency, "s")
+    p = s.factors(family, factors(family, target, model))
+    terms = family.seconds(s, work, tiles, target, p)
+    compute = s.put("by arithmetic", terms.compute, "s")
+    memory = s.put("by memory", terms.memory, "s")
+    waits = s.put("by waits", terms.latency, "s")
+    busy = s.put("on the device", s.xp.maximum(compute, memory) + waits, "s")
+    roof = s.put("roof", terms.roof, "s", "arithmetic at the listed peak, where nothing is saved")
     learned = correction(s, family, target, model)
     if family.features:
         s.put("learned correction", learned, "", f"at most exp(±{family.bound}); cost.learned")
-    share = s.xp.maximum(busy * learned, terms.roof) / busy
+    share = s.put("corrected", s.xp.maximum(busy * learned, roof) / busy)
     launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
     return Estimate(
-        compute=s.put("compute", terms.compute * share, "s"),
-        memory=s.put("memory", terms.memory * share, "s"),
-        latency=s.put("latency", terms.latency * share + launch, "s"),
+        compute=s.put("compute", compute * share, "s"),
+        memory=s.put("memory", memory * share, "s"),
+        latency=s.put("latency", waits * share + launch, "s"),
         time_s=s.put("time", busy * share + launch, "s"),
     )
 
