@@ -38,8 +38,9 @@ class Kind:
 
     A table is of this kind when it has the columns `key`, and `device` and `latency`. `words` and
     `shape` are the columns that decide which kernels run: `works` gives them, or raises
-    `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a breakdown are `beside`. `prepare` adds columns
-    computed from others. `devices` are names that mean something else than the target's own alias.
+    `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a
+    breakdown are `beside`. `prepare` adds columns computed from others. `devices` are names that
+    mean something else than the target's own alias.
     """
 
     name: str
