@@ -205,7 +205,7 @@ class Explained(Sheet):
         found = _traced(value)
         plain = found.text == number(found.value)
         if plain and found.given and not source:
-            source = found.given[0].source
+            source = f"{found.given[0].name}: {found.given[0].source}"
         elif not plain:
             self.lines += [x for x in dict.fromkeys(found.given) if x not in self.lines]
         self.lines.append(Line(name, found.value, unit, "" if plain else found.text, source))
