@@ -25,10 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
+from gpuir.cost.tile import predict
 from gpuir.evaluate.backtest import Backtest, Misses, halves, leave_one_out, misses
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.calibrate import calibrated
 from gpuir.evaluate.fit import train
+from gpuir.evaluate.launches import agreement, as_tiles, launched
 from gpuir.evaluate.score import drawn, forecast
 from gpuir.evaluate.tables import read_table
 
@@ -205,6 +207,43 @@ def _place(r: Rows) -> tuple[str, str, str]:
     return r.device, op, r.dtype
 
 
+def tile_choice(batches: Iterable[Batch], models: Mapping[str, Model]) -> str:
+    """How often the predicted tile is the library's, and what that is worth."""
+    lines = [
+        "| GPU | operator | rows | tile right | split too | error, own tile | error, library's |",
+        "|" + "---|" * 7,
+    ]
+    for batch in batches:
+        batch = batch.take(~batch.on_floor)
+        stated = launched(batch) if len(batch) else None
+        if stated is None or not stated.rows.any():
+            continue
+        rows = batch.take(stated.rows)
+        work = rows.works[-1].each(
+            lambda n, r=rows: np.asarray(n, float)[r.which] if np.ndim(n) else n
+        )
+        model = models.get(rows.target.device)
+        own = predict(work, rows.target, model=model)
+        tile, both = agreement(own.tiles, stated)
+        known, tiles = as_tiles(stated, work, rows.target)
+        some = work.take(known)
+        theirs = predict(some, rows.target, tiles=tiles, model=model).time_s
+        real = rows.latency_s[known]
+        errors = [
+            100 * np.abs(rows.clock.shows(t) / real - 1).mean() for t in (own.time_s[known], theirs)
+        ]
+        cells = [
+            rows.target.device,
+            rows.op,
+            f"{len(rows):,}",
+            f"{100 * tile:.0f} %",
+            f"{100 * both:.0f} %",
+            *(f"{e:.1f}" for e in errors),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 # ---------------------------------------------------------------------------- plots
 
 
@@ -271,7 +310,7 @@ def main() -> None:
     first, second = halves(batches, given.seed)
     known = known_errors(first, second, given.seed)
     backtests = {"unseen": unseen, "after": after, "known": known}
-    text = document(backtests, given.write)
+    text = document(backtests, tile_choice(batches, models), given.write)
     if given.write is None:
         print(text)
     else:
@@ -294,7 +333,7 @@ def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Row
     return found
 
 
-def document(backtests: Mapping[str, Sequence[Rows]], path: Path | None) -> str:
+def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path | None) -> str:
     parts = [
         "# Accuracy\n",
         "Made by `tools/accuracy.py` from tables of measured kernels (see the weights' card for "
@@ -304,6 +343,11 @@ def document(backtests: Mapping[str, Sequence[Rows]], path: Path | None) -> str:
         "scored. *Known*: half of the shapes were fitted, the other half is scored, both ways. "
         "*Published*: NeuSight's own figures for unseen GPUs. Intervals are to hold 80 %.\n",
         headline(backtests),
+        "## Tile choice\n",
+        "Against names and grids of the launched kernels; the model was fitted without the GPU. "
+        "The last two columns are of rows whose tile the model considers: mean error with its own "
+        "choice, and with the library's.\n",
+        choices,
     ]
     for goal in GOALS:
         rows = of(backtests["unseen"], goal)

@@ -117,6 +117,10 @@ class Work:
     def is_contraction(self) -> bool:
         return self.kernel in ("k.gemm", "k.conv", "k.attention")
 
+    def take(self, which: Number) -> Work:
+        """The kernels at these places, of many."""
+        return self.each(lambda n: np.asarray(n)[which] if np.ndim(n) else n)
+
     def each(self, change: Callable[[Number], Number]) -> Work:
         """The work with every number changed: to a column, a tensor, a selection of rows."""
         return replace(

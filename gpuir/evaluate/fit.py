@@ -20,7 +20,7 @@ from gpuir.cost.sheet import Family, Number, Sheet
 from gpuir.cost.tile import choose, predict
 from gpuir.cost.work import Work
 from gpuir.evaluate.batch import Batch
-from gpuir.evaluate.columns import Floats, Ints
+from gpuir.evaluate.columns import Floats
 from gpuir.ir.errors import UsageError
 from gpuir.targets.target import Target
 
@@ -94,7 +94,7 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
         shapes = part.which
         other_s = np.zeros(len(rows))
         for w in batch.works[:-1]:
-            other_s += predict(_rows(w, shapes), batch.target, model=model).time_s
+            other_s += predict(w.take(shapes), batch.target, model=model).time_s
         launches = len(batch.works) if batch.clock.launches else 0
         other_s += (launches - (len(batch.works) - 1)) * batch.target.launch_s
         found.append(
@@ -102,18 +102,13 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
                 batch.target.device,
                 batch.works[-1].dtype.name,
                 batch.target,
-                _rows(batch.works[-1], shapes),
+                batch.works[-1].take(shapes),
                 other_s,
                 part.device_s,
                 1.0 if len(batch.works) == 1 else SHARED,
             )
         )
     return found
-
-
-def _rows(work: Work, which: Ints) -> Work:
-    """The work with one entry a row, from one with an entry a shape."""
-    return work.each(lambda n: np.asarray(n, float)[which] if np.ndim(n) else n)
 
 
 # ---------------------------------------------------------------------------- one family

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
+from gpuir.cost.work import Work
 from gpuir.evaluate.batch import Batch, Flags
-from gpuir.evaluate.columns import Floats
+from gpuir.evaluate.columns import Floats, Ints
+from gpuir.targets.target import Target
 
 SGEMM = re.compile(r"(?:maxwell|volta|ampere|turing|pascal)_sgemm_(\d+)x(\d+)(?:_|$)")
 OLD_SGEMM = re.compile(r"^sgemm_(\d+)x(\d+)x\d+_")  # its tile is stated the other way round
@@ -62,3 +65,17 @@ def agreement(chosen: Tiles, stated: Launched) -> tuple[float, float]:
     """The shares of kernels whose tile was predicted, and tile and split both."""
     tile = (chosen.dims["m"] == stated.m) & (chosen.dims["n"] == stated.n)
     return float(tile.mean()), float((tile & (chosen.split == stated.split)).mean())
+
+
+def as_tiles(stated: Launched, work: Work, target: Target) -> tuple[Ints, Tiles]:
+    """The kernels whose tile is among those the model considers, and their tiles with all that a
+    name does not say: depth, stages and warps."""
+    known = family_of(work, target).tiles(work, target)
+    columns = [np.atleast_1d(known.dims[d]) for d in ("m", "n")]
+    columns = np.broadcast_arrays(*columns, known.stages, known.warps, known.dims["k"])
+    place = {(m, n): i for i, (m, n) in reversed(list(enumerate(zip(*columns[:2]))))}
+    found = np.array([place.get((m, n), -1) for m, n in zip(stated.m, stated.n)], np.int64)
+    rows = np.flatnonzero(found >= 0)
+    _, _, stages, warps, depth = (c[found[rows]] for c in columns)
+    dims = {"b": np.ones(len(rows)), "m": stated.m[rows], "n": stated.n[rows], "k": depth}
+    return rows, Tiles(dims, stages, warps, stated.split[rows])
