@@ -130,10 +130,9 @@ def _levelled(weight: Array, total: int, tokens: int) -> Array:
 
 def _rest(rows: Array, total: int) -> Array:
     """What rounding left over: to the least loaded of each rank, or from the most."""
-    _, ranks, local = rows.shape
+    ranks, local = int(rows.shape[1]), int(rows.shape[2])
     over: Array = total - np.sum(rows, axis=(1, 2))[:, None]
-    whole: Array = np.floor(np.abs(over) / ranks)
-    left: Array = np.abs(over) - whole * ranks
+    whole, left = np.divmod(np.abs(over), float(ranks))
     each: Array = whole + np.heaviside(left - np.arange(ranks), 0.0)
     each = each.reshape(-1, ranks, 1)
     place = np.argsort(np.argsort(rows, axis=2, kind="stable"), axis=2, kind="stable")
@@ -225,12 +224,15 @@ def experts(
 
 FACTORS = (
     Factor("compute share", 0.85, 0.02, 1.2, 0.1, "of the listed rate that a full tile reaches"),
-    Factor("mma rate", 1.0, 0.2, 5.0, 0.0, "of compute and feed, on GPUs with mma alone, to wgmma"),
-    Factor("tcgen05 rate", 1.0, 0.2, 5.0, 0.0, "of compute and feed, on sm_100 and on, to wgmma"),
+    Factor(
+        "mma rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed, on GPUs with mma alone, to wgmma"
+    ),
+    Factor("tcgen05 rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed, on sm_100 and on, to wgmma"),
     Factor("joule share", 0.5, 0.0, 1.5, 0.0, "exponent of the share of peak that the board feeds"),
     Factor("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
     Factor("dram share", 0.9, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
-    Factor("row share", 0.7, 0.05, 3.0, 0.1, "of the listed bandwidth, where rows are moved"),
+    Factor("row share", 0.8, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
+    Factor("row bytes", 20.0, 2.0, 100.0, 0.1, "that an SM moves a clock there"),
     Factor("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
     Factor("overlap", 2.0, 1.0, 8.0, 0.0, "norm of compute and memory: 1 adds them, many hide one"),
     Factor("fixed", 15e-6, 1e-6, 200e-6, 0.1, "seconds of launches, sorting and filling pipelines"),
@@ -260,6 +262,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         ratio = p[f"{instruction(target)} rate"]
         rate, feeding = rate * ratio, feeding * ratio
     blocks = s.put("row blocks", _blocks(s, work, tiles), "", "tiles of rows, over the experts")
+    s.put("log rows an expert", xp.log(xp.maximum(rows, 1.0) / xp.maximum(active, 1.0)))
+    s.put("log experts active", xp.log(xp.maximum(active, 1.0)))
+    s.put("log tokens", xp.log(xp.maximum(work.trait("tokens"), 1.0)))
+    s.put("log width", xp.log(width))
     compute: Number = 0.0
     memory: Number = 0.0
     for n, k in ((width * into, hidden), (hidden, width)):
@@ -276,7 +282,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         memory = memory + active * n * k * cell / (target.dram_bytes_per_s * p["dram share"])
     touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
     cells = touched * (2 * hidden + 2 * (into + 1) * width) + work.trait("tokens") * hidden
-    moved = 2 * cells / (target.dram_bytes_per_s * p["row share"])
+    moving = 1 / (target.dram_bytes_per_s * p["row share"])
+    moving = moving + 1 / (target.sms * target.clock_hz * p["row bytes"])
+    moved = s.put("rows moved", bf16.bits / 8 * cells * moving, "s")
     both = (compute ** p["overlap"] + memory ** p["overlap"]) ** (1 / p["overlap"])
     fixed = p["fixed"] + p["expert"] * work.extents["b"]
     latency = both - xp.maximum(compute, memory) + moved + fixed
@@ -306,8 +314,11 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return tiles.each(lambda n: np.asarray(n)[best] if np.ndim(n) else n)
 
 
+FEATURES = ("log rows an expert", "log experts active", "log tokens", "log width")
+BOUND = 0.25
+
 FAMILIES: dict[str, Family] = {
-    name: Family(name, FACTORS, candidates, seconds, choose=choose)
+    name: Family(name, FACTORS, candidates, seconds, FEATURES, BOUND, choose)
     for name in (f"experts {stack} {scheme}" for stack, schemes in MEASURED for scheme in schemes)
 }
 
