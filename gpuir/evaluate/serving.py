@@ -104,8 +104,8 @@ def prefill(s: Shapes) -> tuple[Work, ...]:
             causal=True,
             window=s["window"],
             out=bf16,
-            append=True,
-            stack=_stack(s),
+            append=s.said["append"] == "yes",
+            stack=s.said["stack"],
         ),
     )
 
@@ -126,8 +126,8 @@ def decode(s: Shapes) -> tuple[Work, ...]:
             causal=True,
             window=s["window"],
             out=bf16,
-            append=True,
-            stack=_stack(s),
+            append=s.said["append"] == "yes",
+            stack=s.said["stack"],
         ),
     )
 
@@ -137,14 +137,29 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
     length, dtype = s["seq_len"], dtype_of(PLAIN, s.said["attn_dtype"], "attention")
     return (
         work.attention(
-            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=_stack(s)
+            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=s.said["stack"]
         ),
     )
 
 
-def _stack(s: Shapes) -> str:
-    """The library that the kernels are of, where it is one we know."""
-    return s.said["framework"] if s.said["framework"] in ("sglang", "trtllm", "vllm") else ""
+def _libraries(columns: Columns) -> Columns:
+    """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's, or others'
+    in the manner of FlashAttention; and whether the call also writes its keys to a cache, which
+    vLLM's did as a kernel apart up to 0.22."""
+    source, version = columns.words("kernel_source"), columns.words("version")
+    apart = source.where("vllm_flash_attn", "vllm_flashinfer") & ~version.where("0.14.0")
+    return columns.with_cells(
+        {
+            "stack": source.mapped(_library),
+            "append": Words((~apart).astype(np.int64), ("no", "yes")),
+        }
+    )
+
+
+def _library(source: str) -> str:
+    if "triton" in source:
+        return "triton"
+    return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
 
 
 def _attention_dtypes(said: Mapping[str, str]) -> tuple[DType, DType]:
@@ -165,12 +180,19 @@ def dtype_of(names: Mapping[str, DType], name: str, what: str) -> DType:
 LATENT, ROPE, HEAD = 512.0, 64.0, 128.0
 
 
+def _latent(columns: Columns) -> Columns:
+    """Whether a prompt is computed on the latent, as SGLang's kernels do."""
+    absorbed = columns.words("kernel_source").where("flash_attention")
+    cells = {"absorbed": Words(absorbed.astype(np.int64), ("no", "yes"))}
+    return _libraries(columns).with_cells(cells)
+
+
 def latent_attention(s: Shapes) -> tuple[Work, ...]:
     """Prefill with keys and values expanded to every head; decode on the latent, which all heads
     share and which is key and value at once."""
     dtype, kv = _attention_dtypes(s.said)
     batch, heads = s["batch"], s["heads"]
-    if s.said["phase"] == "prefill":
+    if s.said["phase"] == "prefill" and s.said["absorbed"] == "no":
         keys = s["isl"] + s["past_kv"]
         return (
             work.attention(
@@ -183,16 +205,17 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 value=HEAD,
                 causal=True,
                 out=bf16,
-                stack=_stack(s),
+                stack=s.said["stack"],
             ),
         )
-    if s.said["phase"] == "decode":
-        keys = s["past_kv"] + 1
+    if s.said["phase"] in ("prefill", "decode"):
+        queries = s["isl"] if s.said["phase"] == "prefill" else one(batch)
+        keys = s["past_kv"] + queries
         return (
             work.attention(
                 batch,
                 heads,
-                one(batch),
+                queries,
                 keys,
                 LATENT + ROPE,
                 dtype,
@@ -202,7 +225,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 causal=True,
                 out=bf16,
                 shared=True,
-                stack=_stack(s),
+                stack=s.said["stack"],
             ),
         )
     raise Unmodelled(f"phase {s.said['phase']} is neither prefill nor decode")
@@ -313,7 +336,7 @@ KINDS = (
     Kind(
         name="attention, prefill",
         key=("system", *_ATTENTION, *_HEADS, "isl"),
-        words=(*_ATTENTION, "framework"),
+        words=(*_ATTENTION, "stack", "append"),
         shape=(*_HEADS, "isl"),
         or_zero=("window",),
         works=prefill,
@@ -322,11 +345,13 @@ KINDS = (
         beside=(*STACK, "compute_dtype"),
         device="system",
         devices=DEVICES,
+        prepare=_libraries,
+        needs=("kernel_source", "version"),
     ),
     Kind(
         name="attention, decode",
         key=("system", *_ATTENTION, *_HEADS, "past_kv"),
-        words=(*_ATTENTION, "framework"),
+        words=(*_ATTENTION, "stack", "append"),
         shape=(*_HEADS, "past_kv"),
         or_zero=("window", "past_kv"),
         works=decode,
@@ -335,11 +360,13 @@ KINDS = (
         beside=(*STACK, "compute_dtype"),
         device="system",
         devices=DEVICES,
+        prepare=_libraries,
+        needs=("kernel_source", "version"),
     ),
     Kind(
         name="attention, encoder",
         key=("system", "attn_dtype", "batch", "seq_len", "heads", "head_dim"),
-        words=("attn_dtype", "framework"),
+        words=("attn_dtype", "stack"),
         shape=("batch", "seq_len", "heads", "head_dim"),
         works=encoder,
         op=lambda _: "attention_encoder",
@@ -347,11 +374,13 @@ KINDS = (
         beside=STACK,
         device="system",
         devices=DEVICES,
+        prepare=_libraries,
+        needs=("kernel_source", "version"),
     ),
     Kind(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
-        words=(*_ATTENTION, "phase", "framework"),
+        words=(*_ATTENTION, "phase", "stack", "absorbed"),
         shape=("heads", "batch", "isl", "past_kv"),
         or_zero=("isl", "past_kv"),
         works=latent_attention,
@@ -360,6 +389,8 @@ KINDS = (
         beside=(*STACK, "tp"),
         device="system",
         devices=DEVICES,
+        prepare=_latent,
+        needs=("kernel_source", "version"),
     ),
     Kind(
         name="latent attention, products",

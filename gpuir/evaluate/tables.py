@@ -188,9 +188,9 @@ def target_of(name: str) -> Target | None:
 
 # Where the kernel of an eager call starts, as a share of the host's time between the two events:
 # fitted on the NeuSight elementwise, softmax and layernorm rows (0.44-0.46 on A100, P100, P4, T4
-# and V100; 0.67-0.76 on MI100 and MI210).
-LEAD_SHARES = {"AMD": 0.70}
-LEAD_SHARE = 0.45
+# and V100; 0.67-0.76 on MI100 and MI210). Layer norm makes three tensors before its launch.
+LEAD_SHARE, LEAD_SHARE_AMD = 0.45, 0.70
+LAYER_NORM_LEAD = 0.60 / 0.45, 0.77 / 0.70  # times those
 TINY_S = 2e-6  # a kernel of which the roofline is this, takes less than any host's dispatch
 FEWEST_TINY = 5
 TINY_SPREAD = 1.2  # of the tiniest kernels over the least: 1.05 to 1.15 in the NeuSight tables
@@ -219,4 +219,8 @@ def _clock(
         floor_s = min(usual, least_s)
     if kind.clock == "host":
         return Clock(floor_s, floor_s)
-    return Clock(floor_s, floor_s * LEAD_SHARES.get(target.vendor, LEAD_SHARE))
+    amd = target.vendor == "AMD"
+    share = LEAD_SHARE_AMD if amd else LEAD_SHARE
+    if op == "layernorm":
+        share *= LAYER_NORM_LEAD[amd]
+    return Clock(floor_s, floor_s * share)
