@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.stream import CACHE, DRAM, LANES, OVERLAP, dram_share, joined, lanes_s
+from gpuir.cost.stream import CACHE, DRAM, LANES, OVERLAP, dram_share, joined, lanes_s, sustained_hz
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
@@ -30,21 +30,22 @@ FACTORS = (
     OVERLAP,
     Factor("start clocks", 2000.0, 100.0, 20000.0, 0.3, "a kernel's first loads and last stores"),
     Factor("drain", 0.3, 0.01, 2.0, 0.0, "of a wave's time, lost while its last blocks finish"),
+    Factor("softmax pass", 400.0, 10.0, 5000.0, 0.2, "clocks a block waits in a pass of a softmax"),
+    Factor("norm pass", 2500.0, 10.0, 20000.0, 0.2, "the same of a norm, whose sums are of pairs"),
+    Factor("step clocks", 200.0, 1.0, 2000.0, 0.0, "clocks of each load of a thread in a pass"),
+    Factor("softmax lanes", 1.3, 0.2, 6.0, 0.0, "instructions of a softmax over those counted"),
+    Factor("norm lanes", 1.5, 0.2, 8.0, 0.0, "the same of a norm"),
+    Factor("repeat lanes", 0.7, 0.0, 3.0, 0.0, "of them, what a further pass over a row takes"),
     Factor(
-        "pass clocks", 800.0, 10.0, 5000.0, 0.2, "a block's pass: a load, and its threads agree"
+        "softmax threads", 50.0, 1.0, 900.0, 0.0, "a thread's instructions in a pass, but cells"
     ),
-    Factor("step clocks", 300.0, 1.0, 2000.0, 0.0, "each further step of a pass over a long row"),
-    Factor("norm wait", 2.5, 0.3, 8.0, 0.0, "a pass of a norm, whose sums are of pairs"),
-    Factor("softmax lanes", 1.0, 0.2, 6.0, 0.0, "instructions of a softmax over those counted"),
-    Factor("repeat lanes", 0.5, 0.0, 3.0, 0.0, "a pass's share of them, when rows are read again"),
-    Factor("norm lanes", 1.5, 0.2, 6.0, 0.0, "instructions of a norm over those counted"),
-    Factor("warp lanes", 40.0, 1.0, 600.0, 0.0, "instructions of a thread beside its cells"),
+    Factor("norm threads", 100.0, 1.0, 900.0, 0.0, "the same of a norm"),
     Factor("straddle", 0.1, 0.001, 1.0, 0.0, "what rows that start inside a cache line add"),
 )
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
-    """Waves of blocks that each make their passes, over DRAM, the L2 and the issue of instructions."""
+    """Waves of blocks that each make their passes, on DRAM, the L2 and the issue of instructions."""
     xp = s.xp
     nest = cut(work, tiles, target, s)
     length, count = work.extents["r"], work.extents["o"]
@@ -67,20 +68,22 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     lines = length * cell_bytes / LINE_BYTES
     straddles = s.put("rows start inside a line", xp.where(lines > xp.floor(lines), 1.0, 0.0))
     slower = 1 + p["straddle"] * straddles
-    share = p["softmax lanes"] if work.kind == "softmax" else p["norm lanes"]
+    kind = "softmax" if work.kind == "softmax" else "norm"
     padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
-    padded = xp.where(held, padded, 1 + p["repeat lanes"] * (passes - 1))
-    cells = work.lane_ops * padded * share
-    agree = s.put("instructions of threads", nest.blocks * nest.threads * passes * p["warp lanes"])
+    turns = xp.where(nest.sizes["o"] > 1, 1.0, PASSES[work.kind])
+    padded = xp.where(turns > 1, 1 + p["repeat lanes"] * (turns - 1), padded)
+    cells = work.lane_ops * padded * p[f"{kind} lanes"]
+    agree = nest.blocks * nest.threads * turns * p[f"{kind} threads"]
     compute = lanes_s(s, cells * slower, target, p, agree * slower)
 
-    wait = p["pass clocks"] * (p["norm wait"] if work.kind == "norm" else 1.0)
+    clock_hz = sustained_hz(s, target, p)
+    wait = p[f"{kind} pass"]
     steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads))
-    clocks = passes * (wait + steps * p["step clocks"]) * slower
-    block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
+    clocks = turns * (wait + steps * p["step clocks"]) * slower
+    block_s = s.put("a block's waits", clocks / clock_hz, "s")
     busy_s = s.put("waves of waits", xp.maximum(1.0, nest.waves) * block_s, "s")
 
-    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
+    start = s.put("start and end", p["start clocks"] / clock_hz, "s")
     drain = s.put("drain: of a wave", p["drain"] / xp.maximum(1.0, nest.waves))
     return joined(s, compute, xp.maximum(dram_s, l2_s), busy_s, start, p, drain)
 
@@ -133,7 +136,9 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         chunk = warps * warp * vector
         if amd:
             warps = np.full(length.shape, 1024 / warp)
-            chunk = np.where(length % vector == 0, length, 1024 * vector)
+            steps = np.where(length < 1024 * vector, 1024, 1024 * vector)
+            fits = length * work.dtype.bits / 8 <= target.sm.smem_bytes_per_block - 4096
+            chunk = np.where(fits & (length % vector == 0), length, steps)
         return Tiles(
             {"o": np.where(short, rows, 1.0), "r": np.where(short, padded, chunk)},
             np.ones(length.shape),

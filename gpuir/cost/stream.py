@@ -12,14 +12,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
+from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
 # schedulers of a warp an instruction, two on 6.0. AMD CDNA3 ISA guide: four SIMDs of 16 lanes.
 NVIDIA_SLOTS = 128.0
 SLOTS = {"sm_60": 64.0}
+
+# What GP100's memory controller reaches over Volta's: 76 % of the peak in STREAM against 95 %
+# (NVIDIA Tesla V100 GPU architecture whitepaper, HBM2 memory architecture).
+GP100_HBM = 0.76 / 0.95
 
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 MAP_WARPS = 4  # the same: 128 threads a block, 256 on AMD
@@ -38,9 +44,10 @@ CACHE = (
 )
 LANES = (
     Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
+    Factor("power pull", 0.3, 0.001, 1.0, 0.0, "exponent of the power share, on the clock"),
     Factor("amd lane cost", 2.4, 1.0, 4.0, 0.0, "instructions of AMD's libm over NVIDIA's"),
 )
-OVERLAP = Factor("overlap", 4.0, 1.5, 10.0, 0.0, "the exponent of the norm that joins times")
+OVERLAP = Factor("overlap", 3.0, 1.5, 10.0, 0.0, "the exponent of the norm that joins times")
 FACTORS = (
     *DRAM,
     *CACHE,
@@ -57,7 +64,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     nest = cut(work, tiles, target, s)
     memory = memory_s(s, work.nbytes, work.nbytes, work.nbytes, target, p, nest.blocks)
     compute = lanes_s(s, work.lane_ops, target, p)
-    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
+    start = s.put("start and end", p["start clocks"] / sustained_hz(s, target, p), "s")
     return joined(s, compute, memory, 0.0, start, p)
 
 
@@ -108,7 +115,9 @@ def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
     """The share of the listed DRAM bandwidth that streams reach."""
     if not target.dram.kind.startswith("HBM"):
         return p["gddr share"]
-    return p["amd hbm share"] if target.vendor == "AMD" else p["hbm share"]
+    if target.vendor == "AMD":
+        return p["amd hbm share"]
+    return p["hbm share"] * (GP100_HBM if target.isa == "sm_60" else 1.0)
 
 
 def lanes_s(
@@ -120,9 +129,18 @@ def lanes_s(
         slots = float(target.sm.fp32_lanes)
     cost = p["amd lane cost"] if target.vendor == "AMD" else 1.0
     rate = s.put(
-        "issue rate", slots * target.sms * target.clock_hz * p["issue share"], "lane instructions/s"
+        "issue rate",
+        slots * target.sms * sustained_hz(s, target, p) * p["issue share"],
+        "lane instructions/s",
     )
     return s.put("instructions", (lane_ops * cost + beside) / rate, "s")
+
+
+def sustained_hz(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
+    """The clock under load. The board's power limit tells most where all lanes work all the time;
+    here they do so a part of it."""
+    share = sustained(target, target.peak("vector", f32), False, 32).share
+    return s.put("clock", target.clock_hz * share ** p["power pull"], "Hz")
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
