@@ -40,7 +40,8 @@ class Kind:
     `shape` are the columns that decide which kernels run: `works` gives them, or raises
     `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a
     breakdown are `beside`. `prepare` adds columns computed from others. `devices` are names that
-    mean something else than the target's own alias.
+    mean something else than the target's own alias. A column `suspect` among `words` says why the
+    measurement is doubted, a column `rough` whether (`yes`) this row is.
     """
 
     name: str

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuir.cost import work
 from gpuir.cost.work import Number, Work
+from gpuir.evaluate.batch import Flags
 from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
@@ -53,7 +54,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
         case "fp8" | "int8":
             narrow = f8e4m3 if name == "fp8" else i8
             return (
-                work.rows(m, k, bf16, "norm", out=narrow),
+                quantised(m * k, narrow, 6.0),
                 work.gemm(m, n, k, narrow, out=bf16),
             )
         case "fp8_block":
@@ -73,11 +74,19 @@ def products(s: Shapes) -> tuple[Work, ...]:
             raise Unmodelled(f"dtype {name} is none we know of products")
 
 
-def _whole(columns: Columns) -> Columns:
-    """Whether one scale is found for the whole of an activation."""
-    whole = columns.words("framework").where("trtllm")
-    whole &= columns.words("dtype").where("fp8", "fp8_static")
-    return columns.with_cells({"whole": Words(whole.astype(np.int64), ("no", "yes"))})
+def _quantising(columns: Columns) -> Columns:
+    """Whether one scale is found for the whole of an activation; and versions whose smallest rows
+    take four times those of others, as if timed eagerly or made of many kernels."""
+    dtype, framework = columns.words("dtype"), columns.words("framework")
+    whole = framework.where("trtllm") & dtype.where("fp8", "fp8_static")
+    odd = framework.where("vllm") & dtype.where("fp8_block")
+    odd &= columns.words("version").where("0.14.0")
+    odd |= framework.where("sglang") & dtype.where("int8")
+    return columns.with_cells({"whole": yes_or_no(whole), "rough": yes_or_no(odd)})
+
+
+def yes_or_no(flags: Flags) -> Words:
+    return Words(flags.astype(np.int64), ("no", "yes"))
 
 
 def quantised(cells: Number, narrow: DType, ops: float) -> Work:
@@ -148,12 +157,7 @@ def _libraries(columns: Columns) -> Columns:
     vLLM's did as a kernel apart up to 0.22."""
     source, version = columns.words("kernel_source"), columns.words("version")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer") & ~version.where("0.14.0")
-    return columns.with_cells(
-        {
-            "stack": source.mapped(_library),
-            "append": Words((~apart).astype(np.int64), ("no", "yes")),
-        }
-    )
+    return columns.with_cells({"stack": source.mapped(_library), "append": yes_or_no(~apart)})
 
 
 def _library(source: str) -> str:
@@ -181,9 +185,11 @@ LATENT, ROPE, HEAD = 512.0, 64.0, 128.0
 
 
 def _latent(columns: Columns) -> Columns:
-    """Whether a prompt is computed on the latent, as SGLang's kernels do."""
+    """Whether a prompt is computed on the latent, as SGLang's kernels do. vLLM's rows are more than
+    the attention: of tens of microseconds at the least."""
     absorbed = columns.words("kernel_source").where("flash_attention")
-    cells = {"absorbed": Words(absorbed.astype(np.int64), ("no", "yes"))}
+    whole = columns.words("framework").where("vllm")
+    cells = {"absorbed": yes_or_no(absorbed), "rough": yes_or_no(whole)}
     return _libraries(columns).with_cells(cells)
 
 
@@ -243,6 +249,11 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
         quantised(heads * tokens * k, f8e4m3, 4.0),
         work.gemm(tokens, n, k, f8e4m3, b=heads, out=bf16),
     )
+
+
+def _composed(columns: Columns) -> Columns:
+    """SGLang's rows are a chain of PyTorch operators."""
+    return columns.with_cells({"rough": yes_or_no(columns.words("framework").where("sglang"))})
 
 
 def quantisation(s: Shapes) -> tuple[Work, ...]:
@@ -322,7 +333,7 @@ KINDS = (
     Kind(
         name="products",
         key=("system", "dtype", "m", "n", "k"),
-        words=("dtype", "whole"),
+        words=("dtype", "whole", "rough"),
         shape=("m", "n", "k"),
         works=products,
         op=lambda _: "gemm",
@@ -330,8 +341,8 @@ KINDS = (
         beside=STACK,
         device="system",
         devices=DEVICES,
-        prepare=_whole,
-        needs=("framework",),
+        prepare=_quantising,
+        needs=("framework", "version"),
     ),
     Kind(
         name="attention, prefill",
@@ -380,7 +391,7 @@ KINDS = (
     Kind(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
-        words=(*_ATTENTION, "phase", "stack", "absorbed"),
+        words=(*_ATTENTION, "phase", "stack", "absorbed", "rough"),
         shape=("heads", "batch", "isl", "past_kv"),
         or_zero=("isl", "past_kv"),
         works=latent_attention,
@@ -390,7 +401,7 @@ KINDS = (
         device="system",
         devices=DEVICES,
         prepare=_latent,
-        needs=("kernel_source", "version"),
+        needs=("kernel_source", "version", "framework"),
     ),
     Kind(
         name="latent attention, products",
@@ -407,8 +418,10 @@ KINDS = (
     Kind(
         name="quantisation",
         key=("system", "op", "dtype", "m", "k"),
-        words=("op", "dtype"),
+        words=("op", "dtype", "rough"),
         shape=("m", "k"),
+        prepare=_composed,
+        needs=("framework",),
         works=quantisation,
         op=lambda said: said["op"],
         dtype=_dtype,

@@ -141,7 +141,7 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
             latency_s=latency_s[rows],
             clock=_clock(kind, kind.op(said), target, works, which, latency_s[rows]),
             suspect=said.get("suspect", ""),
-            rough=kind.rough,
+            rough=kind.rough or said.get("rough", "no") == "yes",
             words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
             dims=extents,
         )
