@@ -87,7 +87,10 @@ def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nes
     s = s or Sheet()
     xp, sm, extents = s.xp, target.sm, work.extents
     sizes = {d: tiles.along(d, work, s) for d, _ in work.dims}
-    counts = {d: xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]) for d in work.grid}
+    counts = {
+        d: s.put(f"blocks along {d}", xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]))
+        for d in work.grid
+    }
     blocks = s.put(
         "blocks", _product(counts.values()) * tiles.split, "", "tiles of the grid, times split"
     )
@@ -237,8 +240,11 @@ def _reads_again(
         if d not in patch:
             patch[d] = xp.maximum(1.0, xp.minimum(counts[d], left))
             left = left / patch[d]
+    for d in patch:
+        patch[d] = s.put(f"blocks of a wave along {d}", patch[d])
     read = sum((o.nbytes for o in work.operands if o.role in ("staged", "held")), 0.0)
     missed = 1 - xp.minimum(1.0, L2_SHARE * target.l2_bytes / xp.maximum(read, 1.0))
+    missed = s.put("share read again that misses the l2", missed, "", "cost.nest.L2_SHARE")
     again: list[Number] = []
     for o in work.operands:
         repeats: Number = 1.0

@@ -46,36 +46,43 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     on_tensor = runs_on_tensor(work, target)
     dtype = work.dtype if work.is_contraction else f32
     peak = s.put("peak", target.peak(work.pipe, dtype, tf32=work.tf32), "flop/s")
-    power = sustained(target, peak, on_tensor, dtype.bits).share
-    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
-    lanes = lanes * min(sustained(target, target.peak("vector", f32), False, 32).share, LANE_SHARE)
+    fed = sustained(target, peak, on_tensor, dtype.bits).share
+    fed = s.put("share of the peak that power feeds", fed, "", "cost.power.JOULES")
+    listed = target.peak("vector", f32)
+    share = min(sustained(target, listed, False, 32).share, LANE_SHARE)
+    lanes = listed / target.sm.flops_per_lane_clock * share
+    lanes = s.put("lane rate", lanes, "lane instructions/s", "cost.plain.LANE_SHARE, cost.power")
     flops = work.products / xp.maximum(work.points, 1.0) * nest.step_points * work.visible
+    flops = s.put("flops of a step", flops, "flop")
+    issue = s.put("issue slots a multiply-add", _issue(s, nest, target, on_tensor, p))
     issued = peak * (TENSOR_SHARE if on_tensor else LANE_SHARE)
-    product_s = flops * _issue(s, nest, target, on_tensor, p) / (issued / sms)
+    product_s = s.put("products of a step", flops * issue / (issued / sms), "s")
     smem_s = 0.0
     if on_tensor:
         parts = nest.tiles.warps / (4 if has_clusters(target) else 1)
         traffic = nest.stage_bytes * (1 + xp.sqrt(xp.maximum(parts, 1.0)))
         smem_s = traffic * work.visible / (SMEM_BYTES_PER_CLOCK * target.clock_hz)
     lane_s = work.lane_ops / (nest.blocks * nest.steps) / (lanes / sms)
-    step_s = xp.maximum(product_s, smem_s) + lane_s
-    power_s = flops * nest.steps * nest.blocks / (peak * power)
+    step_s = s.put("step", xp.maximum(product_s, smem_s) + lane_s, "s")
+    power_s = flops * nest.steps * nest.blocks / (peak * fed)
     compute_s = xp.maximum(nest.steps * nest.load * step_s, power_s)
+    compute_s = s.put("busiest SM, or power", compute_s, "s")
 
-    rounds = xp.floor(nest.load / nest.resident)
+    rounds = s.put("full rounds", xp.floor(nest.load / nest.resident))
     rest = nest.load - rounds * nest.resident
-    wait_s = (LATENCY_CLOCKS / target.clock_hz + step_s) / tiles.stages
+    wait_s = s.put("wait", (LATENCY_CLOCKS / target.clock_hz + step_s) / tiles.stages, "s")
     busy_s = nest.steps * (
         rounds * xp.maximum(nest.resident * step_s, wait_s)
         + xp.where(rest > 0, xp.maximum(rest * step_s, wait_s), 0.0)
     )
     fill_s = p["fill clocks"] / target.clock_hz
     busy_s = busy_s + fill_s * (xp.ceil(nest.load / nest.resident) - 1)
+    busy_s = s.put("busiest SM with its waits", busy_s, "s")
 
     dram_s = nest.dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     active = xp.minimum(1.0, nest.blocks / sms)
     l2_s = nest.l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * active)
-    memory_s = xp.maximum(dram_s, l2_s)
+    memory_s = s.put("dram or l2", xp.maximum(dram_s, l2_s), "s")
     exposed_s = xp.maximum(busy_s - xp.maximum(compute_s, memory_s), 0.0)
     split_s = xp.where(tiles.split > 1, 1.5e-6, 0.0)
     return Terms(compute_s, memory_s, exposed_s + split_s, work.products * work.visible / peak)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cost.kernels import gemm, mapped
@@ -11,13 +14,21 @@ from cost.test_predictors import TARGETS, kernels, tiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuir.cost.explain import Line, explained, terms
+from gpuir.cost.explain import Line, explained, number, terms
 from gpuir.cost.table import PREDICTORS
+from gpuir.cost.work import work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
 
 A100 = load_target("a100")
+
+
+NUMERAL = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?")
+
+
+def value(formula: str) -> float:
+    return eval(formula, {**vars(math), "min": min, "max": max})
 
 
 @settings(deadline=None, max_examples=200)
@@ -27,34 +38,63 @@ def test_formulas_give_their_values(op, target, predictor):
     lines = terms(op, tile, target, predictor=predictor)
     for line in lines:
         if line.formula:
-            value = eval(line.formula, {**vars(math), "min": min, "max": max})
             # the numbers in a formula have seven digits; a difference of two loses some
-            slack = 1e-6 * lines[-1].value if line.name == "exposed" else 0.0
-            assert value == pytest.approx(line.value, rel=1e-5, abs=slack), line
-        else:
-            assert line.source or line.value is not None
+            whole = value(line.formula.replace(" - ", " + "))
+            assert value(line.formula) == pytest.approx(line.value, rel=1e-5, abs=1e-6 * whole), (
+                line
+            )
     assert lines[-1].name == "time"
     cost = PREDICTORS[predictor](op, tile, target)
     assert lines[-1].value == pytest.approx(cost.time_s, rel=1e-12)
+
+
+def constants() -> set[str]:
+    """Numbers that the formulas' own code states."""
+    found = {"0.5", "16"}  # bits / 2 and the like
+    for path in (Path(__file__).parents[2] / "gpuir/cost").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+                found.add(number(node.value))
+    return found
+
+
+@settings(deadline=None, max_examples=100)
+@given(kernels(), st.sampled_from(TARGETS))
+def test_every_number_in_a_formula_has_a_line_before_it_or_a_source(op, target):
+    """Or is an extent of the kernel or its tile, or a cell's bytes, or stands in the code."""
+    tile, work = tiled(op, target), work_of(op)
+    known = constants() | {number(x) for _, x in (*work.dims, *work.traits, *tile.dims)}
+    known |= {number(o.cell_bytes) for o in work.operands} | {number(work.visible)}
+    known |= {number(x) for x in (tile.stages, tile.warps, tile.split)}
+    for line in terms(op, tile, target):
+        if line.name.startswith(("flops", "products", "bytes of")):
+            known.add(number(line.value))
+            continue
+        assert line.source or set(NUMERAL.findall(line.formula)) <= known, line
+        known.add(number(line.value))
 
 
 def test_lines_go_from_the_work_to_the_time():
     names = [
         line.name for line in terms(gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100), A100)
     ]
-    wanted = ["flops", "bytes of %a", "blocks", "waves", "peak", "dram bytes", "launch", "compute",
-              "memory", "time"]  # fmt: skip
+    wanted = ["flops", "bytes of %a", "blocks", "waves", "peak", "dram bytes", "on the device",
+              "launch", "compute", "memory", "latency", "time"]  # fmt: skip
     assert [n for n in names if n in wanted] == wanted
 
 
-def test_listed_numbers_say_where_they_come_from():
-    lines = {
-        line.name: line for line in terms(gemm(64, 64, 64), tiled(gemm(64, 64, 64), A100), A100)
-    }
-    assert lines["peak"].source == (
-        f"a100-sxm-40gb tensor.f16: {A100.source('flops_per_s.tensor.f16')}"
-    )
-    assert "assumed" in lines["launch"].source
+def test_listed_numbers_and_factors_say_where_they_come_from():
+    op = mapped("add", f32, (1 << 20,), (1 << 20,))
+    lines = {line.name: line for line in terms(op, tiled(op, A100), A100)}
+    dram = lines["a100-sxm-40gb: dram.bytes_per_s"]
+    assert (dram.value, dram.unit) == (A100.dram_bytes_per_s, "bytes/s")
+    assert dram.source == A100.source("dram.bytes_per_s")
+    assert "launch_s" in A100.sources and lines["launch"].source == A100.source("launch_s")
+    (share,) = (x for name, x in lines.items() if name.endswith("hbm share"))
+    assert share.source.startswith("of the listed bandwidth")
+    lines = {line.name: line for line in terms(op, None, A100, predictor="roofline")}
+    peak = lines["a100-sxm-40gb: flops_per_s.vector.f32"]
+    assert peak.source == A100.source("flops_per_s.vector.f32")
 
 
 def test_a_line_reads():

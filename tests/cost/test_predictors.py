@@ -10,19 +10,20 @@ from cost.kernels import attention, conv, gather, gemm, mapped, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuir.cost.work import work_of
 from gpuir.cost.power import sustained
-from gpuir.cost.roofline import roofline
+from gpuir.cost.roofline import bounds, roofline
 from gpuir.cost.table import PREDICTORS, find_predictor
 from gpuir.cost.tile import best_tile, tile_cost
+from gpuir.cost.work import work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
-
+from gpuir.ir.verify import faults
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Flops, Table, Target
 
 A100 = load_target("a100")
-TARGETS = [load_target(n) for n in ("a100", "t4", "h100-sxm", "l4", "p4", "v100", "b200", "mi300x")]
+NAMES = ("a100", "t4", "h100-sxm", "l4", "p4", "v100", "b200", "mi300x", "x86-64-v4")
+TARGETS = [load_target(name) for name in NAMES]
 
 
 def tiled(op, target, **options):
@@ -176,19 +177,30 @@ def test_a_faster_target_is_never_slower(op, target, factors):
 
 
 @settings(deadline=None, max_examples=200)
-@given(kernels(), st.sampled_from(TARGETS), st.sampled_from(sorted(PREDICTORS)))
-def test_time_covers_each_term_and_the_bound_is_the_largest(op, target, name):
-    cost = PREDICTORS[name](op, tiled(op, target), target)
+@given(kernels(), st.sampled_from(TARGETS), st.sampled_from(["tile@2", "roofline@1"]))
+def test_time_covers_each_term_and_the_bound_is_the_largest(op, target, by):
+    cost = find_predictor(by)(op, tiled(op, target), target)
     assert cost.time_s >= max(seconds for _, seconds in cost.terms)
     assert cost.term(cost.bound) == max(seconds for _, seconds in cost.terms)
     assert cost.time_s >= target.launch_s
-    assert cost.by == f"{name}@1"
+    assert cost.by == by
+    assert not list(faults(cost))
 
 
 @settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS))
-def test_the_tile_predictor_never_beats_the_roofline_of_its_own_pipe(op, target):
-    assert best(op, target).time_s >= roofline(op, None, target).time_s * (1 - 1e-9)
+def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_holds(op, target):
+    """Small operands can come from the cache: the kernel tables have many that beat DRAM. Not all
+    of large ones, though; and Winograd's convolutions do with fewer products."""
+    work = work_of(op)
+    arithmetic, _ = bounds(work, target)
+    arithmetic = 0 if work.kernel == "k.conv" else arithmetic
+    held = target.l2.bytes + (target.l3.bytes if target.l3 else 0)
+    moving = max(work.nbytes - held, 0) / target.dram_bytes_per_s
+    if not work.is_contraction:  # lanes do simple operations faster than the flops they count for
+        arithmetic = 0
+    time_s = best(op, target).time_s - target.launch_s
+    assert time_s >= max(arithmetic, moving) * (1 - 1e-9)
 
 
 @settings(deadline=None, max_examples=100)
@@ -232,10 +244,10 @@ def test_every_target_costs_every_kind():
     ],
 )
 @pytest.mark.parametrize("target", ["t4", "a100", "h100", "mi300x"])
-def test_a_kernel_of_nothing_costs_a_launch(op, target):
+def test_a_kernel_of_nothing_costs_what_its_smallest_costs(op, target):
     device = load_target(target)
     tile = best_tile(work_of(op), device)
     for predict in PREDICTORS.values():
         cost = predict(op, tile, device)
-        assert device.launch_s <= cost.time_s < 2 * device.launch_s
+        assert device.launch_s <= cost.time_s < device.launch_s + 10e-6
         assert all(value == value for _, value in cost.facts)

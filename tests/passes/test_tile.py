@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 from cost.kernels import attention, gemm, graph, mapped, softmax
 
+from gpuir.cost.roofline import roofline
 from gpuir.cost.tile import tile_cost
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import ModelError, TargetError, UsageError
 from gpuir.ir.graph import Graph, Level, Value
-from gpuir.ir.notes import Tile
+from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType, bool_, f16, f32, f64, i64
 from gpuir.ir.verify import verify
 from gpuir.ops import kernel as k
@@ -20,6 +21,7 @@ from gpuir.passes.annotate import Annotate
 from gpuir.passes.tile import TilePass
 from gpuir.schedule import extract
 from gpuir.targets.load import load_target, target_names
+from gpuir.targets.target import Target
 from gpuir.text import show
 
 
@@ -107,7 +109,7 @@ def test_a_loop_costs_its_trips():
     assert ten.fact("trips") == 10
     inside = costed(loop(10)).nodes[0].op.regions[0]
     assert ten.time_s == pytest.approx(10 * sum(n.cost.time_s for n in inside.nodes if n.cost))
-    assert ten.by == "tile@1"
+    assert ten.by == "tile@2"
     assert (inside.level, inside.target) == (Level.costed, "a100")
 
 
@@ -121,6 +123,33 @@ def test_a_branch_costs_the_dearer_side():
     assert cheap < dear
 
 
+def spread(op: k.KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
+    """Half as long to twice as long, on a GPU it has not seen."""
+    cost = roofline(op, tile, target, tf32=tf32)
+    return dataclasses.replace(
+        cost, by="spread@1", interval=(cost.time_s / 2, cost.time_s * 2), unseen=("gpu",)
+    )
+
+
+def test_a_loop_and_a_branch_are_as_uncertain_as_their_kernels():
+    for g in (loop(10), branch()):
+        cost = costed(g, predictor=spread).nodes[0].cost
+        assert cost is not None and cost.interval is not None
+        assert cost.interval == pytest.approx((cost.time_s / 2, cost.time_s * 2))
+        assert cost.unseen == ("gpu",)
+
+
+def test_where_one_kernel_cannot_say_the_loop_cannot():
+    def sometimes(op: k.KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
+        cost = spread(op, tile, target, tf32=tf32)
+        given.append(cost)
+        return cost if len(given) > 1 else dataclasses.replace(cost, interval=None)
+
+    given: list[Cost] = []
+    cost = costed(loop(10), predictor=sometimes).nodes[0].cost
+    assert cost is not None and cost.interval is None
+
+
 def test_a_view_is_free():
     g = costed(view())
     v, y = g.nodes
@@ -131,9 +160,9 @@ def test_a_view_is_free():
 
 def test_the_predictor_is_chosen_and_signs():
     g = TilePass(target="a100").run(graph(gemm(512, 512, 512)))
-    for name in ("tile", "roofline"):
+    for name, by in (("tile", "tile@2"), ("roofline", "roofline@1")):
         cost = Annotate(predictor=name).run(g).nodes[0].cost
-        assert cost is not None and cost.by == f"{name}@1"
+        assert cost is not None and cost.by == by
     with pytest.raises(UsageError, match="no predictor"):
         Annotate(predictor="oracle").run(g)
 
