@@ -75,12 +75,11 @@ def products(s: Shapes) -> tuple[Work, ...]:
 
 
 def _quantising(columns: Columns) -> Columns:
-    """Whether one scale is found for the whole of an activation; and versions whose smallest rows
-    take four times those of others, as if timed eagerly or made of many kernels."""
+    """Whether one scale is found for the whole of an activation; and stacks whose smallest
+    rows take two to four times those of others, as if timed eagerly or made of many kernels."""
     dtype, framework = columns.words("dtype"), columns.words("framework")
     whole = framework.where("trtllm") & dtype.where("fp8", "fp8_static")
     odd = framework.where("vllm") & dtype.where("fp8_block")
-    odd &= columns.words("version").where("0.14.0")
     odd |= framework.where("sglang") & dtype.where("int8")
     return columns.with_cells({"whole": yes_or_no(whole), "rough": yes_or_no(odd)})
 
@@ -342,7 +341,7 @@ KINDS = (
         device="system",
         devices=DEVICES,
         prepare=_quantising,
-        needs=("framework", "version"),
+        needs=("framework",),
     ),
     Kind(
         name="attention, prefill",
