@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,24 +27,56 @@ from gpuir.targets.target import Target
 EXPONENTIALS = 16.0
 EXPONENTIALS_OF = {"sm_103": 32.0}
 HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-2
-FEW_ROWS = 64.0  # assumed: rows up to which a strip is a cache read, whose walk may be split
+FEW_ROWS = 128.0  # assumed: rows up to which a strip is a cache read, whose walk may be split
 UNSPLIT_STEPS = 4.0  # steps that are not worth splitting: FlashAttention's split heuristic
 MOST_SPLITS = 128.0  # of one strip: the same
 
 FACTORS = (
-    Factor("compute share", 0.85, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
-    Factor("softmax ops", 4.0, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
-    Factor("overlap", 0.5, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
+    Factor("compute share", 0.8, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
+    Factor("softmax ops", 2.5, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
+    Factor("narrow ops", 6.0, 0.0, 40.0, 0.0, "lane instructions more to round a score to 8 bits"),
+    Factor("overlap", 0.62, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
     Factor("dram share", 0.85, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
-    Factor("l2 share", 0.6, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
-    Factor("l2 kept", 0.65, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
-    Factor("block start", 4000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
-    Factor("step wait", 1500.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
-    Factor("op start", 4e-6, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
-    Factor("combine start", 2e-6, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
-    Factor("append start", 2e-6, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
-    Factor("uneven", 0.5, 0.0, 1.0, 0.0, "of an unfilled last wave, lost where walks differ"),
+    Factor("l2 share", 0.7, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
+    Factor("l2 kept", 0.29, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
+    Factor("block start", 7000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
+    Factor("fill rate", 80.0, 8.0, 512.0, 0.0, "bytes a clock of a block's first tiles and last stores"),
+    Factor("cache start", 0.8, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
+    Factor("start before sm_90", 0.9, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
+    Factor("start from sm_100", 0.85, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
+    Factor("step wait", 800.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
+    Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower a block runs without neighbours, at most"),
+    Factor("start exposed", 0.95, 0.0, 1.0, 0.0, "of a block's start, that no other block hides"),
+    Factor("op start", 2e-6, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
+    Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
+    Factor("plan start", 2.3e-6, 1e-7, 1e-5, 0.0, "FlashAttention-3: seconds to plan its walks"),
+    Factor("trtllm append start", 5e-6, 1e-8, 2e-5, 0.2, "TensorRT-LLM: instead of append start"),
+    Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
+    Factor("query copies", 0.2, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
+    Factor("triton compute", 0.3, 0.2, 1.2, 0.0, "Triton: times compute share"),
+    Factor("triton start", 1.2, 0.3, 4.0, 0.0, "Triton: times block start"),
+    Factor("trtllm compute", 0.85, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
+    Factor("trtllm query copies", 2.5, 0.0, 4.0, 0.0, "TensorRT-LLM: instead of query copies"),
+    Factor("trtllm start", 1.1, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
+    Factor("trtllm op start", 1.0, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
+    Factor("triton op start", 1.5, 0.3, 4.0, 0.0, "Triton: times op start"),
+    Factor("uneven", 0.97, 0.0, 1.0, 0.0, "of an unfilled last wave, lost where walks differ"),
 )
+
+
+def packs(work: Work, target: Target) -> bool:
+    """Whether a strip of many queries also takes the heads that share their keys: FlashAttention-3
+    (its pack_gqa). Every library packs those of one query on a cache."""
+    return target.isa.startswith("sm_90") and work.kind == ""
+
+
+def _few(work: Work, xp: Any) -> Number:
+    """Fewer queries than this pack: TensorRT-LLM takes a single token for a prompt, and packs at
+    most 32 heads, but for latent attention (seen in its times)."""
+    if work.kind != "trtllm":
+        return 2.0
+    crowd = xp.where(work.trait("head") > 512.0, 0.0, work.trait("group"))
+    return xp.where(crowd > 32.0, 1.0, xp.minimum(work.extents["d"], 2.0))
 
 
 @dataclass(frozen=True)
@@ -60,15 +93,13 @@ class Walk:
 def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     """How `tiles` cut an attention.
 
-    Few queries share a tile with the other heads of their group; FlashAttention-2 does so for one
-    query, later libraries for as many as fit.
+    One query on a cache shares a tile with the other heads of its group; many do where `packs`.
     """
     xp, queries, keys = s.xp, work.extents["s"], work.extents["d"]
     group, visible = work.trait("group", 1.0), work.visible
     reach = work.trait("reach", keys)
     rows, step, split = tiles.dims["s"], tiles.dims["d"], tiles.split
-    few = rows if has_clusters(target) else 1.0
-    packed = xp.where(queries * 1.0 <= few, 1.0, 0.0)
+    packed = 1.0 if packs(work, target) else xp.where(queries < _few(work, xp), 1.0, 0.0)
     apart = group * xp.ceil(queries / rows)
     together = xp.ceil(queries * group / rows)
     strips = s.put("strips a key head", packed * together + (1 - packed) * apart)
@@ -99,11 +130,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     head = work.trait("head", value)
     peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
     cells = xp.ceil(head / HEAD_STEP) * HEAD_STEP + xp.ceil(value / HEAD_STEP) * HEAD_STEP
-    product_s = 2 * rows * step * cells * sms / (peak * p["compute share"])
+    share = p["compute share"] * (p[f"{work.kind} compute"] if work.kind else 1.0)
+    product_s = 2 * rows * step * cells * sms / (peak * share)
     product_s = s.put("products of a step", product_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
     exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * clock
-    softmax_s = rows * step * (1 / exponentials + p["softmax ops"] / lanes)
+    each = p["softmax ops"] + (p["narrow ops"] if work.dtype.bits < 16 else 0.0)
+    softmax_s = rows * step * (1 / exponentials + each / lanes)
     softmax_s = s.put("softmax of a step", softmax_s, "s")
     shorter = xp.minimum(product_s, softmax_s)
     step_s = xp.maximum(product_s, softmax_s) + (1 - p["overlap"]) * shorter
@@ -116,8 +149,16 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     load = s.put("blocks of the busiest SM", load)
     compute_s = s.put("arithmetic", xp.maximum(load * w.steps, w.longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
-    wait_s, start_s = p["step wait"] / clock, p["block start"] / clock
-    chain_s = rounds * (start_s + w.steps * xp.maximum(step_s, wait_s))
+    wait_s = p["step wait"] / clock
+    strips = work.extents["b"] * (work.extents["h"] / work.trait("group", 1.0)) * w.strips
+    held = work.extents["b"] * work.extents["h"] * work.extents["s"] / strips
+    filled = (held + xp.minimum(step, w.keys)) * (head + value) * (work.dtype.bits / 8)
+    cached = xp.where(work.extents["s"] < 2, p["cache start"], 1.0)
+    start_s = _start(work, target, p) * cached * p["block start"] + filled / p["fill rate"]
+    start_s = s.put("block start", start_s / clock, "s")
+    alone = 1.0 if has_clusters(target) else xp.minimum(resident, p["alone"])
+    alone_s = step_s * alone
+    chain_s = rounds * (start_s + w.steps * xp.maximum(alone_s, wait_s))
 
     q, k, v, o = (operand.nbytes for operand in work.operands[:4])
     rest = sum((operand.nbytes for operand in work.operands[4:]), 0.0)
@@ -131,12 +172,44 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * xp.minimum(1.0, w.blocks / sms))
     memory_s = s.put("memory", xp.maximum(dram_s, l2_s), "s")
 
-    exposed = xp.maximum(chain_s - xp.maximum(compute_s, memory_s), 0.0)
+    exposed = xp.maximum(
+        chain_s - xp.maximum(compute_s, memory_s), p["start exposed"] * rounds * start_s
+    )
     exposed = s.put("exposed waits", exposed, "s")
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
-    append = xp.where(work.trait("append") > 0, 1.0, 0.0) * p["append start"]
-    latency = exposed + p["op start"] + combine + append
+    plan = p["plan start"] if packs(work, target) else 0.0
+    op = p["op start"] * (p[f"{work.kind} op start"] if work.kind else 1.0) + plan
+    latency = exposed + op + combine + _append(s, work, q, missed, target, p)
     return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
+
+
+def _append(
+    s: Sheet, work: Work, q: Number, missed: Number, target: Target, p: Mapping[str, Number]
+) -> Number:
+    """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
+    TensorRT-LLM's also the queries `q`. Before sm_100 it needs none for one query, whose walk does
+    it, but in latent attention."""
+    xp, bytes_own = s.xp, work.trait("append")
+    trtllm = work.kind == "trtllm"
+    many: Number = 1.0
+    if trtllm and not target.isa.startswith("sm_10"):
+        latent = xp.where(work.trait("head") > 512.0, 1.0, 0.0)
+        many = xp.where(work.extents["s"] < _few(work, xp), latent, 1.0)
+    copies = p["trtllm query copies" if trtllm else "query copies"]
+    moved = 2 * bytes_own + copies * q
+    dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
+    l2_s = moved * (1 - missed) / (target.l2_bytes_per_s * p["l2 share"])
+    start_s = p["trtllm append start" if trtllm else "append start"]
+    writes = xp.where(bytes_own > 0, 1.0, 0.0) * many
+    return s.put("cache written", writes * (start_s + dram_s + l2_s), "s")
+
+
+def _start(work: Work, target: Target, p: Mapping[str, Number]) -> Number:
+    """Times what a block takes to begin on sm_90."""
+    times = p[f"{work.kind} start"] if work.kind else 1.0
+    if target.isa.startswith("sm_10"):
+        return times * p["start from sm_100"]
+    return times if has_clusters(target) else times * p["start before sm_90"]
 
 
 def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
@@ -168,7 +241,8 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     queries, keys = np.asarray(work.extents["s"], float), np.asarray(work.extents["d"], float)
     head = np.asarray(work.trait("head", work.extents["e"]), float)
     group = np.asarray(work.trait("group", 1.0), float)
-    rows_at_hand = np.asarray(queries * group)
+    together = packs(work, target) | (queries < _few(work, np))
+    rows_at_hand = np.asarray(queries * np.where(together, group, 1.0))
     if target.isa.startswith("sm_10"):
         rows = np.where(rows_at_hand > 128, np.where(head <= 128, 256.0, 128.0), 128.0)
         rows = np.where(
@@ -184,13 +258,16 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         step = np.where(head > 256, 64.0, step)
         warps, stages = np.where(rows <= 64, 8.0, 12.0), 2.0
     else:
-        few = rows_at_hand if target.isa else queries
-        rows = np.where(
-            few <= 16, 16.0, np.where(few <= 64, 64.0, np.where(head <= 128, 128.0, 64.0))
-        )
-        step = np.where(head <= 64, 128.0, 64.0)
+        rows = np.where((rows_at_hand <= 64) | (head > 128), 64.0, 128.0)
+        step = np.where(head <= 64, 128.0, np.where(rows > 64, 64.0, np.where(head <= 128, 128.0, 64.0)))
         warps, stages = np.where(head > 128, 8.0, 4.0), 1.0
-    strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"] / group
+    if work.kind == "trtllm":  # a block a head, several to an SM
+        few = (group < 2) & (not target.isa.startswith("sm_10"))
+        own = (queries < 2) & (keys > 1) & (head <= 512) & (few | (group > 32))
+        rows, step = np.where(own, 16.0, rows), np.where(own, 64.0, step)
+        warps, stages = np.where(own, 16.0, warps), np.where(own, 1.0, stages)
+    strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
+    strips = strips / np.where(together, group, 1.0)
     most = np.ceil(np.asarray(work.trait("reach", keys)) / step)
     split = np.minimum(np.floor(target.sms / strips), np.minimum(most, MOST_SPLITS))
     wanted = (rows_at_hand <= FEW_ROWS) & (most > UNSPLIT_STEPS)
