@@ -55,21 +55,21 @@ def products(s: Shapes) -> tuple[Work, ...]:
             narrow = f8e4m3 if name == "fp8" else i8
             return (
                 quantised(m * k, narrow, 6.0),
-                work.gemm(m, n, k, narrow, out=bf16),
+                replace(work.gemm(m, n, k, narrow, out=bf16), kind="row scales"),
             )
         case "fp8_block":
             product = work.gemm(m, n, k, f8e4m3, out=bf16)
-            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block"))
+            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block scales"))
         case "nvfp4":
             product = work.gemm(m, n, k, f4e2m1, out=bf16)
-            return (quantised(m * k, f4e2m1, 8.0), replace(product, kind="block"))
+            return (quantised(m * k, f4e2m1, 8.0), replace(product, kind="block scales"))
         case "int8_sq":
             return (replace(work.gemm(m, n, k, i8, out=f16), kind="plugin"),)
         case "w4a16_mxfp4":
             return (work.gemm(m, n, k, bf16, weight=f4e2m1),)
         case "w4a8_mxfp4_mxfp8":
             product = work.gemm(m, n, k, f8e4m3, weight=f4e2m1, out=bf16)
-            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block"))
+            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block scales"))
         case _:
             raise Unmodelled(f"dtype {name} is none we know of products")
 
