@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuir.evaluate.plan import Case
     from gpuir.targets.target import Target
 
+RATE_SHARE = 1e-3  # of the time, that measuring one rate of the device takes
 OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
 
@@ -72,7 +73,7 @@ def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any)
         batches, how = _read(tables, base)
         start = base
     else:
-        machine, numbers = _described(base)
+        machine, numbers = _described(base, RATE_SHARE * given["budget_s"])
         how = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
         text = dump_difference(head, numbers, {", ".join(numbers): how})
         start = parse_target(text, path)
@@ -148,17 +149,17 @@ def show(found: Sequence[Found], page: Page) -> None:
 # ---------------------------------------------------------------------------- measuring
 
 
-def _described(base: Target) -> tuple[Machine, dict[str, float]]:
+def _described(base: Target, budget_s: float) -> tuple[Machine, dict[str, float]]:
     """The machine, and the numbers of it that are measured and not fitted."""
     from gpuir.evaluate.machine import Machine, cpu_numbers, gpu_numbers
 
     machine = Machine.of(base)
     note(f"measuring on {machine.provenance}")
     if base.is_cpu:
-        return machine, cpu_numbers(machine, base.isa)
+        return machine, cpu_numbers(machine, base.isa, budget_s)
     for what in machine.differences(base):
         warn(what)
-    return machine, gpu_numbers(machine)
+    return machine, gpu_numbers(machine, budget_s)
 
 
 def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:

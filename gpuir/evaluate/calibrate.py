@@ -26,8 +26,13 @@ from gpuir.targets.target import Table, Target
 STEPS = 8  # of Gauss-Newton; it mostly ends after four
 HALVINGS = 4  # of one step that does not help
 DIFFERENCE = 0.02  # of a factor's logarithm, for a derivative
-USUAL_ERROR = 0.1  # logarithm that a row is off by, before the rows themselves say
+USUAL_ERROR, USUAL_ROWS = (
+    0.1,
+    5,
+)  # logarithm that a row is off by, and how many rows say so at first
 LEAST_ERROR = 0.03  # rows are never trusted beyond this: clocks and temperatures drift
+MADS = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+TELLING = 0.005  # a factor that moved by less did not move
 BENT = 1.5  # times the usual error, from where a row weighs by its error and not its square
 FOLDS = 5  # of the measurements: each is predicted by a calibration on the others
 MOST = np.log(10.0)  # that a factor may move: Target.factors
@@ -175,34 +180,60 @@ def _fitted(target: Target, group: Sequence[Sample], model: Model) -> dict[str, 
 
     spreads = np.array([k.factor.spread for k in knobs])
     low, high = (np.array([getattr(k, end) for k in knobs]) for end in ("low", "high"))
-    x, usual = np.clip(np.zeros(len(knobs)), low, high), USUAL_ERROR
+    steps = list(zip(knobs, np.eye(len(knobs)) * DIFFERENCE, strict=True))
+    x = np.clip(np.zeros(len(knobs)), low, high)
     for _ in range(STEPS):
         here = at(x)
         cuts = [[predict(w, here, model=model).tiles for w in s.works] for s in group]
 
-        def errors(x: Array, cuts: Sequence[Sequence[Tiles]] = cuts) -> Array:
+        def errors(x: Array, cuts: Sequence[Sequence[Tiles]] = cuts) -> list[Array]:
             there = at(x)
-            return np.concatenate(
-                [_errors(there, s, model, c) for s, c in zip(group, cuts, strict=True)]
-            )
+            return [_errors(there, s, model, c) for s, c in zip(group, cuts, strict=True)]
 
-        r = errors(x)
-        usual = max(LEAST_ERROR, 1.4826 * float(np.median(np.abs(r))))
-        slopes = np.stack([(errors(x + d) - r) / DIFFERENCE for d in np.eye(len(x)) * DIFFERENCE])
+        each = errors(x)
+        r = np.concatenate(each)
+        usual = _usual(r)
+        slopes = np.stack([_slopes(k, at(x + d), group, cuts, each, model) for k, d in steps])
         weights = np.minimum(1.0, BENT * usual / np.maximum(np.abs(r), 1e-9)) / usual**2
         curve = (slopes * weights) @ slopes.T + np.diag(spreads**-2.0)
         step = -np.linalg.solve(curve, slopes @ (weights * r) + x / spreads**2)
         cost = _cost(r, x, usual, spreads)
         for halving in range(HALVINGS):
             there = np.clip(x + step * 0.5**halving, low, high)
-            if _cost(errors(there), there, usual, spreads) < cost:
+            if _cost(np.concatenate(errors(there)), there, usual, spreads) < cost:
                 break
         else:
             break
         moved, x = np.max(np.abs(there - x)), there
         if moved < 1e-3:
             break
-    return {k.path: float(f"{np.exp(v):.4g}") for k, v in zip(knobs, x, strict=True)}
+    moved = [(k.path, v) for k, v in zip(knobs, x, strict=True) if abs(v) > TELLING]
+    return {path: float(f"{np.exp(v):.4g}") for path, v in moved}
+
+
+def _usual(errors: Array) -> float:
+    """How far off a row usually is, whatever all have in common: what the rows say, and some rows
+    more that are off by what rows usually are."""
+    said = (MADS * float(np.median(np.abs(errors - np.median(errors))))) ** 2
+    count = len(errors)
+    both = (count * said + USUAL_ROWS * USUAL_ERROR**2) / (count + USUAL_ROWS)
+    return max(LEAST_ERROR, float(np.sqrt(both)))
+
+
+def _slopes(
+    knob: Knob,
+    there: Target,
+    group: Sequence[Sample],
+    cuts: Sequence[Sequence[Tiles]],
+    here: Sequence[Array],
+    model: Model,
+) -> Array:
+    """How errors follow a factor's logarithm; only kernels of its family do."""
+    found: list[Array] = []
+    for s, c, r in zip(group, cuts, here, strict=True):
+        depends = any(family_of(w, there).name == knob.family for w in s.works)
+        found.append((_errors(there, s, model, c) - r) / DIFFERENCE if depends else 0.0 * r)
+    return np.concatenate(found)
 
 
 def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:

@@ -245,8 +245,8 @@ def expected_s(target: Target, case: Case, budget_s: float = BUDGET_S) -> float:
 
 
 def _prepared(columns: Columns) -> Columns:
-    """The extents that an operator does not have are nothing."""
-    return columns.with_cells({c: np.nan_to_num(columns.numbers(c)) for c in COLUMNS})
+    """The extents that an operator does not have are 1."""
+    return columns.with_cells({c: np.nan_to_num(columns.numbers(c), nan=1.0) for c in COLUMNS})
 
 
 def _works(s: Shapes) -> tuple[Any, ...]:

@@ -71,7 +71,7 @@ class Machine:
     def kit(self, dtype: str) -> Kit:
         return Kit(self.torch, dtype, self.device)
 
-    def least(self, run: Run, budget_s: float = 0.3) -> float:
+    def least(self, run: Run, budget_s: float) -> float:
         """Seconds of the fastest call: what the device can do."""
         return self.watch(run, budget_s).least
 
@@ -127,10 +127,10 @@ def _driver() -> tuple[str, str]:
     return driver.strip(), clock.strip()
 
 
-def gpu_numbers(machine: Machine) -> dict[str, float]:
+def gpu_numbers(machine: Machine, budget_s: float) -> dict[str, float]:
     """Numbers of the target that this GPU is: what a kernel of one cell takes is its launch."""
     one = machine.torch.zeros(1, device=machine.device)
-    launch_s = machine.watch(lambda: one.add_(one), 0.3).seconds
+    launch_s = machine.watch(lambda: one.add_(one), budget_s).seconds
     return {"launch_s": float(f"{launch_s:.3g}")}
 
 
@@ -146,18 +146,19 @@ def cpu_level() -> str:
     return "x86-64-v4" if set(flags.partition("\n")[0].split()) >= LEVEL_4 else "x86-64-v3"
 
 
-def cpu_numbers(machine: Machine, level: str) -> dict[str, float]:
+def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, float]:
     """Numbers of the target that this CPU is, by their path in a spec file: cores as torch uses
     them, caches as the kernel lists them, rates as measured.
 
     The peak is what a large product or convolution reaches (they come from different libraries),
     the clock what the peak implies; bandwidths are the better of reading (a sum) and copying.
+    `budget_s` is for each measurement.
     """
     torch = machine.torch
     cores = int(torch.get_num_threads())
     found: dict[str, float] = {"sms": cores, **_cache_sizes()}
-    peaks = {d: _product_rate(machine, d) for d in ("f32", "f64", "bf16", "f16")}
-    peaks["f32"] = max(peaks["f32"], _convolution_rate(machine))
+    peaks = {d: _product_rate(machine, d, budget_s) for d in ("f32", "f64", "bf16", "f16")}
+    peaks["f32"] = max(peaks["f32"], _convolution_rate(machine, budget_s))
     for dtype in ("f32", "f64"):
         found[f"flops_per_s.vector.{dtype}"] = peaks[dtype]
     for dtype in ("bf16", "f16"):
@@ -167,46 +168,50 @@ def cpu_numbers(machine: Machine, level: str) -> dict[str, float]:
     shared = found.get("l2.bytes", 1 << 25)
     own = found.get("sm.smem_bytes", 1 << 20) * cores
     # half of the shared cache, where that is more than the cores have of their own
-    found["l2.bytes_per_s"] = _bandwidth(machine, int(max(shared / 2, min(2 * own, shared))))
-    found["dram.bytes_per_s"] = _bandwidth(machine, int(min(8 * shared, machine.free_bytes / 8)))
+    found["l2.bytes_per_s"] = _bandwidth(
+        machine, int(max(shared / 2, min(2 * own, shared))), budget_s
+    )
+    found["dram.bytes_per_s"] = _bandwidth(
+        machine, int(min(8 * shared, machine.free_bytes / 8)), budget_s
+    )
     one, two = (torch.zeros(1) for _ in range(2))
-    found["launch_s"] = machine.least(lambda: torch.add(one, two, out=two))
+    found["launch_s"] = machine.least(lambda: torch.add(one, two, out=two), budget_s)
     return {path: n if isinstance(n, int) else float(f"{n:.4g}") for path, n in found.items()}
 
 
-def _product_rate(machine: Machine, dtype: str) -> float:
+def _product_rate(machine: Machine, dtype: str, budget_s: float) -> float:
     """flop/s of a large product, as large as takes a second; 0 where torch has none."""
     kit, best, extent = machine.kit(dtype), 0.0, 256
     while extent <= LARGEST:
         try:
             a, b = kit.random(extent, extent), kit.random(extent, extent)
-            seconds = machine.least(lambda a=a, b=b: machine.torch.mm(a, b))
+            seconds = machine.least(lambda a=a, b=b: machine.torch.mm(a, b), budget_s)
         except RuntimeError:
             return 0.0
         best = max(best, 2 * extent**3 / seconds)
-        if seconds > 0.1:
+        if seconds > budget_s / 3:
             break
         extent *= 2
     return best
 
 
-def _convolution_rate(machine: Machine) -> float:
+def _convolution_rate(machine: Machine, budget_s: float) -> float:
     """flop/s of a large 3x3 convolution, directly computed (oneDNN takes Winograd only when asked
     to): on some CPUs more than a product reaches."""
     kit = machine.kit("f32")
     x, w = kit.random(4, 128, 28, 28), kit.random(128, 128, 3, 3)
-    seconds = machine.least(lambda: machine.torch.nn.functional.conv2d(x, w, padding=1))
+    seconds = machine.least(lambda: machine.torch.nn.functional.conv2d(x, w, padding=1), budget_s)
     return 2 * 4 * 28 * 28 * 128 * 128 * 9 / seconds
 
 
-def _bandwidth(machine: Machine, footprint: int) -> float:
+def _bandwidth(machine: Machine, footprint: int, budget_s: float) -> float:
     """Bytes/s of reading, and of copying with both tensors counted, within a footprint."""
     torch = machine.torch
     x = torch.ones(footprint // 4)
-    read_s = machine.least(lambda: torch.sum(x))
+    read_s = machine.least(lambda: torch.sum(x), budget_s)
     half = x[: len(x) // 2]
     y = torch.empty_like(half)
-    copy_s = machine.least(lambda: y.copy_(half))
+    copy_s = machine.least(lambda: y.copy_(half), budget_s)
     return max(footprint / read_s, footprint / copy_s)
 
 

@@ -1,0 +1,189 @@
+"""`gpuir calibrate` and `gpuir collect` as a user meets them, on this CPU and on tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuir.cli.main import main
+from gpuir.cost.tile import predict
+from gpuir.evaluate.benchmarks import works_of
+from gpuir.targets.load import load_target
+
+PLAN = """\
+[[grid]]
+op = ["add", "softmax"]
+dtypes = ["f32"]
+cells = 4096
+"""
+FEW = """\
+[[rows]]
+op = "linear"
+dtypes = ["f32"]
+columns = ["m", "n", "k"]
+rows = [[64, 64, 64], [128, 256, 64], [1, 512, 512]]
+[[grid]]
+op = "add"
+dtypes = ["f32"]
+cells = [1024, 65536]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.toml").write_text(FEW)
+    return tmp_path
+
+
+@pytest.fixture
+def few(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped plans are short."""
+    monkeypatch.setattr("gpuir.evaluate.plan.shipped_plan", lambda name: folder / "few.toml")
+
+
+def run(*args: str, status: int = 0) -> Result:
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == status, (done.output, done.exception)
+    return done
+
+
+def recorded(path: Path, factor: float, device: str = "a100-pcie") -> None:
+    """A table of pointwise kernels in `factor` times what the model says, 40 us of them host."""
+    target, lines = load_target(device), ["device,op,b,h,latency_us"]
+    for op in ("add", "relu"):
+        for b in (4096, 16384, 65536, 131072):
+            for h in (1024, 2048, 4000):
+                cells = {"cells": np.array([float(b * h)])}
+                time_s = sum(predict(w, target).time_s[0] for w in works_of(op, "f32", cells))
+                lines.append(f"{device},{op},{b},{h},{18 + factor * time_s * 1e6:.3f}")
+        lines += [f"{device},{op},1,{h},40" for h in range(8, 128, 8)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+# ---------------------------------------------------------------------------- calibrate
+
+
+def test_a_table_becomes_a_target(folder: Path):
+    recorded(folder / "mine.csv", 1.25)
+    done = run("calibrate", "--target", "a100-pcie", "--table", "mine.csv", "-o", "my-a100.toml")
+    assert "my-a100.toml: target my-a100" in done.stdout
+    target = load_target("my-a100.toml")
+    assert (target.name, target.base) == ("my-a100", "a100-pcie-40gb")
+    assert target.factors and all(0.4 < v < 1.6 for v in target.factors.values())
+    source = target.source(f"factors.{next(iter(target.factors))}")
+    assert source.startswith("calibrated on 22 kernels, of mine.csv, ")
+    assert "mean error, each row by a calibration on others" in source
+    work = works_of("add", "f32", {"cells": np.array([6.7e7])})[0]
+    times = [predict(work, t).time_s[0] for t in (target, load_target("a100-pcie"))]
+    assert times[0] / times[1] == pytest.approx(1.25, rel=0.05)
+
+
+def test_such_a_target_is_one_like_any_other(folder: Path):
+    recorded(folder / "mine.csv", 1.25)
+    run("calibrate", "--target", "a100-pcie", "--table", "mine.csv", "-o", "my-a100.toml")
+    assert "factors." in run("targets", "my-a100.toml", "--width", "120").stdout
+    assert "none doubtful" in run("targets", "my-a100.toml", "--check").stdout
+    (folder / "tables").mkdir()
+    args = ("--table", "mine.csv", "--target", "my-a100.toml", "-o", "tables/again.toml")
+    run("calibrate", *args)
+    assert 'base = "../my-a100.toml"' in (folder / "tables/again.toml").read_text()
+    assert load_target("tables/again.toml").device == "a100-pcie-40gb"
+
+
+def test_without_a_file_the_target_is_on_stdout(folder: Path):
+    recorded(folder / "mine.csv", 1.1)
+    done = run("calibrate", "--target", "a100-pcie", "--table", "mine.csv")
+    Path("from-stdout.toml").write_text(done.stdout)
+    assert load_target("./from-stdout.toml").name == "a100-pcie-40gb-mine"
+    assert "mean absolute error" in done.stderr
+
+
+def test_a_table_of_other_gpus_is_refused(folder: Path):
+    recorded(folder / "mine.csv", 1.1)
+    done = run("calibrate", "--target", "h100", "--table", "mine.csv", "-o", "x.toml", status=2)
+    assert "no row was measured on h100-sxm-80gb\n  found:    a100-pcie" in done.stderr
+    assert not Path("x.toml").exists()
+
+
+def test_a_target_is_not_its_own_base(folder: Path):
+    recorded(folder / "mine.csv", 1.1)
+    args = ("calibrate", "--table", "mine.csv", "-o", "x.toml")
+    run(*args, "--target", "a100-pcie")
+    before = Path("x.toml").read_text()
+    assert "its own base" in run(*args, "--target", "x.toml", status=2).stderr
+    assert Path("x.toml").read_text() == before
+
+
+def test_no_gpu_is_said(folder: Path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for command in (("calibrate", "--target", "a100"), ("collect", "--target", "a100")):
+        stderr = run(*command, "-o", "x.csv", status=2).stderr
+        assert "no GPU is to be seen" in stderr and "cpu" in stderr
+    assert "--target cpu" in run("collect", status=2).stderr
+    assert list(folder.glob("x*")) == []
+
+
+def test_without_torch_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("gpuir.evaluate.machine.import_module", absent)
+    for command in ("calibrate", "collect"):
+        stderr = run(command, "--target", "cpu", status=2).stderr
+        assert "fix:      pip install 'gpuir[torch]'" in stderr
+
+
+def test_this_cpu_becomes_a_target(folder: Path, few: None):
+    pytest.importorskip("torch")
+    done = run("calibrate", "--target", "cpu", "-o", "mine.toml", "--budget-s", "10")
+    assert "5/5" in done.stderr
+    assert "family" in done.stdout and "cpu" in done.stdout
+    target = load_target("mine.toml")
+    assert target.is_cpu and target.device in ("x86-64-v3", "x86-64-v4")
+    assert target.source("dram.bytes_per_s").startswith("measured by gpuir calibrate on x86-64")
+    assert "none doubtful" in run("targets", "mine.toml", "--check").stdout
+
+
+# ---------------------------------------------------------------------------- collect
+
+
+def test_a_campaign_goes_on(folder: Path):
+    pytest.importorskip("torch")
+    args = (
+        "collect",
+        "--target",
+        "cpu",
+        "--plan",
+        "few.toml",
+        "-o",
+        "c.csv",
+        "--budget-s",
+        "0.001",
+    )
+    assert "5 of 5 rows to measure, about" in run(*args, "--dry-run").stdout
+    assert not Path("c.csv").exists()
+    assert run(*args).stdout == "c.csv: 5 rows added, 0 were there\n"
+    assert run(*args).stdout == "c.csv: 0 rows added, 5 were there\n"
+    assert "linear" in run("eval", "kernels", "c.csv").stdout
+
+
+def test_a_campaign_in_parquet(folder: Path):
+    pytest.importorskip("torch")
+    pytest.importorskip("pyarrow")
+    args = ("--target", "cpu", "--plan", "few.toml", "-o", "c.parquet", "--budget-s", "0.001")
+    run("collect", *args)
+    assert {p.name for p in folder.glob("c.*")} == {"c.parquet", "c.parquet.csv"}
+    assert "c.parquet: 0 rows added" in run("collect", *args).stdout
+    assert "linear" in run("eval", "kernels", "c.parquet").stdout
+
+
+def test_a_wrong_plan_is_refused(folder: Path):
+    (folder / "wrong.toml").write_text(PLAN)
+    stderr = run("collect", "--target", "cpu", "--plan", "wrong.toml", status=2).stderr
+    assert "wrong.toml:grid[0]: no such extent: cells" in stderr
