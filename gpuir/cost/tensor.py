@@ -41,7 +41,7 @@ SHAPES = (
     *((64, 64), (32, 64), (16, 128), (16, 64)),
 )
 
-_FITTED = "fitted on the 16-bit rows of the kernel tables gemm and mlp_ops"
+_FITTED = "fitted on the kernel tables gemm and mlp_ops"
 
 
 def _factors() -> tuple[Factor, ...]:
@@ -49,38 +49,56 @@ def _factors() -> tuple[Factor, ...]:
         return Factor(name, value, low, high, spread, f"{what}; {_FITTED}")
 
     return (
-        f("compute share", 0.957, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
+        f("compute share", 0.946, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
         f("joules mma", 1.0, 0.3, 3.0, 0.1, "pJ a 16-bit flop, operand movement included"),
-        f("joules wgmma", 0.754, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
-        f("joules tcgen05", 0.629, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
-        f("power bend", 0.541, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
-        f("sm bytes", 99.0, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
-        f("l2 share", 1.79, 0.3, 3.0, 0.1, "of the listed L2 rate, shared reads counted twice"),
-        f("leak mma", 0.554, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
-        f("leak async", 0.019, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
-        f("step clocks mma", 267.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
-        f("step clocks async", 155.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
-        f("tile clocks mma", 1216.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
-        f("tile clocks async", 363.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
-        f("tail mma", 0.331, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
-        f("tail async", 0.051, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
-        f("store bytes", 26.4, 4.0, 256.0, 0.0, "a clock out of one SM"),
-        f("dram share HBM2", 0.811, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share HBM3", 0.9, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share GDDR", 0.806, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram ramp mma", 1.71, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
-        f("dram ramp async", 0.312, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
-        f("overlap", 0.251, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
-        f("split", 2.62, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
-        f("split rate", 0.984, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
-        f("l2 kept", 0.528, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
-        f("l2 weights", 0.028, 0.01, 1.5, 0.0, "of the L2, for weights between their turns"),
-        f("l2 results", 0.047, 0.01, 1.5, 0.0, "of the L2, for activations and results"),
-        Factor("lane share", 0.5, 0.0, 1.0, 0.0, "of the lanes' time, not hidden; assumed"),
+        f("joules wgmma", 0.768, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
+        f("joules tcgen05", 0.628, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("power bend", 0.537, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
+        f("sm bytes", 99.6, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
+        f("l2 share", 1.78, 0.3, 3.0, 0.1, "of the listed L2 rate, shared reads counted twice"),
+        f("leak mma", 0.531, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
+        f("leak async", 0.0139, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
+        f("leak scaled", 0.762, 0.0, 1.0, 0.0, "the same, with scales a row or a block"),
+        f("step clocks mma", 283.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
+        f("step clocks async", 157.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
+        f("step clocks row scales", 165.0, 20.0, 600.0, 0.0, "the same, with scales a row"),
+        f("step clocks block scales", 270.0, 20.0, 600.0, 0.0, "the same, with scales a block"),
+        f("step clocks plugin", 201.0, 20.0, 600.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
+        f("tile clocks mma", 1380.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
+        f("tile clocks async", 286.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
+        f("tile clocks scaled", 1230.0, 50.0, 6000.0, 0.0, "the same, with scales"),
+        f("tail mma", 0.277, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
+        f("tail async", 0.0479, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
+        f("tail scaled", 0.48, 0.0, 1.0, 0.0, "the same, with scales"),
+        f("store bytes", 26.0, 4.0, 256.0, 0.0, "a clock out of one SM"),
+        f("dram share HBM2", 0.822, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share HBM3", 0.905, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share GDDR", 0.803, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram ramp mma", 1.62, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
+        f("dram ramp async", 0.297, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
+        f("dram ramp scaled", 1.29, 0.05, 10.0, 0.0, "the same, with scales"),
+        f("start mma", 0.517, 0.01, 5.0, 0.1, "us until the first block works"),
+        f("start wgmma", 1.06, 0.01, 5.0, 0.1, "the same"),
+        f("start tcgen05", 0.325, 0.01, 5.0, 0.1, "the same"),
+        f("start scaled", 1.13, 0.01, 5.0, 0.0, "the same, after the kernel that quantises"),
+        f("start plugin", 7.74, 0.01, 10.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
+        f("plugin share", 0.489, 0.1, 1.0, 0.0, "of the rate, 8-bit plug-ins made for older units"),
+        f("overlap", 0.255, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
+        f("split", 2.74, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
+        f("split rate", 0.675, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
+        f("l2 kept", 0.407, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
+        f("l2 weights", 0.0169, 0.01, 1.5, 0.0, "of the L2, for weights between their turns"),
+        f("l2 results", 0.0296, 0.01, 1.5, 0.0, "of the L2, for activations and results"),
+        f("lane share", 0.138, 0.0, 1.0, 0.0, "of the lanes' time, not hidden"),
     )
 
 
 FACTORS = _factors()
+
+# Kinds of product whose kernels do not share out k, by what `Work.kind` says: operands with scales
+# a row (CUTLASS) or a block (DeepGEMM), and TensorRT-LLM's plug-ins for narrow weights.
+SCALED = ("row scales", "block scales")
+UNSPLIT = (*SCALED, "plugin")
 
 
 def instruction(target: Target) -> str:
@@ -97,8 +115,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     their power does not feed the matrix units; SMs that idle leave their power to the others.
     """
     xp = s.xp
-    unit = instruction(target)
-    way = "mma" if unit == "mma" else "async"
+    unit, plugin = instruction(target), work.kind == "plugin"
+    way = "mma" if unit == "mma" else "scaled" if work.kind in SCALED else "async"
     b, m, n, k = (work.extents[d] for d in ("b", "m", "n", "k"))
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
     down, across = xp.ceil(m / tm), xp.ceil(n / tn)
@@ -110,14 +128,17 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     # One step of one block, an SM to itself.
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
     peak = s.put("peak", peak, "flop/s", _peak_source(work, target))
-    products = 2.0 * tm * tn * tk * target.sms / (peak * p["compute share"])
+    inner = p["compute share"]
+    if plugin and unit != "mma" and not work.dtype.is_float:
+        inner = inner * p["plugin share"]
+    products = 2.0 * tm * tn * tk * target.sms / (peak * inner)
     products = s.put("products of a step", products, "s", "at the rate of the inner loop")
     l2_rate = p["l2 share"] * target.l2_bytes_per_s / xp.minimum(blocks, target.sms)
     sm_rate = p["sm bytes"] * target.clock_hz
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
     loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)
     loads = s.put("loads of a step", loads, "s")
-    chain = p[f"step clocks {way}"] / target.clock_hz
+    chain = p[f"step clocks {work.kind if work.kind in UNSPLIT else way}"] / target.clock_hz
     chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
     step = xp.maximum(xp.maximum(products, loads), chain)
     step = s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
@@ -148,7 +169,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     join = xp.where(tiles.split > 1, p["split"] * 1e-6 + partial, 0.0)
     join = s.put("joining partial sums", join, "s")
     shared = s.put("not hidden", p["overlap"] * xp.minimum(compute, memory), "s")
-    return Terms(compute, memory, ramp + join + shared, work.products / peak)
+    begin = p[f"start {'plugin' if plugin else 'scaled' if way == 'scaled' else unit}"] * 1e-6
+    begin = s.put("until the first block works", begin, "s")
+    return Terms(compute, memory, begin + ramp + join + shared, work.products / peak)
 
 
 def _memory(target: Target) -> str:
@@ -270,9 +293,10 @@ def candidates(work: Work, target: Target) -> Tiles:
     """Each shape whole, and with k shared out as widely as blocks and SMs allow."""
     tm, tn, tk, stages, warps = (np.repeat(c, 2) for c in _table(target, work.dtype.bits))
     b, m, n, k = (np.asarray(work.extents[d], float)[..., None] for d in ("b", "m", "n", "k"))
+    most = 1.0 if work.kind in UNSPLIT else MOST_SPLIT
     room = np.floor(target.sms / (b * np.ceil(m / tm) * np.ceil(n / tn)))
     steps = np.floor(np.ceil(k / tk) / LEAST_STEPS)
-    split = np.maximum(np.minimum(np.minimum(room, steps), MOST_SPLIT), 1.0)
+    split = np.maximum(np.minimum(np.minimum(room, steps), most), 1.0)
     split[..., ::2] = 1.0
     return Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
 
