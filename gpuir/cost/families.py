@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, cpu, grouped, plain, rows, stream, tensor
+from gpuir.cost import attention, cpu, grouped, plain, rows, simt, stream, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
@@ -16,6 +16,7 @@ FAMILIES: dict[str, Family] = {
         plain.FAMILY,
         stream.FAMILY,
         rows.FAMILY,
+        simt.FAMILY,
         tensor.FAMILY,
         attention.FAMILY,
         *grouped.FAMILIES.values(),
@@ -35,6 +36,8 @@ def family_of(work: Work, target: Target) -> Family:
             return attention.FAMILY
         case "k.gemm" if runs_on_tensor(work, target):
             return tensor.FAMILY
+        case "k.gemm":
+            return simt.FAMILY
         case "k.map" | "k.copy" | "k.gather" | "k.scatter" | "k.pool" | "k.opaque":
             return stream.FAMILY
         case "k.reduce":

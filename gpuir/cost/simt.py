@@ -1,0 +1,312 @@
+"""Products on the lanes: f32 GEMM and batched GEMM as cuBLAS runs them.
+
+Blocks of a tile of the result march along k, eight cells a step. A block alone on an SM waits for
+its loads, several hide each other's; the lanes lose issue slots to loads of operands; the board's
+power holds the clock down once a kernel runs long enough. Against that stand the bytes from DRAM
+and through the L2. Which tile a library takes is learned from the kernel names in the NeuSight
+GEMM table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from gpuir.cost.nest import Tiles
+from gpuir.cost.power import lane_joules
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.work import Work
+from gpuir.targets.target import Target
+
+STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta and ampere_sgemm
+LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
+TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.06826, table 3.2
+
+FIT = "fitted on the NeuSight GEMM table"
+FACTORS = (
+    Factor("lane share", 1.0, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
+    Factor("operand slots", 0.2, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
+    Factor("sliced slots", 1.08, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
+    Factor("step clocks", 1000.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
+    Factor("block clocks", 4000.0, 100.0, 20000.0, 0.1, f"to start and end a block; {FIT}"),
+    Factor("store clocks", 0.9, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
+    Factor("tail", 0.85, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
+    Factor("leak", 0.05, 0.0, 0.5, 0.0, f"of the shorter of products and waits, not hidden; {FIT}"),
+    Factor("joules", 0.9, 0.3, 2.0, 0.2, f"of cost.power.JOULES; {FIT}"),
+    Factor("l2 joules", 50.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
+    Factor("dram joules", 60.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
+    Factor("idle", 0.2, 0.05, 0.4, 0.0, f"of the board's power, spent on the rest; {FIT}"),
+    Factor("bend", 0.85, 0.3, 1.0, 0.0, f"exponent of time over excess power; {FIT}"),
+    Factor("settle", 0.9, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
+    Factor("dram share", 0.77, 0.5, 1.0, 0.05, f"of the listed bandwidth; {FIT}"),
+    Factor("l2 share", 0.38, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
+    Factor("l2 kept", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
+    Factor("lines", 1.8, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
+    Factor("line depth", 180.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
+    Factor("line share", 0.16, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
+    Factor("pages", 1.5, 0.0, 4.0, 0.0, f"of Pascal, when its TLB does not reach; {FIT}"),
+    Factor("overlap", 0.2, 0.0, 1.0, 0.0, f"of the shorter of compute and memory, seen; {FIT}"),
+    Factor("split", 3.8, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
+    Factor("split each", 1.3, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
+)
+
+# Issue slots on SMs of 128 lanes beside those of 64, which issue loads in the second clock of a
+# warp's multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread.
+WIDE_SLOTS = 2.0
+
+
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The terms of a product under its tile."""
+    xp, sms, clock, sm = s.xp, float(target.sms), target.clock_hz, target.sm
+    b, m, n, k = (xp.maximum(work.extents[d], 1.0) for d in ("b", "m", "n", "k"))
+    tm, tn, split = tiles.dims["m"], tiles.dims["n"], tiles.split
+    threads = tiles.warps * float(sm.warp)
+    slices = sliced(s, tiles.dims["k"])
+    cell = work.dtype.bits / 8
+
+    down, across = xp.ceil(m / tm), xp.ceil(n / tn)
+    grid = down * across
+    whole = b * grid
+    blocks = s.put("blocks", whole * split)
+    steps = s.put("steps a block", xp.ceil(k / (split * STEP)))
+    cells = tm * tn * slices / threads
+    resident = s.put("blocks an SM holds", held(s, tm, tn, threads, slices, cell, target))
+    rounds = s.put("rounds of an SM", blocks / sms)
+    load = s.put(
+        "blocks of the busiest SM",
+        xp.maximum(1.0, rounds + p["tail"] * (xp.ceil(rounds) - rounds)),
+        "",
+        "the unfilled round counts in part",
+    )
+    together = xp.minimum(resident, load)
+
+    # ---- the lanes
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    loads = WIDE_SLOTS if sm.fp32_lanes > 64 else p["operand slots"]
+    slots = (1.0 + loads / xp.sqrt(cells)) * xp.where(slices > 1.0, p["sliced slots"], 1.0)
+    slots = s.put("issue slots a product", slots)
+    product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"])
+    wait_s = p["step clocks"] / clock / (together * slices)
+    step_s = xp.maximum(product_s, wait_s) + p["leak"] * xp.minimum(product_s, wait_s)
+    own = p["block clocks"] + p["store clocks"] * tm * tn / sm.fp32_lanes
+    busy_s = load * (steps * step_s + own / clock / together)
+
+    # ---- bytes
+    left, right, out = cell * b * m * k, cell * b * k * n, work.operands[-1].cell_bytes * b * m * n
+    l2_bytes = s.put("l2 bytes", left * across + right * down + out * split, "bytes")
+    flying = xp.minimum(whole, sms * resident)
+    patch = xp.minimum(grid, flying)
+    wide_n = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
+    tall_m = xp.minimum(down, patch / wide_n)
+    missed = 1.0 - xp.minimum(1.0, p["l2 kept"] * target.l2_bytes / ((left + right) / b))
+    drops = p["lines"] * k / (k + p["line depth"])
+    lines = p["line share"] * target.l2_bytes / LINE_BYTES
+    again_left = 1.0 + drops * xp.maximum(0.0, 1.0 - lines * wide_n / (flying * tm))
+    again_right = 1.0
+    if is_linear(work):  # the weight lies with k innermost, too
+        again_right = 1.0 + drops * xp.maximum(0.0, 1.0 - lines * tall_m / (flying * tn))
+    dram_bytes = s.put(
+        "dram bytes",
+        again_left * left * (1.0 + missed * (across / wide_n - 1.0))
+        + again_right * right * (1.0 + missed * (down / tall_m - 1.0))
+        + out * (1.0 + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
+        "bytes",
+    )
+    dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
+    l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"])
+    memory_s = xp.maximum(dram_s, l2_s)
+    if target.isa.startswith("sm_6") and is_linear(work):
+        reach = xp.minimum(left + right, (wide_n * tn + tall_m * tm) * k * cell)
+        memory_s = memory_s * (1.0 + p["pages"] * xp.log1p(reach / TLB_BYTES))
+
+    # ---- power
+    run_s = xp.maximum(busy_s, memory_s)
+    joules = 2.0 * whole * tm * tn * k * p["joules"] * lane_joules(target, work.dtype.bits)
+    joules = joules + (l2_bytes * p["l2 joules"] + dram_bytes * p["dram joules"]) * 1e-12
+    watts = s.put("power wanted", joules / run_s, "W", "arithmetic, L2 and DRAM")
+    slower = 1.0
+    if target.tdp_w is not None:
+        excess = xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"]))) ** p["bend"]
+        slower = 1.0 + (excess - 1.0) * run_s / (run_s + p["settle"] * 1e-3)
+    slower = s.put("slower for lack of power", slower, "", "once the kernel outlasts `settle`")
+
+    compute_s, memory_s = busy_s * slower, memory_s * slower
+    join_s = (p["split"] + p["split each"] * xp.log(split)) * 1e-6
+    latency_s = p["overlap"] * xp.minimum(compute_s, memory_s) + xp.where(split > 1.0, join_s, 0.0)
+    return Terms(compute_s, memory_s, latency_s, work.products / peak)
+
+
+def sliced(s: Sheet, depth: Number) -> Number:
+    """Parts of a step that groups of warps share out: a depth of 32 is four of 8 (`sliced1x4`)."""
+    return s.xp.where(depth >= 4 * STEP, depth / STEP, 1.0)
+
+
+def held(
+    s: Sheet, tm: Number, tn: Number, threads: Number, slices: Number, cell: float, target: Target
+) -> Number:
+    """Blocks that an SM holds: by registers, of which a thread of 64 cells takes 122 in sgemm and
+    one of 16 about 54, by threads and by shared memory for two steps."""
+    xp, sm = s.xp, target.sm
+    registers = xp.ceil((32.0 + 1.4 * cell / 4.0 * tm * tn * slices / threads) / 8.0) * 8.0
+    stage = 2.0 * (tm + tn) * STEP * slices * cell
+    resident = xp.minimum(xp.floor(sm.registers / (registers * threads)), float(sm.blocks))
+    resident = xp.minimum(resident, xp.floor(sm.threads / threads))
+    return xp.maximum(1.0, xp.minimum(resident, xp.floor(sm.smem_bytes / (stage + 1024.0))))
+
+
+def is_linear(work: Work) -> bool:
+    """Whether a bias is added: then a layer's weight lies with k innermost, and the call goes
+    through cuBLASLt, which chooses otherwise than cuBLAS."""
+    return len(work.operands) > 3
+
+
+# ---------------------------------------------------------------------------- which tile
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels that a library has for one architecture and call, and how it chooses.
+
+    A row of `rows` is a tile's columns and rows, parts of a step, warps, blocks an SM holds, and
+    three numbers fitted to the kernel names: log cost a cell, cells of k that a block costs at
+    least, and rounds lost. The library is taken to compare
+    (rounds + lost) * cells * exp(cost) * (k / split + least); of an unfilled round `quantum`
+    counts, and a split costs `join` and `join_each` for each share of each result cell.
+    """
+
+    rows: tuple[tuple[float, ...], ...]
+    quantum: float
+    join: float = 0.0
+    join_each: float = 0.0
+
+
+# Of the tables below: which cuBLAS 12.1 took, as the kernel names in the NeuSight GEMM table say.
+BATCHED = {
+    "sm_6": Kernels(((128, 64, 1, 4, 4, 0, 0, 1),), 0.0),
+    "sm_70": Kernels(
+        (
+            (64, 64, 1, 2, 8, -1.18, 5.6, 24.8),
+            (32, 128, 1, 8, 4, -1.20, 5.7, 26.0),
+            (128, 32, 1, 8, 4, 0.74, 19.7, 2.46),
+        ),
+        0.0,
+    ),
+    "sm_75": Kernels(
+        (
+            (128, 64, 1, 4, 4, -0.85, 19, 1.52),
+            (64, 64, 1, 2, 8, -0.61, 19, 1.45),
+            (128, 32, 1, 8, 4, -0.71, 19, 2.80),
+            (32, 128, 1, 8, 4, 0.20, 66, 0.39),
+        ),
+        0.09,
+    ),
+    "": Kernels(((128, 128, 1, 8, 2, 0, 0, 1),), 0.0),
+}
+LINEAR = {
+    "sm_6": Kernels(
+        (
+            (32, 128, 1, 8, 4, -0.31, 155, 5.9),
+            (64, 64, 1, 2, 8, -0.36, 132, 5.0),
+            (128, 32, 1, 8, 4, 0.67, 90, 0.56),
+        ),
+        0.5,
+    ),
+    "sm_70": Kernels(
+        (
+            (128, 128, 1, 8, 2, 0.10, 1140, 0.52),
+            (128, 64, 1, 4, 4, 0.13, 469, 1.54),
+            (32, 128, 1, 8, 4, 0.39, 455, 1.09),
+            (128, 32, 1, 8, 4, 0.51, 361, 0.94),
+            (128, 32, 4, 8, 2, 0.48, 1236, 0.33),
+            (64, 32, 4, 8, 2, 0.55, 953, 0.49),
+            (32, 32, 4, 4, 4, 0.78, 584, 0.84),
+        ),
+        0.0,
+        5.5e3,
+        3.6,
+    ),
+    "sm_75": Kernels(
+        (
+            (128, 128, 1, 8, 2, -0.08, 100, 0.27),
+            (128, 64, 1, 4, 4, -0.03, 81, 0.42),
+            (64, 64, 1, 2, 8, 0.07, 95, 0.91),
+            (32, 128, 1, 8, 4, 0.42, 65, 0.40),
+            (128, 32, 1, 8, 4, 0.52, 46, 0.59),
+            (128, 32, 4, 8, 2, 0.28, 198, 0.23),
+            (64, 32, 4, 8, 2, 0.49, 204, 0.26),
+            (32, 32, 4, 4, 4, 0.57, 191, 0.52),
+        ),
+        0.17,
+        1.3e4,
+        1.0,
+    ),
+    "": Kernels(
+        (
+            (128, 128, 1, 8, 2, 0.02, 42, 0.12),
+            (128, 64, 1, 4, 4, -0.25, 37, 1.09),
+            (64, 64, 1, 2, 8, 0.03, 41, 2.25),
+            (32, 128, 1, 8, 4, -0.08, 47, 0.68),
+            (128, 32, 1, 8, 4, -0.14, 54, 1.05),
+            (128, 32, 4, 8, 2, -0.05, 513, 0.12),
+            (64, 32, 4, 8, 2, 0.08, 245, 0.06),
+            (32, 32, 4, 4, 4, 0.07, 195, 0.35),
+        ),
+        0.73,
+        7.1e5,
+        350.0,
+    ),
+}
+
+
+@cache
+def kernels(isa: str, linear: bool) -> Kernels:
+    """Those of an architecture; later ones have Ampere's."""
+    table = LINEAR if linear else BATCHED
+    return next(known for prefix, known in table.items() if isa.startswith(prefix))
+
+
+@cache
+def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
+    """The numbers of kernels, each without a split and with those that fill an SM half and whole;
+    last the blocks an SM that a split aims at, 0 without."""
+    rows = np.array(known.rows, float)
+    aims = (0.0, 0.5, 1.0) if splits else (0.0,)
+    each = np.repeat(rows, len(aims), axis=0)
+    return (*each.T, np.tile(aims, len(rows)) * each[:, 4])
+
+
+def candidates(work: Work, target: Target) -> Tiles:
+    """The library's kernels for this architecture, without a split."""
+    n, m, slices, warps, *_ = _columns(kernels(target.isa, is_linear(work)), False)
+    return Tiles({"m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
+
+
+def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    """The kernel and split that cuBLAS would take, for each of many products."""
+    linear = is_linear(work)
+    known = kernels(target.isa, linear)
+    n, m, slices, warps, _, cost, least, lost, aims = _columns(known, linear)
+    extents = [np.asarray(work.extents[d], float) for d in ("b", "m", "n", "k")]
+    shape = np.broadcast_shapes(*(x.shape for x in extents))
+    rows_b, rows_m, rows_n, rows_k = (np.broadcast_to(x, shape)[..., None] for x in extents)
+    grid = rows_b * np.ceil(rows_m / m) * np.ceil(rows_n / n)
+    split = np.maximum(1.0, np.minimum(np.floor(aims * target.sms / grid), rows_k // 64))
+    rounds = grid * split / target.sms
+    rounds = rounds + known.quantum * (np.ceil(rounds) - rounds)
+    time = (rounds + lost) * (m * n * np.exp(cost)) * (rows_k / split + least)
+    if linear:
+        joined = known.join + known.join_each * rows_m * rows_n * split / target.sms
+        time = time + np.where(split > 1, joined, 0.0)
+    best = np.argmin(time, axis=-1)
+    return Tiles(
+        {"m": m[best], "n": n[best], "k": STEP * slices[best]},
+        2.0,
+        warps[best],
+        np.take_along_axis(split, best[..., None], axis=-1)[..., 0],
+    )
+
+
+FAMILY = Family("simt", FACTORS, candidates, seconds, (), 0.0, choose)
