@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.terminal import Layout, Page, elided
 from gpuir.evaluate.score import ALL, Errors, Score, Scores
 from gpuir.evaluate.tables import Table
 
@@ -91,7 +91,31 @@ def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
             page.line()
         for reason, count in sorted(table.skipped.items(), key=lambda pair: -pair[1]):
             page.wrapped("skipped", f"{count:,} rows: {reason}")
+    if len([t for t in tables if t.batches]) > 1:
+        _summary(page, scores.totals)
     return page.text()
+
+
+def _summary(page: Page, totals: Sequence[Score]) -> None:
+    """A line for each file and dtype, all GPUs together."""
+    page.line()
+    page.heading("all files")
+    columns = [("dtype", False), *((n, True) for n in ("rows", "mean", "by GPU", "bias"))]
+    columns += [("roofline", True), ("inside", True), ("file", False)]
+    rows: list[tuple[str, ...]] = []
+    for s in totals:
+        if s.group.device != ALL:
+            continue
+        mine = [
+            t.errors.mape for t in totals if t.group._replace(device=ALL, target=ALL) == s.group
+        ]
+        mean = sum(mine[:-1]) / max(len(mine) - 1, 1)
+        cells = _cells(s, 0)
+        rows.append(
+            (*cells[2:5], f"{mean:.1f}", *cells[7:10], elided(s.group.file, page.width - 58))
+        )
+    page.table(columns, rows, drop=("inside", "roofline"))
+    page.wrapped("", "by GPU: the mean of the GPUs' mean errors", 0)
 
 
 def _adds(total: Score, rows: Sequence[Score]) -> bool:

@@ -23,8 +23,10 @@ DEVICES = {"a100": "a100-sxm-80gb", "A100": "a100-sxm-80gb"}
 
 
 def layers(s: Shapes) -> tuple[Work, ...]:
-    """The kernels under one label of a decoder layer. `rope` turns queries and keys in place; an
-    activation is gated where the model's feed-forward is."""
+    """The kernels under one label of a decoder layer. `rope` turns queries and keys in place, a
+    pair of cells at a time; an activation is gated, and a norm by root mean square, where
+    the model's feed-forward is gated. Those and `rope` are kernels of vLLM of 2023, whose threads
+    take no vectors."""
     tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
     op, dtype = s.said["op"], dtype_of(PLAIN, s.said["dtype"], "layers")
     if s.said["product"] == "yes":
@@ -35,17 +37,20 @@ def layers(s: Shapes) -> tuple[Work, ...]:
         case "emb":
             return (work.gather(tokens, hidden, dtype, s["vocab"] / tp),)
         case "input_layernorm" | "post_attention_layernorm":
-            return (work.rows(tokens, hidden, dtype, "norm", parameters=1),)
+            if s.said["gated"] == "1":
+                return (work.rows(tokens, hidden, dtype, "rms", parameters=1),)
+            return (work.rows(tokens, hidden, dtype, "norm", parameters=2),)
         case "mlp_act":
             cells = tokens * s["ffn"] / tp
             ops = work.LANE_OPS["silu"]
             if s.said["gated"] == "1":
-                return (work.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1),)
+                gate = work.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1, kind="scalar")
+                return (gate,)
             return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu"]),)
         case "attn_rope":
             head = hidden / s["q_heads"]
-            cells = tokens * head * (s["q_heads"] + s["kv_heads"]) / tp
-            return (work.pointwise(cells, (dtype,), (dtype,), ops=4.0),)
+            pairs = tokens * head * (s["q_heads"] + s["kv_heads"]) / tp / 2
+            return (work.pointwise(pairs, (dtype,) * 2, (dtype,) * 2, ops=8.0, kind="scalar"),)
         case _:
             raise Unmodelled(f"operator {op} is no part of a layer we know")
 

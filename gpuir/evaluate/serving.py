@@ -153,10 +153,14 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
 def _libraries(columns: Columns) -> Columns:
     """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's, or others'
     in the manner of FlashAttention; and whether the call also writes its keys to a cache, which
-    vLLM's did as a kernel apart up to 0.22."""
+    vLLM's did as a kernel apart up to 0.22. Of a cache narrower than the operands the tables do not
+    say in which of the two the kernel computes: nothing to fit to."""
     source, version = columns.words("kernel_source"), columns.words("version")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer") & ~version.where("0.14.0")
-    return columns.with_cells({"stack": source.mapped(_library), "append": yes_or_no(~apart)})
+    cells = {"stack": source.mapped(_library), "append": yes_or_no(~apart)}
+    if "compute_dtype" in columns.cells:
+        cells["rough"] = yes_or_no(columns.words("compute_dtype").where("ambiguous"))
+    return columns.with_cells(cells)
 
 
 def _library(source: str) -> str:
@@ -210,6 +214,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 value=HEAD,
                 causal=True,
                 out=bf16,
+                append=(LATENT + ROPE) / (heads * (2 * HEAD + ROPE)),  # the latent alone
                 stack=s.said["stack"],
             ),
         )
@@ -230,6 +235,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 causal=True,
                 out=bf16,
                 shared=True,
+                append=s.said["phase"] == "prefill" or s.said["stack"] == "trtllm",
                 stack=s.said["stack"],
             ),
         )
@@ -346,7 +352,7 @@ KINDS = (
     Kind(
         name="attention, prefill",
         key=("system", *_ATTENTION, *_HEADS, "isl"),
-        words=(*_ATTENTION, "stack", "append"),
+        words=(*_ATTENTION, "stack", "append", "rough"),
         shape=(*_HEADS, "isl"),
         or_zero=("window",),
         works=prefill,
@@ -361,7 +367,7 @@ KINDS = (
     Kind(
         name="attention, decode",
         key=("system", *_ATTENTION, *_HEADS, "past_kv"),
-        words=(*_ATTENTION, "stack", "append"),
+        words=(*_ATTENTION, "stack", "append", "rough"),
         shape=(*_HEADS, "past_kv"),
         or_zero=("window", "past_kv"),
         works=decode,
