@@ -10,7 +10,7 @@ from evaluate.tables import OTHERS, TABLES
 
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import TableFile, Words
-from gpuir.evaluate.tables import Table, read_table
+from gpuir.evaluate.tables import Table, read_table, recognise
 from gpuir.ir.errors import UsageError
 
 
@@ -107,7 +107,7 @@ def test_reasons_of_rows_left_out(tmp_path: Path):
     }
     assert read(tmp_path, "eager_gemm").skipped == {"no target is called Sparkle_9000": 1}
     broken = TABLES["gemm"].replace("4096,4096,220", "4096,4096,nan")
-    assert read(tmp_path, "gemm", broken).skipped["a number is missing or negative"] == 1
+    assert read(tmp_path, "gemm", broken).skipped["a number is missing or too small"] == 1
 
 
 def test_the_dispatch_is_part_of_eager_times_alone(tmp_path: Path):
@@ -172,3 +172,13 @@ def test_words_that_become_equal_are_one():
     words = Words.of(["a1", "b1", "a2"]).mapped(lambda w: w[0])
     assert words.names == ("a", "b")
     assert list(words.codes) == [0, 1, 0]
+
+
+PUBLIC = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.mark.skipif(not PUBLIC.exists(), reason="the public data is not beside this checkout")
+def test_every_public_table_is_known():
+    pytest.importorskip("pyarrow")
+    for path in sorted((*PUBLIC.glob("*/*.parquet"), *PUBLIC.glob("*/*.csv"))):
+        assert recognise(TableFile(path)), path
