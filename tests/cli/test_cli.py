@@ -428,7 +428,7 @@ def test_text_that_breaks_a_promise_is_the_users(folder: Path):
 
 
 def test_unknown_commands_get_the_nearest():
-    assert "did you mean analyze?" in run("analize", status=2).stderr
+    assert "did you mean analyze" in run("analize", status=2).stderr
 
 
 def test_our_own_bugs_are_said_to_be_ours(folder: Path, monkeypatch: pytest.MonkeyPatch):
