@@ -292,25 +292,49 @@ def _table(target: Target, bits: int) -> tuple[Any, ...]:
 def candidates(work: Work, target: Target) -> Tiles:
     """Each shape whole, and with k shared out as widely as blocks and SMs allow."""
     tm, tn, tk, stages, warps = (np.repeat(c, 2) for c in _table(target, work.dtype.bits))
-    b, m, n, k = (np.asarray(work.extents[d], float)[..., None] for d in ("b", "m", "n", "k"))
-    most = 1.0 if work.kind in UNSPLIT else MOST_SPLIT
-    room = np.floor(target.sms / (b * np.ceil(m / tm) * np.ceil(n / tn)))
-    steps = np.floor(np.ceil(k / tk) / LEAST_STEPS)
-    split = np.maximum(np.minimum(np.minimum(room, steps), most), 1.0)
+    extents = {d: np.asarray(n, float)[..., None] for d, n in work.dims}
+    split = _widest_split(work, target, extents, tm, tn, tk)
     split[..., ::2] = 1.0
     return Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
 
 
+def _widest_split(
+    work: Work, target: Target, extents: Mapping[str, Number], tm: Number, tn: Number, tk: Number
+) -> Number:
+    """Blocks that can share a tile: that the SMs have room for, with a few steps left to each."""
+    room = target.sms / (extents["b"] * np.ceil(extents["m"] / tm) * np.ceil(extents["n"] / tn))
+    steps = np.ceil(extents["k"] / tk) / LEAST_STEPS
+    most = 1.0 if work.kind in UNSPLIT else MOST_SPLIT
+    return np.maximum(np.floor(np.minimum(np.minimum(room, steps), most)), 1.0)
+
+
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
-    """The tile that a library takes: the one of least time."""
-    tiles = candidates(work, target)
-    columns = work.each(lambda x: np.asarray(x, float)[..., None])
-    terms = seconds(Sheet(), columns, tiles, target, p)
-    time_s = np.maximum(terms.compute, terms.memory) + terms.latency
-    best = np.argmin(time_s, axis=-1)
-    split = np.take_along_axis(tiles.split, best[..., None], axis=-1)[..., 0]
-    dims = {d: np.take(x, best) if np.ndim(x) else x for d, x in tiles.dims.items()}
-    return Tiles(dims, np.take(tiles.stages, best), np.take(tiles.warps, best), split)
+    """The tile that a library takes: the one of least time.
+
+    Kernels lie along the last axis and candidates along the first, in single precision, so that
+    numpy runs over long rows. k is shared out where that saves more than joining the sums costs.
+    """
+    tm, tn, tk, stages, warps = (
+        c.astype(np.float32)[:, None] for c in _table(target, work.dtype.bits)
+    )
+    rows = work.each(lambda x: np.atleast_1d(np.asarray(x, np.float32)))
+    split = _widest_split(work, target, rows.extents, tm, tn, tk)
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    chain = p["step clocks mma" if instruction(target) == "mma" else "step clocks async"]
+    step = np.maximum(2 * tm * tn * tk * (target.sms / peak), chain / target.clock_hz)
+    saved = np.ceil(rows.extents["k"] / tk) * step * (1 - 1 / split)
+    split = np.where(saved > p["split"] * 1e-6, split, np.float32(1.0))
+    tiles = Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
+    terms = seconds(Sheet(), rows, tiles, target, p)
+    best = np.argmin(np.maximum(terms.compute, terms.memory) + terms.latency, axis=0)
+
+    def taken(x: Number) -> Number:
+        return np.asarray(x[:, 0][best], float).reshape(np.shape(work.points))
+
+    chosen = np.take_along_axis(split, best[None], axis=0)[0]
+    dims = {"b": 1.0, "m": taken(tm), "n": taken(tn), "k": taken(tk)}
+    size = np.shape(work.points)
+    return Tiles(dims, taken(stages), taken(warps), np.asarray(chosen, float).reshape(size))
 
 
 FAMILY = Family("tensor", FACTORS, candidates, seconds, choose=choose)
