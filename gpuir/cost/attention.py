@@ -28,6 +28,7 @@ EXPONENTIALS = 16.0
 EXPONENTIALS_OF = {"sm_103": 32.0}
 HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-2
 FEW_ROWS = 128.0  # assumed: rows up to which a strip is a cache read, whose walk may be split
+STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
 UNSPLIT_STEPS = 4.0  # steps that are not worth splitting: FlashAttention's split heuristic
 MOST_SPLITS = 128.0  # of one strip: the same
 
@@ -40,14 +41,15 @@ FACTORS = (
     Factor("l2 share", 0.7, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
     Factor("l2 kept", 0.29, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
     Factor("block start", 7000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
-    Factor("fill rate", 80.0, 8.0, 512.0, 0.0, "bytes a clock of a block's first tiles and last stores"),
+    Factor("fill rate", 80.0, 8.0, 512.0, 0.0, "bytes a clock, of first loads and last stores"),
     Factor("cache start", 0.8, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
     Factor("start before sm_90", 0.9, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
     Factor("start from sm_100", 0.85, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
     Factor("step wait", 800.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
-    Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower a block runs without neighbours, at most"),
+    Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower that a block runs alone"),
     Factor("start exposed", 0.95, 0.0, 1.0, 0.0, "of a block's start, that no other block hides"),
     Factor("op start", 2e-6, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
+    Factor("cache op start", 2e-6, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
     Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
     Factor("plan start", 2.3e-6, 1e-7, 1e-5, 0.0, "FlashAttention-3: seconds to plan its walks"),
     Factor("trtllm append start", 5e-6, 1e-8, 2e-5, 0.2, "TensorRT-LLM: instead of append start"),
@@ -139,7 +141,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     softmax_s = rows * step * (1 / exponentials + each / lanes)
     softmax_s = s.put("softmax of a step", softmax_s, "s")
     shorter = xp.minimum(product_s, softmax_s)
-    step_s = xp.maximum(product_s, softmax_s) + (1 - p["overlap"]) * shorter
+    turns = xp.where(rows > STRIP, p["overlap"], 0.0)
+    step_s = xp.maximum(product_s, softmax_s) + (1 - turns) * shorter
     step_s = s.put("step", step_s, "s")
 
     resident = s.put("blocks an SM holds", _resident(s, work, tiles, target))
@@ -178,7 +181,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     exposed = s.put("exposed waits", exposed, "s")
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
     plan = p["plan start"] if packs(work, target) else 0.0
-    op = p["op start"] * (p[f"{work.kind} op start"] if work.kind else 1.0) + plan
+    op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
+    op = op * (p[f"{work.kind} op start"] if work.kind else 1.0) + plan
     latency = exposed + op + combine + _append(s, work, q, missed, target, p)
     return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
 
@@ -259,7 +263,9 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         warps, stages = np.where(rows <= 64, 8.0, 12.0), 2.0
     else:
         rows = np.where((rows_at_hand <= 64) | (head > 128), 64.0, 128.0)
-        step = np.where(head <= 64, 128.0, np.where(rows > 64, 64.0, np.where(head <= 128, 128.0, 64.0)))
+        step = np.where(
+            head <= 64, 128.0, np.where(rows > 64, 64.0, np.where(head <= 128, 128.0, 64.0))
+        )
         warps, stages = np.where(head > 128, 8.0, 4.0), 1.0
     if work.kind == "trtllm":  # a block a head, several to an SM
         few = (group < 2) & (not target.isa.startswith("sm_10"))

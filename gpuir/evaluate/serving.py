@@ -153,14 +153,27 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
 def _libraries(columns: Columns) -> Columns:
     """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's, or others'
     in the manner of FlashAttention; and whether the call also writes its keys to a cache, which
-    vLLM's did as a kernel apart up to 0.22. Of a cache narrower than the operands the tables do not
-    say in which of the two the kernel computes: nothing to fit to."""
+    vLLM's did as a kernel apart up to 0.22.
+
+    Nothing should be fitted to Triton's, that stand in where a stack has no kernel of its own; to
+    TensorRT-LLM 1.3.0rc10, which reads the cache again for each head; and where a cache is narrower
+    than the operands, as the tables do not say in which of the two the kernel computes."""
     source, version = columns.words("kernel_source"), columns.words("version")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer") & ~version.where("0.14.0")
-    cells = {"stack": source.mapped(_library), "append": yes_or_no(~apart)}
+    library, odd = source.mapped(_library), version.where("1.3.0rc10")
+    odd |= library.where("triton")
     if "compute_dtype" in columns.cells:
-        cells["rough"] = yes_or_no(columns.words("compute_dtype").where("ambiguous"))
-    return columns.with_cells(cells)
+        odd |= columns.words("compute_dtype").where("ambiguous")
+    return columns.with_cells(
+        {"stack": library, "append": yes_or_no(~apart), "rough": yes_or_no(odd)}
+    )
+
+
+def _encoders(columns: Columns) -> Columns:
+    """As of other attention. Rows of the older releases, nothing to fit to, take up to six times
+    those of all others from a thousand tokens on."""
+    older = columns.words("version").where("0.5.10", "0.19.0", "1.3.0rc10")
+    return _libraries(columns).with_cells({"rough": yes_or_no(older)})
 
 
 def _library(source: str) -> str:
@@ -188,11 +201,15 @@ LATENT, ROPE, HEAD = 512.0, 64.0, 128.0
 
 
 def _latent(columns: Columns) -> Columns:
-    """Whether a prompt is computed on the latent, as SGLang's kernels do. vLLM's rows are more than
-    the attention: of tens of microseconds at the least."""
+    """Whether a prompt is computed on the latent, as SGLang's kernels do.
+
+    Nothing should be fitted to vLLM's rows, which are more than the attention: of tens of
+    microseconds at the least; to those of TensorRT-LLM 1.0.0 on caches, that take as long for one
+    head as for 128; and where the cache is narrower than the operands (see `_libraries`)."""
     absorbed = columns.words("kernel_source").where("flash_attention")
-    whole = columns.words("framework").where("vllm")
-    cells = {"absorbed": yes_or_no(absorbed), "rough": yes_or_no(whole)}
+    odd = columns.words("framework").where("vllm") | columns.words("kv_dtype").where("fp8")
+    odd |= columns.words("version").where("1.0.0") & columns.words("phase").where("decode")
+    cells = {"absorbed": yes_or_no(absorbed), "rough": yes_or_no(odd)}
     return _libraries(columns).with_cells(cells)
 
 
@@ -382,7 +399,7 @@ KINDS = (
     Kind(
         name="attention, encoder",
         key=("system", "attn_dtype", "batch", "seq_len", "heads", "head_dim"),
-        words=("attn_dtype", "stack"),
+        words=("attn_dtype", "stack", "rough"),
         shape=("batch", "seq_len", "heads", "head_dim"),
         works=encoder,
         op=lambda _: "attention_encoder",
@@ -390,7 +407,7 @@ KINDS = (
         beside=STACK,
         device="system",
         devices=DEVICES,
-        prepare=_libraries,
+        prepare=_encoders,
         needs=("kernel_source", "version"),
     ),
     Kind(
