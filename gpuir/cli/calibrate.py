@@ -66,14 +66,13 @@ def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any)
     path = Path(out) if out and out != "-" else Path("-")
     name = given["name"] or slug(path.stem if out and out != "-" else f"{base.name}-mine")
     head = {"base": _base(base, target, path), "name": name}
-    if base.title:
-        head["title"] = base.title
+    head["title"] = base.title or base.name
     numbers: dict[str, float] = {}
     if tables:
         batches, how = _read(tables, base)
         start = base
     else:
-        machine, numbers = _described(base, RATE_SHARE * given["budget_s"])
+        machine, head["title"], numbers = _described(base, RATE_SHARE * given["budget_s"])
         how = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
         text = dump_difference(head, numbers, {", ".join(numbers): how})
         start = parse_target(text, path)
@@ -149,17 +148,17 @@ def show(found: Sequence[Found], page: Page) -> None:
 # ---------------------------------------------------------------------------- measuring
 
 
-def _described(base: Target, budget_s: float) -> tuple[Machine, dict[str, float]]:
-    """The machine, and the numbers of it that are measured and not fitted."""
-    from gpuir.evaluate.machine import Machine, cpu_numbers, gpu_numbers
+def _described(base: Target, budget_s: float) -> tuple[Machine, str, dict[str, float]]:
+    """The machine, its title, and the numbers of it that are measured and not fitted."""
+    from gpuir.evaluate.machine import Machine, cpu_numbers, cpu_title, gpu_numbers
 
     machine = Machine.of(base)
     note(f"measuring on {machine.provenance}")
     if base.is_cpu:
-        return machine, cpu_numbers(machine, base.isa, budget_s)
+        return machine, cpu_title(machine), cpu_numbers(machine, base.isa, budget_s)
     for what in machine.differences(base):
         warn(what)
-    return machine, gpu_numbers(machine, budget_s)
+    return machine, base.title, gpu_numbers(machine, budget_s)
 
 
 def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:

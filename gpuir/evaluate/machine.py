@@ -146,6 +146,17 @@ def cpu_level() -> str:
     return "x86-64-v4" if set(flags.partition("\n")[0].split()) >= LEVEL_4 else "x86-64-v3"
 
 
+def cpu_title(machine: Machine) -> str:
+    """What this CPU calls itself, and the cores that torch uses of it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    name = text.partition("model name")[2].partition("\n")[0].partition(":")[2].strip()
+    cores = int(machine.torch.get_num_threads())
+    return f"{name or 'x86-64 CPU'}, {cores} core{'s' * (cores > 1)}"
+
+
 def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, float]:
     """Numbers of the target that this CPU is, by their path in a spec file: cores as torch uses
     them, caches as the kernel lists them, rates as measured.

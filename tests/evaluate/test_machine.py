@@ -1,0 +1,142 @@
+"""The path that a GPU takes, with a torch whose GPU is this CPU."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuir.evaluate.collect import measure
+from gpuir.evaluate.machine import Machine, gpu_numbers
+from gpuir.evaluate.plan import Case, read_plan, shipped_plan
+from gpuir.evaluate.timing import CudaWatch, HostWatch
+from gpuir.ir.errors import UsageError
+from gpuir.targets.load import load_target
+
+torch = pytest.importorskip("torch")
+
+A100 = load_target("a100-pcie")
+SMALL = Case("softmax", "f32", (("rows", 8), ("cols", 16)))
+
+
+class Event:
+    """A time on a clock that runs here."""
+
+    def __init__(self, enable_timing: bool):
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) * 1e3
+
+
+class Pretender:
+    """torch, with tensors of `cuda` made on the CPU."""
+
+    def __init__(self, fail: str = "", dead: bool = False):
+        self.dead, self.synchronised = dead, 0
+        self.fail = fail
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            get_device_name=lambda: "NVIDIA A100-PCIE-40GB",
+            get_device_properties=lambda _: SimpleNamespace(
+                multi_processor_count=98, total_memory=40 << 30
+            ),
+            mem_get_info=lambda: (1 << 30, 40 << 30),
+            Event=Event,
+            synchronize=self.synchronize,
+            empty_cache=lambda: None,
+        )
+
+    def synchronize(self) -> None:
+        self.synchronised += 1
+        if self.dead and self.synchronised > 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name == self.fail:
+            raise RuntimeError("CUDA error")
+        if name not in ("randn", "randint", "empty", "ones", "zeros"):
+            return found
+
+        def made(*args: Any, device: str = "cpu", **extra: Any) -> Any:
+            return found(*args, device="cpu" if device == "cuda" else device, **extra)
+
+        return made
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch):
+    def with_torch(**how: Any) -> Machine:
+        fake = Pretender(**how)
+        monkeypatch.setattr("gpuir.evaluate.machine.import_module", lambda name: fake)
+        return Machine.of(A100)
+
+    return with_torch
+
+
+def test_a_gpu_is_found_and_named(pretend):
+    machine = pretend()
+    assert machine.device == "cuda"
+    assert machine.facts["device"] == "NVIDIA A100-PCIE-40GB"
+    assert machine.provenance.startswith("NVIDIA A100-PCIE-40GB, torch ")
+    assert list(machine.differences(A100)) == []
+    assert list(machine.differences(load_target("h100"))) == [
+        "NVIDIA A100-PCIE-40GB has 98 SMs, h100-sxm-80gb 132",
+        "NVIDIA A100-PCIE-40GB has 40 GiB of memory, h100-sxm-80gb 80",
+    ]
+
+
+def test_rows_are_measured_between_events_with_the_l2_flushed(pretend):
+    machine = pretend()
+    assert isinstance(machine.watch, CudaWatch)
+    assert machine.watch.buffer.numel() * 4 == 1 << 28  # more than four times 40 MiB
+    row = measure(machine, SMALL, 0.2)
+    assert row.is_measured and row.repeats >= 5
+    assert 1e-8 < row.latency_s < 0.01
+    assert 1e-8 < gpu_numbers(machine, 0.05)["launch_s"] < 1e-3
+
+
+def test_a_row_too_large_is_left_out(pretend):
+    note = measure(pretend(), Case("add", "f32", (("cells", 1 << 28),))).note
+    assert note == "needs 3.22 GB of memory"
+
+
+def test_what_a_gpu_does_not_have_is_left_out(pretend):
+    row = measure(
+        pretend(fail="_scaled_mm"), Case("linear", "f8e4m3", (("m", 16), ("n", 16), ("k", 16)))
+    )
+    assert row.note == "CUDA error"
+
+
+def test_a_gpu_that_stopped_answering_ends_the_run(pretend):
+    with pytest.raises(UsageError, match="the GPU has stopped answering") as error:
+        measure(pretend(dead=True), SMALL)
+    assert error.value.where == "softmax f32 rows=8 cols=16"
+
+
+def test_every_kernel_of_the_plan_can_be_made(pretend):
+    """As much of each as this CPU computes in no time: one row, one head, small extents."""
+    machine = pretend()
+    for op, dtype in {(c.op, c.dtype): c for c in read_plan(shipped_plan("calibrate"))}:
+        if dtype in ("f8e4m3", "i8", "tf32"):
+            continue
+        case = next(
+            c for c in read_plan(shipped_plan("calibrate")) if (c.op, c.dtype) == (op, dtype)
+        )
+        kept = {"window", "stride"}
+        shape = {c: n if c in kept else min(n, 16) for c, n in case.extents}
+        shape |= {"kv_heads": shape["heads"]} if "heads" in shape else {}
+        row = measure(machine, Case(op, dtype, tuple(shape.items())), 1e-3)
+        assert row.is_measured, (case, row.note)
+
+
+def test_the_clock_of_a_cpu_measures_what_a_call_takes():
+    timing = HostWatch()(lambda: sum(range(1000)), 0.02)
+    assert 1e-6 < timing.least <= timing.seconds < 1e-3
+    assert timing.repeats >= 5 and timing.spread >= 0
