@@ -23,17 +23,21 @@ DEVICES = {"a100": "a100-sxm-80gb", "A100": "a100-sxm-80gb"}
 
 
 def layers(s: Shapes) -> tuple[Work, ...]:
-    """The kernels under one label of a decoder layer. `rope` turns queries and keys in place, a
-    pair of cells at a time; an activation is gated, and a norm by root mean square, where
-    the model's feed-forward is gated. Those and `rope` are kernels of vLLM of 2023, whose threads
-    take no vectors."""
+    """The kernels under one label of a decoder layer.
+
+    `rope` turns queries and keys in place, a pair of cells at a time. Where the feed-forward is
+    gated, norms are by root mean square; where it is not (phi-2), attention and feed-forward run
+    beside each other and both are added. Gated activations, their models' norms and `rope` are
+    kernels of vLLM of 2023, whose threads take no vectors.
+    """
     tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
     op, dtype = s.said["op"], dtype_of(PLAIN, s.said["dtype"], "layers")
     if s.said["product"] == "yes":
         return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], dtype),)
     match op:
         case "add":
-            return (work.pointwise(tokens * hidden, (dtype, dtype), (dtype,)),)
+            add = work.pointwise(tokens * hidden, (dtype, dtype), (dtype,))
+            return (add,) if s.said["gated"] == "1" else (add, add)
         case "emb":
             return (work.gather(tokens, hidden, dtype, s["vocab"] / tp),)
         case "input_layernorm" | "post_attention_layernorm":

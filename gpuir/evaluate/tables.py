@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuir.cost.roofline import bounds
-from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.evaluate import collect, eager, experts, profiled, serving, traced
-from gpuir.evaluate.batch import Batch, Clock, Flags, alike, number_rows
+from gpuir.evaluate.batch import Batch, Flags, alike, number_rows
+from gpuir.evaluate.clock import clocked
 from gpuir.evaluate.columns import Columns, Floats, Ints, TableFile, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.ir.errors import TargetError, UsageError
@@ -78,7 +77,7 @@ def read_table(path: str | Path) -> Table:
     if kind.prepare is not None:
         columns = kind.prepare(columns)
     skipped: Counter[str] = Counter()
-    batches = tuple(_batches(columns, kind, skipped))
+    batches = clocked(tuple(_batches(columns, kind, skipped)), kind.clock)
     return Table(columns.file, kind.name, columns.count, batches, dict(skipped))
 
 
@@ -139,7 +138,6 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
             works=works,
             which=which,
             latency_s=latency_s[rows],
-            clock=_clock(kind, kind.op(said), target, works, which, latency_s[rows]),
             suspect=said.get("suspect", ""),
             rough=kind.rough or said.get("rough", "no") == "yes",
             words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
@@ -182,45 +180,3 @@ def target_of(name: str) -> Target | None:
         return load_target(name)
     except TargetError:
         return None
-
-
-# ---------------------------------------------------------------------------- the clock
-
-# Where the kernel of an eager call starts, as a share of the host's time between the two events:
-# fitted on the NeuSight elementwise, softmax and layernorm rows (0.44-0.46 on A100, P100, P4, T4
-# and V100; 0.67-0.76 on MI100 and MI210). Layer norm makes three tensors before its launch.
-LEAD_SHARE, LEAD_SHARE_AMD = 0.45, 0.70
-LAYER_NORM_LEAD = 0.60 / 0.45, 0.77 / 0.70  # times those
-TINY_S = 2e-6  # a kernel of which the roofline is this, takes less than any host's dispatch
-FEWEST_TINY = 5
-TINY_SPREAD = 1.2  # of the tiniest kernels over the least: 1.05 to 1.15 in the NeuSight tables
-# Medians over the devices of the NeuSight tables, of the tiniest kernels of an operator.
-USUAL_FLOORS_S = {"linear": 56e-6, "addmm": 56e-6, "conv": 70e-6, "layernorm": 48e-6}
-USUAL_FLOOR_S = 35e-6
-
-
-def _clock(
-    kind: Kind, op: str, target: Target, works: tuple[Work, ...], which: Ints, rows: Floats
-) -> Clock:
-    """What the measurements of one operator on one device hold besides its kernels.
-
-    The floor is what the tiniest kernels measure: the median of those that the roofline puts under
-    `TINY_S`. Where the table has none it is the usual one.
-    """
-    if kind.clock in ("graph", "profiler"):
-        return Clock(launches=kind.clock == "graph")
-    roof_s: Number = sum((np.maximum(*bounds(w, target)) for w in works), 0.0)
-    tiny = rows[roof_s[which] < TINY_S]
-    usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)
-    least_s = float(rows.min())
-    if len(tiny) >= FEWEST_TINY:
-        floor_s = min(float(np.median(tiny)), TINY_SPREAD * least_s)
-    else:
-        floor_s = min(usual, least_s)
-    if kind.clock == "host":
-        return Clock(floor_s, floor_s)
-    amd = target.vendor == "AMD"
-    share = LEAD_SHARE_AMD if amd else LEAD_SHARE
-    if op == "layernorm":
-        share *= LAYER_NORM_LEAD[amd]
-    return Clock(floor_s, floor_s * share)

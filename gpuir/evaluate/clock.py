@@ -1,0 +1,74 @@
+"""What a measurement holds besides its kernels, found in the table itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpuir.cost.roofline import bounds
+from gpuir.cost.sheet import Number
+from gpuir.evaluate.batch import Batch, Clock
+from gpuir.evaluate.columns import Floats
+from gpuir.evaluate.kinds import Timing
+from gpuir.targets.target import Target
+
+# Where the kernel of an eager call starts, as a share of the host's time between the two events:
+# fitted on the NeuSight elementwise, softmax and layernorm rows (0.44-0.46 on A100, P100, P4, T4
+# and V100; 0.67-0.76 on MI100 and MI210). Layer norm makes three tensors before its launch.
+LEAD_SHARE, LEAD_SHARE_AMD = 0.45, 0.70
+LAYER_NORM_SHARE, LAYER_NORM_SHARE_AMD = 0.60, 0.77
+
+# The floor is what tiny kernels measure. A kernel of which the roofline is `TINY_S` takes less than
+# any host's dispatch, if it is not of the few that are slow for another reason: the lower quartile.
+TINY_S = 2e-6
+QUANTILE = 0.25
+FEWEST_TINY = 6
+# Where a table has no tiny kernels: NeuSight's tables, NVIDIA and AMD; the median of the GPUs.
+USUAL_FLOORS_S = {
+    "linear": (55e-6, 60e-6), "addmm": (55e-6, 60e-6), "conv": (70e-6, 70e-6),
+    "bmm": (34e-6, 32e-6), "matmul": (34e-6, 32e-6), "layernorm": (48e-6, 26e-6),
+    "softmax": (34e-6, 22e-6),
+}
+USUAL_FLOOR_S = 31e-6, 17e-6
+
+
+def clocked(batches: Sequence[Batch], timing: Timing) -> tuple[Batch, ...]:
+    """The batches of a table with what their measurements hold besides the kernels: the same for
+    all of one operator and device."""
+    if timing in ("graph", "profiler"):
+        clock = Clock(launches=timing == "graph")
+        return tuple(replace(b, clock=clock) for b in batches)
+    clocks: dict[tuple[str, str], Clock] = {}
+    for key in dict.fromkeys((b.op, b.device) for b in batches):
+        mine = [b for b in batches if (b.op, b.device) == key]
+        clocks[key] = clock_of(mine, timing)
+    return tuple(replace(b, clock=clocks[b.op, b.device]) for b in batches)
+
+
+def clock_of(batches: Sequence[Batch], timing: Timing) -> Clock:
+    """The clock of one operator's measurements on one device, made by events or the host."""
+    op, target = batches[0].op, batches[0].target
+    tiny = np.concatenate([b.latency_s[roof_s(b) < TINY_S] for b in batches])
+    if len(tiny) >= FEWEST_TINY:
+        floor_s = float(np.quantile(tiny, QUANTILE))
+    else:
+        least_s = min(float(b.latency_s.min()) for b in batches)
+        usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)
+        floor_s = min(usual[target.vendor == "AMD"], least_s)
+    return Clock(floor_s, floor_s * (1.0 if timing == "host" else lead_share(op, target)))
+
+
+def lead_share(op: str, target: Target) -> float:
+    """The part of the floor after which the kernel starts."""
+    amd = target.vendor == "AMD"
+    if op == "layernorm":
+        return LAYER_NORM_SHARE_AMD if amd else LAYER_NORM_SHARE
+    return LEAD_SHARE_AMD if amd else LEAD_SHARE
+
+
+def roof_s(batch: Batch) -> Floats:
+    """The least time of each row's kernels, by the roofline."""
+    least: Number = sum((np.maximum(*bounds(w, batch.target)) for w in batch.works), 0.0)
+    return np.asarray(least)[batch.which]
