@@ -19,7 +19,7 @@ from gpuir.targets.target import Target
 
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
 # exponentials, the results; its norms: mean and variance together, the results.
-PASSES = {"softmax": 3.0, "norm": 2.0, "sum": 1.0}
+PASSES = {"softmax": 3.0, "norm": 2.0, "rms": 2.0, "sum": 1.0}
 VECTOR_BYTES = 16  # of a thread's load, where rows allow it
 LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere touch one more
 
@@ -45,7 +45,7 @@ FACTORS = (
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
-    """Waves of blocks that each make their passes, on DRAM, the L2 and the issue of instructions."""
+    """Waves of blocks that each make their passes, on DRAM, L2 and instruction issue."""
     xp = s.xp
     nest = cut(work, tiles, target, s)
     length, count = work.extents["r"], work.extents["o"]
@@ -121,8 +121,9 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """PyTorch's kernels. Softmax of at most 1024 cells: a warp holds a row, of up to 128 cells two,
     four warps a block; beyond, a block of 8 warps a row, of 16 beyond 2048 cells (on AMD of 1024
     threads, and in shared memory when vectors of four divide the row). Norms: four warps a row,
-    vectors of four. Source: aten/src/ATen/native/cuda, SoftMax.cu, PersistentSoftmax.cuh and
-    layer_norm_kernel.cu; launches in the NeuSight kernel tables agree.
+    vectors of four; an "rms" norm (vLLM of 2023): a cell a thread, 1024 of them. Source:
+    aten/src/ATen/native/cuda, SoftMax.cu, PersistentSoftmax.cuh and layer_norm_kernel.cu; launches
+    in the NeuSight kernel tables agree.
     """
     length = np.asarray(work.extents["r"], float)
     warp, amd = float(target.sm.warp), target.vendor == "AMD"
@@ -146,6 +147,9 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             np.ones(length.shape),
         )
     one = np.ones(length.shape)
+    if work.kind == "rms":
+        threads = np.minimum(1024.0, np.ceil(length / warp) * warp)
+        return Tiles({"o": one, "r": threads}, one, threads / warp, one)
     return Tiles({"o": one, "r": 16 * warp * one}, one, 4 * one, one)
 
 

@@ -28,6 +28,8 @@ SLOTS = {"sm_60": 64.0}
 GP100_HBM = 0.76 / 0.95
 
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
+GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
+QUANTISE_BYTES = 16  # a thread's load in the kernels that quantise, of vLLM and TensorRT-LLM
 MAP_WARPS = 4  # the same: 128 threads a block, 256 on AMD
 
 DRAM = (
@@ -53,8 +55,10 @@ FACTORS = (
     *CACHE,
     *LANES,
     OVERLAP,
+    Factor(
+        "wait clocks", 1000.0, 50.0, 6000.0, 0.2, "from a thread's load to its store, of a wave"
+    ),
     Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a block's start, loads and last stores"),
-    Factor("gather clocks", 500.0, 10.0, 20000.0, 0.3, "a block's wait for its indices, then rows"),
 )
 
 
@@ -64,8 +68,15 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     nest = cut(work, tiles, target, s)
     memory = memory_s(s, work.nbytes, work.nbytes, work.nbytes, target, p, nest.blocks)
     compute = lanes_s(s, work.lane_ops, target, p)
-    start = s.put("start and end", p["start clocks"] / sustained_hz(s, target, p), "s")
-    return joined(s, compute, memory, 0.0, start, p)
+    clock_hz = sustained_hz(s, target, p)
+    resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
+    if work.kernel == "k.gather":
+        resident = s.xp.minimum(resident, GATHER_BLOCKS)
+    resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
+    waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
+    busy = s.put("waves of waits", waves * p["wait clocks"] / clock_hz, "s")
+    start = s.put("start and end", p["start clocks"] / clock_hz, "s")
+    return joined(s, compute, memory, busy, start, p)
 
 
 def joined(
@@ -144,11 +155,16 @@ def sustained_hz(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
-    """The blocks of PyTorch's pointwise kernels, all alike."""
+    """The blocks of PyTorch's pointwise kernels, all alike. Gathers, and maps of kind "scalar",
+    take a cell a thread; what quantises takes as many as one load holds."""
     size = np.shape(work.points)
     warps = np.full(size, float(MAP_WARPS))
-    cells = warps * target.sm.warp * CELLS_A_THREAD
-    return Tiles({"i": cells}, np.ones(size), warps, np.ones(size))
+    cells = CELLS_A_THREAD
+    if work.kernel == "k.gather" or work.kind == "scalar":
+        cells = 1
+    elif work.kind == "quantise":
+        cells = QUANTISE_BYTES * 8 // work.dtype.bits
+    return Tiles({"i": warps * target.sm.warp * cells}, np.ones(size), warps, np.ones(size))
 
 
 def candidates(work: Work, target: Target) -> Tiles:

@@ -34,12 +34,13 @@ SECTOR_BYTES = 32  # the least a cache fetches: CUDA C++ Best Practices Guide, c
 LANE_OPS: dict[str, float] = {
     **dict.fromkeys(("div", "reciprocal", "sqrt", "rsqrt"), 8.0),
     **dict.fromkeys(("exp", "log", "sin", "cos"), 8.0),
-    **dict.fromkeys(("expm1", "log1p", "erf", "sinh", "cosh", "tan", "tanh"), 20.0),
+    **dict.fromkeys(("expm1", "log1p", "erf", "sinh", "cosh", "tan"), 20.0),
     **dict.fromkeys(("asin", "acos", "atan", "asinh", "acosh", "atanh"), 24.0),
     **dict.fromkeys(("sigmoid", "silu", "softplus", "elu", "mish"), 18.0),
-    **dict.fromkeys(("gelu", "gelu_tanh"), 26.0),
+    **dict.fromkeys(("gelu", "gelu_tanh"), 20.0),
+    "tanh": 16.0,
     **dict.fromkeys(("mod", "fmod"), 16.0),
-    "pow": 40.0,
+    "pow": 72.0,  # fitted: elementwise rows of P100, which it bounds there
 }
 SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, division
 NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
@@ -65,7 +66,8 @@ class Work:
     """What a kernel does, or many kernels of one kind: then numbers are arrays of one length.
 
     `kind` tells kernels apart that share a nest: of a reduction "softmax", "norm" or "sum", of a
-    map "copy" or "transpose". `traits` are further numbers that a family of kernels goes by.
+    map "copy", "transpose", "quantise" or "scalar" (a cell at a time, where others take vectors).
+    `traits` are further numbers that a family of kernels goes by.
     """
 
     kernel: str
@@ -494,7 +496,7 @@ def attention(
     window: Number = 0,
     out: DType | None = None,
     shared: bool = False,
-    append: bool = False,
+    append: Number = False,
     stack: str = "",
 ) -> Work:
     """softmax(q·kᵀ)·v of [batch, heads, queries, head] on [batch, kv_heads, keys, head]: a
@@ -605,14 +607,14 @@ def rows(
     extra: int = 0,
     ops: float | None = None,
 ) -> Work:
-    """A reduction of `count` rows of `length`: a "softmax" or a "norm" that writes them, or a
-    "sum" that writes a cell a row. `parameters` are operands of one row; `extra` are operands as
-    large as the first, a residual to add."""
+    """A reduction of `count` rows of `length`: a "softmax" or a "norm" that writes them (an "rms"
+    norm by a kernel that takes a cell at a time), or a "sum" that writes a cell a row. `parameters`
+    are operands of one row; `extra` are operands as large as the first, a residual to add."""
     out = out or dtype
     cell, out_cell = dtype.bits / 8, out.bits / 8
     cells = count * length
     written = count if kind == "sum" else cells
-    each = {"softmax": SOFTMAX_LANE_OPS, "norm": NORM_LANE_OPS, "sum": 1.0}[kind]
+    each = {"softmax": SOFTMAX_LANE_OPS, "norm": NORM_LANE_OPS, "rms": 4.0, "sum": 1.0}[kind]
     each = each if ops is None else ops
     whole = Operand(("o", "r"), cell, cells * cell, "streamed")
     return Work(
