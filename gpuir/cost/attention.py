@@ -41,13 +41,16 @@ FACTORS = (
     Factor("l2 share", 0.7, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
     Factor("l2 kept", 0.29, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
     Factor("block start", 7000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
-    Factor("fill rate", 80.0, 8.0, 512.0, 0.0, "bytes a clock, of first loads and last stores"),
+    Factor(
+        "head start", 15.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of the head"
+    ),
     Factor("cache start", 0.8, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
+    Factor("cache start from sm_100", 0.5, 0.1, 1.5, 0.0, "instead of cache start, there"),
     Factor("start before sm_90", 0.9, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
     Factor("start from sm_100", 0.85, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
     Factor("step wait", 800.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
     Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower that a block runs alone"),
-    Factor("start exposed", 0.95, 0.0, 1.0, 0.0, "of a block's start, that no other block hides"),
+    Factor("start exposed", 0.8, 0.0, 3.0, 0.0, "starts of a block, that no other block hides"),
     Factor("op start", 2e-6, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
     Factor("cache op start", 2e-6, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
     Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
@@ -55,13 +58,13 @@ FACTORS = (
     Factor("trtllm append start", 5e-6, 1e-8, 2e-5, 0.2, "TensorRT-LLM: instead of append start"),
     Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
     Factor("query copies", 0.2, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
-    Factor("triton compute", 0.3, 0.2, 1.2, 0.0, "Triton: times compute share"),
-    Factor("triton start", 1.2, 0.3, 4.0, 0.0, "Triton: times block start"),
+    Factor("triton compute", 0.17, 0.05, 1.2, 0.0, "Triton: times compute share"),
+    Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
     Factor("trtllm compute", 0.85, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor("trtllm query copies", 2.5, 0.0, 4.0, 0.0, "TensorRT-LLM: instead of query copies"),
     Factor("trtllm start", 1.1, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
     Factor("trtllm op start", 1.0, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
-    Factor("triton op start", 1.5, 0.3, 4.0, 0.0, "Triton: times op start"),
+    Factor("triton op start", 1.0, 0.3, 4.0, 0.0, "Triton: times op start"),
     Factor("uneven", 0.97, 0.0, 1.0, 0.0, "of an unfilled last wave, lost where walks differ"),
 )
 
@@ -153,11 +156,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute_s = s.put("arithmetic", xp.maximum(load * w.steps, w.longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
     wait_s = p["step wait"] / clock
-    strips = work.extents["b"] * (work.extents["h"] / work.trait("group", 1.0)) * w.strips
-    held = work.extents["b"] * work.extents["h"] * work.extents["s"] / strips
-    filled = (held + xp.minimum(step, w.keys)) * (head + value) * (work.dtype.bits / 8)
-    cached = xp.where(work.extents["s"] < 2, p["cache start"], 1.0)
-    start_s = _start(work, target, p) * cached * p["block start"] + filled / p["fill rate"]
+    cached = p["cache start from sm_100" if target.isa.startswith("sm_10") else "cache start"]
+    cached = xp.where(work.extents["s"] < 2, cached, 1.0)
+    own = p["block start"] + p["head start"] * (head + value) / 2
+    start_s = _start(work, target, p) * cached * own
     start_s = s.put("block start", start_s / clock, "s")
     alone = 1.0 if has_clusters(target) else xp.minimum(resident, p["alone"])
     alone_s = step_s * alone
@@ -175,9 +177,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * xp.minimum(1.0, w.blocks / sms))
     memory_s = s.put("memory", xp.maximum(dram_s, l2_s), "s")
 
-    exposed = xp.maximum(
-        chain_s - xp.maximum(compute_s, memory_s), p["start exposed"] * rounds * start_s
-    )
+    exposed = xp.maximum(chain_s - xp.maximum(compute_s, memory_s), p["start exposed"] * start_s)
     exposed = s.put("exposed waits", exposed, "s")
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
     plan = p["plan start"] if packs(work, target) else 0.0
@@ -228,6 +228,8 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
     held = xp.minimum(
         xp.floor(sm.smem_bytes / smem), xp.floor(sm.registers / (registers * threads))
     )
+    if has_clusters(target):  # specialised warps take all registers, but where nothing is staged
+        held = xp.where(tiles.stages > 1, 1.0, held)
     return xp.maximum(held, 1.0)
 
 
