@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page, elided
-from gpuir.evaluate.score import ALL, Errors, Score, Scores
+from gpuir.evaluate.score import ALL, Errors, Score, Scores, TileScore
 from gpuir.evaluate.tables import Table
 
 SCHEMA = "gpuir.eval/1"
@@ -31,6 +31,7 @@ def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> 
         **head,
         "rows": [_record(s) for s in scores.groups],
         "totals": [_record(s) for s in scores.totals],
+        "tiles": [_tile(t) for t in scores.tiles],
         "files": [
             {
                 "file": t.file,
@@ -61,6 +62,14 @@ def _record(s: Score) -> dict[str, Any]:
     }
 
 
+def _tile(t: TileScore) -> dict[str, Any]:
+    g = t.group
+    place = {"file": g.file, "op": g.op, "device": g.device, "dtype": g.dtype, "target": g.target}
+    shares = {"same_tile": t.same, "same_tile_and_split": t.same_split}
+    errors = {"mape": t.mape, "mape_with_tile_that_ran": t.mape_ran}
+    return {**place, "n": t.n, **{k: round(v, 4) for k, v in (shares | errors).items()}}
+
+
 def _numbers(e: Errors) -> dict[str, float | None]:
     return {n: round(v, 4) if isinstance(v, float) else v for n, v in asdict(e).items()}
 
@@ -87,6 +96,8 @@ def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
             page.line()
             page.line("apart: what measures the host's dispatch more than the GPU, or is doubted")
             _table(page, apart)
+        if tiles := [t for t in scores.tiles if t.group.file == table.file]:
+            _tiles(page, tiles)
         if table.skipped:
             page.line()
         for reason, count in sorted(table.skipped.items(), key=lambda pair: -pair[1]):
@@ -94,6 +105,23 @@ def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
     if len([t for t in tables if t.batches]) > 1:
         _summary(page, scores.totals)
     return page.text()
+
+
+def _tiles(page: Page, tiles: Sequence[TileScore]) -> None:
+    page.line()
+    page.line("tiles: percentage of rows with the tile that ran; mean error with the one predicted")
+    columns = [("gpu", False), ("operator", False), ("rows", True), ("same tile", True)]
+    columns += [("and split", True), ("mean", True), ("with what ran", True)]
+    rows = [
+        (
+            t.group.target,
+            t.group.op,
+            f"{t.n:,}",
+            *(f"{v:.1f}" for v in (t.same, t.same_split, t.mape, t.mape_ran)),
+        )
+        for t in tiles
+    ]
+    page.table(columns, rows)
 
 
 def _summary(page: Page, totals: Sequence[Score]) -> None:

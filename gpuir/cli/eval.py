@@ -97,7 +97,7 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
     from gpuir.evaluate.tables import read_table
 
     tables: list[Table] = []
-    found = Scores((), ())
+    found = Scores()
     together = bool(given["calibrate"] or given["leave_one_out"])
     for path in dict.fromkeys(files):
         begun = perf_counter()

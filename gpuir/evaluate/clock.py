@@ -27,8 +27,12 @@ QUANTILE = 0.25
 FEWEST_TINY = 6
 # Where a table has no tiny kernels: NeuSight's tables, NVIDIA and AMD; the median of the GPUs.
 USUAL_FLOORS_S = {
-    "linear": (55e-6, 60e-6), "addmm": (55e-6, 60e-6), "conv": (70e-6, 70e-6),
-    "bmm": (34e-6, 32e-6), "matmul": (34e-6, 32e-6), "layernorm": (48e-6, 26e-6),
+    "linear": (55e-6, 60e-6),
+    "addmm": (55e-6, 60e-6),
+    "conv": (70e-6, 70e-6),
+    "bmm": (34e-6, 32e-6),
+    "matmul": (34e-6, 32e-6),
+    "layernorm": (48e-6, 26e-6),
     "softmax": (34e-6, 22e-6),
 }
 USUAL_FLOOR_S = 31e-6, 17e-6

@@ -15,6 +15,7 @@ from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import Floats, Ints
+from gpuir.evaluate.names import tiles_ran
 
 FLOOR = "launch floor"
 SUSPECT = "suspect"
@@ -96,15 +97,31 @@ class Score:
 
 
 @dataclass(frozen=True)
+class TileScore:
+    """How often the tile predicted is the one that ran, in percent of the `n` rows whose kernels'
+    names say so, how often with the same split, and mean errors with either tile."""
+
+    group: Group
+    n: int
+    same: float
+    same_split: float
+    mape: float
+    mape_ran: float
+
+
+@dataclass(frozen=True)
 class Scores:
     """Of each group; of the rows of each GPU and dtype together, and of all GPUs' (floor and
-    suspect rows left out)."""
+    suspect rows left out); of the tiles chosen."""
 
-    groups: tuple[Score, ...]
-    totals: tuple[Score, ...]
+    groups: tuple[Score, ...] = ()
+    totals: tuple[Score, ...] = ()
+    tiles: tuple[TileScore, ...] = ()
 
     def __add__(self, other: Scores) -> Scores:
-        return Scores(self.groups + other.groups, self.totals + other.totals)
+        return Scores(
+            self.groups + other.groups, self.totals + other.totals, self.tiles + other.tiles
+        )
 
 
 def score(
@@ -114,10 +131,13 @@ def score(
     `by`. A GPU in `models` has a model of its own: one trained without it."""
     groups: dict[Group, list[_Rows]] = {}
     totals: dict[Group, list[_Rows]] = {}
+    tiles: list[TileScore] = []
     for batch in batches:
-        f = forecast(batch, (models or {}).get(batch.target.device))
+        model = (models or {}).get(batch.target.device)
+        f = forecast(batch, model)
         numbers = np.stack([batch.latency_s, f.time_s, f.low_s, f.high_s, f.roofline_s])
         whole = Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
+        tiles.extend(_tiles(whole, batch, model))
         for said, rows in batch.rows_by(*by):
             told = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
             for floor in (False, True):
@@ -132,7 +152,30 @@ def score(
     return Scores(
         tuple(_score(g, parts) for g, parts in sorted(groups.items())),
         tuple(_score(g, parts) for g, parts in sorted(totals.items(), key=_place)),
+        tuple(tiles),
     )
+
+
+def _tiles(group: Group, batch: Batch, model: Model | None) -> Iterator[TileScore]:
+    """The tiles predicted for a batch beside those that its kernels' names tell."""
+    found = None if batch.suspect else tiles_ran(batch)
+    if found is None:
+        return
+    ran, told = found
+    rows = np.flatnonzero(told & ~batch.on_floor)
+    if not len(rows):
+        return
+    ran = ran.each(lambda n: np.broadcast_to(np.asarray(n, np.float64), len(batch))[rows])
+    shapes = batch.which[rows]
+    work = batch.works[-1].each(lambda n: n[shapes])
+    own = predict(work, batch.target, model=model)
+    other = predict(work, batch.target, tiles=ran, model=model)
+    same = np.all([own.tiles.dims[d] == ran.dims[d] for d in ("m", "n")], axis=0)
+    real = batch.latency_s[rows]
+    mape = [float(np.mean(np.abs(batch.clock.shows(p.time_s) - real) / real)) for p in (own, other)]
+    split = same & (own.tiles.split == ran.split)
+    shares = float(np.mean(same)), float(np.mean(split))
+    yield TileScore(group, len(rows), *(100 * number for number in (*shares, *mape)))
 
 
 def _place(total: tuple[Group, list[_Rows]]) -> tuple[str, str, bool, str]:
