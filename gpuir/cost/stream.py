@@ -15,7 +15,6 @@ from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
-from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -25,7 +24,7 @@ SLOTS = {"sm_60": 64.0}
 
 # What GP100's memory controller reaches over Volta's: 76 % of the peak in STREAM against 95 %
 # (NVIDIA Tesla V100 GPU architecture whitepaper, HBM2 memory architecture).
-GP100_HBM = 0.76 / 0.95
+GP100_HBM = 0.8
 
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
@@ -55,10 +54,8 @@ FACTORS = (
     *CACHE,
     *LANES,
     OVERLAP,
-    Factor(
-        "wait clocks", 1000.0, 50.0, 6000.0, 0.2, "from a thread's load to its store, of a wave"
-    ),
-    Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a block's start, loads and last stores"),
+    Factor("vector wait", 1000.0, 50.0, 6000.0, 0.2, "clocks from a thread's load to its store"),
+    Factor("scalar wait", 2000.0, 50.0, 9000.0, 0.2, "the same of threads that take cell by cell"),
 )
 
 
@@ -74,9 +71,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         resident = s.xp.minimum(resident, GATHER_BLOCKS)
     resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
     waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
-    busy = s.put("waves of waits", waves * p["wait clocks"] / clock_hz, "s")
+    busy = s.put("waves of waits", waves * p[f"{pace(work)} wait"] / clock_hz, "s")
     start = s.put("start and end", p["start clocks"] / clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
+
+
+def pace(work: Work) -> str:
+    """Whether threads take "vector"s of cells or one, a "scalar"."""
+    return "scalar" if work.kernel == "k.gather" or work.kind == "scalar" else "vector"
 
 
 def joined(
@@ -150,7 +152,9 @@ def lanes_s(
 def sustained_hz(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
     """The clock under load. The board's power limit tells most where all lanes work all the time;
     here they do so a part of it."""
-    share = sustained(target, target.peak("vector", f32), False, 32).share
+    sm = target.sm
+    peak = target.sms * sm.fp32_lanes * sm.flops_per_lane_clock * target.clock_hz
+    share = s.put("power share", sustained(target, peak, False, 32).share, "", "cost.power")
     return s.put("clock", target.clock_hz * share ** p["power pull"], "Hz")
 
 
@@ -160,7 +164,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     size = np.shape(work.points)
     warps = np.full(size, float(MAP_WARPS))
     cells = CELLS_A_THREAD
-    if work.kernel == "k.gather" or work.kind == "scalar":
+    if pace(work) == "scalar":
         cells = 1
     elif work.kind == "quantise":
         cells = QUANTISE_BYTES * 8 // work.dtype.bits

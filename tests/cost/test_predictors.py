@@ -64,7 +64,7 @@ def test_a_map_of_many_cells_is_bound_by_memory():
 def test_one_cell_costs_about_a_launch():
     cost = best(mapped("add", f16, (1,), (1,)), A100)
     assert cost.bound == "latency"
-    assert A100.launch_s <= cost.time_s < 1.5 * A100.launch_s
+    assert A100.launch_s <= cost.time_s < A100.launch_s + 1.5e-6
 
 
 def test_causal_attention_costs_less():
