@@ -56,6 +56,7 @@ FACTORS = (
     OVERLAP,
     Factor("vector wait", 1000.0, 50.0, 6000.0, 0.2, "clocks from a thread's load to its store"),
     Factor("scalar wait", 2000.0, 50.0, 9000.0, 0.2, "the same of threads that take cell by cell"),
+    Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a kernel's first loads and last stores"),
 )
 
 
