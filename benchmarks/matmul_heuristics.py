@@ -5,8 +5,8 @@ usage: python benchmarks/matmul_heuristics.py TABLE... [--rows N]
 
 TABLE is a table of measured kernels that `gpuir eval kernels` reads. Taken are its 16-bit products
 on GPUs that both know, N rows of each operator and GPU drawn by a seed. The peer predicts the
-kernel it would take, chosen by its performance model (PERF_MODEL_BASED_AUTO_TUNING); its times begin at
-some ten microseconds, so long rows stand apart. Errors are in percent of the measurement.
+kernel it would take, chosen by its performance model (PERF_MODEL_BASED_AUTO_TUNING); its times
+begin at some ten microseconds, so long rows stand apart. Errors are in percent of the measurement.
 """
 
 from __future__ import annotations
