@@ -13,7 +13,7 @@ from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
-from gpuir.evaluate.batch import Batch
+from gpuir.evaluate.batch import Batch, Flags
 from gpuir.evaluate.columns import Floats, Ints
 from gpuir.evaluate.names import tiles_ran
 
@@ -170,10 +170,10 @@ def _tiles(group: Group, batch: Batch, model: Model | None) -> Iterator[TileScor
     work = batch.works[-1].each(lambda n: n[shapes])
     own = predict(work, batch.target, model=model)
     other = predict(work, batch.target, tiles=ran, model=model)
-    same = np.all([own.tiles.dims[d] == ran.dims[d] for d in ("m", "n")], axis=0)
+    same: Flags = (own.tiles.dims["m"] == ran.dims["m"]) & (own.tiles.dims["n"] == ran.dims["n"])
     real = batch.latency_s[rows]
     mape = [float(np.mean(np.abs(batch.clock.shows(p.time_s) - real) / real)) for p in (own, other)]
-    split = same & (own.tiles.split == ran.split)
+    split: Flags = same & (own.tiles.split == ran.split)
     shares = float(np.mean(same)), float(np.mean(split))
     yield TileScore(group, len(rows), *(100 * number for number in (*shares, *mape)))
 
