@@ -81,7 +81,8 @@ class Family:
     `tiles` gives the tiles worth considering, `choose` the one that a library takes (without it,
     the one of least time). `features` name quantities on the sheet that a small network sees, which
     multiplies the time by at most exp(±`bound`): counts and shapes, never rates, so that a target
-    with every rate raised is never slower and nothing tells one device from another.
+    with every rate raised is never slower and nothing tells one device from another. What it
+    learns on some GPUs `carries` over to others, or it serves those alone.
     """
 
     name: str
@@ -91,3 +92,4 @@ class Family:
     features: tuple[str, ...] = ()
     bound: float = 0.0
     choose: Callable[[Work, Target, Mapping[str, Number]], Tiles] | None = None
+    carries: bool = False

@@ -31,6 +31,7 @@ STEPS = 60  # of the optimiser in a round
 UNITS = 6  # of the network's hidden layer
 DOUBT = 0.15  # logarithms of an error above this weigh by their size, not its square (Huber)
 HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
+ANCHORED = 3e-5  # what moving a factor from where it starts costs: what no row tells stays there
 NET_DECAY = 0.02  # what a squared weight of the network costs, in squared logarithms
 OWN_DECAY = 2.0  # the same of what a GPU's output weights differ by, over that
 
@@ -152,6 +153,7 @@ def _factors_fitted(
     at = torch.tensor([_to_line(f, trained.factors[f.name]) for f in moving], requires_grad=True)
     off = torch.zeros(len(devices), len(loose), dtype=torch.float64, requires_grad=True)
     at.data = at.data.double()
+    begun = at.data.clone()
     works = [s.work.each(_tensor(torch)) for s in found]
     weights = _weights(found)
 
@@ -166,7 +168,7 @@ def _factors_fitted(
 
     def loss() -> Any:
         known = [resolved(i) for i in range(len(devices))]
-        total = HELD_BACK * (off**2).sum() / len(devices)
+        total = HELD_BACK * (off**2).sum() / len(devices) + ANCHORED * ((at - begun) ** 2).sum()
         for s, work, tiles, weight in zip(found, works, cuts, weights, strict=True):
             sheet = Sheet(_arithmetic(torch))
             terms = family.seconds(sheet, work, tiles, s.target, known[devices.index(s.device)])
@@ -228,21 +230,25 @@ def _net_fitted(
     out = 0.1 * torch.randn(UNITS, generator=draw, dtype=torch.float64)
     devices = list(trained.devices)
     own = torch.zeros(len(devices), UNITS, dtype=torch.float64)  # off from out, by GPU
+    if not family.carries:
+        own = out.repeat(len(devices), 1)
+        out = torch.zeros(UNITS, dtype=torch.float64)
     which = torch.as_tensor(
         np.concatenate([np.full(len(s.device_s), devices.index(s.device)) for s in found])
     )
-    parameters = [hidden, bias, out, own]
+    parameters = [hidden, bias, own, *([out] if family.carries else [])]
     for parameter in parameters:
         parameter.requires_grad_()
 
     def loss() -> Any:
         units = torch.tanh(inside @ hidden.T + bias)
         said = family.bound * torch.tanh((units * (out + own[which])).sum(dim=1))
-        decay = (hidden**2).mean() + (out**2).mean() + OWN_DECAY * (own**2).mean()
+        held = OWN_DECAY if family.carries else 1.0
+        decay = (hidden**2).mean() + (out**2).mean() + held * (own**2).mean()
         return (weights * _bent(torch, wanted - said)).sum() + NET_DECAY * DOUBT**2 * decay
 
     _minimise(torch, parameters, loss)
-    arrays: list[Array] = [p.detach().numpy() for p in parameters[:3]]
+    arrays: list[Array] = [p.detach().numpy() for p in (hidden, bias, out)]
     each = {d: (out + own[i]).detach().numpy() for i, d in enumerate(devices)}
     return replace(trained, net=Net(shift, scale, *arrays, own=each))
 
