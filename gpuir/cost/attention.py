@@ -44,10 +44,10 @@ FACTORS = (
     Factor(
         "head start", 15.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of the head"
     ),
-    Factor("cache start", 0.8, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
-    Factor("cache start from sm_100", 0.5, 0.1, 1.5, 0.0, "instead of cache start, there"),
-    Factor("start before sm_90", 0.9, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
-    Factor("start from sm_100", 0.85, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
+    Factor("cache start", 0.9, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
+    Factor("cache start from sm_100", 0.9, 0.1, 1.5, 0.0, "instead of cache start, there"),
+    Factor("start before sm_90", 1.0, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
+    Factor("start from sm_100", 1.0, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
     Factor("step wait", 800.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
     Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower that a block runs alone"),
     Factor("start exposed", 0.8, 0.0, 3.0, 0.0, "starts of a block, that no other block hides"),
@@ -179,6 +179,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     exposed = xp.maximum(chain_s - xp.maximum(compute_s, memory_s), p["start exposed"] * start_s)
     exposed = s.put("exposed waits", exposed, "s")
+    s.put("log blocks an SM", xp.log(w.blocks / sms))
+    s.put("log steps", xp.log(w.steps))
+    s.put("log keys", xp.log(w.keys))
+    s.put("log queries", xp.log(work.extents["s"] * 1.0))
+    s.put("log head", xp.log(head * 1.0))
+    s.put("log group", xp.log(work.trait("group", 1.0) * 1.0))
+    s.put("masked", masked)
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
     plan = p["plan start"] if packs(work, target) else 0.0
     op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
@@ -306,4 +313,9 @@ def candidates(work: Work, target: Target) -> Tiles:
     return Tiles({"b": one, "h": one, "s": rows, "d": step}, stages, warps, split)
 
 
-FAMILY = Family("attention", FACTORS, candidates, seconds, choose=usual)
+FEATURES = (
+    *("log blocks an SM", "log steps", "log keys", "log queries", "log head", "log group"),
+    "masked",
+)
+
+FAMILY = Family("attention", FACTORS, candidates, seconds, FEATURES, 0.25, usual)
