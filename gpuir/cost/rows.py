@@ -30,9 +30,10 @@ FACTORS = (
     OVERLAP,
     Factor("start clocks", 2000.0, 100.0, 20000.0, 0.3, "a kernel's first loads and last stores"),
     Factor("drain", 0.3, 0.01, 2.0, 0.0, "of a wave's time, lost while its last blocks finish"),
-    Factor("softmax pass", 400.0, 10.0, 5000.0, 0.2, "clocks a block waits in a pass of a softmax"),
-    Factor("norm pass", 2500.0, 10.0, 20000.0, 0.2, "the same of a norm, whose sums are of pairs"),
+    Factor("softmax pass", 400.0, 10.0, 5000.0, 0.2, "clocks a block waits for a sum or maximum"),
+    Factor("norm pass", 2500.0, 10.0, 20000.0, 0.2, "the same for a norm's mean and variance"),
     Factor("step clocks", 200.0, 1.0, 2000.0, 0.0, "clocks of each load of a thread in a pass"),
+    Factor("cell step", 900.0, 50.0, 4000.0, 0.0, "the same of an rms norm's, of one cell"),
     Factor("softmax lanes", 1.3, 0.2, 6.0, 0.0, "instructions of a softmax over those counted"),
     Factor("norm lanes", 1.5, 0.2, 8.0, 0.0, "the same of a norm"),
     Factor("repeat lanes", 0.7, 0.0, 3.0, 0.0, "of them, what a further pass over a row takes"),
@@ -68,7 +69,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     lines = length * cell_bytes / LINE_BYTES
     straddles = s.put("rows start inside a line", xp.where(lines > xp.floor(lines), 1.0, 0.0))
     slower = 1 + p["straddle"] * straddles
-    kind = "softmax" if work.kind == "softmax" else "norm"
+    kind = "norm" if work.kind == "norm" else "softmax"
     padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
     turns = xp.where(nest.sizes["o"] > 1, 1.0, PASSES[work.kind])
     padded = xp.where(turns > 1, 1 + p["repeat lanes"] * (turns - 1), padded)
@@ -79,7 +80,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     clock_hz = sustained_hz(s, target, p)
     wait = p[f"{kind} pass"]
     steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads))
-    clocks = turns * (wait + steps * p["step clocks"]) * slower
+    step = p["cell step" if work.kind == "rms" else "step clocks"]
+    clocks = turns * (wait + steps * step) * slower
     block_s = s.put("a block's waits", clocks / clock_hz, "s")
     busy_s = s.put("waves of waits", xp.maximum(1.0, nest.waves) * block_s, "s")
 

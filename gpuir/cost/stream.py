@@ -54,8 +54,7 @@ FACTORS = (
     *CACHE,
     *LANES,
     OVERLAP,
-    Factor("vector wait", 1000.0, 50.0, 6000.0, 0.2, "clocks from a thread's load to its store"),
-    Factor("scalar wait", 2000.0, 50.0, 9000.0, 0.2, "the same of threads that take cell by cell"),
+    Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
     Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a kernel's first loads and last stores"),
 )
 
@@ -67,19 +66,22 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     memory = memory_s(s, work.nbytes, work.nbytes, work.nbytes, target, p, nest.blocks)
     compute = lanes_s(s, work.lane_ops, target, p)
     clock_hz = sustained_hz(s, target, p)
-    resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
-    if work.kernel == "k.gather":
-        resident = s.xp.minimum(resident, GATHER_BLOCKS)
-    resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
-    waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
-    busy = s.put("waves of waits", waves * p[f"{pace(work)} wait"] / clock_hz, "s")
+    busy = 0.0
+    if takes_cells(work):
+        resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
+        if work.kernel == "k.gather":
+            resident = s.xp.minimum(resident, GATHER_BLOCKS)
+        resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
+        waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
+        busy = s.put("waves of waits", waves * p["cell wait"] / clock_hz, "s")
     start = s.put("start and end", p["start clocks"] / clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
 
 
-def pace(work: Work) -> str:
-    """Whether threads take "vector"s of cells or one, a "scalar"."""
-    return "scalar" if work.kernel == "k.gather" or work.kind == "scalar" else "vector"
+def takes_cells(work: Work) -> bool:
+    """Whether a thread takes one cell at a time: then what is under way does not fill the memory's
+    pipeline, and waits show. Vectors do fill it."""
+    return work.kernel == "k.gather" or work.kind == "scalar"
 
 
 def joined(
@@ -165,7 +167,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     size = np.shape(work.points)
     warps = np.full(size, float(MAP_WARPS))
     cells = CELLS_A_THREAD
-    if pace(work) == "scalar":
+    if takes_cells(work):
         cells = 1
     elif work.kind == "quantise":
         cells = QUANTISE_BYTES * 8 // work.dtype.bits
