@@ -40,6 +40,11 @@ SCHEDULE = """schedule @mlp for "a100+sms=120" {
 
 def test_every_note_round_trips():
     assert show(parse(MLP)) == MLP
+    by = 'by="roofline@1", '
+    text = MLP.replace(by, by + 'low_s=8e-06, high_s=1.2e-05, unseen="gpu dtype", ')
+    cost = parse(text).nodes[0].cost
+    assert cost is not None and cost.interval == (8e-06, 1.2e-05)
+    assert cost.unseen == ("gpu", "dtype") and show(parse(text)) == text
 
 
 def test_schedule_round_trips():
@@ -62,6 +67,7 @@ def graph(*lines: str) -> str:
     return "\n".join(("graph @g {", "  in %x: f32[2]", *("  " + line for line in lines), "}"))
 
 
+COST = 'cost(time_s=1, bound=memory, by="a@1"'
 REFUSED = {
     "": "unexpected the end of the text",
     "graph @g {": "unexpected the end of the text",
@@ -111,6 +117,11 @@ REFUSED = {
     graph('%y: f32[2] = t.map("relu", [%x]) tile(stages=2)', "out %y"): "behind a semicolon",
     graph('%y: f32[2] = t.map("relu", [%x]) tile(m=1; depth=2)', "out %y"): "no tile option",
     graph('%y: f32[2] = t.map("relu", [%x]) cost(time_s=1)', "out %y"): "bound, by missing",
+    graph(f'%y: f32[2] = t.map("relu", [%x]) {COST}, low_s=1)', "out %y"): "go together",
+    graph(f'%y: f32[2] = t.map("relu", [%x]) {COST}, by="b@1")', "out %y"): "by is given twice",
+    graph(
+        f'%y: f32[2] = t.map("relu", [%x]) {COST}, low_s=x, high_s=1)', "out %y"
+    ): "low_s is not a number",
     graph('%y: f32[2] = t.map("relu", [%x]) at "\\q"', "out %y"): "an escape that JSON",
 }
 

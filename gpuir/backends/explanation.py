@@ -44,6 +44,11 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
         terms = ", ".join(f"{name} {quantity(t, 's')}" for name, t in cost.terms)
         page.wrapped("time", f"{quantity(cost.time_s, 's', 4)}: {terms}", 12)
         page.wrapped("bound", f"{cost.bound}, says {cost.by}", 12)
+        if cost.interval is not None:
+            low, high = (quantity(end, "s") for end in cost.interval)
+            page.wrapped("interval", f"{low} to {high} in 80 % of cases", 12)
+        if cost.unseen:
+            page.wrapped("unseen", f"{', '.join(cost.unseen)}: not in what it was fitted on", 12)
     if kernel is not None and kernel.runs != 1:
         page.wrapped("runs", f"{kernel.runs:,}, {quantity(kernel.time_s, 's')} in all", 12)
     page.line()

@@ -34,6 +34,9 @@ def _report(s: Summary) -> dict[str, Any]:
         "predictors": s.by,
         "batch": s.batch,
         "latency_s": s.latency_s,
+        "interval_s": s.interval,
+        "certain_s": s.certain_s,
+        "unseen": [{"what": u.what, "kinds": u.kinds, "time_s": u.time_s} for u in s.unseen],
         "launches": s.launches,
         "views": s.views,
         "idle_kernels": s.idle,
@@ -94,6 +97,8 @@ def _kernel(x: Kernel) -> dict[str, Any]:
             "time_s": x.cost.time_s,
             "bound": x.cost.bound,
             "by": x.cost.by,
+            "interval_s": x.cost.interval,
+            "unseen": x.cost.unseen,
             "terms_s": dict(x.cost.terms),
             "facts": dict(x.cost.facts),
         },
@@ -104,12 +109,14 @@ def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
     """A row a kernel and target, in graph order; times in seconds, a column a fact."""
     facts = dict.fromkeys(name for s in summaries for x in s.kernels for name, _ in x.cost.facts)
     titles = ["model", "target", "kernel", "op", "shape", "locs", "status", "runs", "launches"]
-    titles += ["time_s", "time_each_s", "bound", "by", "flops_each", "bytes_each", "tile"]
+    titles += ["time_s", "low_s", "high_s", "time_each_s", "bound", "by", "unseen"]
+    titles += ["flops_each", "bytes_each", "tile"]
     titles += [f"{name}_s" for name in ("compute", "memory", "latency")]
     titles += [f"fact_{name}" for name in facts]
     rows = (
         [s.model, s.device.name, x.name, x.node.op.name, x.shape, " + ".join(x.locs)]
-        + [x.status, x.runs, x.launches, x.time_s, x.cost.time_s, x.cost.bound, x.cost.by]
+        + [x.status, x.runs, x.launches, x.time_s, *(x.interval or (None, None))]
+        + [x.cost.time_s, x.cost.bound, x.cost.by, " ".join(x.cost.unseen)]
         + [x.flops, x.bytes, tile_text(x)]
         + [x.cost.term(name) for name in ("compute", "memory", "latency")]
         + [x.cost.fact(name) for name in facts]

@@ -55,7 +55,6 @@ class Kernel:
     runs: int
     cost: Cost
     flops: int  # of one run
-    bytes: int  # of one run, to and from device memory
     rest: bool = False
 
     @property
@@ -91,6 +90,32 @@ class Kernel:
     @property
     def tile(self) -> Tile | None:
         return self.node.tile
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between what 80 % of measurements lie, all runs together."""
+        if self.cost.interval is None:
+            return None
+        low, high = self.cost.interval
+        return self.runs * low, self.runs * high
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes that one run reads and writes, each once: as the predictor says, else of whole
+        operands and results."""
+        op = self.node.op
+        if self.rest or not isinstance(op, k.KernelOp) or isinstance(op, k.View):
+            return 0
+        stated = self.cost.fact("operand_bytes")
+        if stated is not None:
+            return round(stated)
+        return sum(a.type.nbytes for a in (*op.nest.reads, *op.nest.writes))
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes that one run moves to and from device memory, where the predictor says so."""
+        stated = self.cost.fact("dram_bytes")
+        return self.size if stated is None or not self.size else round(stated)
 
     @property
     def launches(self) -> int:
@@ -139,7 +164,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Share:
-    """What part of the model has this status: model nodes, flops and bytes."""
+    """What part of the model has this status: model nodes, flops, and bytes read and written."""
 
     status: Status
     nodes: int
@@ -149,13 +174,31 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """Kernels of which something, "gpu" or "dtype", is not in what the predictor was fitted on:
+    their kinds, the most time first, and their time."""
+
+    what: str
+    kinds: tuple[str, ...]
+    time_s: float
+
+
+@dataclass(frozen=True)
 class Summary:
-    """One model on one target. `kernels` are in graph order, views and idle branches included."""
+    """One model on one target. `kernels` are in graph order, views and idle branches included.
+
+    `interval` is where 80 % of measurements are expected, were all kernels off alike: the errors of
+    one predictor on one device go together. Kernels that cannot say, of `certain_s`, count as they
+    are; it is None where none can.
+    """
 
     model: str
     device: Device
     by: tuple[str, ...]
     latency_s: float
+    interval: tuple[float, float] | None
+    certain_s: float
+    unseen: tuple[Unseen, ...]
     launches: int
     views: int
     idle: int  # kernels in branches not taken
@@ -200,6 +243,9 @@ def summarize(
         device=device,
         by=tuple(sorted({x.cost.by for x in kernels if x.cost.terms})),
         latency_s=sum(x.time_s for x in running),
+        interval=_interval(running),
+        certain_s=sum(x.time_s for x in running if x.interval is None),
+        unseen=tuple(_unseen(running)),
         launches=sum(x.launches for x in running),
         views=sum(isinstance(x.node.op, k.View) for x in kernels),
         idle=sum(not x.runs for x in kernels),
@@ -226,14 +272,14 @@ def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]
             continue
         op = node.op
         if not op.control:
-            yield Kernel(here, node, runs, cost, op.flops(), _bytes(node, cost))
+            yield Kernel(here, node, runs, cost, op.flops())
             continue
         inner = [x for r, n in _regions(node, runs) for x in _kernels(r, here, n)]
         yield from inner
         rest = cost.time_s - sum(x.time_s for x in inner) / max(runs, 1)
         if runs and rest > 1e-9 * cost.time_s:
             own = Cost(rest, "latency", cost.by, (("latency", rest),))
-            yield Kernel(here, node, runs, own, 0, 0, rest=True)
+            yield Kernel(here, node, runs, own, 0, rest=True)
 
 
 def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
@@ -251,16 +297,23 @@ def _time(graph: Graph) -> float:
     return sum(n.cost.time_s for n in graph.nodes if n.cost)
 
 
-def _bytes(node: Node, cost: Cost) -> int:
-    """What the predictor says goes to and from device memory, else each operand and result once."""
-    op = node.op
-    if not isinstance(op, k.KernelOp) or isinstance(op, k.View):
-        return 0
-    predicted = cost.fact("dram_bytes")
-    if predicted is not None:
-        return round(predicted)
-    space = op.nest
-    return sum(a.type.nbytes for a in (*space.reads, *space.writes))
+def _interval(kernels: Iterable[Kernel]) -> tuple[float, float] | None:
+    timed = [x for x in kernels if x.time_s]
+    if all(x.interval is None for x in timed):
+        return None
+    lows, highs = zip(*(x.interval or (x.time_s, x.time_s) for x in timed), strict=True)
+    return sum(lows), sum(highs)
+
+
+def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:
+    times: dict[str, dict[str, float]] = {}
+    for x in kernels:
+        for what in x.cost.unseen:
+            of = times.setdefault(what, {})
+            of[x.kind] = of.get(x.kind, 0.0) + x.time_s
+    for what, of in times.items():
+        kinds = tuple(sorted(of, key=lambda kind: -of[kind]))
+        yield Unseen(what, kinds, sum(of.values()))
 
 
 def _inside(node: Node) -> list[Node]:
@@ -310,7 +363,7 @@ def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
             name,
             nodes[name],
             sum(x.runs * x.flops for x in group),
-            sum(x.runs * x.bytes for x in group),
+            sum(x.runs * x.size for x in group),
             tuple(sorted(what.items())),
         )
 

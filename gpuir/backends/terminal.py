@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
@@ -194,6 +194,8 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
 
 def _head(s: Summary, page: Page) -> None:
     page.wrapped("latency", f"{quantity(s.latency_s, 's', 4)}, {rate(s)}")
+    if s.interval is not None:
+        page.wrapped("interval", interval(s))
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:
@@ -209,9 +211,30 @@ def _head(s: Summary, page: Page) -> None:
         page.wrapped("work", f"{flops}; device memory {moved}")
         page.wrapped("bound", f"{bounds(s.bounds, s.latency_s)}, by share of time")
     page.wrapped("predictor", ", ".join(s.by) or "none: nothing to run")
+    if s.interval is not None or s.unseen:
+        page.wrapped("fitted on", fitted(s))
     if not any(share.nodes for share in s.coverage[1:]):
         folded = f", {s.folded:,} of them folded away" if s.folded else ""
         page.wrapped("coverage", f"all {s.nodes:,} model nodes{folded}")
+
+
+def interval(s: Summary) -> str:
+    """`88.1 us to 115 us in 80 % of cases`, and how much of the time is in it as it is."""
+    low, high = s.interval or (s.latency_s, s.latency_s)
+    text = f"{quantity(low, 's')} to {quantity(high, 's')} in 80 % of cases"
+    if s.certain_s:
+        text += f"; {percent(s.certain_s, s.latency_s)} of the time has no interval"
+    return text
+
+
+def fitted(s: Summary) -> str:
+    """Whether this GPU, and the dtypes of its kernels, were measured for what predicts."""
+    parts: list[str] = []
+    for u in s.unseen:
+        what = "this GPU" if u.what == "gpu" else f"this {u.what}"
+        kinds = ", ".join(u.kinds)
+        parts.append(f"no measurements of {what} for {kinds} ({percent(u.time_s, s.latency_s)})")
+    return "; ".join(parts) or "measurements of this GPU, in these dtypes"
 
 
 def rate(s: Summary) -> str:
@@ -238,13 +261,14 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
     if not rows:
         return
     columns: list[Column] = [
-        Column("time", 9, lambda x: quantity(x.time_s, "s")),
-        Column("share", 9, lambda x: percent(x.time_s, s.latency_s)),
-        Column("runs", 6, lambda x: f"x{x.runs:,}" if x.runs != 1 else ""),
+        Column("time", 10, lambda x: quantity(x.time_s, "s")),
+        Column("share", 10, lambda x: percent(x.time_s, s.latency_s)),
+        Column("runs", 7, lambda x: f"x{x.runs:,}" if x.runs != 1 else ""),
         Column("each", 1, lambda x: quantity(x.one.cost.time_s, "s") if x.runs != 1 else ""),
-        Column("kernel", 8, lambda x: x.one.kind, right=False),
-        Column("bound", 7, lambda x: x.one.cost.bound, right=False),
-        Column("peak", 5, lambda x: peak_text(x.one)),
+        Column("kernel", 9, lambda x: x.one.kind, right=False),
+        Column("bound", 8, lambda x: x.one.cost.bound, right=False),
+        Column("peak", 6, lambda x: peak_text(x.one)),
+        Column("80 %", 5, lambda x: spread(x.one)),
         Column("waves", 4, lambda x: _fact(x.one, "waves", _short)),
         Column("occup", 3, lambda x: _fact(x.one, "occupancy", percent)),
         Column("tile", 2, lambda x: tile_text(x.one), right=False),
@@ -287,6 +311,14 @@ def peak_text(x: Kernel) -> str:
     shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved)}[x.cost.bound]
     known = [share for share in shares if share is not None]
     return percent(max(known)) if known else ""
+
+
+def spread(x: Kernel) -> str:
+    """`-9 +14 %`: the ends of the interval, beside the time."""
+    if x.cost.interval is None or not x.cost.time_s:
+        return ""
+    low, high = (100 * (end / x.cost.time_s - 1) for end in x.cost.interval)
+    return f"{low:+.0f} {high:+.0f} %"
 
 
 def _fact(x: Kernel, name: str, text: Callable[[float], str]) -> str:
@@ -396,12 +428,14 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     page.heading(f"{first.model} on {len(summaries)} targets")
     page.line()
     fastest = min(s.latency_s for s in summaries)
-    titles = ("latency", "x fastest", "runs/s", "launches")
+    ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
+    titles = ("latency", *ends, "x fastest", "runs/s", "launches")
     columns = [("target", False), *((title, True) for title in titles), ("bound", False)]
     rows = [
         (
             elided(s.device.name, max(page.width - 52, 16)),
             quantity(s.latency_s, "s", 4),
+            *(" to ".join(quantity(end, "s") for end in s.interval or ()) for _ in ends),
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
             _count(1 / s.latency_s) if s.latency_s else "-",
             f"{s.launches:,}",
@@ -409,19 +443,24 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
         )
         for s in summaries
     ]
-    page.table(columns, rows, drop=("launches", "runs/s"))
+    page.table(columns, rows, drop=("launches", "runs/s", *ends))
     _by_kind(summaries, page)
     _coverage(first, page)
     page.line()
     page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
-    own: dict[str, list[str]] = {}
-    for s in summaries:
-        for text in s.assumed:
-            own.setdefault(text, []).append(s.device.name)
-    _labelled(
-        "assumed", [_whose(names, len(summaries)) + text for text, names in own.items()], page
-    )
+    known = [s for s in summaries if s.interval is not None or s.unseen]
+    _labelled("fitted on", _of_each({s.device.name: (fitted(s),) for s in known}), page)
+    _labelled("assumed", _of_each({s.device.name: s.assumed for s in summaries}), page)
     _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
+
+
+def _of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each note once, behind the names of the targets that it is of."""
+    own: dict[str, list[str]] = {}
+    for name, texts in notes.items():
+        for text in texts:
+            own.setdefault(text, []).append(name)
+    return [_whose(names, len(notes)) + text for text, names in own.items()]
 
 
 def _whose(names: Sequence[str], of: int) -> str:

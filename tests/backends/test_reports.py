@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 import gpuir
 from gpuir.backends import records, texts
-from gpuir.backends.report import Device, Summary, find_kernel, summarize
+from gpuir.backends.report import Device, Summary, Unseen, find_kernel, summarize
 from gpuir.backends.table import BACKENDS, find_backend
 from gpuir.backends.terminal import Layout, cell_width, cut, elided, pattern, report
 from gpuir.backends.units import percent, quantity
@@ -42,6 +42,32 @@ def s(graph: Graph) -> Summary:
 
 def test_latency_is_the_sum_of_the_graphs_own_costs(graph: Graph, s: Summary):
     assert s.latency_s == pytest.approx(sum(n.cost.time_s for n in graph.nodes if n.cost))
+
+
+def test_the_interval_adds_up_those_of_all_runs(s: Summary):
+    """-10 % and +15 % of everything but Sparkle, which counts as it is."""
+    sparkle = next(x for x in s.kernels if x.name == "z")
+    assert sparkle.interval is None and s.certain_s == sparkle.time_s
+    rest = s.latency_s - sparkle.time_s
+    assert s.interval == pytest.approx((0.9 * rest + sparkle.time_s, 1.15 * rest + sparkle.time_s))
+
+
+def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
+    softmax = next(x for x in s.kernels if x.kind == "reduce")
+    assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)
+    assert "no measurements of this GPU for reduce (4.6 %)" in report([s], Layout(120))
+    known = [replace(n, cost=n.cost and replace(n.cost, unseen=())) for n in graph.nodes]
+    text = report([summarize(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
+    assert "fitted on  measurements of this GPU, in these dtypes" in text
+
+
+def test_without_intervals_the_report_does_without(graph: Graph):
+    nodes = graph.nodes
+    plain = [n for n in nodes if n.op.name in ("k.view", "k.opaque") and "Sparkle" in str(n.locs)]
+    s = summarize(replace(graph, nodes=tuple(plain), outputs=()), DEVICE)
+    assert s.interval is None
+    text = report([s], Layout(120)) + report([s, s], Layout(120))
+    assert "80 %" not in text and "fitted" not in text
 
 
 def test_totals_and_bounds_add_up(s: Summary):
@@ -76,7 +102,7 @@ def test_coverage_counts_every_model_node_once(s: Summary):
 def test_what_a_loop_costs_beyond_its_kernels_is_not_lost(graph: Graph):
     loop = next(n for n in graph.nodes if n.op.name == "k.loop")
     assert loop.cost is not None
-    dearer = replace(loop, cost=Cost(loop.cost.time_s + 1e-5, "latency", "tile@1", ()))
+    dearer = replace(loop, cost=Cost(loop.cost.time_s + 1e-5, "latency", "tile@2", ()))
     nodes = tuple(dearer if n is loop else n for n in graph.nodes)
     s = summarize(replace(graph, nodes=nodes), DEVICE)
     (rest,) = (x for x in s.kernels if x.rest)
@@ -236,6 +262,8 @@ def test_json_fits_its_schema_and_itself(s: Summary):
     assert text == records.json_text([s, s], Layout(40, True, 1))
     (first, _) = json.loads(text)["reports"]
     assert sum(x["time_s"] for x in first["kernels"]) == pytest.approx(first["latency_s"])
+    assert first["interval_s"] == list(s.interval or ())
+    assert first["kernels"][0]["cost"]["interval_s"][0] < first["kernels"][0]["time_s"]
 
 
 def test_every_json_field_is_documented(s: Summary):
@@ -257,6 +285,9 @@ def test_csv_has_the_same_numbers(s: Summary):
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
     assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
     assert rows[0]["fact_waves"]
+    highs = [float(row["high_s"]) if row["high_s"] else float(row["time_s"]) for row in rows]
+    assert sum(highs) == pytest.approx((s.interval or (0, 0))[1])
+    assert {row["unseen"] for row in rows} == {"", "gpu"}
 
 
 def test_ir_and_schedule_read_back(graph: Graph, s: Summary):

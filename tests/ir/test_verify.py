@@ -68,6 +68,12 @@ BROKEN = {
     "a tiled kernel has a tile": tiled(replace(KERNEL, tile=None)),
     "the tile cuts m": tiled(replace(KERNEL, tile=Tile((("m", 2),)))),
     "a costed kernel has a cost": tiled(KERNEL, Level.costed),
+    "the interval is empty": tiled(
+        replace(KERNEL, cost=replace(COST, interval=(3.0, 2.0))), Level.costed
+    ),
+    "low_s is negative": tiled(
+        replace(KERNEL, cost=replace(COST, interval=(-1.0, 2.0))), Level.costed
+    ),
     "time_s is nan": tiled(replace(KERNEL, cost=replace(COST, time_s=nan)), Level.costed),
     "waves is inf": tiled(
         replace(KERNEL, cost=replace(COST, facts=(("waves", inf),))), Level.costed
