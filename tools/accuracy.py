@@ -30,7 +30,7 @@ from gpuir.evaluate.backtest import Backtest, Misses, halves, leave_one_out, mis
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.calibrate import calibrated
 from gpuir.evaluate.fit import train
-from gpuir.evaluate.launches import agreement, as_tiles, launched
+from gpuir.evaluate.names import tiles_ran
 from gpuir.evaluate.score import drawn, forecast
 from gpuir.evaluate.tables import read_table
 
@@ -214,33 +214,22 @@ def tile_choice(batches: Iterable[Batch], models: Mapping[str, Model]) -> str:
         "|" + "---|" * 7,
     ]
     for batch in batches:
-        batch = batch.take(~batch.on_floor)
-        stated = launched(batch) if len(batch) else None
-        if stated is None or not stated.rows.any():
+        ran = tiles_ran(batch)
+        if ran is None or not (rows := np.flatnonzero(ran[1] & ~batch.on_floor)).size:
             continue
-        rows = batch.take(stated.rows)
-        work = rows.works[-1].each(
-            lambda n, r=rows: np.asarray(n, float)[r.which] if np.ndim(n) else n
-        )
-        model = models.get(rows.target.device)
-        own = predict(work, rows.target, model=model)
-        tile, both = agreement(own.tiles, stated)
-        known, tiles = as_tiles(stated, work, rows.target)
-        some = work.take(known)
-        theirs = predict(some, rows.target, tiles=tiles, model=model).time_s
-        real = rows.latency_s[known]
+        some, theirs = batch.take(rows), ran[0].take(rows)
+        work, model = some.works[-1].take(some.which), models.get(batch.target.device)
+        own = predict(work, batch.target, model=model)
+        tile = (own.tiles.dims["m"] == theirs.dims["m"]) & (own.tiles.dims["n"] == theirs.dims["n"])
+        both = tile & (own.tiles.split == theirs.split)
+        with_theirs = predict(work, batch.target, tiles=theirs, model=model)
         errors = [
-            100 * np.abs(rows.clock.shows(t) / real - 1).mean() for t in (own.time_s[known], theirs)
+            100 * np.abs(some.clock.shows(p.time_s) / some.latency_s - 1).mean()
+            for p in (own, with_theirs)
         ]
-        cells = [
-            rows.target.device,
-            rows.op,
-            f"{len(rows):,}",
-            f"{100 * tile:.0f} %",
-            f"{100 * both:.0f} %",
-            *(f"{e:.1f}" for e in errors),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [batch.target.device, batch.op, f"{len(rows):,}"]
+        cells += [f"{100 * share.mean():.0f} %" for share in (tile, both)]
+        lines.append("| " + " | ".join(cells + [f"{e:.1f}" for e in errors]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -345,8 +334,7 @@ def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path |
         headline(backtests),
         "## Tile choice\n",
         "Against names and grids of the launched kernels; the model was fitted without the GPU. "
-        "The last two columns are of rows whose tile the model considers: mean error with its own "
-        "choice, and with the library's.\n",
+        "The last two columns are mean errors with its own choice and with the library's.\n",
         choices,
     ]
     for goal in GOALS:

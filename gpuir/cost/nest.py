@@ -45,6 +45,10 @@ class Tiles:
         """The tile's extent along a dimension."""
         return self.dims[d] if d in self.dims else s.xp.maximum(work.extents[d], 1.0)
 
+    def take(self, which: Number) -> Tiles:
+        """The tiles at these places, of many."""
+        return self.each(lambda n: np.asarray(n)[which] if np.ndim(n) else n)
+
     def each(self, change: Callable[[Number], Number]) -> Tiles:
         """The tiles with every number changed."""
         dims = {d: change(n) for d, n in self.dims.items()}

@@ -21,6 +21,7 @@ from gpuir.cost.tile import choose, predict
 from gpuir.cost.work import Work
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import Floats
+from gpuir.evaluate.names import tiles_ran
 from gpuir.ir.errors import UsageError
 from gpuir.targets.target import Target
 
@@ -49,6 +50,7 @@ class Sample:
     other_s: Floats  # launches, and kernels of other families
     device_s: Floats
     weight: float  # of its batch, among those of its GPU
+    tiles: Tiles | None = None  # as they ran, where the table says so
 
 
 def train(
@@ -87,7 +89,8 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
             continue
         if batch.suspect or batch.rough:
             continue
-        rows = np.flatnonzero(~batch.on_floor)
+        ran = tiles_ran(batch)
+        rows = np.flatnonzero(~batch.on_floor if ran is None else ~batch.on_floor & ran[1])
         rows = np.sort(rng.permutation(rows)[:ROWS])
         if not len(rows):
             continue
@@ -107,6 +110,7 @@ def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -
                 other_s,
                 part.device_s,
                 1.0 if len(batch.works) == 1 else SHARED,
+                ran and ran[0].take(rows),
             )
         )
     return found
@@ -130,8 +134,9 @@ def _fit(torch: Any, family: Family, found: list[Sample], seed: int) -> Trained:
     cuts: list[Tiles] = []
     for _ in range(ROUNDS):
         model = {family.name: trained}
-        cuts = [choose(s.work, s.target, model=model).each(torch.as_tensor) for s in found]
-        trained = _factors_fitted(torch, family, found, cuts, trained)
+        cuts = [choose(s.work, s.target, model=model) for s in found]
+        ran = [(s.tiles or t).each(torch.as_tensor) for s, t in zip(found, cuts, strict=True)]
+        trained = _factors_fitted(torch, family, found, ran, trained)
     if family.features:
         trained = _net_fitted(torch, family, found, cuts, trained, seed)
     return trained
@@ -205,8 +210,7 @@ def _net_fitted(
     model = {family.name: trained}
     for s, tiles in zip(found, cuts, strict=True):
         sheet = Sheet()
-        plain = tiles.each(np.asarray)
-        terms = family.seconds(sheet, s.work, plain, s.target, factors(family, s.target, model))
+        terms = family.seconds(sheet, s.work, tiles, s.target, factors(family, s.target, model))
         busy = np.maximum(terms.compute, terms.memory) + terms.latency
         count = len(s.device_s)
         columns = [
