@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost import plain
+from gpuir.cost import near, plain
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, correction, factors, shipped
 from gpuir.cost.nest import Tiles, cut, needs
@@ -84,6 +84,8 @@ def estimate(
     learned = correction(s, family, target, model)
     if family.features:
         s.put("learned correction", learned, "", f"at most exp(±{family.bound}); cost.learned")
+    if target.near:
+        learned = learned * s.put("as measured nearby", near.correction(work, target), "", "near")
     share = s.put("corrected", s.xp.maximum(busy * learned, roof) / busy)
     launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
     return Estimate(
@@ -282,6 +284,7 @@ FACTS = {
 def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tuple[str, float]]:
     values = s.values
     yield "flops", work.flops
+    yield "operand_bytes", _plain(work.nbytes)
     for fact, name in FACTS.items():
         if name in values:
             yield fact, _plain(values[name])
