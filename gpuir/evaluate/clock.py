@@ -12,13 +12,18 @@ from gpuir.cost.sheet import Number
 from gpuir.evaluate.batch import Batch, Clock
 from gpuir.evaluate.columns import Floats
 from gpuir.evaluate.kinds import Timing
-from gpuir.targets.target import Target
 
-# Where the kernel of an eager call starts, as a share of the host's time between the two events:
-# fitted on the NeuSight elementwise, softmax and layernorm rows (0.44-0.46 on A100, P100, P4, T4
-# and V100; 0.67-0.76 on MI100 and MI210). Layer norm makes three tensors before its launch.
-LEAD_SHARE, LEAD_SHARE_AMD = 0.45, 0.70
-LAYER_NORM_SHARE, LAYER_NORM_SHARE_AMD = 0.60, 0.77
+# Where the kernel of an eager call starts, as a share of the host's time between the two events, on
+# NVIDIA GPUs and on AMD's. Fitted on the NeuSight elementwise, softmax and layernorm rows (0.44-0.46
+# on A100, P100, P4, T4 and V100; 0.67-0.76 on MI100 and MI210). Layer norm makes three tensors
+# before its launch. Products look for a kernel first: 0.65-0.85 batched, 0.8-1 linear, there with
+# the formulas for small products in doubt.
+LEAD_SHARE = 0.45, 0.70
+LEAD_SHARES = {
+    "layernorm": (0.60, 0.77),
+    **dict.fromkeys(("bmm", "matmul"), (0.75, 0.85)),
+    **dict.fromkeys(("linear", "addmm", "conv"), (0.85, 0.85)),
+}
 
 # The floor is what tiny kernels measure. A kernel of which the roofline is `TINY_S` takes less than
 # any host's dispatch, if it is not of the few that are slow for another reason: the lower quartile.
@@ -53,23 +58,16 @@ def clocked(batches: Sequence[Batch], timing: Timing) -> tuple[Batch, ...]:
 
 def clock_of(batches: Sequence[Batch], timing: Timing) -> Clock:
     """The clock of one operator's measurements on one device, made by events or the host."""
-    op, target = batches[0].op, batches[0].target
+    op, amd = batches[0].op, batches[0].target.vendor == "AMD"
     tiny = np.concatenate([b.latency_s[roof_s(b) < TINY_S] for b in batches])
     if len(tiny) >= FEWEST_TINY:
         floor_s = float(np.quantile(tiny, QUANTILE))
     else:
         least_s = min(float(b.latency_s.min()) for b in batches)
         usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)
-        floor_s = min(usual[target.vendor == "AMD"], least_s)
-    return Clock(floor_s, floor_s * (1.0 if timing == "host" else lead_share(op, target)))
-
-
-def lead_share(op: str, target: Target) -> float:
-    """The part of the floor after which the kernel starts."""
-    amd = target.vendor == "AMD"
-    if op == "layernorm":
-        return LAYER_NORM_SHARE_AMD if amd else LAYER_NORM_SHARE
-    return LEAD_SHARE_AMD if amd else LEAD_SHARE
+        floor_s = min(usual[amd], least_s)
+    share = LEAD_SHARES.get(op, LEAD_SHARE)[amd] if timing == "events" else 1.0
+    return Clock(floor_s, floor_s * share)
 
 
 def roof_s(batch: Batch) -> Floats:
