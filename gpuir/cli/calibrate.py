@@ -78,11 +78,12 @@ def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any)
         start = parse_target(text, path)
         batches = _measured(machine, start, given["budget_s"])
     result, found = calibration(start, batches)
-    factors = {f"factors.{f}": v for f, v in result.factors.items()}
+    fitted = {f"factors.{f}": v for f, v in result.factors.items()}
+    fitted |= {f"near.{f}": v for f, v in result.near.items()}
     rows = sum(f.rows for f in found)
     sources = {", ".join(numbers): how} if numbers else {}
-    sources["factors"] = f"calibrated on {rows} kernels, {how}; {_errors(found)}"
-    emit(dump_difference(head, {**numbers, **factors}, sources), out)
+    sources["factors, near"] = f"calibrated on {rows} kernels, {how}; {_errors(found)}"
+    emit(dump_difference(head, {**numbers, **fitted}, sources), out)
     shape = layout({"width": given["width"], "output": None, "top": 0})
     page = Page(shape.width, shape.color)
     show(found, page)
@@ -129,20 +130,24 @@ def _errors(found: Sequence[Found]) -> str:
 def show(found: Sequence[Found], page: Page) -> None:
     """A row a family: how far off it was and is, and what moved."""
     columns = [("family", False), ("rows", True), ("before", True), ("after", True)]
-    columns.append(("factors", False))
+    columns += [("near", True), ("factors", False)]
     rows = [
         (
             f.family,
             str(f.rows),
             f"{100 * f.before:.1f} %",
             f"{100 * f.after:.1f} %",
+            str(f.near or "-"),
             ", ".join(f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items()) or "none",
         )
         for f in found
     ]
     page.table(columns, rows)
     page.line()
-    page.wrapped("", "mean absolute error; after: each row by a calibration on the others", 0)
+    text = (
+        "mean absolute error; after: each row by a calibration on the others; near: kernels that "
+    )
+    page.wrapped("", text + "correct those like them by what their own factors leave", 0)
 
 
 # ---------------------------------------------------------------------------- measuring

@@ -113,6 +113,8 @@ def show_one(t: Target, page: Page) -> None:
     sources: dict[str, int] = {}
     shown: list[tuple[str, str, str]] = []
     for row in t.rows():
+        if row.field.startswith("near."):
+            continue
         number = isinstance(row.value, int | float) and not isinstance(row.value, bool)
         text = quantity(float(row.value), row.unit, 4) if number else _words(row.value)  # type: ignore[arg-type]
         mark = f"[{sources.setdefault(row.source, len(sources) + 1)}]" if row.source else ""
@@ -123,6 +125,8 @@ def show_one(t: Target, page: Page) -> None:
             page.line(f"{field:{widths[0]}}  {text:>{widths[1]}}  {mark}")
         else:
             page.wrapped(field, text, widths[0] + 2)
+    if t.near:
+        page.wrapped("near", f"{len(t.near)} kernels measured, that correct those like them", 6)
     page.line()
     for source, i in sources.items():
         page.wrapped(f"[{i}]", source, 5)

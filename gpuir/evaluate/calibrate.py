@@ -1,4 +1,5 @@
-"""Calibration: a few physically named factors of the model moved to agree with one's own device.
+"""Calibration: a few physically named factors of the model moved to agree with one's own device,
+and what they leave of the error written down (`gpuir.cost.near`).
 
 Each family's factors that differ from one device to the next (`Factor.spread`) get a multiplier,
 the likeliest one given the measurements and how far such factors have been seen to move: least
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuir.cost import near
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, factors, shipped
 from gpuir.cost.nest import Tiles
@@ -34,6 +36,8 @@ LEAST_ERROR = 0.03  # rows are never trusted beyond this: clocks and temperature
 MADS = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
 TELLING = 0.005  # a factor that moved by less did not move
 BENT = 1.5  # times the usual error, from where a row weighs by its error and not its square
+WORTH = 0.95  # of the error, that corrections from others must come below to be kept
+MOST_NEAR = 200  # kernels of a kind that correct others
 FOLDS = 5  # of the measurements: each is predicted by a calibration on the others
 MOST = np.log(10.0)  # that a factor may move: Target.factors
 
@@ -41,13 +45,15 @@ MOST = np.log(10.0)  # that a factor may move: Target.factors
 @dataclass(frozen=True)
 class Found:
     """What calibration made of one family: mean absolute errors of `rows` measurements, by the
-    target as it was, and each by a calibration on others; the factors that moved."""
+    target as it was, and each by a calibration on others; the factors that moved, and how many of
+    the kernels correct those near them."""
 
     family: str
     rows: int
     before: float
     after: float
     moved: Mapping[str, float]
+    near: int
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,7 @@ def calibrated(target: Target, batches: Iterable[Batch], *, model: Model | None 
     """The target with the factors that agree best with measurements on it."""
     model = shipped() if model is None else model
     for group in groups(target, batches):
-        moved = _fitted(target, group, model)
-        target = with_factors(target, moved)
+        target = _fitted(target, group, model)
     return target
 
 
@@ -95,13 +100,20 @@ def calibration(
     found: list[Found] = []
     result = target
     for group in groups(target, batches):
-        moved = _fitted(target, group, model)
-        result = with_factors(result, moved)
-        names = sorted({family_of(w, target).name for s in group for w in s.works})
         before = np.concatenate([_errors(target, s, model) for s in group])
         after = np.concatenate(_held_out(target, group, model))
+        names = sorted({family_of(w, target).name for s in group for w in s.works})
+        known, result = len(result.near), _fitted(result, group, model)
+        moved = {p: v for p, v in result.factors.items() if p.partition(".")[0] in names}
         found.append(
-            Found(", ".join(names), len(before), _mean_size(before), _mean_size(after), moved)
+            Found(
+                ", ".join(names),
+                len(before),
+                _mean_size(before),
+                _mean_size(after),
+                moved,
+                len(result.near) - known,
+            )
         )
     return result, tuple(found)
 
@@ -168,7 +180,24 @@ def _knobs(target: Target, group: Sequence[Sample], model: Model) -> list[Knob]:
     return found
 
 
-def _fitted(target: Target, group: Sequence[Sample], model: Model) -> dict[str, float]:
+def _fitted(target: Target, group: Sequence[Sample], model: Model) -> Target:
+    """The target with factors and corrections for one group's kernels, in place of what it has."""
+    names = {family_of(w, target).name for s in group for w in s.works}
+    kinds = {near.label(w) for s in group for w in s.works}
+    target = replace(
+        target,
+        factors=_without(target.factors, names),
+        near=_without(target.near, kinds),
+    )
+    target = with_factors(target, _multipliers(target, group, model))
+    return replace(target, near=Table({**target.near, **_near(target, group, model)}))
+
+
+def _without(multipliers: Table[float], groups: set[str]) -> Table[float]:
+    return Table({p: v for p, v in multipliers.items() if p.partition(".")[0] not in groups})
+
+
+def _multipliers(target: Target, group: Sequence[Sample], model: Model) -> dict[str, float]:
     """Multipliers of the factors of one group's families, rounded to four digits."""
     knobs = _knobs(target, group, model)
     if not knobs:
@@ -243,6 +272,34 @@ def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:
     return float(bent.sum() + np.sum((x / spreads) ** 2))
 
 
+def _near(target: Target, group: Sequence[Sample], model: Model) -> dict[str, float]:
+    """By how much each kernel measured alone is still missed, where that says something of others:
+    kinds of kernels of which each is predicted better by the others' errors than without."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    for s in group:
+        if len(s.works) != 1:
+            continue
+        work = s.works[0]
+        predicted_s = predict(work, target, model=model).time_s
+        waits_s = s.lead_s + target.launch_s
+        busy_s = predicted_s - target.launch_s
+        left = np.log(np.maximum(s.latency_s - waits_s, 0.1 * busy_s) / busy_s)
+        found = near.columns(work)
+        for i in range(len(left)):
+            if busy_s[i] > waits_s / 2 and len(rows.get(near.label(work), ())) < MOST_NEAR:
+                point = near.point({c: n[i] if np.ndim(n) else n for c, n in found.items()})
+                rows.setdefault(near.label(work), {}).setdefault(point, []).append(left[i])
+    result: dict[str, float] = {}
+    for kind, points in rows.items():
+        means = np.array([float(np.mean(e)) for e in points.values()])
+        errors = np.clip(means, -near.BOUND, near.BOUND)
+        at = near.positions([near.columns_of(point) for point in points])
+        if np.mean(np.abs(near.left_out(at, errors))) < WORTH * np.mean(np.abs(errors)):
+            ratios = zip(points, np.exp(errors), strict=True)
+            result |= {f"{kind}.{point}": float(f"{ratio:.4g}") for point, ratio in ratios}
+    return result
+
+
 def _held_out(target: Target, group: Sequence[Sample], model: Model) -> list[Floats]:
     """Errors of each sample's rows, every row predicted by a calibration without it."""
     errors = [np.zeros(len(s.latency_s)) for s in group]
@@ -250,8 +307,7 @@ def _held_out(target: Target, group: Sequence[Sample], model: Model) -> list[Flo
     folds = [draw.permutation(len(e)) % FOLDS for e in errors]
     for fold in range(FOLDS):
         rest = [s.take(np.flatnonzero(f != fold)) for s, f in zip(group, folds, strict=True)]
-        moved = _fitted(target, [s for s in rest if len(s.latency_s)], model)
-        there = with_factors(target, moved)
+        there = _fitted(target, [s for s in rest if len(s.latency_s)], model)
         for s, f, e in zip(group, folds, errors, strict=True):
             mine = np.flatnonzero(f == fold)
             if len(mine):

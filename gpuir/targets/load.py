@@ -242,7 +242,7 @@ def dump_target(target: Target) -> str:
     for path, quantity, value in walk(target):
         parent, _, key = path.rpartition(".")
         if parent != table:
-            lines += ["", f"[{parent}]"]
+            lines += ["", _heading(parent)]
             table = parent
         if path == "sms":
             lines.append("")
@@ -269,7 +269,7 @@ def dump_difference(
     for path, value in sorted(numbers.items(), key=lambda n: n[0].rpartition(".")[0]):
         parent, _, key = path.rpartition(".")
         if parent != table:
-            lines += ["", f"[{parent}]"]
+            lines += ["", _heading(parent)]
             table = parent
         lines.append(f"{_key(key)} = {number_text(value)}")
     lines += ["", "[sources]"]
@@ -282,6 +282,10 @@ def parse_target(text: str, path: Path) -> Target:
     import tomllib
 
     return target_of(_on_base(tomllib.loads(text), path, ()), str(path))
+
+
+def _heading(path: str) -> str:
+    return f"[{'.'.join(map(_key, path.split('.')))}]"
 
 
 def _key(name: str) -> str:
@@ -365,8 +369,8 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         if is_dataclass(holds):
             return _record(cast(type[Any], holds), inner, path + ".", where)
         assert spec.quantity
-        if path == "factors":
-            return _factors(spec, inner, where)
+        if path in ("factors", "near"):
+            return _multipliers(spec, inner, path, where)
         for key in inner:
             if key not in DTYPES and key != "tf32":
                 _refuse(
@@ -401,22 +405,22 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
     return value
 
 
-def _factors(spec: Spec, families: Raw, where: str) -> Table[float]:
+def _multipliers(spec: Spec, groups: Raw, table: str, where: str) -> Table[float]:
     """`{"stream": {"dram share": 0.9}}` → `{"stream.dram share": 0.9}`."""
     found: dict[str, float] = {}
     one = Spec(float, spec.quantity, False)
-    for family, inner in families.items():
+    for group, inner in groups.items():
         if not isinstance(inner, dict):
             _refuse(
-                f"factors.{family} is a table",
+                f"{table}.{group} is a table",
                 where,
-                f"factors.{family}",
+                f"{table}.{group}",
                 found=_shown(inner),
-                fix=f'write [factors.{family}], and "dram share" = 0.9 below it',
+                fix=f"write [{table}.{_key(group)}], and what it multiplies below it",
             )
         for name, value in cast(Raw, inner).items():
-            path = f"{family}.{name}"
-            found[path] = _number(one, value, f"factors.{path}", where)
+            path = f"{group}.{name}"
+            found[path] = _number(one, value, f"{table}.{path}", where)
     return Table(found)
 
 

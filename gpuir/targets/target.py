@@ -166,8 +166,9 @@ class Target:
     says of a field why it does not match its own recomputation (`gpuir.targets.check`).
 
     `factors` multiply constants of the cost model for this device alone, each named by family and
-    constant (`stream.dram share`): what calibration found. `base` is the shipped target whose file
-    this one's starts from, and whose constants it therefore shares.
+    constant (`stream.dram share`): what calibration found. `near` says by how much the model, with
+    those, still misses kernels that were measured (`gpuir.cost.near`). `base` is the shipped target
+    whose file this one's starts from, and whose constants it therefore shares.
     """
 
     name: str
@@ -193,6 +194,7 @@ class Target:
     pcie: Pcie | None = None
     base: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
+    near: Table[Multiplier] = _NO_FACTORS
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
     doubts: Table[str] = field(default=_NO_TEXT, repr=False)
 
@@ -363,7 +365,7 @@ def _spec(hint: Any, f: Any) -> Spec:
 _ORDER = (
     *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
     *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
-    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors"),
+    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors", "near"),
 )
 
 
