@@ -72,7 +72,9 @@ def node(
         case "LayerNorm" | "softmax":
             return Traced(name.lower(), m=prod(x[:-1]), n=x[-1])
         case "Embedding":
-            return Traced(why="Embedding: the trace does not say how large its table is")
+            return Traced("embedding", m=prod(result[:-1]), n=result[-1])
+        case "ones" | "full" | "arange":
+            return Traced("fill", m=cells)
         case "contiguous" if "0" in dense:
             return Traced("transpose", m=cells)
         case "Dropout":
@@ -122,6 +124,10 @@ def operators(s: Shapes) -> tuple[Work, ...]:
             return (work.rows(m, n, f32, "softmax"),)
         case "transpose":
             return (work.pointwise(m, (f32,), (f32,), kind="transpose"),)
+        case "embedding":  # every token was the same: a row that the caches hold
+            return (work.gather(m, n, f32, np.ones_like(m)),)
+        case "fill":
+            return (work.pointwise(m, (), (f32,)),)
         case "dropout":
             return (work.pointwise(m, (f32,), (f32, u8), ops=10.0),)
         case op:
