@@ -259,12 +259,21 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
     raise Unmodelled(f"phase {s.said['phase']} is neither prefill nor decode")
 
 
+def _quantised_heads(columns: Columns) -> Columns:
+    """Which products quantise what they are given."""
+    quantised = columns.words("dtype").where("fp8")
+    for source in columns.words("kernel_source").names:
+        if "dequant" in source:
+            quantised &= ~columns.words("kernel_source").where(source)
+    return columns.with_cells({"rough": yes_or_no(quantised)})
+
+
 def absorbed(s: Shapes) -> tuple[Work, ...]:
-    """The products a head that turn queries into the latent space, and results back. What is
-    called fp8 runs in bf16 on data-centre Blackwells (the tables' README)."""
+    """The products a head that turn queries into the latent space, and results back. In fp8 the
+    activation is quantised first, strided and slowly; TensorRT-LLM's run in bf16 on Blackwell."""
     n, k = (HEAD, LATENT) if s.said["op"].endswith("post") else (LATENT, HEAD)
     tokens, heads = s["tokens"], s["heads"]
-    if s.said["dtype"] != "fp8" or "sm_10" in s.target.isa:
+    if s.said["dtype"] != "fp8" or s.said["rough"] == "no":
         dtype = bf16 if s.said["dtype"] == "fp8" else dtype_of(PLAIN, s.said["dtype"], "products")
         return (work.gemm(tokens, n, k, dtype, b=heads),)
     return (
@@ -275,14 +284,22 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
 
 def _composed(columns: Columns) -> Columns:
     """SGLang's rows are a chain of PyTorch operators."""
-    return columns.with_cells({"rough": yes_or_no(columns.words("framework").where("sglang"))})
+    chain = columns.words("framework").where("sglang")
+    return columns.with_cells({"chain": yes_or_no(chain), "rough": yes_or_no(chain)})
 
 
 def quantisation(s: Shapes) -> tuple[Work, ...]:
     if s.said["op"] != "static_quantize":
         raise Unmodelled(f"{s.said['op']} is a difference of two measurements, not a kernel")
     narrow = {"fp8": f8e4m3, "fp8_block": f8e4m3, "nvfp4": f4e2m1, "int8": i8}
-    return (quantised(s["m"] * s["k"], dtype_of(narrow, s.said["dtype"], "quantisation"), 3.0),)
+    cells, dtype = s["m"] * s["k"], dtype_of(narrow, s.said["dtype"], "quantisation")
+    if s.said["chain"] == "yes":  # widen, divide, clamp, narrow
+        return (
+            work.pointwise(cells, (bf16,), (f32,)),
+            *[work.pointwise(cells, (f32,), (f32,), ops=8.0)] * 2,
+            work.pointwise(cells, (f32,), (dtype,)),
+        )
+    return (quantised(cells, dtype, 3.0),)
 
 
 # A chunked scan streams about forty tensors of a token's heads, in so many kernels (Triton's flash
@@ -428,7 +445,9 @@ KINDS = (
     Kind(
         name="latent attention, products",
         key=("system", "op", "dtype", "tokens", "heads"),
-        words=("op", "dtype"),
+        words=("op", "dtype", "rough"),
+        prepare=_quantised_heads,
+        needs=("kernel_source",),
         shape=("tokens", "heads"),
         works=absorbed,
         op=lambda said: said["op"],
@@ -440,7 +459,7 @@ KINDS = (
     Kind(
         name="quantisation",
         key=("system", "op", "dtype", "m", "k"),
-        words=("op", "dtype", "rough"),
+        words=("op", "dtype", "chain", "rough"),
         shape=("m", "k"),
         prepare=_composed,
         needs=("framework",),
