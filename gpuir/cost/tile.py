@@ -196,10 +196,11 @@ def _predict_rows(
     """Seconds of some of the kernels, and their tiles."""
     some = work.each(lambda n: n[rows])
     if tiles is None:
-        cut_by = choose(some, target, model=model)
+        size = np.shape(some.points)
+        cut_by = choose(some, target, model=model).each(lambda n: np.broadcast_to(n, size))
     else:
-        count = np.shape(work.points)
-        cut_by = tiles.each(lambda n: np.broadcast_to(n, count)[rows])
+        size = np.shape(work.points)
+        cut_by = tiles.each(lambda n: np.broadcast_to(n, size)[rows])
     return estimate(some, cut_by, target, model=model).time_s, cut_by
 
 

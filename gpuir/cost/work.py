@@ -204,7 +204,20 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
         dtype=op.compute_dtype,
         pipe="vector",
         kind=_kind(op),
+        traits=_table(op) if isinstance(op, k.Gather) else (),
     )
+
+
+def _table(op: k.Gather) -> tuple[tuple[str, Number], ...]:
+    """Bytes of what one index names, and of the whole table."""
+    for node in op.body.nodes:
+        match node.op:
+            case t.Gather(x=x, axis=axis):
+                row = prod(x.type.shape[axis + 1 :]) * x.type.dtype.bits / 8
+                return (("width", row), ("table", float(x.type.nbytes)))
+            case _:
+                pass
+    return ()
 
 
 def _kind(op: k.KernelOp) -> str:
@@ -455,6 +468,7 @@ def conv(
     q = (width + 2 * padding - dilation * (s - 1) - 1) // stride + 1
     m, n, depth = batch * p * q, filters // groups, channels // groups * r * s
     cell = dtype.bits / 8
+    lane_ops = batch * filters * p * q * (dtype != f32)
     narrow = bool(np.all(np.minimum(n, depth) < 8))
     return Work(
         kernel="k.conv",
@@ -465,9 +479,9 @@ def conv(
             Operand(("b", "n", "k"), cell, filters * depth * cell, "staged"),
             Operand(("b", "m", "n"), cell, batch * filters * p * q * cell, "written"),
         ),
-        flops=2 * groups * m * n * depth,
+        flops=2 * groups * m * n * depth + lane_ops,
         products=2 * groups * m * n * depth,
-        lane_ops=0.0 * m,
+        lane_ops=lane_ops,
         dtype=dtype,
         pipe="vector" if narrow else "tensor",
         traits=(
