@@ -179,13 +179,16 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     exposed = xp.maximum(chain_s - xp.maximum(compute_s, memory_s), p["start exposed"] * start_s)
     exposed = s.put("exposed waits", exposed, "s")
-    s.put("log blocks an SM", xp.log(w.blocks / sms))
-    s.put("log steps", xp.log(w.steps))
-    s.put("log keys", xp.log(w.keys))
-    s.put("log queries", xp.log(work.extents["s"] * 1.0))
-    s.put("log head", xp.log(head * 1.0))
-    s.put("log group", xp.log(work.trait("group", 1.0) * 1.0))
-    s.put("masked", masked)
+    for name, many in (
+        ("blocks an SM", w.blocks / sms),
+        ("steps", w.steps),
+        ("keys", w.keys),
+        ("queries", work.extents["s"]),
+        ("head", head),
+        ("group", work.trait("group", 1.0)),
+    ):
+        s.put(f"log {name}", xp.log1p(many * 1.0), "", "log(1 + n), for the learned correction")
+    s.put("masked", masked, "", "1 where walks differ in length")
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
     plan = p["plan start"] if packs(work, target) else 0.0
     op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
@@ -235,8 +238,10 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
     held = xp.minimum(
         xp.floor(sm.smem_bytes / smem), xp.floor(sm.registers / (registers * threads))
     )
-    if has_clusters(target):  # specialised warps take all registers, but where nothing is staged
-        held = xp.where(tiles.stages > 1, 1.0, held)
+    if has_clusters(
+        target
+    ):  # specialised warps take all registers, but for a single query of one head
+        held = xp.where(rows < 16, held, 1.0)
     return xp.maximum(held, 1.0)
 
 
@@ -247,7 +252,7 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The tile that libraries take: rows by what the matrix instructions want, keys by what the
     shared memory holds.
 
-    Sizes by head: FlashAttention-2 up to sm_89 and on sm_12x (kernel traits of flash-attention 2.x),
+    Sizes by head: FlashAttention-2 up to sm_89 and on sm_12x (kernel traits of flash-attention 2),
     FlashAttention-3 on sm_90 (Shah et al., NeurIPS 2024; tile sizes of its hopper kernels), two
     strips of 128 rows a block on sm_10x (flash-attention 2.8, FlashAttention-4).
     """
@@ -257,29 +262,32 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     together = packs(work, target) | (queries < _few(work, np))
     rows_at_hand = np.asarray(queries * np.where(together, group, 1.0))
     if target.isa.startswith("sm_10"):
-        rows = np.where(rows_at_hand > 128, np.where(head <= 128, 256.0, 128.0), 128.0)
-        rows = np.where(
-            rows_at_hand <= 64, np.maximum(16.0, 2 ** np.ceil(np.log2(rows_at_hand))), rows
+        few = np.maximum(16.0, 2 ** np.ceil(np.log2(np.maximum(rows_at_hand, 1.0))))
+        wide = (head > 256) & (head <= 512)
+        rows = np.select(
+            [rows_at_hand <= 64, wide, (rows_at_hand > 128) & (head <= 128)],
+            [few, 64.0, 256.0],
+            128.0,
         )
-        step = np.where(head <= 256, 128.0, 64.0)
-        warps, stages = np.where(rows > 64, 16.0, 8.0), 2.0
+        step = np.select([head <= 256, head <= 512], [128.0, 64.0], 64.0)
+        warps, stages = np.where(rows > 64, 16.0, 8.0), np.where(head <= 128, 2.0, 1.0)
     elif has_clusters(target):
-        rows = np.where(rows_at_hand <= 64, 64.0, np.where(head <= 64, 192.0, 128.0))
-        step = np.where(
-            head <= 64, 128.0, np.where(head <= 128, 176.0, np.where(head <= 192, 112.0, 80.0))
+        rows = np.select([rows_at_hand <= 64, head <= 64], [64.0, 192.0], 128.0)
+        step = np.select(
+            [head <= 64, head <= 128, head <= 192, head <= 256], [128.0, 176.0, 112.0, 80.0], 64.0
         )
-        step = np.where(head > 256, 64.0, step)
-        warps, stages = np.where(rows <= 64, 8.0, 12.0), 2.0
+        warps = np.where(rows <= 64, 8.0, 12.0)
+        stages = np.where((head > 256) & (head <= 512), 1.0, 2.0)
     else:
         rows = np.where((rows_at_hand <= 64) | (head > 128), 64.0, 128.0)
-        step = np.where(
-            head <= 64, 128.0, np.where(rows > 64, 64.0, np.where(head <= 128, 128.0, 64.0))
+        step = np.select(
+            [head <= 64, (rows <= 64) & (head <= 128), head <= 256], [128.0, 128.0, 64.0], 32.0
         )
         warps, stages = np.where(head > 128, 8.0, 4.0), 1.0
-    if work.kind == "trtllm":  # a block a head, several to an SM
-        few = (group < 2) & (not target.isa.startswith("sm_10"))
-        own = (queries < 2) & (keys > 1) & (head <= 512) & (few | (group > 32))
-        rows, step = np.where(own, 16.0, rows), np.where(own, 64.0, step)
+    if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
+        # one query of a head that shares its keys with none, or too many: a block of its own
+        own = (queries < 2) & (keys > 1) & (head <= 512) & ((group < 2) | (group > 32))
+        rows, step = np.where(own, 8.0, rows), np.where(own, 64.0, step)
         warps, stages = np.where(own, 16.0, warps), np.where(own, 1.0, stages)
     strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
     strips = strips / np.where(together, group, 1.0)

@@ -21,6 +21,7 @@ from gpuir.targets.target import Target
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
 MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
+TENSOR_MEMORY_BYTES = 128 * 512 * 4  # lanes, columns, bytes: PTX ISA, tcgen05 tensor memory
 MOST_THREADS = 1024  # of one block: the same table
 WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
@@ -293,10 +294,15 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
     tiles, sizes, work, sm = nest.tiles, nest.sizes, nest.work, target.sm
     found = [
         Need("threads", nest.threads, float(min(MOST_THREADS, sm.threads)), "a block"),
-        Need("registers", nest.registers, float(MOST_REGISTERS), "a thread"),
-        Need("register file", nest.registers * nest.threads, float(sm.registers), "a block"),
         Need("shared memory", nest.smem_bytes, float(sm.smem_bytes_per_block), "bytes a block"),
     ]
+    if work.kernel == "k.attention" and target.isa.startswith("sm_10"):
+        summed = 4.0 * nest.accumulators
+        found.append(Need("tensor memory", summed, float(TENSOR_MEMORY_BYTES), "bytes a block"))
+    else:
+        file = nest.registers * nest.threads
+        found.append(Need("registers", nest.registers, float(MOST_REGISTERS), "a thread"))
+        found.append(Need("register file", file, float(sm.registers), "a block"))
 
     def rule(what: str, wants: Number, has: Number, unit: str) -> None:
         found.append(Need(what, wants, has, unit, of_target=False))
