@@ -3,9 +3,9 @@
 Implicit GEMM multiplies windows of the input by the filters, tile by tile, whatever the window.
 Windows of 3 x 3 with stride 1 have two more, with fewer products (Lavin and Gray, "Fast Algorithms
 for Convolutional Neural Networks", CVPR 2016): F(2x2, 3x3) in one kernel, 16 products for 36, and
-F(4x4, 3x3), 36 for 144, as a batched GEMM between passes that transform its operands and its result.
-With few channels a group there is nothing to share between threads: each output sums its own window.
-Which one runs is not written down: with cudnn.benchmark, the fastest.
+F(4x4, 3x3), 36 for 144, as a batched GEMM between passes that transform its operands and its
+result. With few channels a group there is nothing to share between threads: each output sums its
+own window. Which one runs is what cudnn.benchmark finds: the fastest.
 
 On matrix units a convolution is implicit GEMM, and the family of products describes it.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.nest import Tiles
-from gpuir.cost.power import sustained
+from gpuir.cost.power import lane_joules
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
@@ -32,30 +32,40 @@ TILES = ((128.0, 64.0), (128.0, 128.0), (128.0, 32.0))
 PATCHES = ((1, 4, 8), (2, 2, 8), (2, 4, 4), (4, 1, 8), (4, 2, 4), (4, 4, 2))
 FILTERS = 32.0
 
-# Tiles of the batched GEMM of F(4x4, 3x3): tiles of 4 x 4 outputs by filters, as in the names.
+# Tiles of the batched GEMM of F(4x4, 3x3): tiles of 4 x 4 outputs by filters, as in the names. The
+# images are filled up to a multiple, as the grids show.
+IMAGES = 16.0
 BATCHED = ((32.0, 128.0), (64.0, 64.0), (128.0, 64.0))
 
 FACTORS = (
-    Factor("compute share", 0.85, 0.3, 1.0, 0.1, "of the listed lane rate that the board feeds"),
-    Factor("joule share", 0.8, 0.0, 2.0, 0.0, "exponent of the share of peak that it feeds"),
-    Factor("load slots", 15.0, 0.0, 60.0, 0.0, "issue slots to bring an operand cell into a tile"),
-    Factor("window slots", 0.1, 0.0, 2.0, 0.0, "of a product's slots, to find its input cell"),
-    Factor("tile clocks", 4000.0, 200.0, 30000.0, 0.1, "a block's start, first loads, last stores"),
-    Factor("tail", 0.6, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
-    Factor("fused slots", 0.3, 0.0, 3.0, 0.0, "F(2x2): of a product's slots, transforming"),
-    Factor("dram share", 0.75, 0.3, 1.0, 0.1, "of the listed DRAM bandwidth"),
-    Factor("pass share", 0.7, 0.2, 2.0, 0.1, "of the listed DRAM bandwidth, in transforms"),
-    Factor("overlap", 0.3, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
-    Factor("start", 3e-6, 1e-7, 5e-5, 0.1, "seconds for each kernel of a convolution"),
-    Factor("direct share", 0.15, 0.02, 0.6, 0.0, "of the lane rate, each output by itself; assumed"),
+    Factor("compute share", 0.88, 0.3, 1.0, 0.1, "of the listed lane rate, in the inner loop"),
+    Factor("joules", 1.09, 0.3, 2.0, 0.1, "of those that cost.power has for a flop"),
+    Factor("idle", 0.239, 0.05, 0.4, 0.0, "of the board's power, spent on the rest"),
+    Factor("bend", 0.434, 0.2, 1.0, 0.0, "exponent of time over excess power"),
+    Factor("load slots", 0.5, 0.0, 30.0, 0.0, "issue slots to bring an operand cell into a tile"),
+    Factor("fused slots", 0.02, 0.0, 1.0, 0.0, "F(2x2): of a product's slots, transforming"),
+    Factor("implicit start", 1130.0, 100.0, 9000.0, 0.1, "clocks of a tile besides its products"),
+    Factor("fused start", 15700.0, 100.0, 30000.0, 0.1, "the same of F(2x2)"),
+    Factor("batched start", 3030.0, 100.0, 9000.0, 0.1, "the same of the GEMM of F(4x4)"),
+    Factor("implicit ramp", 0.85, 0.0, 4.0, 0.0, "blocks an SM misses while it fills and drains"),
+    Factor("fused ramp", 1.85, 0.0, 4.0, 0.0, "the same of F(2x2)"),
+    Factor("batched ramp", 2.55, 0.0, 8.0, 0.0, "the same of the GEMM of F(4x4)"),
+    Factor("tail", 0.81, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
+    Factor("dram share", 0.622, 0.3, 1.0, 0.1, "of the listed DRAM bandwidth"),
+    Factor("pass share", 0.815, 0.2, 2.0, 0.1, "of the listed DRAM bandwidth, in transforms"),
+    Factor("filter share", 0.258, 0.1, 2.0, 0.1, "the same, where filters are transformed"),
+    Factor("overlap", 0.53, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
+    Factor("start", 4e-06, 1e-7, 2e-5, 0.1, "seconds for each kernel of a convolution"),
+    Factor("direct share", 0.15, 0.15, 0.15, 0.0, "of the rate, each output by itself; assumed"),
 )
+
+Three = tuple[Any, Any, Any]  # seconds of compute, memory, latency
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     xp = s.xp
     peak = s.put("peak", target.peak("vector", work.dtype), "flop/s")
-    fed = sustained(target, target.peak("vector", f32), False, 32).share
-    rate = s.put("rate", peak * p["compute share"] * fed ** p["joule share"], "flop/s")
+    rate = s.put("rate", peak * p["compute share"], "flop/s")
     implicit = _implicit(s, work, tiles, target, p, rate)
     direct = _direct(s, work, target, p, rate)
     compute, memory, latency = _fastest(s, implicit, direct)
@@ -68,7 +78,15 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return Terms(compute, memory, latency, 0.0 * compute)
 
 
-Three = tuple[Any, Any, Any]  # seconds of compute, memory, latency
+def _slower(
+    s: Sheet, target: Target, p: Mapping[str, Number], run_s: Number, flops: Number, bits: int
+) -> Number:
+    """How much longer arithmetic takes at the clock that the board's power allows, on average over
+    the `run_s` of a convolution."""
+    if target.tdp_w is None:
+        return 1.0
+    watts = flops * p["joules"] * lane_joules(target, bits) / run_s
+    return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
 
 
 def _fastest(s: Sheet, one: Three, other: Three) -> Three:
@@ -78,14 +96,23 @@ def _fastest(s: Sheet, one: Three, other: Three) -> Three:
 
 
 def _gemm(
-    s: Sheet, target: Target, p: Mapping[str, Number], rate: Number, count: Number, m: Number, n: Number, depth: Number, slots: Number
+    s: Sheet, target: Target, p: Mapping[str, Number], way: str, count: Number, products_s: Number
 ) -> Number:
-    """Seconds of `count` tiles of m by n, `depth` deep, each multiply-add `slots` issue slots more
-    than its operands' loads."""
-    rounds = count / target.sms
-    rounds = s.xp.maximum(1.0, rounds + p["tail"] * (s.xp.ceil(rounds) - rounds))
-    products = 2 * m * n * depth * (1 + slots + p["load slots"] * (1 / m + 1 / n))
-    return rounds * (products * target.sms / rate + p["tile clocks"] / target.clock_hz)
+    """Seconds of `count` tiles, of which the products of one take `products_s` of an SM."""
+    waves = count / target.sms
+    rounds = s.xp.maximum(1.0, waves + p["tail"] * (s.xp.ceil(waves) - waves)) + p[f"{way} ramp"]
+    return rounds * (products_s + p[f"{way} start"] / target.clock_hz)
+
+
+def _products(
+    target: Target, p: Mapping[str, Number], rate: Number, m: Number, n: Number, depth: Number
+) -> Number:
+    """Seconds of the products of a tile of m by n, `depth` deep, on one SM, its loads among them.
+
+    Each operand cell costs issue slots, for m n multiply-adds m + n of them.
+    """
+    slots = 1 + p["load slots"] * (1 / m + 1 / n)
+    return 2 * m * n * depth * slots * target.sms / rate
 
 
 def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number]:
@@ -103,10 +130,10 @@ def _implicit(
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
-    compute = _gemm(s, target, p, rate, count, tm, tn, k, p["window slots"])
+    compute = _gemm(s, target, p, "implicit", count, _products(target, p, rate, tm, tn, k))
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
-    latency = p["overlap"] * s.xp.minimum(compute, memory) + p["start"]
-    return s.put("implicit gemm", compute, "s"), memory, latency
+    flops = 2 * count * tm * tn * k
+    return _three(s, work, target, p, compute, memory, flops, p["start"])
 
 
 def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
@@ -124,31 +151,50 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
         found = xp.ceil(images / count) * xp.ceil(side / (2 * down)) * xp.ceil(side / (2 * across))
         patches = found if patches is None else xp.minimum(patches, found)
     blocks = b * patches * xp.ceil(n / FILTERS)
-    compute = _gemm(s, target, p, rate, blocks, 128.0, 128.0, channels, p["fused slots"])
+    products = _products(target, p, rate, 128.0, 128.0, channels) * (1 + p["fused slots"])
+    compute = _gemm(s, target, p, "fused", blocks, products)
     weights = work.operands[1].nbytes
-    filters = weights * (1 + 16 / 9) / (target.dram_bytes_per_s * p["pass share"])
+    filters = weights * (1 + 16 / 9) / (target.dram_bytes_per_s * p["filter share"])
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
-    latency = p["overlap"] * xp.minimum(compute, memory) + filters + 2 * p["start"]
-    return s.put("winograd 2x2", compute, "s"), memory, latency
+    flops = 2 * blocks * 128 * 128 * channels
+    return _three(s, work, target, p, compute, memory, flops, filters + 2 * p["start"])
 
 
 def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
-    spots = images * xp.ceil(side / 4) ** 2
+    spots = IMAGES * xp.ceil(images / IMAGES) * xp.ceil(side / 4) ** 2
     compute: Any = None
     for tm, tn in BATCHED:
         count = 36 * b * xp.ceil(spots / tm) * xp.ceil(n / tn)
-        found = _gemm(s, target, p, rate, count, tm, tn, channels, 0.0)
+        products = _products(target, p, rate, tm, tn, channels)
+        found = _gemm(s, target, p, "batched", count, products)
         compute = found if compute is None else xp.minimum(compute, found)
     cell = work.dtype.bits / 8
     x, w, y = (o.nbytes for o in work.operands[:3])
     inputs, outputs = 36 * spots * channels * b * cell, 36 * spots * n * b * cell
     memory = (inputs + 4 * w + outputs) / (target.dram_bytes_per_s * p["dram share"])
-    passes = (x + inputs + 5 * w + outputs + y) / (target.dram_bytes_per_s * p["pass share"])
-    latency = p["overlap"] * xp.minimum(compute, memory) + passes + 4 * p["start"]
-    return s.put("winograd 4x4", compute, "s"), memory, latency
+    passes = (x + inputs + outputs + y) / (target.dram_bytes_per_s * p["pass share"])
+    passes = passes + 5 * w / (target.dram_bytes_per_s * p["filter share"])
+    flops = 2 * 36 * spots * n * b * channels
+    return _three(s, work, target, p, compute, memory, flops, passes + 4 * p["start"])
+
+
+def _three(
+    s: Sheet,
+    work: Work,
+    target: Target,
+    p: Mapping[str, Number],
+    compute: Number,
+    memory: Number,
+    flops: Number,
+    rest: Number,
+) -> Three:
+    """Compute at the clock that power allows, memory, and what neither hides nor is hidden."""
+    run_s = s.xp.maximum(compute, memory) + rest
+    compute = compute * _slower(s, target, p, run_s, flops, work.dtype.bits)
+    return compute, memory, p["overlap"] * s.xp.minimum(compute, memory) + rest
 
 
 def candidates(work: Work, target: Target) -> Tiles:

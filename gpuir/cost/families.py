@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, cpu, grouped, plain, rows, simt, stream, tensor
+from gpuir.cost import attention, conv, cpu, grouped, plain, rows, simt, stream, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
@@ -19,6 +19,7 @@ FAMILIES: dict[str, Family] = {
         simt.FAMILY,
         tensor.FAMILY,
         attention.FAMILY,
+        conv.FAMILY,
         *grouped.FAMILIES.values(),
         cpu.FAMILY,
     )
@@ -34,8 +35,10 @@ def family_of(work: Work, target: Target) -> Family:
             return grouped.family_of(work)
         case "k.attention":
             return attention.FAMILY
-        case "k.gemm" if runs_on_tensor(work, target):
+        case "k.gemm" | "k.conv" if runs_on_tensor(work, target):
             return tensor.FAMILY
+        case "k.conv":
+            return conv.FAMILY
         case "k.gemm":
             return simt.FAMILY
         case "k.map" | "k.copy" | "k.gather" | "k.scatter" | "k.pool" | "k.opaque":
