@@ -398,7 +398,7 @@ def _coverage(s: Summary, page: Page) -> None:
             share.status,
             f"{share.nodes:,}",
             "?" if share.status == "opaque" and share.nodes else percent(share.flops, s.flops),
-            percent(share.bytes, s.bytes),
+            percent(share.bytes, sum(x.bytes for x in s.coverage)),
             ", ".join(f"{name} x{n}" if n > 1 else name for name, n in share.what),
         )
         for share in s.coverage

@@ -48,7 +48,13 @@ def softmax(rows: int, columns: int, dtype: DType = f32) -> k.Reduce:
 def conv(
     n: int, c: int, size: int, channels: int, window: int, stride: int = 1, groups: int = 1
 ) -> k.Conv:
+    """In f16, summed in f32."""
     pad = window // 2
+    p = (size + 2 * pad - window) // stride + 1
+    acc = value("acc", f32, n, channels, p, p)
+    e = Builder(Level.graph, "epilogue")
+    e.locs = ("test:cast",)
+    e.capture(acc)
     return k.Conv(
         value("x", f16, n, c, size, size),
         value("w", f16, channels, c // groups, window, window),
@@ -57,6 +63,7 @@ def conv(
         high=(pad, pad),
         dilations=(1, 1),
         groups=groups,
+        epilogue=e.finish([e(t.Cast(acc, f16))]),
     )
 
 

@@ -249,5 +249,5 @@ def test_a_kernel_of_nothing_costs_what_its_smallest_costs(op, target):
     tile = best_tile(work_of(op), device)
     for predict in PREDICTORS.values():
         cost = predict(op, tile, device)
-        assert device.launch_s <= cost.time_s < device.launch_s + 10e-6
+        assert device.launch_s <= cost.time_s < device.launch_s + 20e-6
         assert all(value == value for _, value in cost.facts)

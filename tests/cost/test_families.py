@@ -1,0 +1,149 @@
+"""Laws of every family of formulas: however a work comes, and on whatever numbers they run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from cost import kernels as op
+from cost.test_predictors import TARGETS, raised
+from cost.works import KINDS, tables
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuir.cost import work
+from gpuir.cost.explain import Explained, listed
+from gpuir.cost.explain import _traced as traced  # pyright: ignore[reportPrivateUsage]
+from gpuir.cost.families import FAMILIES, family_of
+from gpuir.cost.learned import factors
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Sheet
+from gpuir.cost.tile import SCALAR, choose, estimate, predict
+from gpuir.cost.work import Work, work_of
+from gpuir.ir.types import f16, f32
+from gpuir.targets.load import load_target
+
+A100 = load_target("a100")
+DRAWN = st.sampled_from(TARGETS)
+
+
+def numbers(w: Work) -> dict[str, float]:
+    """What costs go by."""
+    moved = {f"bytes {i}": o.nbytes for i, o in enumerate(w.operands)}
+    cells = {f"cell {i}": o.cell_bytes for i, o in enumerate(w.operands)}
+    found = {**w.extents, **moved, **cells, **dict(w.traits)}
+    found = {"b": 1, **found}
+    return {**found, "products": w.products, "visible": w.visible, "lanes": w.lane_ops}
+
+
+def indexed(w: Work) -> list[tuple[tuple[str, ...], str]]:
+    """The dimensions of operands, but those of one index."""
+    return [(tuple(d for d in o.dims if w.extents[d] != 1), o.role) for o in w.operands]
+
+
+@pytest.mark.parametrize(
+    ("read", "built"),
+    [
+        (op.gemm(64, 96, 128, f32), work.gemm(64, 96, 128, f32)),
+        (op.gemm(64, 96, 128, f16), work.gemm(64, 96, 128, f16)),
+        (op.gemm(64, 96, 128, f16, 8), work.gemm(64, 96, 128, f16, b=8)),
+        (op.conv(2, 64, 56, 96, 3), work.conv(2, 64, (56, 56), 96, (3, 3), f16, padding=1)),
+        (
+            op.conv(2, 64, 56, 96, 7, stride=2),
+            work.conv(2, 64, (56, 56), 96, (7, 7), f16, padding=3, stride=2),
+        ),
+        (
+            op.conv(2, 64, 28, 64, 3, groups=64),
+            work.conv(2, 64, (28, 28), 64, (3, 3), f16, padding=1, groups=64),
+        ),
+        (op.attention(2, 8, 100, 100, 64), work.attention(2, 8, 100, 100, 64, f16)),
+        (
+            op.attention(2, 8, 100, 100, 64, causal=True),
+            work.attention(2, 8, 100, 100, 64, f16, causal=True),
+        ),
+        (
+            op.attention(2, 8, 100, 100, 64, causal=True, window=31),
+            work.attention(2, 8, 100, 100, 64, f16, causal=True, window=32),
+        ),
+        (
+            op.attention(2, 8, 1, 4096, 128, groups=2),
+            work.attention(2, 8, 1, 4096, 128, f16, kv_heads=2),
+        ),
+        (op.mapped("add", f32, (64, 8), (64, 8)), work.pointwise(512, (f32, f32), (f32,))),
+        (op.softmax(64, 1000), work.rows(64, 1000, f32, "softmax")),
+        (op.gather(1000, 64, 10), work.gather(10, 64, f32, 1000)),
+    ],
+)
+def test_a_work_from_extents_is_that_of_the_kernel(read, built):
+    found = work_of(read)
+    assert numbers(found) == pytest.approx(numbers(built))
+    assert indexed(found) == indexed(built)
+    for field in ("kernel", "reduced", "dtype", "pipe", "accumulator_bits", "kind"):
+        assert getattr(found, field) == getattr(built, field)
+
+
+def test_every_family_has_a_work_here():
+    drawn = [k.build(*(np.array([64.0]) for _ in k.numbers)) for k in KINDS.values()]
+    found = {family_of(w, t).name for w in drawn for t in TARGETS}
+    stacks = {name for name in FAMILIES if name.startswith("experts")}
+    assert set(FAMILIES) - stacks <= found | {"plain"} and found & stacks
+
+
+@settings(deadline=None, max_examples=150)
+@given(tables(), DRAWN)
+def test_many_kernels_at_once_are_each_by_itself(drawn, target):
+    many, *each = drawn
+    at_once = predict(many, target)
+    one = [predict(w, target) for w in each]
+    assert at_once.time_s == pytest.approx([p.time_s[0] for p in one], rel=1e-9)
+    assert at_once.low_s == pytest.approx([p.low_s[0] for p in one], rel=1e-9)
+    for d, chosen in at_once.tiles.dims.items():
+        assert list(chosen) == [p.tiles.dims[d][0] for p in one]
+
+
+def single(tiles: Tiles) -> Tiles:
+    return tiles.each(lambda n: float(np.ravel(n)[0]))
+
+
+@settings(deadline=None, max_examples=150)
+@given(tables(), DRAWN)
+def test_formulas_give_the_same_on_floats_arrays_and_traced_numbers(drawn, target):
+    _, one, *_ = drawn
+    tiles = single(choose(one.each(lambda n: np.array([float(n)])), target))
+    one = one.each(float)
+    arrays = estimate(one.each(np.atleast_1d), tiles.each(np.atleast_1d), target)
+    floats = estimate(one, tiles, target, s=Sheet(SCALAR))
+    lines = Explained()
+    traces = estimate(one.each(traced), tiles.each(traced), listed(target), s=lines)
+    assert float(floats.time_s) == pytest.approx(float(arrays.time_s[0]), rel=1e-9)
+    assert float(traces.time_s) == pytest.approx(float(arrays.time_s[0]), rel=1e-9)
+    assert lines.lines[-1].name == "time"
+
+
+@settings(deadline=None, max_examples=200)
+@given(tables(), DRAWN, st.lists(st.floats(1, 20), min_size=30, max_size=30))
+def test_with_its_tiles_no_family_is_slower_where_every_rate_is_raised(drawn, target, raises):
+    many, *_ = drawn
+    tiles, fast = choose(many, target), raised(target, raises)
+    before, after = (estimate(many, tiles, t).time_s for t in (target, fast))
+    assert np.all(after <= before * (1 + 1e-9))
+
+
+@settings(deadline=None, max_examples=150)
+@given(tables(), DRAWN)
+def test_terms_are_no_less_than_nothing_and_no_more_than_the_time(drawn, target):
+    e = estimate(drawn[0], choose(drawn[0], target), target)
+    for term in (e.compute, e.memory, e.latency):
+        assert np.all(np.isfinite(term)) and np.all(term >= 0) and np.all(term <= e.time_s)
+    assert e.time_s == pytest.approx(np.maximum(e.compute, e.memory) + e.latency)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_factors_lie_within_their_bounds_and_say_what_they_are(name):
+    family = FAMILIES[name]
+    assert len({f.name for f in family.factors}) == len(family.factors)
+    for f in family.factors:
+        assert f.low <= f.value <= f.high and f.spread >= 0 and f.what
+        assert f.spread == 0 or f.value > 0  # a deviation is a ratio
+    assert all(math.isfinite(v) for v in factors(family, A100, {}).values())
