@@ -119,6 +119,19 @@ def test_the_dispatch_is_part_of_eager_times_alone(tmp_path: Path):
     assert not batch(read(tmp_path, "mlp_ops"), "add").clock.launches
 
 
+def test_a_stack_timed_eagerly_has_a_floor(tmp_path: Path):
+    head = "system,framework,version,dtype,kernel_source,m,n,k,latency_us\n"
+    quick = [f"h100_sxm,vllm,2,bf16,x,{8 * i},256,256,2.{i}\n" for i in range(1, 9)]
+    slow = [f"h100_sxm,vllm,1,bf16,x,{8 * i},256,256,30.{i}\n" for i in range(1, 9)]
+    large = ["h100_sxm,vllm,1,bf16,x,8192,8192,8192,1700\n"]
+    table = read(tmp_path, "", head + "".join(quick + slow + large))
+    bound, free = sorted(table.batches, key=lambda b: -b.clock.floor_s)
+    assert bound.clock.floor_s == pytest.approx(30.3e-6, rel=0.01)
+    assert bound.rough
+    assert list(bound.on_floor) == [True] * 8 + [False]
+    assert (free.clock.floor_s, len(free)) == (0, 8)
+
+
 def test_a_trace_keeps_doubted_rows_apart(tmp_path: Path):
     table = read(tmp_path, "model_ops")
     doubted = {b.device: b.suspect for b in table.batches if b.op == "linear"}
