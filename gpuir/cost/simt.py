@@ -23,18 +23,21 @@ from gpuir.targets.target import Target
 
 STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta and ampere_sgemm
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
+PARTS = 4.0  # of an SM, each with its lanes and scheduler: V100 architecture whitepaper
 TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.06826, table 3.2
 
 FIT = "fitted on the NeuSight GEMM table"
 FACTORS = (
     Factor("lane share", 1.0, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
     Factor("operand slots", 0.2, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
+    Factor("load slots", 1.0, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
     Factor("sliced slots", 1.08, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
     Factor("step clocks", 1000.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
     Factor("block clocks", 4000.0, 100.0, 20000.0, 0.1, f"to start and end a block; {FIT}"),
     Factor("store clocks", 0.9, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
     Factor("tail", 0.85, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
-    Factor("leak", 0.05, 0.0, 0.5, 0.0, f"of the shorter of products and waits, not hidden; {FIT}"),
+    Factor("hiding", 3.0, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
+    Factor("exposed", 0.5, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
     Factor("joules", 0.9, 0.3, 2.0, 0.2, f"of cost.power.JOULES; {FIT}"),
     Factor("l2 joules", 50.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
     Factor("dram joules", 60.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
@@ -44,6 +47,7 @@ FACTORS = (
     Factor("dram share", 0.77, 0.5, 1.0, 0.05, f"of the listed bandwidth; {FIT}"),
     Factor("l2 share", 0.38, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
     Factor("l2 kept", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
+    Factor("l2 warm", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
     Factor("lines", 1.8, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
     Factor("line depth", 180.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
     Factor("line share", 0.16, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
@@ -86,13 +90,15 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     # ---- the lanes
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
     loads = WIDE_SLOTS if sm.fp32_lanes > 64 else p["operand slots"]
-    slots = (1.0 + loads / xp.sqrt(cells)) * xp.where(slices > 1.0, p["sliced slots"], 1.0)
+    slots = 1.0 + loads / xp.sqrt(cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
+    slots = slots * xp.where(slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
-    product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"])
+    busy_parts = xp.minimum(1.0, together * tiles.warps / PARTS)
+    product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"] * busy_parts)
     wait_s = p["step clocks"] / clock / (together * slices)
-    step_s = xp.maximum(product_s, wait_s) + p["leak"] * xp.minimum(product_s, wait_s)
-    own = p["block clocks"] + p["store clocks"] * tm * tn / sm.fp32_lanes
-    busy_s = load * (steps * step_s + own / clock / together)
+    step_s = (product_s ** p["hiding"] + wait_s ** p["hiding"]) ** (1.0 / p["hiding"])
+    own_s = (p["block clocks"] + p["store clocks"] * tm * tn / sm.fp32_lanes) / clock
+    busy_s = load * steps * step_s + own_s * (1.0 + p["exposed"] * (load / together - 1.0))
 
     # ---- bytes
     left, right, out = cell * b * m * k, cell * b * k * n, work.operands[-1].cell_bytes * b * m * n
@@ -108,10 +114,11 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     again_right = 1.0
     if is_linear(work):  # the weight lies with k innermost, too
         again_right = 1.0 + drops * xp.maximum(0.0, 1.0 - lines * tall_m / (flying * tn))
+    cold = xp.maximum(0.0, 1.0 - p["l2 warm"] * target.l2_bytes / (left + right + out))
     dram_bytes = s.put(
         "dram bytes",
-        again_left * left * (1.0 + missed * (across / wide_n - 1.0))
-        + again_right * right * (1.0 + missed * (down / tall_m - 1.0))
+        again_left * left * (cold + missed * (across / wide_n - 1.0))
+        + again_right * right * (cold + missed * (down / tall_m - 1.0))
         + out * (1.0 + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
         "bytes",
     )
