@@ -63,8 +63,8 @@ def clocked(batches: Sequence[Batch], timing: Timing) -> tuple[Batch, ...]:
 
 
 # A stack whose tiniest kernels take so many times as long as those of the quickest, and so long,
-# was timed eagerly after all (README of the aiconfigurator tables on `host_bound`: tens of microseconds
-# where other stacks need 2 to 12).
+# was timed eagerly after all. README of the aiconfigurator tables, on `host_bound`: 30 to 300 us
+# where other stacks need 2 to 12.
 HOST_BOUND, HOST_BOUND_S = 3.0, 15e-6
 STACK = ("framework", "version")
 
