@@ -159,7 +159,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     cached = p["cache start from sm_100" if target.isa.startswith("sm_10") else "cache start"]
     cached = xp.where(work.extents["s"] < 2, cached, 1.0)
     own = p["block start"] + p["head start"] * (head + value) / 2
-    start_s = _start(work, target, p) * cached * own
+    start_s = _start(work, target, p) * cached * own * xp.minimum(w.blocks, 1.0)
     start_s = s.put("block start", start_s / clock, "s")
     alone = 1.0 if has_clusters(target) else xp.minimum(resident, p["alone"])
     alone_s = step_s * alone
@@ -238,9 +238,7 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
     held = xp.minimum(
         xp.floor(sm.smem_bytes / smem), xp.floor(sm.registers / (registers * threads))
     )
-    if has_clusters(
-        target
-    ):  # specialised warps take all registers, but for a single query of one head
+    if has_clusters(target):  # specialised warps take all registers, but for a query of one head
         held = xp.where(rows < 16, held, 1.0)
     return xp.maximum(held, 1.0)
 

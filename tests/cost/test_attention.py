@@ -1,0 +1,118 @@
+"""The attention family: what strips see, what packing, masks and windows save, and its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuir.cost import attention, work
+from gpuir.cost.nest import Tiles, cut, needs
+from gpuir.cost.sheet import Sheet
+from gpuir.cost.tile import choose, predict
+from gpuir.ir.types import bf16, f8e4m3
+from gpuir.targets.load import load_target
+
+GPUS = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s", "a30"]
+
+
+def prompt(batch, heads, length, head=128, **how):
+    return work.attention(*arrays(batch, heads, length, length, head), bf16, causal=True, **how)
+
+
+def cached(batch, heads, keys, head=128, kv_heads=None, **how):
+    kv = np.array([float(kv_heads or heads)])
+    return work.attention(
+        *arrays(batch, heads, 1, keys, head), bf16, causal=True, kv_heads=kv, **how
+    )
+
+
+def arrays(*numbers):
+    return [np.array([float(n)]) for n in numbers]
+
+
+def seconds(kernel, gpu):
+    return float(predict(kernel, load_target(gpu)).time_s[0])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.integers(1, 400),
+    st.integers(0, 400),
+    st.sampled_from([16, 64, 128]),
+    st.sampled_from([32, 64, 128]),
+    st.integers(0, 300),
+)
+def test_a_strip_sees_what_its_rows_see(queries, before, rows, step, window):
+    """Against every cell of the mask. A walk starts and ends within a step: one step of leeway."""
+    keys = queries + before
+    kernel = work.attention(
+        *arrays(1, 1, queries, keys, 64), bf16, causal=True, window=np.array([float(window)])
+    )
+    tiles = Tiles({"b": 1.0, "h": 1.0, "s": float(rows), "d": float(step)})
+    found = attention.walk(Sheet(), kernel, tiles, load_target("a100"))
+    seen = []
+    for first in range(0, queries, rows):
+        last = min(first + rows, queries) - 1
+        least = 0 if not window else max(0, first + before - window + 1)
+        seen.append(last + before - least + 1)
+    assert float(found.strips[0]) == len(seen)
+    assert float(found.steps[0]) == pytest.approx(np.mean(seen) / step, abs=1.5 + rows / step)
+    assert float(found.longest[0]) + 2 >= max(seen) / step
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_masks_and_windows_skip_what_they_hide(gpu):
+    whole = work.attention(*arrays(2, 32, 8192, 8192, 128), bf16)
+    assert 1.6 < seconds(whole, gpu) / seconds(prompt(2, 32, 8192), gpu) < 2.2
+    window = np.array([512.0])
+    assert seconds(prompt(2, 32, 8192, window=window), gpu) < seconds(prompt(2, 32, 8192), gpu) / 4
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_heads_that_share_keys_read_the_cache_once(gpu):
+    apart, together = cached(32, 32, 8192), cached(32, 32, 8192, kv_heads=4)
+    assert seconds(together, gpu) < seconds(apart, gpu) / 4
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_long_prompts_are_near_the_peak_and_long_caches_near_the_bandwidth(gpu):
+    target = load_target(gpu)
+    long = prompt(4, 32, 16384)
+    share = (
+        float(long.products[0] * long.visible[0]) / seconds(long, gpu) / target.peak("tensor", bf16)
+    )
+    assert 0.35 < share < 0.95
+    many = cached(64, 32, 16384, kv_heads=8)
+    assert 0.6 < float(many.nbytes[0]) / seconds(many, gpu) / target.dram_bytes_per_s < 1.0
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_narrow_caches_take_less_time(gpu):
+    wide, narrow = cached(64, 32, 8192), cached(64, 32, 8192, kv_dtype=f8e4m3)
+    assert 0.4 < seconds(narrow, gpu) / seconds(wide, gpu) < 0.7
+
+
+def test_few_long_caches_are_split_over_the_device():
+    few, many = (choose(cached(n, 8, 65536, kv_heads=8), load_target("h100")) for n in (1, 64))
+    assert float(few.split[0]) > 8 and float(many.split[0]) == 1
+
+
+def test_writing_the_cache_costs_and_a_library_is_one_of_those_known():
+    gpu = "h100-sxm-80gb"
+    assert seconds(prompt(8, 32, 1024, append=True), gpu) > seconds(prompt(8, 32, 1024), gpu)
+    times = {stack: seconds(prompt(8, 32, 4096, stack=stack), gpu) for stack in ("", "trtllm")}
+    assert 1.0 < times["trtllm"] / times[""] < 1.6
+    with pytest.raises(KeyError):
+        seconds(prompt(8, 32, 4096, stack="mine"), gpu)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "b200", "b300-sxm-288gb"])
+@pytest.mark.parametrize("head", [32, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("queries", [1, 100, 4096])
+def test_the_usual_tile_fits(gpu, head, queries):
+    target = load_target(gpu)
+    kernel = work.attention(*arrays(2, 8, queries, 4096, head), bf16, kv_heads=np.array([2.0]))
+    for need in needs(cut(kernel, choose(kernel, target), target), target):
+        assert np.all(need.wants <= need.has), need
