@@ -49,46 +49,47 @@ def _factors() -> tuple[Factor, ...]:
         return Factor(name, value, low, high, spread, f"{what}; {_FITTED}")
 
     return (
-        f("compute share", 0.946, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
+        f("compute share", 0.871, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
         f("joules mma", 1.0, 0.3, 3.0, 0.1, "pJ a 16-bit flop, operand movement included"),
-        f("joules wgmma", 0.768, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
-        f("joules tcgen05", 0.628, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
-        f("power bend", 0.537, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
-        f("sm bytes", 99.6, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
-        f("l2 share", 1.78, 0.3, 3.0, 0.1, "of the listed L2 rate, shared reads counted twice"),
-        f("leak mma", 0.531, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
-        f("leak async", 0.0139, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
+        f("joules wgmma", 0.835, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
+        f("joules tcgen05", 0.666, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("power bend", 0.572, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
+        f("sm bytes", 92.9, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
+        f("l2 share", 1.66, 0.3, 3.0, 0.1, "of the listed L2 rate, shared reads counted twice"),
+        f("leak mma", 0.41, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
+        f("leak async", 0.0119, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
         f("leak scaled", 0.762, 0.0, 1.0, 0.0, "the same, with scales a row or a block"),
-        f("step clocks mma", 283.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
-        f("step clocks async", 157.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
+        f("step clocks mma", 269.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
+        f("step clocks async", 167.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
         f("step clocks row scales", 165.0, 20.0, 600.0, 0.0, "the same, with scales a row"),
         f("step clocks block scales", 270.0, 20.0, 600.0, 0.0, "the same, with scales a block"),
         f("step clocks plugin", 201.0, 20.0, 600.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
-        f("tile clocks mma", 1380.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
-        f("tile clocks async", 286.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
+        f("tile clocks mma", 1450.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
+        f("tile clocks async", 325.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
         f("tile clocks scaled", 1230.0, 50.0, 6000.0, 0.0, "the same, with scales"),
-        f("tail mma", 0.277, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
-        f("tail async", 0.0479, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
+        f("tail mma", 0.364, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
+        f("tail async", 0.0554, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
         f("tail scaled", 0.48, 0.0, 1.0, 0.0, "the same, with scales"),
-        f("store bytes", 26.0, 4.0, 256.0, 0.0, "a clock out of one SM"),
-        f("dram share HBM2", 0.822, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share HBM3", 0.905, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share GDDR", 0.803, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram ramp mma", 1.62, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
-        f("dram ramp async", 0.297, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
+        f("store bytes", 25.2, 4.0, 256.0, 0.0, "a clock out of one SM"),
+        f("dram share HBM2", 0.763, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share HBM3", 0.849, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share GDDR", 0.758, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram ramp mma", 2.12, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
+        f("dram ramp async", 0.318, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
         f("dram ramp scaled", 1.29, 0.05, 10.0, 0.0, "the same, with scales"),
-        f("start mma", 0.517, 0.01, 5.0, 0.1, "us until the first block works"),
-        f("start wgmma", 1.06, 0.01, 5.0, 0.1, "the same"),
-        f("start tcgen05", 0.325, 0.01, 5.0, 0.1, "the same"),
+        f("start mma", 0.44, 0.01, 5.0, 0.1, "us until the first block works"),
+        f("start wgmma", 1.04, 0.01, 5.0, 0.1, "the same"),
+        f("start tcgen05", 0.311, 0.01, 5.0, 0.1, "the same"),
         f("start scaled", 1.13, 0.01, 5.0, 0.0, "the same, after the kernel that quantises"),
         f("start plugin", 7.74, 0.01, 10.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
         f("plugin share", 0.489, 0.1, 1.0, 0.0, "of the rate, 8-bit plug-ins made for older units"),
-        f("overlap", 0.255, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
-        f("split", 2.74, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
-        f("split rate", 0.675, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
-        f("l2 kept", 0.407, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
-        f("l2 weights", 0.0169, 0.01, 1.5, 0.0, "of the L2, for weights between their turns"),
-        f("l2 results", 0.0296, 0.01, 1.5, 0.0, "of the L2, for activations and results"),
+        f("overlap", 3.07, 1.2, 8.0, 0.0, "exponent of the norm that joins compute and memory"),
+        f("split mma", 2.3, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
+        f("split async", 2.71, 0.1, 10.0, 0.0, "the same, with wgmma and tcgen05"),
+        f("split rate", 0.707, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
+        f("l2 kept", 0.403, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
+        f("l2 weights", 0.0171, 0.01, 1.5, 0.0, "of the L2, for weights between their turns"),
+        f("l2 results", 0.0279, 0.01, 1.5, 0.0, "of the L2, for activations and results"),
         f("lane share", 0.138, 0.0, 1.0, 0.0, "of the lanes' time, not hidden"),
     )
 
@@ -116,7 +117,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """
     xp = s.xp
     unit, plugin = instruction(target), work.kind == "plugin"
-    way = "mma" if unit == "mma" else "scaled" if work.kind in SCALED else "async"
+    age = "mma" if unit == "mma" else "async"
+    way = "scaled" if age == "async" and work.kind in SCALED else age
     b, m, n, k = (work.extents[d] for d in ("b", "m", "n", "k"))
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
     down, across = xp.ceil(m / tm), xp.ceil(n / tn)
@@ -166,9 +168,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     ramp = p[f"dram ramp {way}"] * 1e-6 * memory / (memory + 1e-6)
     ramp = s.put("until dram streams", ramp, "s")
     partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
-    join = xp.where(tiles.split > 1, p["split"] * 1e-6 + partial, 0.0)
+    join = xp.where(tiles.split > 1, p[f"split {age}"] * 1e-6 + partial, 0.0)
     join = s.put("joining partial sums", join, "s")
-    shared = s.put("not hidden", p["overlap"] * xp.minimum(compute, memory), "s")
+    _features(s, work, tiles, target)
+    q = p["overlap"]
+    longer = xp.maximum(compute, memory)
+    shared = longer * ((1 + (xp.minimum(compute, memory) / longer) ** q) ** (1 / q) - 1)
+    shared = s.put("not hidden", shared, "s")
     begin = p[f"start {'plugin' if plugin else 'scaled' if way == 'scaled' else unit}"] * 1e-6
     begin = s.put("until the first block works", begin, "s")
     return Terms(compute, memory, begin + ramp + join + shared, work.products / peak)
@@ -184,6 +190,28 @@ def _peak_source(work: Work, target: Target) -> str:
     rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
     listed = rule.partition(" ")[0]
     return f"{target.name} {rule}: {target.source(f'flops_per_s.{listed}')}"
+
+
+# What the network sees: counts and shapes.
+FEATURES = (
+    *("log waves", "log steps", "idle share of the last wave", "log tile", "log split"),
+    *("log rows", "log columns", "log footprint over l2", "log intensity"),
+)
+BOUND = 0.3  # assumed: kernels of one shape differ by as much between frameworks
+
+
+def _features(s: Sheet, work: Work, tiles: Tiles, target: Target) -> None:
+    log, v = s.xp.log, s.values
+    nbytes = s.xp.maximum(work.nbytes, 1.0)
+    s.put("log waves", log(v["waves"]))
+    s.put("log steps", log(v["steps a block"]))
+    s.put("idle share of the last wave", 1 - v["waves"] / s.xp.ceil(v["waves"]))
+    s.put("log tile", log(tiles.along("m", work, s) * tiles.along("n", work, s)))
+    s.put("log split", log(tiles.split))
+    s.put("log rows", log(work.extents["m"]))
+    s.put("log columns", log(work.extents["n"]))
+    s.put("log footprint over l2", log(nbytes / target.l2_bytes))
+    s.put("log intensity", log(s.xp.maximum(work.products, 1.0) / nbytes))
 
 
 def _stage_bytes(work: Work, tm: Number, tn: Number, tk: Number) -> Number:
@@ -320,10 +348,11 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     rows = work.each(lambda x: np.atleast_1d(np.asarray(x, np.float32)))
     split = _widest_split(work, target, rows.extents, tm, tn, tk)
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    chain = p["step clocks mma" if instruction(target) == "mma" else "step clocks async"]
+    age = "mma" if instruction(target) == "mma" else "async"
+    chain = p[f"step clocks {age}"]
     step = np.maximum(2 * tm * tn * tk * (target.sms / peak), chain / target.clock_hz)
     saved = np.ceil(rows.extents["k"] / tk) * step * (1 - 1 / split)
-    split = np.where(saved > p["split"] * 1e-6, split, np.float32(1.0))
+    split = np.where(saved > p[f"split {age}"] * 1e-6, split, np.float32(1.0))
     tiles = Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
     terms = seconds(Sheet(), rows, tiles, target, p)
     best = np.argmin(np.maximum(terms.compute, terms.memory) + terms.latency, axis=0)
@@ -337,4 +366,4 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return Tiles(dims, taken(stages), taken(warps), np.asarray(chosen, float).reshape(size))
 
 
-FAMILY = Family("tensor", FACTORS, candidates, seconds, choose=choose)
+FAMILY = Family("tensor", FACTORS, candidates, seconds, FEATURES, BOUND, choose)
