@@ -25,11 +25,6 @@ OTHER_JOULES = (4.3e-12, 0.45e-12)  # later and other chips: as B200's f16
 IDLE_SHARE = 0.25  # assumed: of the board power, for memory, fans and leakage
 
 
-def lane_joules(target: Target, bits: int) -> float:
-    """Joules a flop on the lanes, at the boost clock, on operands of that width."""
-    return JOULES.get(target.isa, OTHER_JOULES)[0] * max(bits, 16) / 32
-
-
 @dataclass(frozen=True)
 class Sustained:
     """What a peak comes down to: `share` of it, and the watts it would take in full."""
@@ -48,8 +43,8 @@ def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> Sustai
     """
     if target.tdp_w is None:
         return Sustained(1.0, 0.0, 0.0)
-    matrix = JOULES.get(target.isa, OTHER_JOULES)[1]
-    joules = matrix * bits / 16 if on_tensor else lane_joules(target, bits)
+    lane, matrix = JOULES.get(target.isa, OTHER_JOULES)
+    joules = matrix * bits / 16 if on_tensor else lane * max(bits, 16) / 32
     available = target.tdp_w * (1 - IDLE_SHARE)
     watts = joules * peak
     return Sustained(min(1.0, available / watts), watts, available)

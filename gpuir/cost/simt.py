@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 
 from gpuir.cost.nest import Tiles
-from gpuir.cost.power import lane_joules
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
+
+V = TypeVar("V")
 
 STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta and ampere_sgemm
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
@@ -33,12 +35,12 @@ FACTORS = (
     Factor("load slots", 1.0, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
     Factor("sliced slots", 1.08, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
     Factor("step clocks", 1000.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
-    Factor("block clocks", 4000.0, 100.0, 20000.0, 0.1, f"to start and end a block; {FIT}"),
+    Factor("block clocks", 6000.0, 100.0, 10000.0, 0.1, f"to start and end a block; {FIT}"),
     Factor("store clocks", 0.9, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
     Factor("tail", 0.85, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
     Factor("hiding", 3.0, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
     Factor("exposed", 0.5, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
-    Factor("joules", 0.9, 0.3, 2.0, 0.2, f"of cost.power.JOULES; {FIT}"),
+    Factor("joules", 1.0, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
     Factor("l2 joules", 50.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
     Factor("dram joules", 60.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
     Factor("idle", 0.2, 0.05, 0.4, 0.0, f"of the board's power, spent on the rest; {FIT}"),
@@ -56,6 +58,19 @@ FACTORS = (
     Factor("split", 3.8, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
     Factor("split each", 1.3, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
 )
+
+# Picojoules of an f32 flop on the lanes, its operands' way through registers and shared memory
+# included, by process. Fitted on the NeuSight GEMM table up to sm_80 (sm_60 reaches no limit); 8, 5
+# and 4 nm are read across from the rates per watt that data sheets list.
+JOULES = {
+    "sm_6": 12.5,
+    "sm_70": 11.5,
+    "sm_75": 17.0,
+    "sm_80": 9.7,
+    "sm_86": 6.8,
+    "gfx9": 7.0,
+    "": 3.9,
+}
 
 # Issue slots on SMs of 128 lanes beside those of 64, which issue loads in the second clock of a
 # warp's multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread.
@@ -131,9 +146,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     # ---- power
     run_s = xp.maximum(busy_s, memory_s)
-    joules = 2.0 * whole * tm * tn * k * p["joules"] * lane_joules(target, work.dtype.bits)
-    joules = joules + (l2_bytes * p["l2 joules"] + dram_bytes * p["dram joules"]) * 1e-12
-    watts = s.put("power wanted", joules / run_s, "W", "arithmetic, L2 and DRAM")
+    flop_pj = _of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
+    picojoules = (
+        2.0 * whole * tm * tn * k * flop_pj
+        + l2_bytes * p["l2 joules"]
+        + dram_bytes * p["dram joules"]
+    )
+    watts = s.put("power wanted", picojoules * 1e-12 / run_s, "W", "cost.simt.JOULES; L2 and DRAM")
     slower = 1.0
     if target.tdp_w is not None:
         excess = xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"]))) ** p["bend"]
@@ -268,11 +287,14 @@ LINEAR = {
 }
 
 
-@cache
+def _of_isa(table: Mapping[str, V], isa: str) -> V:
+    """The entry of an architecture, by the start of its name; the last one is everyone else's."""
+    return next(entry for start, entry in table.items() if isa.startswith(start))
+
+
 def kernels(isa: str, linear: bool) -> Kernels:
     """Those of an architecture; later ones have Ampere's."""
-    table = LINEAR if linear else BATCHED
-    return next(known for prefix, known in table.items() if isa.startswith(prefix))
+    return _of_isa(LINEAR if linear else BATCHED, isa)
 
 
 @cache
