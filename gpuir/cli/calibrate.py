@@ -105,13 +105,13 @@ def _base(base: Target, target: str, out: Path) -> str:
     """What the new file's `base` says: a name, or a path from its own folder."""
     from gpuir.ir.errors import UsageError
 
-    if not (target.endswith(".toml") or "/" in target):
-        return base.name
     if "+" in base.name:
         raise UsageError(
             f"{target} is a target with numbers changed",
-            fix="write them into a file: gpuir targets ... --format toml -o FILE, and start there",
+            fix="write them into a file: gpuir targets NAME --set ... --format toml -o FILE",
         )
+    if not (target.endswith(".toml") or "/" in target):
+        return base.name
     if out.resolve() == Path(target).resolve():
         raise UsageError("a target cannot be its own base", where=str(out), fix="--out another")
     return Path(relpath(Path(target).resolve(), out.resolve().parent)).as_posix()

@@ -118,6 +118,12 @@ def test_a_target_is_not_its_own_base(folder: Path):
     assert Path("x.toml").read_text() == before
 
 
+def test_a_changed_target_is_no_base(folder: Path):
+    recorded(folder / "mine.csv", 1.1)
+    args = ("calibrate", "--target", "a100-pcie+sms=98", "--table", "mine.csv")
+    assert "a target with numbers changed" in run(*args, status=2).stderr
+
+
 def test_no_gpu_is_said(folder: Path):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
