@@ -1,0 +1,133 @@
+"""Products on matrix units: what bounds them, the tiles they take, and measured times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuir.cost import tensor
+from gpuir.cost.families import family_of
+from gpuir.cost.nest import cut, needs
+from gpuir.cost.sheet import Sheet
+from gpuir.cost.tile import predict
+from gpuir.cost.work import Work, gemm
+from gpuir.ir.types import bf16, f8e4m3, f16, i8
+from gpuir.targets.load import load_target, target_names
+
+A100 = load_target("a100-sxm-80gb")
+H100 = load_target("h100-sxm-80gb")
+B200 = load_target("b200-sxm-180gb")
+L40S = load_target("l40s")
+FACTORS = {f.name: f.value for f in tensor.FACTORS}
+
+
+def chosen(work: Work, target=H100):
+    return tensor.choose(work, target, FACTORS)
+
+
+def terms(work: Work, target=H100):
+    s = Sheet()
+    return tensor.seconds(s, work, chosen(work, target), target, FACTORS), s.values
+
+
+def test_a_thin_product_streams_its_weights():
+    found, _ = terms(gemm(1, 16384, 16384, bf16))
+    weights_s = 16384 * 16384 * 2 / (H100.dram_bytes_per_s * FACTORS["dram share HBM3"])
+    assert found.memory == pytest.approx(weights_s, rel=1e-2)
+    assert found.memory > 3 * found.compute
+
+
+def test_a_large_product_runs_at_the_power_of_the_board():
+    found, values = terms(gemm(8192, 8192, 8192, bf16))
+    fed = values["share of the peak that power feeds"]
+    watts = H100.peak("tensor", bf16) * FACTORS["joules wgmma"] * 1e-12
+    assert fed == pytest.approx((0.75 * 700 / watts) ** FACTORS["power bend"])
+    assert found.compute >= 2 * 8192**3 / (H100.peak("tensor", bf16) * fed) > found.memory
+
+
+def test_a_board_without_a_power_limit_is_fed():
+    _, values = terms(gemm(8192, 8192, 8192, bf16), replace(H100, tdp_w=None))
+    assert values["share of the peak that power feeds"] == 1.0
+
+
+def test_small_weights_stay_in_the_l2():
+    _, small = terms(gemm(64, 64, 64, bf16))
+    _, large = terms(gemm(64, 8192, 8192, bf16))
+    assert small["dram bytes"] == 0
+    assert large["dram bytes"] > 0.95 * 8192 * 8192 * 2
+
+
+def test_rows_that_start_anywhere_load_longer():
+    _, even = terms(gemm(1024, 1024, 1024, bf16))
+    _, odd = terms(gemm(1024, 1024, 1023, bf16))
+    assert odd["loads of a step"] == pytest.approx(tensor.UNALIGNED * even["loads of a step"])
+
+
+def test_few_blocks_share_out_k():
+    assert chosen(gemm(16, 512, 16384, bf16)).split > 4
+    assert chosen(gemm(4096, 4096, 4096, bf16)).split == 1
+    assert chosen(replace(gemm(16, 512, 16384, f8e4m3), kind="row scales")).split == 1
+
+
+def test_tiles_follow_the_extents():
+    assert chosen(gemm(8, 4096, 4096, bf16)).dims["m"] == 16
+    wide = chosen(gemm(8192, 8192, 8192, bf16)).dims
+    assert wide["m"] * wide["n"] == 256 * 128
+
+
+@pytest.mark.parametrize("name", target_names())
+@pytest.mark.parametrize("dtype", [f16, f8e4m3, i8])
+def test_candidates_fit_the_target(name, dtype):
+    target, work = load_target(name), gemm(300, 1000, 4000, dtype)
+    if family_of(work, target) is not tensor.FAMILY:
+        pytest.skip("no matrix units for it")
+    tiles = tensor.candidates(work, target)
+    for need in needs(cut(work, tiles, target), target):
+        assert np.all(np.asarray(need.wants) <= need.has), need.what
+
+
+def test_a_table_is_its_kernels():
+    m = np.array([1.0, 100.0, 5000.0])
+    n, k = np.array([4096.0, 512.0, 1024.0]), np.array([4096.0, 8192.0, 64.0])
+    together = chosen(gemm(m, n, k, bf16))
+    for i in range(3):
+        alone = chosen(gemm(m[i], n[i], k[i], bf16))
+        assert (alone.dims["m"], alone.dims["n"], alone.split) == (
+            together.dims["m"][i],
+            together.dims["n"][i],
+            together.split[i],
+        )
+
+
+# Medians over frameworks, kernels/gemm.parquet (aiconfigurator), bf16, microseconds.
+MEASURED = [
+    (A100, (1, 4096, 4096), 26.2),
+    (A100, (4096, 4096, 4096), 539.5),
+    (A100, (16384, 16384, 16384), 34501.0),
+    (H100, (1, 16384, 16384), 186.1),
+    (H100, (64, 4096, 4096), 15.7),
+    (H100, (4096, 4096, 4096), 174.3),
+    (H100, (8192, 8192, 1024), 198.3),
+    (H100, (4096, 512, 512), 6.4),
+    (B200, (16, 16384, 16384), 90.3),
+    (B200, (4096, 4096, 4096), 91.9),
+    (B200, (64, 512, 512), 2.6),
+]
+
+
+@pytest.mark.parametrize(("target", "extents", "measured_us"), MEASURED)
+def test_measured(target, extents, measured_us):
+    predicted = predict(gemm(*extents, bf16), target).time_s[0] * 1e6
+    assert predicted == pytest.approx(measured_us, rel=0.2)
+
+
+def test_an_unseen_board_is_held_by_its_power_and_memory():
+    _, values = terms(gemm(8192, 8192, 8192, f16), L40S)
+    assert 0.5 < values["share of the peak that power feeds"] < 1
+    low = load_target("l4")
+    _, lower = terms(gemm(8192, 8192, 8192, f16), low)
+    assert (
+        lower["share of the peak that power feeds"] < values["share of the peak that power feeds"]
+    )
