@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page, elided
-from gpuir.evaluate.score import ALL, Errors, Score, Scores, TileScore
+from gpuir.evaluate.score import ALL, Errors, Score, Scores, TileScore, pooled
 from gpuir.evaluate.tables import Table
 
 SCHEMA = "gpuir.eval/1"
@@ -31,6 +31,7 @@ def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> 
         **head,
         "rows": [_record(s) for s in scores.groups],
         "totals": [_record(s) for s in scores.totals],
+        "families": [_record(s) for s in scores.families],
         "tiles": [_tile(t) for t in scores.tiles],
         "files": [
             {
@@ -104,6 +105,7 @@ def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
             page.wrapped("skipped", f"{count:,} rows: {reason}")
     if len([t for t in tables if t.batches]) > 1:
         _summary(page, scores.totals)
+        _families(page, scores.families)
     return page.text()
 
 
@@ -144,6 +146,34 @@ def _summary(page: Page, totals: Sequence[Score]) -> None:
         )
     page.table(columns, rows, drop=("inside", "roofline"))
     page.wrapped("", "by GPU: the mean of the GPUs' mean errors", 0)
+
+
+def _families(page: Page, families: Sequence[Score]) -> None:
+    """A line for each family of kernels, all files together."""
+    columns = [("family", False), *((n, True) for n in ("GPUs", "rows", "mean", "by GPU", "bias"))]
+    columns += [("roofline", True), ("inside", True)]
+    rows: list[tuple[str, ...]] = []
+    for name in sorted({s.group.op for s in families}):
+        mine = [s for s in families if s.group.op == name]
+        by_gpu = [
+            pooled([s for s in mine if s.group.target == target]).mape
+            for target in {s.group.target for s in mine}
+        ]
+        e = pooled(mine)
+        rows.append(
+            (
+                name,
+                f"{len(by_gpu)}",
+                f"{e.n:,}",
+                f"{e.mape:.1f}",
+                f"{sum(by_gpu) / len(by_gpu):.1f}",
+                f"{e.bias:+.1f}",
+                f"{e.roofline_mape:.1f}",
+                "-" if e.coverage is None else f"{e.coverage:.0f}",
+            )
+        )
+    page.line()
+    page.table(columns, rows)
 
 
 def _adds(total: Score, rows: Sequence[Score]) -> bool:

@@ -23,7 +23,7 @@ LEAD_SHARES = {
     "layernorm": (0.60, 0.77),
     **dict.fromkeys(("bmm", "matmul"), (0.75, 0.85)),
     **dict.fromkeys(("linear", "addmm"), (0.85, 0.85)),
-    "conv": (0.60, 0.60),
+    "conv": (0.40, 0.40),
 }
 
 # The floor is what tiny kernels measure. A kernel of which the roofline is `TINY_S` takes less than
@@ -101,7 +101,7 @@ def clock_of(batches: Sequence[Batch], timing: Timing) -> Clock:
     least = VARIED_S.get(op, TINY_S)
     tiny = np.concatenate([b.latency_s[roof_s(b) < least] for b in batches])
     if len(tiny) >= FEWEST_TINY:
-        floor_s = float(np.quantile(tiny, 0.5 if op in VARIED_S else QUANTILE))
+        floor_s = float(np.quantile(tiny, 0.75 if op in VARIED_S else QUANTILE))
     else:
         least_s = min(float(b.latency_s.min()) for b in batches)
         usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)

@@ -111,16 +111,21 @@ class TileScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each group; of the rows of each GPU and dtype together, and of all GPUs' (floor and
-    suspect rows left out); of the tiles chosen."""
+    """Of each group; of the rows of each GPU and dtype together, and of all GPUs'; of each family of
+    kernels, by file and GPU, the operator being its name (in these two, floor and suspect rows are
+    left out); of the tiles chosen."""
 
     groups: tuple[Score, ...] = ()
     totals: tuple[Score, ...] = ()
+    families: tuple[Score, ...] = ()
     tiles: tuple[TileScore, ...] = ()
 
     def __add__(self, other: Scores) -> Scores:
         return Scores(
-            self.groups + other.groups, self.totals + other.totals, self.tiles + other.tiles
+            self.groups + other.groups,
+            self.totals + other.totals,
+            self.families + other.families,
+            self.tiles + other.tiles,
         )
 
 
@@ -131,6 +136,7 @@ def score(
     `by`. A GPU in `models` has a model of its own: one trained without it."""
     groups: dict[Group, list[_Rows]] = {}
     totals: dict[Group, list[_Rows]] = {}
+    families: dict[Group, list[_Rows]] = {}
     tiles: list[TileScore] = []
     for batch in batches:
         model = (models or {}).get(batch.target.device)
@@ -138,6 +144,7 @@ def score(
         numbers = np.stack([batch.latency_s, f.time_s, f.low_s, f.high_s, f.roofline_s])
         whole = Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
         tiles.extend(_tiles(whole, batch, model))
+        family = whole._replace(op=family_of(batch.works[-1], batch.target).name, dtype=ALL)
         for said, rows in batch.rows_by(*by):
             told = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
             for floor in (False, True):
@@ -149,10 +156,31 @@ def score(
                 if not (floor or batch.suspect):
                     for total in _totals(told):
                         totals.setdefault(total, []).append(part)
+                    families.setdefault(family, []).append(part)
     return Scores(
         tuple(_score(g, parts) for g, parts in sorted(groups.items())),
         tuple(_score(g, parts) for g, parts in sorted(totals.items(), key=_place)),
+        tuple(_score(g, parts) for g, parts in sorted(families.items())),
         tuple(tiles),
+    )
+
+
+def pooled(scores: Sequence[Score]) -> Errors:
+    """The errors of several scores' rows together; what is no mean is left at NaN."""
+    n = np.array([s.errors.n for s in scores], np.float64)
+
+    def mean(of: str) -> float:
+        return float(np.average([getattr(s.errors, of) for s in scores], weights=n))
+
+    covered = [s for s in scores if s.errors.coverage is not None]
+    return Errors(
+        n=int(n.sum()),
+        mape=mean("mape"),
+        median_ape=np.nan,
+        p90_ape=np.nan,
+        bias=mean("bias"),
+        roofline_mape=mean("roofline_mape"),
+        coverage=mean("coverage") if len(covered) == len(scores) else None,
     )
 
 
