@@ -287,8 +287,8 @@ def _cost(text: str) -> Cost | str:
         return f"{', '.join(sorted(missing))} missing"
     if known["bound"] not in get_args(Bound):
         return "bound is compute, memory or latency"
-    interval = known.get("low_s"), known.get("high_s")
-    if interval.count(None) == 1:
+    interval: Any = tuple(known[end] for end in ("low_s", "high_s") if end in known)
+    if len(interval) == 1:
         return "low_s and high_s go together"
     return Cost(
         known["time_s"],
@@ -296,7 +296,7 @@ def _cost(text: str) -> Cost | str:
         known["by"],
         tuple(terms),
         tuple(facts),
-        None if None in interval else interval,
+        interval or None,
         tuple(known.get("unseen", "").split()),
     )
 
