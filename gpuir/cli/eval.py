@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ def command(kind: str, files: tuple[str, ...], **given: Any) -> None:
     from gpuir.cli.analyze import layout
 
     _check(kind, files)
+    _check_ahead(files, given["json_path"])
     tables, found = evaluate(files, given)
     if given["json_path"]:
         head = {"kind": kind, "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
@@ -82,6 +84,18 @@ def _check(kind: str, files: Sequence[str]) -> None:
         )
     if not files:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
+
+
+def _check_ahead(files: Sequence[str], json_path: str | None) -> None:
+    """What can be wrong is said before minutes of work, not after."""
+    from gpuir.evaluate.columns import TableFile
+    from gpuir.evaluate.tables import recognise
+    from gpuir.ir.errors import UsageError
+
+    for path in files:
+        recognise(TableFile(Path(path)))
+    if json_path and not Path(json_path).parent.is_dir():
+        raise UsageError("no such folder to write the scores to", where=json_path)
 
 
 def _predictor() -> str:

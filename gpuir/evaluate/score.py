@@ -111,9 +111,9 @@ class TileScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each group; of the rows of each GPU and dtype together, and of all GPUs'; of each family of
-    kernels, by file and GPU, the operator being its name (in these two, floor and suspect rows are
-    left out); of the tiles chosen."""
+    """Of each group; of the rows of each GPU and dtype together, and of all GPUs'; of each family
+    of kernels, by file and GPU, the operator being its name (in these two, floor and suspect rows
+    are left out); of the tiles chosen."""
 
     groups: tuple[Score, ...] = ()
     totals: tuple[Score, ...] = ()
