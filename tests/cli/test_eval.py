@@ -84,6 +84,8 @@ def test_calibrated_rows_are_not_scored(folder: Path):
         (("kernels", "gone.csv"), "cannot read the table"),
         (("kernels", "odd.csv"), "no table of measurements that we know"),
         (("kernels", "gemm.csv", "--by", "frame"), "did you mean framework?"),
+        (("kernels", "gemm.csv", "--json", "gone/x.json"), "no such folder"),
+        (("kernels", "gemm.csv", "."), "cannot read the table"),
     ],
 )
 def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
