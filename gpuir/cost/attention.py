@@ -257,14 +257,18 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     queries, keys = np.asarray(work.extents["s"], float), np.asarray(work.extents["d"], float)
     head = np.asarray(work.trait("head", work.extents["e"]), float)
     group = np.asarray(work.trait("group", 1.0), float)
-    together = packs(work, target) | (queries < _few(work, np))
+    cached = queries < _few(work, np)
+    together = packs(work, target) | cached
     rows_at_hand = np.asarray(queries * np.where(together, group, 1.0))
     if target.isa.startswith("sm_10"):
-        few = np.maximum(16.0, 2 ** np.ceil(np.log2(np.maximum(rows_at_hand, 1.0))))
         wide = (head > 256) & (head <= 512)
         rows = np.select(
-            [rows_at_hand <= 64, wide, (rows_at_hand > 128) & (head <= 128)],
-            [few, 64.0, 256.0],
+            [
+                cached & (rows_at_hand <= 32),
+                cached & (rows_at_hand <= 64) | wide,
+                (rows_at_hand > 128) & (head <= 128),
+            ],
+            [16.0, 64.0, 256.0],
             128.0,
         )
         step = np.select([head <= 256, head <= 512], [128.0, 64.0], 64.0)
@@ -283,8 +287,9 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         )
         warps, stages = np.where(head > 128, 8.0, 4.0), 1.0
     if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
-        # one query of a head that shares its keys with none, or too many: a block of its own
-        own = (queries < 2) & (keys > 1) & (head <= 512) & ((group < 2) | (group > 32))
+        # one query of a head that shares its keys with none, or too many, or reads narrow ones
+        narrow = np.asarray(work.operands[1].cell_bytes) < head * (work.dtype.bits / 8)
+        own = (queries < 2) & (keys > 1) & (head <= 512) & ((group < 2) | (group > 32) | narrow)
         rows, step = np.where(own, 8.0, rows), np.where(own, 64.0, step)
         warps, stages = np.where(own, 16.0, warps), np.where(own, 1.0, stages)
     strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
