@@ -48,6 +48,7 @@ FACTORS = (
     Factor("settle", 0.9, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
     Factor("dram share", 0.77, 0.5, 1.0, 0.05, f"of the listed bandwidth; {FIT}"),
     Factor("l2 share", 0.38, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
+    Factor("ragged", 0.15, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
     Factor("l2 kept", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
     Factor("l2 warm", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
     Factor("lines", 1.8, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
@@ -65,7 +66,7 @@ FACTORS = (
 JOULES = {
     "sm_6": 12.5,
     "sm_70": 11.5,
-    "sm_75": 17.0,
+    "sm_75": 15.0,
     "sm_80": 9.7,
     "sm_86": 6.8,
     "gfx9": 7.0,
@@ -118,6 +119,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     # ---- bytes
     left, right, out = cell * b * m * k, cell * b * k * n, work.operands[-1].cell_bytes * b * m * n
     l2_bytes = s.put("l2 bytes", left * across + right * down + out * split, "bytes")
+    ragged_k, ragged_n = 1.0 + p["ragged"] * skewed(s, k), 1.0 + p["ragged"] * skewed(s, n)
+    ragged_w = ragged_k if is_linear(work) else ragged_n  # a layer's weight has k innermost
     flying = xp.minimum(whole, sms * resident)
     patch = xp.minimum(grid, flying)
     wide_n = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
@@ -127,14 +130,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     lines = p["line share"] * target.l2_bytes / LINE_BYTES
     again_left = 1.0 + drops * xp.maximum(0.0, 1.0 - lines * wide_n / (flying * tm))
     again_right = 1.0
-    if is_linear(work):  # the weight lies with k innermost, too
+    if is_linear(work):
         again_right = 1.0 + drops * xp.maximum(0.0, 1.0 - lines * tall_m / (flying * tn))
     cold = xp.maximum(0.0, 1.0 - p["l2 warm"] * target.l2_bytes / (left + right + out))
     dram_bytes = s.put(
         "dram bytes",
-        again_left * left * (cold + missed * (across / wide_n - 1.0))
-        + again_right * right * (cold + missed * (down / tall_m - 1.0))
-        + out * (1.0 + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
+        ragged_k * again_left * left * (cold + missed * (across / wide_n - 1.0))
+        + ragged_w * again_right * right * (cold + missed * (down / tall_m - 1.0))
+        + ragged_n * out * (1.0 + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
         "bytes",
     )
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
@@ -168,6 +171,15 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 def sliced(s: Sheet, depth: Number) -> Number:
     """Parts of a step that groups of warps share out: a depth of 32 is four of 8 (`sliced1x4`)."""
     return s.xp.where(depth >= 4 * STEP, depth / STEP, 1.0)
+
+
+def skewed(s: Sheet, row: Number) -> Number:
+    """The share of rows of so many 4-byte cells that begin inside a sector of eight."""
+    whole = 0.0
+    for cells in (2.0, 4.0, 8.0):
+        even = row - cells * s.xp.floor(row / cells) < 0.5
+        whole = s.xp.where(even, cells / 8.0, s.xp.maximum(whole, 1.0 / 8.0))
+    return 1.0 - whole
 
 
 def held(
