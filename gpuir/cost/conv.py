@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.nest import Tiles
-from gpuir.cost.power import lane_joules
+from gpuir.cost.power import JOULES, OTHER_JOULES
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
@@ -38,24 +38,21 @@ IMAGES = 16.0
 BATCHED = ((32.0, 128.0), (64.0, 64.0), (128.0, 64.0))
 
 FACTORS = (
-    Factor("compute share", 0.88, 0.3, 1.0, 0.1, "of the listed lane rate, in the inner loop"),
-    Factor("joules", 1.09, 0.3, 2.0, 0.1, "of those that cost.power has for a flop"),
-    Factor("idle", 0.239, 0.05, 0.4, 0.0, "of the board's power, spent on the rest"),
-    Factor("bend", 0.434, 0.2, 1.0, 0.0, "exponent of time over excess power"),
-    Factor("load slots", 0.5, 0.0, 30.0, 0.0, "issue slots to bring an operand cell into a tile"),
-    Factor("fused slots", 0.02, 0.0, 1.0, 0.0, "F(2x2): of a product's slots, transforming"),
-    Factor("implicit start", 1130.0, 100.0, 9000.0, 0.1, "clocks of a tile besides its products"),
-    Factor("fused start", 15700.0, 100.0, 30000.0, 0.1, "the same of F(2x2)"),
-    Factor("batched start", 3030.0, 100.0, 9000.0, 0.1, "the same of the GEMM of F(4x4)"),
-    Factor("implicit ramp", 0.85, 0.0, 4.0, 0.0, "blocks an SM misses while it fills and drains"),
-    Factor("fused ramp", 1.85, 0.0, 4.0, 0.0, "the same of F(2x2)"),
-    Factor("batched ramp", 2.55, 0.0, 8.0, 0.0, "the same of the GEMM of F(4x4)"),
-    Factor("tail", 0.81, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
-    Factor("dram share", 0.622, 0.3, 1.0, 0.1, "of the listed DRAM bandwidth"),
-    Factor("pass share", 0.815, 0.2, 2.0, 0.1, "of the listed DRAM bandwidth, in transforms"),
-    Factor("filter share", 0.258, 0.1, 2.0, 0.1, "the same, where filters are transformed"),
-    Factor("overlap", 0.53, 0.0, 1.0, 0.0, "of the shorter of compute and memory, not hidden"),
-    Factor("start", 4e-06, 1e-7, 2e-5, 0.1, "seconds for each kernel of a convolution"),
+    Factor("compute share", 0.873, 0.82, 0.95, 0.1, "of the listed lane rate, in the inner loop"),
+    Factor("joules", 1.03, 0.8, 1.25, 0.1, "of those that cost.power has for a flop"),
+    Factor("idle", 0.225, 0.225, 0.225, 0.0, "of the board's power, spent on the rest"),
+    Factor("bend", 0.433, 0.35, 0.5, 0.0, "exponent of time over excess power"),
+    Factor("load slots", 0.5, 0.0, 5.0, 0.0, "issue slots to bring an operand cell into a tile"),
+    Factor("fused slots", 0.06, 0.0, 0.15, 0.0, "F(2x2): of a product's slots, transforming"),
+    Factor("implicit start", 1200.0, 200.0, 3000.0, 0.1, "clocks of a tile besides its products"),
+    Factor("fused start", 9500.0, 8000.0, 12000.0, 0.1, "the same of F(2x2)"),
+    Factor("batched start", 1900.0, 500.0, 4000.0, 0.1, "the same of the GEMM of F(4x4)"),
+    Factor("tail", 0.95, 0.95, 0.95, 0.0, "of the last wave's idle time, lost"),
+    Factor("dram share", 0.537, 0.3, 1.0, 0.1, "of the listed DRAM bandwidth"),
+    Factor("pass share", 0.863, 0.4, 1.5, 0.1, "of the listed DRAM bandwidth, in transforms"),
+    Factor("filter share", 0.275, 0.2, 0.4, 0.1, "the same, where filters are transformed"),
+    Factor("overlap", 0.449, 0.1, 0.9, 0.0, "of the shorter of compute and memory, not hidden"),
+    Factor("start", 1.5e-05, 5e-06, 2e-05, 0.1, "seconds for each kernel of a convolution"),
     Factor("direct share", 0.15, 0.15, 0.15, 0.0, "of the rate, each output by itself; assumed"),
 )
 
@@ -85,7 +82,8 @@ def _slower(
     the `run_s` of a convolution."""
     if target.tdp_w is None:
         return 1.0
-    watts = flops * p["joules"] * lane_joules(target, bits) / run_s
+    joules = JOULES.get(target.isa, OTHER_JOULES)[0] * max(bits, 16) / 32
+    watts = flops * p["joules"] * joules / run_s
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
 
 
@@ -100,8 +98,8 @@ def _gemm(
 ) -> Number:
     """Seconds of `count` tiles, of which the products of one take `products_s` of an SM."""
     waves = count / target.sms
-    rounds = s.xp.maximum(1.0, waves + p["tail"] * (s.xp.ceil(waves) - waves)) + p[f"{way} ramp"]
-    return rounds * (products_s + p[f"{way} start"] / target.clock_hz)
+    rounds = s.xp.maximum(1.0, waves + p["tail"] * (s.xp.ceil(waves) - waves))
+    return rounds * (products_s + p[f"{way} start"] * 64 / target.sm.fp32_lanes / target.clock_hz)
 
 
 def _products(
@@ -133,12 +131,13 @@ def _implicit(
     compute = _gemm(s, target, p, "implicit", count, _products(target, p, rate, tm, tn, k))
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = 2 * count * tm * tn * k
-    return _three(s, work, target, p, compute, memory, flops, p["start"])
+    return _three(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
 
 
 def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
-    compute = work.products / (rate * p["direct share"])
+    compute = s.put("direct: arithmetic", work.products / (rate * p["direct share"]), "s")
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
+    memory = s.put("direct: memory", memory, "s")
     return compute, memory, p["start"] + 0.0 * compute
 
 
@@ -157,7 +156,8 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
     filters = weights * (1 + 16 / 9) / (target.dram_bytes_per_s * p["filter share"])
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = 2 * blocks * 128 * 128 * channels
-    return _three(s, work, target, p, compute, memory, flops, filters + 2 * p["start"])
+    rest = filters + 2 * p["start"]
+    return _three(s, "winograd 2x2", work, target, p, compute, memory, flops, rest)
 
 
 def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
@@ -178,11 +178,13 @@ def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate:
     passes = (x + inputs + outputs + y) / (target.dram_bytes_per_s * p["pass share"])
     passes = passes + 5 * w / (target.dram_bytes_per_s * p["filter share"])
     flops = 2 * 36 * spots * n * b * channels
-    return _three(s, work, target, p, compute, memory, flops, passes + 4 * p["start"])
+    rest = passes + 4 * p["start"]
+    return _three(s, "winograd 4x4", work, target, p, compute, memory, flops, rest)
 
 
 def _three(
     s: Sheet,
+    way: str,
     work: Work,
     target: Target,
     p: Mapping[str, Number],
@@ -193,8 +195,12 @@ def _three(
 ) -> Three:
     """Compute at the clock that power allows, memory, and what neither hides nor is hidden."""
     run_s = s.xp.maximum(compute, memory) + rest
-    compute = compute * _slower(s, target, p, run_s, flops, work.dtype.bits)
-    return compute, memory, p["overlap"] * s.xp.minimum(compute, memory) + rest
+    slower = _slower(s, target, p, run_s, flops, work.dtype.bits)
+    compute = s.put(f"{way}: arithmetic", compute * slower, "s", "at the clock that power allows")
+    memory = s.put(f"{way}: memory", memory, "s")
+    rest = s.put(f"{way}: rest", p["overlap"] * s.xp.minimum(compute, memory) + rest, "s")
+    s.put(way, s.xp.maximum(compute, memory) + rest, "s")
+    return compute, memory, rest
 
 
 def candidates(work: Work, target: Target) -> Tiles:
