@@ -61,7 +61,7 @@ FACTORS = (
     Factor("triton compute", 0.17, 0.05, 1.2, 0.0, "Triton: times compute share"),
     Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
     Factor("trtllm compute", 0.85, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
-    Factor("trtllm query copies", 2.5, 0.0, 4.0, 0.0, "TensorRT-LLM: instead of query copies"),
+    Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
     Factor("trtllm start", 1.1, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
     Factor("trtllm op start", 1.0, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
     Factor("triton op start", 1.0, 0.3, 4.0, 0.0, "Triton: times op start"),
@@ -210,7 +210,8 @@ def _append(
         latent = xp.where(work.trait("head") > 512.0, 1.0, 0.0)
         many = xp.where(work.extents["s"] < _few(work, xp), latent, 1.0)
     copies = p["trtllm query copies" if trtllm else "query copies"]
-    moved = 2 * bytes_own + copies * q
+    plain = xp.where(work.trait("head") > work.extents["e"], 0.0, 1.0)  # else latent, by halves
+    moved = 2 * bytes_own + plain * copies * q
     dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
     l2_s = moved * (1 - missed) / (target.l2_bytes_per_s * p["l2 share"])
     start_s = p["trtllm append start" if trtllm else "append start"]
