@@ -302,9 +302,12 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
     return (quantised(cells, dtype, 3.0),)
 
 
-# A chunked scan streams about forty tensors of a token's heads, in so many kernels (Triton's flash
-# linear attention; FlashInfer's and FlashKDA's); by hand on H100 rows.
-SCAN_TENSORS, SCAN_KERNELS, FUSED_SCAN_KERNELS = 40, 8, 4
+# Scans over the chunks of a prompt: kernels, and instructions a cell of the result in each. Short
+# convolutions: instructions a cell. By hand on H100 rows, whose times B200 and H200 mostly share:
+# lanes and not memory bound them.
+SCANS = {"flashinfer": (4, 23.0), "flashkda": (4, 60.0), "kda": (12, 95.0), "mamba": (8, 47.0)}
+USUAL_SCAN = 8, 85.0
+CONVOLUTION_OPS = 50.0
 USUAL_SITES = 2  # of a row of hyper-connections, as where the table says
 
 
@@ -321,12 +324,11 @@ def state_space(s: Shapes) -> tuple[Work, ...]:
         if "update" in source:
             return (work.pointwise(cells, (bf16,) * 4, (bf16,) * 4, ops=8.0),)
         if source.endswith("qkv3"):
-            return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=8.0),) * 3
-        return (work.pointwise(cells, (bf16,), (bf16,), ops=8.0),)
+            return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=CONVOLUTION_OPS),) * 3
+        return (work.pointwise(cells, (bf16,), (bf16,), ops=CONVOLUTION_OPS),)
     if s.said["phase"] == "context":
-        kernels = FUSED_SCAN_KERNELS if "flash" in source else SCAN_KERNELS
-        half = SCAN_TENSORS // kernels // 2
-        return (work.pointwise(tokens * width, (bf16,) * half, (bf16,) * half, ops=8.0),) * kernels
+        kernels, ops = next((v for k, v in SCANS.items() if k in source), USUAL_SCAN)
+        return (work.pointwise(tokens * width, (bf16, bf16), (bf16,), ops=ops),) * kernels
     state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
     return (work.pointwise(state, (f32,), (f32,), ops=6.0),)
 
