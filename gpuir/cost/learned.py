@@ -179,7 +179,16 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     """The family's factors on a target: as trained, times what is known of this GPU, times the
-    target's own calibration, within their bounds."""
+    target's own calibration, within their bounds. Of the shipped model found once a target."""
+    if model is not shipped():
+        return _factors(family, target, model)
+    known: dict[str, dict[str, Number]] = target.__dict__.setdefault("_factors", {})
+    if family.name not in known:
+        known[family.name] = _factors(family, target, model)
+    return known[family.name]
+
+
+def _factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     trained = model.get(family.name, _UNTRAINED)
     deviations = trained.devices.get(target.device, {})
     found: dict[str, Number] = {}

@@ -9,7 +9,7 @@ factors; a small network may correct it by a bounded share, from counts and shap
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, correction, factors, shipped
 from gpuir.cost.nest import Tiles, cut, needs
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work, stacked, work_of
 from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ops.kernel import KernelOp
@@ -148,9 +148,34 @@ def _pick(numbers: Number, shape: tuple[int, ...], best: Any) -> Number:
 def best_tile(work: Work, target: Target, where: str = "") -> Tile:
     """The tile that a library would take for one kernel, as a note: where that is not legal on a
     target with numbers changed, the best that is. `where` names the kernel in errors."""
-    tiles = choose(work, target, where=where)
-    if not np.all(_legal(work, tiles, target)):
-        tiles = _search(work, target, shipped(), where)
+    (tile,) = best_tiles({work: where}, target).values()
+    return tile
+
+
+def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
+    """The same of many kernels, each with its name; those that are alike at once."""
+    groups: dict[tuple[Hashable, ...], list[Work]] = {}
+    for work in works:
+        groups.setdefault(work.likeness, []).append(work)
+    found: dict[Work, Tile] = {}
+    for group in groups.values():
+        if family_of(group[0], target).choose is None:  # what to search depends on the kernel
+            for work in group:
+                found[work] = _note(work, _search(work, target, shipped(), works[work]))
+            continue
+        many = stacked(group)
+        size = (len(group),)
+        tiles = choose(many, target).each(lambda n, size=size: np.broadcast_to(n, size))
+        legal = np.broadcast_to(_legal(many, tiles, target), size)
+        for i, work in enumerate(group):
+            tile = tiles.each(lambda n, i=i: n[i])
+            if not legal[i]:
+                tile = _search(work, target, shipped(), works[work])
+            found[work] = _note(work, tile)
+    return found
+
+
+def _note(work: Work, tiles: Tiles) -> Tile:
     dims = tuple(
         (d, int(tiles.dims[d]))
         for d, n in work.dims

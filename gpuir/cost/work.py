@@ -6,7 +6,7 @@ for one kernel, or, with arrays for numbers, for a table of them. Equal works co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -123,6 +123,16 @@ class Work:
         """The kernels at these places, of many."""
         return self.each(lambda n: np.asarray(n)[which] if np.ndim(n) else n)
 
+    @property
+    def likeness(self) -> tuple[Hashable, ...]:
+        """All that is no number: works that agree in it go into one of many kernels."""
+        return (
+            *(self.kernel, self.reduced, self.dtype, self.pipe, self.accumulator_bits),
+            *(self.tf32, self.kind, tuple(d for d, _ in self.dims)),
+            *((o.dims, o.role) for o in self.operands),
+            *(name for name, _ in self.traits),
+        )
+
     def each(self, change: Callable[[Number], Number]) -> Work:
         """The work with every number changed: to a column, a tensor, a selection of rows."""
         return replace(
@@ -138,6 +148,17 @@ class Work:
             visible=change(self.visible),
             traits=tuple((name, change(n)) for name, n in self.traits),
         )
+
+
+def stacked(works: Sequence[Work]) -> Work:
+    """One work of many kernels from works of one each, which agree in likeness."""
+    rows: list[list[Number]] = []
+    for work in works:
+        row: list[Number] = []
+        work.each(row.append)
+        rows.append(row)
+    columns = iter(np.array(rows, float).T)
+    return works[0].each(lambda _: next(columns))
 
 
 _where: Callable[..., Number] = np.where

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpuir.cost.nest import why_illegal
-from gpuir.cost.tile import best_tile
+from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node
@@ -15,7 +15,7 @@ from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.passes.manager import Pass
 from gpuir.schedule import Path as KernelPath
-from gpuir.schedule import apply
+from gpuir.schedule import addressed, apply
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
@@ -76,16 +76,18 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: bool = False)
 
     UsageError names the kernel whose tile is illegal, and why.
     """
-    known: dict[Work, Tile] = {}
+    given = dict(schedule.tiles)
+    free: dict[Work, str] = {}
+    for path, node in addressed(g):
+        if isinstance(node.op, KernelOp) and node.op.tiled and path not in given:
+            free.setdefault(work_of(node.op, tf32), "/".join(path))
+    known = best_tiles(free, target)
 
     def choose(path: KernelPath, node: Node, wanted: Tile | None) -> Tile:
         op = node.op
         assert isinstance(op, KernelOp), "the verifier has seen to it"
         if wanted is None:
-            work = work_of(op, tf32)
-            if work not in known:
-                known[work] = best_tile(work, target, where="/".join(path))
-            return known[work]
+            return known[work_of(op, tf32)]
         if why := why_illegal(op, wanted, target, tf32):
             raise UsageError(
                 f"the tile of %{'/'.join(path)} is not legal",
