@@ -10,7 +10,7 @@ from evaluate.tables import OTHERS, TABLES
 
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import TableFile, Words
-from gpuir.evaluate.tables import Table, read_table, recognise
+from gpuir.evaluate.tables import KINDS, Table, read_table, recognise
 from gpuir.ir.errors import UsageError
 
 
@@ -195,3 +195,9 @@ def test_every_public_table_is_known():
     pytest.importorskip("pyarrow")
     for path in sorted((*PUBLIC.glob("*/*.parquet"), *PUBLIC.glob("*/*.csv"))):
         assert recognise(TableFile(path)), path
+
+
+def test_every_kind_is_in_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "eval.md").read_text()
+    for kind in KINDS:
+        assert f"| {kind.name}{' (rough)' if kind.rough else ''} |" in text
