@@ -10,7 +10,9 @@ correction depends on shapes alone, so a target with every rate raised is still 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -29,11 +31,13 @@ BOUND = 0.5  # the logarithm of a correction, at most
 WIDE, WIDE_REACH = 0.15, 6.0
 NARROW, NARROW_REACH = 0.1, 2.0
 NOISE = 0.1
+OTHERS = 0.6  # of the wide part, with kernels of another kind: another dtype, another library
 
 
 def label(work: Work) -> str:
     """The kind of kernels that a correction is for: `gemm f32`, `reduce softmax f16`."""
-    return " ".join(filter(None, (work.kernel.partition(".")[2], work.kind, work.dtype.name)))
+    kind = work.kind.replace(".", " ")
+    return " ".join(filter(None, (work.kernel.partition(".")[2], kind, work.dtype.name)))
 
 
 def columns(work: Work) -> dict[str, Number]:
@@ -64,33 +68,67 @@ def columns_of(text: str) -> dict[str, float]:
 
 def correction(work: Work, target: Target) -> Number:
     """What the time of kernels is multiplied by, from what was measured near them."""
-    known = _known(target.near, label(work)) if target.near else None
+    known = _known(target.near, work.kernel) if target.near else None
     if known is None:
         return 1.0
-    names, at, weights = known
+    points, weights = known
     found = columns(work)
-    if tuple(found) != names:
+    if tuple(found) != points.names:
         return 1.0
     here = np.stack(np.broadcast_arrays(*map(_logarithm, found, found.values())), axis=-1)
-    said = np.clip(alike(here, at) @ weights, -BOUND, BOUND)
+    own = np.array([kind == label(work) for kind in points.kinds])
+    said = np.clip(_alike(here, points.at, own) @ weights, -BOUND, BOUND)
     return np.exp(said) if said.ndim else float(np.exp(said))
 
 
-@lru_cache(maxsize=256)
-def _known(near: Table[float], kind: str) -> tuple[tuple[str, ...], Array, Array] | None:
-    """Of the kernels of a kind: the names of their columns, where they are, their weights."""
-    start = f"{kind}."
-    rows = {path[len(start) :]: ratio for path, ratio in near.items() if path.startswith(start)}
+@dataclass(frozen=True)
+class Points:
+    """Kernels in the space of the logarithms of their columns, called `names`."""
+
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+    at: Array
+
+    @staticmethod
+    def of(paths: Iterable[str]) -> Points:
+        """From the paths of `Target.near`: a kind of kernels, a point, columns and numbers."""
+        kinds, rows = zip(*(_read(path) for path in paths), strict=True)
+        at = [[_logarithm(name, n) for name, n in row.items()] for row in rows]
+        return Points(kinds, tuple(rows[0]), np.array(at, float))
+
+    @property
+    def alike(self) -> Array:
+        """The covariance of the errors of each kernel with those of each other."""
+        own = np.array([[a == b for b in self.kinds] for a in self.kinds])
+        return _alike(self.at, self.at, own)
+
+
+def _read(path: str) -> tuple[str, dict[str, float]]:
+    kind, _, text = path.partition(".")
+    fields = (field.partition("=") for field in text.split())
+    return kind, {name: float(n) for name, _, n in fields}
+
+
+@lru_cache(maxsize=64)
+def _known(near: Table[float], kernel: str) -> tuple[Points, Array] | None:
+    """The points of a kernel's kinds, and their weights in corrections."""
+    own = kernel.partition(".")[2]
+    rows = {path: ratio for path, ratio in near.items() if own == re.split("[ .]", path)[0]}
     if not rows:
         return None
-    found = [columns_of(text) for text in rows]
-    names, at = tuple(found[0]), positions(found)
-    return names, at, weights_of(at, np.log(np.array(list(rows.values()), float)))
+    points = Points.of(rows)
+    errors = np.log(np.array(list(rows.values()), float))
+    return points, _inverse(points) @ errors
 
 
-def positions(rows: Sequence[Mapping[str, Number]]) -> Array:
-    """Kernels as points in the space of the logarithms of their columns."""
-    return np.array([[_logarithm(name, n) for name, n in row.items()] for row in rows], float)
+def left_out(points: Points, errors: Array) -> Array:
+    """The error left of each kernel when all others correct it (the same book, section 5.4.2)."""
+    inverse = _inverse(points)
+    return np.asarray(inverse @ errors / np.diag(inverse), float)
+
+
+def _inverse(points: Points) -> Array:
+    return np.asarray(np.linalg.inv(points.alike + NOISE**2 * np.eye(len(points.at))), float)
 
 
 def _logarithm(name: str, n: Number) -> Number:
@@ -98,18 +136,9 @@ def _logarithm(name: str, n: Number) -> Number:
     return 2.0 * np.log1p(n) if name == "ops" else np.log(np.maximum(n, 1.0))
 
 
-def alike(here: Array, there: Array) -> Array:
-    """The covariance of the errors of kernels here with those of kernels there."""
+def _alike(here: Array, there: Array, own: Array) -> Array:
+    """The covariance of the errors of kernels here with those of kernels there; `own`: of the same
+    kind. Those of other kinds share a part of the wide one."""
     far = np.sum((here[..., None, :] - there) ** 2, axis=-1)
-    wide = WIDE**2 * np.exp(-0.5 * far / WIDE_REACH**2)
-    return wide + NARROW**2 * np.exp(-0.5 * far / NARROW_REACH**2)
-
-
-def weights_of(at: Array, errors: Array) -> Array:
-    return np.asarray(np.linalg.solve(alike(at, at) + NOISE**2 * np.eye(len(at)), errors), float)
-
-
-def left_out(at: Array, errors: Array) -> Array:
-    """The error left of each kernel when all others correct it (the same book, section 5.4.2)."""
-    inverse = np.linalg.inv(alike(at, at) + NOISE**2 * np.eye(len(at)))
-    return inverse @ errors / np.diag(inverse)
+    wide = WIDE**2 * np.exp(-0.5 * far / WIDE_REACH**2) * np.where(own, 1.0, OTHERS)
+    return wide + NARROW**2 * np.exp(-0.5 * far / NARROW_REACH**2) * own

@@ -274,7 +274,7 @@ def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:
 
 def _near(target: Target, group: Sequence[Sample], model: Model) -> dict[str, float]:
     """By how much each kernel measured alone is still missed, where that says something of others:
-    kinds of kernels of which each is predicted better by the others' errors than without."""
+    kernels of which each is predicted better by the others' errors than without."""
     rows: dict[str, dict[str, list[float]]] = {}
     for s in group:
         if len(s.works) != 1:
@@ -284,19 +284,19 @@ def _near(target: Target, group: Sequence[Sample], model: Model) -> dict[str, fl
         waits_s = s.lead_s + target.launch_s
         busy_s = predicted_s - target.launch_s
         left = np.log(np.maximum(s.latency_s - waits_s, 0.1 * busy_s) / busy_s)
-        found = near.columns(work)
+        found, known = near.columns(work), rows.setdefault(work.kernel, {})
         for i in range(len(left)):
-            if busy_s[i] > waits_s / 2 and len(rows.get(near.label(work), ())) < MOST_NEAR:
+            if busy_s[i] > waits_s / 2 and len(known) < MOST_NEAR:
                 point = near.point({c: n[i] if np.ndim(n) else n for c, n in found.items()})
-                rows.setdefault(near.label(work), {}).setdefault(point, []).append(left[i])
+                known.setdefault(f"{near.label(work)}.{point}", []).append(left[i])
     result: dict[str, float] = {}
-    for kind, points in rows.items():
+    for points in filter(None, rows.values()):
         means = np.array([float(np.mean(e)) for e in points.values()])
         errors = np.clip(means, -near.BOUND, near.BOUND)
-        at = near.positions([near.columns_of(point) for point in points])
-        if np.mean(np.abs(near.left_out(at, errors))) < WORTH * np.mean(np.abs(errors)):
+        left = near.left_out(near.Points.of(points), errors)
+        if np.mean(np.abs(left)) < WORTH * np.mean(np.abs(errors)):
             ratios = zip(points, np.exp(errors), strict=True)
-            result |= {f"{kind}.{point}": float(f"{ratio:.4g}") for point, ratio in ratios}
+            result |= {path: float(f"{ratio:.4g}") for path, ratio in ratios}
     return result
 
 
