@@ -14,7 +14,7 @@ from gpuir.cost import work
 from gpuir.cost.work import Work
 from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
-from gpuir.ir.types import f32
+from gpuir.ir.types import DType, bf16, f16, f32
 
 # Software sees one die of a board with two. Half an MI250 has the numbers of an MI210.
 DEVICES = {"AMD_Instinct_MI250": "mi210", "AMD_Instinct_MI250X": "mi250x-gcd"}
@@ -33,18 +33,30 @@ def _op(said: Mapping[str, str]) -> str:
     return said["op"]
 
 
-def _f32(_: Mapping[str, str]) -> str:
-    return "fp32"
+def _dtype(said: Mapping[str, str]) -> str:
+    """NeuSight's tables have no dtype: all of them are f32."""
+    return said["dtype"] or "fp32"
+
+
+DTYPES = {"fp32": f32, "float32": f32, "tf32": f32, "fp16": f16, "float16": f16, "bf16": bf16}
+
+
+def dtype_of(said: Mapping[str, str]) -> DType:
+    if _dtype(said) not in DTYPES:
+        raise Unmodelled(f"dtype {said['dtype']} is none we know of eager kernels")
+    return DTYPES[_dtype(said)]
 
 
 def products(s: Shapes) -> tuple[Work, ...]:
     """`bmm`: c[b, m, k] = a[b, m, n] · b[b, n, k]. `linear`: the same with a bias. The contraction
     is n."""
+    dtype, tf32 = dtype_of(s.said), s.said["dtype"] == "tf32"
     match s.said["op"]:
         case "bmm":
-            return (work.gemm(s["m"], s["k"], s["n"], f32, b=s["b"]),)
+            return (work.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], tf32=tf32),)
         case "linear":
-            return (work.gemm(s["m"] * s["b"], s["k"], s["n"], f32, bias=True),)
+            m = s["m"] * s["b"]
+            return (work.gemm(m, s["k"], s["n"], dtype, bias=True, tf32=tf32),)
         case op:
             raise Unmodelled(f"operator {op} is no product we know")
 
@@ -58,7 +70,7 @@ def convolutions(s: Shapes) -> tuple[Work, ...]:
             (size, size),
             s["out_channels"],
             (window, window),
-            f32,
+            dtype_of(s.said),
             stride=s["stride"],
             padding=s["padding"],
         ),
@@ -67,21 +79,22 @@ def convolutions(s: Shapes) -> tuple[Work, ...]:
 
 def rows(s: Shapes) -> tuple[Work, ...]:
     """Operators on [b, h]: maps, and softmax and layer norm over h."""
+    dtype = dtype_of(s.said)
     match s.said["op"]:
         case "softmax":
-            return (work.rows(s["b"], s["h"], f32, "softmax"),)
+            return (work.rows(s["b"], s["h"], dtype, "softmax"),)
         case "layernorm":
-            return (work.rows(s["b"], s["h"], f32, "norm", parameters=2),)
+            return (work.rows(s["b"], s["h"], dtype, "norm", parameters=2),)
         case op if op in POINTWISE:
-            return (pointwise(op, s["b"] * s["h"]),)
+            return (pointwise(op, s["b"] * s["h"], dtype),)
         case op:
             raise Unmodelled(f"operator {op} is no map or row operator we know")
 
 
-def pointwise(op: str, cells: work.Number) -> Work:
+def pointwise(op: str, cells: work.Number, dtype: DType = f32) -> Work:
     reads, function = POINTWISE[op]
     ops = work.LANE_OPS.get(function, 1.0)
-    return work.pointwise(cells, (f32,) * reads, (f32,), ops=ops)
+    return work.pointwise(cells, (dtype,) * reads, (dtype,), ops=ops)
 
 
 # The campaign ran in jobs by b, of which some found the GPU at a lower clock: what SMs bound takes
@@ -118,11 +131,11 @@ KINDS = (
     Kind(
         name="eager products",
         key=("op", "b", "m", "n", "k"),
-        words=("op", "rough"),
+        words=("op", "dtype", "rough"),
         shape=("b", "m", "n", "k"),
         works=products,
         op=_op,
-        dtype=_f32,
+        dtype=_dtype,
         beside=("split", *LAUNCH),
         clock="events",
         devices=DEVICES,
@@ -131,13 +144,14 @@ KINDS = (
     Kind(
         name="eager convolutions",
         key=("b", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding"),
+        words=("dtype",),
         shape=(
             *("b", "in_channels", "out_channels", "kernel_size", "input_size"),
             *("stride", "padding"),
         ),
         works=convolutions,
         op=lambda _: "conv",
-        dtype=_f32,
+        dtype=_dtype,
         beside=("split", *LAUNCH),
         clock="events",
         devices=DEVICES,
@@ -145,11 +159,11 @@ KINDS = (
     Kind(
         name="eager maps and rows",
         key=("op", "b", "h"),
-        words=("op", "suspect"),
+        words=("op", "dtype", "suspect"),
         shape=("b", "h"),
         works=rows,
         op=_op,
-        dtype=_f32,
+        dtype=_dtype,
         beside=("split", *LAUNCH),
         clock="events",
         devices=DEVICES,
