@@ -7,16 +7,17 @@ an explanation cannot differ from the prediction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import isclose
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Family, Number, Sheet
-from gpuir.cost.tile import estimate
+from gpuir.cost.tile import estimate, trained
 from gpuir.cost.work import Work, operand_names, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
@@ -281,13 +282,26 @@ def explained(
     if name == "roofline" or (name == "tile" and tile is not None):
         lines = terms(op, tile, target, predictor=name, tf32=tf32)
         if isclose(lines[-1].value, cost.time_s, rel_tol=1e-9):
-            return lines
+            return (*lines, *_ends(work_of(op, tf32), target, cost))
     source = f"as {cost.by} says"
     return (
         *(Line(name.replace("_", " "), value, "", source=source) for name, value in cost.facts),
         *(Line(name, value, "s", source=source) for name, value in cost.terms),
         Line("time", cost.time_s, "s", source=source),
     )
+
+
+def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
+    """The ends of the interval, and the backtest that they come from."""
+    if cost.interval is None:
+        return
+    test = trained(work, target).backtest(work, target)
+    place, _, dtype = test.partition(" ")
+    gpu = "on other shapes" if place == "known" else "on GPUs left out"
+    source = f"backtest of the family {family_of(work, target).name} {gpu}, {dtype or 'all dtypes'}"
+    for name, end in zip(("low end", "high end"), cost.interval, strict=True):
+        formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
+        yield Line(name, end, "s", formula, f"one measurement in ten lies beyond: {source}")
 
 
 def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:

@@ -105,13 +105,15 @@ class Trained:
             found = found | (size < least) | (size > most)
         return found
 
-    def interval(self, work: Work, target: Target) -> Interval | None:
+    def backtest(self, work: Work, target: Target) -> str:
+        """Which of the intervals a kernel gets, or an empty text."""
         known = target.device in self.devices or target.factors  # measured, or calibrated
         place = "known" if known else "unseen"
-        for key in (f"{place} {work.dtype.name}", place):
-            if key in self.intervals:
-                return self.intervals[key]
-        return None
+        keys = (f"{place} {work.dtype.name}", place)
+        return next((key for key in keys if key in self.intervals), "")
+
+    def interval(self, work: Work, target: Target) -> Interval | None:
+        return self.intervals.get(self.backtest(work, target))
 
 
 Model = Mapping[str, Trained]

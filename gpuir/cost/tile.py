@@ -290,9 +290,10 @@ def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
     bound = max(terms, key=lambda term: term[1])[0]
     facts = tuple(_facts(work, target, s, time_s))
     known = trained(work, target)
-    backtest = known.interval(work, target)
-    low_s, high_s = backtest.at(time_s) if backtest else (0.0, 0.0)
-    between = (float(low_s), float(high_s)) if backtest else None
+    between = None
+    if known.backtest(work, target):
+        low_s, high_s = interval(work, target, time_s)
+        between = (float(low_s), float(high_s))
     return Cost(time_s, bound, BY, terms, facts, between, known.outside(work, target))
 
 

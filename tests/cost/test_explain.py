@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cost.kernels import gemm, mapped
 from cost.test_predictors import TARGETS, kernels, tiled
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuir.cost.explain import Line, explained, number, terms
+from gpuir.cost.learned import Interval, Trained
 from gpuir.cost.table import PREDICTORS
 from gpuir.cost.work import work_of
 from gpuir.ir.errors import UsageError
@@ -114,8 +116,22 @@ def test_what_cannot_be_explained_says_so():
 def test_a_cost_of_another_version_states_itself():
     op, tile = gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100)
     cost = PREDICTORS["tile"](op, tile, A100)
-    assert explained(op, tile, A100, cost) == terms(op, tile, A100)
+    lines = terms(op, tile, A100)
+    assert explained(op, tile, A100, cost)[: len(lines)] == lines
     later = replace(cost, time_s=2 * cost.time_s, by="tile@9")
     lines = explained(op, tile, A100, later)
     assert lines[-1] == Line("time", later.time_s, "s", source="as tile@9 says")
     assert {"waves", "compute", "memory", "latency"} <= {line.name for line in lines}
+
+
+def test_the_ends_of_the_interval_name_their_backtest(monkeypatch):
+    apart = Interval(np.array([-14.0]), np.log([0.9]), np.log([1.2]))
+    model = {"tensor": Trained({}, dtypes=("f16",), intervals={"unseen f16": apart})}
+    monkeypatch.setattr("gpuir.cost.tile.shipped", lambda: model)
+    op, tile = gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100)
+    cost = PREDICTORS["tile"](op, tile, A100)
+    assert cost.interval == pytest.approx((0.9 * cost.time_s, 1.2 * cost.time_s))
+    assert cost.unseen == ("gpu",)
+    *_, low, high = explained(op, tile, A100, cost)
+    assert (low.value, high.value) == cost.interval
+    assert low.source.endswith("backtest of the family tensor on GPUs left out, f16")

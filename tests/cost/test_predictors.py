@@ -106,8 +106,8 @@ def test_predictors_are_found_by_name_and_version():
         ("h100-sxm", f16, 161, 202),
         ("b200", f16, 79, 106),
         # f32: neusight/gemm.parquet, large products: shares of the listed peak from the 5th to the
-        # 95th percentile over both operators.
-        ("a100-pcie", f32, 2 * 4096**3 / 19.5e6 / 0.84, 2 * 4096**3 / 19.5e6 / 0.67),
+        # 95th percentile over both operators, on A100 to the largest.
+        ("a100-pcie", f32, 2 * 4096**3 / 19.5e6 / 0.90, 2 * 4096**3 / 19.5e6 / 0.67),
         ("v100-pcie-32gb", f32, 2 * 4096**3 / 14e6 / 0.98, 2 * 4096**3 / 14e6 / 0.72),
         ("t4", f32, 2 * 4096**3 / 8.1e6 / 0.51, 2 * 4096**3 / 8.1e6 / 0.30),
         ("p100", f32, 2 * 4096**3 / 9.3e6 / 0.88, 2 * 4096**3 / 9.3e6 / 0.57),
