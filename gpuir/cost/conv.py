@@ -37,6 +37,8 @@ FILTERS = 32.0
 IMAGES = 16.0
 BATCHED = ((32.0, 128.0), (64.0, 64.0), (128.0, 64.0))
 
+# Fitted on the NeuSight conv table, where not assumed, and held near what rows of more than half a
+# millisecond give: shorter ones measure the host.
 FACTORS = (
     Factor("compute share", 0.873, 0.82, 0.95, 0.1, "of the listed lane rate, in the inner loop"),
     Factor("joules", 1.03, 0.8, 1.25, 0.1, "of those that cost.power has for a flop"),
@@ -44,15 +46,17 @@ FACTORS = (
     Factor("bend", 0.433, 0.35, 0.5, 0.0, "exponent of time over excess power"),
     Factor("load slots", 0.5, 0.0, 5.0, 0.0, "issue slots to bring an operand cell into a tile"),
     Factor("fused slots", 0.06, 0.0, 0.15, 0.0, "F(2x2): of a product's slots, transforming"),
-    Factor("implicit start", 1200.0, 200.0, 3000.0, 0.1, "clocks of a tile besides its products"),
-    Factor("fused start", 9500.0, 8000.0, 12000.0, 0.1, "the same of F(2x2)"),
-    Factor("batched start", 1900.0, 500.0, 4000.0, 0.1, "the same of the GEMM of F(4x4)"),
+    Factor(
+        "start implicit gemm", 1200.0, 200.0, 3000.0, 0.1, "clocks of a tile besides its products"
+    ),
+    Factor("start winograd 2x2", 9500.0, 8000.0, 12000.0, 0.1, "the same of F(2x2)"),
+    Factor("start winograd 4x4", 1900.0, 500.0, 4000.0, 0.1, "the same of the GEMM of F(4x4)"),
     Factor("tail", 0.95, 0.95, 0.95, 0.0, "of the last wave's idle time, lost"),
     Factor("dram share", 0.537, 0.3, 1.0, 0.1, "of the listed DRAM bandwidth"),
     Factor("pass share", 0.863, 0.4, 1.5, 0.1, "of the listed DRAM bandwidth, in transforms"),
     Factor("filter share", 0.275, 0.2, 0.4, 0.1, "the same, where filters are transformed"),
     Factor("overlap", 0.449, 0.1, 0.9, 0.0, "of the shorter of compute and memory, not hidden"),
-    Factor("start", 1.5e-05, 5e-06, 2e-05, 0.1, "seconds for each kernel of a convolution"),
+    Factor("start", 3e-6, 1e-6, 6e-6, 0.1, "seconds for each kernel of a convolution; assumed"),
     Factor("direct share", 0.15, 0.15, 0.15, 0.0, "of the rate, each output by itself; assumed"),
 )
 
@@ -60,18 +64,18 @@ Three = tuple[Any, Any, Any]  # seconds of compute, memory, latency
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
-    xp = s.xp
+    """The terms of the fastest way that there is for a convolution."""
     peak = s.put("peak", target.peak("vector", work.dtype), "flop/s")
     rate = s.put("rate", peak * p["compute share"], "flop/s")
     implicit = _implicit(s, work, tiles, target, p, rate)
     direct = _direct(s, work, target, p, rate)
-    compute, memory, latency = _fastest(s, implicit, direct)
+    best = _faster(s, implicit, direct)
     if work.dtype == f32:
-        plain = 1.0 * (work.trait("widest") == 3) * (work.trait("window") == 9)
-        plain = plain * (work.trait("stride", 1.0) == 1) * (work.trait("dilation", 1.0) == 1)
+        dense = (work.trait("stride", 1.0) == 1) * (work.trait("dilation", 1.0) == 1)
+        dense = dense * (work.trait("widest") == 3) * (work.trait("window") == 9)
         for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
-            allowed = tuple(t / xp.maximum(plain, 1e-9) for t in way)
-            compute, memory, latency = _fastest(s, (compute, memory, latency), allowed)
+            best = _faster(s, best, way, 1.0 * dense)
+    compute, memory, latency = best
     return Terms(compute, memory, latency, 0.0 * compute)
 
 
@@ -83,23 +87,28 @@ def _slower(
     if target.tdp_w is None:
         return 1.0
     joules = JOULES.get(target.isa, OTHER_JOULES)[0] * max(bits, 16) / 32
-    watts = flops * p["joules"] * joules / run_s
+    joules = s.put("energy of a flop", joules, "J", "cost.power.JOULES")
+    watts = s.put("power wanted", flops * p["joules"] * joules / run_s, "W")
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
 
 
-def _fastest(s: Sheet, one: Three, other: Three) -> Three:
+def _faster(s: Sheet, one: Three, other: Three, allowed: Number = 1.0) -> Three:
+    """The other way, where it is allowed and takes less."""
     times = [s.xp.maximum(c, m) + rest for c, m, rest in (one, other)]
-    first = times[0] <= times[1]
-    return tuple(s.xp.where(first, a, b) for a, b in zip(one, other, strict=True))
+    taken = allowed * (times[1] < times[0]) > 0
+    compute, memory, rest = (s.xp.where(taken, b, a) for a, b in zip(one, other, strict=True))
+    return compute, memory, rest
 
 
 def _gemm(
     s: Sheet, target: Target, p: Mapping[str, Number], way: str, count: Number, products_s: Number
 ) -> Number:
     """Seconds of `count` tiles, of which the products of one take `products_s` of an SM."""
-    waves = count / target.sms
+    waves = s.put(f"{way}: waves", count / target.sms)
     rounds = s.xp.maximum(1.0, waves + p["tail"] * (s.xp.ceil(waves) - waves))
-    return rounds * (products_s + p[f"{way} start"] * 64 / target.sm.fp32_lanes / target.clock_hz)
+    rounds = s.put(f"{way}: rounds of the busiest SM", rounds)
+    products_s = s.put(f"{way}: products of a tile", products_s, "s")
+    return rounds * (products_s + p[f"start {way}"] * 64 / target.sm.fp32_lanes / target.clock_hz)
 
 
 def _products(
@@ -128,7 +137,7 @@ def _implicit(
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
-    compute = _gemm(s, target, p, "implicit", count, _products(target, p, rate, tm, tn, k))
+    compute = _gemm(s, target, p, "implicit gemm", count, _products(target, p, rate, tm, tn, k))
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = 2 * count * tm * tn * k
     return _three(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
@@ -151,7 +160,7 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
         patches = found if patches is None else xp.minimum(patches, found)
     blocks = b * patches * xp.ceil(n / FILTERS)
     products = _products(target, p, rate, 128.0, 128.0, channels) * (1 + p["fused slots"])
-    compute = _gemm(s, target, p, "fused", blocks, products)
+    compute = _gemm(s, target, p, "winograd 2x2", blocks, products)
     weights = work.operands[1].nbytes
     filters = weights * (1 + 16 / 9) / (target.dram_bytes_per_s * p["filter share"])
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
@@ -169,7 +178,7 @@ def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate:
     for tm, tn in BATCHED:
         count = 36 * b * xp.ceil(spots / tm) * xp.ceil(n / tn)
         products = _products(target, p, rate, tm, tn, channels)
-        found = _gemm(s, target, p, "batched", count, products)
+        found = _gemm(s, target, p, "winograd 4x4", count, products)
         compute = found if compute is None else xp.minimum(compute, found)
     cell = work.dtype.bits / 8
     x, w, y = (o.nbytes for o in work.operands[:3])
