@@ -29,6 +29,10 @@ IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
 # kernel tables: 5 or 6): weights are met in the L2 only if all of them fit.
 COPIES = 5.0
 
+# Chips whose L2 is in two partitions, each with a copy of what its own SMs read: NVIDIA A100 and
+# H100 whitepapers; B200 is two dies.
+PARTITIONED = ("sm_80", "sm_90", "sm_10")
+
 # How much longer a step takes when rows do not start at multiples of 16 bytes, which asynchronous
 # copies need (CUDA C++ Programming Guide). Assumed: no such rows are in the tables.
 UNALIGNED = 2.0
@@ -49,47 +53,48 @@ def _factors() -> tuple[Factor, ...]:
         return Factor(name, value, low, high, spread, f"{what}; {_FITTED}")
 
     return (
-        f("compute share", 0.871, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
+        f("compute share", 0.878, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
         f("joules mma", 1.0, 0.3, 3.0, 0.1, "pJ a 16-bit flop, operand movement included"),
-        f("joules wgmma", 0.835, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
-        f("joules tcgen05", 0.666, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
-        f("power bend", 0.572, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
-        f("sm bytes", 92.9, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
-        f("l2 share", 1.66, 0.3, 3.0, 0.1, "of the listed L2 rate, shared reads counted twice"),
-        f("leak mma", 0.41, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
-        f("leak async", 0.0119, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
+        f("joules wgmma", 0.829, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
+        f("joules tcgen05", 0.663, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("power bend", 0.562, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
+        f("sm bytes", 97.0, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
+        f("l2 share mma", 1.37, 0.3, 2.0, 0.1, "of the listed L2 rate"),
+        f("l2 share async", 1.74, 0.3, 3.0, 0.1, "the same, reads that blocks share counted twice"),
+        f("leak mma", 0.345, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
+        f("leak async", 0.00975, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
         f("leak scaled", 0.762, 0.0, 1.0, 0.0, "the same, with scales a row or a block"),
-        f("step clocks mma", 269.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
-        f("step clocks async", 167.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
+        f("step clocks mma", 261.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
+        f("step clocks async", 160.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
         f("step clocks row scales", 165.0, 20.0, 600.0, 0.0, "the same, with scales a row"),
         f("step clocks block scales", 270.0, 20.0, 600.0, 0.0, "the same, with scales a block"),
         f("step clocks plugin", 201.0, 20.0, 600.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
-        f("tile clocks mma", 1450.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
-        f("tile clocks async", 325.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
+        f("tile clocks mma", 1110.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
+        f("tile clocks async", 198.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
         f("tile clocks scaled", 1230.0, 50.0, 6000.0, 0.0, "the same, with scales"),
-        f("tail mma", 0.364, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
-        f("tail async", 0.0554, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
+        f("tail mma", 0.339, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
+        f("tail async", 0.0462, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
         f("tail scaled", 0.48, 0.0, 1.0, 0.0, "the same, with scales"),
-        f("store bytes", 25.2, 4.0, 256.0, 0.0, "a clock out of one SM"),
-        f("dram share HBM2", 0.763, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("store bytes", 25.0, 4.0, 256.0, 0.0, "a clock out of one SM"),
+        f("dram share HBM2", 0.769, 0.5, 1.0, 0.05, "of the listed bandwidth"),
         f("dram share HBM3", 0.849, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share GDDR", 0.758, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram ramp mma", 2.12, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
-        f("dram ramp async", 0.318, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
+        f("dram share GDDR", 0.769, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram ramp mma", 3.19, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
+        f("dram ramp async", 1.03, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
         f("dram ramp scaled", 1.29, 0.05, 10.0, 0.0, "the same, with scales"),
-        f("start mma", 0.44, 0.01, 5.0, 0.1, "us until the first block works"),
-        f("start wgmma", 1.04, 0.01, 5.0, 0.1, "the same"),
-        f("start tcgen05", 0.311, 0.01, 5.0, 0.1, "the same"),
+        f("start mma", 0.359, 0.01, 5.0, 0.1, "us until the first block works"),
+        f("start wgmma", 0.995, 0.01, 5.0, 0.1, "the same"),
+        f("start tcgen05", 0.274, 0.01, 5.0, 0.1, "the same"),
         f("start scaled", 1.13, 0.01, 5.0, 0.0, "the same, after the kernel that quantises"),
         f("start plugin", 7.74, 0.01, 10.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
         f("plugin share", 0.489, 0.1, 1.0, 0.0, "of the rate, 8-bit plug-ins made for older units"),
-        f("overlap", 3.07, 1.2, 8.0, 0.0, "exponent of the norm that joins compute and memory"),
-        f("split mma", 2.3, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
-        f("split async", 2.71, 0.1, 10.0, 0.0, "the same, with wgmma and tcgen05"),
-        f("split rate", 0.707, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
-        f("l2 kept", 0.403, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
-        f("l2 weights", 0.0171, 0.01, 1.5, 0.0, "of the L2, for weights between their turns"),
-        f("l2 results", 0.0279, 0.01, 1.5, 0.0, "of the L2, for activations and results"),
+        f("overlap", 2.74, 1.2, 8.0, 0.0, "exponent of the norm that joins compute and memory"),
+        f("split mma", 2.27, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
+        f("split async", 2.73, 0.1, 10.0, 0.0, "the same, with wgmma and tcgen05"),
+        f("split rate", 0.64, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
+        f("l2 kept", 0.429, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
+        f("l2 weights", 0.4, 0.4, 0.8, 0.0, "of the L2, for weights between their turns"),
+        f("l2 results", 0.4, 0.4, 0.8, 0.0, "of the L2, for activations and results"),
         f("lane share", 0.138, 0.0, 1.0, 0.0, "of the lanes' time, not hidden"),
     )
 
@@ -135,7 +140,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         inner = inner * p["plugin share"]
     products = 2.0 * tm * tn * tk * target.sms / (peak * inner)
     products = s.put("products of a step", products, "s", "at the rate of the inner loop")
-    l2_rate = p["l2 share"] * target.l2_bytes_per_s / xp.minimum(blocks, target.sms)
+    l2_rate = p[f"l2 share {age}"] * target.l2_bytes_per_s / xp.minimum(blocks, target.sms)
     sm_rate = p["sm bytes"] * target.clock_hz
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
     loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)
@@ -165,8 +170,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     dram_bytes = s.put("dram bytes", _dram_bytes(s, work, target, p, area, down, across), "bytes")
     memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
     memory = s.put("from and to dram", memory, "s")
-    ramp = p[f"dram ramp {way}"] * 1e-6 * memory / (memory + 1e-6)
-    ramp = s.put("until dram streams", ramp, "s")
+    flow = s.put("every operand once from dram", work.nbytes / target.dram_bytes_per_s, "s")
+    ramp = p[f"dram ramp {way}"] * 1e-6 * flow / (flow + 1e-6)
+    ramp = s.put("until operands stream", ramp, "s")
     partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
     join = xp.where(tiles.split > 1, p[f"split {age}"] * 1e-6 + partial, 0.0)
     join = s.put("joining partial sums", join, "s")
@@ -269,8 +275,10 @@ def _dram_bytes(
     wide = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
     tall = xp.minimum(down, patch / wide)
 
+    whole = target.l2_bytes / (2 if target.isa.startswith(PARTITIONED) else 1)
+
     def missed(share: Number, of: Number) -> Number:
-        return xp.maximum(0.0, 1.0 - share * target.l2_bytes / xp.maximum(of, 1.0))
+        return xp.maximum(0.0, 1.0 - share * whole / xp.maximum(of, 1.0))
 
     lost = s.put("share read again that misses the l2", missed(p["l2 kept"], left + right))
     left_again = 1.0 + lost * (xp.maximum(1.0, across / wide) - 1.0)
