@@ -32,7 +32,7 @@ TINY_S = 2e-6
 QUANTILE = 0.25
 # The host's time for a convolution that cudnn.benchmark has chosen varies from 0.1 to 0.8 ms in
 # NeuSight's table: by the shape, alike on all GPUs, and with nothing that the shape says. What is
-# above any kernel of such a roofline is the host's; the median.
+# above any kernel of such a roofline is the host's; the upper quartile.
 VARIED_S = {"conv": 5e-5}
 FEWEST_TINY = 6
 # Where a table has no tiny kernels: NeuSight's tables, NVIDIA and AMD; the median of the GPUs.

@@ -36,7 +36,9 @@ def tiles_ran(batch: Batch) -> tuple[Tiles, Flags] | None:
 
     A kernel whose name has no split launches its parts along the third dimension of the grid.
     """
-    if not {"kernel_name", "grid_z", "block_x"} <= set(batch.words) or "b" not in batch.dims:
+    if batch.works[-1].kernel != "k.gemm" or "b" not in batch.dims:
+        return None
+    if not {"kernel_name", "grid_z", "block_x"} <= set(batch.words):
         return None
     names = batch.words["kernel_name"]
     told = [tile_named(name) for name in names.names]
