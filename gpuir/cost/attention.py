@@ -186,9 +186,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         ("queries", work.extents["s"]),
         ("head", head),
         ("group", work.trait("group", 1.0)),
+        ("keys over reach", work.extents["d"] / xp.maximum(work.trait("reach", 1.0), 1.0)),
     ):
         s.put(f"log {name}", xp.log1p(many * 1.0), "", "log(1 + n), for the learned correction")
     s.put("masked", masked, "", "1 where walks differ in length")
+    s.put("narrow", 1.0 if work.dtype.bits < 16 else 0.0, "", "1 of operands under 16 bits")
+    s.put("trtllm", 1.0 if work.kind == "trtllm" else 0.0, "", "1 of TensorRT-LLM's kernels")
+    s.put("appends", xp.where(work.trait("append") > 0, 1.0, 0.0), "", "1 where a cache is written")
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
     plan = p["plan start"] if packs(work, target) else 0.0
     op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
@@ -327,7 +331,7 @@ def candidates(work: Work, target: Target) -> Tiles:
 
 FEATURES = (
     *("log blocks an SM", "log steps", "log keys", "log queries", "log head", "log group"),
-    "masked",
+    *("log keys over reach", "masked", "narrow", "trtllm", "appends"),
 )
 
 FAMILY = Family("attention", FACTORS, candidates, seconds, FEATURES, 0.25, usual)
