@@ -74,6 +74,13 @@ def works_of(op: str, dtype: str, extents: Extents) -> tuple[Work, ...]:
     return BENCHMARKS[op].works(extents, f32 if tf32 else DTYPES[dtype], tf32)
 
 
+def is_narrow(e: Extents) -> Number:
+    """Convolutions of so few channels a group that their kernels are of another kind
+    (`cost.work.conv`): rows of both kinds cannot stand in one work."""
+    depth = e["channels"] / e["groups"] * e["window"] ** 2
+    return np.minimum(e["filters"] / e["groups"], depth) < 8
+
+
 # ---------------------------------------------------------------------------- products
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch
-from gpuir.evaluate.benchmarks import BENCHMARKS, COLUMNS, works_of
-from gpuir.evaluate.columns import Columns
+from gpuir.evaluate.benchmarks import BENCHMARKS, COLUMNS, is_narrow, works_of
+from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.evaluate.machine import Machine
 from gpuir.evaluate.plan import Case
@@ -219,12 +219,13 @@ def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
 
 def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
     """Rows measured on a target, as a table of them would read."""
-    alike: dict[tuple[str, str], list[Row]] = {}
+    alike: dict[tuple[str, str, bool], list[Row]] = {}
     for row in rows:
         if row.is_measured:
-            alike.setdefault((row.case.op, row.case.dtype), []).append(row)
+            narrow = row.case.op == "conv" and bool(is_narrow(row.case.shape))
+            alike.setdefault((row.case.op, row.case.dtype, narrow), []).append(row)
     found: list[Batch] = []
-    for (op, dtype), group in alike.items():
+    for (op, dtype, _), group in alike.items():
         columns = BENCHMARKS[op].columns
         extents = {c: np.array([row.case.shape[c] for row in group], float) for c in columns}
         latency_s = np.array([row.latency_s for row in group])
@@ -245,8 +246,10 @@ def expected_s(target: Target, case: Case, budget_s: float = BUDGET_S) -> float:
 
 
 def _prepared(columns: Columns) -> Columns:
-    """The extents that an operator does not have are 1."""
-    return columns.with_cells({c: np.nan_to_num(columns.numbers(c), nan=1.0) for c in COLUMNS})
+    """The extents that an operator does not have are 1. Narrow convolutions are told apart."""
+    extents = {c: np.nan_to_num(columns.numbers(c), nan=1.0) for c in COLUMNS}
+    narrow = Words(np.asarray(is_narrow(extents), np.int64), ("", "narrow"))
+    return columns.with_cells({**extents, "narrow": narrow})
 
 
 def _works(s: Shapes) -> tuple[Any, ...]:
@@ -259,7 +262,7 @@ def _works(s: Shapes) -> tuple[Any, ...]:
 KIND = Kind(
     name="collected measurements",
     key=("op", "dtype", "spread", "repeats", "method", "torch", "when"),
-    words=("op", "dtype"),
+    words=("op", "dtype", "narrow"),
     shape=COLUMNS,
     works=_works,
     op=lambda said: said["op"],

@@ -6,8 +6,17 @@ import csv
 
 import pytest
 
-from gpuir.evaluate.benchmarks import BENCHMARKS
-from gpuir.evaluate.collect import HEADER, as_parquet, collect, expected_s, measure, remaining
+from gpuir.evaluate.benchmarks import BENCHMARKS, works_of
+from gpuir.evaluate.collect import (
+    HEADER,
+    Row,
+    as_parquet,
+    batches_of,
+    collect,
+    expected_s,
+    measure,
+    remaining,
+)
 from gpuir.evaluate.plan import Case
 from gpuir.ir.errors import UsageError
 from gpuir.targets.load import load_target
@@ -85,6 +94,18 @@ def test_a_table_reads_back(machine, tmp_path):
     rows = list(csv.DictReader(path.read_text().splitlines()))
     for b, row in zip(table.batches, rows, strict=True):
         assert b.latency_s[0] == pytest.approx(float(row["latency_us"]) * 1e-6)
+
+
+def test_a_kernel_is_the_same_alone_and_among_others(machine, tmp_path):
+    """Depthwise convolutions beside others: other kernels, so other batches."""
+    cases = [case("conv", channels=16, filters=16, groups=g) for g in (1, 16)]
+    collect(machine, cases, tmp_path / "mine.csv", device="cpu", budget_s=1e-3)
+    batches = read_table(tmp_path / "mine.csv").batches
+    works = [b.works[0] for b in batches]
+    alone = [works_of("conv", "f32", c.shape)[0] for c in cases]
+    assert [w.pipe for w in works] == [w.pipe for w in alone] == ["tensor", "vector"]
+    rows = [Row(c, 1e-3, 0.0, 5) for c in cases]
+    assert [b.works[0].pipe for b in batches_of(rows, CPU)] == ["tensor", "vector"]
 
 
 def test_a_run_goes_on_where_the_last_one_ended(machine, tmp_path):
