@@ -16,11 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnx
 from rich.console import Console
 from rich.table import Table
+
+from gpuir.analysis import load_text, lower
+from gpuir.ir.graph import Graph
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -201,6 +206,60 @@ def scale() -> Table:
     return table
 
 
+def predictions() -> Table:
+    """The cost model alone: a table of products at once, and distinct kernels through the passes.
+    CPU seconds are of all threads."""
+    import numpy as np
+
+    from gpuir.cost import work
+    from gpuir.cost.tile import predict
+    from gpuir.ir.types import f16, f32
+    from gpuir.passes.table import pipeline
+    from gpuir.targets.load import load_target
+
+    table = Table("cost model", "number", "a wall second", "a CPU second")
+
+    def row(name: str, count: int, run: Callable[[], object]) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        table.add_row(name, f"{count:,}", f"{count / wall:,.0f}", f"{count / cpu:,.0f}")
+
+    count, rng, target = 1_000_000, np.random.default_rng(0), load_target("a100")
+    m, n, k = (rng.integers(1, 8192, count).astype(float) for _ in range(3))
+    for dtype in (f32, f16):
+        predict(work.gemm(m[:1000], n[:1000], k[:1000], dtype), target)  # what is found once
+        products = partial(predict, work.gemm(m, n, k, dtype), target)
+        row(f"{dtype.name} products", count, products)
+    tiles, annotate = pipeline("tile{target=a100}"), pipeline("annotate")
+    annotate.run(tiles.run(kernels(50)))
+    graph = kernels(2000)
+    count = len(graph.nodes)
+    row("kernels tiled", count, lambda: tiles.run(graph))
+    tiled = tiles.run(graph)
+    row("kernels annotated", count, lambda: annotate.run(tiled))
+    again = kernels(2000)
+    row("kernels tiled and annotated", count, lambda: annotate.run(tiles.run(again)))
+    return table
+
+
+def kernels(rounds: int) -> Graph:
+    """Three kernels a round, no two alike: a product, its softmax, a product in f32."""
+    inputs = [
+        f"  in %x{i}: f16[{64 + i}, 256]\n  in %z{i}: f32[{i + 1}, 96]" for i in range(rounds)
+    ]
+    nodes = [
+        f'  %y{i}: f16[{64 + i}, 512] = t.matmul(%x{i}, %w) at "m:{i}"\n'
+        f'  %s{i}: f16[{64 + i}, 512] = t.softmax(%y{i}, 1) at "m:s{i}"\n'
+        f'  %o{i}: f32[{i + 1}, 64] = t.matmul(%z{i}, %v) at "m:o{i}"'
+        for i in range(rounds)
+    ]
+    out = ", ".join(f"%s{i}, %o{i}" for i in range(rounds))
+    params = ["  param %w: f16[256, 512]", "  param %v: f32[96, 64]"]
+    text = "\n".join(("graph @kernels {", *inputs, *params, *nodes, f"  out {out}", "}"))
+    return lower(load_text(text))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
@@ -208,7 +267,7 @@ def main() -> None:
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
         ENVIRONMENT["PYTHONPYCACHEPREFIX"] = folder
-        for table in (cold_start(runs), imports(runs), memory(runs), scale()):
+        for table in (cold_start(runs), imports(runs), memory(runs), scale(), predictions()):
             console.print(table)
 
 

@@ -29,6 +29,6 @@ PREDICTORS: dict[str, Predictor] = {"roofline": roofline, "tile": tile_cost}
 
 def find_predictor(name: str, loaded: Mapping[str, Predictor] | None = None) -> Predictor:
     """The predictor of that name: ours, a loaded module's, or an entry point's of
-    `gpuir.predictors`. A version may follow: `tile@1` is `tile`."""
+    `gpuir.predictors`. A version may follow: `tile@2` is `tile`."""
     plain = name.partition("@")[0]
     return find_named(plain, PREDICTORS, loaded, kind="predictor", group="predictors")

@@ -88,7 +88,7 @@ def test_the_search_takes_the_cheapest_of_equals_always():
 
 
 def test_predictors_are_found_by_name_and_version():
-    assert find_predictor("tile") is find_predictor("tile@1") is PREDICTORS["tile"]
+    assert find_predictor("tile") is find_predictor("tile@2") is PREDICTORS["tile"]
     with pytest.raises(UsageError, match="no predictor 'tyle'") as error:
         find_predictor("tyle")
     assert "did you mean tile" in error.value.fix
