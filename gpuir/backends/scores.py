@@ -15,13 +15,14 @@ SCHEMA = "gpuir.eval/1"
 COLUMNS = (
     *(("gpu", False), ("operator", False), ("dtype", False), ("rows", True), ("mean", True)),
     *(("median", True), ("p90", True), ("bias", True), ("roofline", True), ("inside", True)),
+    ("spread", True),
 )
 LEGEND = (
     "Absolute errors in percent of the measurement: mean, median, 90th percentile; mean signed"
     " error (positive: too slow predicted); mean error of the plain roofline; percentage of rows"
-    " inside their 80 % interval."
+    " inside their 80 % interval; mean deviation of rows from the median of their shape's."
 )
-DROP = ("p90", "median", "roofline", "inside")
+DROP = ("p90", "spread", "median", "roofline", "inside")
 
 
 def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> str:

@@ -52,7 +52,9 @@ def forecast(batch: Batch, model: Model | None = None) -> Forecast:
 class Errors:
     """Errors of some rows, in percent of the measurement. `bias` is the mean signed one, positive
     where too slow is predicted. `coverage` is the share of rows inside their 80 % interval, None
-    where there are no intervals."""
+    where there are no intervals. `spread` is how far rows are, on average, from the median of those
+    that ran the same kernels in the same shape: what nobody can predict who is not told which
+    library, version or session it was; None where each shape was measured once."""
 
     n: int
     mape: float
@@ -61,6 +63,7 @@ class Errors:
     bias: float
     roofline_mape: float
     coverage: float | None
+    spread: float | None = None
 
 
 class Group(NamedTuple):
@@ -141,20 +144,21 @@ def score(
     for batch in batches:
         model = (models or {}).get(batch.target.device)
         f = forecast(batch, model)
-        numbers = np.stack([batch.latency_s, f.time_s, f.low_s, f.high_s, f.roofline_s])
+        told = (f.time_s, f.low_s, f.high_s, f.roofline_s)
+        numbers = np.stack([batch.latency_s, *told, middle(batch)])
         whole = Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
         tiles.extend(_tiles(whole, batch, model))
         family = whole._replace(op=family_of(batch.works[-1], batch.target).name, dtype=ALL)
         for said, rows in batch.rows_by(*by):
-            told = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
+            mine = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
             for floor in (False, True):
                 some = rows[batch.on_floor[rows] == floor]
                 if not len(some):
                     continue
                 part = _Rows(numbers[:, some], batch.split.codes[some], batch.split.names)
-                groups.setdefault(told._replace(floor=floor), []).append(part)
+                groups.setdefault(mine._replace(floor=floor), []).append(part)
                 if not (floor or batch.suspect):
-                    for total in _totals(told):
+                    for total in _totals(mine):
                         totals.setdefault(total, []).append(part)
                     families.setdefault(family, []).append(part)
     return Scores(
@@ -220,7 +224,8 @@ def _totals(group: Group) -> Iterator[Group]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows before they are errors: measured, predicted, low, high and roofline; the split."""
+    """Rows before they are errors: measured, predicted, low, high, roofline, and the middle of the
+    same shape's; the split."""
 
     numbers: NDArray[np.float64]
     split: Ints
@@ -239,12 +244,14 @@ def _score(group: Group, parts: list[_Rows]) -> Score:
 
 
 def errors(numbers: NDArray[np.float64]) -> Errors:
-    """Of rows of measured, predicted, low, high and roofline seconds, a column a row."""
+    """Of rows of measured, predicted, low, high, roofline and middle seconds, a column a row."""
     real: Floats = numbers[0]
     signed: Floats = 100 * (numbers[1] - real) / real
     roofline: Floats = 100 * np.abs(numbers[4] - real) / real
     inside: Floats = 100.0 * ((numbers[2] <= real) & (real <= numbers[3]))
     size: Floats = np.abs(signed)
+    apart: Floats = 100 * np.abs(numbers[5] - real) / real
+    again = np.isfinite(apart)
     return Errors(
         n=len(real),
         mape=float(np.mean(size)),
@@ -253,7 +260,19 @@ def errors(numbers: NDArray[np.float64]) -> Errors:
         bias=float(np.mean(signed)),
         roofline_mape=float(np.mean(roofline)),
         coverage=float(np.mean(inside)) if np.any(numbers[2] < numbers[3]) else None,
+        spread=float(np.mean(apart[again])) if again.any() else None,
     )
+
+
+def middle(batch: Batch) -> Floats:
+    """The median measurement of each row's shape; NaN where it was measured once."""
+    order = np.lexsort((batch.latency_s, batch.which))
+    shape, sorted_s = batch.which[order], batch.latency_s[order]
+    _, start, count = np.unique(shape, return_index=True, return_counts=True)
+    median: Floats = (sorted_s[start + (count - 1) // 2] + sorted_s[start + count // 2]) / 2
+    found = np.empty(len(batch))
+    found[order] = np.repeat(np.where(count > 1, median, np.nan), count)
+    return found
 
 
 def drawn(batches: Sequence[Batch], count: int, seed: int) -> tuple[list[Batch], list[Batch]]:
