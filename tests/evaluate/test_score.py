@@ -11,7 +11,7 @@ from gpuir.cost import work
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch, Clock
 from gpuir.evaluate.columns import Words
-from gpuir.evaluate.score import drawn, errors, forecast, score
+from gpuir.evaluate.score import drawn, errors, forecast, middle, score
 from gpuir.ir.types import bf16
 from gpuir.targets.load import load_target
 
@@ -30,13 +30,16 @@ def batch(latency_s: np.ndarray, which: np.ndarray | None = None, **more: object
 def test_errors_by_hand():
     measured, predicted = np.array([100.0, 100, 200, 200]), np.array([110.0, 90, 200, 260])
     roofline = np.array([50.0, 50, 100, 100])
-    found = errors(np.stack([measured, predicted, predicted - 15, predicted + 5, roofline]))
+    middle = np.array([100.0, 100, np.nan, 220])
+    told = (predicted, predicted - 15, predicted + 5, roofline, middle)
+    found = errors(np.stack([measured, *told]))
     assert found.n == 4
     assert found.mape == pytest.approx((10 + 10 + 0 + 30) / 4)
     assert found.median_ape == pytest.approx(10)
     assert found.p90_ape == pytest.approx(24)
     assert found.bias == pytest.approx((10 - 10 + 0 + 30) / 4)
     assert found.roofline_mape == pytest.approx(50)
+    assert found.spread == pytest.approx((0 + 0 + 10) / 3)
     assert found.coverage == pytest.approx(50)  # the first row, and the third
 
 
@@ -87,6 +90,13 @@ def test_splits_and_columns_tell_rows_apart():
         ((("framework", "vllm"),), 2),
     ]
     assert {name: e.n for name, e in found.totals[0].splits.items()} == {"train": 2, "test": 1}
+
+
+def test_the_middle_of_a_shape():
+    rows = batch(np.array([4.0, 1, 9, 2, 5]), np.array([0, 1, 0, 2, 0]))
+    assert np.array_equal(middle(rows), [5, np.nan, 5, np.nan, 5], equal_nan=True)
+    even = batch(np.array([4.0, 1]), np.array([1, 1]))
+    assert list(middle(even)) == [2.5, 2.5]
 
 
 def test_what_is_drawn_is_not_scored():
