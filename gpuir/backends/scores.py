@@ -205,4 +205,5 @@ def _cells(s: Score, told: int) -> tuple[str, ...]:
         f"{e.bias:+.1f}",
         f"{e.roofline_mape:.1f}",
         "-" if e.coverage is None else f"{e.coverage:.0f}",
+        "-" if e.spread is None else f"{e.spread:.1f}",
     )

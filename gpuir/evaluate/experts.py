@@ -35,36 +35,44 @@ def experts(s: Shapes) -> tuple[Work, ...]:
     if distribution != "balanced" and not distribution.startswith("power_law_"):
         raise Unmodelled(f"distribution {distribution} is none we know of experts")
     skew = 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
+    whole = s.said["strays"] == "all"
     return (
         grouped.experts(
             s["tokens"],
             s["hidden"],
             s["inter"],
             s["topk"],
-            s["experts"],
+            s["experts"] // (s["ep"] if whole else 1),
             dtype,
             weight=weight,
             gated=s.said["gated"] == "yes",
             shards=s["tp"],
-            ranks=s["ep"],
+            ranks=1 if whole else s["ep"],
             skew=skew,
             stack=s.said["stack"],
             block=s.said["dtype"] == "fp8_block",
-            strays=s.said["strays"] == "yes",
+            strays=s.said["strays"] == "rest",
         ),
     )
 
 
 def _stacks(columns: Columns) -> Columns:
-    """Which implementation ran, whether its experts are gated, and whether it computed the rows of
-    other ranks too: as far as rows tell, SGLang's up to 0.5.10, on GPUs before Blackwell."""
+    """Which implementation ran, whether its experts are gated, and what it did with the rows of
+    other ranks' experts.
+
+    As far as the rows tell, SGLang up to 0.5.10 computed them too: as one more expert's ("rest"),
+    or, with Marlin's kernels in 0.5.9 and on Blackwell, among its own experts ("all").
+    """
     source, version = columns.words("kernel_source"), columns.words("version")
     gated = source.mapped(lambda name: "no" if "nongated" in name else "yes")
-    old = columns.words("framework").where("sglang") & version.where("0.5.9", "0.5.10")
+    stack = source.mapped(grouped.stack_of)
     systems = columns.words("system")
     before = systems.where(*(n for n in systems.names if n.startswith(BEFORE_BLACKWELL)))
-    strays = Words((old & before).astype(np.int64), ("no", "yes"))
-    stack = source.mapped(grouped.stack_of)
+    sglang = columns.words("framework").where("sglang")
+    older, old = version.where("0.5.9"), version.where("0.5.10")
+    rest = sglang & (older | old) & before
+    whole = sglang & stack.where("marlin") & (older | (old & ~before))
+    strays = Words(np.where(whole, 2, np.where(rest, 1, 0)).astype(np.int64), ("", "rest", "all"))
     return columns.with_cells({"gated": gated, "stack": stack, "strays": strays})
 
 
