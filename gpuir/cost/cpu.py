@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.work import OWN_LANE_OPS, Operand, Work
+from gpuir.cost.work import OWN_LANE_OPS, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -100,26 +100,33 @@ def _memory_s(
 ) -> Number:
     """Each byte once, from the nearest level that holds all of them: of a table that is gathered
     from, all of it."""
-    xp, own, shared_bytes = s.xp, target.sm.smem_bytes * cores, target.l2_bytes
-    footprint = s.put("footprint", xp.maximum(work.nbytes, 1.0), "bytes")
-    private_rate = PRIVATE_BYTES_PER_CLOCK * target.clock_hz * cores * p["private share"]
-    shared_rate = target.l2_bytes_per_s * cores / target.sms * p["cache share"]
-    dram_rate = target.dram_bytes_per_s * p["dram share"]
-
-    def moved(o: Operand, within: Number) -> Number:
-        private, shared = _held(within, own), _held(within, shared_bytes)
-        away = o.nbytes * (DRAM_WRITES if o.role == "written" else 1.0) / dram_rate
-        near = shared * o.nbytes / shared_rate + (1 - shared) * away
-        return private * o.nbytes / private_rate + (1 - private) * near
-
-    table = work.operands[0] if work.kernel == "k.gather" else None
-    memory: Number = 0.0
-    for o in work.operands:
-        whole = xp.maximum(footprint, work.trait("table")) if o is table else footprint
-        memory = memory + moved(o, whole)
+    read = sum((o.nbytes for o in work.operands if o.role != "written"), 0.0)
+    footprint = s.put("footprint", s.xp.maximum(work.nbytes, 1.0), "bytes")
+    near, away = _byte_s(s, footprint, cores, target, p)
+    read_s, write_s = near + away, near + DRAM_WRITES * away
+    memory = read * read_s + (work.nbytes - read) * write_s
+    if work.kernel == "k.gather":
+        table = work.operands[0].nbytes
+        around = s.put("table", s.xp.maximum(footprint, work.trait("table")), "bytes")
+        memory = memory + table * (sum(_byte_s(s, around, cores, target, p)) - read_s)
     if work.kind == "transpose":
         memory = memory * TRANSPOSED
-    return s.put("memory", memory, "s", "cost.cpu.PRIVATE_BYTES_PER_CLOCK and so on")
+    return s.put("memory", memory, "s", "cost.cpu.DRAM_WRITES, TRANSPOSED")
+
+
+def _byte_s(
+    s: Sheet, footprint: Number, cores: Number, target: Target, p: Mapping[str, Number]
+) -> tuple[Number, Number]:
+    """Seconds a byte of a footprint takes in caches and in memory, by what each level holds."""
+    own = s.put("held by the cores", _held(footprint, target.sm.smem_bytes * cores))
+    shared = s.put("held by the shared cache", _held(footprint, target.l2_bytes))
+    own_rate = PRIVATE_BYTES_PER_CLOCK * target.clock_hz * cores * p["private share"]
+    own_rate = s.put("cores' caches", own_rate, "bytes/s", "cost.cpu.PRIVATE_BYTES_PER_CLOCK")
+    shared_rate = target.l2_bytes_per_s * cores / target.sms * p["cache share"]
+    shared_rate = s.put("shared cache", shared_rate, "bytes/s")
+    dram_rate = s.put("memory's rate", target.dram_bytes_per_s * p["dram share"], "bytes/s")
+    near = own / own_rate + (1 - own) * shared / shared_rate
+    return near, (1 - own) * (1 - shared) / dram_rate
 
 
 def _held(footprint: Number, size: Number) -> Number:

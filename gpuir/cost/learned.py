@@ -90,9 +90,10 @@ class Trained:
 
     def outside(self, work: Work, target: Target) -> tuple[str, ...]:
         """What of one kernel the model has not been fitted on: "gpu", "dtype", "size"."""
+        calibrated = bool(target.factors)
         new = {
-            "gpu": target.device not in self.devices,
-            "dtype": work.dtype.name not in self.dtypes,
+            "gpu": target.device not in self.devices and not calibrated,
+            "dtype": work.dtype.name not in self.dtypes and not calibrated,
             "size": bool(np.any(self.beyond(work))),
         }
         return tuple(name for name, is_new in new.items() if is_new)
