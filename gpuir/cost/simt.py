@@ -9,7 +9,7 @@ GEMM table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -22,8 +22,12 @@ from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
 V = TypeVar("V")
+Chosen = tuple[Number, Number, Number, Number, Number]  # columns, rows, slices, warps, split
+
+_where: Callable[..., Number] = np.where
 
 STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta and ampere_sgemm
+LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM table shows
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
 PARTS = 4.0  # of an SM, each with its lanes and scheduler: V100 architecture whitepaper
 TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.06826, table 3.2
@@ -209,104 +213,116 @@ class Kernels:
     """The kernels that a library has for one architecture and call, and how it chooses.
 
     A row of `rows` is a tile's columns and rows, parts of a step, warps, blocks an SM holds, and
-    three numbers fitted to the kernel names: log cost a cell, cells of k that a block costs at
-    least, and rounds lost. The library is taken to compare
-    (rounds + lost) * cells * exp(cost) * (k / split + least); of an unfilled round `quantum`
-    counts, and a split costs `join` and `join_each` for each share of each result cell.
+    four numbers fitted to the kernel names: log cost a cell, cells of k that a block costs at
+    least, rounds lost, and how the cost grows with k. The library is taken to compare
+    ((rounds + lost) * cells * exp(cost) * (k / split + least) + join) * (k / 1024) ** grows; of an
+    unfilled round `quantum` counts, and a split costs `join` and `join_each` for each share of
+    each result cell. `whole` is a kernel taken instead where n and k are multiples of four.
     """
 
     rows: tuple[tuple[float, ...], ...]
-    quantum: float
+    quantum: float = 0.0
     join: float = 0.0
     join_each: float = 0.0
+    whole: tuple[float, float, float, float] | None = None
 
 
-# Of the tables below: which cuBLAS 12.1 took, as the kernel names in the NeuSight GEMM table say.
-BATCHED = {
-    "sm_6": Kernels(((128, 64, 1, 4, 4, 0, 0, 1),), 0.0),
-    "sm_70": Kernels(
+# What cuBLAS 12.1 took, as the kernel names in the NeuSight GEMM table say: of one product, there
+# of a layer with a bias, and of a batch of them.
+SINGLE = {
+    "sm_60": Kernels(
         (
-            (64, 64, 1, 2, 8, -1.18, 5.6, 24.8),
-            (32, 128, 1, 8, 4, -1.20, 5.7, 26.0),
-            (128, 32, 1, 8, 4, 0.74, 19.7, 2.46),
+            (32, 128, 1, 8, 4, 0.00, 12600, 32, 0.74),
+            (64, 64, 1, 2, 8, 0.84, 7830, 18, 0.69),
+            (128, 32, 1, 8, 4, 5.26, 120, 0.36, 0.00),
         ),
-        0.0,
     ),
-    "sm_75": Kernels(
+    "sm_61": Kernels(
         (
-            (128, 64, 1, 4, 4, -0.85, 19, 1.52),
-            (64, 64, 1, 2, 8, -0.61, 19, 1.45),
-            (128, 32, 1, 8, 4, -0.71, 19, 2.80),
-            (32, 128, 1, 8, 4, 0.20, 66, 0.39),
+            (32, 128, 1, 8, 4, 0.00, 29300, 18, 0.83),
+            (64, 64, 1, 2, 8, 0.10, 26100, 17, 0.82),
+            (128, 32, 1, 8, 4, 4.55, 72, 7.7, 0.00),
         ),
-        0.09,
-    ),
-    "": Kernels(((128, 128, 1, 8, 2, 0, 0, 1),), 0.0),
-}
-LINEAR = {
-    "sm_6": Kernels(
-        (
-            (32, 128, 1, 8, 4, -0.31, 155, 5.9),
-            (64, 64, 1, 2, 8, -0.36, 132, 5.0),
-            (128, 32, 1, 8, 4, 0.67, 90, 0.56),
-        ),
-        0.5,
+        0.16,
+        2.1e5,
+        4.1,
+        whole=(128, 128, 1, 8),
     ),
     "sm_70": Kernels(
         (
-            (128, 128, 1, 8, 2, 0.10, 1140, 0.52),
-            (128, 64, 1, 4, 4, 0.13, 469, 1.54),
-            (32, 128, 1, 8, 4, 0.39, 455, 1.09),
-            (128, 32, 1, 8, 4, 0.51, 361, 0.94),
-            (128, 32, 4, 8, 2, 0.48, 1236, 0.33),
-            (64, 32, 4, 8, 2, 0.55, 953, 0.49),
-            (32, 32, 4, 4, 4, 0.78, 584, 0.84),
+            (128, 64, 1, 4, 4, 0.00, 442, 1.1, 0.23),
+            (128, 128, 1, 8, 2, 0.33, 295, 0.43, 0.10),
+            (128, 32, 1, 8, 4, 0.28, 365, 0.85, 0.23),
+            (32, 128, 1, 8, 4, 0.28, 335, 0.88, 0.18),
+            (128, 32, 4, 8, 2, 0.96, 151, 0.24, 0.00),
+            (64, 32, 4, 8, 2, 0.92, 116, 0.26, 0.03),
+            (32, 32, 4, 4, 4, 1.03, 96, 0.43, 0.04),
         ),
         0.0,
-        5.5e3,
-        3.6,
+        8.4e3,
+        3.2,
     ),
     "sm_75": Kernels(
         (
-            (128, 128, 1, 8, 2, -0.08, 100, 0.27),
-            (128, 64, 1, 4, 4, -0.03, 81, 0.42),
-            (64, 64, 1, 2, 8, 0.07, 95, 0.91),
-            (32, 128, 1, 8, 4, 0.42, 65, 0.40),
-            (128, 32, 1, 8, 4, 0.52, 46, 0.59),
-            (128, 32, 4, 8, 2, 0.28, 198, 0.23),
-            (64, 32, 4, 8, 2, 0.49, 204, 0.26),
-            (32, 32, 4, 4, 4, 0.57, 191, 0.52),
+            (128, 128, 1, 8, 2, 0.00, 72, 0.29, 0.03),
+            (128, 64, 1, 4, 4, 0.02, 72, 0.38, 0.05),
+            (64, 64, 1, 2, 8, 0.13, 74, 0.93, 0.04),
+            (32, 128, 1, 8, 4, 0.57, 35, 0.25, 0.00),
+            (128, 32, 1, 8, 4, 0.54, 38, 0.48, 0.03),
+            (128, 32, 4, 8, 2, 0.37, 160, 0.17, 0.03),
+            (64, 32, 4, 8, 2, 0.58, 144, 0.17, 0.01),
+            (32, 32, 4, 4, 4, 0.71, 89, 0.47, 0.01),
         ),
         0.17,
-        1.3e4,
-        1.0,
+        1.6e4,
+        0.44,
     ),
     "": Kernels(
         (
-            (128, 128, 1, 8, 2, 0.02, 42, 0.12),
-            (128, 64, 1, 4, 4, -0.25, 37, 1.09),
-            (64, 64, 1, 2, 8, 0.03, 41, 2.25),
-            (32, 128, 1, 8, 4, -0.08, 47, 0.68),
-            (128, 32, 1, 8, 4, -0.14, 54, 1.05),
-            (128, 32, 4, 8, 2, -0.05, 513, 0.12),
-            (64, 32, 4, 8, 2, 0.08, 245, 0.06),
-            (32, 32, 4, 4, 4, 0.07, 195, 0.35),
+            (128, 64, 1, 4, 4, 0.00, 100, 0.83, 0.11),
+            (128, 128, 1, 8, 2, 0.18, 121, 0.12, 0.11),
+            (64, 64, 1, 2, 8, 0.09, 318, 1.3, 0.17),
+            (128, 32, 1, 8, 4, 0.09, 110, 1.0, 0.11),
+            (32, 128, 1, 8, 4, 0.15, 92, 0.7, 0.09),
+            (128, 32, 4, 8, 2, 0.49, 118, 0.14, 0.00),
+            (64, 32, 4, 8, 2, 0.55, 64, 0.1, 0.01),
+            (32, 32, 4, 4, 4, 0.57, 37, 0.41, 0.00),
         ),
         0.73,
-        7.1e5,
-        350.0,
+        1.6e6,
+        480.0,
     ),
 }
+BATCH = {
+    "sm_6": Kernels(((128, 64, 1, 4, 4, 0.0, 0.0, 1.0, 0.0),)),
+    "sm_70": Kernels(
+        (
+            (64, 64, 1, 2, 8, -1.18, 5.6, 24.8, 0.0),
+            (32, 128, 1, 8, 4, -1.20, 5.7, 26.0, 0.0),
+            (128, 32, 1, 8, 4, 0.74, 20, 2.5, 0.0),
+        ),
+    ),
+    "sm_75": Kernels(
+        (
+            (128, 64, 1, 4, 4, 0.00, 47, 2.5, 0.0),
+            (64, 64, 1, 2, 8, 0.25, 48, 3.0, 0.0),
+            (128, 32, 1, 8, 4, 0.16, 46, 4.4, 0.0),
+            (32, 128, 1, 8, 4, 1.20, 52, 0.96, 0.0),
+        ),
+        0.04,
+    ),
+    "": Kernels(((128, 128, 1, 8, 2, 0.0, 0.0, 1.0, 0.0),)),
+}
+
+# Thin products have kernels of their own, whose names the table does not hold: it has no product
+# of one row, and no batch of 16 rows or fewer. Assumed: columns, rows, slices and warps.
+ROW, COLUMN, STRIP = (8.0, 1.0, 32.0, 4.0), (1.0, 8.0, 32.0, 4.0), (32.0, 16.0, 8.0, 4.0)
+STRIP_ROWS = 16.0
 
 
 def _of_isa(table: Mapping[str, V], isa: str) -> V:
     """The entry of an architecture, by the start of its name; the last one is everyone else's."""
     return next(entry for start, entry in table.items() if isa.startswith(start))
-
-
-def kernels(isa: str, linear: bool) -> Kernels:
-    """Those of an architecture; later ones have Ampere's."""
-    return _of_isa(LINEAR if linear else BATCHED, isa)
 
 
 @cache
@@ -321,33 +337,61 @@ def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
 
 def candidates(work: Work, target: Target) -> Tiles:
     """The library's kernels for this architecture, without a split."""
-    n, m, slices, warps, *_ = _columns(kernels(target.isa, is_linear(work)), False)
+    n, m, slices, warps, *_ = _columns(_of_isa(SINGLE, target.isa), False)
     return Tiles({"m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The kernel and split that cuBLAS would take, for each of many products."""
-    linear = is_linear(work)
-    known = kernels(target.isa, linear)
-    n, m, slices, warps, _, cost, least, lost, aims = _columns(known, linear)
     extents = [np.asarray(work.extents[d], float) for d in ("b", "m", "n", "k")]
     shape = np.broadcast_shapes(*(x.shape for x in extents))
-    rows_b, rows_m, rows_n, rows_k = (np.broadcast_to(x, shape)[..., None] for x in extents)
-    grid = rows_b * np.ceil(rows_m / m) * np.ceil(rows_n / n)
-    split = np.maximum(1.0, np.minimum(np.floor(aims * target.sms / grid), rows_k // 64))
+    b, m, n, k = (np.broadcast_to(x, shape) for x in extents)
+    single = b <= 1
+    if single.all():
+        taken = _cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
+    else:
+        taken = _cheapest(b, m, n, k, _of_isa(BATCH, target.isa), target, False)
+        if single.any():
+            alone = _cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
+            taken = _either(single, alone, taken)
+    for thin, kernel in (
+        (~single & (m <= STRIP_ROWS), STRIP),
+        (n <= 1, COLUMN),
+        (m <= 1, ROW),
+    ):
+        if thin.any():
+            taken = _either(thin, (*kernel, 1.0), taken)
+    tn, tm, slices, warps, split = taken
+    return Tiles({"m": tm, "n": tn, "k": STEP * slices}, 2.0, warps, split)
+
+
+def _either(test: Number, yes: Chosen, no: Chosen) -> Chosen:
+    either = [_where(test, x, y) for x, y in zip(yes, no, strict=True)]
+    return either[0], either[1], either[2], either[3], either[4]
+
+
+def _cheapest(
+    b: Number, m: Number, n: Number, k: Number, known: Kernels, target: Target, splits: bool
+) -> Chosen:
+    """The kernel that the library finds cheapest."""
+    tn, tm, slices, warps, _, cost, least, lost, grows, aims = _columns(known, splits)
+    grid = b[..., None] * np.ceil(m[..., None] / tm) * np.ceil(n[..., None] / tn)
+    most = k[..., None] // LEAST_DEPTH
+    split = np.maximum(1.0, np.minimum(np.floor(aims * target.sms / grid), most))
     rounds = grid * split / target.sms
     rounds = rounds + known.quantum * (np.ceil(rounds) - rounds)
-    time = (rounds + lost) * (m * n * np.exp(cost)) * (rows_k / split + least)
-    if linear:
-        joined = known.join + known.join_each * rows_m * rows_n * split / target.sms
+    time = (rounds + lost) * (tm * tn * np.exp(cost)) * (k[..., None] / split + least)
+    if splits:
+        joined = known.join + known.join_each / target.sms * (m * n)[..., None] * split
         time = time + np.where(split > 1, joined, 0.0)
+        time = time * np.exp(grows * np.log(np.maximum(k, 1.0) / 1024)[..., None])
     best = np.argmin(time, axis=-1)
-    return Tiles(
-        {"m": m[best], "n": n[best], "k": STEP * slices[best]},
-        2.0,
-        warps[best],
-        np.take_along_axis(split, best[..., None], axis=-1)[..., 0],
-    )
+    share = np.take_along_axis(split, best[..., None], axis=-1)[..., 0]
+    taken = (tn[best], tm[best], slices[best], warps[best], share)
+    if known.whole is not None:
+        even = (n % 4 == 0) & (k % 4 == 0)
+        taken = _either(even, (*known.whole, 1.0), taken)
+    return taken
 
 
 FAMILY = Family("simt", FACTORS, candidates, seconds, (), 0.0, choose)
