@@ -132,7 +132,7 @@ def _summary(page: Page, totals: Sequence[Score]) -> None:
     page.line()
     page.heading("all files")
     columns = [("dtype", False), *((n, True) for n in ("rows", "mean", "by GPU", "bias"))]
-    columns += [("roofline", True), ("inside", True), ("file", False)]
+    columns += [("roofline", True), ("inside", True), ("spread", True), ("file", False)]
     rows: list[tuple[str, ...]] = []
     for s in totals:
         if s.group.device != ALL:
@@ -142,10 +142,8 @@ def _summary(page: Page, totals: Sequence[Score]) -> None:
         ]
         mean = sum(mine[:-1]) / max(len(mine) - 1, 1)
         cells = _cells(s, 0)
-        rows.append(
-            (*cells[2:5], f"{mean:.1f}", *cells[7:10], elided(s.group.file, page.width - 58))
-        )
-    page.table(columns, rows, drop=("inside", "roofline"))
+        rows.append((*cells[2:5], f"{mean:.1f}", *cells[7:], elided(s.group.file, page.width - 66)))
+    page.table(columns, rows, drop=("spread", "roofline", "inside"))
     page.wrapped("", "by GPU: the mean of the GPUs' mean errors", 0)
 
 
