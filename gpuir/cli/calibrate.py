@@ -27,7 +27,7 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
 
 @click.command()
-@click.option("--target", required=True, help="What to start from: a name, or a .toml file; cpu.")
+@click.option("--target", help="What to start from: a name, a .toml file, cpu.  [the GPU here]")
 @click.option(
     "--table",
     "tables",
@@ -45,7 +45,7 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
     help="Measure for at most so many seconds.",
 )
 @click.option("--width", type=click.IntRange(40), help="Columns of the summary.  [the terminal's]")
-def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any) -> None:
+def command(target: str | None, tables: tuple[str, ...], out: str | None, **given: Any) -> None:
     """Measure some sixty kernels on the device at hand, and write a target that agrees with them.
 
     It is a file of what differs from the target given: a few factors of the cost model, and, of a
@@ -60,9 +60,11 @@ def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any)
     from gpuir.backends.terminal import Page
     from gpuir.cli.analyze import layout
     from gpuir.evaluate.calibrate import calibration
+    from gpuir.evaluate.machine import cpu_level, gpu_name
     from gpuir.targets.load import dump_difference, parse_target, slug
 
-    base = gpuir.load_target(_level() if target == OWN and not tables else target)
+    target = target or gpu_name()
+    base = gpuir.load_target(cpu_level() if target == OWN and not tables else target)
     path = Path(out) if out and out != "-" else Path("-")
     name = given["name"] or slug(path.stem if out and out != "-" else f"{base.name}-mine")
     head = {"base": _base(base, target, path), "name": name}
@@ -93,12 +95,6 @@ def command(target: str, tables: tuple[str, ...], out: str | None, **given: Any)
         emit(page.text())
     else:
         note(page.text())
-
-
-def _level() -> str:
-    from gpuir.evaluate.machine import cpu_level
-
-    return cpu_level()
 
 
 def _base(base: Target, target: str, out: Path) -> str:
