@@ -170,12 +170,12 @@ def written(model: Model) -> str:
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Five significant digits: more than measurements have."""
+    """Six significant digits: more than measurements have."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, Mapping):
             return {key: plain(y) for key, y in cast(Mapping[str, Any], x).items()}
-        return [plain(y) for y in x] if np.ndim(x) else float(f"{float(x):.5g}")
+        return [plain(y) for y in x] if np.ndim(x) else float(f"{float(x):.6g}")
 
     return {name: plain(v) for name, v in values.items()}
 
