@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from os.path import commonpath, dirname, relpath
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page, elided
@@ -131,18 +132,18 @@ def _summary(page: Page, totals: Sequence[Score]) -> None:
     """A line for each file and dtype, all GPUs together."""
     page.line()
     page.heading("all files")
-    columns = [("dtype", False), *((n, True) for n in ("rows", "mean", "by GPU", "bias"))]
-    columns += [("roofline", True), ("inside", True), ("spread", True), ("file", False)]
+    columns = [("file", False), ("dtype", False)]
+    columns += [(n, True) for n in ("rows", "mean", "by GPU", "bias", "roofline", "inside")]
+    columns.append(("spread", True))
+    everywhere = [s for s in totals if s.group.device == ALL]
+    folder = commonpath([dirname(s.group.file) for s in everywhere])
     rows: list[tuple[str, ...]] = []
-    for s in totals:
-        if s.group.device != ALL:
-            continue
-        mine = [
-            t.errors.mape for t in totals if t.group._replace(device=ALL, target=ALL) == s.group
-        ]
-        mean = sum(mine[:-1]) / max(len(mine) - 1, 1)
+    for s in everywhere:
+        each = [t for t in totals if t.group._replace(device=ALL, target=ALL) == s.group]
+        mean = sum(t.errors.mape for t in each if t != s) / max(len(each) - 1, 1)
         cells = _cells(s, 0)
-        rows.append((*cells[2:5], f"{mean:.1f}", *cells[7:], elided(s.group.file, page.width - 66)))
+        name = elided(relpath(s.group.file, folder) if folder else s.group.file, 34)
+        rows.append((name, *cells[2:5], f"{mean:.1f}", *cells[7:]))
     page.table(columns, rows, drop=("spread", "roofline", "inside"))
     page.wrapped("", "by GPU: the mean of the GPUs' mean errors", 0)
 
