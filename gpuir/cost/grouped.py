@@ -31,6 +31,9 @@ SCALE_BYTES = {"f4e2m1": 1 / 16, "i4": 2 / 128}  # a weight's share of its scale
 
 # A part of a serving framework's name for its kernel → the implementation that it stands for.
 STACKS: dict[str, str] = {
+    "vllm_marlin_int4_moe": "vllm",  # scales and times are those of Triton's kernels
+    "oaitriton": "oai",
+    "vllm_mxfp4_moe": "oai",
     "marlin": "marlin",
     "deepgemm": "deepgemm",
     "cutedsl": "cutedsl",
@@ -43,14 +46,15 @@ STACKS: dict[str, str] = {
 }
 # What has been measured of each: see `scheme_of`.
 MEASURED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("cutlass", ("f16", "f8", "f8 block", "f4", "converted")),
+    ("cutlass", ("f16", "f8", "f8 block", "f4", "f16 converted", "f8 converted")),
     ("flashinfer", ("f16", "f8", "f8 block", "f4")),
-    ("trtllm", ("f16", "f8", "f8 block", "f4", "converted")),
-    ("sglang", ("f16", "f8 block", "converted")),
-    ("vllm", ("f16", "f8", "f8 block", "converted")),
+    ("trtllm", ("f16", "f8", "f8 block", "f4", "f16 converted", "f8 converted")),
+    ("sglang", ("f16", "f8 block", "f16 converted")),
+    ("vllm", ("f16", "f8", "f8 block", "f16 converted")),
+    ("oai", ("f16 converted",)),
+    ("marlin", ("f16 converted",)),
     ("deepgemm", ("f8 block",)),
     ("cutedsl", ("f4",)),
-    ("marlin", ("converted",)),
 )
 
 
@@ -61,9 +65,8 @@ def stack_of(kernel_source: str) -> str:
 
 def scheme_of(dtype: DType, weight: DType | None, block: bool) -> str:
     """What is multiplied: 16, 8 or 4 bits, with scales by blocks along k, or weights converted."""
-    if weight is not None and weight != dtype:
-        return "converted"
-    return f"f{min(dtype.bits, 16)}" + " block" * block
+    converted = weight is not None and weight != dtype
+    return f"f{min(dtype.bits, 16)}" + " block" * block + " converted" * converted
 
 
 # ---------------------------------------------------------------------------- who gets which rows
@@ -316,6 +319,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
 
 FEATURES = ("log rows an expert", "log experts active", "log tokens", "log width")
 BOUND = 0.25
+PLAIN = "experts cutlass f16"
 
 FAMILIES: dict[str, Family] = {
     name: Family(name, FACTORS, candidates, seconds, FEATURES, BOUND, choose)
@@ -327,4 +331,4 @@ def family_of(work: Work) -> Family:
     """The family of an implementation; of one never measured, that of CUTLASS."""
     name = f"experts {work.kind}"
     scheme = work.kind.partition(" ")[2]
-    return FAMILIES.get(name) or FAMILIES[f"experts cutlass {scheme}"]
+    return FAMILIES.get(name) or FAMILIES.get(f"experts cutlass {scheme}") or FAMILIES[PLAIN]

@@ -62,7 +62,7 @@ def test_strays_are_computed_too():
 def test_families():
     assert grouped.family_of(moe(1)).name == "experts cutlass f16"
     assert grouped.family_of(moe(1, dtype=f8e4m3, block=True)).name == "experts cutlass f8 block"
-    assert grouped.family_of(moe(1, weight=f4e2m1)).name == "experts cutlass converted"
+    assert grouped.family_of(moe(1, weight=f4e2m1)).name == "experts cutlass f16 converted"
     never_measured = moe(1, stack="deepgemm")
     assert grouped.family_of(never_measured).name == "experts cutlass f16"
 
