@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from os.path import commonpath, dirname, relpath
+from os.path import abspath, commonpath, dirname, relpath
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page, elided
@@ -136,13 +136,13 @@ def _summary(page: Page, totals: Sequence[Score]) -> None:
     columns += [(n, True) for n in ("rows", "mean", "by GPU", "bias", "roofline", "inside")]
     columns.append(("spread", True))
     everywhere = [s for s in totals if s.group.device == ALL]
-    folder = commonpath([dirname(s.group.file) for s in everywhere])
+    folder = commonpath([dirname(abspath(s.group.file)) for s in everywhere])
     rows: list[tuple[str, ...]] = []
     for s in everywhere:
         each = [t for t in totals if t.group._replace(device=ALL, target=ALL) == s.group]
         mean = sum(t.errors.mape for t in each if t != s) / max(len(each) - 1, 1)
         cells = _cells(s, 0)
-        name = elided(relpath(s.group.file, folder) if folder else s.group.file, 34)
+        name = elided(relpath(abspath(s.group.file), folder), 34)
         rows.append((name, *cells[2:5], f"{mean:.1f}", *cells[7:]))
     page.table(columns, rows, drop=("spread", "roofline", "inside"))
     page.wrapped("", "by GPU: the mean of the GPUs' mean errors", 0)
