@@ -57,6 +57,8 @@ def test_the_same_name_in_two_folders(folder: Path):
     rows = json.loads(result.stdout)["rows"]
     assert {r["op"] for r in rows if r["file"] == "gemm.csv"} == {"gemm"}
     assert "bmm" in {r["op"] for r in rows if r["file"] == "other/gemm.csv"}
+    shown = run("kernels", "gemm.csv", str(folder / "other/gemm.csv")).stdout
+    assert "\nother/gemm.csv " in shown.partition("all files")[2]
 
 
 def test_by_framework(folder: Path):
