@@ -212,12 +212,16 @@ class Explained(Sheet):
         self.lines.append(Line(name, found.value, unit, "" if plain else found.text, source))
         return super().put(name, Traced(found.value, number(found.value)), unit, source)
 
-    def factors(self, family: Family, values: Mapping[str, Number]) -> Mapping[str, Number]:
-        what = {f.name: f.what for f in family.factors}
-        return {
-            name: _given(f"{family.name}: {name}", value, "", what[name])
-            for name, value in values.items()
-        }
+    def factors(
+        self, family: Family, target: Target, values: Mapping[str, Number]
+    ) -> Mapping[str, Number]:
+        found: dict[str, Number] = {}
+        for f in family.factors:
+            name, source = f"{family.name}: {f.name}", f.what
+            if own := target.factors.get(f"{family.name}.{f.name}"):
+                source += f"; x {number(own)} on {target.name}: {target.source('factors')}"
+            found[f.name] = _given(name, values[f.name], "", source)
+        return found
 
 
 def _given(name: str, value: float, unit: str, source: str) -> Traced:

@@ -37,8 +37,10 @@ class Sheet:
         self.values[name] = value
         return value
 
-    def factors(self, family: Family, values: Mapping[str, Number]) -> Mapping[str, Number]:
-        """The factors that a family's formulas get, given their values."""
+    def factors(
+        self, family: Family, target: Target, values: Mapping[str, Number]
+    ) -> Mapping[str, Number]:
+        """The factors that a family's formulas get, given their values on the target."""
         return values
 
 

@@ -74,7 +74,7 @@ def estimate(
     """
     s, model = s or Sheet(), shipped() if model is None else model
     family = family_of(work, target)
-    p = s.factors(family, factors(family, target, model))
+    p = s.factors(family, target, factors(family, target, model))
     terms = family.seconds(s, work, tiles, target, p)
     compute = s.put("by arithmetic", terms.compute, "s")
     memory = s.put("by memory", terms.memory, "s")
