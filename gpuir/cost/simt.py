@@ -34,34 +34,34 @@ TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.0682
 
 FIT = "fitted on the NeuSight GEMM table"
 FACTORS = (
-    Factor("lane share", 1.0, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
-    Factor("operand slots", 0.2, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
+    Factor("lane share", 1.03, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
+    Factor("operand slots", 0.13, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
     Factor("load slots", 1.0, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
-    Factor("sliced slots", 1.08, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
-    Factor("step clocks", 1000.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
-    Factor("block clocks", 6000.0, 100.0, 10000.0, 0.1, f"to start and end a block; {FIT}"),
-    Factor("store clocks", 0.9, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
-    Factor("tail", 0.85, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
-    Factor("hiding", 3.0, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
-    Factor("exposed", 0.5, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
+    Factor("sliced slots", 1.16, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
+    Factor("step clocks", 1130.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
+    Factor("block clocks", 8000.0, 100.0, 10000.0, 0.1, f"to start and end a block; {FIT}"),
+    Factor("store clocks", 0.83, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
+    Factor("tail", 0.93, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
+    Factor("hiding", 3.6, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
+    Factor("exposed", 0.59, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
     Factor("joules", 1.0, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
-    Factor("l2 joules", 50.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
-    Factor("dram joules", 60.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
+    Factor("l2 joules", 48.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
+    Factor("dram joules", 40.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
     Factor("idle", 0.2, 0.05, 0.4, 0.0, f"of the board's power, spent on the rest; {FIT}"),
-    Factor("bend", 0.85, 0.3, 1.0, 0.0, f"exponent of time over excess power; {FIT}"),
-    Factor("settle", 0.9, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
+    Factor("bend", 0.94, 0.3, 1.0, 0.0, f"exponent of time over excess power; {FIT}"),
+    Factor("settle", 0.74, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
     Factor("dram share", 0.77, 0.5, 1.0, 0.05, f"of the listed bandwidth; {FIT}"),
-    Factor("l2 share", 0.38, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
-    Factor("ragged", 0.15, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
-    Factor("l2 kept", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
-    Factor("l2 warm", 0.5, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
-    Factor("lines", 1.8, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
-    Factor("line depth", 180.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
+    Factor("l2 share", 0.43, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
+    Factor("ragged", 0.18, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
+    Factor("l2 kept", 0.46, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
+    Factor("l2 warm", 0.83, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
+    Factor("lines", 2.0, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
+    Factor("line depth", 280.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
     Factor("line share", 0.16, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
     Factor("pages", 1.5, 0.0, 4.0, 0.0, f"of Pascal, when its TLB does not reach; {FIT}"),
-    Factor("overlap", 0.2, 0.0, 1.0, 0.0, f"of the shorter of compute and memory, seen; {FIT}"),
-    Factor("split", 3.8, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
-    Factor("split each", 1.3, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
+    Factor("overlap", 0.14, 0.0, 1.0, 0.0, f"of the shorter of compute and memory, seen; {FIT}"),
+    Factor("split", 4.7, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
+    Factor("split each", 3.0, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
 )
 
 # Picojoules of an f32 flop on the lanes, its operands' way through registers and shared memory
@@ -107,6 +107,16 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     )
     together = xp.minimum(resident, load)
 
+    s.put("log rounds", xp.log(rounds))
+    s.put("log steps", xp.log(steps))
+    s.put("log split", xp.log(split))
+    s.put("log slices", xp.log(slices))
+    s.put("log tile", xp.log(tm * tn))
+    s.put("log aspect", xp.log(tm / tn))
+    s.put("rows used", m / (down * tm))
+    s.put("columns used", n / (across * tn))
+    s.put("a bias is added", 1.0 if is_linear(work) else 0.0)
+
     # ---- the lanes
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
     loads = WIDE_SLOTS if sm.fp32_lanes > 64 else p["operand slots"]
@@ -125,6 +135,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     l2_bytes = s.put("l2 bytes", left * across + right * down + out * split, "bytes")
     ragged_k, ragged_n = 1.0 + p["ragged"] * skewed(s, k), 1.0 + p["ragged"] * skewed(s, n)
     ragged_w = ragged_k if is_linear(work) else ragged_n  # a layer's weight has k innermost
+    s.put("log bytes over L2", xp.log((left + right + out) / target.l2_bytes))
+    s.put("log reads a result", xp.log((left + right) / out))
+    s.put("rows of k begin in a sector", skewed(s, k))
+    s.put("rows of n begin in a sector", skewed(s, n))
     flying = xp.minimum(whole, sms * resident)
     patch = xp.minimum(grid, flying)
     wide_n = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
@@ -170,6 +184,15 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     join_s = (p["split"] + p["split each"] * xp.log(split)) * 1e-6
     latency_s = p["overlap"] * xp.minimum(compute_s, memory_s) + xp.where(split > 1.0, join_s, 0.0)
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
+
+
+# What the network sees: counts and shapes.
+FEATURES = (
+    *("log rounds", "log steps", "log split", "log slices", "log tile", "log aspect"),
+    *("rows used", "columns used", "a bias is added", "log bytes over L2", "log reads a result"),
+    *("rows of k begin in a sector", "rows of n begin in a sector"),
+)
+BOUND = 0.25  # the network moves the time by at most this much in logarithms
 
 
 def sliced(s: Sheet, depth: Number) -> Number:
@@ -394,4 +417,4 @@ def _cheapest(
     return taken
 
 
-FAMILY = Family("simt", FACTORS, candidates, seconds, (), 0.0, choose)
+FAMILY = Family("simt", FACTORS, candidates, seconds, FEATURES, BOUND, choose)
