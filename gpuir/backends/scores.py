@@ -130,12 +130,14 @@ def _tiles(page: Page, tiles: Sequence[TileScore]) -> None:
 
 def _summary(page: Page, totals: Sequence[Score]) -> None:
     """A line for each file and dtype, all GPUs together."""
-    page.line()
-    page.heading("all files")
     columns = [("file", False), ("dtype", False)]
     columns += [(n, True) for n in ("rows", "mean", "by GPU", "bias", "roofline", "inside")]
     columns.append(("spread", True))
     everywhere = [s for s in totals if s.group.device == ALL]
+    if not everywhere:
+        return
+    page.line()
+    page.heading("all files")
     folder = commonpath([dirname(abspath(s.group.file)) for s in everywhere])
     rows: list[tuple[str, ...]] = []
     for s in everywhere:
@@ -150,6 +152,8 @@ def _summary(page: Page, totals: Sequence[Score]) -> None:
 
 def _families(page: Page, families: Sequence[Score]) -> None:
     """A line for each family of kernels, all files together."""
+    if not families:
+        return
     columns = [("family", False), *((n, True) for n in ("GPUs", "rows", "mean", "by GPU", "bias"))]
     columns += [("roofline", True), ("inside", True)]
     rows: list[tuple[str, ...]] = []
