@@ -13,8 +13,8 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.stream import CACHE, DRAM, LANES, OVERLAP, dram_share, joined, lanes_s, sustained_hz
-from gpuir.cost.work import Work
+from gpuir.cost.stream import dram_share, joined, lanes_s, sustained_hz
+from gpuir.cost.work import SECTOR_BYTES, Work
 from gpuir.targets.target import Target
 
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
@@ -23,25 +23,38 @@ PASSES = {"softmax": 3.0, "norm": 2.0, "rms": 2.0, "sum": 1.0}
 VECTOR_BYTES = 16  # of a thread's load, where rows allow it
 LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere touch one more
 
+# Dependent multiply-adds issue after 6 clocks on Pascal, after 4 from Volta on (Jia, Maggioni,
+# Staiger, Scarpazza: Dissecting the NVIDIA Volta GPU architecture via microbenchmarking, 2018).
+PASCAL_CHAIN = 1.5
+
 FACTORS = (
-    *DRAM,
-    *CACHE,
-    *LANES,
-    OVERLAP,
-    Factor("start clocks", 2000.0, 100.0, 20000.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("drain", 0.3, 0.01, 2.0, 0.0, "of a wave's time, lost while its last blocks finish"),
-    Factor("softmax pass", 400.0, 10.0, 5000.0, 0.2, "clocks a block waits for a sum or maximum"),
-    Factor("norm pass", 2500.0, 10.0, 20000.0, 0.2, "the same for a norm's mean and variance"),
-    Factor("step clocks", 200.0, 1.0, 2000.0, 0.0, "clocks of each load of a thread in a pass"),
-    Factor("cell step", 900.0, 50.0, 4000.0, 0.0, "the same of an rms norm's, of one cell"),
-    Factor("softmax lanes", 1.3, 0.2, 6.0, 0.0, "instructions of a softmax over those counted"),
-    Factor("norm lanes", 1.5, 0.2, 8.0, 0.0, "the same of a norm"),
-    Factor("repeat lanes", 0.7, 0.0, 3.0, 0.0, "of them, what a further pass over a row takes"),
+    Factor("hbm share", 0.89, 0.84, 0.94, 0.06, "of the listed bandwidth of HBM: as of streams"),
+    Factor("gddr share", 0.77, 0.70, 0.84, 0.06, "the same of GDDR"),
+    Factor("amd hbm share", 0.85, 0.78, 0.92, 0.06, "the same of HBM on AMD's GPUs"),
+    Factor("l2 share", 0.7, 0.6, 1.0, 0.2, "of the listed L2 bandwidth"),
+    Factor("l2 keeps", 0.8, 0.5, 1.1, 0.0, "bytes over the L2's, at which half is found again"),
     Factor(
-        "softmax threads", 50.0, 1.0, 900.0, 0.0, "a thread's instructions in a pass, but cells"
+        "l2 edge", 4.0, 2.0, 8.0, 0.0, "how sharply that share falls: the exponent of the ratio"
     ),
-    Factor("norm threads", 100.0, 1.0, 900.0, 0.0, "the same of a norm"),
-    Factor("straddle", 0.1, 0.001, 1.0, 0.0, "what rows that start inside a cache line add"),
+    Factor("issue share", 0.9, 0.8, 1.0, 0.1, "of the issue slots that instructions find"),
+    Factor("power pull", 0.1, 0.02, 0.2, 0.0, "exponent of the power share, on the clock"),
+    Factor("amd lane cost", 1.6, 1.0, 2.6, 0.0, "instructions of AMD's functions over NVIDIA's"),
+    Factor("overlap", 2.2, 1.8, 4.0, 0.0, "the exponent of the norm that joins times"),
+    Factor("start clocks", 2000.0, 500.0, 4000.0, 0.3, "a kernel's first loads and last stores"),
+    Factor("drain", 0.2, 0.03, 0.6, 0.0, "of a wave's time, lost while its last blocks finish"),
+    Factor("softmax pass", 300.0, 100.0, 1000.0, 0.2, "clocks a block waits for a sum or maximum"),
+    Factor("norm pass", 2500.0, 1000.0, 5000.0, 0.2, "the same for a norm's mean and variance"),
+    Factor("step clocks", 250.0, 50.0, 500.0, 0.0, "clocks of each load of a thread in a pass"),
+    Factor("cell step", 600.0, 300.0, 2000.0, 0.0, "the same of an rms norm's, of one cell"),
+    Factor("softmax lanes", 0.8, 0.3, 1.5, 0.0, "instructions of a softmax over those counted"),
+    Factor("norm lanes", 1.0, 0.3, 3.0, 0.0, "the same of a norm"),
+    Factor("repeat lanes", 0.77, 0.4, 1.0, 0.0, "of them, what a further pass over a row takes"),
+    Factor(
+        "softmax threads", 70.0, 20.0, 150.0, 0.0, "a thread's instructions in a pass, but cells"
+    ),
+    Factor("norm threads", 70.0, 20.0, 200.0, 0.0, "the same of a norm"),
+    Factor("straddle", 0.1, 0.02, 0.3, 0.0, "what rows that start inside a cache line add"),
+    Factor("partial sectors", 0.05, 0.005, 0.3, 0.0, "what rows that start inside a sector add"),
 )
 
 
@@ -49,26 +62,28 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """Waves of blocks that each make their passes, on DRAM, L2 and instruction issue."""
     xp = s.xp
     nest = cut(work, tiles, target, s)
+    resident = nest.resident
+    if work.kind == "rms":  # of 32 registers a thread, so that 2048 threads fit
+        resident = xp.maximum(1.0, xp.minimum(nest.limits["threads"], nest.limits["blocks"]))
+    waves = s.put("waves", xp.maximum(1.0, nest.blocks / (target.sms * resident)))
     length, count = work.extents["r"], work.extents["o"]
     held = nest.sizes["r"] >= length
     passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
 
     reads = sum((o.nbytes for o in work.operands if o.role != "written" and "o" in o.dims), 0.0)
-    in_flight = xp.minimum(nest.blocks, target.sms * nest.resident) * nest.sizes["o"]
+    in_flight = xp.minimum(nest.blocks, target.sms * resident) * nest.sizes["o"]
     live = s.put("bytes of rows under way", in_flight * reads / xp.maximum(count, 1.0), "bytes")
     missed = s.put("read again from dram", gone(live, target, p))
     dram_bytes = s.put("dram bytes", work.nbytes + (passes - 1) * reads * missed, "bytes")
     kept = s.put("found in the l2", 1 - gone(work.nbytes, target, p))
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
-    dram_s = s.put("dram time", dram_bytes * (1 - kept) / dram_rate, "s")
+    partial = 1 + p["partial sectors"] * within(s, work, SECTOR_BYTES)
+    dram_s = s.put("dram time", dram_bytes * (1 - kept) * partial / dram_rate, "s")
     active = xp.minimum(1.0, nest.blocks / target.sms)
     l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
     l2_s = s.put("l2 time", (work.nbytes + (passes - 1) * reads) / l2_rate, "s")
 
-    cell_bytes = work.dtype.bits / 8
-    lines = length * cell_bytes / LINE_BYTES
-    straddles = s.put("rows start inside a line", xp.where(lines > xp.floor(lines), 1.0, 0.0))
-    slower = 1 + p["straddle"] * straddles
+    slower = 1 + p["straddle"] * within(s, work, LINE_BYTES)
     kind = "norm" if work.kind == "norm" else "softmax"
     padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
     turns = xp.where(nest.sizes["o"] > 1, 1.0, PASSES[work.kind])
@@ -78,16 +93,33 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute = lanes_s(s, cells * slower, target, p, agree * slower)
 
     clock_hz = sustained_hz(s, target, p)
-    wait = p[f"{kind} pass"]
+    wait = p[f"{kind} pass"] * chain(target)
     steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads))
     step = p["cell step" if work.kind == "rms" else "step clocks"]
     clocks = turns * (wait + steps * step) * slower
     block_s = s.put("a block's waits", clocks / clock_hz, "s")
-    busy_s = s.put("waves of waits", xp.maximum(1.0, nest.waves) * block_s, "s")
+    busy_s = s.put("waves of waits", waves * block_s, "s")
 
+    s.put("log row length", xp.log(xp.maximum(length, 1.0)))
+    s.put("log waves", xp.log(waves))
+    s.put("log steps", xp.log(xp.maximum(steps, 1.0)))
+    s.put("last step", steps * nest.sizes["r"] / xp.maximum(length, 1.0))
+    s.put("is a norm", float(kind == "norm") + 0.0 * length)
     start = s.put("start and end", p["start clocks"] / clock_hz, "s")
-    drain = s.put("drain: of a wave", p["drain"] / xp.maximum(1.0, nest.waves))
+    drain = s.put("drain: of a wave", p["drain"] / waves)
     return joined(s, compute, xp.maximum(dram_s, l2_s), busy_s, start, p, drain)
+
+
+def chain(target: Target) -> float:
+    """Clocks from an instruction to the next that needs its result, over those of most GPUs."""
+    return PASCAL_CHAIN if target.isa.startswith("sm_6") else 1.0
+
+
+def within(s: Sheet, work: Work, size: int) -> Number:
+    """1 where rows start inside a unit of so many bytes, else 0."""
+    units = work.extents["r"] * (work.dtype.bits / 8) / size
+    inside = s.xp.where(units > s.xp.floor(units), 1.0, 0.0)
+    return s.put(f"rows start inside {size} bytes", inside)
 
 
 def row_steps(s: Sheet, work: Work, chunk: Number, threads: Number) -> Number:
@@ -170,4 +202,9 @@ def candidates(work: Work, target: Target) -> Tiles:
     return Tiles({"o": rows, "r": chunk}, one, warps, one)
 
 
-FAMILY = Family("rows", FACTORS, candidates, seconds, choose=choose)
+FEATURES = (
+    *("log row length", "log waves", "log steps", "last step", "is a norm"),
+    f"rows start inside {LINE_BYTES} bytes",
+)
+
+FAMILY = Family("rows", FACTORS, candidates, seconds, FEATURES, 0.2, choose=choose)

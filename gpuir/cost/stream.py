@@ -55,7 +55,7 @@ FACTORS = (
     *LANES,
     OVERLAP,
     Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
-    Factor("start clocks", 1000.0, 100.0, 6000.0, 0.3, "a kernel's first loads and last stores"),
+    Factor("start clocks", 700.0, 100.0, 1100.0, 0.3, "a kernel's first loads and last stores"),
 )
 
 
@@ -74,6 +74,11 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
         waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
         busy = s.put("waves of waits", waves * p["cell wait"] / clock_hz, "s")
+    read = sum((o.nbytes for o in work.operands if o.role != "written"), 0.0)
+    s.put("log bytes over l2", s.xp.log(s.xp.maximum(work.nbytes, 1.0) / target.l2_bytes))
+    s.put("log bytes", s.xp.log(s.xp.maximum(work.nbytes, 1.0)))
+    s.put("read share", read / s.xp.maximum(work.nbytes, 1.0))
+    s.put("instructions a byte", work.lane_ops / s.xp.maximum(work.nbytes, 1.0))
     start = s.put("start and end", p["start clocks"] / clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
 
@@ -185,4 +190,6 @@ def candidates(work: Work, target: Target) -> Tiles:
     return Tiles({"i": cells}, np.ones(len(table)), warps, np.ones(len(table)))
 
 
-FAMILY = Family("stream", FACTORS, candidates, seconds, choose=choose)
+FEATURES = ("log bytes", "log bytes over l2", "read share", "instructions a byte")
+
+FAMILY = Family("stream", FACTORS, candidates, seconds, FEATURES, 0.2, choose=choose)
