@@ -31,39 +31,41 @@ FEW_ROWS = 128.0  # assumed: rows up to which a strip is a cache read, whose wal
 STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
 UNSPLIT_STEPS = 4.0  # steps that are not worth splitting: FlashAttention's split heuristic
 MOST_SPLITS = 128.0  # of one strip: the same
+EAGER_BLOCKS = 8.0  # of an SM, up to which TensorRT-LLM splits walks: seen in its times
 
 FACTORS = (
-    Factor("compute share", 0.8, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
-    Factor("softmax ops", 2.5, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
-    Factor("narrow ops", 6.0, 0.0, 40.0, 0.0, "lane instructions more to round a score to 8 bits"),
-    Factor("overlap", 0.62, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
-    Factor("dram share", 0.85, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
-    Factor("l2 share", 0.7, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
-    Factor("l2 kept", 0.29, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
-    Factor("block start", 7000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
-    Factor(
-        "head start", 15.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of the head"
-    ),
+    Factor("compute share", 0.85, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
+    Factor("softmax ops", 1.5, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
+    Factor("narrow ops", 5.5, 0.0, 40.0, 0.0, "lane instructions more to round a score to 8 bits"),
+    Factor("overlap", 0.5, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
+    Factor("dram share", 0.86, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
+    Factor("l2 share", 0.64, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
+    Factor("l2 kept", 0.3, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
+    Factor("block start", 5000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
+    Factor("head start", 8.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of its head"),
     Factor("cache start", 0.9, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
     Factor("cache start from sm_100", 0.9, 0.1, 1.5, 0.0, "instead of cache start, there"),
     Factor("start before sm_90", 1.0, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
     Factor("start from sm_100", 1.0, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
-    Factor("step wait", 800.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
+    Factor("step wait", 600.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
     Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower that a block runs alone"),
-    Factor("start exposed", 0.8, 0.0, 3.0, 0.0, "starts of a block, that no other block hides"),
-    Factor("op start", 2e-6, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
-    Factor("cache op start", 2e-6, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
+    Factor("unhidden", 0.3, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
+    Factor("start exposed", 0.25, 0.0, 3.0, 0.0, "starts of a block, that no other block hides"),
+    Factor("op start", 3.5e-06, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
+    Factor("cache op start", 3e-06, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
     Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
-    Factor("plan start", 2.3e-6, 1e-7, 1e-5, 0.0, "FlashAttention-3: seconds to plan its walks"),
-    Factor("trtllm append start", 5e-6, 1e-8, 2e-5, 0.2, "TensorRT-LLM: instead of append start"),
+    Factor("plan start", 1e-06, 1e-7, 1e-5, 0.0, "FlashAttention-3: seconds to plan its walks"),
+    Factor(
+        "trtllm append start", 1.5e-06, 1e-8, 2e-5, 0.2, "TensorRT-LLM: instead of append start"
+    ),
     Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
-    Factor("query copies", 0.2, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
+    Factor("query copies", 0.4, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
     Factor("triton compute", 0.17, 0.05, 1.2, 0.0, "Triton: times compute share"),
     Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
-    Factor("trtllm compute", 0.85, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
+    Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
-    Factor("trtllm start", 1.1, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
-    Factor("trtllm op start", 1.0, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
+    Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
+    Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
     Factor("triton op start", 1.0, 0.3, 4.0, 0.0, "Triton: times op start"),
     Factor("uneven", 0.97, 0.0, 1.0, 0.0, "of an unfilled last wave, lost where walks differ"),
 )
@@ -177,7 +179,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * xp.minimum(1.0, w.blocks / sms))
     memory_s = s.put("memory", xp.maximum(dram_s, l2_s), "s")
 
-    exposed = xp.maximum(chain_s - xp.maximum(compute_s, memory_s), p["start exposed"] * start_s)
+    busy_s = xp.maximum(compute_s, chain_s)
+    floor_s = xp.maximum(busy_s, memory_s)
+    both = floor_s + p["unhidden"] * xp.minimum(busy_s, memory_s)
+    exposed = both - xp.maximum(compute_s, memory_s) + p["start exposed"] * start_s
     exposed = s.put("exposed waits", exposed, "s")
     for name, many in (
         ("blocks an SM", w.blocks / sms),
@@ -196,30 +201,34 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
     plan = p["plan start"] if packs(work, target) else 0.0
     op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
-    op = op * (p[f"{work.kind} op start"] if work.kind else 1.0) + plan
+    fused = _fused(xp, work, target)
+    op = op * (fused + (1 - fused) * (p[f"{work.kind} op start"] if work.kind else 1.0)) + plan
     latency = exposed + op + combine + _append(s, work, q, missed, target, p)
     return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
+
+
+def _fused(xp: Any, work: Work, target: Target) -> Number:
+    """1 where one kernel does all that a call does: TensorRT-LLM's before sm_100 for one query on a
+    cache, but of a latent."""
+    if work.kind != "trtllm" or target.isa.startswith("sm_10"):
+        return 0.0
+    plain = xp.where(work.trait("head") > 512.0, 0.0, 1.0)
+    return xp.where(work.extents["s"] < _few(work, xp), plain, 0.0)
 
 
 def _append(
     s: Sheet, work: Work, q: Number, missed: Number, target: Target, p: Mapping[str, Number]
 ) -> Number:
     """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
-    TensorRT-LLM's also the queries `q`. Before sm_100 it needs none for one query, whose walk does
-    it, but in latent attention."""
-    xp, bytes_own = s.xp, work.trait("append")
-    trtllm = work.kind == "trtllm"
-    many: Number = 1.0
-    if trtllm and not target.isa.startswith("sm_10"):
-        latent = xp.where(work.trait("head") > 512.0, 1.0, 0.0)
-        many = xp.where(work.extents["s"] < _few(work, xp), latent, 1.0)
+    TensorRT-LLM's also the queries `q`."""
+    xp, bytes_own, trtllm = s.xp, work.trait("append"), work.kind == "trtllm"
     copies = p["trtllm query copies" if trtllm else "query copies"]
     plain = xp.where(work.trait("head") > work.extents["e"], 0.0, 1.0)  # else latent, by halves
     moved = 2 * bytes_own + plain * copies * q
     dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
     l2_s = moved * (1 - missed) / (target.l2_bytes_per_s * p["l2 share"])
     start_s = p["trtllm append start" if trtllm else "append start"]
-    writes = xp.where(bytes_own > 0, 1.0, 0.0) * many
+    writes = xp.where(bytes_own > 0, 1.0, 0.0) * (1 - _fused(xp, work, target))
     return s.put("cache written", writes * (start_s + dram_s + l2_s), "s")
 
 
@@ -300,8 +309,12 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
     strips = strips / np.where(together, group, 1.0)
     most = np.ceil(np.asarray(work.trait("reach", keys)) / step)
-    split = np.minimum(np.floor(target.sms / strips), np.minimum(most, MOST_SPLITS))
     wanted = (rows_at_hand <= FEW_ROWS) & (most > UNSPLIT_STEPS)
+    room: Any = 1.0
+    if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
+        eager = (queries < 2) & (keys > 1) & (head <= 512) & (group > 1) & (group <= 32)
+        wanted, room = wanted | eager, np.where(eager, EAGER_BLOCKS, 1.0)
+    split = np.minimum(np.floor(room * target.sms / strips), np.minimum(most, MOST_SPLITS))
     split = np.where(wanted, np.maximum(split, 1.0), 1.0)
     shape = np.broadcast_shapes(rows.shape, step.shape, split.shape)
     one = np.ones(shape)
