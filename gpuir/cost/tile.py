@@ -70,7 +70,9 @@ def estimate(
 ) -> Estimate:
     """The time of `work` under `tiles`: the family's formulas, corrected by what was learned.
 
-    The correction scales every term alike, and never below the arithmetic at the listed peak.
+    The correction scales every term alike, and never below the arithmetic at the listed peak, nor
+    DRAM at its listed rate with what no cache holds. (Those of a CPU are assumed: its files are no
+    products.)
     """
     s, model = s or Sheet(), shipped() if model is None else model
     family = family_of(work, target)
@@ -80,7 +82,10 @@ def estimate(
     memory = s.put("by memory", terms.memory, "s")
     waits = s.put("by waits", terms.latency, "s")
     busy = s.put("on the device", s.xp.maximum(compute, memory) + waits, "s")
-    roof = s.put("roof", terms.roof, "s", "arithmetic at the listed peak, where nothing is saved")
+    held = target.l2_bytes + (target.l3.bytes if target.l3 else 0)
+    streamed = s.xp.maximum(work.nbytes - held, 0.0) / target.dram_bytes_per_s
+    roof = terms.roof if target.is_cpu else s.xp.maximum(terms.roof, streamed)
+    roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
     learned = correction(s, family, target, model)
     if family.features:
         s.put("learned correction", learned, "", f"at most exp(±{family.bound}); cost.learned")

@@ -16,7 +16,7 @@ from gpuir.cost import work
 from gpuir.cost.explain import Explained, listed
 from gpuir.cost.explain import _traced as traced  # pyright: ignore[reportPrivateUsage]
 from gpuir.cost.families import FAMILIES, family_of
-from gpuir.cost.learned import factors
+from gpuir.cost.learned import Net, Trained, factors
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import SCALAR, choose, estimate, predict
@@ -128,6 +128,21 @@ def test_with_its_tiles_no_family_is_slower_where_every_rate_is_raised(drawn, ta
     tiles, fast = choose(many, target), raised(target, raises)
     before, after = (estimate(many, tiles, t).time_s for t in (target, fast))
     assert np.all(after <= before * (1 + 1e-9))
+
+
+@settings(deadline=None, max_examples=150)
+@given(tables(), DRAWN)
+def test_no_correction_beats_the_peak_nor_dram(drawn, target):
+    many, *_ = drawn
+    family, one = family_of(many, target), np.ones(1)
+    width = len(family.features)
+    fastest = Net(np.zeros(width), np.ones(width), np.zeros((1, width)), 9 * one, -9 * one)
+    model = {family.name: Trained({}, net=fastest)}
+    time_s = estimate(many, choose(many, target, model=model), target, model=model).time_s
+    moved = many.nbytes - target.l2.bytes - (target.l3.bytes if target.l3 else 0)
+    if not target.is_cpu:
+        least = np.maximum(moved, 0) / target.dram_bytes_per_s
+        assert np.all(time_s - target.launch_s >= least * (1 - 1e-9))
 
 
 @settings(deadline=None, max_examples=150)
