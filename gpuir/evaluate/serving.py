@@ -35,7 +35,7 @@ WEIGHT_ONLY: dict[str, DType] = {"int8_wo": i8, "int4_wo": i4}
 
 def products(s: Shapes) -> tuple[Work, ...]:
     """out[m, n] = a[m, k] · w[n, k]ᵀ. Quantised ones begin by quantising `a`: a scale for each row
-    of it in one kernel, for all of it in four (TensorRT-LLM), or for each group of a row."""
+    of it in one kernel, for all of it in five (TensorRT-LLM), or for each group of a row."""
     m, n, k, name = s["m"], s["n"], s["k"], s.said["dtype"]
     if name in PLAIN:
         return (work.gemm(m, n, k, PLAIN[name]),)
@@ -45,7 +45,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
         case "fp8" | "fp8_static" if s.said["whole"] == "yes":
             return (
                 work.rows(m, k, bf16, "sum"),
-                *[work.pointwise(one(m), (f32,), (f32,))] * 2,
+                *[work.pointwise(one(m), (f32,), (f32,))] * 3,
                 quantised(m * k, f8e4m3, 3.0),
                 work.gemm(m, n, k, f8e4m3, out=bf16),
             )
