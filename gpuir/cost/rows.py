@@ -67,7 +67,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         resident = xp.maximum(1.0, xp.minimum(nest.limits["threads"], nest.limits["blocks"]))
     waves = s.put("waves", xp.maximum(1.0, nest.blocks / (target.sms * resident)))
     length, count = work.extents["r"], work.extents["o"]
-    held = nest.sizes["r"] >= length
+    held = nest.sizes["r"] * tiles.split >= length
     passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
 
     reads = sum((o.nbytes for o in work.operands if o.role != "written" and "o" in o.dims), 0.0)
@@ -94,7 +94,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     clock_hz = sustained_hz(s, target, p)
     wait = p[f"{kind} pass"] * chain(target)
-    steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads))
+    steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
     step = p["cell step" if work.kind == "rms" else "step clocks"]
     clocks = turns * (wait + steps * step) * slower
     block_s = s.put("a block's waits", clocks / clock_hz, "s")
@@ -122,7 +122,7 @@ def within(s: Sheet, work: Work, size: int) -> Number:
     return s.put(f"rows start inside {size} bytes", inside)
 
 
-def row_steps(s: Sheet, work: Work, chunk: Number, threads: Number) -> Number:
+def row_steps(s: Sheet, work: Work, chunk: Number, threads: Number, split: Number = 1.0) -> Number:
     """Loads that follow each other in a thread's pass over a row.
 
     Of a norm: vectors. Of a softmax that its block does not hold: as many whole chunks of vectors
@@ -133,7 +133,7 @@ def row_steps(s: Sheet, work: Work, chunk: Number, threads: Number) -> Number:
     xp = s.xp
     length = work.extents["r"]
     if work.kind != "softmax":
-        return xp.ceil(length / chunk)
+        return xp.ceil(length / (chunk * split))
 
     def loads(cells: Number) -> Number:
         chunks = xp.floor(cells / chunk)
@@ -181,10 +181,26 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             np.ones(length.shape),
         )
     one = np.ones(length.shape)
+    if work.kind == "sum":
+        return sums(work, target)
     if work.kind == "rms":
         threads = np.minimum(1024.0, np.ceil(length / warp) * warp)
         return Tiles({"o": one, "r": threads}, one, threads / warp, one)
     return Tiles({"o": one, "r": 16 * warp * one}, one, 4 * one, one)
+
+
+def sums(work: Work, target: Target) -> Tiles:
+    """Blocks of 8 warps over 1024 cells at a time, of as many rows as those hold. Where rows are
+    few and long, several blocks share one, of at least 16 such steps each (PyTorch, Reduce.cuh).
+    """
+    length = np.maximum(np.asarray(work.extents["r"], float), 1.0)
+    chunk = np.minimum(2.0 ** np.ceil(np.log2(length)), 1024.0)
+    count = 1024 / chunk
+    blocks = np.ceil(work.extents["o"] / count)
+    wanted = np.ceil(8 * target.sms / np.maximum(blocks, 1.0))
+    split = np.clip(wanted, 1.0, np.maximum(1.0, np.floor(length / (16 * 1024))))
+    one = np.ones(length.shape)
+    return Tiles({"o": count, "r": chunk}, one, 256 / target.sm.warp * one, split)
 
 
 def candidates(work: Work, target: Target) -> Tiles:

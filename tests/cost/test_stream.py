@@ -23,6 +23,7 @@ def values(family: Family) -> dict[str, float]:
 def seconds(family: Family, work: Work, name: str, **changed: float) -> tuple[np.ndarray, Sheet]:
     """The device time of works without the network, and the sheet behind it."""
     target, s = load_target(name), Sheet()
+    assert family.choose is not None
     p = values(family) | {k.replace("_", " "): v for k, v in changed.items()}
     assert set(p) == set(values(family))
     terms = family.seconds(s, work, family.choose(work, target, p), target, p)
@@ -118,6 +119,15 @@ def test_rows_that_a_wave_cannot_keep_in_the_l2_come_again():
     assert again[0] < 0.05
     assert again[1] > 0.95
     assert s.values["dram bytes"][1] == pytest.approx(3 * 16384 * 4096 * 4, rel=0.02)
+
+
+def test_a_sum_of_everything_is_split():
+    """2**26 cells of f32 at 0.89 of 900 GB/s, by 8 blocks an SM, and some waiting."""
+    work = rows_of(np.ones(1), np.full(1, 2.0**26), f32, "sum")
+    assert rows.choose(work, load_target("v100-pcie-32gb"), {}).split == 640
+    time, _ = seconds(rows.FAMILY, work, "v100-pcie-32gb")
+    ideal = 4 * 2**26 / (0.89 * 900e9)
+    assert ideal < time < 1.2 * ideal
 
 
 def test_which_family():
