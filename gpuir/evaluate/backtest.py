@@ -6,7 +6,10 @@ Two backtests: a GPU left out whole (an unseen GPU), and half of the shapes left
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from gpuir.cost.learned import Interval, Model, Trained
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import Floats
-from gpuir.evaluate.fit import samples, train
+from gpuir.evaluate.fit import samples, train, usable
 
 COVERED = 0.8  # share of measurements that an interval is to hold
 LEAST = 150  # rows that a point of an interval rests on
@@ -42,6 +45,7 @@ def both(
     batches: Sequence[Batch], *, seed: int = 0, watch: Watch | None = None
 ) -> tuple[Backtest, Backtest]:
     """The errors on GPUs left out one by one, and on half of the shapes."""
+    batches = usable(batches, seed)
     models = _each_left_out(batches, seed, watch)
     if watch is not None:
         watch("without half of the shapes")
@@ -54,6 +58,7 @@ def leave_one_out(
 ) -> dict[str, Model]:
     """For each GPU of the measurements, the model fitted to those of all the others. Its intervals
     are from the errors that those had when they were left out."""
+    batches = usable(batches, seed)
     models = _each_left_out(batches, seed, watch)
     errors = _of_left_out(batches, models)
     done: dict[str, Model] = {}
@@ -64,14 +69,26 @@ def leave_one_out(
 
 
 def _each_left_out(batches: Sequence[Batch], seed: int, watch: Watch | None) -> dict[str, Model]:
+    """The models, made in as many processes as there are cores."""
+    devices = sorted({b.target.device for b in batches})
     models: dict[str, Model] = {}
-    for device in sorted({b.target.device for b in batches}):
-        if watch is not None:
-            watch(f"without {device}")
-        rest = [b for b in batches if b.target.device != device]
-        families = [name for name in FAMILIES if _has(batches, device, name)]
-        models[device] = train(rest, seed=seed, families=families)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for device, model in zip(
+            devices, pool.map(partial(_without, batches, seed), devices), strict=True
+        ):
+            models[device] = model
+            if watch is not None:
+                watch(f"without {device}")
     return models
+
+
+def _without(batches: Sequence[Batch], seed: int, device: str) -> Model:
+    """The model of the families that a GPU has, fitted to the others' measurements."""
+    rest = [b for b in batches if b.target.device != device]
+    own = {
+        family_of(w, b.target).name for b in batches if b.target.device == device for w in b.works
+    }
+    return train(rest, seed=seed, families=[name for name in FAMILIES if name in own])
 
 
 def _of_left_out(batches: Sequence[Batch], models: Mapping[str, Model]) -> Backtest:
@@ -83,15 +100,6 @@ def _of_left_out(batches: Sequence[Batch], models: Mapping[str, Model]) -> Backt
             if name in model:
                 found.setdefault(name, []).extend(errors)
     return found
-
-
-def _has(batches: Iterable[Batch], device: str, family: str) -> bool:
-    return any(
-        family_of(w, b.target).name == family
-        for b in batches
-        if b.target.device == device
-        for w in b.works
-    )
 
 
 def halves(batches: Iterable[Batch], seed: int) -> tuple[list[Batch], list[Batch]]:
@@ -106,12 +114,12 @@ def halves(batches: Iterable[Batch], seed: int) -> tuple[list[Batch], list[Batch
     return sides
 
 
-def misses(batches: Iterable[Batch], model: Model, seed: int = 1) -> dict[str, list[Misses]]:
+def misses(batches: Iterable[Batch], model: Model) -> dict[str, list[Misses]]:
     """The errors of a model, by family."""
-    batches = list(batches)
+    batches = usable(batches)
     found: dict[str, list[Misses]] = {}
     for name, family in FAMILIES.items():
-        for s in samples(family, batches, model, seed):
+        for s in samples(family, batches, model):
             time_s = predict(s.work, s.target, model=model).time_s
             shown = time_s - s.target.launch_s + s.other_s
             found.setdefault(name, []).append(

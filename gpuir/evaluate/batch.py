@@ -85,6 +85,16 @@ class Batch:
             words={n: Words(w.codes[rows], w.names) for n, w in self.words.items()},
         )
 
+    def alone(self) -> Batch:
+        """The same rows, without the shapes that none of them has."""
+        shapes, which = np.unique(self.which, return_inverse=True)
+        return replace(
+            self,
+            works=tuple(w.take(shapes) for w in self.works),
+            which=which.astype(np.int64),
+            dims={n: values[shapes] for n, values in self.dims.items()},
+        )
+
     def rows_by(self, *names: str) -> list[tuple[tuple[str, ...], Ints]]:
         """The rows of each distinct thing that these columns say, and what that is."""
         if not names:

@@ -69,9 +69,9 @@ def train(
     torch = _torch()
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    batches, model = list(batches), dict(start or {})
+    batches, model = usable(batches, seed), dict(start or {})
     for name in families if families is not None else FAMILIES:
-        found = samples(FAMILIES[name], batches, model, seed)
+        found = samples(FAMILIES[name], batches, model)
         if found:
             model[name] = _fit(torch, FAMILIES[name], found, seed)
             if watch is not None:
@@ -79,38 +79,45 @@ def train(
     return model
 
 
-def samples(family: Family, batches: Iterable[Batch], model: Model, seed: int) -> list[Sample]:
-    """The rows of a family: where it is the last of a row's kernels, or the only one."""
-    found: list[Sample] = []
+def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
+    """The rows that a fit sees: up to `ROWS` of a batch, none that measures the host more than the
+    GPU, none that is doubted or told by its bytes alone."""
+    found: list[Batch] = []
     rng = np.random.default_rng(seed)
     for batch in batches:
-        families = [family_of(w, batch.target).name for w in batch.works]
-        if families[-1] != family.name or families.count(family.name) > 1:
-            continue
         if batch.suspect or batch.rough:
             continue
         ran = tiles_ran(batch)
         rows = np.flatnonzero(~batch.on_floor if ran is None else ~batch.on_floor & ran[1])
         rows = np.sort(rng.permutation(rows)[:ROWS])
-        if not len(rows):
+        if len(rows):
+            found.append(batch.take(rows).alone())
+    return found
+
+
+def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Sample]:
+    """The rows of a family: where it is the last of a row's kernels, or the only one."""
+    found: list[Sample] = []
+    for batch in batches:
+        families = [family_of(w, batch.target).name for w in batch.works]
+        if families[-1] != family.name or families.count(family.name) > 1:
             continue
-        part = batch.take(rows)
-        shapes = part.which
-        other_s = np.zeros(len(rows))
+        other_s = np.zeros(len(batch))
         for w in batch.works[:-1]:
-            other_s += predict(w.take(shapes), batch.target, model=model).time_s
+            other_s += predict(w.take(batch.which), batch.target, model=model).time_s
         launches = len(batch.works) if batch.clock.launches else 0
         other_s += (launches - (len(batch.works) - 1)) * batch.target.launch_s
+        ran = tiles_ran(batch)
         found.append(
             Sample(
                 batch.target.device,
                 batch.works[-1].dtype.name,
                 batch.target,
-                batch.works[-1].take(shapes),
+                batch.works[-1].take(batch.which),
                 other_s,
-                part.device_s,
+                batch.device_s,
                 1.0 if len(batch.works) == 1 else SHARED,
-                ran and ran[0].take(rows),
+                ran and ran[0],
             )
         )
     return found
