@@ -202,9 +202,11 @@ class Explained(Sheet):
     xp: Any = field(default_factory=lambda: TRACING)
     lines: list[Line] = field(default_factory=list[Line])
 
-    def put(self, name: str, value: Number, unit: str = "", source: str = "") -> Number:
+    def put(
+        self, name: str, value: Number, unit: str = "", source: str = "", *, terse: bool = False
+    ) -> Number:
         found = _traced(value)
-        plain = found.text == number(found.value)
+        plain = terse or found.text == number(found.value)
         if plain and found.given and not source:
             source = f"{found.given[0].name}: {found.given[0].source}"
         elif not plain:

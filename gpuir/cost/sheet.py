@@ -32,8 +32,11 @@ class Sheet:
     xp: Any = np
     values: dict[str, Number] = field(default_factory=dict[str, Number])
 
-    def put(self, name: str, value: Number, unit: str = "", source: str = "") -> Number:
-        """Writes a quantity down and gives it back. `unit` and `source` are for explanations."""
+    def put(
+        self, name: str, value: Number, unit: str = "", source: str = "", *, terse: bool = False
+    ) -> Number:
+        """Writes a quantity down and gives it back. `unit` and `source` are for explanations, which
+        leave the formula of a `terse` one out: its source says where it is."""
         self.values[name] = value
         return value
 

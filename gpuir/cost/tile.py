@@ -88,7 +88,8 @@ def estimate(
     roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
     learned = correction(s, family, target, model)
     if family.features:
-        s.put("learned correction", learned, "", f"at most exp(±{family.bound}); cost.learned")
+        source = f"a network (cost.learned) sees {', '.join(family.features)}: exp(±{family.bound})"
+        learned = s.put("learned correction", learned, "", source, terse=True)
     if target.near:
         learned = learned * s.put("as measured nearby", near.correction(work, target), "", "near")
     share = s.put("corrected", s.xp.maximum(busy * learned, roof) / busy)
