@@ -27,6 +27,9 @@ Chosen = tuple[Number, Number, Number, Number, Number]  # columns, rows, slices,
 _where: Callable[..., Number] = np.where
 
 STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta and ampere_sgemm
+# What P100's L2 gives of its listed bandwidth, beside V100's: 1624 of 2722 and 2155 of 2826 GB/s
+# measured by Jia et al., table 3.1.
+P100_L2 = 0.78
 LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM table shows
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
 PARTS = 4.0  # of an SM, each with its lanes and scheduler: V100 architecture whitepaper
@@ -34,15 +37,15 @@ TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.0682
 
 FIT = "fitted on the NeuSight GEMM table"
 FACTORS = (
-    Factor("lane share", 1.03, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
-    Factor("operand slots", 0.13, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
-    Factor("load slots", 1.0, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
+    Factor("lane share", 1.01, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
+    Factor("operand slots", 0.06, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
+    Factor("load slots", 1.5, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
     Factor("sliced slots", 1.16, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
-    Factor("step clocks", 1130.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
+    Factor("step clocks", 900.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
     Factor("block clocks", 8000.0, 100.0, 10000.0, 0.1, f"to start and end a block; {FIT}"),
     Factor("store clocks", 0.83, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
-    Factor("tail", 0.93, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
-    Factor("hiding", 3.6, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
+    Factor("tail", 0.88, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
+    Factor("hiding", 2.6, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
     Factor("exposed", 0.59, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
     Factor("joules", 1.0, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
     Factor("l2 joules", 48.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
@@ -51,15 +54,15 @@ FACTORS = (
     Factor("bend", 0.94, 0.3, 1.0, 0.0, f"exponent of time over excess power; {FIT}"),
     Factor("settle", 0.74, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
     Factor("dram share", 0.77, 0.5, 1.0, 0.05, f"of the listed bandwidth; {FIT}"),
-    Factor("l2 share", 0.43, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
-    Factor("ragged", 0.18, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
+    Factor("l2 share", 0.45, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
+    Factor("ragged", 0.3, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
     Factor("l2 kept", 0.46, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
-    Factor("l2 warm", 0.83, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
+    Factor("l2 warm", 0.7, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
     Factor("lines", 2.0, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
     Factor("line depth", 280.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
     Factor("line share", 0.16, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
     Factor("pages", 1.5, 0.0, 4.0, 0.0, f"of Pascal, when its TLB does not reach; {FIT}"),
-    Factor("overlap", 0.14, 0.0, 1.0, 0.0, f"of the shorter of compute and memory, seen; {FIT}"),
+    Factor("overlap", 7.0, 1.5, 16.0, 0.0, f"norm that joins compute and memory; {FIT}"),
     Factor("split", 4.7, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
     Factor("split each", 3.0, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
 )
@@ -159,7 +162,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         "bytes",
     )
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
-    l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"])
+    l2_rate = target.l2_bytes_per_s * p["l2 share"] * (P100_L2 if target.isa == "sm_60" else 1.0)
+    l2_s = l2_bytes / l2_rate
     memory_s = xp.maximum(dram_s, l2_s)
     if target.isa.startswith("sm_6") and is_linear(work):
         reach = xp.minimum(left + right, (wide_n * tn + tall_m * tm) * k * cell)
@@ -182,7 +186,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     compute_s, memory_s = busy_s * slower, memory_s * slower
     join_s = (p["split"] + p["split each"] * xp.log(split)) * 1e-6
-    latency_s = p["overlap"] * xp.minimum(compute_s, memory_s) + xp.where(split > 1.0, join_s, 0.0)
+    join_s = xp.where(split > 1.0, join_s, 0.0)
+    longer, shorter = xp.maximum(compute_s, memory_s), xp.minimum(compute_s, memory_s)
+    both = (1.0 + (shorter / longer) ** p["overlap"]) ** (1.0 / p["overlap"])
+    latency_s = s.put("compute and memory at once", longer * (both - 1.0), "s") + join_s
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
 
 
