@@ -210,6 +210,7 @@ def _peak_source(work: Work, target: Target) -> str:
 FEATURES = (
     *("log waves", "log steps", "idle share of the last wave", "log tile", "log split"),
     *("log rows", "log columns", "log footprint over l2", "log intensity"),
+    *("log bits", "has scales", "is a plug-in"),
 )
 BOUND = 0.3  # assumed: kernels of one shape differ by as much between frameworks
 
@@ -225,6 +226,9 @@ def _features(s: Sheet, work: Work, tiles: Tiles, target: Target) -> None:
     s.put("log rows", log(work.extents["m"]))
     s.put("log columns", log(work.extents["n"]))
     s.put("log footprint over l2", log(nbytes / target.l2_bytes))
+    s.put("log bits", float(np.log(work.dtype.bits)))
+    s.put("has scales", float(work.kind in SCALED))
+    s.put("is a plug-in", float(work.kind == "plugin"))
     s.put("log intensity", log(s.xp.maximum(work.products, 1.0) / nbytes))
 
 
