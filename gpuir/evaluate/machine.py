@@ -50,7 +50,7 @@ class Machine:
         torch = torch_here()
         if target.is_cpu:
             facts = {"device": target.name, "torch": torch.__version__, "driver": "", "clock": ""}
-            return Machine(torch, "cpu", HostWatch(), facts)
+            return Machine(torch, "cpu", HostWatch(int(torch.get_num_threads())), facts)
         if not torch.cuda.is_available():
             raise UsageError(
                 "no GPU is to be seen",
