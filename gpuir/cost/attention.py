@@ -43,20 +43,16 @@ FACTORS = (
     Factor("l2 kept", 0.3, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
     Factor("block start", 5000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
     Factor("head start", 8.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of its head"),
-    Factor("cache start", 0.9, 0.2, 2.0, 0.0, "times block start, of one query on a cache"),
-    Factor("cache start from sm_100", 0.9, 0.1, 1.5, 0.0, "instead of cache start, there"),
-    Factor("start before sm_90", 1.0, 0.3, 4.0, 0.0, "times block start, without bulk copies"),
-    Factor("start from sm_100", 1.0, 0.2, 2.0, 0.0, "times block start, sums in tensor memory"),
+    Factor("small start", 0.7, 0.1, 1.5, 0.0, "times block start, of tiles of few rows"),
     Factor("step wait", 600.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
     Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower that a block runs alone"),
     Factor("unhidden", 0.3, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
-    Factor("start exposed", 0.25, 0.0, 3.0, 0.0, "starts of a block, that no other block hides"),
     Factor("op start", 3.5e-06, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
     Factor("cache op start", 3e-06, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
     Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
     Factor("plan start", 1e-06, 1e-7, 1e-5, 0.0, "FlashAttention-3: seconds to plan its walks"),
     Factor(
-        "trtllm append start", 1.5e-06, 1e-8, 2e-5, 0.2, "TensorRT-LLM: instead of append start"
+        "trtllm append start", 1.5e-06, 1e-8, 2e-5, 0.0, "TensorRT-LLM: instead of append start"
     ),
     Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
     Factor("query copies", 0.4, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
@@ -67,7 +63,6 @@ FACTORS = (
     Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
     Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
     Factor("triton op start", 1.0, 0.3, 4.0, 0.0, "Triton: times op start"),
-    Factor("uneven", 0.97, 0.0, 1.0, 0.0, "of an unfilled last wave, lost where walks differ"),
 )
 
 
@@ -151,21 +146,20 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     step_s = s.put("step", step_s, "s")
 
     resident = s.put("blocks an SM holds", _resident(s, work, tiles, target))
-    even = xp.ceil(w.blocks / sms)
-    masked = xp.where(w.longest > w.steps, 1.0, 0.0)
-    load = even - masked * (1 - p["uneven"]) * (even - xp.maximum(w.blocks / sms, 1.0))
-    load = s.put("blocks of the busiest SM", load)
+    load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / sms))
     compute_s = s.put("arithmetic", xp.maximum(load * w.steps, w.longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
     wait_s = p["step wait"] / clock
-    cached = p["cache start from sm_100" if target.isa.startswith("sm_10") else "cache start"]
-    cached = xp.where(work.extents["s"] < 2, cached, 1.0)
     own = p["block start"] + p["head start"] * (head + value) / 2
-    start_s = _start(work, target, p) * cached * own * xp.minimum(w.blocks, 1.0)
+    if work.kind:
+        own = own * p[f"{work.kind} start"]
+    own = own * xp.where(rows < STRIP, p["small start"], 1.0)
+    start_s = own * xp.minimum(w.blocks, 1.0)
     start_s = s.put("block start", start_s / clock, "s")
     alone = 1.0 if has_clusters(target) else xp.minimum(resident, p["alone"])
     alone_s = step_s * alone
     chain_s = rounds * (start_s + w.steps * xp.maximum(alone_s, wait_s))
+    busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
     q, k, v, o = (operand.nbytes for operand in work.operands[:4])
     rest = sum((operand.nbytes for operand in work.operands[4:]), 0.0)
@@ -179,11 +173,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * xp.minimum(1.0, w.blocks / sms))
     memory_s = s.put("memory", xp.maximum(dram_s, l2_s), "s")
 
-    busy_s = xp.maximum(compute_s, chain_s)
-    floor_s = xp.maximum(busy_s, memory_s)
-    both = floor_s + p["unhidden"] * xp.minimum(busy_s, memory_s)
-    exposed = both - xp.maximum(compute_s, memory_s) + p["start exposed"] * start_s
-    exposed = s.put("exposed waits", exposed, "s")
+    both = xp.maximum(busy_s, memory_s) + p["unhidden"] * xp.minimum(busy_s, memory_s)
+    exposed = s.put("exposed waits", both - xp.maximum(compute_s, memory_s), "s")
     for name, many in (
         ("blocks an SM", w.blocks / sms),
         ("steps", w.steps),
@@ -194,7 +185,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         ("keys over reach", work.extents["d"] / xp.maximum(work.trait("reach", 1.0), 1.0)),
     ):
         s.put(f"log {name}", xp.log1p(many * 1.0), "", "log(1 + n), for the learned correction")
-    s.put("masked", masked, "", "1 where walks differ in length")
+    differ = xp.where(w.longest > w.steps, 1.0, 0.0)
+    s.put("masked", differ, "", "1 where walks differ in length")
     s.put("narrow", 1.0 if work.dtype.bits < 16 else 0.0, "", "1 of operands under 16 bits")
     s.put("trtllm", 1.0 if work.kind == "trtllm" else 0.0, "", "1 of TensorRT-LLM's kernels")
     s.put("appends", xp.where(work.trait("append") > 0, 1.0, 0.0), "", "1 where a cache is written")
@@ -232,16 +224,11 @@ def _append(
     return s.put("cache written", writes * (start_s + dram_s + l2_s), "s")
 
 
-def _start(work: Work, target: Target, p: Mapping[str, Number]) -> Number:
-    """Times what a block takes to begin on sm_90."""
-    times = p[f"{work.kind} start"] if work.kind else 1.0
-    if target.isa.startswith("sm_10"):
-        return times * p["start from sm_100"]
-    return times if has_clusters(target) else times * p["start before sm_90"]
-
-
 def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
-    """Blocks an SM holds: by shared memory (queries, `stages` of keys and values) and registers."""
+    """Blocks an SM holds: by shared memory (queries, `stages` of keys and values) and registers; one
+    of specialised warps, which take all registers."""
+    if has_clusters(target):
+        return 1.0 + 0.0 * tiles.warps
     xp, sm = s.xp, target.sm
     rows, step, threads = tiles.dims["s"], tiles.dims["d"], tiles.warps * sm.warp
     value = work.extents["e"]
@@ -252,8 +239,6 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
     held = xp.minimum(
         xp.floor(sm.smem_bytes / smem), xp.floor(sm.registers / (registers * threads))
     )
-    if has_clusters(target):  # specialised warps take all registers, but for a query of one head
-        held = xp.where(rows < 16, held, 1.0)
     return xp.maximum(held, 1.0)
 
 
@@ -304,8 +289,8 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         # one query of a head that shares its keys with none, or too many, or reads narrow ones
         narrow = np.asarray(work.operands[1].cell_bytes) < head * (work.dtype.bits / 8)
         own = (queries < 2) & (keys > 1) & (head <= 512) & ((group < 2) | (group > 32) | narrow)
-        rows, step = np.where(own, 8.0, rows), np.where(own, 64.0, step)
-        warps, stages = np.where(own, 16.0, warps), np.where(own, 1.0, stages)
+        rows, step = np.where(own, 16.0, rows), np.where(own, 64.0, step)
+        warps, stages = np.where(own, 32.0, warps), np.where(own, 1.0, stages)
     strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
     strips = strips / np.where(together, group, 1.0)
     most = np.ceil(np.asarray(work.trait("reach", keys)) / step)
