@@ -40,6 +40,7 @@ FACTORS = (
     Factor("power pull", 0.1, 0.02, 0.2, 0.0, "exponent of the power share, on the clock"),
     Factor("amd lane cost", 1.6, 1.0, 2.6, 0.0, "instructions of AMD's functions over NVIDIA's"),
     Factor("overlap", 2.2, 1.8, 4.0, 0.0, "the exponent of the norm that joins times"),
+    Factor("amd overlap", 4.0, 2.0, 8.0, 0.0, "the same on AMD's GPUs"),
     Factor("start clocks", 2000.0, 500.0, 4000.0, 0.3, "a kernel's first loads and last stores"),
     Factor("drain", 0.2, 0.03, 0.6, 0.0, "of a wave's time, lost while its last blocks finish"),
     Factor("softmax pass", 300.0, 100.0, 1000.0, 0.2, "clocks a block waits for a sum or maximum"),
@@ -107,7 +108,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("is a norm", float(kind == "norm") + 0.0 * length)
     start = s.put("start and end", p["start clocks"] / clock_hz, "s")
     drain = s.put("drain: of a wave", p["drain"] / waves)
-    return joined(s, compute, xp.maximum(dram_s, l2_s), busy_s, start, p, drain)
+    overlap = "amd overlap" if target.vendor == "AMD" else "overlap"
+    return joined(s, compute, xp.maximum(dram_s, l2_s), busy_s, start, p, drain, overlap)
 
 
 def chain(target: Target) -> float:

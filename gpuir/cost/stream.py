@@ -97,10 +97,11 @@ def joined(
     start: Number,
     p: Mapping[str, Number],
     drain: Number = 0.0,
+    overlap: str = "overlap",
 ) -> Terms:
     """What of the waits shows. Arithmetic, memory and waits run beside each other; where two take
     about as long neither hides the other whole, which a p-norm expresses."""
-    q = p["overlap"]
+    q = p[overlap]
     total = s.put("joined", (memory**q + compute**q + busy**q) ** (1 / q), "s", "p-norm")
     return Terms(compute, memory, total * (1 + drain) - s.xp.maximum(compute, memory) + start)
 
