@@ -225,8 +225,8 @@ def _append(
 
 
 def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
-    """Blocks an SM holds: by shared memory (queries, `stages` of keys and values) and registers; one
-    of specialised warps, which take all registers."""
+    """Blocks an SM holds: by shared memory (queries, `stages` of keys and values) and registers.
+    Of specialised warps, which take all registers, one."""
     if has_clusters(target):
         return 1.0 + 0.0 * tiles.warps
     xp, sm = s.xp, target.sm
