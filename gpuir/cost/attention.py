@@ -256,8 +256,8 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     queries, keys = np.asarray(work.extents["s"], float), np.asarray(work.extents["d"], float)
     head = np.asarray(work.trait("head", work.extents["e"]), float)
     group = np.asarray(work.trait("group", 1.0), float)
-    cached = queries < _few(work, np)
-    together = packs(work, target) | cached
+    cached = (queries < 2) & (keys > 1)
+    together = packs(work, target) | (queries < _few(work, np))
     rows_at_hand = np.asarray(queries * np.where(together, group, 1.0))
     if target.isa.startswith("sm_10"):
         wide = (head > 256) & (head <= 512)
@@ -288,7 +288,7 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
         # one query of a head that shares its keys with none, or too many, or reads narrow ones
         narrow = np.asarray(work.operands[1].cell_bytes) < head * (work.dtype.bits / 8)
-        own = (queries < 2) & (keys > 1) & (head <= 512) & ((group < 2) | (group > 32) | narrow)
+        own = cached & (head <= 512) & ((group < 2) | (group > 32) | narrow)
         rows, step = np.where(own, 16.0, rows), np.where(own, 64.0, step)
         warps, stages = np.where(own, 32.0, warps), np.where(own, 1.0, stages)
     strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
@@ -297,7 +297,7 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     wanted = (rows_at_hand <= FEW_ROWS) & (most > UNSPLIT_STEPS)
     room: Any = 1.0
     if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
-        eager = (queries < 2) & (keys > 1) & (head <= 512) & (group > 1) & (group <= 32)
+        eager = cached & (head <= 512) & (group > 1) & (group <= 32)
         wanted, room = wanted | eager, np.where(eager, EAGER_BLOCKS, 1.0)
     split = np.minimum(np.floor(room * target.sms / strips), np.minimum(most, MOST_SPLITS))
     split = np.where(wanted, np.maximum(split, 1.0), 1.0)
