@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, conv, cpu, grouped, plain, rows, simt, stream, tensor
+from gpuir.cost import attention, conv, cpu, grouped, plain, rows, simt, stream, tensile, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
+from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
 # In the order that they are trained in: where kernels of two families come together in one
@@ -17,6 +18,7 @@ FAMILIES: dict[str, Family] = {
         stream.FAMILY,
         rows.FAMILY,
         simt.FAMILY,
+        tensile.FAMILY,
         tensor.FAMILY,
         attention.FAMILY,
         conv.FAMILY,
@@ -35,6 +37,8 @@ def family_of(work: Work, target: Target) -> Family:
             return grouped.family_of(work)
         case "k.attention":
             return attention.FAMILY
+        case "k.gemm" if target.vendor == "AMD" and work.dtype == f32 and not work.tf32:
+            return tensile.FAMILY
         case "k.gemm" | "k.conv" if runs_on_tensor(work, target):
             return tensor.FAMILY
         case "k.conv":

@@ -76,7 +76,7 @@ JOULES = {
     "sm_75": 15.0,
     "sm_80": 9.7,
     "sm_86": 6.8,
-    "gfx9": 7.0,
+    "gfx9": 3.9,
     "": 3.9,
 }
 
@@ -378,29 +378,34 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     b, m, n, k = (np.broadcast_to(x, shape) for x in extents)
     single = b <= 1
     if single.all():
-        taken = _cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
+        taken = cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
     else:
-        taken = _cheapest(b, m, n, k, _of_isa(BATCH, target.isa), target, False)
+        taken = cheapest(b, m, n, k, _of_isa(BATCH, target.isa), target, False)
         if single.any():
-            alone = _cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
-            taken = _either(single, alone, taken)
+            alone = cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
+            taken = either(single, alone, taken)
+    tn, tm, slices, warps, split = thinned(taken, single, m, n)
+    return Tiles({"m": tm, "n": tn, "k": STEP * slices}, 2.0, warps, split)
+
+
+def thinned(taken: Chosen, single: Number, m: Number, n: Number) -> Chosen:
+    """The kernels taken, where a product is not too thin for them."""
     for thin, kernel in (
         (~single & (m <= STRIP_ROWS), STRIP),
         (n <= 1, COLUMN),
         (m <= 1, ROW),
     ):
         if thin.any():
-            taken = _either(thin, (*kernel, 1.0), taken)
-    tn, tm, slices, warps, split = taken
-    return Tiles({"m": tm, "n": tn, "k": STEP * slices}, 2.0, warps, split)
+            taken = either(thin, (*kernel, 1.0), taken)
+    return taken
 
 
-def _either(test: Number, yes: Chosen, no: Chosen) -> Chosen:
+def either(test: Number, yes: Chosen, no: Chosen) -> Chosen:
     either = [_where(test, x, y) for x, y in zip(yes, no, strict=True)]
     return either[0], either[1], either[2], either[3], either[4]
 
 
-def _cheapest(
+def cheapest(
     b: Number, m: Number, n: Number, k: Number, known: Kernels, target: Target, splits: bool
 ) -> Chosen:
     """The kernel that the library finds cheapest."""
@@ -420,7 +425,7 @@ def _cheapest(
     taken = (tn[best], tm[best], slices[best], warps[best], share)
     if known.whole is not None:
         even = (n % 4 == 0) & (k % 4 == 0)
-        taken = _either(even, (*known.whole, 1.0), taken)
+        taken = either(even, (*known.whole, 1.0), taken)
     return taken
 
 
