@@ -40,7 +40,8 @@ TRANSPOSED = 4.0
 # Instructions of a result's address and store that a GPU's thread issues for each cell and a SIMD
 # loop once for a word of them.
 SHARED_OPS = OWN_LANE_OPS - 1
-ROW_CLOCKS = 60.0  # a row of a reduction begins and ends: measured on layer norms of short rows
+SUM_OPS = 0.25  # of what else an instruction takes, an addition to a sum: measured
+ROW_CLOCKS = 60.0  # a row of a softmax or norm begins and ends: measured on norms of short rows
 
 _MEASURED = "measured on two cores of an AMD EPYC (Zen 5) under PyTorch 2.13"
 FACTORS = (
@@ -72,12 +73,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     flops = work.products * work.visible
     stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
     lane_ops = work.lane_ops - (0.0 if work.is_contraction else SHARED_OPS * stored)
+    if work.kind == "sum":
+        lane_ops = lane_ops * SUM_OPS
     compute = lane_ops / (lanes * p["lane share"] * share)
     if work.is_contraction:
         narrow = work.kernel == "k.gemm" and work.dtype.bits < 32
         reached = p["narrow product share" if narrow else _SHARES[work.kernel]]
         compute = compute + flops / (peak * reached * share)
-    elif work.reduced:
+    elif work.reduced and work.kind != "sum":
         compute = compute + work.output_points * ROW_CLOCKS / (target.clock_hz * cores)
     memory = _memory_s(s, work, cores, target, p)
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
