@@ -231,11 +231,13 @@ FACTORS = (
         "mma rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed, on GPUs with mma alone, to wgmma"
     ),
     Factor("tcgen05 rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed, on sm_100 and on, to wgmma"),
+    Factor("untuned rate", 0.25, 0.05, 1.0, 0.0, "the same, of kernels with a default tactic"),
     Factor("joule share", 0.5, 0.0, 1.5, 0.0, "exponent of the share of peak that the board feeds"),
     Factor("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
     Factor("dram share", 0.9, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
+    Factor("weight clocks", 12.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
     Factor("row share", 0.8, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
-    Factor("row bytes", 20.0, 2.0, 100.0, 0.1, "that an SM moves a clock there"),
+    Factor("row clocks", 60.0, 0.0, 300.0, 0.1, "of an SM, to move a KiB there"),
     Factor("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
     Factor("overlap", 2.0, 1.0, 8.0, 0.0, "norm of compute and memory: 1 adds them, many hide one"),
     Factor("fixed", 15e-6, 1e-6, 200e-6, 0.1, "seconds of launches, sorting and filling pipelines"),
@@ -243,6 +245,10 @@ FACTORS = (
     Factor("fill", 1e-6, 1e-8, 1e-5, 0.1, "seconds to start and finish one more tile"),
     Factor("depth", 2e-9, 1e-11, 1e-7, 0.1, "seconds a block takes for each cell of k"),
 )
+
+
+# Measured with the tactic that FlashInfer takes where it has not been tuned, on Hopper alone.
+UNTUNED = ("flashinfer f16", "flashinfer f8")
 
 
 def instruction(target: Target) -> str:
@@ -264,11 +270,16 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     if instruction(target) != "wgmma":
         ratio = p[f"{instruction(target)} rate"]
         rate, feeding = rate * ratio, feeding * ratio
+    elif work.kind in UNTUNED:
+        rate, feeding = rate * p["untuned rate"], feeding * p["untuned rate"]
     blocks = s.put("row blocks", _blocks(s, work, tiles), "", "tiles of rows, over the experts")
     s.put("log rows an expert", xp.log(xp.maximum(rows, 1.0) / xp.maximum(active, 1.0)))
     s.put("log experts active", xp.log(xp.maximum(active, 1.0)))
     s.put("log tokens", xp.log(xp.maximum(work.trait("tokens"), 1.0)))
     s.put("log width", xp.log(width))
+    streaming = 1 / (target.dram_bytes_per_s * p["dram share"])
+    streaming = streaming + p["weight clocks"] / (1024 * target.sms * target.clock_hz)
+    streaming = s.put("seconds a byte of weights", streaming, "s")
     compute: Number = 0.0
     memory: Number = 0.0
     for n, k in ((width * into, hidden), (hidden, width)):
@@ -282,11 +293,11 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         compute = compute + xp.maximum(
             load * (xp.maximum(product, feed) + p["fill"]), p["depth"] * k
         )
-        memory = memory + active * n * k * cell / (target.dram_bytes_per_s * p["dram share"])
+        memory = memory + active * n * k * cell * streaming
     touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
     cells = touched * (2 * hidden + 2 * (into + 1) * width) + work.trait("tokens") * hidden
     moving = 1 / (target.dram_bytes_per_s * p["row share"])
-    moving = moving + 1 / (target.sms * target.clock_hz * p["row bytes"])
+    moving = moving + p["row clocks"] / (1024 * target.sms * target.clock_hz)
     moved = s.put("rows moved", bf16.bits / 8 * cells * moving, "s")
     both = (compute ** p["overlap"] + memory ** p["overlap"]) ** (1 / p["overlap"])
     fixed = p["fixed"] + p["expert"] * work.extents["b"]
@@ -322,7 +333,7 @@ BOUND = 0.25
 PLAIN = "experts cutlass f16"
 
 FAMILIES: dict[str, Family] = {
-    name: Family(name, FACTORS, candidates, seconds, FEATURES, BOUND, choose)
+    name: Family(name, FACTORS, candidates, seconds, FEATURES, BOUND, choose, carries=True)
     for name in (f"experts {stack} {scheme}" for stack, schemes in MEASURED for scheme in schemes)
 }
 
