@@ -270,7 +270,8 @@ def _quantised_heads(columns: Columns) -> Columns:
 
 def absorbed(s: Shapes) -> tuple[Work, ...]:
     """The products a head that turn queries into the latent space, and results back. In fp8 the
-    activation is quantised first, strided and slowly; TensorRT-LLM's run in bf16 on Blackwell."""
+    activation is quantised first, and the latent side passes through f32, strided and slowly (some
+    ten bytes a cell, by the rows themselves); TensorRT-LLM's run in bf16 on Blackwell."""
     n, k = (HEAD, LATENT) if s.said["op"].endswith("post") else (LATENT, HEAD)
     tokens, heads = s["tokens"], s["heads"]
     if s.said["dtype"] != "fp8" or s.said["rough"] == "no":
@@ -278,6 +279,7 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
         return (work.gemm(tokens, n, k, dtype, b=heads),)
     return (
         quantised(heads * tokens * k, f8e4m3, 4.0),
+        work.pointwise(heads * tokens * LATENT, (bf16, f32), (f32,)),
         work.gemm(tokens, n, k, f8e4m3, b=heads, out=bf16),
     )
 
