@@ -153,13 +153,14 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
 def _libraries(columns: Columns) -> Columns:
     """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's, or others'
     in the manner of FlashAttention; and whether the call also writes its keys to a cache, which
-    vLLM's did as a kernel apart up to 0.22.
+    vLLM's did as a kernel apart up to 0.22, and SGLang's `fa3` seem to (their smallest rows take
+    no longer than those).
 
     Nothing should be fitted to Triton's, that stand in where a stack has no kernel of its own; to
     TensorRT-LLM 1.3.0rc10, which reads the cache again for each head; and where a cache is narrower
     than the operands, as the tables do not say in which of the two the kernel computes."""
     source, version = columns.words("kernel_source"), columns.words("version")
-    apart = source.where("vllm_flash_attn", "vllm_flashinfer") & ~version.where("0.14.0")
+    apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
     library, odd = source.mapped(_library), version.where("1.3.0rc10")
     odd |= library.where("triton")
     if "compute_dtype" in columns.cells:
