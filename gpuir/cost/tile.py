@@ -321,6 +321,9 @@ def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tupl
     for fact, name in FACTS.items():
         if name in values:
             yield fact, _plain(values[name])
+        elif fact == "waves" and "blocks an SM holds" in values:
+            at_once = target.sms * values["blocks an SM holds"]
+            yield fact, _plain(values["blocks"] / at_once)
     if "threads a block" in values:
         threads = values["blocks an SM holds"] * values["threads a block"]
         yield "occupancy", _plain(min(1.0, threads / target.sm.threads))
