@@ -229,11 +229,15 @@ def interval(s: Summary) -> str:
 
 def fitted(s: Summary) -> str:
     """Whether this GPU, and the dtypes of its kernels, were measured for what predicts."""
-    parts: list[str] = []
+    groups: dict[tuple[tuple[str, ...], float], list[str]] = {}
     for u in s.unseen:
         what = "this GPU" if u.what == "gpu" else f"this {u.what}"
-        kinds = ", ".join(u.kinds)
-        parts.append(f"no measurements of {what} for {kinds} ({percent(u.time_s, s.latency_s)})")
+        groups.setdefault((u.kinds, u.time_s), []).append(what)
+    parts = [
+        f"no measurements of {' or '.join(what)} for {', '.join(kinds)} "
+        f"({percent(time_s, s.latency_s)} of the time)"
+        for (kinds, time_s), what in groups.items()
+    ]
     return "; ".join(parts) or "measurements of this GPU, in these dtypes"
 
 
