@@ -95,36 +95,34 @@ def calibrated(target: Target, batches: Iterable[Batch], *, model: Model | None 
 def calibration(
     target: Target, batches: Iterable[Batch], *, model: Model | None = None
 ) -> tuple[Target, tuple[Found, ...]]:
-    """The calibrated target, and how well a calibration predicts rows that it has not seen."""
+    """The calibrated target, and how well a calibration predicts rows that it has not seen.
+
+    Families of which it does not predict those better are left as they were.
+    """
     model = shipped() if model is None else model
     found: list[Found] = []
-    result = target
     for group in groups(target, batches):
-        before = np.concatenate([_errors(target, s, model) for s in group])
-        after = np.concatenate(_held_out(target, group, model))
         names = sorted({family_of(w, target).name for s in group for w in s.works})
-        known, result = len(result.near), _fitted(result, group, model)
-        moved = {p: v for p, v in result.factors.items() if p.partition(".")[0] in names}
-        found.append(
-            Found(
-                ", ".join(names),
-                len(before),
-                _mean_size(before),
-                _mean_size(after),
-                moved,
-                len(result.near) - known,
-            )
-        )
-    return result, tuple(found)
+        rows = sum(len(s.latency_s) for s in group)
+        before = _mean_size([_errors(target, s, model) for s in group])
+        after = _mean_size(_held_out(target, group, model))
+        if after >= before:
+            found.append(Found(", ".join(names), rows, before, before, {}, 0))
+            continue
+        known, target = target, _fitted(target, group, model)
+        moved = {p: v for p, v in target.factors.items() if p.partition(".")[0] in names}
+        near = len(set(target.near.items()) - set(known.near.items()))
+        found.append(Found(", ".join(names), rows, before, after, moved, near))
+    return target, tuple(found)
 
 
 def with_factors(target: Target, moved: Mapping[str, float]) -> Target:
     return replace(target, factors=Table({**target.factors, **moved}))
 
 
-def _mean_size(errors: Floats) -> float:
+def _mean_size(errors: Sequence[Floats]) -> float:
     """Mean absolute error, as a share, of logarithms of predicted over measured."""
-    return float(np.mean(np.abs(np.expm1(errors))))
+    return float(np.mean(np.abs(np.expm1(np.concatenate(errors)))))
 
 
 # ---------------------------------------------------------------------------- measurements

@@ -16,15 +16,17 @@ from gpuir.evaluate.calibrate import calibrated, calibration, with_factors
 from gpuir.evaluate.collect import Row, batches_of
 from gpuir.evaluate.plan import read_plan, shipped_plan
 from gpuir.targets.load import load_target
+from gpuir.targets.target import Target
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CPU = load_target("cpu")
 TRUE = {"cpu.product share": 0.8, "cpu.lane share": 1.3, "cpu.dram share": 0.9}
+OTHER = with_factors(CPU, TRUE)
 
 
-def measured(noise: float = 0.0, spoilt: float = 0.0) -> list[Batch]:
+def measured(noise: float = 0.0, spoilt: float = 0.0, there: Target = OTHER) -> list[Batch]:
     """The calibration plan as a CPU with other factors would run it."""
-    there, rng = with_factors(CPU, TRUE), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows: list[Row] = []
     for case in read_plan(shipped_plan("calibrate-cpu")):
         extents = {c: float(n) for c, n in case.extents}
@@ -57,6 +59,18 @@ def test_the_error_shown_is_of_rows_not_seen():
     assert found.after < found.before
     assert 0.03 < found.after < 0.1
     assert target.factors == found.moved
+
+
+def test_what_helps_no_row_that_was_not_seen_is_not_written():
+    rng = np.random.default_rng(1)
+    noise = [
+        replace(b, latency_s=b.latency_s * np.exp(rng.normal(0, 0.5, len(b))))
+        for b in measured(there=CPU)
+    ]
+    target, (found,) = calibration(CPU, noise, model={})
+    assert target == CPU
+    assert (found.moved, found.near) == ({}, 0)
+    assert found.after == found.before
 
 
 def test_it_is_the_same_each_time():
