@@ -239,11 +239,11 @@ FACTORS = (
     Factor("row share", 0.8, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
     Factor("row clocks", 60.0, 0.0, 300.0, 0.1, "of an SM, to move a KiB there"),
     Factor("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
-    Factor("overlap", 2.0, 1.0, 8.0, 0.0, "norm of compute and memory: 1 adds them, many hide one"),
-    Factor("fixed", 15e-6, 1e-6, 200e-6, 0.1, "seconds of launches, sorting and filling pipelines"),
-    Factor("expert", 20e-9, 1e-10, 1e-6, 0.0, "seconds for each expert of the rank"),
-    Factor("fill", 1e-6, 1e-8, 1e-5, 0.1, "seconds to start and finish one more tile"),
-    Factor("depth", 2e-9, 1e-11, 1e-7, 0.1, "seconds a block takes for each cell of k"),
+    Factor("overlap", 1.6, 1.0, 6.0, 0.0, "norm of compute and memory: 1 adds them, many hide one"),
+    Factor("fixed", 2e-5, 1e-6, 8e-5, 0.1, "seconds of launches, sorting and filling pipelines"),
+    Factor("expert", 3e-8, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
+    Factor("fill", 1.5e-6, 0.0, 6e-6, 0.1, "seconds to start and finish one more tile"),
+    Factor("depth", 2e-9, 0.0, 2e-8, 0.1, "seconds a block takes for each cell of k"),
 )
 
 
