@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.nest import Nest, Tiles, cut
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.stream import dram_share, joined, lanes_s, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Work
@@ -67,13 +67,44 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     if work.kind == "rms":  # of 32 registers a thread, so that 2048 threads fit
         resident = xp.maximum(1.0, xp.minimum(nest.limits["threads"], nest.limits["blocks"]))
     waves = s.put("waves", xp.maximum(1.0, nest.blocks / (target.sms * resident)))
-    length, count = work.extents["r"], work.extents["o"]
-    held = nest.sizes["r"] * tiles.split >= length
-    passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
+    memory = _memory_s(s, nest, resident, target, p)
 
+    slower = 1 + p["straddle"] * within(s, work, LINE_BYTES)
+    kind = "norm" if work.kind == "norm" else "softmax"
+    turns = xp.where(nest.sizes["o"] > 1, 1.0, PASSES[work.kind])
+    turns = s.put("passes of a block", turns, "", "one, where its warps hold their rows")
+    clock_hz = sustained_hz(s, target, p)
+    padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
+    padded = xp.where(turns > 1, 1 + p["repeat lanes"] * (turns - 1), padded)
+    cells = work.lane_ops * padded * p[f"{kind} lanes"]
+    agree = nest.blocks * nest.threads * turns * p[f"{kind} threads"]
+    compute = lanes_s(s, cells * slower, clock_hz, target, p, agree * slower)
+
+    steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
+    step = p["cell step" if work.kind == "rms" else "step clocks"]
+    clocks = turns * (p[f"{kind} pass"] * chain(target) + steps * step) * slower
+    block_s = s.put("a block's waits", clocks / clock_hz, "s")
+    busy = s.put("waves of waits", waves * block_s, "s")
+
+    _put_features(s, nest, waves, steps)
+    start = s.put("start and end", p["start clocks"] / clock_hz, "s")
+    drain = s.put("drain: of a wave", p["drain"] / waves)
+    overlap = "amd overlap" if target.vendor == "AMD" else "overlap"
+    return joined(s, compute, memory, busy, start, p, drain, overlap)
+
+
+def _memory_s(
+    s: Sheet, nest: Nest, resident: Number, target: Target, p: Mapping[str, Number]
+) -> Number:
+    """Seconds of DRAM or the L2, whichever is longer. A row that its block does not hold is read
+    for each pass, again from DRAM where the rows under way are too many for the L2 to keep."""
+    work, xp = nest.work, s.xp
+    held = nest.sizes["r"] * nest.tiles.split >= work.extents["r"]
+    passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
     reads = sum((o.nbytes for o in work.operands if o.role != "written" and "o" in o.dims), 0.0)
     in_flight = xp.minimum(nest.blocks, target.sms * resident) * nest.sizes["o"]
-    live = s.put("bytes of rows under way", in_flight * reads / xp.maximum(count, 1.0), "bytes")
+    row_bytes = reads / xp.maximum(work.extents["o"], 1.0)
+    live = s.put("bytes of rows under way", in_flight * row_bytes, "bytes")
     missed = s.put("read again from dram", gone(live, target, p))
     dram_bytes = s.put("dram bytes", work.nbytes + (passes - 1) * reads * missed, "bytes")
     kept = s.put("found in the l2", 1 - gone(work.nbytes, target, p))
@@ -83,33 +114,17 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     active = xp.minimum(1.0, nest.blocks / target.sms)
     l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
     l2_s = s.put("l2 time", (work.nbytes + (passes - 1) * reads) / l2_rate, "s")
+    return xp.maximum(dram_s, l2_s)
 
-    slower = 1 + p["straddle"] * within(s, work, LINE_BYTES)
-    kind = "norm" if work.kind == "norm" else "softmax"
-    padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
-    turns = xp.where(nest.sizes["o"] > 1, 1.0, PASSES[work.kind])
-    padded = xp.where(turns > 1, 1 + p["repeat lanes"] * (turns - 1), padded)
-    cells = work.lane_ops * padded * p[f"{kind} lanes"]
-    agree = nest.blocks * nest.threads * turns * p[f"{kind} threads"]
-    compute = lanes_s(s, cells * slower, target, p, agree * slower)
 
-    clock_hz = sustained_hz(s, target, p)
-    wait = p[f"{kind} pass"] * chain(target)
-    steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
-    step = p["cell step" if work.kind == "rms" else "step clocks"]
-    clocks = turns * (wait + steps * step) * slower
-    block_s = s.put("a block's waits", clocks / clock_hz, "s")
-    busy_s = s.put("waves of waits", waves * block_s, "s")
-
-    s.put("log row length", xp.log(xp.maximum(length, 1.0)))
-    s.put("log waves", xp.log(waves))
-    s.put("log steps", xp.log(xp.maximum(steps, 1.0)))
-    s.put("last step", steps * nest.sizes["r"] / xp.maximum(length, 1.0))
-    s.put("is a norm", float(kind == "norm") + 0.0 * length)
-    start = s.put("start and end", p["start clocks"] / clock_hz, "s")
-    drain = s.put("drain: of a wave", p["drain"] / waves)
-    overlap = "amd overlap" if target.vendor == "AMD" else "overlap"
-    return joined(s, compute, xp.maximum(dram_s, l2_s), busy_s, start, p, drain, overlap)
+def _put_features(s: Sheet, nest: Nest, waves: Number, steps: Number) -> None:
+    """What the network sees."""
+    length = s.xp.maximum(nest.work.extents["r"], 1.0)
+    s.put("log row length", s.xp.log(length))
+    s.put("log waves", s.xp.log(waves))
+    s.put("log steps", s.xp.log(s.xp.maximum(steps, 1.0)))
+    s.put("last step", steps * nest.sizes["r"] / length)
+    s.put("is a norm", float(nest.work.kind == "norm") + 0.0 * length)
 
 
 def chain(target: Target) -> float:

@@ -64,8 +64,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     the start and the end."""
     nest = cut(work, tiles, target, s)
     memory = memory_s(s, work.nbytes, work.nbytes, work.nbytes, target, p, nest.blocks)
-    compute = lanes_s(s, work.lane_ops, target, p)
     clock_hz = sustained_hz(s, target, p)
+    compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
     if takes_cells(work):
         resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
@@ -143,18 +143,20 @@ def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
 
 
 def lanes_s(
-    s: Sheet, lane_ops: Number, target: Target, p: Mapping[str, Number], beside: Number = 0.0
+    s: Sheet,
+    lane_ops: Number,
+    clock_hz: Number,
+    target: Target,
+    p: Mapping[str, Number],
+    beside: Number = 0.0,
 ) -> Number:
     """Seconds to issue the instructions of all lanes: those of functions, and those `beside`."""
     slots = SLOTS.get(target.isa, NVIDIA_SLOTS)
     if target.vendor != "NVIDIA":
         slots = float(target.sm.fp32_lanes)
     cost = p["amd lane cost"] if target.vendor == "AMD" else 1.0
-    rate = s.put(
-        "issue rate",
-        slots * target.sms * sustained_hz(s, target, p) * p["issue share"],
-        "lane instructions/s",
-    )
+    each_s = slots * target.sms * clock_hz * p["issue share"]
+    rate = s.put("issue rate", each_s, "lane instructions/s")
     return s.put("instructions", (lane_ops * cost + beside) / rate, "s")
 
 
