@@ -80,9 +80,10 @@ JOULES = {
     "": 3.9,
 }
 
-# Issue slots on SMs of 128 lanes beside those of 64, which issue loads in the second clock of a
-# warp's multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread.
-WIDE_SLOTS = 2.0
+# Issue slots on SMs of 128 lanes, where those of 64 issue loads in the second clock of a warp's
+# multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread. Pascal issues
+# two instructions a clock: sgemm_128x128x8 reaches 86 % on P4 (NeuSight GEMM table).
+WIDE_SLOTS = {"sm_6": 1.2, "": 2.0}
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -122,7 +123,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     # ---- the lanes
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    loads = WIDE_SLOTS if sm.fp32_lanes > 64 else p["operand slots"]
+    wide = sm.fp32_lanes > 64
+    loads = _of_isa(WIDE_SLOTS, target.isa) if wide else p["operand slots"]
     slots = 1.0 + loads / xp.sqrt(cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
     slots = slots * xp.where(slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)

@@ -1,0 +1,110 @@
+"""Products on the lanes: the kernels cuBLAS and Tensile take, and measured times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpuir.cost import simt, tensile
+from gpuir.cost.families import family_of
+from gpuir.cost.sheet import Sheet
+from gpuir.cost.tile import predict
+from gpuir.cost.work import Work, gemm
+from gpuir.ir.types import f32
+from gpuir.targets.load import load_target
+
+A100 = load_target("a100-pcie-40gb")
+V100 = load_target("v100-pcie-32gb")
+MI100 = load_target("mi100")
+FACTORS = {f.name: f.value for f in simt.FACTORS}
+
+
+def terms(work: Work, target=A100, **changed: float):
+    s, p = Sheet(), FACTORS | changed
+    return simt.seconds(s, work, simt.choose(work, target, p), target, p), s.values
+
+
+def kernel(work: Work, target) -> tuple[float, ...]:
+    tiles = family_of(work, target).choose(work, target, FACTORS)
+    return tuple(float(x) for x in (tiles.dims["n"], tiles.dims["m"], tiles.dims["k"]))
+
+
+def test_lanes_and_amds_matrix_cores_are_two_families():
+    assert family_of(gemm(64, 64, 64, f32), A100) is simt.FAMILY
+    assert family_of(gemm(64, 64, 64, f32), MI100) is tensile.FAMILY
+
+
+@pytest.mark.parametrize(
+    ("target", "b", "m", "n", "k", "taken"),
+    [
+        # kernel names in neusight/gemm.parquet: bmm where b > 1, linear else
+        (A100, 160, 384, 256, 384, (128, 128, 8)),
+        (A100, 1, 8192, 50272, 1024, (128, 64, 8)),
+        (load_target("p100-pcie-16gb"), 320, 384, 384, 64, (128, 64, 8)),
+        (load_target("p4"), 1, 4096, 3072, 768, (128, 128, 8)),
+        (load_target("t4"), 640, 196, 64, 196, (64, 64, 8)),
+        (load_target("t4"), 1, 2048, 50272, 960, (128, 128, 8)),
+        (V100, 1, 4096, 3840, 960, (128, 64, 8)),
+        (MI100, 768, 384, 384, 64, (64, 64, 16)),
+    ],
+)
+def test_the_kernel_is_the_librarys(target, b, m, n, k, taken):
+    assert kernel(gemm(m, n, k, f32, b=b, bias=b == 1), target) == taken
+
+
+@pytest.mark.parametrize(
+    ("target", "b", "m", "n", "k", "measured_us", "error"),
+    [
+        # neusight/gemm.parquet, test_indist; the host's lead taken off (evaluate/clock.py)
+        (A100, 160, 384, 256, 384, 812 - 24, 0.15),
+        (A100, 1024, 64, 512, 512, 3627 - 24, 0.15),
+        (A100, 1, 8192, 50272, 1024, 51293 - 46, 0.1),
+        (A100, 1, 4096, 4800, 1600, 3705 - 46, 0.1),
+        (V100, 1, 4096, 2560, 10240, 15388 - 56, 0.1),
+        (V100, 256, 1024, 80, 1024, 4228 - 36, 0.2),
+        (load_target("p100-pcie-16gb"), 96, 512, 256, 512, 1550 - 39, 0.1),
+        (load_target("t4"), 1, 8192, 1536, 30522, 208733 - 46, 0.25),
+    ],
+)
+def test_measured_products(target, b, m, n, k, measured_us, error):
+    work = gemm(float(m), float(n), float(k), f32, b=float(b), bias=b == 1)
+    found = predict(work, target).time_s[0]
+    assert found == pytest.approx(measured_us * 1e-6, rel=error)
+
+
+def test_blocks_by_hand():
+    # 384 x 256 of 160 products in tiles of 128 x 128: 3 x 2 x 160 blocks, 384 / 8 steps
+    _, seen = terms(gemm(384.0, 256.0, 384.0, f32, b=160.0))
+    assert seen["blocks"] == 960
+    assert seen["steps a block"] == 48
+    assert seen["blocks an SM holds"] == 2
+    assert seen["rounds of an SM"] == pytest.approx(960 / 108)
+
+
+def test_one_row_streams_its_weights():
+    found, _ = terms(gemm(1.0, 50000.0, 4096.0, f32))
+    weights_s = 50000 * 4096 * 4 / (A100.dram_bytes_per_s * FACTORS["dram share"])
+    assert found.memory == pytest.approx(weights_s, rel=0.1)
+    assert found.memory > found.compute
+
+
+def test_a_board_without_the_power_slows_down_once_it_runs_long():
+    t4 = load_target("t4")
+    _, brief = terms(gemm(512.0, 512.0, 512.0, f32), t4)
+    _, long = terms(gemm(8192.0, 8192.0, 8192.0, f32), t4)
+    assert brief["slower for lack of power"] < 1.3
+    assert long["slower for lack of power"] > 1.5
+
+
+def test_rows_that_begin_inside_a_sector():
+    rows = np.array([64.0, 8.0, 4.0, 2.0, 7.0])
+    assert simt.skewed(Sheet(), rows).tolist() == [0, 0, 0.5, 0.75, 0.875]
+    assert simt.skewed(Sheet(), 12.0) == 0.5
+
+
+def test_many_at_once_are_as_each_alone():
+    rng = np.random.default_rng(0)
+    b, m, n, k = (rng.integers(1, high, 50).astype(float) for high in (4, 600, 600, 3000))
+    together = predict(gemm(m, n, k, f32, b=b), V100).time_s
+    alone = [predict(gemm(*one[1:], f32, b=one[0]), V100).time_s[0] for one in zip(b, m, n, k)]
+    assert together == pytest.approx(alone)
