@@ -70,7 +70,7 @@ KINDS: dict[str, Kind] = {
             lambda m, h, stack=stack: grouped.experts(m, 64 * h, 128, 2, 8, bf16, stack=stack),
             (EXTENT, FEW),
         )
-        for stack in ("cutlass", "triton", "trtllm")
+        for stack in ("cutlass", "sglang", "trtllm")
     },
 }
 
