@@ -116,7 +116,7 @@ def _drawn(tokens: int, topk: int, experts: int, ranks: int, skew: float) -> tup
     """Means over draws of popularity from a power law, by its inverse distribution."""
     total, local = tokens * topk, experts // ranks
     low, high = (1.0, max(0.8 * tokens, 1.0 + 1e-9)) if total > experts else (0.01, 2.0)
-    power = 1 - skew
+    power = (1 - skew) or 1e-6
     u: Array = np.random.default_rng(0).random((DRAWS, ranks, local))
     weight = ((high**power - low**power) * u + low**power) ** (1 / power)
     return _summary(_levelled(weight, total, tokens), tokens)
@@ -225,27 +225,33 @@ def experts(
 
 # ---------------------------------------------------------------------------- how long it takes
 
-FACTORS = (
-    Factor("compute share", 0.85, 0.02, 1.2, 0.1, "of the listed rate that a full tile reaches"),
-    Factor(
-        "mma rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed, on GPUs with mma alone, to wgmma"
-    ),
-    Factor("tcgen05 rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed, on sm_100 and on, to wgmma"),
-    Factor("untuned rate", 0.25, 0.05, 1.0, 0.0, "the same, of kernels with a default tactic"),
-    Factor("joule share", 0.5, 0.0, 1.5, 0.0, "exponent of the share of peak that the board feeds"),
-    Factor("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
-    Factor("dram share", 0.9, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
-    Factor("weight clocks", 12.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
-    Factor("row share", 0.8, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
-    Factor("row clocks", 60.0, 0.0, 300.0, 0.1, "of an SM, to move a KiB there"),
-    Factor("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
-    Factor("overlap", 1.6, 1.0, 6.0, 0.0, "norm of compute and memory: 1 adds them, many hide one"),
-    Factor("fixed", 2e-5, 1e-6, 8e-5, 0.1, "seconds of launches, sorting and filling pipelines"),
-    Factor("expert", 3e-8, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
-    Factor("fill", 1.5e-6, 0.0, 6e-6, 0.1, "seconds to start and finish one more tile"),
-    Factor("depth", 2e-9, 0.0, 2e-8, 0.1, "seconds a block takes for each cell of k"),
-)
 
+def _factors() -> tuple[Factor, ...]:
+    def f(name: str, value: float, low: float, high: float, spread: float, what: str) -> Factor:
+        return Factor(name, value, low, high, spread, f"{what}; fitted on the kernel table moe")
+
+    return (
+        f("compute share", 0.85, 0.02, 1.2, 0.1, "of the listed rate that a full tile reaches"),
+        f("mma rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed on GPUs with mma, to wgmma's"),
+        f("tcgen05 rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed on sm_100, to wgmma's"),
+        f("untuned rate", 0.25, 0.05, 1.0, 0.0, "the same, of kernels with a default tactic"),
+        f("joule share", 0.5, 0.0, 1.0, 0.0, "exponent of the share of peak that the board feeds"),
+        f("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
+        f("dram share", 0.9, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
+        f("weight clocks", 12.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
+        f("row share", 0.8, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
+        f("row clocks", 60.0, 0.0, 300.0, 0.1, "of an SM, to move a KiB there"),
+        f("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
+        f("overlap", 1.6, 1.0, 6.0, 0.0, "norm of compute and memory: 1 adds them"),
+        f("fixed", 2e-5, 1e-6, 8e-5, 0.1, "seconds of launches, sorting and filling pipelines"),
+        f("expert", 3e-8, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
+        f("fill", 1.5e-6, 0.0, 6e-6, 0.1, "seconds to start and finish one more tile"),
+        f("depth", 2e-9, 0.0, 2e-8, 0.1, "seconds a block takes for each cell of k"),
+    )
+
+
+FACTORS = _factors()
+KIB = 1024.0
 
 # Measured with the tactic that FlashInfer takes where it has not been tuned, on Hopper alone.
 UNTUNED = ("flashinfer f16", "flashinfer f8")
@@ -259,10 +265,50 @@ def instruction(target: Target) -> str:
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The terms of a mixture of experts under tiles of rows of one expert.
+
+    Both products stream the weights of the active experts from DRAM beside their arithmetic; rows
+    are moved between the kernels, by those implementations that run a token's row for each of its
+    experts, elsewhere too, for all that the router sent.
+    """
     xp = s.xp
     width, hidden = work.extents["n"], work.extents["k"]
     into, rows, active = work.trait("into"), work.trait("rows"), work.trait("active")
-    act, cell = work.dtype.bits / 8, work.operands[1].cell_bytes
+    _features(s, work)
+    clocks = target.sms * target.clock_hz
+    streaming = 1 / (target.dram_bytes_per_s * p["dram share"])
+    streaming = streaming + p["weight clocks"] / (KIB * clocks)
+    streaming = s.put("time of a byte of weights", streaming, "s", "through DRAM and into SMs")
+    cell = work.operands[1].cell_bytes
+    compute: Number = 0.0
+    memory: Number = 0.0
+    for name, n, k in (("in", width * into, hidden), ("out", hidden, width)):
+        product = _product(s, work, tiles, target, p, n, k)
+        compute = compute + s.put(f"products {name}", product, "s")
+        memory = memory + s.put(f"weights {name}", active * n * k * cell * streaming, "s")
+    touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
+    cells = touched * (2 * hidden + 2 * (into + 1) * width) + work.trait("tokens") * hidden
+    moving = 1 / (target.dram_bytes_per_s * p["row share"]) + p["row clocks"] / (KIB * clocks)
+    moved = s.put("rows moved", bf16.bits / 8 * cells * moving, "s", "in 16 bits, between kernels")
+    both = (compute ** p["overlap"] + memory ** p["overlap"]) ** (1 / p["overlap"])
+    both = s.put("products and weights", both, "s")
+    fixed = s.put("fixed", p["fixed"] + p["expert"] * work.extents["b"], "s")
+    latency = both - xp.maximum(compute, memory) + moved + fixed
+    return Terms(compute, memory, latency, work.products / target.peak("tensor", work.dtype))
+
+
+def _product(
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    n: Number,
+    k: Number,
+) -> Number:
+    """Seconds of a grouped product with matrices of k by n: the busiest SM's tiles, each as long as
+    its arithmetic or its operands' way in; at least the time that one takes alone."""
+    xp, sms = s.xp, target.sms
     peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
     rate = peak * p["compute share"]
     rate = rate * sustained(target, peak, True, work.dtype.bits).share ** p["joule share"]
@@ -272,40 +318,28 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         rate, feeding = rate * ratio, feeding * ratio
     elif work.kind in UNTUNED:
         rate, feeding = rate * p["untuned rate"], feeding * p["untuned rate"]
-    blocks = s.put("row blocks", _blocks(s, work, tiles), "", "tiles of rows, over the experts")
-    s.put("log rows an expert", xp.log(xp.maximum(rows, 1.0) / xp.maximum(active, 1.0)))
-    s.put("log experts active", xp.log(xp.maximum(active, 1.0)))
-    s.put("log tokens", xp.log(xp.maximum(work.trait("tokens"), 1.0)))
-    s.put("log width", xp.log(width))
-    streaming = 1 / (target.dram_bytes_per_s * p["dram share"])
-    streaming = streaming + p["weight clocks"] / (1024 * target.sms * target.clock_hz)
-    streaming = s.put("seconds a byte of weights", streaming, "s")
-    compute: Number = 0.0
-    memory: Number = 0.0
-    for n, k in ((width * into, hidden), (hidden, width)):
-        count = blocks * xp.ceil(n / tiles.dims["n"])
-        load = p["tail"] * xp.ceil(count / target.sms) + (1 - p["tail"]) * xp.maximum(
-            count / target.sms, 1.0
-        )
-        product = 2 * tiles.dims["m"] * tiles.dims["n"] * k / (rate / target.sms)
-        feed = (tiles.dims["m"] * act + tiles.dims["n"] * cell) * k
-        feed = feed / (feeding / target.sms)
-        compute = compute + xp.maximum(
-            load * (xp.maximum(product, feed) + p["fill"]), p["depth"] * k
-        )
-        memory = memory + active * n * k * cell * streaming
-    touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
-    cells = touched * (2 * hidden + 2 * (into + 1) * width) + work.trait("tokens") * hidden
-    moving = 1 / (target.dram_bytes_per_s * p["row share"])
-    moving = moving + p["row clocks"] / (1024 * target.sms * target.clock_hz)
-    moved = s.put("rows moved", bf16.bits / 8 * cells * moving, "s")
-    both = (compute ** p["overlap"] + memory ** p["overlap"]) ** (1 / p["overlap"])
-    fixed = p["fixed"] + p["expert"] * work.extents["b"]
-    latency = both - xp.maximum(compute, memory) + moved + fixed
-    return Terms(compute, memory, latency, work.products / peak)
+    tm, tn = tiles.dims["m"], tiles.dims["n"]
+    count = s.put("blocks", _blocks(s, work, tiles) * xp.ceil(n / tn))
+    load = p["tail"] * xp.ceil(count / sms) + (1 - p["tail"]) * xp.maximum(count / sms, 1.0)
+    arithmetic = s.put("arithmetic of a tile", 2 * tm * tn * k / (rate / sms), "s")
+    loads = (tm * work.dtype.bits / 8 + tn * work.operands[1].cell_bytes) * k
+    loads = s.put("loads of a tile", loads / (feeding / sms), "s")
+    tile = xp.maximum(arithmetic, loads) + p["fill"]
+    return xp.maximum(load * tile, p["depth"] * k)
+
+
+def _features(s: Sheet, work: Work) -> None:
+    """What the network sees."""
+    log, least = s.xp.log, s.xp.maximum
+    rows, active = least(work.trait("rows"), 1.0), least(work.trait("active"), 1.0)
+    s.put("log rows an expert", log(rows / active))
+    s.put("log experts active", log(active))
+    s.put("log tokens", log(least(work.trait("tokens"), 1.0)))
+    s.put("log width", log(work.extents["n"]))
 
 
 def _blocks(s: Sheet, work: Work, tiles: Tiles) -> Number:
+    """Tiles of rows, over the active experts."""
     found: Number = 0.0
     for name, t in BLOCKS.items():
         found = s.xp.where(tiles.dims["m"] == t, work.trait(name), found)
