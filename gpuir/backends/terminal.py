@@ -233,11 +233,11 @@ def fitted(s: Summary) -> str:
     for u in s.unseen:
         what = "this GPU" if u.what == "gpu" else f"this {u.what}"
         groups.setdefault((u.kinds, u.time_s), []).append(what)
-    parts = [
-        f"no measurements of {' or '.join(what)} for {', '.join(kinds)} "
-        f"({percent(time_s, s.latency_s)} of the time)"
-        for (kinds, time_s), what in groups.items()
-    ]
+    parts: list[str] = []
+    for (kinds, time_s), what in groups.items():
+        share = percent(time_s, s.latency_s)
+        of = "" if share == "100 %" else f" for {', '.join(kinds)} ({share} of the time)"
+        parts.append(f"no measurements of {' or '.join(what)}{of}")
     return "; ".join(parts) or "measurements of this GPU, in these dtypes"
 
 
