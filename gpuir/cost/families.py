@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, conv, cpu, grouped, plain, rows, simt, stream, tensile, tensor
+from gpuir.cost import attention, conv, cpu, grouped, rows, simt, stream, tensile, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
@@ -14,7 +14,6 @@ from gpuir.targets.target import Target
 FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (
-        plain.FAMILY,
         stream.FAMILY,
         rows.FAMILY,
         simt.FAMILY,
@@ -45,9 +44,7 @@ def family_of(work: Work, target: Target) -> Family:
             return conv.FAMILY
         case "k.gemm":
             return simt.FAMILY
-        case "k.map" | "k.copy" | "k.gather" | "k.scatter" | "k.pool" | "k.opaque":
-            return stream.FAMILY
         case "k.reduce":
             return rows.FAMILY
         case _:
-            return plain.FAMILY
+            return stream.FAMILY

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost import near, plain
+from gpuir.cost import legal, near
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, correction, factors, shipped
 from gpuir.cost.nest import Tiles, cut, needs
@@ -121,7 +121,7 @@ def _search(work: Work, target: Target, model: Model, where: str) -> Tiles:
     """Of the family's tiles the one of least time among those that fit the target; where none does,
     of those that any kernel may have."""
     column = work.each(lambda n: np.asarray(n, float)[..., None])
-    for candidates in (family_of(work, target).tiles, plain.candidates):
+    for candidates in (family_of(work, target).tiles, legal.candidates):
         tiles = candidates(work, target)
         found = estimate(column, tiles, target, model=model).time_s
         time_s = np.where(_legal(column, tiles, target), found, np.inf)

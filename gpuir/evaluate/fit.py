@@ -25,7 +25,7 @@ from gpuir.evaluate.names import tiles_ran
 from gpuir.ir.errors import UsageError
 from gpuir.targets.target import Target
 
-ROWS = 600  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
+ROWS = 400  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
 ROUNDS = 2  # times that tiles are chosen anew with the factors found
 SHARED = 0.2  # weight of rows that hold other kernels too, which are not known exactly
 STEPS = 100  # of the optimiser in a round

@@ -1,104 +1,19 @@
-"""Every kernel by one set of formulas: what serves where no family of its own does."""
+"""Tiles that any kernel may have: what is searched where a library's own tiles do not fit a target,
+and what a tuner may start from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
-from gpuir.cost.nest import (
-    WIDEST_HEAD_BYTES,
-    Nest,
-    Tiles,
-    cut,
-    has_clusters,
-    runs_on_tensor,
-)
-from gpuir.cost.power import sustained
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.nest import WIDEST_HEAD_BYTES, Tiles, runs_on_tensor
 from gpuir.cost.work import Work
-from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-TENSOR_SHARE = 0.90  # of the matrix units' rate in the inner loop: A100 SXM, bf16, large products
-LANE_SHARE = 0.97  # of the lanes' rate in the inner loop
-SMEM_BYTES_PER_CLOCK = 128  # of one SM: CUDA C++ Programming Guide, shared memory (32 banks of 4)
-LATENCY_CLOCKS = 700  # a load under load, until its data can be used
-
-FACTORS = (
-    Factor("dram share", 0.84, 0.4, 1.0, 0.1, "of the listed DRAM bandwidth"),
-    Factor("l2 share", 0.8, 0.3, 1.2, 0.2, "of the listed L2 bandwidth; assumed"),
-    Factor("load slots", 8.0, 0.0, 30.0, 0.0, "issue slots to bring an operand cell into a tile"),
-    Factor("fill clocks", 2000.0, 100.0, 20000.0, 0.0, "a block's start, first loads, last stores"),
-)
-
-
-def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
-    """An SM runs `load` blocks, `resident` at a time. A step of a block costs the SM its products
-    (or the shared-memory reads that feed them) and its lane instructions; steps of resident blocks
-    follow each other, but a block's own next step waits for its loads, `stages` of them under way.
-    """
-    xp, sms = s.xp, target.sms
-    nest = cut(work, tiles, target, s)
-    on_tensor = runs_on_tensor(work, target)
-    dtype = work.dtype if work.is_contraction else f32
-    peak = s.put("peak", target.peak(work.pipe, dtype, tf32=work.tf32), "flop/s")
-    fed = sustained(target, peak, on_tensor, dtype.bits).share
-    fed = s.put("share of the peak that power feeds", fed, "", "cost.power.JOULES")
-    listed = target.peak("vector", f32)
-    share = min(sustained(target, listed, False, 32).share, LANE_SHARE)
-    lanes = listed / target.sm.flops_per_lane_clock * share
-    lanes = s.put("lane rate", lanes, "lane instructions/s", "cost.plain.LANE_SHARE, cost.power")
-    flops = work.products / xp.maximum(work.points, 1.0) * nest.step_points * work.visible
-    flops = s.put("flops of a step", flops, "flop")
-    issue = s.put("issue slots a multiply-add", _issue(s, nest, target, on_tensor, p))
-    issued = peak * (TENSOR_SHARE if on_tensor else LANE_SHARE)
-    product_s = s.put("products of a step", flops * issue / (issued / sms), "s")
-    smem_s = 0.0
-    if on_tensor:
-        parts = nest.tiles.warps / (4 if has_clusters(target) else 1)
-        traffic = nest.stage_bytes * (1 + xp.sqrt(xp.maximum(parts, 1.0)))
-        smem_s = traffic * work.visible / (SMEM_BYTES_PER_CLOCK * target.clock_hz)
-    lane_s = work.lane_ops / (nest.blocks * nest.steps) / (lanes / sms)
-    step_s = s.put("step", xp.maximum(product_s, smem_s) + lane_s, "s")
-    power_s = flops * nest.steps * nest.blocks / (peak * fed)
-    compute_s = xp.maximum(nest.steps * nest.load * step_s, power_s)
-    compute_s = s.put("busiest SM, or power", compute_s, "s")
-
-    rounds = s.put("full rounds", xp.floor(nest.load / nest.resident))
-    rest = nest.load - rounds * nest.resident
-    wait_s = s.put("wait", (LATENCY_CLOCKS / target.clock_hz + step_s) / tiles.stages, "s")
-    busy_s = nest.steps * (
-        rounds * xp.maximum(nest.resident * step_s, wait_s)
-        + xp.where(rest > 0, xp.maximum(rest * step_s, wait_s), 0.0)
-    )
-    fill_s = p["fill clocks"] / target.clock_hz
-    busy_s = busy_s + fill_s * (xp.ceil(nest.load / nest.resident) - 1)
-    busy_s = s.put("busiest SM with its waits", busy_s, "s")
-
-    dram_s = nest.dram_bytes / (target.dram_bytes_per_s * p["dram share"])
-    active = xp.minimum(1.0, nest.blocks / sms)
-    l2_s = nest.l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * active)
-    memory_s = s.put("dram or l2", xp.maximum(dram_s, l2_s), "s")
-    exposed_s = xp.maximum(busy_s - xp.maximum(compute_s, memory_s), 0.0)
-    split_s = xp.where(tiles.split > 1, 1.5e-6, 0.0)
-    return Terms(compute_s, memory_s, exposed_s + split_s, work.products * work.visible / peak)
-
-
-def _issue(
-    s: Sheet, nest: Nest, target: Target, on_tensor: bool, p: Mapping[str, Number]
-) -> Number:
-    """Issue slots that one multiply-add on the lanes takes, at least 1."""
-    if on_tensor or not nest.work.is_contraction:
-        return 1.0
-    m, n = (nest.sizes[d] for d in nest.work.face)
-    cells = s.xp.maximum(m * n / nest.threads, 1.0)
-    instructions = 1.05 + 0.5 / s.xp.sqrt(cells)
-    inner = s.xp.maximum(1.0, instructions * target.sm.fp32_lanes / 128)
-    return inner + p["load slots"] * (1 / m + 1 / n)
 
 
 def candidates(work: Work, target: Target) -> Tiles:
@@ -234,6 +149,3 @@ def _cells(i: int):
         for warps in (4, 8, 16, 2, 1)
         if 32 * warps <= ti <= 16 * 32 * warps
     )
-
-
-FAMILY = Family("plain", FACTORS, candidates, seconds)
