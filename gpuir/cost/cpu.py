@@ -60,11 +60,8 @@ THREAD_START_S = 3e-6  # to wake the other cores; assumed
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """Cores divide the work as far as it goes; each then computes, or waits for bytes."""
     xp = s.xp
-    pieces = (
-        work.products * work.visible / GRAIN_FLOPS
-        if work.is_contraction
-        else work.points / GRAIN_CELLS
-    )
+    multiplies = work.kernel in _SHARES
+    pieces = work.products * work.visible / GRAIN_FLOPS if multiplies else work.points / GRAIN_CELLS
     cores = xp.minimum(xp.maximum(pieces, 1.0), float(target.sms))
     cores = s.put("cores at work", cores, "", "cost.cpu.GRAIN_CELLS, GRAIN_FLOPS")
     share = cores / target.sms
@@ -72,19 +69,21 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
     flops = work.products * work.visible
     stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
-    lane_ops = work.lane_ops - (0.0 if work.is_contraction else SHARED_OPS * stored)
+    lane_ops = work.lane_ops
+    if not multiplies:
+        lane_ops = xp.maximum(lane_ops - SHARED_OPS * stored, 0.0)
     if work.kind == "sum":
         lane_ops = lane_ops * SUM_OPS
     compute = lane_ops / (lanes * p["lane share"] * share)
-    if work.is_contraction:
-        narrow = work.kernel == "k.gemm" and work.dtype.bits < 32
+    if multiplies:
+        narrow = work.kernel in ("k.gemm", "k.moe") and work.dtype.bits < 32
         reached = p["narrow product share" if narrow else _SHARES[work.kernel]]
         compute = compute + flops / (peak * reached * share)
     elif work.reduced and work.kind != "sum":
         compute = compute + work.output_points * ROW_CLOCKS / (target.clock_hz * cores)
     memory = _memory_s(s, work, cores, target, p)
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
-    if work.kernel == "k.gemm":
+    if work.kernel in ("k.gemm", "k.moe"):
         vector = xp.minimum(work.extents["m"], work.extents["n"]) <= 1
         wait = wait + xp.where(vector, 0.0, PACKED * memory)
     roof = 0.0 if work.kernel == "k.conv" else flops / peak  # Winograd multiplies less
@@ -93,6 +92,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 _SHARES = {
     "k.gemm": "product share",
+    "k.moe": "product share",
     "k.conv": "convolution share",
     "k.attention": "attention share",
 }
