@@ -37,34 +37,34 @@ TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.0682
 
 FIT = "fitted on the NeuSight GEMM table"
 FACTORS = (
-    Factor("lane share", 1.01, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
+    Factor("lane share", 1.015, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
     Factor("operand slots", 0.06, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
-    Factor("load slots", 1.5, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
+    Factor("load slots", 1.9, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
     Factor("sliced slots", 1.16, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
-    Factor("step clocks", 900.0, 50.0, 4000.0, 0.1, f"until a step's operands are in; {FIT}"),
-    Factor("block clocks", 8000.0, 100.0, 10000.0, 0.1, f"to start and end a block; {FIT}"),
+    Factor("step clocks", 1100.0, 50.0, 4000.0, 0.15, f"until a step's operands are in; {FIT}"),
+    Factor("block clocks", 8000.0, 100.0, 10000.0, 0.15, f"to start and end a block; {FIT}"),
     Factor("store clocks", 0.83, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
-    Factor("tail", 0.88, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
-    Factor("hiding", 2.6, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
+    Factor("tail", 0.92, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
+    Factor("hiding", 3.0, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
     Factor("exposed", 0.59, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
-    Factor("joules", 1.0, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
-    Factor("l2 joules", 48.0, 0.0, 200.0, 0.0, f"pJ a byte through the L2; {FIT}"),
-    Factor("dram joules", 40.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
+    Factor("joules", 1.05, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
+    Factor("l2 joules", 4.3, 0.0, 20.0, 0.0, f"a byte through the L2, in flops; {FIT}"),
+    Factor("dram joules", 32.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
     Factor("idle", 0.2, 0.05, 0.4, 0.0, f"of the board's power, spent on the rest; {FIT}"),
     Factor("bend", 0.94, 0.3, 1.0, 0.0, f"exponent of time over excess power; {FIT}"),
     Factor("settle", 0.74, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
-    Factor("dram share", 0.77, 0.5, 1.0, 0.05, f"of the listed bandwidth; {FIT}"),
-    Factor("l2 share", 0.45, 0.15, 1.2, 0.1, f"of the listed bandwidth; {FIT}"),
-    Factor("ragged", 0.3, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
+    Factor("dram share", 0.73, 0.5, 1.0, 0.06, f"of the listed bandwidth; {FIT}"),
+    Factor("l2 share", 0.4, 0.15, 1.2, 0.15, f"of the listed bandwidth; {FIT}"),
+    Factor("ragged", 0.18, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
     Factor("l2 kept", 0.46, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
-    Factor("l2 warm", 0.7, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
-    Factor("lines", 2.0, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
+    Factor("l2 warm", 0.4, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
+    Factor("lines", 1.7, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
     Factor("line depth", 280.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
-    Factor("line share", 0.16, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
-    Factor("pages", 1.5, 0.0, 4.0, 0.0, f"of Pascal, when its TLB does not reach; {FIT}"),
-    Factor("overlap", 7.0, 1.5, 16.0, 0.0, f"norm that joins compute and memory; {FIT}"),
-    Factor("split", 4.7, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
-    Factor("split each", 3.0, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
+    Factor("line share", 0.11, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
+    Factor("pages", 1.2, 0.0, 4.0, 0.0, f"of Pascal, when its TLB does not reach; {FIT}"),
+    Factor("overlap", 5.0, 1.5, 16.0, 0.0, f"norm that joins compute and memory; {FIT}"),
+    Factor("split", 6.0, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
+    Factor("split each", 4.5, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
 )
 
 # Picojoules of an f32 flop on the lanes, its operands' way through registers and shared memory
@@ -83,7 +83,7 @@ JOULES = {
 # Issue slots on SMs of 128 lanes, where those of 64 issue loads in the second clock of a warp's
 # multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread. Pascal issues
 # two instructions a clock: sgemm_128x128x8 reaches 86 % on P4 (NeuSight GEMM table).
-WIDE_SLOTS = {"sm_6": 1.2, "": 2.0}
+WIDE_SLOTS = {"sm_6": 1.2, "": 1.75}
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -176,7 +176,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     flop_pj = _of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
     picojoules = (
         2.0 * whole * tm * tn * k * flop_pj
-        + l2_bytes * p["l2 joules"]
+        + l2_bytes * p["l2 joules"] * flop_pj
         + dram_bytes * p["dram joules"]
     )
     watts = s.put("power wanted", picojoules * 1e-12 / run_s, "W", "cost.simt.JOULES; L2 and DRAM")

@@ -17,20 +17,22 @@ from gpuir.targets.target import Target
 
 FIT = "fitted on the MI100 rows of the NeuSight GEMM table"
 START = {
-    "lane share": 0.9,
-    "operand slots": 0.76,
-    "load slots": 1.7,
+    "lane share": 0.917,
+    "operand slots": 0.9,
+    "load slots": 1.1,
     "sliced slots": 1.01,
-    "step clocks": 125.0,
-    "block clocks": 8000.0,
-    "hiding": 4.6,
+    "step clocks": 130.0,
+    "block clocks": 9300.0,
+    "hiding": 4.5,
     "joules": 1.0,
-    "l2 share": 0.95,
-    "dram share": 0.95,
-    "lines": 0.34,
-    "line depth": 65.0,
-    "overlap": 2.0,
-    "split": 2.2,
+    "ragged": 0.6,
+    "settle": 12.0,
+    "l2 share": 1.05,
+    "dram share": 0.94,
+    "lines": 0.21,
+    "line depth": 60.0,
+    "overlap": 1.9,
+    "split": 2.4,
 }
 FACTORS = tuple(
     replace(f, value=START.get(f.name, f.value), what=f.what.replace(simt.FIT, FIT))
