@@ -336,6 +336,8 @@ def _features(s: Sheet, work: Work) -> None:
     s.put("log experts active", log(active))
     s.put("log tokens", log(least(work.trait("tokens"), 1.0)))
     s.put("log width", log(work.extents["n"]))
+    s.put("log depth", log(work.extents["k"]))
+    s.put("log filled up", log(least(work.trait("blocks of 64") * 64, 1.0) / rows))
 
 
 def _blocks(s: Sheet, work: Work, tiles: Tiles) -> Number:
@@ -362,7 +364,14 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return tiles.each(lambda n: np.asarray(n)[best] if np.ndim(n) else n)
 
 
-FEATURES = ("log rows an expert", "log experts active", "log tokens", "log width")
+FEATURES = (
+    "log rows an expert",
+    "log experts active",
+    "log tokens",
+    "log width",
+    "log depth",
+    "log filled up",
+)
 BOUND = 0.25
 PLAIN = "experts cutlass f16"
 
