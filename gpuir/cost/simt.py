@@ -138,12 +138,12 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     # ---- bytes
     left, right, out = cell * b * m * k, cell * b * k * n, work.operands[-1].cell_bytes * b * m * n
     l2_bytes = s.put("l2 bytes", left * across + right * down + out * split, "bytes")
-    ragged_k, ragged_n = 1.0 + p["ragged"] * skewed(s, k), 1.0 + p["ragged"] * skewed(s, n)
+    skewed_k = s.put("rows of k begin in a sector", skewed(s, k))
+    skewed_n = s.put("rows of n begin in a sector", skewed(s, n))
+    ragged_k, ragged_n = 1.0 + p["ragged"] * skewed_k, 1.0 + p["ragged"] * skewed_n
     ragged_w = ragged_k if is_linear(work) else ragged_n  # a layer's weight has k innermost
     s.put("log bytes over L2", xp.log((left + right + out) / target.l2_bytes))
     s.put("log reads a result", xp.log((left + right) / out))
-    s.put("rows of k begin in a sector", skewed(s, k))
-    s.put("rows of n begin in a sector", skewed(s, n))
     flying = xp.minimum(whole, sms * resident)
     patch = xp.minimum(grid, flying)
     wide_n = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
