@@ -80,8 +80,9 @@ def train(
 
 
 def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
-    """The rows that a fit sees: up to `ROWS` of a batch, none that measures the host more than the
-    GPU, none that is doubted or told by its bytes alone."""
+    """The rows that a fit sees: up to `ROWS` of a batch and split (random shapes, and those of
+    models), none that measures the host more than the GPU, is doubted or told by its bytes alone.
+    """
     found: list[Batch] = []
     rng = np.random.default_rng(seed)
     for batch in batches:
@@ -89,9 +90,11 @@ def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
             continue
         ran = tiles_ran(batch)
         rows = np.flatnonzero(~batch.on_floor if ran is None else ~batch.on_floor & ran[1])
-        rows = np.sort(rng.permutation(rows)[:ROWS])
-        if len(rows):
-            found.append(batch.take(rows).alone())
+        rows = rng.permutation(rows)
+        split = batch.split.codes[rows]
+        drawn = [rows[split == code][:ROWS] for code in np.unique(split)]
+        if drawn:
+            found.append(batch.take(np.sort(np.concatenate(drawn))).alone())
     return found
 
 
