@@ -6,7 +6,8 @@ FILEs are tables of measured kernels, as `gpuir eval kernels` takes them. Three 
 left out of the fit in turn; the same after a calibration on 32 rows of each family of the GPU left
 out; half of the shapes left out, all GPUs fitted. Beside them the roofline on the same rows, and
 the error that NeuSight's authors publish for GPUs it was not trained on. Rows on the launch floor
-are left out here; `gpuir eval kernels` shows them. Plots of the residuals go beside the text. Needs gpuir[torch,eval,plot].
+are left out here; `gpuir eval kernels` shows them. Plots of the residuals go beside the
+text. Needs gpuir[torch,eval,plot].
 """
 
 from __future__ import annotations
