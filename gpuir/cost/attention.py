@@ -332,4 +332,4 @@ FEATURES = (
     *("log keys over reach", "masked", "narrow", "trtllm", "appends"),
 )
 
-FAMILY = Family("attention", FACTORS, candidates, seconds, FEATURES, 0.25, usual)
+FAMILY = Family("attention", FACTORS, candidates, seconds, usual, FEATURES, 0.25)

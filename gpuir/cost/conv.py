@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles
 from gpuir.cost.power import JOULES, OTHER_JOULES
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms, fastest
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -220,11 +220,7 @@ def candidates(work: Work, target: Target) -> Tiles:
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The tile of least time."""
-    column = work.each(lambda x: np.asarray(x, float)[..., None])
-    tiles = candidates(work, target)
-    terms = seconds(Sheet(), column, tiles, target, p)
-    best = np.argmin(np.maximum(terms.compute, terms.memory) + terms.latency, axis=-1)
-    return tiles.each(lambda x: np.asarray(x)[best] if np.ndim(x) else x)
+    return fastest(seconds, work, candidates(work, target), target, p)
 
 
-FAMILY = Family("conv", FACTORS, candidates, seconds, choose=choose)
+FAMILY = Family("conv", FACTORS, candidates, seconds, choose)

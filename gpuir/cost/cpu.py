@@ -147,4 +147,4 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return whole(work, target)
 
 
-FAMILY = Family("cpu", FACTORS, whole, seconds, choose=choose)
+FAMILY = Family("cpu", FACTORS, whole, seconds, choose)

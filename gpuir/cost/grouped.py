@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import Tiles, instruction
 from gpuir.cost.power import sustained
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms, fastest
 from gpuir.cost.work import Operand, Work
 from gpuir.ir.types import DType, bf16
 from gpuir.targets.target import Target
@@ -257,13 +257,6 @@ KIB = 1024.0
 UNTUNED = ("flashinfer f16", "flashinfer f8")
 
 
-def instruction(target: Target) -> str:
-    """The matrix instruction of a target (PTX ISA); other vendors' are most like mma."""
-    if target.isa.startswith("sm_90"):
-        return "wgmma"
-    return "tcgen05" if target.isa.startswith("sm_10") else "mma"
-
-
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of a mixture of experts under tiles of rows of one expert.
 
@@ -311,7 +304,7 @@ def _product(
     xp, sms = s.xp, target.sms
     peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
     rate = peak * p["compute share"]
-    rate = rate * sustained(target, peak, True, work.dtype.bits).share ** p["joule share"]
+    rate = rate * sustained(target, peak, True, work.dtype.bits) ** p["joule share"]
     feeding = target.l2_bytes_per_s * p["feed share"]
     if instruction(target) != "wgmma":
         ratio = p[f"{instruction(target)} rate"]
@@ -356,12 +349,7 @@ def candidates(work: Work, target: Target) -> Tiles:
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The tile of least time: what implementations tune for, or have tables of."""
-    column = work.each(lambda n: np.asarray(n, float)[..., None])
-    tiles = candidates(work, target)
-    terms = seconds(Sheet(), column, tiles, target, p)
-    time_s = np.maximum(terms.compute, terms.memory) + terms.latency
-    best = np.argmin(time_s, axis=-1)
-    return tiles.each(lambda n: np.asarray(n)[best] if np.ndim(n) else n)
+    return fastest(seconds, work, candidates(work, target), target, p)
 
 
 FEATURES = (
@@ -376,7 +364,7 @@ BOUND = 0.25
 PLAIN = "experts cutlass f16"
 
 FAMILIES: dict[str, Family] = {
-    name: Family(name, FACTORS, candidates, seconds, FEATURES, BOUND, choose, carries=True)
+    name: Family(name, FACTORS, candidates, seconds, choose, FEATURES, BOUND, carries=True)
     for name in (f"experts {stack} {scheme}" for stack, schemes in MEASURED for scheme in schemes)
 }
 

@@ -105,8 +105,7 @@ class Points:
 
 def _read(path: str) -> tuple[str, dict[str, float]]:
     kind, _, text = path.partition(".")
-    fields = (field.partition("=") for field in text.split())
-    return kind, {name: float(n) for name, _, n in fields}
+    return kind, columns_of(text)
 
 
 @lru_cache(maxsize=64)

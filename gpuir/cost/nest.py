@@ -1,4 +1,4 @@
-"""A kernel's loop nest cut by a tile: blocks, traffic, occupancy and waves.
+"""A kernel's loop nest cut by a tile: blocks, occupancy and waves; which tiles are legal.
 
 Everything comes from the kernel's `Work`, once for all kernels. Formulas take one kernel and tile
 or many (arrays for numbers), so that the search over tiles, the prediction of one and its
@@ -24,8 +24,6 @@ MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capab
 TENSOR_MEMORY_BYTES = 128 * 512 * 4  # lanes, columns, bytes: PTX ISA, tcgen05 tensor memory
 MOST_THREADS = 1024  # of one block: the same table
 WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
-CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
-L2_SHARE = 0.6  # assumed: of the L2, what data read again can count on
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,9 @@ class Nest:
     work: Work
     tiles: Tiles
     sizes: Mapping[str, Number]  # the tile's extent along each dimension
-    counts: Mapping[str, Number]  # blocks along each dimension of the grid
     blocks: Number
     steps: Number  # of one block over its share of the reduced dimension
     step_points: Number  # of the nest that one block computes in a step, padding included
-    stage_bytes: Number
-    held_bytes: Number
     smem_bytes: Number  # of one block
     threads: Number
     accumulators: Number  # of one block, in registers
@@ -79,12 +74,6 @@ class Nest:
     load: Number  # blocks the busiest SM runs
     tail: Number  # share of the SM time that is used when blocks do not divide evenly
     padding: Number  # nest points over points computed
-    reads_again: tuple[Number, ...]  # times each operand comes from DRAM
-    l2_each: tuple[Number, ...]  # bytes of each operand through the L2
-    split_bytes: Number  # partial sums written and read back
-    split_dram_bytes: Number  # what of them the L2 does not hold
-    dram_bytes: Number
-    l2_bytes: Number
 
 
 def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nest:
@@ -92,13 +81,11 @@ def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nes
     s = s or Sheet()
     xp, sm, extents = s.xp, target.sm, work.extents
     sizes = {d: tiles.along(d, work, s) for d, _ in work.dims}
-    counts = {
-        d: s.put(f"blocks along {d}", xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]))
+    grid = _product(
+        s.put(f"blocks along {d}", xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]))
         for d in work.grid
-    }
-    blocks = s.put(
-        "blocks", _product(counts.values()) * tiles.split, "", "tiles of the grid, times split"
     )
+    blocks = s.put("blocks", grid * tiles.split, "", "tiles of the grid, times split")
     steps: Number = 1.0
     for d in work.reduced:
         steps = xp.ceil(xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]) / tiles.split)
@@ -138,31 +125,13 @@ def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nes
     waves = s.put("waves", blocks / (target.sms * resident))
     load = s.put("blocks of the busiest SM", xp.ceil(blocks / target.sms))
     tail = s.put("tail: used share of SM time", blocks / (load * target.sms))
-
-    wave = xp.minimum(blocks, target.sms * resident)
-    again = _reads_again(s, work, sizes, tiles, counts, wave, target)
-    shared = CLUSTER_READS if has_clusters(target) else 1.0
-    l2: list[Number] = []
-    for o, repeats in zip(work.operands, again, strict=True):
-        if o.role in ("written", "streamed"):
-            l2.append(o.nbytes * repeats)
-        else:
-            visited = o.cell_bytes * _product(extents[d] for d in o.dims)
-            others = _product(counts[d] for d in work.grid if d not in o.dims)
-            l2.append(visited * others * work.visible * shared)
-    partial = xp.where(tiles.split > 1, 2.0 * tiles.split * 4.0 * work.output_points, 0.0)
-    spilt = xp.maximum(partial - L2_SHARE * target.l2_bytes, 0.0)
-    dram: Number = sum((o.nbytes * n for o, n in zip(work.operands, again, strict=True)), 0.0)
     return Nest(
         work=work,
         tiles=tiles,
         sizes=sizes,
-        counts=counts,
         blocks=blocks,
         steps=steps,
         step_points=step_points,
-        stage_bytes=stage,
-        held_bytes=held,
         smem_bytes=smem,
         threads=threads,
         accumulators=accumulators,
@@ -173,12 +142,6 @@ def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nes
         load=load,
         tail=tail,
         padding=padding,
-        reads_again=tuple(again),
-        l2_each=tuple(l2),
-        split_bytes=partial,
-        split_dram_bytes=spilt,
-        dram_bytes=s.put("dram bytes", dram + spilt, "bytes"),
-        l2_bytes=s.put("l2 bytes", sum(l2, 0.0) + partial, "bytes"),
     )
 
 
@@ -213,56 +176,6 @@ def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], role: Role) -> 
 def _passes(work: Work) -> int:
     """Passes over rows too long to hold: 2 when their cells are results too."""
     return 2 if any(o.role == "written" and "r" in o.dims for o in work.operands) else 1
-
-
-def _reads_again(
-    s: Sheet,
-    work: Work,
-    sizes: Mapping[str, Number],
-    tiles: Tiles,
-    counts: Mapping[str, Number],
-    wave: Number,
-    target: Target,
-) -> list[Number]:
-    """How often each operand comes from DRAM.
-
-    Blocks of one wave run beside each other and share, through the L2, the operands they have in
-    common: a wave covers a patch of the grid, as square as it can over m and n, else filled from
-    the last dimension. An operand that a dimension does not index is read again for each patch
-    along it, but for the part that the L2 keeps from one wave to the next. A row that a reduction
-    does not hold whole is read once to reduce it and, when its cells are results too, once more to
-    finish them.
-    """
-    xp = s.xp
-    patch: dict[str, Number] = {}
-    left = wave
-    if "m" in counts and "n" in counts:
-        area = xp.minimum(wave, counts["m"] * counts["n"])
-        patch["n"] = xp.minimum(counts["n"], xp.maximum(xp.sqrt(area), area / counts["m"]))
-        patch["m"] = xp.minimum(counts["m"], area / patch["n"])
-        left = wave / area
-    for d in reversed(work.grid):
-        if d not in patch:
-            patch[d] = xp.maximum(1.0, xp.minimum(counts[d], left))
-            left = left / patch[d]
-    for d in patch:
-        patch[d] = s.put(f"blocks of a wave along {d}", patch[d])
-    read = sum((o.nbytes for o in work.operands if o.role in ("staged", "held")), 0.0)
-    missed = 1 - xp.minimum(1.0, L2_SHARE * target.l2_bytes / xp.maximum(read, 1.0))
-    missed = s.put("share read again that misses the l2", missed, "", "cost.nest.L2_SHARE")
-    again: list[Number] = []
-    for o in work.operands:
-        repeats: Number = 1.0
-        if o.role in ("staged", "held"):
-            for d in work.grid:
-                if d not in o.dims:
-                    repeats = repeats * xp.maximum(1.0, counts[d] / patch[d])
-        elif work.kernel == "k.reduce" and o.role == "streamed" and "r" in o.dims:
-            whole = sizes["r"] * tiles.split >= work.extents["r"]
-            again.append(xp.where(whole, 1.0, float(_passes(work))))
-            continue
-        again.append(1.0 + (repeats - 1.0) * missed)
-    return again
 
 
 # ---------------------------------------------------------------------------- legality
@@ -339,6 +252,13 @@ def has_clusters(target: Target) -> bool:
     """Blocks that fetch for each other, and four warps to a matrix instruction: sm_90 and sm_100
     (CUDA C++ Programming Guide, thread block clusters; PTX ISA, wgmma and tcgen05)."""
     return target.isa.startswith(("sm_90", "sm_10"))
+
+
+def instruction(target: Target) -> str:
+    """The matrix instruction of a target (PTX ISA); those of other vendors are most like mma."""
+    if not has_clusters(target):
+        return "mma"
+    return "wgmma" if target.isa.startswith("sm_90") else "tcgen05"
 
 
 def runs_on_tensor(work: Work, target: Target) -> bool:

@@ -3,8 +3,6 @@ their clock down under load."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuir.targets.target import Target
 
 # Joules a flop at the boost clock, on-chip operand movement included: f32 on the lanes, f16 on the
@@ -25,16 +23,7 @@ OTHER_JOULES = (4.3e-12, 0.45e-12)  # later and other chips: as B200's f16
 IDLE_SHARE = 0.25  # assumed: of the board power, for memory, fans and leakage
 
 
-@dataclass(frozen=True)
-class Sustained:
-    """What a peak comes down to: `share` of it, and the watts it would take in full."""
-
-    share: float
-    watts: float
-    available_w: float
-
-
-def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> Sustained:
+def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> float:
     """The share of `peak` (flop/s) that the board's power feeds: the power left for arithmetic over
     the power that arithmetic at the full rate takes.
 
@@ -42,9 +31,7 @@ def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> Sustai
     limit in the spec the share is 1.
     """
     if target.tdp_w is None:
-        return Sustained(1.0, 0.0, 0.0)
+        return 1.0
     lane, matrix = JOULES.get(target.isa, OTHER_JOULES)
     joules = matrix * bits / 16 if on_tensor else lane * max(bits, 16) / 32
-    available = target.tdp_w * (1 - IDLE_SHARE)
-    watts = joules * peak
-    return Sustained(min(1.0, available / watts), watts, available)
+    return min(1.0, target.tdp_w * (1 - IDLE_SHARE) / (joules * peak))

@@ -113,7 +113,8 @@ def _memory_s(
     dram_s = s.put("dram time", dram_bytes * (1 - kept) * partial / dram_rate, "s")
     active = xp.minimum(1.0, nest.blocks / target.sms)
     l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
-    l2_s = s.put("l2 time", (work.nbytes + (passes - 1) * reads) / l2_rate, "s")
+    l2_bytes = s.put("l2 bytes", work.nbytes + (passes - 1) * reads, "bytes")
+    l2_s = s.put("l2 time", l2_bytes / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
 
 
@@ -240,4 +241,4 @@ FEATURES = (
     f"rows start inside {LINE_BYTES} bytes",
 )
 
-FAMILY = Family("rows", FACTORS, candidates, seconds, FEATURES, 0.2, choose=choose)
+FAMILY = Family("rows", FACTORS, candidates, seconds, choose, FEATURES, 0.2)

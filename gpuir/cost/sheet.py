@@ -83,8 +83,8 @@ class Terms:
 class Family:
     """Kernels that one set of formulas describes.
 
-    `tiles` gives the tiles worth considering, `choose` the one that a library takes (without it,
-    the one of least time). `features` name quantities on the sheet that a small network sees, which
+    `choose` gives the tile that a library takes, `tiles` those worth considering where a target
+    cannot hold that one. `features` name quantities on the sheet that a small network sees, which
     multiplies the time by at most exp(±`bound`): counts and shapes, never rates, so that a target
     with every rate raised is never slower and nothing tells one device from another. What it
     learns on some GPUs `carries` over to others, or it serves those alone.
@@ -94,7 +94,21 @@ class Family:
     factors: tuple[Factor, ...]
     tiles: Callable[[Work, Target], Tiles]
     seconds: Callable[[Sheet, Work, Tiles, Target, Mapping[str, Number]], Terms]
+    choose: Callable[[Work, Target, Mapping[str, Number]], Tiles]
     features: tuple[str, ...] = ()
     bound: float = 0.0
-    choose: Callable[[Work, Target, Mapping[str, Number]], Tiles] | None = None
     carries: bool = False
+
+
+def fastest(
+    seconds: Callable[[Sheet, Work, Tiles, Target, Mapping[str, Number]], Terms],
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+) -> Tiles:
+    """Of `tiles` the one of least time, for each of many kernels, by a family's formulas."""
+    column = work.each(lambda n: np.asarray(n, float)[..., None])
+    terms = seconds(Sheet(), column, tiles, target, p)
+    best = np.argmin(np.maximum(terms.compute, terms.memory) + terms.latency, axis=-1)
+    return tiles.take(best)

@@ -431,4 +431,4 @@ def cheapest(
     return taken
 
 
-FAMILY = Family("simt", FACTORS, candidates, seconds, FEATURES, BOUND, choose)
+FAMILY = Family("simt", FACTORS, candidates, seconds, choose, FEATURES, BOUND)

@@ -63,7 +63,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """The longest of DRAM, L2, instructions and the waits of blocks, which hide each other but at
     the start and the end."""
     nest = cut(work, tiles, target, s)
-    memory = memory_s(s, work.nbytes, work.nbytes, work.nbytes, target, p, nest.blocks)
+    memory = memory_s(s, work.nbytes, nest.blocks, target, p)
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
@@ -107,29 +107,23 @@ def joined(
 
 
 def memory_s(
-    s: Sheet,
-    nbytes: Number,
-    l2_bytes: Number,
-    footprint: Number,
-    target: Target,
-    p: Mapping[str, Number],
-    blocks: Number,
+    s: Sheet, nbytes: Number, blocks: Number, target: Target, p: Mapping[str, Number]
 ) -> Number:
-    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and `l2_bytes` through
-    the L2, which SMs without a block do not draw on.
+    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and through the L2,
+    which SMs without a block do not draw on.
 
     What ran before left the operands in the L2 as far as they fit: nearly all of those much
     smaller, nearly none of those larger.
     """
     xp = s.xp
     room = target.l2_bytes * p["l2 keeps"]
-    kept = s.put("found in the l2", 1 / (1 + (footprint / room) ** p["l2 edge"]))
+    kept = s.put("found in the l2", 1 / (1 + (nbytes / room) ** p["l2 edge"]))
     dram_bytes = s.put("dram bytes", nbytes * (1 - kept), "bytes")
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
     dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
     active = xp.minimum(1.0, blocks / target.sms)
     l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
-    l2_s = s.put("l2 time", l2_bytes / l2_rate, "s")
+    l2_s = s.put("l2 time", s.put("l2 bytes", nbytes, "bytes") / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
 
 
@@ -165,7 +159,7 @@ def sustained_hz(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
     here they do so a part of it."""
     sm = target.sm
     peak = target.sms * sm.fp32_lanes * sm.flops_per_lane_clock * target.clock_hz
-    share = s.put("power share", sustained(target, peak, False, 32).share, "", "cost.power")
+    share = s.put("power share", sustained(target, peak, False, 32), "", "cost.power")
     return s.put("clock", target.clock_hz * share ** p["power pull"], "Hz")
 
 
@@ -195,4 +189,4 @@ def candidates(work: Work, target: Target) -> Tiles:
 
 FEATURES = ("log bytes", "log bytes over l2", "read share", "instructions a byte")
 
-FAMILY = Family("stream", FACTORS, candidates, seconds, FEATURES, 0.2, choose=choose)
+FAMILY = Family("stream", FACTORS, candidates, seconds, choose, FEATURES, 0.2)

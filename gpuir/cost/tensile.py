@@ -208,4 +208,4 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return Tiles({"m": tm, "n": tn, "k": simt.STEP * slices}, 2.0, warps, split)
 
 
-FAMILY = Family("tensile", FACTORS, candidates, simt.seconds, simt.FEATURES, simt.BOUND, choose)
+FAMILY = Family("tensile", FACTORS, candidates, simt.seconds, choose, simt.FEATURES, simt.BOUND)

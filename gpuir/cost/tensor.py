@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import CLUSTER_READS, Tiles, copies_asynchronously, has_clusters
+from gpuir.cost.nest import Tiles, copies_asynchronously, instruction
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
@@ -24,6 +24,7 @@ MOST_STAGES = 4  # assumed: deeper pipelines gain little
 MOST_SPLIT = 32  # assumed: blocks that share one tile's k
 LEAST_STEPS = 4  # assumed: of each of those blocks
 IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
+CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 
 # Copies of a layer, each with its own weights, that take turns in the measurements (README of the
 # kernel tables: 5 or 6): weights are met in the L2 only if all of them fit.
@@ -109,13 +110,6 @@ FACTORS = _factors()
 # a row (CUTLASS) or a block (DeepGEMM), and TensorRT-LLM's plug-ins for narrow weights.
 SCALED = ("row scales", "block scales")
 UNSPLIT = (*SCALED, "plugin")
-
-
-def instruction(target: Target) -> str:
-    """The matrix instruction of a target (PTX ISA); those of other vendors are most like mma."""
-    if not has_clusters(target):
-        return "mma"
-    return "wgmma" if target.isa.startswith("sm_90") else "tcgen05"
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -386,4 +380,4 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return Tiles(dims, taken(stages), taken(warps), np.asarray(chosen, float).reshape(size))
 
 
-FAMILY = Family("tensor", FACTORS, candidates, seconds, FEATURES, BOUND, choose)
+FAMILY = Family("tensor", FACTORS, candidates, seconds, choose, FEATURES, BOUND)

@@ -105,25 +105,20 @@ def estimate(
 # ---------------------------------------------------------------------------- which tile
 
 
-def choose(work: Work, target: Target, *, model: Model | None = None, where: str = "") -> Tiles:
-    """The tile that a library would take, for one kernel or for each of many.
-
-    ModelError, at `where`, when no tile of the kernel fits the target.
-    """
+def choose(work: Work, target: Target, *, model: Model | None = None) -> Tiles:
+    """The tile that a library would take, for one kernel or for each of many."""
     model = shipped() if model is None else model
     family = family_of(work, target)
-    if family.choose is not None:
-        return family.choose(work, target, factors(family, target, model))
-    return _search(work, target, model, where)
+    return family.choose(work, target, factors(family, target, model))
 
 
-def _search(work: Work, target: Target, model: Model, where: str) -> Tiles:
+def _search(work: Work, target: Target, where: str) -> Tiles:
     """Of the family's tiles the one of least time among those that fit the target; where none does,
-    of those that any kernel may have."""
+    of those that any kernel may have. ModelError, at `where`, when none of those does."""
     column = work.each(lambda n: np.asarray(n, float)[..., None])
     for candidates in (family_of(work, target).tiles, legal.candidates):
         tiles = candidates(work, target)
-        found = estimate(column, tiles, target, model=model).time_s
+        found = estimate(column, tiles, target).time_s
         time_s = np.where(_legal(column, tiles, target), found, np.inf)
         least = time_s.min(axis=-1, keepdims=True)
         if np.all(np.isfinite(least)):
@@ -151,24 +146,15 @@ def _pick(numbers: Number, shape: tuple[int, ...], best: Any) -> Number:
     return np.take_along_axis(spread, np.expand_dims(best, -1), axis=-1)[..., 0]
 
 
-def best_tile(work: Work, target: Target, where: str = "") -> Tile:
-    """The tile that a library would take for one kernel, as a note: where that is not legal on a
-    target with numbers changed, the best that is. `where` names the kernel in errors."""
-    (tile,) = best_tiles({work: where}, target).values()
-    return tile
-
-
 def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
-    """The same of many kernels, each with its name; those that are alike at once."""
+    """The tile that a library would take for each kernel, as a note: where that is not legal on a
+    target with numbers changed, the best that is. Kernels come with their names, for errors, and
+    those that are alike are done at once."""
     groups: dict[tuple[Hashable, ...], list[Work]] = {}
     for work in works:
         groups.setdefault(work.likeness, []).append(work)
     found: dict[Work, Tile] = {}
     for group in groups.values():
-        if family_of(group[0], target).choose is None:  # what to search depends on the kernel
-            for work in group:
-                found[work] = _note(work, _search(work, target, shipped(), works[work]))
-            continue
         many = stacked(group)
         size = (len(group),)
         tiles = choose(many, target).each(lambda n, size=size: np.broadcast_to(n, size))
@@ -176,7 +162,7 @@ def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
         for i, work in enumerate(group):
             tile = tiles.each(lambda n, i=i: n[i])
             if not legal[i]:
-                tile = _search(work, target, shipped(), works[work])
+                tile = _search(work, target, works[work])
             found[work] = _note(work, tile)
     return found
 
@@ -225,7 +211,7 @@ def _predict_rows(
     work: Work, target: Target, tiles: Tiles | None, model: Model, rows: slice
 ) -> tuple[Array, Tiles]:
     """Seconds of some of the kernels, and their tiles."""
-    some = work.each(lambda n: n[rows])
+    some = work.take(rows)
     if tiles is None:
         size = np.shape(some.points)
         cut_by = choose(some, target, model=model).each(lambda n: np.broadcast_to(n, size))

@@ -96,7 +96,6 @@ def test_the_sheet_says_what_there_was_to_move():
     work = moe(256)
     family = grouped.family_of(work)
     p = {f.name: f.value for f in family.factors}
-    assert family.choose is not None
     s = Sheet()
     terms = family.seconds(s, work, family.choose(work, target, p), target, p)
     assert set(family.features) <= set(s.values)

@@ -23,7 +23,6 @@ def values(family: Family) -> dict[str, float]:
 def seconds(family: Family, work: Work, name: str, **changed: float) -> tuple[np.ndarray, Sheet]:
     """The device time of works without the network, and the sheet behind it."""
     target, s = load_target(name), Sheet()
-    assert family.choose is not None
     p = values(family) | {k.replace("_", " "): v for k, v in changed.items()}
     assert set(p) == set(values(family))
     terms = family.seconds(s, work, family.choose(work, target, p), target, p)
