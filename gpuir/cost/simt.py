@@ -86,21 +86,51 @@ JOULES = {
 WIDE_SLOTS = {"sm_6": 1.2, "": 1.75}
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A product cut into blocks."""
+
+    extents: tuple[Number, Number, Number, Number]  # b, m, n, k
+    down: Number  # tiles along m
+    across: Number  # tiles along n
+    whole: Number  # tiles of all batches
+    steps: Number  # of one block
+    slices: Number  # parts of a step, each for a group of warps
+    cells: Number  # of the result that a thread sums in a slice
+    resident: Number  # blocks an SM holds
+    load: Number  # blocks of the busiest SM
+
+
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of a product under its tile."""
-    xp, sms, clock, sm = s.xp, float(target.sms), target.clock_hz, target.sm
+    xp = s.xp
+    cut = _cut(s, work, tiles, target, p)
+    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    busy_s = _busy_s(s, tiles, target, p, cut, peak)
+    l2_bytes, dram_bytes, memory_s = _moved(s, work, tiles, target, p, cut)
+    run_s = xp.maximum(busy_s, memory_s)
+    slower = _slower(s, work, tiles, target, p, cut, l2_bytes, dram_bytes, run_s)
+    compute_s, memory_s = busy_s * slower, memory_s * slower
+    join_s = (p["split"] + p["split each"] * xp.log(tiles.split)) * 1e-6
+    join_s = xp.where(tiles.split > 1.0, join_s, 0.0)
+    longer, shorter = xp.maximum(compute_s, memory_s), xp.minimum(compute_s, memory_s)
+    both = (1.0 + (shorter / longer) ** p["overlap"]) ** (1.0 / p["overlap"])
+    latency_s = s.put("compute and memory at once", longer * (both - 1.0), "s") + join_s
+    return Terms(compute_s, memory_s, latency_s, work.products / peak)
+
+
+def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Cut:
+    xp, sms, split = s.xp, float(target.sms), tiles.split
     b, m, n, k = (xp.maximum(work.extents[d], 1.0) for d in ("b", "m", "n", "k"))
-    tm, tn, split = tiles.dims["m"], tiles.dims["n"], tiles.split
-    threads = tiles.warps * float(sm.warp)
+    tm, tn = tiles.dims["m"], tiles.dims["n"]
+    threads = tiles.warps * float(target.sm.warp)
     slices = sliced(s, tiles.dims["k"])
     cell = work.dtype.bits / 8
 
     down, across = xp.ceil(m / tm), xp.ceil(n / tn)
-    grid = down * across
-    whole = b * grid
+    whole = b * (down * across)
     blocks = s.put("blocks", whole * split)
     steps = s.put("steps a block", xp.ceil(k / (split * STEP)))
-    cells = tm * tn * slices / threads
     resident = s.put("blocks an SM holds", held(s, tm, tn, threads, slices, cell, target))
     rounds = s.put("rounds of an SM", blocks / sms)
     load = s.put(
@@ -109,8 +139,6 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         "",
         "the unfilled round counts in part",
     )
-    together = xp.minimum(resident, load)
-
     s.put("log rounds", xp.log(rounds))
     s.put("log steps", xp.log(steps))
     s.put("log split", xp.log(split))
@@ -120,22 +148,42 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("rows used", m / (down * tm))
     s.put("columns used", n / (across * tn))
     s.put("a bias is added", 1.0 if is_linear(work) else 0.0)
+    cells = tm * tn * slices / threads
+    return Cut((b, m, n, k), down, across, whole, steps, slices, cells, resident, load)
 
-    # ---- the lanes
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+
+def _busy_s(
+    s: Sheet, tiles: Tiles, target: Target, p: Mapping[str, Number], cut: Cut, peak: Number
+) -> Number:
+    """Seconds of the busiest SM: its blocks' steps, each as long as its products or the wait for
+    its operands, and their starts and ends, which show in part."""
+    xp, sms, clock, sm = s.xp, float(target.sms), target.clock_hz, target.sm
+    tm, tn, together = tiles.dims["m"], tiles.dims["n"], xp.minimum(cut.resident, cut.load)
     wide = sm.fp32_lanes > 64
     loads = _of_isa(WIDE_SLOTS, target.isa) if wide else p["operand slots"]
-    slots = 1.0 + loads / xp.sqrt(cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
-    slots = slots * xp.where(slices > 1.0, p["sliced slots"], 1.0)
+    slots = 1.0 + loads / xp.sqrt(cut.cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
+    slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
     busy_parts = xp.minimum(1.0, together * tiles.warps / PARTS)
     product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"] * busy_parts)
-    wait_s = p["step clocks"] / clock / (together * slices)
+    wait_s = p["step clocks"] / clock / (together * cut.slices)
     step_s = (product_s ** p["hiding"] + wait_s ** p["hiding"]) ** (1.0 / p["hiding"])
     own_s = (p["block clocks"] + p["store clocks"] * tm * tn / sm.fp32_lanes) / clock
-    busy_s = load * steps * step_s + own_s * (1.0 + p["exposed"] * (load / together - 1.0))
+    shown = 1.0 + p["exposed"] * (cut.load / together - 1.0)
+    return cut.load * cut.steps * step_s + own_s * shown
 
-    # ---- bytes
+
+def _moved(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], cut: Cut
+) -> tuple[Number, Number, Number]:
+    """Bytes through the L2, bytes from and to DRAM, and the seconds that the slower takes.
+
+    Blocks at work cover a patch of the result, as square as it can be, and share what they read. A
+    line that they do not use up before the L2 drops it is read again.
+    """
+    xp, split, down, across = s.xp, tiles.split, cut.down, cut.across
+    b, m, n, k = cut.extents
+    tm, tn, cell = tiles.dims["m"], tiles.dims["n"], work.dtype.bits / 8
     left, right, out = cell * b * m * k, cell * b * k * n, work.operands[-1].cell_bytes * b * m * n
     l2_bytes = s.put("l2 bytes", left * across + right * down + out * split, "bytes")
     skewed_k = s.put("rows of k begin in a sector", skewed(s, k))
@@ -144,8 +192,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     ragged_w = ragged_k if is_linear(work) else ragged_n  # a layer's weight has k innermost
     s.put("log bytes over L2", xp.log((left + right + out) / target.l2_bytes))
     s.put("log reads a result", xp.log((left + right) / out))
-    flying = xp.minimum(whole, sms * resident)
-    patch = xp.minimum(grid, flying)
+    flying = xp.minimum(cut.whole, float(target.sms) * cut.resident)
+    patch = xp.minimum(down * across, flying)
     wide_n = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
     tall_m = xp.minimum(down, patch / wide_n)
     missed = 1.0 - xp.minimum(1.0, p["l2 kept"] * target.l2_bytes / ((left + right) / b))
@@ -165,34 +213,39 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     )
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     l2_rate = target.l2_bytes_per_s * p["l2 share"] * (P100_L2 if target.isa == "sm_60" else 1.0)
-    l2_s = l2_bytes / l2_rate
-    memory_s = xp.maximum(dram_s, l2_s)
+    memory_s = xp.maximum(dram_s, l2_bytes / l2_rate)
     if target.isa.startswith("sm_6") and is_linear(work):
         reach = xp.minimum(left + right, (wide_n * tn + tall_m * tm) * k * cell)
         memory_s = memory_s * (1.0 + p["pages"] * xp.log1p(reach / TLB_BYTES))
+    return l2_bytes, dram_bytes, memory_s
 
-    # ---- power
-    run_s = xp.maximum(busy_s, memory_s)
+
+def _slower(
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    cut: Cut,
+    l2_bytes: Number,
+    dram_bytes: Number,
+    run_s: Number,
+) -> Number:
+    """How much longer the product takes at the clock that the board's power allows, where it runs
+    for `run_s` at the full one."""
+    k, tm, tn = cut.extents[3], tiles.dims["m"], tiles.dims["n"]
     flop_pj = _of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
     picojoules = (
-        2.0 * whole * tm * tn * k * flop_pj
+        2.0 * cut.whole * tm * tn * k * flop_pj
         + l2_bytes * p["l2 joules"] * flop_pj
         + dram_bytes * p["dram joules"]
     )
     watts = s.put("power wanted", picojoules * 1e-12 / run_s, "W", "cost.simt.JOULES; L2 and DRAM")
     slower = 1.0
     if target.tdp_w is not None:
-        excess = xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"]))) ** p["bend"]
+        excess = s.xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"]))) ** p["bend"]
         slower = 1.0 + (excess - 1.0) * run_s / (run_s + p["settle"] * 1e-3)
-    slower = s.put("slower for lack of power", slower, "", "once the kernel outlasts `settle`")
-
-    compute_s, memory_s = busy_s * slower, memory_s * slower
-    join_s = (p["split"] + p["split each"] * xp.log(split)) * 1e-6
-    join_s = xp.where(split > 1.0, join_s, 0.0)
-    longer, shorter = xp.maximum(compute_s, memory_s), xp.minimum(compute_s, memory_s)
-    both = (1.0 + (shorter / longer) ** p["overlap"]) ** (1.0 / p["overlap"])
-    latency_s = s.put("compute and memory at once", longer * (both - 1.0), "s") + join_s
-    return Terms(compute_s, memory_s, latency_s, work.products / peak)
+    return s.put("slower for lack of power", slower, "", "once the kernel outlasts `settle`")
 
 
 # What the network sees: counts and shapes.
@@ -403,8 +456,9 @@ def thinned(taken: Chosen, single: Number, m: Number, n: Number) -> Chosen:
 
 
 def either(test: Number, yes: Chosen, no: Chosen) -> Chosen:
-    either = [_where(test, x, y) for x, y in zip(yes, no, strict=True)]
-    return either[0], either[1], either[2], either[3], either[4]
+    """Of each kernel the one or the other."""
+    n, m, slices, warps, split = (_where(test, x, y) for x, y in zip(yes, no, strict=True))
+    return n, m, slices, warps, split
 
 
 def cheapest(
