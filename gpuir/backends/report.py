@@ -175,8 +175,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Unseen:
-    """Kernels of which something, "gpu" or "dtype", is not in what the predictor was fitted on:
-    their kinds, the most time first, and their time."""
+    """Kernels of which something, "gpu", "dtype" or "size", is not in what the predictor was fitted
+    on: their kinds, the most time first, and their time."""
 
     what: str
     kinds: tuple[str, ...]

@@ -49,7 +49,7 @@ class Cost:
 
     Between the two of `interval`, in seconds, 80 % of measurements are expected to lie; it is None
     where the predictor cannot say. `unseen` names what of this kernel lies outside of what the
-    predictor was fitted on: "gpu", "dtype".
+    predictor was fitted on: "gpu", "dtype", "size".
     """
 
     time_s: float
