@@ -119,38 +119,56 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     their power does not feed the matrix units; SMs that idle leave their power to the others.
     """
     xp = s.xp
-    unit, plugin = instruction(target), work.kind == "plugin"
-    age = "mma" if unit == "mma" else "async"
-    way = "scaled" if age == "async" and work.kind in SCALED else age
+    unit, age, way = _ways(work, target)
     b, m, n, k = (work.extents[d] for d in ("b", "m", "n", "k"))
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
     down, across = xp.ceil(m / tm), xp.ceil(n / tn)
     area = s.put("tiles of the result", b * down * across)
     blocks = s.put("blocks", area * tiles.split, "", "tiles of the result, times split")
-    waves = s.put("waves", blocks / target.sms)
-    steps = s.put("steps a block", xp.ceil(k / (tk * tiles.split)))
-
-    # One step of one block, an SM to itself.
+    s.put("waves", blocks / target.sms)
+    s.put("steps a block", xp.ceil(k / (tk * tiles.split)))
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
     peak = s.put("peak", peak, "flop/s", _peak_source(work, target))
-    inner = p["compute share"]
-    if plugin and unit != "mma" and not work.dtype.is_float:
-        inner = inner * p["plugin share"]
-    products = 2.0 * tm * tn * tk * target.sms / (peak * inner)
-    products = s.put("products of a step", products, "s", "at the rate of the inner loop")
-    l2_rate = p[f"l2 share {age}"] * target.l2_bytes_per_s / xp.minimum(blocks, target.sms)
-    sm_rate = p["sm bytes"] * target.clock_hz
-    l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
-    loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)
-    if unit == "tcgen05":
-        loads = loads * CLUSTER_READS
-    loads = s.put("loads of a step", loads, "s")
-    chain = p[f"step clocks {work.kind if work.kind in UNSPLIT else way}"] / target.clock_hz
-    chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
-    step = xp.maximum(xp.maximum(products, loads), chain)
-    step = s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
+    compute = _compute(s, work, tiles, target, p, peak)
 
-    # One block, then all of them.
+    dram_bytes = s.put("dram bytes", _dram_bytes(s, work, target, p, area, down, across), "bytes")
+    memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
+    memory = s.put("from and to dram", memory, "s")
+    flow = s.put("every operand once from dram", work.nbytes / target.dram_bytes_per_s, "s")
+    ramp = p[f"dram ramp {way}"] * 1e-6 * flow / (flow + 1e-6)
+    ramp = s.put("until operands stream", ramp, "s")
+    partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
+    join = xp.where(tiles.split > 1, p[f"split {age}"] * 1e-6 + partial, 0.0)
+    join = s.put("joining partial sums", join, "s")
+    _features(s, work, tiles, target)
+    q = p["overlap"]
+    longer = xp.maximum(compute, memory)
+    shared = longer * ((1 + (xp.minimum(compute, memory) / longer) ** q) ** (1 / q) - 1)
+    shared = s.put("not hidden", shared, "s")
+    kind = "plugin" if work.kind == "plugin" else "scaled" if way == "scaled" else unit
+    begin = s.put("until the first block works", p[f"start {kind}"] * 1e-6, "s")
+    return Terms(compute, memory, begin + ramp + join + shared, work.products / peak)
+
+
+def _ways(work: Work, target: Target) -> tuple[str, str, str]:
+    """What factors go by: the instruction; whether hardware copies tiles, "async", or "mma"; and
+    the same, where it does, with scales."""
+    unit = instruction(target)
+    age = "mma" if unit == "mma" else "async"
+    return unit, age, "scaled" if age == "async" and work.kind in SCALED else age
+
+
+def _compute(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], peak: Number
+) -> Number:
+    """Seconds of the busiest SM, or of all products at the power of the board."""
+    xp, waves, steps = s.xp, s.values["waves"], s.values["steps a block"]
+    unit, age, way = _ways(work, target)
+    tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
+    at_work = xp.minimum(s.values["blocks"], target.sms)
+    l2_rate = p[f"l2 share {age}"] * target.l2_bytes_per_s / at_work
+    l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
+    step = _step(s, work, tiles, target, p, peak, l2_rate)
     out = sum((o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
     stores = tm * tn * out / xp.minimum(p["store bytes"] * target.clock_hz, l2_rate)
     if unit == "tcgen05":
@@ -167,25 +185,36 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     fed = s.put("share of the peak that power feeds", _fed(s, work, target, peak, p, unit))
     powered = s.put("products at the power of the board", work.products / (peak * fed), "s")
     busy = s.put("busiest SM", rounds * block + lane_s, "s")
-    compute = xp.maximum(busy, powered)
+    return xp.maximum(busy, powered)
 
-    dram_bytes = s.put("dram bytes", _dram_bytes(s, work, target, p, area, down, across), "bytes")
-    memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
-    memory = s.put("from and to dram", memory, "s")
-    flow = s.put("every operand once from dram", work.nbytes / target.dram_bytes_per_s, "s")
-    ramp = p[f"dram ramp {way}"] * 1e-6 * flow / (flow + 1e-6)
-    ramp = s.put("until operands stream", ramp, "s")
-    partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
-    join = xp.where(tiles.split > 1, p[f"split {age}"] * 1e-6 + partial, 0.0)
-    join = s.put("joining partial sums", join, "s")
-    _features(s, work, tiles, target)
-    q = p["overlap"]
-    longer = xp.maximum(compute, memory)
-    shared = longer * ((1 + (xp.minimum(compute, memory) / longer) ** q) ** (1 / q) - 1)
-    shared = s.put("not hidden", shared, "s")
-    begin = p[f"start {'plugin' if plugin else 'scaled' if way == 'scaled' else unit}"] * 1e-6
-    begin = s.put("until the first block works", begin, "s")
-    return Terms(compute, memory, begin + ramp + join + shared, work.products / peak)
+
+def _step(
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    peak: Number,
+    l2_rate: Number,
+) -> Number:
+    """Seconds of one step of one block, an SM to itself; operands come from the L2 at `l2_rate`."""
+    xp = s.xp
+    unit, _, way = _ways(work, target)
+    tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
+    inner = p["compute share"]
+    if work.kind == "plugin" and unit != "mma" and not work.dtype.is_float:
+        inner = inner * p["plugin share"]
+    products = 2.0 * tm * tn * tk * target.sms / (peak * inner)
+    products = s.put("products of a step", products, "s", "at the rate of the inner loop")
+    sm_rate = p["sm bytes"] * target.clock_hz
+    loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)
+    if unit == "tcgen05":
+        loads = loads * CLUSTER_READS
+    loads = s.put("loads of a step", loads, "s")
+    chain = p[f"step clocks {work.kind if work.kind in UNSPLIT else way}"] / target.clock_hz
+    chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
+    step = xp.maximum(xp.maximum(products, loads), chain)
+    return s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
 
 
 def _memory(target: Target) -> str:
