@@ -5,7 +5,7 @@ Two backtests: a GPU left out whole (an unseen GPU), and half of the shapes left
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +19,11 @@ from gpuir.cost.learned import Interval, Model, Trained
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import Floats
-from gpuir.evaluate.fit import samples, train, usable
+from gpuir.evaluate.fit import Watch, samples, train, usable
 
 COVERED = 0.8  # share of measurements that an interval is to hold
 LEAST = 150  # rows that a point of an interval rests on
 POINTS = 6  # of an interval, at most, along the predicted time
-
-Watch = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def forecast(batch: Batch, model: Model | None = None) -> Forecast:
     total = np.zeros((4, len(shapes)))
     launch_s = batch.target.launch_s
     for work in batch.works:
-        work = work.each(lambda n: n[shapes] if np.ndim(n) else n)
+        work = work.take(shapes)
         p = predict(work, batch.target, model=model)
         roof_s = np.maximum(*bounds(work, batch.target)) + launch_s
         kernel = np.stack([p.time_s, p.low_s, p.high_s, np.broadcast_to(roof_s, len(shapes))])
@@ -197,9 +197,7 @@ def _tiles(group: Group, batch: Batch, model: Model | None) -> Iterator[TileScor
     rows = np.flatnonzero(told & ~batch.on_floor)
     if not len(rows):
         return
-    ran = ran.each(lambda n: np.broadcast_to(np.asarray(n, np.float64), len(batch))[rows])
-    shapes = batch.which[rows]
-    work = batch.works[-1].each(lambda n: n[shapes])
+    ran, work = ran.take(rows), batch.works[-1].take(batch.which[rows])
     own = predict(work, batch.target, model=model)
     other = predict(work, batch.target, tiles=ran, model=model)
     same: Flags = (own.tiles.dims["m"] == ran.dims["m"]) & (own.tiles.dims["n"] == ran.dims["n"])
