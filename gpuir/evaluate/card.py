@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def card(
         f"# {name}: the weights of {BY}\n",
         "Made by `gpuir train`; every number below is from that run.\n",
         f"## Data\n\n{SOURCES}{left_out}",
-        "".join(f"- {t.file}: {sum(map(len, t.batches)):,} of {t.count:,} rows\n" for t in tables),
+        "".join(_data(tables)),
         "## Method\n",
         f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack and GPU; rows\n"
         "below twice the launch floor and doubtful ones left out. GPUs weigh alike. Tiles are\n"
@@ -49,6 +50,13 @@ def card(
         "".join(_factors(model)),
     ]
     return "\n".join(parts)
+
+
+def _data(tables: Sequence[Table]) -> Iterator[str]:
+    """Each file by its name and its folder's: where they lie is nobody's business."""
+    for t in tables:
+        name = "/".join(Path(t.file).parts[-2:])
+        yield f"- {name}: {sum(map(len, t.batches)):,} of {t.count:,} rows\n"
 
 
 def _errors(model: Model, unseen: Backtest, known: Backtest) -> Iterator[str]:
