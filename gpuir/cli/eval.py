@@ -138,7 +138,7 @@ def _check_columns(table: Table, by: Sequence[str]) -> None:
     known = {name for b in table.batches for name in b.words}
     for name in by:
         if table.batches and name not in known:
-            fix = nearest(name, known)
+            fix = nearest(name, known) if known else "this table has none: leave --by out"
             raise UsageError(f"no column {name!r} to tell rows apart by", where=table.file, fix=fix)
 
 

@@ -173,7 +173,8 @@ def _knobs(target: Target, group: Sequence[Sample], model: Model) -> list[Knob]:
         values = factors(family, plain, model)
         for f in family.factors:
             if f.spread > 0:
-                low, high = (float(np.log(end / values[f.name])) for end in (f.low, f.high))
+                with np.errstate(divide="ignore"):  # some may be as low as 0
+                    low, high = (float(np.log(end / values[f.name])) for end in (f.low, f.high))
                 found.append(Knob(family.name, f, max(low, -MOST), min(high, MOST)))
     return found
 
@@ -280,7 +281,7 @@ def _near(target: Target, group: Sequence[Sample], model: Model) -> dict[str, fl
         work = s.works[0]
         predicted_s = predict(work, target, model=model).time_s
         waits_s = s.lead_s + target.launch_s
-        busy_s = predicted_s - target.launch_s
+        busy_s = np.maximum(predicted_s - target.launch_s, 1e-12)
         left = np.log(np.maximum(s.latency_s - waits_s, 0.1 * busy_s) / busy_s)
         found, known = near.columns(work), rows.setdefault(work.kernel, {})
         for i in range(len(left)):

@@ -63,6 +63,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
 
 def convolutions(s: Shapes) -> tuple[Work, ...]:
     size, window = s["input_size"], s["kernel_size"]
+    size = np.where(window <= size + 2 * s["padding"], size, np.nan)  # nothing fits into the others
     return (
         work.conv(
             s["b"],

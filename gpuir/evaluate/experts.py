@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gpuir.cost import grouped
@@ -22,6 +24,8 @@ EXPERTS: dict[str, tuple[DType, DType | None]] = {
     "w4a16_mxfp4": (bf16, f4e2m1),
     "w4a8_mxfp4_mxfp8": (f8e4m3, f4e2m1),
 }
+DISTRIBUTION = re.compile(r"balanced|power_law_(\d(?:\.\d+)?)")
+MOST_EXPERTS = 65536.0  # a popularity is drawn for each
 BEFORE_BLACKWELL = ("a10", "a30", "a40", "h100", "h200", "l4", "gh200")
 
 
@@ -31,10 +35,12 @@ def experts(s: Shapes) -> tuple[Work, ...]:
     if s.said["dtype"] not in EXPERTS:
         raise Unmodelled(f"dtype {s.said['dtype']} is none we know of experts")
     dtype, weight = EXPERTS[s.said["dtype"]]
-    distribution = s.said["distribution"]
-    if distribution != "balanced" and not distribution.startswith("power_law_"):
-        raise Unmodelled(f"distribution {distribution} is none we know of experts")
-    skew = 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
+    distribution = DISTRIBUTION.fullmatch(s.said["distribution"])
+    if not distribution:
+        raise Unmodelled(f"distribution {s.said['distribution']} is none we know of experts")
+    if np.any(s["experts"] > MOST_EXPERTS) or np.any(s["experts"] < np.maximum(s["topk"], s["ep"])):
+        raise Unmodelled("numbers of experts that we do not believe")
+    skew = float(distribution[1] or 0)
     whole = s.said["strays"] == "all"
     return (
         grouped.experts(

@@ -7,6 +7,7 @@ with their README.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -316,6 +317,7 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
 SCANS = {"flashinfer": (4, 23.0), "flashkda": (4, 60.0), "kda": (12, 95.0), "mamba": (8, 47.0)}
 USUAL_SCAN = 8, 85.0
 CONVOLUTION_OPS = 50.0
+MOST_STREAMS = 64
 USUAL_SITES = 2  # of a row of hyper-connections, as where the table says
 
 
@@ -346,10 +348,14 @@ def connections(s: Shapes) -> tuple[Work, ...]:
     narrow product and taken; after it the layer's result is added to all of them. Some rows hold
     several such sites."""
     tokens, streams = s["tokens"], s["hc_mult"]
-    sites = int(float(s.said["num_sites"] or 0)) or USUAL_SITES
+    if not re.fullmatch(r"\d{0,2}", s.said["num_sites"]):
+        raise Unmodelled(f"num_sites {s.said['num_sites']} is no number of sites")
+    sites = int(s.said["num_sites"] or 0) or USUAL_SITES
     cells = tokens * s["hidden"]
     if not np.all(streams == streams[:1]):
         raise Unmodelled("hyper-connections with different numbers of streams in one table")
+    if streams[0] > MOST_STREAMS:
+        raise Unmodelled(f"hyper-connections with more than {MOST_STREAMS} streams")
     n = int(streams[0])
     if s.said["op"] == "post":
         return (work.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites

@@ -50,6 +50,9 @@ OTHERS: dict[tuple[str, ...], str] = {
     ("sku", "listed", "recomputed"): "a list of checks, no measurement",
 }
 
+# Beyond these a number is a slip, and percentages of it are no numbers any more.
+LEAST_S, MOST_S, MOST_EXTENT = 1e-9, 1e6, 2.0**40
+
 
 @dataclass(frozen=True)
 class Table:
@@ -75,7 +78,8 @@ def read_table(path: str | Path) -> Table:
         return Table(str(opened.path), "", count, (), {f"not kernels: {kind}": count})
     columns = opened.read(kind.reads)
     if kind.prepare is not None:
-        columns = kind.prepare(columns)
+        with np.errstate(all="ignore"):  # of rows that are left out below
+            columns = kind.prepare(columns)
     skipped: Counter[str] = Counter()
     batches = clocked(tuple(_batches(columns, kind, skipped)), kind.clock)
     return Table(columns.file, kind.name, columns.count, batches, dict(skipped))
@@ -124,12 +128,13 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
         which, first = _distinct([values[rows] for values in shape.values()], len(rows))
         extents = {n: values[rows][first] for n, values in shape.items()}
         try:
-            works = kind.works(Shapes(said, extents, target))
+            with np.errstate(all="ignore"):  # of shapes that are left out below
+                works = kind.works(Shapes(said, extents, target))
         except Unmodelled as why:
             skipped[str(why)] += len(rows)
             continue
         works = tuple(_filled(w, len(first)) for w in works)
-        yield Batch(
+        batch = Batch(
             file=columns.file,
             op=kind.op(said),
             device=device,
@@ -143,6 +148,12 @@ def _batches(columns: Columns, kind: Kind, skipped: Counter[str]) -> Iterator[Ba
             words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
             dims=extents,
         )
+        whole = _whole(works, len(first))[which]
+        if not whole.all():
+            skipped["of its numbers no kernel can be made"] += int((~whole).sum())
+            batch = batch.take(whole).alone()
+        if len(batch):
+            yield batch
 
 
 def _kept(columns: Columns, latency_s: Floats, kind: Kind, skipped: Counter[str]) -> Flags:
@@ -152,12 +163,12 @@ def _kept(columns: Columns, latency_s: Floats, kind: Kind, skipped: Counter[str]
     for name in flags.names:
         if name:
             skipped[f"flag = {name}"] += int(flags.where(name).sum())
-    good = np.isfinite(latency_s) & (latency_s > 0)
+    good = (latency_s >= LEAST_S) & (latency_s <= MOST_S)
     for name in kind.shape:
         extents = columns.numbers(name, 0.0)
-        good &= np.isfinite(extents) & (extents >= (0 if name in kind.or_zero else 1))
+        good &= (extents >= 1) & (extents <= MOST_EXTENT) | (extents == 0) & (name in kind.or_zero)
     if (kept & ~good).any():
-        skipped["a number is missing or too small"] += int((kept & ~good).sum())
+        skipped["a number is missing, too small or too large"] += int((kept & ~good).sum())
     return kept & good
 
 
@@ -166,6 +177,15 @@ def _distinct(columns: list[Floats], count: int) -> tuple[Ints, Ints]:
     if not columns or not count:
         return np.zeros(count, np.int64), np.zeros(min(count, 1), np.int64)
     return number_rows([np.unique(c, return_inverse=True)[1].astype(np.int64) for c in columns])
+
+
+def _whole(works: tuple[Work, ...], count: int) -> Flags:
+    """Which shapes have kernels at all: windows no larger than images, heads for every rank."""
+    whole = np.ones(count, bool)
+    for work in works:
+        for _, extent in work.dims:
+            whole &= np.isfinite(extent) & np.greater(extent, 0)
+    return whole
 
 
 def _filled(work: Work, count: int) -> Work:

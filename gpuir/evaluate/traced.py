@@ -7,6 +7,7 @@ Phanishayee, Mahajan, ASPLOS 2025), per-operator traces as normalised with their
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from math import prod
 
@@ -25,6 +26,8 @@ VIEWS = frozenset(
     ("view", "permute", "transpose", "expand", "unsqueeze", "squeeze", "getitem", "split")
     + ("reshape", "to", "type", "size", "detach", "chunk")
 )
+SHAPE = r"\[[1-9]\d{0,11}(?:, ?[1-9]\d{0,11})*\]"
+SHAPES = re.compile(rf"\[{SHAPE}(?:, ?{SHAPE})*\]")
 MAPS = {
     **{name: name for name in ("add", "sub", "mul", "tanh", "relu", "gelu", "sigmoid", "pow")},
     "Tanh": "tanh",
@@ -55,18 +58,17 @@ def node(
     name = module if kind == "call_module" else target
     if name in VIEWS or (name == "Dropout" and mode != "train"):
         return Traced(why=f"{name} launches nothing")
-    inputs: list[list[int]] = json.loads(shapes) if shapes else []
-    result: list[int] = json.loads(output) if output else []
-    if not inputs or not result:
+    inputs, results = _shapes(shapes), _shapes(f"[{output}]")
+    if not inputs or not results:
         return Traced(why=f"{name or kind} without shapes")
-    x, cells = inputs[0], prod(result)
+    x, result, cells = inputs[0], results[0], prod(results[0])
     match name:
         case "Linear":
             return Traced("linear", m=prod(x[:-1]), n=result[-1], k=x[-1])
-        case "addmm":
+        case "addmm" if [len(shape) for shape in inputs[1:2]] == [2]:
             rows, inner = inputs[1]
             return Traced("addmm", m=rows, n=result[-1], k=inner)
-        case "matmul" | "bmm":
+        case "matmul" | "bmm" if len(x) > 1:
             *batch, m, k = x
             return Traced("matmul", prod(batch), m, result[-1], k)
         case "LayerNorm" | "softmax":
@@ -85,6 +87,12 @@ def node(
             return Traced(op if large > 1 or f"{op}u" not in POINTWISE else f"{op}u", m=cells)
         case _:
             return Traced(why=f"{name or kind} is no operator we know")
+
+
+def _shapes(text: str) -> list[list[int]]:
+    """Of `[[8,1024],[1]]`; none where the text is no list of shapes."""
+    shapes: list[list[int]] = json.loads(text) if SHAPES.fullmatch(text) else []
+    return shapes
 
 
 def traced(columns: Columns) -> Columns:

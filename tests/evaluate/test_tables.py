@@ -10,6 +10,7 @@ from evaluate.tables import OTHERS, TABLES
 
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import TableFile, Words
+from gpuir.evaluate.score import forecast
 from gpuir.evaluate.tables import KINDS, Table, read_table, recognise
 from gpuir.ir.errors import UsageError
 
@@ -107,7 +108,34 @@ def test_reasons_of_rows_left_out(tmp_path: Path):
     }
     assert read(tmp_path, "eager_gemm").skipped == {"no target is called Sparkle_9000": 1}
     broken = TABLES["gemm"].replace("4096,4096,220", "4096,4096,nan")
-    assert read(tmp_path, "gemm", broken).skipped["a number is missing or too small"] == 1
+    assert (
+        read(tmp_path, "gemm", broken).skipped["a number is missing, too small or too large"] == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("conv", ",3,28,1,1,400", ",99,28,1,1,400"),  # a window larger than its image
+        ("gemm", "4096,4096,4096,220", "1e300,4096,4096,220"),
+        ("gemm", "4096,4096,4096,220", "4096,4096,4096,1e-300"),
+        ("moe", "power_law_1.2", "power_law_steep"),
+        ("moe", "14336,2,8,1,1", "14336,2,1e9,1,1"),
+        ("moe", "14336,2,8,1,1", "14336,16,8,1,1"),
+        ("mhc", "pre,mhc,4096,4096,4,1,", "pre,mhc,4096,4096,4,many,"),
+        ("mhc", "4096,4096,4,1,20,", "4096,4096,1e9,1,20,"),
+        ("model_ops", '"[[8,512,1024],[1]]",11', "a tuple,11"),
+        ("model_ops", '"[[8,16,512,64],[8,16,64,512]]"', '"[[512]]"'),
+        ("model_ops", '"[[8,512,1024]]",1,x,,"', '"[8,512]",1,x,,"'),
+    ],
+)
+def test_rows_that_cannot_be_are_left_out(tmp_path: Path, name: str, right: str, wrong: str):
+    assert right in TABLES[name]
+    table = read(tmp_path, name, TABLES[name].replace(right, wrong))
+    left = sum(map(len, table.batches))
+    assert left + sum(table.skipped.values()) == table.count
+    assert left <= sum(map(len, read(tmp_path, name).batches)) - (wrong != "a tuple,11")
+    assert all(np.isfinite(forecast(b).time_s).all() for b in table.batches)
 
 
 def test_the_dispatch_is_part_of_eager_times_alone(tmp_path: Path):
