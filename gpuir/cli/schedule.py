@@ -58,7 +58,7 @@ def reasons(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The paths whose tile is not legal, each with why."""
     from gpuir.backends.report import walk
-    from gpuir.cost.nest import why_illegal
+    from gpuir.cost.legal import why_illegal
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
 

@@ -1,17 +1,117 @@
-"""Tiles that any kernel may have: what is searched where a library's own tiles do not fit a target,
-and what a tuner may start from."""
+"""Which tiles a target can run, and why others not; tiles that any kernel may have.
+
+The latter are searched where a library's own do not fit, and a tuner may start from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
-from gpuir.cost.nest import WIDEST_HEAD_BYTES, Tiles, runs_on_tensor
-from gpuir.cost.work import Work
+from gpuir.cost.nest import (
+    WIDEST_HEAD_BYTES,
+    Nest,
+    Tiles,
+    copies_asynchronously,
+    cut,
+    runs_on_tensor,
+)
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import Work, work_of
+from gpuir.ir.notes import Tile
+from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
+
+MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
+MOST_THREADS = 1024  # of one block: the same table
+TENSOR_MEMORY_BYTES = 128 * 512 * 4  # lanes, columns, bytes: PTX ISA, tcgen05 tensor memory
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a tile asks of the target: legal while `wants` is at most `has`."""
+
+    what: str
+    wants: Number
+    has: Number
+    unit: str
+    of_target: bool = True  # else of the kernel, or of tiles in general
+
+    def broken(self, target: Target) -> str:
+        """What a tile wants and may not have, or an empty text."""
+        if self.wants <= self.has:
+            return ""
+        limit = f"{target.name} has" if self.of_target else "at most"
+        return f"{self.what}: {float(self.wants):,.0f} {self.unit}, {limit} {float(self.has):,.0f}"
+
+
+def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
+    """What the tiles of a nest ask of the target: of a CPU nothing, whose libraries block for its
+    caches by themselves."""
+    if target.is_cpu:
+        return ()
+    tiles, sizes, work, sm = nest.tiles, nest.sizes, nest.work, target.sm
+    found = [
+        Need("threads", nest.threads, float(min(MOST_THREADS, sm.threads)), "a block"),
+        Need("shared memory", nest.smem_bytes, float(sm.smem_bytes_per_block), "bytes a block"),
+    ]
+    if work.kernel == "k.attention" and target.isa.startswith("sm_10"):
+        summed = 4.0 * nest.accumulators
+        found.append(Need("tensor memory", summed, float(TENSOR_MEMORY_BYTES), "bytes a block"))
+    else:
+        file = nest.registers * nest.threads
+        found.append(Need("registers", nest.registers, float(MOST_REGISTERS), "a thread"))
+        found.append(Need("register file", file, float(sm.registers), "a block"))
+
+    def rule(what: str, wants: Number, has: Number, unit: str) -> None:
+        found.append(Need(what, wants, has, unit, of_target=False))
+
+    if not work.is_contraction:
+        rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")
+    elif copies_asynchronously(target):
+        rule("stages", tiles.stages, 8.0, "deep")
+    else:
+        rule("stages without asynchronous copies", tiles.stages, 2.0, "deep")
+    if runs_on_tensor(work, target):
+        rows, cols = work.face
+        rule(f"{rows} in steps of 16", sizes[rows] % 16, 0.0, "rows over")
+        rule(f"{cols} in steps of 8", sizes[cols] % 8, 0.0, "columns over")
+        if work.kernel != "k.attention":
+            chunk = sizes["k"] * work.dtype.bits / 8 % 32
+            rule("k in steps of 32 bytes", chunk, 0.0, "bytes over")
+    for d in work.reduced:
+        steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
+        rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
+    writes_rows = any(o.role == "written" and "r" in o.dims for o in work.operands)
+    if not (work.is_contraction or (work.kernel == "k.reduce" and not writes_rows)):
+        rule("split of what is no sum", tiles.split, 1.0, "blocks")
+    return tuple(found)
+
+
+def why_illegal(op: KernelOp, tile: Tile, target: Target, tf32: bool = False) -> str:
+    """Why `tile` cannot run on `target`, or an empty text: the dimension, unit or memory that does
+    not fit, what it asks for and what there is."""
+    work = work_of(op, tf32)
+    extents = work.extents
+    for d, n in tile.dims:
+        if d not in extents:
+            return f"no dimension {d}: {op.name} has {', '.join(extents)}"
+        if n < 1:
+            return f"{d}={n}: a tile has at least one cell along each dimension"
+    if min(tile.stages, tile.warps, tile.split) < 1:
+        return "stages, warps and split are at least 1"
+    nest = cut(work, Tiles.of(tile), target)
+    for need in needs(nest, target):
+        if why := need.broken(target):
+            return why
+    return ""
+
+
+# ---------------------------------------------------------------------------- candidates
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 

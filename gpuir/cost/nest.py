@@ -1,4 +1,4 @@
-"""A kernel's loop nest cut by a tile: blocks, occupancy and waves; which tiles are legal.
+"""A kernel's loop nest cut by a tile: blocks, occupancy and waves.
 
 Everything comes from the kernel's `Work`, once for all kernels. Formulas take one kernel and tile
 or many (arrays for numbers), so that the search over tiles, the prediction of one and its
@@ -13,16 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.work import Role, Work, work_of
+from gpuir.cost.work import Role, Work
 from gpuir.ir.notes import Tile
-from gpuir.ops import kernel as k
 from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
-MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
-TENSOR_MEMORY_BYTES = 128 * 512 * 4  # lanes, columns, bytes: PTX ISA, tcgen05 tensor memory
-MOST_THREADS = 1024  # of one block: the same table
 WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 
 
@@ -173,72 +169,7 @@ def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], role: Role) -> 
     return total
 
 
-def _passes(work: Work) -> int:
-    """Passes over rows too long to hold: 2 when their cells are results too."""
-    return 2 if any(o.role == "written" and "r" in o.dims for o in work.operands) else 1
-
-
-# ---------------------------------------------------------------------------- legality
-
-
-@dataclass(frozen=True)
-class Need:
-    """Something a tile asks of the target: legal while `wants` is at most `has`."""
-
-    what: str
-    wants: Number
-    has: Number
-    unit: str
-    of_target: bool = True  # else of the kernel, or of tiles in general
-
-    def broken(self, target: Target) -> str:
-        """What a tile wants and may not have, or an empty text."""
-        if self.wants <= self.has:
-            return ""
-        limit = f"{target.name} has" if self.of_target else "at most"
-        return f"{self.what}: {float(self.wants):,.0f} {self.unit}, {limit} {float(self.has):,.0f}"
-
-
-def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
-    """What the tiles of a nest ask of the target: of a CPU nothing, whose libraries block for its
-    caches by themselves."""
-    if target.is_cpu:
-        return ()
-    tiles, sizes, work, sm = nest.tiles, nest.sizes, nest.work, target.sm
-    found = [
-        Need("threads", nest.threads, float(min(MOST_THREADS, sm.threads)), "a block"),
-        Need("shared memory", nest.smem_bytes, float(sm.smem_bytes_per_block), "bytes a block"),
-    ]
-    if work.kernel == "k.attention" and target.isa.startswith("sm_10"):
-        summed = 4.0 * nest.accumulators
-        found.append(Need("tensor memory", summed, float(TENSOR_MEMORY_BYTES), "bytes a block"))
-    else:
-        file = nest.registers * nest.threads
-        found.append(Need("registers", nest.registers, float(MOST_REGISTERS), "a thread"))
-        found.append(Need("register file", file, float(sm.registers), "a block"))
-
-    def rule(what: str, wants: Number, has: Number, unit: str) -> None:
-        found.append(Need(what, wants, has, unit, of_target=False))
-
-    if not work.is_contraction:
-        rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")
-    elif copies_asynchronously(target):
-        rule("stages", tiles.stages, 8.0, "deep")
-    else:
-        rule("stages without asynchronous copies", tiles.stages, 2.0, "deep")
-    if runs_on_tensor(work, target):
-        rows, cols = work.face
-        rule(f"{rows} in steps of 16", sizes[rows] % 16, 0.0, "rows over")
-        rule(f"{cols} in steps of 8", sizes[cols] % 8, 0.0, "columns over")
-        if work.kernel != "k.attention":
-            chunk = sizes["k"] * work.dtype.bits / 8 % 32
-            rule("k in steps of 32 bytes", chunk, 0.0, "bytes over")
-    for d in work.reduced:
-        steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
-        rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
-    if not (work.is_contraction or (work.kernel == "k.reduce" and _passes(work) == 1)):
-        rule("split of what is no sum", tiles.split, 1.0, "blocks")
-    return tuple(found)
+# ---------------------------------------------------------------------------- what targets can do
 
 
 def copies_asynchronously(target: Target) -> bool:
@@ -265,22 +196,3 @@ def runs_on_tensor(work: Work, target: Target) -> bool:
     """Whether the products run on the matrix units of `target`."""
     rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
     return work.is_contraction and work.pipe == "tensor" and rule.startswith("tensor")
-
-
-def why_illegal(op: k.KernelOp, tile: Tile, target: Target, tf32: bool = False) -> str:
-    """Why `tile` cannot run on `target`, or an empty text: the dimension, unit or memory that does
-    not fit, what it asks for and what there is."""
-    work = work_of(op, tf32)
-    extents = work.extents
-    for d, n in tile.dims:
-        if d not in extents:
-            return f"no dimension {d}: {op.name} has {', '.join(extents)}"
-        if n < 1:
-            return f"{d}={n}: a tile has at least one cell along each dimension"
-    if min(tile.stages, tile.warps, tile.split) < 1:
-        return "stages, warps and split are at least 1"
-    nest = cut(work, Tiles.of(tile), target)
-    for need in needs(nest, target):
-        if why := need.broken(target):
-            return why
-    return ""

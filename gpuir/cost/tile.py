@@ -21,7 +21,7 @@ import numpy as np
 from gpuir.cost import legal, near
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, correction, factors, shipped
-from gpuir.cost.nest import Tiles, cut, needs
+from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Work, stacked, work_of
 from gpuir.ir.errors import ModelError
@@ -134,10 +134,10 @@ def _search(work: Work, target: Target, where: str) -> Tiles:
 
 
 def _legal(work: Work, tiles: Tiles, target: Target) -> Number:
-    legal: Number = True
-    for need in needs(cut(work, tiles, target), target):
-        legal = legal & (np.asarray(need.wants) <= need.has)
-    return legal
+    fits: Number = True
+    for need in legal.needs(cut(work, tiles, target), target):
+        fits = fits & (np.asarray(need.wants) <= need.has)
+    return fits
 
 
 def _pick(numbers: Number, shape: tuple[int, ...], best: Any) -> Number:
@@ -158,10 +158,10 @@ def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
         many = stacked(group)
         size = (len(group),)
         tiles = choose(many, target).each(lambda n, size=size: np.broadcast_to(n, size))
-        legal = np.broadcast_to(_legal(many, tiles, target), size)
+        fits = np.broadcast_to(_legal(many, tiles, target), size)
         for i, work in enumerate(group):
             tile = tiles.each(lambda n, i=i: n[i])
-            if not legal[i]:
+            if not fits[i]:
                 tile = _search(work, target, works[work])
             found[work] = _note(work, tile)
     return found

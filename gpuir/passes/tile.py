@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gpuir.cost.nest import why_illegal
+from gpuir.cost.legal import why_illegal
 from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import UsageError

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuir.cost import attention, work
-from gpuir.cost.nest import Tiles, cut, needs
+from gpuir.cost.legal import needs
+from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import choose, predict
 from gpuir.ir.types import bf16, f8e4m3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from cost.kernels import attention, conv, gather, gemm, mapped, scatter
 
-from gpuir.cost.nest import Tiles, cut, why_illegal
+from gpuir.cost.legal import why_illegal
+from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.work import visible_share, work_of
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f16, f32, i8

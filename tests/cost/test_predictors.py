@@ -207,7 +207,7 @@ def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_hold
 @settings(deadline=None, max_examples=100)
 @given(kernels(), st.sampled_from(TARGETS))
 def test_found_tiles_are_legal(op, target):
-    from gpuir.cost.nest import why_illegal
+    from gpuir.cost.legal import why_illegal
 
     assert why_illegal(op, tiled(op, target), target) == ""
 

@@ -9,7 +9,8 @@ import pytest
 
 from gpuir.cost import tensor
 from gpuir.cost.families import family_of
-from gpuir.cost.nest import cut, needs
+from gpuir.cost.legal import needs
+from gpuir.cost.nest import cut
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work, gemm
