@@ -177,7 +177,8 @@ def test_explain(folder: Path):
     text = run("explain", "mlp.gir", "MatMul_3", "--target", "a100").stdout
     assert text.startswith("k.gemm %y on NVIDIA A100-SXM4-40GB\n")
     assert "= 2 * 1 * 8 * 4096 * 1024" in text
-    last = text.split("\n\n")[2].splitlines()[-1]
+    lines = text.split("\n\n")[2].splitlines()
+    last = next(line for line in lines if line.lstrip().startswith("time "))
     (report,) = json.loads(
         run("analyze", "mlp.gir", "--target", "a100", "--format", "json").stdout
     )["reports"]
