@@ -25,13 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
-from gpuir.cost.tile import predict
 from gpuir.evaluate.backtest import Backtest, Misses, halves, leave_one_out, misses
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.calibrate import calibrated
 from gpuir.evaluate.fit import train
-from gpuir.evaluate.names import tiles_ran
-from gpuir.evaluate.score import drawn, forecast
+from gpuir.evaluate.score import drawn, forecast, tile_score
 from gpuir.evaluate.tables import read_table
 
 CALIBRATED_ON = 32  # rows of each family and GPU
@@ -238,22 +236,11 @@ def tile_choice(batches: Iterable[Batch], models: Mapping[str, Model]) -> str:
         "|" + "---|" * 7,
     ]
     for batch in batches:
-        ran = tiles_ran(batch)
-        if ran is None or not (rows := np.flatnonzero(ran[1] & ~batch.on_floor)).size:
-            continue
-        some, theirs = batch.take(rows), ran[0].take(rows)
-        work, model = some.works[-1].take(some.which), models.get(batch.target.device)
-        own = predict(work, batch.target, model=model)
-        tile = (own.tiles.dims["m"] == theirs.dims["m"]) & (own.tiles.dims["n"] == theirs.dims["n"])
-        both = tile & (own.tiles.split == theirs.split)
-        with_theirs = predict(work, batch.target, tiles=theirs, model=model)
-        errors = [
-            100 * np.abs(some.clock.shows(p.time_s) / some.latency_s - 1).mean()
-            for p in (own, with_theirs)
-        ]
-        cells = [batch.target.device, batch.op, f"{len(rows):,}"]
-        cells += [f"{100 * share.mean():.0f} %" for share in (tile, both)]
-        lines.append("| " + " | ".join(cells + [f"{e:.1f}" for e in errors]) + " |")
+        t = tile_score(batch, models.get(batch.target.device))
+        if t is not None:
+            cells = [batch.target.device, batch.op, f"{t.n:,}"]
+            cells += [f"{share:.0f} %" for share in (t.same, t.same_split)]
+            lines.append("| " + " | ".join([*cells, f"{t.mape:.1f}", f"{t.mape_ran:.1f}"]) + " |")
     return "\n".join(lines) + "\n"
 
 

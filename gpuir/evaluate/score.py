@@ -146,8 +146,9 @@ def score(
         f = forecast(batch, model)
         told = (f.time_s, f.low_s, f.high_s, f.roofline_s)
         numbers = np.stack([batch.latency_s, *told, middle(batch)])
-        whole = Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
-        tiles.extend(_tiles(whole, batch, model))
+        whole = _group(batch)
+        if chosen := tile_score(batch, model):
+            tiles.append(chosen)
         family = whole._replace(op=family_of(batch.works[-1], batch.target).name, dtype=ALL)
         for said, rows in batch.rows_by(*by):
             mine = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
@@ -188,15 +189,15 @@ def pooled(scores: Sequence[Score]) -> Errors:
     )
 
 
-def _tiles(group: Group, batch: Batch, model: Model | None) -> Iterator[TileScore]:
-    """The tiles predicted for a batch beside those that its kernels' names tell."""
+def tile_score(batch: Batch, model: Model | None = None) -> TileScore | None:
+    """The tiles predicted for a batch beside those that its kernels' names tell, where they do."""
     found = None if batch.suspect else tiles_ran(batch)
     if found is None:
-        return
+        return None
     ran, told = found
     rows = np.flatnonzero(told & ~batch.on_floor)
     if not len(rows):
-        return
+        return None
     ran, work = ran.take(rows), batch.works[-1].take(batch.which[rows])
     own = predict(work, batch.target, model=model)
     other = predict(work, batch.target, tiles=ran, model=model)
@@ -205,7 +206,11 @@ def _tiles(group: Group, batch: Batch, model: Model | None) -> Iterator[TileScor
     mape = [float(np.mean(np.abs(batch.clock.shows(p.time_s) - real) / real)) for p in (own, other)]
     split: Flags = same & (own.tiles.split == ran.split)
     shares = float(np.mean(same)), float(np.mean(split))
-    yield TileScore(group, len(rows), *(100 * number for number in (*shares, *mape)))
+    return TileScore(_group(batch), len(rows), *(100 * number for number in (*shares, *mape)))
+
+
+def _group(batch: Batch) -> Group:
+    return Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
 
 
 def _place(total: tuple[Group, list[_Rows]]) -> tuple[str, str, bool, str]:
