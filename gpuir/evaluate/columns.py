@@ -40,6 +40,10 @@ class Words:
     def same(word: str, count: int) -> Words:
         return Words(np.zeros(count, np.int64), (word,))
 
+    @staticmethod
+    def yes_or_no(flags: NDArray[np.bool_]) -> Words:
+        return Words(flags.astype(np.int64), ("no", "yes"))
+
     def where(self, *names: str) -> NDArray[np.bool_]:
         """Which rows hold one of the names."""
         return np.array([n in names for n in self.names], bool)[self.codes]

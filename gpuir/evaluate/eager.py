@@ -125,7 +125,7 @@ def odd_path(columns: Columns) -> Columns:
     of the peak) and of the test campaign (sgemm_128x128x8, about 70 %) came from different paths of
     cuBLAS (README of the tables). Scored, but nothing is fitted to them."""
     odd = columns.words("device").where("Tesla_P4") & columns.words("op").where("linear")
-    return columns.with_cells({"rough": Words(odd.astype(np.int64), ("no", "yes"))})
+    return columns.with_cells({"rough": Words.yes_or_no(odd)})
 
 
 KINDS = (

@@ -61,7 +61,7 @@ def layers(s: Shapes) -> tuple[Work, ...]:
 
 def _which_are_products(columns: Columns) -> Columns:
     extents = np.nan_to_num(columns.numbers("gemm_k", 0.0))
-    return columns.with_cells({"product": Words((extents > 0).astype(np.int64), ("no", "yes"))})
+    return columns.with_cells({"product": Words.yes_or_no(extents > 0)})
 
 
 def operators(s: Shapes) -> tuple[Work, ...]:

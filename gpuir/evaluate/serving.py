@@ -15,7 +15,6 @@ import numpy as np
 
 from gpuir.cost import work
 from gpuir.cost.work import Number, Work
-from gpuir.evaluate.batch import Flags
 from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
@@ -86,12 +85,12 @@ def _quantising(columns: Columns) -> Columns:
     odd = framework.where("vllm") & dtype.where("fp8_block")
     odd |= framework.where("sglang") & dtype.where("int8")
     packs = framework.where("sglang") & dtype.where("fp8_block")
-    cells = {"whole": yes_or_no(whole), "packs": yes_or_no(packs), "rough": yes_or_no(odd)}
+    cells = {
+        "whole": Words.yes_or_no(whole),
+        "packs": Words.yes_or_no(packs),
+        "rough": Words.yes_or_no(odd),
+    }
     return columns.with_cells(cells)
-
-
-def yes_or_no(flags: Flags) -> Words:
-    return Words(flags.astype(np.int64), ("no", "yes"))
 
 
 def quantised(cells: Number, narrow: DType, ops: float) -> Work:
@@ -172,7 +171,7 @@ def _libraries(columns: Columns) -> Columns:
     if "compute_dtype" in columns.cells:
         odd |= columns.words("compute_dtype").where("ambiguous")
     return columns.with_cells(
-        {"stack": library, "append": yes_or_no(~apart), "rough": yes_or_no(odd)}
+        {"stack": library, "append": Words.yes_or_no(~apart), "rough": Words.yes_or_no(odd)}
     )
 
 
@@ -180,7 +179,7 @@ def _encoders(columns: Columns) -> Columns:
     """As of other attention. Rows of the older releases, nothing to fit to, take up to six times
     those of all others from a thousand tokens on."""
     older = columns.words("version").where("0.5.10", "0.19.0", "1.3.0rc10")
-    return _libraries(columns).with_cells({"rough": yes_or_no(older)})
+    return _libraries(columns).with_cells({"rough": Words.yes_or_no(older)})
 
 
 def _library(source: str) -> str:
@@ -216,7 +215,7 @@ def _latent(columns: Columns) -> Columns:
     absorbed = columns.words("kernel_source").where("flash_attention")
     odd = columns.words("framework").where("vllm") | columns.words("kv_dtype").where("fp8")
     odd |= columns.words("version").where("1.0.0") & columns.words("phase").where("decode")
-    cells = {"absorbed": yes_or_no(absorbed), "rough": yes_or_no(odd)}
+    cells = {"absorbed": Words.yes_or_no(absorbed), "rough": Words.yes_or_no(odd)}
     return _libraries(columns).with_cells(cells)
 
 
@@ -272,7 +271,7 @@ def _quantised_heads(columns: Columns) -> Columns:
     for source in columns.words("kernel_source").names:
         if "dequant" in source:
             quantised &= ~columns.words("kernel_source").where(source)
-    return columns.with_cells({"rough": yes_or_no(quantised)})
+    return columns.with_cells({"rough": Words.yes_or_no(quantised)})
 
 
 def absorbed(s: Shapes) -> tuple[Work, ...]:
@@ -294,7 +293,7 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
 def _composed(columns: Columns) -> Columns:
     """SGLang's rows are a chain of PyTorch operators."""
     chain = columns.words("framework").where("sglang")
-    return columns.with_cells({"chain": yes_or_no(chain), "rough": yes_or_no(chain)})
+    return columns.with_cells({"chain": Words.yes_or_no(chain), "rough": Words.yes_or_no(chain)})
 
 
 def quantisation(s: Shapes) -> tuple[Work, ...]:
