@@ -27,13 +27,13 @@ from gpuir.targets.target import Target
 
 ROWS = 400  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
 ROUNDS = 2  # times that tiles are chosen anew with the factors found
-SHARED = 0.1  # weight of rows that hold other kernels too, which are not known exactly
+COARSE = 0.1  # weight of rows that hold other kernels too, or that a profiler rounded
 STEPS = 100  # of the optimiser in a round
 UNITS = 16  # of the network's hidden layer
 DOUBT = 0.05  # logarithms of an error above this weigh by their size, not its square (Huber)
 HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
 ANCHORED = 3e-5  # what moving a factor from where it starts costs: what no row tells stays there
-NET_DECAY = 0.005  # what a squared weight of the network costs, in squared logarithms
+NET_DECAY = 0.1  # what a squared weight of the network costs, in squared logarithms
 OWN_DECAY = 2.0  # the same of what a GPU's output weights differ by, over that
 
 Watch = Callable[[str], None]
@@ -119,7 +119,7 @@ def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Samp
                 batch.works[-1].take(batch.which),
                 other_s,
                 batch.device_s,
-                1.0 if len(batch.works) == 1 else SHARED,
+                1.0 if len(batch.works) == 1 and batch.clock.launches else COARSE,
                 ran and ran[0],
             )
         )

@@ -470,6 +470,7 @@ KINDS = (
         beside=STACK,
         device="system",
         devices=DEVICES,
+        rough=True,  # few, and their weights stay in the L2 as no model's do
     ),
     Kind(
         name="quantisation",
