@@ -125,42 +125,74 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """An SM runs its share of the blocks, some at a time. A step takes its products and, partly
     beside them, its exponentials, or the wait for its loads; a block begins with a wait of its own.
     """
-    xp, sms, clock = s.xp, target.sms, target.clock_hz
+    xp = s.xp
     w = walk(s, work, tiles, target)
-    rows, step = tiles.dims["s"], tiles.dims["d"]
-    value = work.extents["e"]
-    head = work.trait("head", value)
     peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
-    cells = xp.ceil(head / HEAD_STEP) * HEAD_STEP + xp.ceil(value / HEAD_STEP) * HEAD_STEP
-    share = p["compute share"] * (p[f"{work.kind} compute"] if work.kind else 1.0)
-    product_s = 2 * rows * step * cells * sms / (peak * share)
-    product_s = s.put("products of a step", product_s, "s")
-    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
-    exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * clock
-    each = p["softmax ops"] + (p["narrow ops"] if work.dtype.bits < 16 else 0.0)
-    softmax_s = rows * step * (1 / exponentials + each / lanes)
-    softmax_s = s.put("softmax of a step", softmax_s, "s")
-    shorter = xp.minimum(product_s, softmax_s)
-    turns = xp.where(rows > STRIP, p["overlap"], 0.0)
-    step_s = xp.maximum(product_s, softmax_s) + (1 - turns) * shorter
-    step_s = s.put("step", step_s, "s")
-
+    step_s = _step_s(s, work, tiles, target, p, peak)
     resident = s.put("blocks an SM holds", _resident(s, work, tiles, target))
-    load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / sms))
+    load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / target.sms))
     compute_s = s.put("arithmetic", xp.maximum(load * w.steps, w.longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
-    wait_s = p["step wait"] / clock
-    own = p["block start"] + p["head start"] * (head + value) / 2
-    if work.kind:
-        own = own * p[f"{work.kind} start"]
-    own = own * xp.where(rows < STRIP, p["small start"], 1.0)
-    start_s = own * xp.minimum(w.blocks, 1.0)
-    start_s = s.put("block start", start_s / clock, "s")
+    wait_s = p["step wait"] / target.clock_hz
+    start_s = _start_s(s, work, tiles, target, p, w)
     alone = 1.0 if has_clusters(target) else xp.minimum(resident, p["alone"])
     alone_s = step_s * alone
     chain_s = rounds * (start_s + w.steps * xp.maximum(alone_s, wait_s))
     busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
+    memory_s, missed = _memory_s(s, work, tiles, target, p, w)
+    both = xp.maximum(busy_s, memory_s) + p["unhidden"] * xp.minimum(busy_s, memory_s)
+    exposed = s.put("exposed waits", both - xp.maximum(compute_s, memory_s), "s")
+    _put_features(s, work, target, w)
+    combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
+    plan = p["plan start"] if packs(work, target) else 0.0
+    op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
+    fused = _fused(xp, work, target)
+    op = op * (fused + (1 - fused) * (p[f"{work.kind} op start"] if work.kind else 1.0)) + plan
+    latency = exposed + op + combine + _append(s, work, missed, target, p)
+    return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
+
+
+def _step_s(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], peak: Number
+) -> Number:
+    """Seconds of the arithmetic of one step: its products, and of its exponentials what they do not
+    hide."""
+    xp, sms = s.xp, target.sms
+    rows, step, value = tiles.dims["s"], tiles.dims["d"], work.extents["e"]
+    head = work.trait("head", value)
+    cells = xp.ceil(head / HEAD_STEP) * HEAD_STEP + xp.ceil(value / HEAD_STEP) * HEAD_STEP
+    share = p["compute share"] * (p[f"{work.kind} compute"] if work.kind else 1.0)
+    product_s = 2 * rows * step * cells * sms / (peak * share)
+    product_s = s.put("products of a step", product_s, "s")
+    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
+    exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * target.clock_hz
+    each = p["softmax ops"] + (p["narrow ops"] if work.dtype.bits < 16 else 0.0)
+    softmax_s = rows * step * (1 / exponentials + each / lanes)
+    softmax_s = s.put("softmax of a step", softmax_s, "s")
+    shorter = xp.minimum(product_s, softmax_s)
+    turns = xp.where(rows > STRIP, p["overlap"], 0.0)
+    return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
+
+
+def _start_s(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+) -> Number:
+    """Seconds from a block's start to its loop."""
+    value = work.extents["e"]
+    own = p["block start"] + p["head start"] * (work.trait("head", value) + value) / 2
+    if work.kind:
+        own = own * p[f"{work.kind} start"]
+    own = own * s.xp.where(tiles.dims["s"] < STRIP, p["small start"], 1.0)
+    start = own * s.xp.minimum(w.blocks, 1.0)
+    return s.put("block start", start / target.clock_hz, "s")
+
+
+def _memory_s(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+) -> tuple[Number, Number]:
+    """Seconds of DRAM or the L2, whichever is longer, and the share of bytes that it lacks."""
+    xp = s.xp
     q, k, v, o = (operand.nbytes for operand in work.operands[:4])
     rest = sum((operand.nbytes for operand in work.operands[4:]), 0.0)
     nbytes = s.put("bytes", q + k + v + o + rest + work.trait("append"), "bytes")
@@ -170,33 +202,29 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
-    l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * xp.minimum(1.0, w.blocks / sms))
-    memory_s = s.put("memory", xp.maximum(dram_s, l2_s), "s")
+    active = xp.minimum(1.0, w.blocks / target.sms)
+    l2_s = l2_bytes / (target.l2_bytes_per_s * p["l2 share"] * active)
+    return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
 
-    both = xp.maximum(busy_s, memory_s) + p["unhidden"] * xp.minimum(busy_s, memory_s)
-    exposed = s.put("exposed waits", both - xp.maximum(compute_s, memory_s), "s")
+
+def _put_features(s: Sheet, work: Work, target: Target, w: Walk) -> None:
+    """What the network sees."""
     for name, many in (
-        ("blocks an SM", w.blocks / sms),
+        ("blocks an SM", w.blocks / target.sms),
         ("steps", w.steps),
         ("keys", w.keys),
         ("queries", work.extents["s"]),
-        ("head", head),
+        ("head", work.trait("head", work.extents["e"])),
         ("group", work.trait("group", 1.0)),
-        ("keys over reach", work.extents["d"] / xp.maximum(work.trait("reach", 1.0), 1.0)),
+        ("keys over reach", work.extents["d"] / s.xp.maximum(work.trait("reach", 1.0), 1.0)),
     ):
-        s.put(f"log {name}", xp.log1p(many * 1.0), "", "log(1 + n), for the learned correction")
-    differ = xp.where(w.longest > w.steps, 1.0, 0.0)
+        s.put(f"log {name}", s.xp.log1p(many * 1.0), "", "log(1 + n), for the learned correction")
+    differ = s.xp.where(w.longest > w.steps, 1.0, 0.0)
     s.put("masked", differ, "", "1 where walks differ in length")
     s.put("narrow", 1.0 if work.dtype.bits < 16 else 0.0, "", "1 of operands under 16 bits")
     s.put("trtllm", 1.0 if work.kind == "trtllm" else 0.0, "", "1 of TensorRT-LLM's kernels")
-    s.put("appends", xp.where(work.trait("append") > 0, 1.0, 0.0), "", "1 where a cache is written")
-    combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
-    plan = p["plan start"] if packs(work, target) else 0.0
-    op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
-    fused = _fused(xp, work, target)
-    op = op * (fused + (1 - fused) * (p[f"{work.kind} op start"] if work.kind else 1.0)) + plan
-    latency = exposed + op + combine + _append(s, work, q, missed, target, p)
-    return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
+    appends = s.xp.where(work.trait("append") > 0, 1.0, 0.0)
+    s.put("appends", appends, "", "1 where a cache is written")
 
 
 def _fused(xp: Any, work: Work, target: Target) -> Number:
@@ -209,14 +237,14 @@ def _fused(xp: Any, work: Work, target: Target) -> Number:
 
 
 def _append(
-    s: Sheet, work: Work, q: Number, missed: Number, target: Target, p: Mapping[str, Number]
+    s: Sheet, work: Work, missed: Number, target: Target, p: Mapping[str, Number]
 ) -> Number:
     """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
-    TensorRT-LLM's also the queries `q`."""
+    TensorRT-LLM's also the queries."""
     xp, bytes_own, trtllm = s.xp, work.trait("append"), work.kind == "trtllm"
     copies = p["trtllm query copies" if trtllm else "query copies"]
     plain = xp.where(work.trait("head") > work.extents["e"], 0.0, 1.0)  # else latent, by halves
-    moved = 2 * bytes_own + plain * copies * q
+    moved = 2 * bytes_own + plain * copies * work.operands[0].nbytes
     dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
     l2_s = moved * (1 - missed) / (target.l2_bytes_per_s * p["l2 share"])
     start_s = p["trtllm append start" if trtllm else "append start"]
