@@ -57,7 +57,7 @@ class Kind:
     latency: str = "latency_us"
     clock: Timing = "graph"
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    rough: bool = False  # kernels are told by their bytes alone: nothing to fit to
+    rough: bool = False  # scored, but nothing should be fitted to it
     prepare: Callable[[Columns], Columns] | None = None
     needs: tuple[str, ...] = ()  # columns that `prepare` reads
 
