@@ -42,7 +42,7 @@ class Batch:
     shape; row i has the shape `which[i]`. `clock` says what the measurement holds besides them.
     `words` are columns that the kernels do not depend on (split, framework, kernel names), `dims`
     the shape columns, by distinct shape. `suspect` says why the measurements are doubted; where
-    `rough`, `works` are not quite what ran, or not as models run it: nothing should be fitted to it.
+    `rough`, `works` are not quite what ran, or not as models run it: nothing is fitted to it.
     """
 
     file: str
