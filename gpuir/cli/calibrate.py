@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuir.cli.output import emit, note, warn
+from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -66,10 +66,12 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     target = target or gpu_name()
     base = gpuir.load_target(cpu_level() if target == OWN and not tables else target)
     path = Path(out) if out and out != "-" else Path("-")
-    name = given["name"] or slug(path.stem if out and out != "-" else f"{base.name}-mine")
+    name = given["name"] or (slug(path.stem) or f"{base.name}-mine")
+    check_ahead(out)
     head = {"base": _base(base, target, path), "name": name}
     head["title"] = base.title or base.name
     numbers: dict[str, float] = {}
+    parse_target(dump_difference(head, {}, {}), path)  # a wrong name is told before all work
     if tables:
         batches, how = _read(tables, base)
         start = base

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import emit, note
+from gpuir.cli.output import check_ahead, emit, note
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
@@ -58,7 +58,7 @@ def command(kind: str, files: tuple[str, ...], **given: Any) -> None:
     from gpuir.cli.analyze import layout
 
     _check(kind, files)
-    _check_ahead(files, given["json_path"])
+    _check_ahead(files, (given["json_path"], given["output"]))
     tables, found = evaluate(files, given)
     if given["json_path"]:
         head = {"kind": kind, "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
@@ -86,16 +86,15 @@ def _check(kind: str, files: Sequence[str]) -> None:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
 
 
-def _check_ahead(files: Sequence[str], json_path: str | None) -> None:
+def _check_ahead(files: Sequence[str], written: Sequence[str | None]) -> None:
     """What can be wrong is said before minutes of work, not after."""
     from gpuir.evaluate.columns import TableFile
     from gpuir.evaluate.tables import recognise
-    from gpuir.ir.errors import UsageError
 
     for path in files:
         recognise(TableFile(Path(path)))
-    if json_path and not Path(json_path).parent.is_dir():
-        raise UsageError("no such folder to write the scores to", where=json_path)
+    for path in written:
+        check_ahead(path)
 
 
 def _predictor() -> str:
@@ -145,7 +144,14 @@ def _check_columns(table: Table, by: Sequence[str]) -> None:
 def _left_out(batches: Sequence[Batch], seed: int) -> dict[str, Model]:
     """For each GPU the model trained on the other ones' measurements."""
     from gpuir.evaluate.backtest import leave_one_out
+    from gpuir.ir.errors import UsageError
 
+    if len({b.target.device for b in batches}) < 2:
+        raise UsageError(
+            "nothing is left to train on without the one GPU of these tables",
+            where=", ".join(dict.fromkeys(b.file for b in batches)),
+            fix="add tables of other GPUs, or leave --leave-one-out out",
+        )
     return leave_one_out(batches, seed=seed, watch=note)
 
 
@@ -163,5 +169,6 @@ def _calibrated(
         mine = [b for b in seen if b.target.name == name]
         own = models.get(mine[0].target.device)
         targets[name] = calibrated(mine[0].target, mine, model=own)
-        note(f"calibrated {name}: {perf_counter() - begun:.1f} s")
+        rows = sum(map(len, mine))
+        note(f"calibrated {name} on {rows:,} rows: {perf_counter() - begun:.1f} s")
     return [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]

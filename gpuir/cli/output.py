@@ -50,6 +50,23 @@ def write(path: str, text: str) -> None:
         raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error
 
 
+def check_ahead(path: str | None) -> None:
+    """UsageError where `write` is bound to fail: said before minutes of work, not after."""
+    from gpuir.ir.errors import UsageError
+
+    if not path or path == "-":
+        return
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UsageError(
+            "there is no such folder to write to", where=path, fix=f"mkdir -p {folder}"
+        )
+    if Path(path).is_dir():
+        raise UsageError("cannot write the file", where=path, found="Is a directory")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise UsageError("cannot write the file", where=path, found="Permission denied")
+
+
 def _replace(target: Path, data: bytes) -> None:
     part = target.with_name(f".gpuir.{os.getpid()}.part")
     try:

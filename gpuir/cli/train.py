@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpuir.cli.output import note, write
+from gpuir.cli.output import check_ahead, note, write
 
 
 @click.command()
@@ -35,12 +35,26 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     from gpuir.evaluate import backtest, fit
     from gpuir.evaluate.card import card
     from gpuir.evaluate.tables import read_table
+    from gpuir.ir.errors import UsageError
     from gpuir.targets.load import load_target
 
+    check_ahead(str(out))
+    described = out.with_suffix(".md")
+    if out == described:
+        raise UsageError("the card would take the place of the weights", fix="-o NAME.json")
     tables = [read_table(file) for file in files]
     left_out = load_target(without).device if without else ""
     batches = [b for t in tables for b in t.batches if b.target.device != left_out]
     model = fit.train(batches, seed=seed, watch=note)
+    if not model:
+        skipped = {reason for t in tables for reason in t.skipped}
+        raise UsageError(
+            "no row to fit to",
+            where=", ".join(map(str, files)),
+            expected="measurements well above the launch floor"
+            + (f", of other GPUs than {without}" if without else ""),
+            found="; ".join(sorted(skipped)),
+        )
     unseen: backtest.Backtest = {}
     known: backtest.Backtest = {}
     if not quick:
@@ -48,4 +62,4 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
         model = backtest.with_intervals(model, unseen, known)
     write(str(out), written(model))
     text = card(out.name, tables, model, unseen, known, seed=seed, without=left_out)
-    write(str(out.with_suffix(".md")), text)
+    write(str(described), text)

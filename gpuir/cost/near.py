@@ -68,13 +68,13 @@ def columns_of(text: str) -> dict[str, float]:
 
 def correction(work: Work, target: Target) -> Number:
     """What the time of kernels is multiplied by, from what was measured near them."""
-    known = _known(target.near, work.kernel) if target.near else None
+    if not target.near:
+        return 1.0
+    found = columns(work)
+    known = _known(target.near, work.kernel, tuple(found))
     if known is None:
         return 1.0
     points, weights = known
-    found = columns(work)
-    if tuple(found) != points.names:
-        return 1.0
     here = np.stack(np.broadcast_arrays(*map(_logarithm, found, found.values())), axis=-1)
     own = np.array([kind == label(work) for kind in points.kinds])
     said = np.clip(_alike(here, points.at, own) @ weights, -BOUND, BOUND)
@@ -109,10 +109,14 @@ def _read(path: str) -> tuple[str, dict[str, float]]:
 
 
 @lru_cache(maxsize=64)
-def _known(near: Table[float], kernel: str) -> tuple[Points, Array] | None:
-    """The points of a kernel's kinds, and their weights in corrections."""
+def _known(near: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Points, Array] | None:
+    """The points of a kernel's kinds that have these columns, and their weights in corrections."""
     own = kernel.partition(".")[2]
-    rows = {path: ratio for path, ratio in near.items() if own == re.split("[ .]", path)[0]}
+    rows = {
+        path: ratio
+        for path, ratio in near.items()
+        if own == re.split("[ .]", path)[0] and tuple(_read(path)[1]) == names
+    }
     if not rows:
         return None
     points = Points.of(rows)

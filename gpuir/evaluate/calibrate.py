@@ -274,7 +274,7 @@ def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:
 def _near(target: Target, group: Sequence[Sample], model: Model) -> dict[str, float]:
     """By how much each kernel measured alone is still missed, where that says something of others:
     kernels of which each is predicted better by the others' errors than without."""
-    rows: dict[str, dict[str, list[float]]] = {}
+    rows: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for s in group:
         if len(s.works) != 1:
             continue
@@ -283,7 +283,8 @@ def _near(target: Target, group: Sequence[Sample], model: Model) -> dict[str, fl
         waits_s = s.lead_s + target.launch_s
         busy_s = np.maximum(predicted_s - target.launch_s, 1e-12)
         left = np.log(np.maximum(s.latency_s - waits_s, 0.1 * busy_s) / busy_s)
-        found, known = near.columns(work), rows.setdefault(work.kernel, {})
+        found = near.columns(work)
+        known = rows.setdefault((work.kernel, *found), {})
         for i in range(len(left)):
             if busy_s[i] > waits_s / 2 and len(known) < MOST_NEAR:
                 point = near.point({c: n[i] if np.ndim(n) else n for c, n in found.items()})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Raw = dict[str, Any]
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_POINT = re.compile(r"\w+=\d{1,40}(?: \w+=\d{1,40})*")
 _SI = "values are in SI units: Hz, bytes, bytes/s, flop/s, s, W"
 
 
@@ -66,7 +67,7 @@ def aliases() -> dict[str, str]:
 
 def slug(name: str) -> str:
     """`NVIDIA H100 80GB HBM3` → `nvidia-h100-80gb-hbm3`: what a driver calls a GPU, as a name."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
 def spec_folder() -> Path:
@@ -196,6 +197,10 @@ def _on_base(raw: Raw, path: Path, above: tuple[Path, ...]) -> Raw:
         return raw
     if not isinstance(name, str):
         _refuse("base is not text", where, "base", found=_shown(name), fix='write base = "a100"')
+    if re.search(r"\+[\w.]+=", name):
+        plain = name.partition("+")[0]
+        fix = f'write base = "{plain}", and the numbers with their sources below'
+        _refuse("a base is a whole target", where, "base", found=name, fix=fix)
     own = name.endswith(".toml") or "/" in name or "\\" in name
     file = path.parent / name if own else _find(name)
     if file.resolve() in (path.resolve(), *above):
@@ -420,6 +425,14 @@ def _multipliers(spec: Spec, groups: Raw, table: str, where: str) -> Table[float
             )
         for name, value in cast(Raw, inner).items():
             path = f"{group}.{name}"
+            if table == "near" and not _POINT.fullmatch(name):
+                _refuse(
+                    f"{name!r} is no kernel's extents",
+                    where,
+                    f"near.{path}",
+                    expected='whole numbers: "m=128 n=128 k=64 bytes=98304 flops=2097152 ops=0"',
+                    fix="let `gpuir calibrate` write these",
+                )
             found[path] = _number(one, value, f"{table}.{path}", where)
     return Table(found)
 

@@ -124,6 +124,25 @@ def test_a_changed_target_is_no_base(folder: Path):
     assert "a target with numbers changed" in run(*args, status=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("-o", "gone/x.toml"), "there is no such folder"),
+        (("-o", "."), "cannot write the file"),
+        (("-o", "x.toml", "--name", "Mine!"), "cannot be the name of a target"),
+    ],
+)
+def test_what_cannot_be_written_is_said_first(folder: Path, args: tuple[str, ...], message: str):
+    assert message in run("calibrate", "--target", "cpu", *args, status=2).stderr
+    assert not (folder / "x.toml").exists()
+
+
+def test_a_file_that_cannot_name_a_target(folder: Path):
+    recorded(folder / "mine.csv", 1.25)
+    run("calibrate", "--target", "a100-pcie", "--table", "mine.csv", "-o", "わが.toml")
+    assert load_target("./わが.toml").name == "a100-pcie-40gb-mine"
+
+
 def test_no_gpu_is_said(folder: Path):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -86,12 +86,16 @@ def test_calibrated_rows_are_not_scored(folder: Path):
         (("kernels", "gone.csv"), "cannot read the table"),
         (("kernels", "odd.csv"), "no table of measurements that we know"),
         (("kernels", "gemm.csv", "--by", "frame"), "did you mean framework?"),
+        (("kernels", "llmcompass.csv", "--by", "framework"), "this table has none"),
         (("kernels", "gemm.csv", "--json", "gone/x.json"), "no such folder"),
+        (("kernels", "gemm.csv", "-o", "."), "cannot write the file"),
+        (("kernels", "few.csv", "--leave-one-out", "device"), "nothing is left to train on"),
         (("kernels", "gemm.csv", "."), "cannot read the table"),
     ],
 )
 def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     (folder / "odd.csv").write_text("a,b\n1,2\n")
+    (folder / "few.csv").write_text("".join(TABLES["gemm"].splitlines(keepends=True)[:2]))
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.stderr

@@ -1,0 +1,54 @@
+"""`gpuir train` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from evaluate.tables import TABLES
+
+from gpuir.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gemm.csv").write_text(TABLES["gemm"])
+    (tmp_path / "none.csv").write_text(TABLES["gemm"].splitlines(keepends=True)[0])
+    return tmp_path
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["train", *args])
+
+
+def test_weights_and_their_card(folder: Path):
+    pytest.importorskip("torch")
+    result = run("gemm.csv", "-o", "w.json", "--quick")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads((folder / "w.json").read_text())
+    assert "gemm.csv" in (folder / "w.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("gone.csv", "-o", "w.json"), "cannot read the table"),
+        (("gemm.csv", "-o", "gone/w.json"), "there is no such folder"),
+        (("gemm.csv", "-o", "w.md"), "the card would take the place of the weights"),
+        (("gemm.csv", "-o", "w.json", "--without", "sparkle"), "no target is called"),
+    ],
+)
+def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
+    result = run(*args)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+    assert not list(folder.glob("w.*"))
+
+
+def test_without_rows_there_are_no_weights(folder: Path):
+    pytest.importorskip("torch")
+    result = run("none.csv", "-o", "w.json", "--quick")
+    assert (result.exit_code, "no row to fit to" in result.stderr) == (2, True), result.stderr
+    assert not list(folder.glob("w.*"))
