@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuir.cli.output import emit, note, warn
+from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
     from gpuir.evaluate.collect import Row
@@ -47,7 +47,9 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     from gpuir.evaluate import collect
     from gpuir.evaluate.machine import Machine, gpu_name
     from gpuir.evaluate.plan import read_plan, shipped_plan
+    from gpuir.ir.errors import UsageError
 
+    check_ahead(out)
     name = target or gpu_name()
     device = gpuir.load_target(name)
     shipped = shipped_plan("collect-cpu" if device.is_cpu else "collect")
@@ -55,6 +57,13 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     table, journal = Path(out), Path(out)
     if table.suffix == ".parquet":
         journal = table.with_name(f"{table.name}.csv")
+        if table.exists() and not journal.exists():
+            raise UsageError(
+                "the table is not of a campaign that can go on",
+                where=out,
+                expected=f"its rows in {journal} too",
+                fix="name another file to write",
+            )
     left = collect.remaining(cases, journal, name)
     expected_s = sum(collect.expected_s(device, case, budget_s) for case in left)
     said = f"{len(left):,} of {len(cases):,} rows to measure, about {_duration(expected_s)}"

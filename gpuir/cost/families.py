@@ -6,6 +6,7 @@ from gpuir.cost import attention, conv, cpu, grouped, rows, simt, stream, tensil
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
 from gpuir.cost.work import Work
+from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -48,3 +49,18 @@ def family_of(work: Work, target: Target) -> Family:
             return rows.FAMILY
         case _:
             return stream.FAMILY
+
+
+def check_factors(target: Target) -> None:
+    """TargetError when a file sets a factor that no family has: it would say nothing."""
+    for path in target.factors:
+        group, _, name = path.partition(".")
+        known = [f.name for f in FAMILIES[group].factors] if group in FAMILIES else list(FAMILIES)
+        wanted = name if group in FAMILIES else group
+        if wanted not in known:
+            what = "factor" if group in FAMILIES else "family of kernels"
+            raise TargetError(
+                f"no {what} is called {wanted!r}",
+                where=f"{target.name}:factors.{path}",
+                fix=nearest(wanted, known),
+            )

@@ -17,6 +17,7 @@ from gpuir.targets.load import read_spec, spec_folder
 
 TABLES = ("grid", "rows", "draw")
 MOST_CASES = 1_000_000
+MOST_EXTENT = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _drawn(
     entry: dict[str, Any], columns: tuple[str, ...], where: str, draw: np.random.Generator
 ) -> list[dict[str, int]]:
     count = entry.pop("count", None)
-    if not isinstance(count, int) or not 0 < count <= MOST_CASES:
+    if type(count) is not int or not 0 < count <= MOST_CASES:
         _refuse(where, "count is no number of rows", found=repr(count), fix="write count = 100")
     _check_columns(entry, columns, where)
     spans: dict[str, tuple[int, int, int]] = {c: _span(entry[c], c, where) for c in columns}
@@ -158,7 +159,7 @@ def _check_columns(entry: Mapping[str, Any], columns: tuple[str, ...], where: st
 
 def _extents(value: Any, name: str, where: str) -> list[int]:
     values: list[Any] = value if _is_list(value, int) else [value]
-    if not values or not all(type(v) is int and 0 < v < 1 << 40 for v in values):
+    if not values or not all(type(v) is int and 0 < v < MOST_EXTENT for v in values):
         _refuse(where, f"{name} is no positive whole number, or list of them", found=str(values))
     return values
 
@@ -170,7 +171,11 @@ def _span(value: Any, name: str, where: str) -> tuple[int, int, int]:
     ends = cast(dict[str, Any], value) if isinstance(value, dict) else {}
     step = ends.get("step", 1)
     numbers = [ends.get("from"), ends.get("to"), step]
-    if not all(type(n) is int and n > 0 for n in numbers) or set(ends) - {"from", "to", "step"}:
+    if not all(type(n) is int and 0 < n < MOST_EXTENT for n in numbers) or set(ends) - {
+        "from",
+        "to",
+        "step",
+    }:
         fix = f"write {name} = {{ from = 1, to = 8192, step = 8 }}"
         _refuse(where, f"{name} is no span", found=str(ends or ""), fix=fix)
     low, high, step = cast(list[int], numbers)

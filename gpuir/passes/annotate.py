@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from gpuir.cost.families import check_factors
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
 from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import PluginError, UsageError
@@ -70,6 +71,7 @@ def pricing(predictor: str | Predictor, target: Target, tf32: bool) -> Price:
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
         return lambda op, tile: _asked(predict, op, tile, target, tf32)
+    check_factors(target)
     known: dict[tuple[Work, Tile | None], Cost] = {}
 
     def price(op: k.KernelOp, tile: Tile | None) -> Cost:

@@ -207,6 +207,9 @@ def test_a_campaign_in_parquet(folder: Path):
     assert {p.name for p in folder.glob("c.*")} == {"c.parquet", "c.parquet.csv"}
     assert "c.parquet: 0 rows added" in run("collect", *args).stdout
     assert "linear" in run("eval", "kernels", "c.parquet").stdout
+    (folder / "c.parquet.csv").unlink()  # the rows of somebody else are not written over
+    assert "not of a campaign" in run("collect", *args, status=2).stderr
+    assert (folder / "c.parquet").stat().st_size
 
 
 def test_a_wrong_plan_is_refused(folder: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,14 +16,16 @@ from hypothesis import strategies as st
 from gpuir.cost import work
 from gpuir.cost.explain import Explained, listed
 from gpuir.cost.explain import _traced as traced  # pyright: ignore[reportPrivateUsage]
-from gpuir.cost.families import FAMILIES, family_of
+from gpuir.cost.families import FAMILIES, check_factors, family_of
 from gpuir.cost.learned import Net, Trained, factors
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import SCALAR, choose, estimate, predict
 from gpuir.cost.work import Work, work_of
+from gpuir.ir.errors import TargetError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
+from gpuir.targets.target import Table
 
 A100 = load_target("a100")
 DRAWN = st.sampled_from(TARGETS)
@@ -162,3 +165,14 @@ def test_factors_lie_within_their_bounds_and_say_what_they_are(name):
         assert f.low <= f.value <= f.high and f.spread >= 0 and f.what
         assert f.spread == 0 or f.value > 0  # a deviation is a ratio
     assert all(math.isfinite(v) for v in factors(family, A100, {}).values())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("stream.hbm shares", "did you mean hbm share"), ("streams.hbm share", "did you mean stream")],
+)
+def test_factors_that_no_family_has_are_refused(path: str, message: str):
+    with pytest.raises(TargetError) as error:
+        check_factors(replace(A100, factors=Table({path: 1.1})))
+    assert message in error.value.fix
+    check_factors(replace(A100, factors=Table({"stream.hbm share": 1.1})))

@@ -115,3 +115,9 @@ def test_it_is_explained():
     assert lines["as measured nearby"] > 1.05
     plain = {line.name: line.value for line in terms(name.op, name.tile, load_target("cpu"))}
     assert lines["time"] > plain["time"]
+
+
+def test_points_of_other_columns_correct_nothing():
+    there = knowing((ROWS, 1.2))
+    odd = Table({**there.near, "reduce softmax f32.i=4096 bytes=9 flops=9 ops=1": 1.5})
+    assert ratio(ROWS, replace(there, near=odd)) == ratio(ROWS, there)

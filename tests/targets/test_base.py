@@ -118,3 +118,15 @@ def test_a_cpu_is_a_target():
     cpu = load_target("cpu")
     assert cpu.is_cpu and not load_target("a100").is_cpu
     assert cpu.flops_per_s.vector["f32"] == 8 * 16 * 2 * 3.5e9
+
+
+@pytest.mark.parametrize("point", ["x", "i=many", "i=-1", "i=1e400", "i=1  bytes=2", ""])
+def test_points_measured_are_numbers(spec, point):
+    near = f'[near."map f32"]\n"{point}" = 1.1\n\n[sources]\nnear = "calibrated"'
+    with pytest.raises(TargetError, match="is no kernel's extents"):
+        load_target(spec("[sources]", near))
+
+
+def test_a_base_has_no_numbers_changed(spec):
+    with pytest.raises(TargetError, match="a base is a whole target"):
+        load_target(spec('base = "a100-pcie"', 'base = "a100-pcie+sms=98"'))
