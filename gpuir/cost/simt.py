@@ -147,7 +147,7 @@ def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Num
     s.put("log aspect", xp.log(tm / tn))
     s.put("rows used", m / (down * tm))
     s.put("columns used", n / (across * tn))
-    s.put("a bias is added", 1.0 if is_linear(work) else 0.0)
+    s.put("no batch", xp.where(b > 1.0, 0.0, 1.0))
     cells = tm * tn * slices / threads
     return Cut((b, m, n, k), down, across, whole, steps, slices, cells, resident, load)
 
@@ -251,7 +251,7 @@ def _slower(
 # What the network sees: counts and shapes.
 FEATURES = (
     *("log rounds", "log steps", "log split", "log slices", "log tile", "log aspect"),
-    *("rows used", "columns used", "a bias is added", "log bytes over L2", "log reads a result"),
+    *("rows used", "columns used", "no batch", "log bytes over L2", "log reads a result"),
     *("rows of k begin in a sector", "rows of n begin in a sector"),
 )
 BOUND = 0.25  # the network moves the time by at most this much in logarithms

@@ -86,7 +86,8 @@ def test_long_prompts_are_near_the_peak_and_long_caches_near_the_bandwidth(gpu):
     )
     assert 0.35 < share < 0.95
     many = cached(64, 32, 16384, kv_heads=8)
-    assert 0.6 < float(many.nbytes[0]) / seconds(many, gpu) / target.dram_bytes_per_s < 1.0
+    # on A100 SGLang's kernels reach 0.53 of it, vLLM's 0.76, TensorRT-LLM's 0.84 (the decode table)
+    assert 0.5 < float(many.nbytes[0]) / seconds(many, gpu) / target.dram_bytes_per_s < 1.0
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -111,7 +111,8 @@ def test_predictors_are_found_by_name_and_version():
         ("a100-pcie", f32, 2 * 4096**3 / 19.5e6 / 0.90, 2 * 4096**3 / 19.5e6 / 0.67),
         ("v100-pcie-32gb", f32, 2 * 4096**3 / 14e6 / 0.98, 2 * 4096**3 / 14e6 / 0.72),
         ("t4", f32, 2 * 4096**3 / 8.1e6 / 0.51, 2 * 4096**3 / 8.1e6 / 0.30),
-        ("p100", f32, 2 * 4096**3 / 9.3e6 / 0.88, 2 * 4096**3 / 9.3e6 / 0.57),
+        # (P100's bmm: median 0.76, 95th percentile 0.92, most 0.94; its linear layers at most 0.89)
+        ("p100", f32, 2 * 4096**3 / 9.3e6 / 0.92, 2 * 4096**3 / 9.3e6 / 0.57),
     ],
 )
 def test_large_products_take_what_was_measured(target, dtype, low_us, high_us):
