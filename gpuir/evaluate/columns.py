@@ -108,17 +108,21 @@ class TableFile:
         with self._guarded():
             if self._is_parquet:
                 return tuple(_parquet().read_schema(self.path).names)
-            with self.path.open(encoding="utf-8", newline="") as stream:
+            with self.path.open(encoding="utf-8-sig", newline="") as stream:
                 header = next(csv.reader(stream), None) or []
                 return tuple(header)
 
     def read(self, wanted: Iterable[str]) -> Columns:
         """The columns of those names that the file has."""
+        chosen = [n for n in dict.fromkeys(wanted) if n in self.names]
         with self._guarded():
+            if twice := [n for n in chosen if self.names.count(n) > 1]:
+                raise UsageError(
+                    "a column is there twice", where=str(self.path), found=", ".join(twice)
+                )
             if self._is_parquet:
-                chosen = [n for n in dict.fromkeys(wanted) if n in self.names]
                 return _from_parquet(self.path, chosen)
-            return _from_csv(self.path, set(wanted))
+            return _from_csv(self.path, set(chosen))
 
     @cached_property
     def _is_parquet(self) -> bool:
@@ -180,7 +184,7 @@ def _cells(column: Any) -> Words | Floats:
 
 
 def _from_csv(path: Path, wanted: set[str]) -> Columns:
-    with path.open(encoding="utf-8", newline="") as stream:
+    with path.open(encoding="utf-8-sig", newline="") as stream:  # spreadsheets write a mark
         lines = csv.reader(stream)
         header = next(lines, None) or []
         columns = {n: i for i, n in enumerate(header) if n in wanted}

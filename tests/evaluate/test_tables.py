@@ -188,6 +188,19 @@ def test_what_is_no_table_is_said(tmp_path: Path, text: str | None, message: str
         read_table(path)
 
 
+def test_a_table_that_a_spreadsheet_wrote(tmp_path: Path):
+    path = tmp_path / "x.csv"
+    path.write_text(TABLES["gemm"], encoding="utf-8-sig")
+    assert read_table(path).count == read(tmp_path, "gemm").count
+
+
+def test_a_column_that_is_there_twice_is_said(tmp_path: Path):
+    path = tmp_path / "x.csv"
+    path.write_text("device,b,b,h,op,latency_us\nt4,1,2,1024,add,500\n")
+    with pytest.raises(UsageError, match="a column is there twice"):
+        read_table(path)
+
+
 def test_broken_parquet_is_said(tmp_path: Path):
     pytest.importorskip("pyarrow")
     path = tmp_path / "x.parquet"
