@@ -11,7 +11,7 @@ from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Model
 from gpuir.cost.tile import BY
 from gpuir.evaluate.backtest import Backtest, Misses
-from gpuir.evaluate.fit import NET_DECAY, ROUNDS, ROWS
+from gpuir.evaluate.fit import COARSE, NET_DECAY, ROUNDS, ROWS
 from gpuir.evaluate.tables import Table
 
 SOURCES = """\
@@ -39,11 +39,12 @@ def card(
         f"## Data\n\n{SOURCES}{left_out}",
         "".join(_data(tables)),
         "## Method\n",
-        f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack and GPU; rows\n"
-        "below twice the launch floor and doubtful ones left out. GPUs weigh alike. Tiles are\n"
-        f"chosen anew {ROUNDS} times. Huber loss on log(predicted / measured). The spread of a\n"
-        "factor holds back what it may be on one GPU; networks pay for their squared weights\n"
-        f"({NET_DECAY}).\n",
+        f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack, split and GPU;\n"
+        "rows below twice the launch floor, rough and doubtful ones left out. GPUs weigh alike;\n"
+        f"rows of several kernels, or of a profiler, {COARSE} of others. Tiles are chosen anew\n"
+        f"{ROUNDS} times, and are those that ran where kernel names say them. Huber loss on\n"
+        "log(predicted / measured). The spread of a factor holds back what it may be on one GPU;\n"
+        f"networks pay for their squared weights ({NET_DECAY}).\n",
         "## Errors, mean (median) in %\n",
         "".join(_errors(model, unseen, known)),
         "## Factors\n",
