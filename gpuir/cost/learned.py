@@ -38,17 +38,15 @@ class Net:
     out: Array
     own: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
-    def __call__(self, xp: Any, features: list[Number], device: str) -> Number:
+    def __call__(self, features: list[Number], device: str) -> Number:
         """Between -1 and 1, for features in the order it was trained with."""
-        x = [(f - m) / w for f, m, w in zip(features, self.shift, self.scale, strict=True)]
-        total: Number = 0.0
         out = self.own.get(device, self.out)
-        for weights, offset, share in zip(self.hidden, self.bias, out, strict=True):
-            unit: Number = float(offset)
-            for weight, value in zip(weights, x, strict=True):
-                unit = unit + float(weight) * value
-            total = total + float(share) * xp.tanh(unit)
-        return xp.tanh(total)
+        if not out.any():
+            return 0.0
+        plain = [float(f) if np.ndim(f) == 0 else f for f in features]
+        x: Array = np.stack(np.broadcast_arrays(*plain), axis=-1)
+        said = np.tanh(np.tanh((x - self.shift) / self.scale @ self.hidden.T + self.bias) @ out)
+        return said if np.ndim(said) else float(said)
 
 
 _interpolate: Callable[..., Number] = np.interp
@@ -208,4 +206,4 @@ def correction(s: Sheet, family: Family, target: Target, model: Model) -> Number
     if net is None or not family.features:
         return 1.0
     features = [s.values[name] for name in family.features]
-    return s.xp.exp(family.bound * net(s.xp, features, target.device))
+    return s.xp.exp(family.bound * net(features, target.device))
