@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
-from gpuir.evaluate.backtest import Backtest, Misses, halves, leave_one_out, misses
+from gpuir.evaluate.backtest import halves, leave_one_out, misses, with_intervals
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.calibrate import calibrated
 from gpuir.evaluate.fit import train
@@ -321,14 +321,11 @@ def main() -> None:
 def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Rows]:
     """One half of the shapes by a model fitted to the other, and the other way round. Intervals
     come from the half that is not predicted."""
-    from gpuir.evaluate.backtest import with_intervals
-
     models = [train(side, seed=seed) for side in (first, second)]
-    errors: list[Backtest] = [misses(second, models[0]), misses(first, models[1])]
+    errors = [misses(second, models[0]), misses(first, models[1])]
     found: list[Rows] = []
     for model, own, other in ((models[0], second, errors[1]), (models[1], first, errors[0])):
-        whole: Mapping[str, Sequence[Misses]] = other
-        complete = with_intervals(model, {}, whole)
+        complete = with_intervals(model, {}, other)
         found += predicted(own, {b.target.device: complete for b in own})
     return found
 

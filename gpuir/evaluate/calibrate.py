@@ -28,10 +28,8 @@ from gpuir.targets.target import Table, Target
 STEPS = 8  # of Gauss-Newton; it mostly ends after four
 HALVINGS = 4  # of one step that does not help
 DIFFERENCE = 0.02  # of a factor's logarithm, for a derivative
-USUAL_ERROR, USUAL_ROWS = (
-    0.1,
-    5,
-)  # logarithm that a row is off by, and how many rows say so at first
+USUAL_ERROR = 0.1  # logarithm that a row is off by, before the rows themselves say
+USUAL_ROWS = 5  # how many rows that counts for
 LEAST_ERROR = 0.03  # rows are never trusted beyond this: clocks and temperatures drift
 MADS = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
 TELLING = 0.005  # a factor that moved by less did not move
@@ -66,7 +64,7 @@ class Sample:
     latency_s: Floats
 
     def take(self, rows: Ints) -> Sample:
-        works = tuple(_rows(w, rows) for w in self.works)
+        works = tuple(w.take(rows) for w in self.works)
         return replace(self, works=works, latency_s=self.latency_s[rows])
 
 
@@ -137,7 +135,7 @@ def groups(target: Target, batches: Iterable[Batch]) -> list[list[Sample]]:
             continue
         clock = batch.clock
         lead_s = clock.lead_s - (0 if clock.launches else len(batch.works) * target.launch_s)
-        works = tuple(_rows(w, batch.which[rows]) for w in batch.works)
+        works = tuple(w.take(batch.which[rows]) for w in batch.works)
         sample = Sample(works, lead_s, clock.floor_s, batch.latency_s[rows])
         names = {family_of(w, target).name for w in works}
         together = [g for g in found if g[0] & names]
@@ -145,10 +143,6 @@ def groups(target: Target, batches: Iterable[Batch]) -> list[list[Sample]]:
         merged = [s for _, samples in together for s in samples]
         found.append((names.union(*(n for n, _ in together)), [*merged, sample]))
     return [samples for _, samples in found]
-
-
-def _rows(work: Work, which: Ints) -> Work:
-    return work.each(lambda n: np.asarray(n, float)[which] if np.ndim(n) else n)
 
 
 def _errors(

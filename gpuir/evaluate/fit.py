@@ -58,18 +58,16 @@ def train(
     *,
     seed: int = 0,
     families: Sequence[str] | None = None,
-    start: Model | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Trained]:
     """The model fitted to measurements, family by family: those whose kernels come with others'
     (quantised products) after those that come alone.
 
-    `families` are fitted, the others stay as in `start`. UsageError without torch.
+    `families` are those to fit, all by default. UsageError without torch.
     """
     torch = _torch()
-    torch.manual_seed(seed)
     torch.set_num_threads(1)
-    batches, model = usable(batches, seed), dict(start or {})
+    batches, model = usable(batches, seed), dict[str, Trained]()
     for name in families if families is not None else FAMILIES:
         found = samples(FAMILIES[name], batches, model)
         if found:
@@ -189,7 +187,8 @@ def _factors_fitted(
             terms = family.seconds(sheet, work, tiles, s.target, known[devices.index(s.device)])
             busy = torch.maximum(_as(torch, terms.compute), _as(torch, terms.memory))
             time_s = busy + terms.latency + torch.as_tensor(s.other_s)
-            total = total + weight * _huber(torch, torch.log(time_s / torch.as_tensor(s.device_s)))
+            error = torch.log(time_s / torch.as_tensor(s.device_s))
+            total = total + weight * _bent(torch, error).mean()
         return total
 
     _minimise(torch, [at, off], loss)
@@ -287,10 +286,6 @@ def _weights(found: list[Sample]) -> list[float]:
     for s in found:
         each[s.device] = each.get(s.device, 0.0) + s.weight
     return [s.weight / (len(each) * each[s.device]) for s in found]
-
-
-def _huber(torch: Any, error: Any) -> Any:
-    return _bent(torch, error).mean()
 
 
 def _bent(torch: Any, error: Any) -> Any:
