@@ -109,7 +109,7 @@ def distance(found: np.ndarray, expected: np.ndarray, rtol: float) -> float:
 
 
 def check(file: Path, shapes: dict[str, tuple[int, ...]], rtol: float, passes: bool) -> Result:
-    from gpuir.frontends.onnx.emit import UnknownValue
+    from gpuir.frontends.emit import UnknownValue
     from gpuir.frontends.onnx.load import load
 
     result = Result(file.name)

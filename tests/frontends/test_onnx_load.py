@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import F32, I64, info, loaded, model, node, results
 
+from gpuir.frontends.emit import NumbersMissing
 from gpuir.frontends.onnx.load import load
-from gpuir.frontends.onnx.proto import NumbersMissing, evaluate_dim
+from gpuir.frontends.onnx.proto import evaluate_dim
 from gpuir.ir.errors import ModelError
 
 

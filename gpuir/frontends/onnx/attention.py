@@ -12,8 +12,8 @@ from math import inf, sqrt
 
 import numpy as np
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import (
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import (
     cast,
     join_heads,
     joined,
@@ -24,6 +24,7 @@ from gpuir.frontends.onnx.idioms import (
     reshaped,
     split_heads,
 )
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.quant import matmul_to_float, quantize
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value

@@ -7,7 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64

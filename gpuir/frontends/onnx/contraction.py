@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import reshaped, transposed
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import reshaped, transposed
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType

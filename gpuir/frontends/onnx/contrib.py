@@ -11,9 +11,8 @@ from math import log, prod
 
 import numpy as np
 
-from gpuir.frontends.onnx import contraction, layout, sampling
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import (
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
@@ -22,6 +21,8 @@ from gpuir.frontends.onnx.idioms import (
     split_heads,
     transposed,
 )
+from gpuir.frontends.onnx import contraction, layout, sampling
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, bool_, i32, i64, u32

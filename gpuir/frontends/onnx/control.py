@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode, UnknownValue
+from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.sequence import Items
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Value

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import line, reshaped
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import line, reshaped
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.proto import Attributes, sparse_type, tensor_type
 from gpuir.interp import cast, evaluate, to_numpy_dtype, wide
 from gpuir.ir.errors import ModelError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpuir.frontends.onnx.emit import OnnxNode
+from gpuir.frontends.onnx.node import OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ops import tensor as t
 

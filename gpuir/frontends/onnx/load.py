@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.onnx import sequence
-from gpuir.frontends.onnx.emit import Emitter, OnnxNode, UnknownValue
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
+from gpuir.frontends.onnx.node import OnnxNode
 from gpuir.frontends.onnx.plan import Plan, Step, domain_of, free_names, in_order, key_of, step_of
 from gpuir.frontends.onnx.proto import (
     LARGEST,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import reduce
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode, UnknownValue
+from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, i32, i64

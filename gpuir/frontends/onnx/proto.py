@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuir.frontends.emit import NumbersMissing
 from gpuir.frontends.onnx.messages import messages
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir import types as ir
@@ -62,10 +63,6 @@ DTYPES: dict[int, DType] = {  # TensorProto.DataType
     26: ir.i2,
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-
-
-class NumbersMissing(ModelError):
-    """The numbers of a tensor cannot be read: its external file is absent or too short."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from math import prod
 
 import numpy as np
 
-from gpuir.frontends.onnx.contraction import sliding, spatial_axes
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import (
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
@@ -33,6 +32,8 @@ from gpuir.frontends.onnx.idioms import (
     product,
     reshaped,
 )
+from gpuir.frontends.onnx.contraction import sliding, spatial_axes
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value

@@ -11,16 +11,17 @@ from math import prod
 
 import numpy as np
 
-from gpuir.frontends.onnx.contraction import mean_pool
-from gpuir.frontends.onnx.contrib import mask_lengths
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import (
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
     label,
     product,
 )
+from gpuir.frontends.onnx.contraction import mean_pool
+from gpuir.frontends.onnx.contrib import mask_lengths
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.quant import (
     Blocks,
     dequantize,

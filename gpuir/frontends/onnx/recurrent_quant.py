@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpuir.frontends.emit import Emitter
 from gpuir.frontends.onnx import recurrent
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.quant import (
     dynamic_quantize,
     matmul_to_float,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import cast, line, reshaped
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, line, reshaped
 from gpuir.frontends.onnx.layout import axes_of
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, f32, f64, i64

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
-from gpuir.frontends.onnx.idioms import reshaped
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import reshaped
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import cast, evaluate
 from gpuir.ir.errors import ModelError

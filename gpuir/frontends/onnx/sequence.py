@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuir.frontends.onnx.emit import Converter, Emitter, OnnxNode
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import bool_, i64

@@ -18,7 +18,7 @@ from gpuir.frontends.onnx import (
     sampling,
     sequence,
 )
-from gpuir.frontends.onnx.emit import Converter
+from gpuir.frontends.onnx.node import Converter
 
 CONVERTERS: dict[str, Converter] = {
     **pointwise.CONVERTERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuir.frontends.onnx.emit import Emitter
+from gpuir.frontends.emit import Emitter
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType

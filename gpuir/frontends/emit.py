@@ -1,4 +1,4 @@
-"""What a converter works with: the model node it reads, and the emitter it writes to."""
+"""What every converter writes to: the emitter, and what is known while a model is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.frontends.onnx.proto import DTYPES, NumbersMissing
 from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
@@ -22,6 +21,10 @@ INLINE = 16  # a known tensor of at most so many elements is a t.constant, a lar
 CACHED = 1 << 16  # bytes: known numbers up to so many are kept once computed
 LARGEST_KNOWN = 1 << 26  # elements, and
 HARDEST_KNOWN = 1 << 30  # flops, of what is computed to find a shape
+
+
+class NumbersMissing(ModelError):
+    """The numbers of a tensor cannot be read: its external file is absent or too short."""
 
 
 class TooLarge(ModelError):
@@ -352,78 +355,6 @@ class Emitter:
         self.scope.assumed.append(text)
 
 
-@dataclass
-class OnnxNode:
-    """A model node as a converter sees it: operands are `Value`s, absent ones None."""
-
-    op: str
-    domain: str
-    version: int  # of the domain's opset
-    name: str  # location-ready: the node's own name, or one made from its outputs
-    inputs: tuple[Value | None, ...]
-    outputs: tuple[str, ...]  # wished names; "" where nobody reads it
-    attrs: Mapping[str, Any]  # ints, floats, str, lists of them, ndarray, GraphProto
-    emit: Emitter
-    walk: Any = None  # load.Walk: how control flow imports its subgraphs
-
-    def __getitem__(self, i: int) -> Value:
-        """Operand i, which must be there."""
-        value = self.get(i)
-        if value is None:
-            raise ModelError(f"{self.op}: input {i} is missing")
-        return value
-
-    def get(self, i: int) -> Value | None:
-        return self.inputs[i] if i < len(self.inputs) else None
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        return self.attrs.get(name, default)
-
-    def known(self, i: int) -> np.ndarray | None:
-        """The numbers of operand i where they are known at load time; None if absent or unknown."""
-        value = self.get(i)
-        return None if value is None else self.emit.array_of(value)
-
-    def need(self, i: int, what: str) -> np.ndarray:
-        """The numbers of operand i, which a result's shape depends on; `what` names them."""
-        array = self.known(i)
-        if array is None:
-            value = self[i]
-            if (const := self.emit.const_of(value)) is not None:
-                return const.array(limited=True)  # raises the reason why not
-            raise UnknownValue(value, f"{self.op}: the shape of the result depends on {what}")
-        return array
-
-    def ints(self, i: int, what: str) -> tuple[int, ...]:
-        """`need` as a flat tuple of integers."""
-        return tuple(int(x) for x in self.need(i, what).reshape(-1))
-
-    def axis(self, rank: int, default: int = 0, attr: str = "axis") -> int:
-        """The attribute as an axis of a tensor of this rank, counted from the front."""
-        return self.from_front(int(self.attr(attr, default)), rank)
-
-    def from_front(self, axis: int, rank: int) -> int:
-        if not -rank <= axis < max(rank, 1):
-            expected = f"{-rank}..{rank - 1}"
-            raise ModelError(f"{self.op}: no such axis", expected=expected, found=str(axis))
-        return axis % rank if rank else 0
-
-    def dtype(self, attr: str, default: DType | None = None) -> DType:
-        """The attribute, a TensorProto.DataType, as a dtype."""
-        number = self.attr(attr)
-        if number is None and default is not None:
-            return default
-        if number not in DTYPES:
-            found = "strings" if number == 8 else f"{attr}={number}"
-            raise ModelError(
-                f"{self.op}: no dtype that gpuir analyses", expected="numbers", found=found
-            )
-        return DTYPES[number]
-
-    def has_output(self, i: int) -> bool:
-        return i < len(self.outputs) and self.outputs[i] != ""
-
-
 class UnknownValue(ModelError):
     """A result's shape depends on a tensor that is not known at load time."""
 
@@ -434,10 +365,6 @@ class UnknownValue(ModelError):
             found=f"%{value.name}: {value.type}, computed at run time or a model input",
         )
         self.value = value
-
-
-Converter = Callable[[OnnxNode, Emitter], "Value | tuple[Value | None, ...] | None"]
-Converters = Mapping[str, Converter]
 
 
 def names(values: Iterable[Value]) -> str:
