@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from gpuir.interp import to_numpy_dtype
-from gpuir.ir.build import Builder
+from gpuir.ir.build import ROLES, Builder
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Level, Op, Value
 from gpuir.ir.types import TensorType, bool_, f16, f32, i64
@@ -42,7 +42,14 @@ def graphs(draw: Callable, max_ops: int = 12, control: bool = True) -> Graph:
             continue  # the drawn operands do not fit; the type rule said so
         values += b.add(made, [draw(NAMES)]) if isinstance(made, Op) else made
     outputs = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True))
-    return b.finish(outputs)
+    for v in draw(st.lists(st.sampled_from(values), max_size=3)):
+        b.roles[v.name] = draw(st.sampled_from(ROLES))
+    free = [v for v in values if b.producer(v) is None]
+    over: list[Value | None] = []
+    for v in outputs:
+        fits = [None, *(u for u in free if u.type == v.type and u not in over)]
+        over.append(draw(st.sampled_from(fits)))
+    return b.finish(outputs, over)
 
 
 def _pick(draw: Callable, values: list[Value], fits: Callable[[Value], bool]) -> Value:

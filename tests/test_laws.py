@@ -43,6 +43,16 @@ def results(g: Graph, values: dict[str, np.ndarray]) -> list[np.ndarray]:
 def test_text_round_trips_at_every_level(g):
     for step in levels(g):
         assert show(parse(show(step))) == show(step)
+        assert parse(show(step)).roles == step.roles
+
+
+@given(graphs())
+def test_passes_keep_roles_and_what_outputs_take_over(g):
+    for step in levels(g):
+        assert step.over == g.over
+        for v in (*step.inputs, *step.params, *(r for n in step.nodes for r in n.results)):
+            if v.name in dict(g.roles):
+                assert step.role_of(v) == dict(g.roles)[v.name]
 
 
 @given(graphs())

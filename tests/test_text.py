@@ -47,6 +47,25 @@ def test_every_note_round_trips():
     assert cost.unseen == ("gpu", "dtype") and show(parse(text)) == text
 
 
+def test_roles_and_what_outputs_take_over():
+    text = """graph @step {
+  in %g: f32[2]
+  param %w: f32[2]
+  param %m: f32[2]
+  %m.new: f32[2] = t.map("add", [%m, %g]) at "m:a"
+  %w.new: f32[2] = t.map("sub", [%w, %m.new]) at "m:b"
+  role gradient %g
+  role optimizer %m
+  out %w.new over %w, %m.new over %m, %m.new
+}
+"""
+    g = parse(text)
+    w, m = g.params
+    assert show(g) == text and g.over == (w, m, None)
+    assert g.role_of(m) == "optimizer" and g.role_of(w) == "weight"
+    assert g.role_of(g.inputs[0]) == "gradient" and g.role_of(g.outputs[0]) == "activation"
+
+
 def test_schedule_round_trips():
     assert show(parse_schedule(SCHEDULE)) == SCHEDULE
 
@@ -76,6 +95,10 @@ REFUSED = {
     graph('%y: f32[2] = t.map("relu", [%x])'): "there is no `out` line",
     graph("in %x: f32[3]", "out %x"): "%x is defined twice",
     graph("out %y"): "%y is not defined before this",
+    graph("out %x over %y"): "%y is not defined before this",
+    graph("role gradient %y", "out %x"): "%y is not defined before this",
+    graph("role grad %x", "out %x"): "no role 'grad'",
+    graph("role input %x", "role cache %x", "out %x"): "%x has two roles",
     graph("param %p: f33[2]", "out %x"): "no dtype 'f33'",
     graph("param %p: f32[2, 3]{0, 0}", "out %x"): "not a permutation",
     graph('%y: f32[2] = t.mop("relu", [%x])', "out %y"): "no op t.mop",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
-from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Role, Value
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
 
@@ -43,8 +44,9 @@ class NameTable:
 class Builder:
     """Makes a graph in order: inputs, params and nodes as they come, then `finish`.
 
-    `locs` of the current model node apply to each node added without its own. `names` is a table
-    shared with another builder, for a region whose names must differ from the enclosing graph's.
+    `locs` of the current model node apply to each node added without its own. `roles` says by name
+    what values hold, where it is not what their place says. `names` is a table shared with another
+    builder, for a region whose names must differ from the enclosing graph's.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Builder:
         self.nodes: list[Node] = []
         self.folded: list[Loc] = []
         self.assumed: list[str] = []
+        self.over: tuple[Value | None, ...] = ()
+        self.roles: dict[str, Role] = {}
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self.names = names or NameTable()
@@ -135,26 +139,35 @@ class Builder:
             self.nodes[i] = replace(node, op=node.op.substitute(names), results=results)
             self._producers.update((v, self.nodes[i]) for v in results)
 
-    def finish(self, outputs: Iterable[Value]) -> Graph:
-        return Graph(
+    def finish(self, outputs: Iterable[Value], over: Iterable[Value | None] | None = None) -> Graph:
+        """The graph. `over` is as in `Graph`, but may end early; when not given it is that of the
+        graph this one began from."""
+        outputs = tuple(outputs)
+        over = self.over if over is None else tuple(over)
+        over = (*over, *(None,) * (len(outputs) - len(over)))
+        graph = Graph(
             level=self.level,
             name=self.name,
             inputs=tuple(self._inputs),
             params=tuple(self._params),
             nodes=tuple(self.nodes),
-            outputs=tuple(outputs),
+            outputs=outputs,
             folded=_gone(self.folded, self.nodes),
             assumed=tuple(dict.fromkeys(self.assumed)),
             target=self.target,
+            over=over if any(over) else (),
         )
+        return replace(graph, roles=_kept(self.roles, graph))
 
 
 def begin(graph: Graph, level: Level) -> Builder:
-    """The start of another graph with the ends of this one: its inputs and params, and what is
-    folded and assumed."""
+    """The start of another graph with the ends of this one: its inputs and params, what its first
+    outputs take over, its roles, and what is folded and assumed."""
     b = Builder(level, graph.name, graph.target)
     b.folded += graph.folded
     b.assumed += graph.assumed
+    b.over = graph.over
+    b.roles.update(graph.roles)
     for v in graph.inputs:
         b.input(v.name, v.type)
     for v in graph.params:
@@ -169,8 +182,9 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
     """The graph with `rule` tried on each node in order, operands already rewritten.
 
     A rule gives the values that replace the node's results, or None to keep the node. A value the
-    rule has just made takes over the name it replaces. Nodes it made inherit the node's locations;
-    when it made none, they go to `folded`. Regions of control ops are rewritten by the same rule;
+    rule has just made takes over the name it replaces, and with it the role; one that was there
+    takes over the role. Nodes it made inherit the node's locations; when it made none, they go to
+    `folded`. Regions of control ops are rewritten by the same rule;
     the regions of kernels are not.
     """
     level = graph.level if level is None else level
@@ -199,6 +213,8 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
         for old, value in zip(node.results, values, strict=True):
             if value in made:
                 value = renamed.setdefault(value, Value(old.name, value.type))
+            elif old.name in b.roles and b.producer(value):
+                b.roles.setdefault(value.name, b.roles[old.name])
             if value != old:
                 new[old] = value
         if renamed:
@@ -221,7 +237,8 @@ def prune(graph: Graph) -> Graph:
         live.update(op.operands)
     folded = [*graph.folded, *reversed(folded)]
     kept.reverse()
-    return replace(graph, nodes=tuple(kept), folded=_gone(folded, kept))
+    pruned = replace(graph, nodes=tuple(kept), folded=_gone(folded, kept))
+    return replace(pruned, roles=_kept(dict(graph.roles), pruned)) if graph.roles else pruned
 
 
 def within(op: Op, change: Callable[[Graph], Graph], folded: list[Loc]) -> Op:
@@ -234,6 +251,17 @@ def within(op: Op, change: Callable[[Graph], Graph], folded: list[Loc]) -> Op:
         return replace(region, folded=()) if region.folded else region
 
     return op.with_regions(changed)
+
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def _kept(roles: Mapping[str, Role], graph: Graph) -> tuple[tuple[str, Role], ...]:
+    """The roles of values that the graph has, a role after the other."""
+    made = (v.name for node in graph.nodes for v in node.results)
+    names = {v.name for v in (*graph.inputs, *graph.params)}.union(made) if roles else ()
+    kept = (name for name in roles if name in names)
+    return tuple((n, roles[n]) for n in sorted(kept, key=lambda n: ROLES.index(roles[n])))
 
 
 def _gone(locs: Iterable[Loc], nodes: Iterable[Node]) -> tuple[Loc, ...]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property
 from math import prod
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
 
 Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
+Role = Literal["weight", "input", "gradient", "optimizer", "cache", "activation"]
 
 
 class Level(IntEnum):
@@ -139,6 +140,10 @@ class Graph:
     node stands for any more. `assumed` says in words what was taken for granted (a trip count, a
     data-dependent length); reports print it. `target` names the device from level `tiled` on. A
     region is a graph that sees only its own inputs.
+
+    `over` is empty or goes along `outputs`: the input or param whose storage the output takes over
+    (an updated cache, an optimiser's step), or None. `roles` names the values that hold something
+    else than params (weights), inputs (inputs) and results (activations) do.
     """
 
     level: Level
@@ -150,6 +155,17 @@ class Graph:
     folded: tuple[Loc, ...] = ()
     assumed: tuple[str, ...] = ()
     target: str | None = None
+    over: tuple[Value | None, ...] = ()
+    roles: tuple[tuple[str, Role], ...] = ()
+
+    @cached_property
+    def _roles(self) -> dict[str, Role]:
+        inputs: dict[str, Role] = {v.name: "input" for v in self.inputs}
+        return {**inputs, **{v.name: "weight" for v in self.params}, **dict(self.roles)}
+
+    def role_of(self, value: Value) -> Role:
+        """What a value holds."""
+        return self._roles.get(value.name, "activation")
 
     def walk(self) -> Iterator[Node]:
         """Every node, those inside control regions (loops, branches) included, in order."""

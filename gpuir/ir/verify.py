@@ -8,7 +8,7 @@ from math import isfinite
 from typing import NoReturn, get_args
 
 from gpuir.ir.errors import GpuirError, VerifyError
-from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Bound, Cost
 from gpuir.ir.types import TensorType
 
@@ -19,10 +19,11 @@ def verify(graph: Graph, by: str = "") -> None:
     """Raises `VerifyError`, naming the pass or frontend `by`, at the first broken promise.
 
     Every level: values are defined once, before use, under unique names; result types are what the
-    op's own rule computes; regions are graphs of their own. From `graph` on every node has a
-    location; `fused`: only `t.fused` and control flow, one contraction a body; `kernel`: only `k.`
-    ops; `tiled`: a target, and a `Tile` on every kernel with a loop nest; `costed`: a `Cost` on
-    every kernel, its time no less than any term, its bound the largest.
+    op's own rule computes; regions are graphs of their own; an output takes over an input or param
+    of its own type that no other output does; who has a role is there. From `graph` on every node
+    has a location; `fused`: only `t.fused` and control flow, one contraction a body; `kernel`: only
+    `k.` ops; `tiled`: a target, and a `Tile` on every kernel with a loop nest; `costed`: a `Cost`
+    on every kernel, its time no less than any term, its bound the largest.
     """
     _Verifier(graph, by).run(graph, in_kernel=False)
 
@@ -53,6 +54,29 @@ class _Verifier:
         for value in graph.outputs:
             if defined.get(value.name) != value:
                 self.fail(None, f"output %{value.name} is not defined", found=str(value.type))
+        self.over(graph)
+        for name, role in graph.roles:
+            if name not in defined:
+                self.fail(None, f"%{name} has a role and is not defined")
+            if role not in get_args(Role):
+                self.fail(None, f"%{name} has no such role", ", ".join(get_args(Role)), role)
+        if len(dict(graph.roles)) < len(graph.roles):
+            self.fail(None, "a value has two roles")
+
+    def over(self, graph: Graph) -> None:
+        if not graph.over:
+            return
+        if len(graph.over) != len(graph.outputs):
+            self.fail(None, "`over` does not go along the outputs")
+        pairs = [(v, o) for v, o in zip(graph.outputs, graph.over, strict=True) if o is not None]
+        for value, taken in pairs:
+            if taken not in graph.inputs and taken not in graph.params:
+                self.fail(None, f"%{taken.name} is taken over and is no input or param")
+            if value.type != taken.type:
+                what = f"output %{value.name} does not fit over %{taken.name}"
+                self.fail(None, what, str(taken.type), str(value.type))
+        if len({taken for _, taken in pairs}) < len(pairs):
+            self.fail(None, "two outputs take over the same value")
 
     def node(self, node: Node, defined: dict[str, Value], level: Level, in_kernel: bool) -> None:
         op = node.op

@@ -17,7 +17,7 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
 from gpuir.ir.errors import GpuirError, TextError, nearest
-from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType
 from gpuir.ops.kernel import KERNELS
@@ -154,8 +154,17 @@ class _Plain(Transformer[Token, Any]):
     def assumed(self, texts):
         return "assumed", texts
 
-    def out(self, values):
-        return "out", values or ()
+    def role(self, role, values):
+        return "role", role, values
+
+    def out(self, outputs):
+        return "out", outputs or ()
+
+    def outputs(self, *outputs):
+        return outputs
+
+    def output(self, value, over):
+        return value, over
 
     def results(self, *pairs):
         return pairs
@@ -406,6 +415,8 @@ class _Build:
             "assumed": [],
         }
         outputs: list[Value] | None = None
+        over: list[Value | None] = []
+        roles: dict[str, Any] = {}
         for item in items:
             kind = item[0]
             if outputs is not None:
@@ -413,7 +424,10 @@ class _Build:
             if kind == "node":
                 found[kind].append(self.node(item, values, level, target))
             elif kind == "out":
-                outputs = [self.value(token, values) for token in item[1]]
+                outputs = [self.value(token, values) for token, _ in item[1]]
+                over = [o and self.value(o, values) for _, o in item[1]]
+            elif kind == "role":
+                self.role(item, values, roles)
             elif kind in ("folded", "assumed"):
                 found[kind] += [self.string(token) for token in item[1]]
             else:
@@ -430,7 +444,20 @@ class _Build:
             folded=tuple(found["folded"]),
             assumed=tuple(found["assumed"]),
             target=target,
+            over=tuple(over) if any(over) else (),
+            roles=tuple(roles.items()),
         )
+
+    def role(self, item: Any, values: dict[str, Value], roles: dict[str, Any]) -> None:
+        """Adds the roles that a line gives."""
+        _, role, tokens = item
+        if role not in get_args(Role):
+            self.fail(role, f"no role {str(role)!r}", ", ".join(get_args(Role)))
+        for token in tokens:
+            name = self.value(token, values).name
+            if name in roles:
+                self.fail(token, f"{token} has two roles")
+            roles[name] = str(role)
 
     def define(self, token: Token, type: TensorType, values: dict[str, Value]) -> Value:
         name = self.name(token)

@@ -53,11 +53,21 @@ def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:
     lines += [f"{inner}param %{quoted(v.name)}: {v.type}" for v in g.params]
     for node in g.nodes:
         _node(node, inner, lines)
+    for role in dict.fromkeys(role for _, role in g.roles):
+        names = ", ".join(f"%{quoted(name)}" for name, r in g.roles if r == role)
+        lines.append(f"{inner}role {role} {names}")
     if g.folded:
         lines.append(f"{inner}folded at {', '.join(map(_string, g.folded))}")
     lines += [f"{inner}assumed {_string(text)}" for text in g.assumed]
-    lines.append(f"{inner}out {', '.join(f'%{quoted(v.name)}' for v in g.outputs)}".rstrip())
+    over = g.over or (None,) * len(g.outputs)
+    outputs = ", ".join(map(_output, g.outputs, over))
+    lines.append(f"{inner}out {outputs}".rstrip())
     lines.append(f"{indent}}}")
+
+
+def _output(value: Value, over: Value | None) -> str:
+    taken = f" over %{quoted(over.name)}" if over is not None else ""
+    return f"%{quoted(value.name)}{taken}"
 
 
 @cache

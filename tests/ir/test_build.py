@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import TensorType, f32, i64
@@ -82,3 +84,31 @@ def test_prune_drops_what_nobody_reads():
     pruned = prune(Graph(g.level, g.name, g.inputs, (), g.nodes, first))
     assert [n.results for n in pruned.nodes] == [first]
     assert pruned.folded == ("m:1",)
+
+
+def test_roles_live_as_long_as_names_and_go_to_what_replaces_them():
+    g = chain("exp", "tanh", "neg")
+    roles = (("exp", "cache"), ("tanh", "gradient"))
+
+    def drop_tanh(n: Node, b: Builder) -> tuple[Value, ...] | None:
+        match n.op:
+            case t.Map("tanh", (x,)):
+                return (x,)
+            case _:
+                return None
+
+    assert rewrite(replace(g, roles=roles), drop_tanh).roles == (("exp", "cache"),)
+    assert rewrite(replace(g, roles=roles[1:]), drop_tanh).roles == (("exp", "gradient"),)
+    first = replace(g, roles=roles, outputs=g.nodes[0].results)
+    assert prune(first).roles == (("exp", "cache"),)
+
+
+def test_what_an_output_takes_over_is_kept_by_whoever_begins_from_the_graph():
+    b = Builder(Level.graph, "g")
+    x = b.input("x", TYPE)
+    b.locs = ("m:a",)
+    y, z = b(t.Map("exp", (x,))), b(t.Map("neg", (x,)))
+    g = b.finish([y, z], [x])
+    assert g.over == (x, None)
+    assert rewrite(g, lambda n, b: None).over == (x, None)
+    assert b.finish([y]).over == ()

@@ -58,6 +58,16 @@ BROKEN = {
     ),
     "no location": graph(replace(RELU, locs=())),
     "output %z is not defined": replace(graph(RELU), outputs=(Z,)),
+    "taken over and is no input or param": replace(graph(RELU), over=(Y,)),
+    "does not fit over": replace(
+        graph(RELU),
+        params=(Value("w", TensorType((4,), f32)),),
+        over=(Value("w", TensorType((4,), f32)),),
+    ),
+    "two outputs take over": replace(graph(RELU), outputs=(Y, Y), over=(X, X)),
+    "does not go along": replace(graph(RELU), over=(X, None)),
+    "%z has a role and is not defined": replace(graph(RELU), roles=(("z", "cache"),)),
+    "has two roles": replace(graph(RELU), roles=(("y", "cache"), ("y", "input"))),
     "is not an op of level graph": graph(KERNEL),
     "stands alone": graph(RELU, level=Level.fused),
     "more than one contraction": graph(
