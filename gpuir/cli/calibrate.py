@@ -68,6 +68,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     path = Path(out) if out and out != "-" else Path("-")
     name = given["name"] or (slug(path.stem) or f"{base.name}-mine")
     check_ahead(out)
+    _check_apart(tables, path)
     head = {"base": _base(base, target, path), "name": name}
     head["title"] = base.title or base.name
     numbers: dict[str, float] = {}
@@ -113,6 +114,18 @@ def _base(base: Target, target: str, out: Path) -> str:
     if out.resolve() == Path(target).resolve():
         raise UsageError("a target cannot be its own base", where=str(out), fix="--out another")
     return Path(relpath(Path(target).resolve(), out.resolve().parent)).as_posix()
+
+
+def _check_apart(tables: Sequence[str], out: Path) -> None:
+    """UsageError when the target would take the place of its measurements."""
+    from gpuir.ir.errors import UsageError
+
+    if out.resolve() in (Path(table).resolve() for table in tables):
+        raise UsageError(
+            "the target would take the place of the measurements",
+            where=str(out),
+            fix="-o NAME.toml",
+        )
 
 
 def _today() -> str:

@@ -42,8 +42,9 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     described = out.with_suffix(".md")
     if out == described:
         raise UsageError("the card would take the place of the weights", fix="-o NAME.json")
-    tables = [read_table(file) for file in files]
     left_out = load_target(without).device if without else ""
+    fit.load_torch()  # that it is missing is said before the tables are read
+    tables = [read_table(file) for file in files]
     batches = [b for t in tables for b in t.batches if b.target.device != left_out]
     model = fit.train(batches, seed=seed, watch=note)
     if not model:

@@ -65,9 +65,20 @@ def train(
 
     `families` are those to fit, all by default. UsageError without torch.
     """
-    torch = _torch()
+    return fitted(usable(batches, seed), seed=seed, families=families, watch=watch)
+
+
+def fitted(
+    batches: Sequence[Batch],
+    *,
+    seed: int = 0,
+    families: Sequence[str] | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Trained]:
+    """The same, of rows that are all `usable`."""
+    torch = load_torch()
     torch.set_num_threads(1)
-    batches, model = usable(batches, seed), dict[str, Trained]()
+    model: dict[str, Trained] = {}
     for name in families if families is not None else FAMILIES:
         found = samples(FAMILIES[name], batches, model)
         if found:
@@ -303,7 +314,8 @@ def _to_line(f: Any, value: float) -> float:
 # ---------------------------------------------------------------------------- torch's arithmetic
 
 
-def _torch() -> Any:
+def load_torch() -> Any:
+    """UsageError where it is not installed."""
     try:
         import torch
     except ImportError as error:

@@ -118,6 +118,21 @@ def test_a_target_is_not_its_own_base(folder: Path):
     assert Path("x.toml").read_text() == before
 
 
+def test_measurements_are_not_written_over(folder: Path):
+    recorded(folder / "mine.csv", 1.1)
+    before = Path("mine.csv").read_text()
+    args = ("--target", "a100-pcie", "--table", "mine.csv", "-o", "./mine.csv")
+    assert "take the place of the measurements" in run("calibrate", *args, status=2).stderr
+    assert Path("mine.csv").read_text() == before
+
+
+def test_factors_that_do_not_exist_fail_the_check(folder: Path):
+    text = 'base = "a100"\nname = "mine"\n[factors.stream]\n"hbm sahre" = 1.1\n'
+    Path("mine.toml").write_text(text + '[sources]\nfactors = "made up"\n')
+    done = run("targets", "mine.toml", "--check", status=2)
+    assert "no factor is called 'hbm sahre'" in done.stderr and "hbm share" in done.stderr
+
+
 def test_a_changed_target_is_no_base(folder: Path):
     recorded(folder / "mine.csv", 1.1)
     args = ("calibrate", "--target", "a100-pcie+sms=98", "--table", "mine.csv")

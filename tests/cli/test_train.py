@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     result = run(*args)
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
     assert not list(folder.glob("w.*"))
+
+
+def test_that_torch_is_missing_is_said_before_tables_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = run("gone.csv", "-o", "w.json")
+    assert (result.exit_code, "training needs torch" in result.stderr) == (2, True), result.stderr
 
 
 def test_without_rows_there_are_no_weights(folder: Path):
