@@ -472,33 +472,41 @@ def gemm(
 def conv(
     batch: Number,
     channels: Number,
-    size: tuple[Number, Number],
+    size: Sequence[Number],
     filters: Number,
-    window: tuple[Number, Number],
+    window: Sequence[Number],
     dtype: DType,
     *,
     stride: Number = 1,
     dilation: Number = 1,
     padding: Number = 0,
     groups: Number = 1,
+    transposed: bool = False,
 ) -> Work:
-    """A two-dimensional convolution of [batch, channels, *size] by `filters` of `window`: a
-    `k.conv` with these extents."""
-    (height, width), (r, s) = size, window
-    p = (height + 2 * padding - dilation * (r - 1) - 1) // stride + 1
-    q = (width + 2 * padding - dilation * (s - 1) - 1) // stride + 1
-    m, n, depth = batch * p * q, filters // groups, channels // groups * r * s
+    """A convolution of [batch, channels, *size] by `filters` of `window`, in as many dimensions as
+    these have: a `k.conv` with these extents."""
+    reach = [dilation * (r - 1) + 1 for r in window]
+    result = [(n + 2 * padding - r) // stride + 1 for n, r in zip(size, reach, strict=True)]
+    if transposed:
+        result = [(n - 1) * stride - 2 * padding + r for n, r in zip(size, reach, strict=True)]
+    cells, taps, cells_out = _product(size), _product(window), _product(result)
+    m, n, depth = batch * cells_out, filters // groups, channels // groups * taps
+    if transposed:
+        m, n, depth = batch * cells, filters // groups * taps, channels // groups
     cell = dtype.bits / 8
-    lane_ops = batch * filters * p * q * (dtype != f32)
+    lane_ops = batch * filters * cells_out * (dtype != f32)
     narrow = bool(np.all(np.minimum(n, depth) < 8))
+    widest = window[0]
+    for extent in window[1:]:
+        widest = np.maximum(widest, extent)
     return Work(
         kernel="k.conv",
         dims=(("b", groups), ("m", m), ("n", n), ("k", depth)),
         reduced=("k",),
         operands=(
-            Operand(("b", "m", "k"), cell, batch * channels * height * width * cell, "staged"),
-            Operand(("b", "n", "k"), cell, filters * depth * cell, "staged"),
-            Operand(("b", "m", "n"), cell, batch * filters * p * q * cell, "written"),
+            Operand(("b", "m", "k"), cell, batch * channels * cells * cell, "staged"),
+            Operand(("b", "n", "k"), cell, groups * n * depth * cell, "staged"),
+            Operand(("b", "m", "n"), cell, batch * filters * cells_out * cell, "written"),
         ),
         flops=2 * groups * m * n * depth + lane_ops,
         products=2 * groups * m * n * depth,
@@ -506,12 +514,12 @@ def conv(
         dtype=dtype,
         pipe="vector" if narrow else "tensor",
         traits=(
-            ("cells", height * width),
-            ("window", r * s),
-            ("widest", np.maximum(r, s)),
+            ("cells", cells),
+            ("window", taps),
+            ("widest", widest),
             ("stride", stride),
             ("dilation", dilation),
-            ("transposed", 0.0),
+            ("transposed", float(transposed)),
         ),
     )
 
@@ -673,24 +681,27 @@ def rows(
     )
 
 
-def gather(count: Number, width: Number, dtype: DType, table_rows: Number) -> Work:
-    """`count` rows of `width` cells read where 64-bit indices say in a table of `table_rows`."""
+def gather(
+    count: Number, width: Number, dtype: DType, table_rows: Number, *, bag: Number = 1
+) -> Work:
+    """`count` rows of `width` cells, each the sum of `bag` rows that are read where 64-bit indices
+    say in a table of `table_rows`."""
     cell = dtype.bits / 8
     cells = count * width
     waste = np.maximum(1.0, SECTOR_BYTES / (width * cell))
-    read = np.minimum(table_rows * width * cell, cells * cell * waste)
+    read = np.minimum(table_rows * width * cell, bag * cells * cell * waste)
     return Work(
         kernel="k.gather",
         dims=(("i", cells),),
         reduced=(),
         operands=(
             Operand(("i",), cell, read, "streamed"),
-            Operand(("i",), 8.0, count * 8.0, "streamed"),
+            Operand(("i",), 8.0, count * bag * 8.0, "streamed"),
             Operand(("i",), cell, cells * cell, "written"),
         ),
-        flops=0 * cells,
+        flops=(bag - 1) * cells,
         products=0,
-        lane_ops=cells * OWN_LANE_OPS,
+        lane_ops=(OWN_LANE_OPS + bag - 1) * cells,
         dtype=dtype,
         pipe="vector",
         traits=(("width", width * cell), ("table", table_rows * width * cell)),
