@@ -94,12 +94,14 @@ def estimate(
         learned = learned * s.put("as measured nearby", near.correction(work, target), "", "near")
     share = s.put("corrected", s.xp.maximum(busy * learned, roof) / busy)
     launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
-    return Estimate(
+    once = Estimate(
         compute=s.put("compute", compute * share, "s"),
         memory=s.put("memory", memory * share, "s"),
         latency=s.put("latency", waits * share + launch, "s"),
         time_s=s.put("time", busy * share + launch, "s"),
     )
+    times = dict(work.traits).get("times")
+    return once if times is None else Estimate(*(n * times for n in vars(once).values()))
 
 
 # ---------------------------------------------------------------------------- which tile
