@@ -67,7 +67,8 @@ class Work:
 
     `kind` tells kernels apart that share a nest: of a reduction "softmax", "norm" or "sum", of a
     map "copy", "transpose", "quantise" or "scalar" (a cell at a time, where others take vectors).
-    `traits` are further numbers that a family of kernels goes by.
+    `traits` are further numbers that a family of kernels goes by, and of one launched again and
+    again, `times`: how often.
     """
 
     kernel: str
