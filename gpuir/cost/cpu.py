@@ -76,14 +76,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         lane_ops = lane_ops * SUM_OPS
     compute = lane_ops / (lanes * p["lane share"] * share)
     if multiplies:
-        narrow = work.kernel in ("k.gemm", "k.moe") and work.dtype.bits < 32
+        narrow = work.kernel in ("k.gemm", "k.experts") and work.dtype.bits < 32
         reached = p["narrow product share" if narrow else _SHARES[work.kernel]]
         compute = compute + flops / (peak * reached * share)
     elif work.reduced and work.kind != "sum":
         compute = compute + work.output_points * ROW_CLOCKS / (target.clock_hz * cores)
     memory = _memory_s(s, work, cores, target, p)
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
-    if work.kernel in ("k.gemm", "k.moe"):
+    if work.kernel in ("k.gemm", "k.experts"):
         vector = xp.minimum(work.extents["m"], work.extents["n"]) <= 1
         wait = wait + xp.where(vector, 0.0, PACKED * memory)
     roof = 0.0 if work.kernel == "k.conv" else flops / peak  # Winograd multiplies less
@@ -92,7 +92,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 _SHARES = {
     "k.gemm": "product share",
-    "k.moe": "product share",
+    "k.experts": "product share",
     "k.conv": "convolution share",
     "k.attention": "attention share",
 }

@@ -33,7 +33,7 @@ def family_of(work: Work, target: Target) -> Family:
     if target.is_cpu:
         return cpu.FAMILY
     match work.kernel:
-        case "k.moe":
+        case "k.experts":
             return grouped.family_of(work)
         case "k.attention":
             return attention.FAMILY

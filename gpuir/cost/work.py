@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
 from gpuir.ir.graph import Access, Graph, Space
 from gpuir.ir.types import DType, f32
@@ -45,6 +46,7 @@ LANE_OPS: dict[str, float] = {
 SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, division
 NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
 OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
+SCALE_BYTES = {"f4e2m1": 1 / 16, "i4": 2 / 128}  # a weight's share of its scale: nvfp4, int4 groups
 DEQUANTISE_LANE_OPS = 2.0  # assumed: a stored weight unpacked and scaled, two to an instruction
 
 
@@ -118,7 +120,7 @@ class Work:
 
     @property
     def is_contraction(self) -> bool:
-        return self.kernel in ("k.gemm", "k.conv", "k.attention")
+        return self.kernel in ("k.gemm", "k.conv", "k.attention", "k.experts")
 
     def take(self, which: Number) -> Work:
         """The kernels at these places, of many."""
@@ -205,6 +207,8 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
     match op:
         case k.Gemm() | k.Conv() | k.Attention():
             return _contraction(op, space, tf32)
+        case k.Experts():
+            return _experts(op, tf32)
         case k.Gather() | k.Scatter():
             operands = _indexed(op, space)
         case k.Opaque():
@@ -268,6 +272,8 @@ def operand_names(op: k.KernelOp) -> tuple[str, ...]:
         reads = (op.a, op.b, *op.weights, *op.extra)
     elif isinstance(op, k.Conv):
         reads = (op.x, op.w, *op.weights, *op.extra)
+    elif isinstance(op, k.Experts):
+        reads = (op.experts.x, op.experts.up)
     writes = len(op.nest.writes)
     results = ["result"] if writes == 1 else [f"result {i}" for i in range(writes)]
     return (*(f"%{v.name}" for v in reads), *results)
@@ -395,6 +401,26 @@ def _window(op: k.Conv) -> tuple[tuple[str, Number], ...]:
         ("dilation", float(max(op.dilations, default=1))),
         ("transposed", float(op.transposed)),
     )
+
+
+def _experts(op: k.Experts, tf32: bool) -> Work:
+    """Weights are read as they are stored, scales and biases with them."""
+    mix = op.experts
+    (tokens, hidden), topk = mix.x.type.shape, mix.which.type.shape[1]
+    stored = op.stored
+    weight = max(stored, key=lambda v: v.type.size).type.dtype
+    work = experts(
+        *(tokens, hidden, mix.inter, topk, mix.up.type.shape[0], op.compute_dtype),
+        weight=weight,
+        gated=mix.is_gated,
+        skew=mix.skew,
+    )
+    x, w, y = work.operands
+    cells = sum(v.type.size for v in mix.weights)
+    cell = sum(v.type.nbytes for v in stored) / max(cells, 1)
+    read = w.nbytes / w.cell_bytes * cell
+    operands = (x, replace(w, cell_bytes=cell, nbytes=read), y)
+    return replace(work, operands=operands, flops=op.flops(), tf32=tf32)
 
 
 def visible_share(op: k.Attention) -> float:
@@ -707,3 +733,67 @@ def gather(
         pipe="vector",
         traits=(("width", width * cell), ("table", table_rows * width * cell)),
     )
+
+
+def experts(
+    tokens: Number,
+    hidden: Number,
+    inter: Number,
+    topk: Number,
+    experts: Number,
+    dtype: DType,
+    *,
+    weight: DType | None = None,
+    gated: bool = True,
+    shards: Number = 1,
+    ranks: Number = 1,
+    skew: Number = 0.0,
+    stack: str = "cutlass",
+    block: bool = False,
+    strays: bool = False,
+) -> Work:
+    """A mixture of experts on one rank, from the router's choice to its sum: `tokens` of `hidden`
+    cells, each to `topk` of `experts`, which are `inter` wide and lie on `ranks` ranks; each expert
+    is cut in `shards`, and `gated` by a second matrix.
+
+    `weight` is the dtype the weights are stored in, where that is not what is multiplied; `block`
+    says that scales belong to blocks along k. `skew`: see `routing.shares`. With `strays`, the rank
+    is given the tokens it has an expert for alone, and computes their rows for other ranks' experts
+    too, as one more expert's: so SGLang up to 0.5.10 was measured, on GPUs before Blackwell.
+    Between kernels rows lie in 16 bits, or as wide as they are multiplied.
+    """
+    width, local = inter / shards, experts // ranks
+    share: dict[str, Number] = {**shares(tokens, topk, experts, ranks, skew)}
+    stored = weight or dtype
+    cell = stored.bits / 8 + SCALE_BYTES.get(stored.name, 0.0)
+    into = 2.0 if gated else 1.0
+    sent: Number = tokens * topk * 1.0
+    if strays:
+        sent, share = with_strays(share, sent, topk, ranks)
+    weights = share["active"] * (into + 1) * width * hidden * cell
+    row_cell = max(dtype.bits, 16) / 8
+    moved = tokens * hidden * row_cell
+    products = 2 * share["rows"] * (into + 1) * width * hidden
+    return Work(
+        kernel="k.experts",
+        dims=(("b", local), ("m", sent / experts), ("n", width), ("k", hidden)),
+        reduced=("k",),
+        operands=(
+            Operand(("m", "k"), row_cell, moved, "staged"),
+            Operand(("b", "n", "k"), cell, weights, "staged"),
+            Operand(("m", "k"), row_cell, moved, "written"),
+        ),
+        flops=products,
+        products=products,
+        lane_ops=0.0 * products,
+        dtype=dtype,
+        pipe="tensor",
+        kind=f"{stack} {scheme_of(dtype, weight, block)}",
+        traits=(("tokens", tokens), ("sent", sent), ("into", into), *share.items()),
+    )
+
+
+def scheme_of(dtype: DType, weight: DType | None, block: bool) -> str:
+    """What is multiplied: 16, 8 or 4 bits, with scales by blocks along k, or weights converted."""
+    converted = weight is not None and weight != dtype
+    return f"f{min(dtype.bits, 16)}" + " block" * block + " converted" * converted

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from gpuir.cost import grouped
+from gpuir.cost import grouped, work
 from gpuir.cost.work import Work
 from gpuir.evaluate.columns import Columns, Words
 from gpuir.evaluate.kinds import Kind, Shapes, Unmodelled
@@ -43,7 +43,7 @@ def experts(s: Shapes) -> tuple[Work, ...]:
     skew = float(distribution[1] or 0)
     whole = s.said["strays"] == "all"
     return (
-        grouped.experts(
+        work.experts(
             s["tokens"],
             s["hidden"],
             s["inter"],

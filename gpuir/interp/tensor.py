@@ -497,6 +497,40 @@ def attention(op: t.Attention, at: Operands) -> Array:
     return cast(y.reshape(type.shape), type.dtype, saturate=False)
 
 
+# ---------------------------------------------------------------------------- experts
+
+
+def _experts(op: t.Experts, at: Operands) -> Array:
+    """Expert by expert, on the rows of the tokens that chose it."""
+    (type,) = op.types()
+    x, which, shares = at(op.x), at(op.which), wide(at(op.shares))
+    y = np.zeros((len(x), type.shape[1]), wide(np.empty(0, to_numpy_dtype(type.dtype))).dtype)
+    for expert in range(op.up.type.shape[0]):
+        tokens, slots = np.nonzero(which == expert)
+        rows = _expert(op, at, expert, x[tokens])
+        np.add.at(y, tokens, rows * shares[tokens, slots, None])
+    return cast(y, type.dtype, saturate=False)
+
+
+def _expert(op: t.Experts, at: Operands, expert: int, x: Array) -> Array:
+    def product(x: Array, matrix: Value, bias: Value | None) -> Array:
+        a, b = factors(x, at(matrix)[expert].T, op.result_types[0].dtype)
+        return a @ b if bias is None else a @ b + wide(at(bias)[expert])
+
+    u = product(x, op.up, op.up_bias)
+    g = u
+    if op.gate is not None:
+        g = product(x, op.gate, op.gate_bias)
+    elif op.is_gated:
+        g, u = (u[:, ::2], u[:, 1::2]) if op.interleaved else np.split(u, 2, axis=1)
+    if op.limit is not None:
+        g, u = np.minimum(g, op.limit), np.clip(u, -op.limit, op.limit)
+    y = g.dtype.type(1 / op.alpha) * FUNCTIONS[op.fn](g * g.dtype.type(op.alpha))
+    if op.is_gated:
+        y = y * (u + u.dtype.type(op.beta))
+    return product(cast(y, op.x.type.dtype), op.down, op.down_bias)
+
+
 # ---------------------------------------------------------------------------- resampling
 
 
@@ -636,6 +670,7 @@ TENSOR: dict[type[Op], Meaning] = {
     t.Conv: conv,
     t.ConvTranspose: conv_transpose,
     t.Attention: attention,
+    t.Experts: _experts,
     t.Resize: _resize,
     t.Routine: _routine,
     t.Opaque: _opaque,

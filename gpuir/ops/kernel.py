@@ -428,6 +428,57 @@ class Pool(BodyKernel):
 
 
 @dataclass(frozen=True)
+class Experts(BodyKernel):
+    """A mixture of experts: rows sorted by expert, the products in and out with the activation
+    between, the weighted sum. A library launches it as several kernels; here it is one.
+
+    The body holds the `t.experts` and what makes its weights from packed ones. Of b experts each
+    gets m rows if all get as many; n is their width, k the hidden size.
+    """
+
+    name: ClassVar[str] = "k.experts"
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+
+    @property
+    def experts(self) -> t.Experts:
+        for node in self.body.nodes:
+            if isinstance(node.op, t.Experts):
+                return node.op
+        raise ModelError("k.experts: the body holds no experts", fix="k.map maps")
+
+    @property
+    def stored(self) -> tuple[Value, ...]:
+        """The operands that weights and biases are, or are made from."""
+        mix = self.experts
+        rows = {mix.x, mix.which, mix.shares}
+        return tuple(v for v in self.body.inputs if v not in rows)
+
+    def types(self) -> tuple[TensorType, ...]:
+        assert self.experts
+        return super().types()
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.experts.x.type.dtype
+
+    def space(self) -> Space:
+        mix = self.experts
+        count, hidden = mix.up.type.shape[0], mix.x.type.shape[1]
+        rows = -(-mix.which.type.size // max(count, 1))
+        ways = {mix.x: ("m", "k"), mix.which: ("m",), mix.shares: ("m",)}
+        return Space(
+            dims={"b": count, "m": rows, "n": mix.inter, "k": hidden},
+            reads=tuple(
+                Access(outer.type, ways.get(inner, ("b", "n", "k")))
+                for outer, inner in zip(self.args, self.body.inputs, strict=True)
+            ),
+            writes=tuple(Access(type, ("m", "k")) for type in self.result_types),
+            reduced=("k",),
+        )
+
+
+@dataclass(frozen=True)
 class Gather(BodyKernel):
     """i cells (j each) read where the indices say: embedding, indexing, resampling.
 
@@ -498,6 +549,7 @@ KERNELS: dict[str, type[Op]] = {
         Map,
         Reduce,
         Pool,
+        Experts,
         Gather,
         Scatter,
         Copy,

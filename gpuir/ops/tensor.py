@@ -7,7 +7,7 @@ Type rules raise `ModelError` without a place; whoever builds the op adds it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import ClassVar, Literal
 
 from gpuir.ir.errors import ModelError, nearest
@@ -740,6 +740,102 @@ class Attention(Op):
         return prod(lead) * s * d * (2 * e + 2 * f + 5)
 
 
+@dataclass(frozen=True)
+class Experts(Op):
+    """A mixture of experts, from the router's choice to the weighted sum: y[i] = sum over j of
+    shares[i, j] * expert which[i, j] of x[i].
+
+    x is [tokens, hidden], `which` and `shares` are [tokens, k], up is [experts, inter, hidden] and
+    down is [experts, hidden, inter]; biases have a row an expert. An expert is down · act(up · x),
+    with act(g) = fn(alpha * g) / alpha. Gated, it is down · (act(g) * (u + beta)): g = gate · x and
+    u = up · x, or, where there is no `gate`, both are rows of up, which then has 2 * inter: first
+    those of g, or by turns when `interleaved`. `limit` bounds g from above and u on both sides.
+    Rows between the products are rounded to x's dtype; `dtype` is the result's where it is another.
+    `which` outside of the experts adds nothing.
+
+    How many rows an expert gets depends on the data. Costs expect them to be equal, or, with `skew`
+    above 0, popularity drawn from a power law of that exponent (`cost.routing`).
+    """
+
+    name: ClassVar[str] = "t.experts"
+    contraction: ClassVar[bool] = True
+    x: Value
+    which: Value
+    shares: Value
+    up: Value
+    down: Value
+    gate: Value | None = None
+    up_bias: Value | None = None
+    down_bias: Value | None = None
+    gate_bias: Value | None = None
+    fn: str = "silu"
+    interleaved: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+    skew: float = 0.0
+    dtype: DType | None = None
+
+    @property
+    def inter(self) -> int:
+        """The width of an expert, between its products."""
+        return self.down.type.shape[-1]
+
+    @property
+    def is_gated(self) -> bool:
+        return self.gate is not None or self.up.type.shape[1] != self.inter
+
+    @property
+    def weights(self) -> tuple[Value, ...]:
+        """The matrices of the experts."""
+        return tuple(v for v in (self.gate, self.up, self.down) if v is not None)
+
+    def types(self) -> tuple[TensorType, ...]:
+        x, which, up, down = (v.type for v in (self.x, self.which, self.up, self.down))
+        ranks = (x.rank, which.rank, up.rank, down.rank) == (2, 2, 3, 3)
+        _check(ranks, "t.experts: x and which have two axes, weights three", found=_all(self))
+        (tokens, hidden), (experts, rows, inner) = x.shape, up.shape
+        wide = self.inter if self.gate is not None else 2 * self.inter
+        expected = (
+            f"x [{tokens}, hidden], which and shares [{tokens}, k], up [experts, inter or 2 inter, "
+            "hidden], down [experts, hidden, inter], gate as up, with inter rows"
+        )
+        ok = (
+            which.shape[0] == tokens
+            and self.shares.type.shape == which.shape
+            and inner == hidden
+            and down.shape[0] == experts
+            and rows in (self.inter, wide)
+            and (self.gate is None or self.gate.type.shape == up.shape)
+        )
+        _check(ok, "t.experts: operands do not fit", expected, _all(self))
+        biases = ((self.up_bias, up), (self.down_bias, down), (self.gate_bias, up))
+        for bias, matrix in biases:
+            ok = bias is None or bias.type.shape == matrix.shape[:2]
+            _check(ok, "t.experts: a bias does not fit", list(matrix.shape[:2]), bias and bias.type)
+        ok = self.gate is not None or self.gate_bias is None
+        _check(ok, "t.experts: a gate's bias without a gate")
+        _indices("t.experts", which)
+        for v in self.weights:
+            _factors("t.experts", x, v.type)
+        ok = self.fn in SCALARS and SCALARS[self.fn].arity == 1
+        _check(ok, f"t.experts: {self.fn!r} is no activation", nearest(self.fn, SCALARS))
+        _check(self.alpha != 0, "t.experts: alpha is 0")
+        _check(0 <= self.skew < inf, "t.experts: no such skew", "0 or more", self.skew)
+        return (TensorType((tokens, down.shape[1]), self.dtype or x.dtype),)
+
+    def flops(self) -> int:
+        """Of the rows that tokens make, not of all experts: products, activation, weighted sum."""
+        rows = self.which.type.size
+        cells = sum(prod(v.type.shape[1:]) for v in self.weights)
+        activation = SCALARS[self.fn].flops + self.is_gated
+        return rows * (2 * cells + self.inter * activation + 2 * self.down.type.shape[1])
+
+
+def _all(op: Op) -> str:
+    return ", ".join(str(v.type) for v in op.operands)
+
+
 # ---------------------------------------------------------------------------- resampling, routines
 
 
@@ -922,6 +1018,18 @@ OPS: dict[str, type[Op]] = {
         *(Map, Cast, Bitcast, Constant, Iota, Reshape, Transpose, Broadcast, Slice, Concat, Pad),
         *(Gather, GatherElements, GatherND, ScatterElements, ScatterND),
         *(Reduce, ArgReduce, Cumulative, TopK, Softmax, Normalize, Pool),
-        *(Matmul, Conv, ConvTranspose, Attention, Resize, Routine, Opaque, Loop, Cond, Fused),
+        *(
+            Matmul,
+            Conv,
+            ConvTranspose,
+            Attention,
+            Experts,
+            Resize,
+            Routine,
+            Opaque,
+            Loop,
+            Cond,
+            Fused,
+        ),
     )
 }

@@ -12,10 +12,11 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
-Kind = Literal["contraction", "reduce", "map", "layout", "alone"]
+Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
 
 KINDS: dict[Kind, tuple[type[Op], ...]] = {
     "contraction": (t.Matmul, t.Conv, t.ConvTranspose, t.Attention),
+    "experts": (t.Experts,),
     "reduce": (t.Reduce, t.ArgReduce, t.Softmax, t.Normalize),
     "map": t.POINTWISE,
     "layout": t.LAYOUT,
@@ -77,6 +78,19 @@ def kind_of(op: Op) -> Kind:
     return "alone"
 
 
+def weights(op: Op) -> tuple[Value, ...]:
+    """The operands of a contraction that may be dequantised on their way into the tile."""
+    match op:
+        case t.Matmul(b=b):
+            return (b,)
+        case t.Conv(w=w):
+            return (w,)
+        case t.Experts():
+            return op.weights
+        case _:
+            return ()
+
+
 class _Fuser:
     def __init__(self, g: Graph, options: Fuse):
         self.g, self.options = g, options
@@ -97,8 +111,9 @@ class _Fuser:
                 continue  # repeated in each group that reads it
             group = self.join(i, node.op) or self.start(i, node.op)
             self.groups[i] = group
-            if group.kind == "contraction" and group.members == [i]:
-                self.take_dequantised(group, node.op)
+            if node.op.contraction and group.members == [i]:
+                for weight in weights(node.op):
+                    self.take_dequantised(group, weight)
         return self.build()
 
     def start(self, i: int, op: Op) -> Group:
@@ -252,15 +267,13 @@ class _Fuser:
         tail = group.shape[len(group.shape) - len(shape) :]
         return all(n in (1, m) for n, m in zip(shape, tail, strict=True))
 
-    def take_dequantised(self, group: Group, op: Op) -> None:
-        """The pointwise and layout ops that make the right operand from params alone, for it alone,
-        join the contraction: a weight is dequantised, and unpacked from its blocks, on its way into
-        the tile."""
-        if not isinstance(op, t.Matmul | t.Conv):
-            return
+    def take_dequantised(self, group: Group, weight: Value) -> None:
+        """The pointwise and layout ops that make a contraction's weight from params alone, for it
+        alone, join the contraction: a weight is dequantised, and unpacked from its blocks, on its
+        way into the tile."""
         taken: set[int] = set()
         params: set[Value] = set()
-        stack = [op.b if isinstance(op, t.Matmul) else op.w]
+        stack = [weight]
         while stack:
             v = stack.pop()
             i = self.producer.get(v)

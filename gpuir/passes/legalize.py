@@ -141,9 +141,9 @@ def accumulator(dtype: DType) -> DType:
     return f64 if dtype == f64 else f32
 
 
-def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention:
+def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts:
     """A body around one contraction  →  its kernel: what comes before it is the prologue of the
-    right operand, what comes after the epilogue."""
+    right operand, what comes after the epilogue. Experts keep their body."""
     body = op.body
     at = next(i for i, n in enumerate(body.nodes) if n.op.contraction)
     anchor = body.nodes[at]
@@ -173,6 +173,8 @@ def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention:
                 None if att.mask is None else outer[att.mask],
                 *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, epilogue),
             )
+        case t.Experts():
+            return k.Experts(op.args, body)
         case _:
             raise AssertionError(anchor.op.name)
 
@@ -299,8 +301,8 @@ def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
 
 
 def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
-    """Whether a group reads `value` by strides: as an operand of its product, with one of the two
-    matrix axes innermost."""
+    """Whether a group reads `value` by strides: as an operand of its product, or the weights of
+    experts, with one of the two matrix axes innermost."""
     if not isinstance(op, t.Fused):
         return False
     rank = value.type.rank
@@ -314,6 +316,8 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
             case t.Matmul():
                 pass
             case t.Attention(mask=mask) if mask not in inner:
+                pass
+            case t.Experts() as mix if inner & set(node.op.operands) <= set(mix.weights):
                 pass
             case _:
                 return False

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuir.cost import grouped
+from gpuir.cost import grouped, routing, work
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
 from gpuir.ir.types import bf16, f4e2m1, f8e4m3
@@ -17,28 +17,28 @@ from gpuir.targets.load import load_target
 def moe(tokens: Any, **changed: Any):
     given: dict[str, Any] = {}
     given |= {"hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "dtype": bf16}
-    return grouped.experts(tokens, **{**given, **changed})
+    return work.experts(tokens, **{**given, **changed})
 
 
 def test_balanced_rows_are_even():
     """64 tokens x 8 = 512 rows on 128 experts: 4 each, in one tile of 8 rows."""
-    share = grouped.shares(64, 8, 128, 1, 0.0)
+    share = routing.shares(64, 8, 128, 1, 0.0)
     assert share["rows"] == 512
     assert share["active"] == 128
     assert share["blocks of 8"] == 128
-    assert grouped.shares(64, 8, 128, 4, 0.0)["rows"] == 128
+    assert routing.shares(64, 8, 128, 4, 0.0)["rows"] == 128
 
 
 def test_few_tokens_touch_few_experts():
     """One token has 8 rows on 8 experts; of 8 ranks each has one of them."""
-    assert grouped.shares(1, 8, 128, 1, 0.0)["active"] == 8
-    assert grouped.shares(1, 8, 128, 8, 0.0)["active"] == 1
+    assert routing.shares(1, 8, 128, 1, 0.0)["active"] == 8
+    assert routing.shares(1, 8, 128, 8, 0.0)["active"] == 1
 
 
 @pytest.mark.parametrize("skew", [1.01, 1.2])
 def test_skew_keeps_the_rows_and_loads_the_busiest_rank(skew: float):
     tokens = np.array([4, 256, 4096])
-    one, four = (grouped.shares(tokens, 8, 128, ranks, skew) for ranks in (1, 4))
+    one, four = (routing.shares(tokens, 8, 128, ranks, skew) for ranks in (1, 4))
     np.testing.assert_allclose(one["rows"], tokens * 8)
     assert np.all(four["rows"] > tokens * 2)
     assert np.all(one["active"] <= 128)

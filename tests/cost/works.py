@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from gpuir.cost import grouped, work
+from gpuir.cost import work
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.ir.types import bf16, f8e4m3, f16, f32, i8
@@ -67,7 +67,7 @@ KINDS: dict[str, Kind] = {
     "gather": Kind(lambda n, m, t: work.gather(n, m, f32, t), (EXTENT, EXTENT, EXTENT)),
     **{
         f"moe {stack}": Kind(
-            lambda m, h, stack=stack: grouped.experts(m, 64 * h, 128, 2, 8, bf16, stack=stack),
+            lambda m, h, stack=stack: work.experts(m, 64 * h, 128, 2, 8, bf16, stack=stack),
             (EXTENT, FEW),
         )
         for stack in ("cutlass", "sglang", "trtllm")
