@@ -113,7 +113,8 @@ class Const:
 
 @dataclass
 class Scope:
-    """What is shared by the whole load: weights of the params made so far, and what to report."""
+    """What is shared by the whole load: weights of the params made so far, what to report, and how
+    unevenly routers are expected to choose experts (`t.Experts.skew`)."""
 
     weights: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
@@ -154,6 +155,13 @@ class Emitter:
 
     def input(self, name: str, type: TensorType) -> Value:
         value = self.builder.input(name, type)
+        self.own.add(value)
+        return value
+
+    def param(self, name: str, type: TensorType, compute: Callable[[], np.ndarray]) -> Value:
+        """A weight that stays one: nothing computed from it alone is folded."""
+        value = self.builder.param(name, type)
+        self.scope.weights[value.name] = compute
         self.own.add(value)
         return value
 

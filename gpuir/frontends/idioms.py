@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuir.frontends.emit import Emitter
 from gpuir.ir.errors import ModelError
@@ -101,3 +102,11 @@ def joined(e: Emitter, parts: Sequence[Value | None], axis: int) -> Value:
     if not kept:
         return next(v for v in parts if v is not None)
     return kept[0] if len(kept) == 1 else e(t.Concat(kept, axis))
+
+
+def experts(e: Emitter, mix: t.Experts) -> Value:
+    """The experts, their rows shared out as the load was told, or evenly; the graph says so."""
+    skew = e.scope.expert_skew
+    how = f"by a power law of exponent {skew:g}" if skew else "evenly"
+    e.assume(f"rows spread over {mix.up.type.shape[0]} experts {how} (--expert-skew)")
+    return e(replace(mix, skew=skew))

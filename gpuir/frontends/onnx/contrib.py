@@ -16,6 +16,7 @@ from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
+    experts,
     part,
     reshaped,
     split_heads,
@@ -373,88 +374,54 @@ def inverse(n: OnnxNode, e: Emitter) -> Value:
 def mixture_of_experts(n: OnnxNode, e: Emitter) -> Value:
     """x [.., hidden], router scores [tokens, experts], then weights and biases of fc1, fc2, fc3.
 
-    Each token goes to its k best experts. Where there are no more such pairs than experts, each
-    reads its expert's weights; else all experts take an equal share of them, as the graph says.
+    Each token goes to its k best experts, by shares that sum to one where they are normalised.
     """
-    x, scores = n[0], n[1]
-    experts, hidden = n[2].type.shape[0], x.type.shape[-1]
-    k, shape = int(n.attr("k", 1)), x.type.shape
-    if n.attr("use_sparse_mixer", 0):
-        raise ModelError("MoE: use_sparse_mixer is not supported", expected="0", found="1")
-    tokens = x.type.size // hidden
-    x = reshaped(e, x, (tokens, hidden))
+    k = int(n.attr("k", 1))
     if n.attr("normalize_routing_weights", 0):
-        best, which = e.add(t.TopK(scores, k, 1))
+        best, which = e.add(t.TopK(n[1], k, 1))
         shares = e(t.Softmax(best, 1))
     else:
-        shares, which = e.add(t.TopK(e(t.Softmax(scores, 1)), k, 1))
-    pairs = tokens * k
-    which = e(t.Reshape(which, (pairs,)))
-    if pairs <= experts:
-        order: Value | None = None
-        groups, each = pairs, 1
-        rows = e(t.Broadcast(e(t.Reshape(x, (tokens, 1, hidden))), (tokens, k, hidden)))
-    else:
-        groups, each = experts, -(-pairs // experts)
-        e.assume(f"{n.name}: its {experts} experts taken as equally loaded, {each} tokens each")
-        _, order = e.add(t.TopK(which, pairs, 0, largest=False))
-        source = e(t.Map("div", (order,), (k,)))
-        rows = e(t.Gather(x, source))
-        if groups * each != pairs:
-            rows = e(t.Pad(rows, (0, 0), (groups * each - pairs, 0)))
-    rows = e(t.Reshape(rows, (groups, each, hidden)))
-
-    def weights(i: int) -> Value | None:
-        v = n.get(i)
-        return v if v is None or order is not None else e(t.Gather(v, which))
-
-    def layer(x: Value, i: int) -> Value:
-        w, bias = weights(i), weights(i + 1)
-        assert w is not None
-        y = e(t.Matmul(x, e(t.Transpose(w, (0, 2, 1)))))
-        return y if bias is None else plus(e, y, e(t.Reshape(bias, (groups, 1, w.type.shape[1]))))
-
-    inner = expert_activation(n, e, layer(rows, 2), None if n.get(6) is None else layer(rows, 6))
-    y = e(t.Reshape(layer(inner, 4), (groups * each, hidden)))
-    if order is not None:
-        y = part(e, y, 0, 0, pairs)
-        column = e(t.Broadcast(e(t.Reshape(order, (pairs, 1))), (pairs, hidden)))
-        y = e(t.ScatterElements(e.fill(0, y.type), column, y, 0))
-    y = e(t.Reshape(y, (tokens, k, hidden)))
-    y = e(t.Map("mul", (y, e(t.Reshape(shares, (tokens, k, 1))))))
-    return reshaped(e, e(t.Reduce("sum", y, (1,))), shape)
+        shares, which = e.add(t.TopK(e(t.Softmax(n[1], 1)), k, 1))
+    layers = ((n[2], n.get(3)), (n[4], n.get(5)), (n.get(6), n.get(7)))
+    return mixture(n, e, which, shares, layers)
 
 
-def expert_activation(n: OnnxNode, e: Emitter, y: Value, linear: Value | None) -> Value:
-    """relu, gelu, silu, identity or swiglu of the first product: G * sigmoid(alpha G) * (L + beta),
-    L being the third product, or every other column of the first, or its right half."""
-    kind = n.attr("activation_type", "relu")
+Layer = tuple[Value | None, Value | None]  # the matrices of all experts, and their biases
+
+
+def mixture(
+    n: OnnxNode, e: Emitter, which: Value, shares: Value, layers: tuple[Layer, Layer, Layer]
+) -> Value:
+    """The experts that tokens were sent to. fc1 is activated; fc3, or in swiglu every other row of
+    fc1 or its second half, multiplies it."""
+    x = n[0]
+    (fc1, bias1), (fc2, bias2), (fc3, bias3) = layers
+    kind, fusion = str(n.attr("activation_type", "relu")), int(n.attr("swiglu_fusion", 0))
     fns = {"relu": "relu", "gelu": "gelu_tanh", "silu": "silu", "identity": "identity"}
-    if kind in fns:
-        y = y if kind == "identity" else e(t.Map(fns[kind], (y,)))
-        return y if linear is None else e(t.Map("mul", (y, linear)))
-    if kind != "swiglu":
-        raise ModelError("MoE: unknown activation", fix=nearest(str(kind), [*fns, "swiglu"]))
-    fusion = n.attr("swiglu_fusion", 0)
-    if fusion:
-        *lead, both = y.type.shape
-        half = both // 2
-        if fusion == 1:
-            pairs = e(t.Reshape(y, (*lead, half, 2)))
-            y, linear = (
-                e(t.Reshape(part(e, pairs, len(lead) + 1, i, 1), (*lead, half))) for i in (0, 1)
-            )
-        else:
-            y, linear = (part(e, y, len(lead), i * half, half) for i in (0, 1))
-    assert linear is not None
-    if (limit := n.attr("swiglu_limit")) is not None:
-        y = e(t.Map("min", (y,), (float(limit),)))
-        linear = e(t.Map("clip", (linear,), (-float(limit), float(limit))))
-    alpha, beta = float(n.attr("activation_alpha", 1.0)), float(n.attr("activation_beta", 0.0))
-    gate = y if alpha == 1 else e(t.Map("mul", (y,), (alpha,)))
-    y = e(t.Map("mul", (y, e(t.Map("sigmoid", (gate,))))))
-    linear = linear if beta == 0 else e(t.Map("add", (linear,), (beta,)))
-    return e(t.Map("mul", (y, linear)))
+    if n.attr("use_sparse_mixer", 0):
+        raise ModelError(f"{n.op}: use_sparse_mixer is not supported", expected="0", found="1")
+    if kind not in (*fns, "swiglu"):
+        raise ModelError(f"{n.op}: unknown activation", fix=nearest(kind, [*fns, "swiglu"]))
+    if kind == "swiglu" and not fusion and fc3 is None:
+        raise ModelError(f"{n.op}: swiglu without fc3", expected="fc3, or swiglu_fusion = 1 or 2")
+    assert fc1 is not None and fc2 is not None
+    rows = reshaped(e, x, (x.type.size // x.type.shape[-1], x.type.shape[-1]))
+    up, gate = ((fc1, bias1), (None, None)) if fc3 is None else ((fc3, bias3), (fc1, bias1))
+    assert up[0] is not None
+    mix = t.Experts(
+        *(rows, which, shares, up[0], fc2, gate[0], up[1], bias2, gate[1]),
+        fn=fns.get(kind, "silu"),
+        interleaved=kind == "swiglu" and fusion == 1,
+    )
+    if kind == "swiglu":
+        limit = n.attr("swiglu_limit")
+        mix = replace(
+            mix,
+            alpha=float(n.attr("activation_alpha", 1.0)),
+            beta=float(n.attr("activation_beta", 0.0)),
+            limit=None if limit is None else float(limit),
+        )
+    return reshaped(e, experts(e, mix), x.type.shape)
 
 
 # ---------------------------------------------------------------------------- positions
@@ -738,7 +705,6 @@ MICROSOFT: dict[str, Converter] = {
     "CDist": cdist,
     "Inverse": inverse,
     "MoE": mixture_of_experts,
-    "QMoE": like(0),
     "RelativePositionBias": relative_position_bias,
     "GatedRelativePositionBias": gated_relative_position_bias,
     "Pad": ms_pad,

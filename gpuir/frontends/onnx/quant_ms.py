@@ -20,7 +20,7 @@ from gpuir.frontends.idioms import (
     product,
 )
 from gpuir.frontends.onnx.contraction import mean_pool
-from gpuir.frontends.onnx.contrib import mask_lengths
+from gpuir.frontends.onnx.contrib import mask_lengths, mixture
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.quant import (
     Blocks,
@@ -36,7 +36,7 @@ from gpuir.frontends.onnx.quant import (
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import TensorType, i32, u2, u4, u8
+from gpuir.ir.types import DType, TensorType, i32, u2, u4, u8
 from gpuir.ops import tensor as t
 
 Results = tuple[Value | None, ...]
@@ -276,31 +276,110 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
     dtype, blocks = a.type.dtype, -(-k // block)
     w = unpacked(e, packed, bits)
     w = e(t.Reshape(w, (rows, blocks, block)), label(e, packed))
-    w = e(t.Cast(w, dtype), fold=False)
     zero_point = n.get(3)
-    if zero_point is None:
-        w = e(t.Map("sub", (w,), (float(2 ** (bits - 1)),)))
-    else:
-        if not zero_point.type.dtype.is_float:
-            zero_point = unpacked(e, zero_point, bits)
-            *_, last = zero_point.type.shape
-            if zero_point.type.rank == 1:
-                last = zero_point.type.size // rows
-                zero_point = e(t.Reshape(zero_point, (rows, last)), label(e, zero_point))
-            if last != blocks:
-                whole = t.Slice(zero_point, (0, 0), (rows, blocks), (1, 1))
-                zero_point = e(whole, label(e, zero_point))
-        zero_point = e(t.Reshape(zero_point, (rows, blocks, 1)), label(e, zero_point))
-        if zero_point.type.dtype != dtype:
-            zero_point = e(t.Cast(zero_point, dtype), fold=False)
-        w = e(t.Map("sub", (w, zero_point)))
-    scales = e(t.Reshape(cast(e, scales, dtype), (rows, blocks, 1)), label(e, scales))
-    w = e(t.Reshape(e(t.Map("mul", (w, scales))), (rows, blocks * block)))
+    if zero_point is not None and not zero_point.type.dtype.is_float:
+        zero_point = unpacked(e, zero_point, bits)
+        *_, last = zero_point.type.shape
+        if zero_point.type.rank == 1:
+            last = zero_point.type.size // rows
+            zero_point = e(t.Reshape(zero_point, (rows, last)), label(e, zero_point))
+        if last != blocks:
+            whole = t.Slice(zero_point, (0, 0), (rows, blocks), (1, 1))
+            zero_point = e(whole, label(e, zero_point))
+    scales = e(t.Reshape(scales, (rows, blocks)), label(e, scales))
+    w = e(t.Reshape(of_blocks(e, w, scales, zero_point, bits, dtype), (rows, blocks * block)))
     if blocks * block != k:
         w = e(t.Slice(w, (0, 0), (rows, k), (1, 1)))
     y = times(e, a, e(t.Transpose(w, (1, 0))))
     bias = n.get(5)
     return y if bias is None else e(t.Map("add", (y, bias)))
+
+
+def of_blocks(
+    e: Emitter, codes: Value, scales: Value, zero_point: Value | None, bits: int, dtype: DType
+) -> Value:
+    """[.., blocks, block] numbers less their block's zero point, or the middle of what `bits` hold,
+    times its scale: both [.., blocks]."""
+    w = e(t.Cast(codes, dtype), fold=False)
+    each = (*codes.type.shape[:-1], 1)
+    if zero_point is None:
+        w = e(t.Map("sub", (w,), (float(2 ** (bits - 1)),)))
+    else:
+        zero_point = e(t.Reshape(zero_point, each), label(e, zero_point))
+        if zero_point.type.dtype != dtype:
+            zero_point = e(t.Cast(zero_point, dtype), fold=False)
+        w = e(t.Map("sub", (w, zero_point)))
+    scales = e(t.Reshape(cast(e, scales, dtype), each), label(e, scales))
+    return e(t.Map("mul", (w, scales)))
+
+
+def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
+    """x [.., hidden], router scores, then weights, scales and biases of fc1, fc2, fc3, zero points
+    of the three, and the scores that shares are taken from where those that choose are others.
+
+    onnxruntime normalises shares over the k best whatever normalize_routing_weights says, unless
+    they come from scores of their own.
+    """
+    if (kind := str(n.attr("quant_type", "int"))) not in ("int", "fp8"):
+        raise ModelError("QMoE: quant_type is not supported", expected="int or fp8", found=kind)
+    k = int(n.attr("k", 1))
+    best, which = e.add(t.TopK(n[1], k, 1))
+    if (own := n.get(14)) is None:
+        shares = e(t.Softmax(best, 1))
+    else:
+        shares = e(t.GatherElements(own, which, 1))
+        if n.attr("normalize_routing_weights", 0):
+            total = e(t.Reduce("sum", shares, (1,), keepdims=True))
+            shares = e(t.Map("div", (shares, total)))
+    weight = expert_f8_weight if kind == "fp8" else expert_weight
+    fc1, fc2, fc3 = ((weight(n, e, i), n.get(4 + 3 * i)) for i in range(3))
+    return mixture(n, e, which, shares, (fc1, fc2, fc3))
+
+
+def expert_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
+    """Layer i of all experts from its packed numbers: a scale a row, or a block of a row."""
+    packed, scales, zero_point = n.get(2 + 3 * i), n.get(3 + 3 * i), n.get(11 + i)
+    if packed is None or scales is None:
+        return None
+    bits = int(n.attr(f"fc{i + 1}_expert_weight_bits", 0) or n.attr("expert_weight_bits", 4))
+    codes = unpacked(e, packed, bits)
+    experts, rows, cells = codes.type.shape
+    blocks = scales.type.size // (experts * rows)
+    codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)), label(e, packed))
+    if zero_point is not None:
+        zero_point = unpacked(e, zero_point, bits)
+        each = (experts, rows, blocks) if zero_point.type.rank == 3 else (experts, rows)
+        whole = t.Slice(zero_point, (0,) * len(each), each, (1,) * len(each))
+        zero_point = e(whole, label(e, zero_point))
+        zero_point = e(t.Reshape(zero_point, (experts, rows, blocks)), label(e, zero_point))
+    scales = e(t.Reshape(scales, (experts, rows, blocks)), label(e, scales))
+    w = of_blocks(e, codes, scales, zero_point, bits, n[0].type.dtype)
+    return e(t.Reshape(w, (experts, rows, cells)))
+
+
+def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
+    """Layer i of all experts from its f8 numbers: a scale an expert, or a square block."""
+    stored, scales = n.get(2 + 3 * i), n.get(3 + 3 * i)
+    block = int(n.attr("block_size", 0))
+    if stored is None:
+        return None
+    dtype = n[0].type.dtype
+    w = e(t.Cast(stored, dtype), fold=False)
+    experts, rows, cells = stored.type.shape
+    if block <= 0:
+        scales = n[15 + i]
+        scales = e(t.Reshape(cast(e, scales, dtype), (experts, 1, 1)), label(e, scales))
+        return e(t.Map("mul", (w, scales)))
+    if scales is None or rows % block or cells % block:
+        raise ModelError(
+            "QMoE: blocks do not divide the weights",
+            expected=f"scales, and rows and columns in blocks of {block}",
+            found=str(stored.type),
+        )
+    w = e(t.Reshape(w, (experts, rows // block, block, cells // block, block)))
+    each = (experts, rows // block, 1, cells // block, 1)
+    scales = e(t.Reshape(cast(e, scales, dtype), each), label(e, scales))
+    return e(t.Reshape(e(t.Map("mul", (w, scales))), (experts, rows, cells)))
 
 
 def times(e: Emitter, a: Value, b: Value) -> Value:
@@ -427,6 +506,7 @@ CONVERTERS: dict[str, Converter] = {
         "QLinearConv": qlinear_conv,
         "QGemm": qgemm,
         "MatMulNBits": matmul_nbits,
+        "QMoE": quantised_experts,
         "MatMulBnb4": matmul_bnb4,
         "GatherBlockQuantized": gather_block_quantized,
         "QEmbedLayerNormalization": qembed_layer_normalization,
