@@ -1,0 +1,43 @@
+"""Layout ops as numpy sees them: whether one leaves every byte where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuir.ir.graph import Op
+from gpuir.ir.types import TensorType
+from gpuir.ops import tensor as t
+
+Strided = NDArray[Any]  # of one byte each: its strides count elements
+
+
+def packed(type: TensorType) -> Strided:
+    """A tensor of this type, for its shape and strides alone: it must not be read."""
+    order = type.order or range(type.rank)
+    strides, step = [0] * type.rank, 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= type.shape[axis]
+    return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), type.shape, strides)
+
+
+def viewed(x: Strided, op: Op) -> Strided | None:
+    """What a layout op makes of a tensor as a view of it; None where cells have to move."""
+    match op:
+        case t.Reshape():
+            try:
+                return np.reshape(x, op.shape, copy=False)
+            except ValueError:
+                return None
+        case t.Transpose():
+            return x.transpose(op.perm)
+        case t.Broadcast():
+            return np.broadcast_to(x, op.shape)
+        case t.Slice() if all(s > 0 for s in op.steps):
+            rows = zip(op.starts, op.sizes, op.steps, strict=True)
+            return x[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
+        case _:
+            return None

@@ -1,0 +1,378 @@
+"""How much device memory a graph takes from moment to moment, and who holds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuir.ir.graph import Graph, Node, Op, Role, Value
+from gpuir.ir.notes import Tile
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.simulate.segments import BLOCK, reserved, rounded
+from gpuir.targets.target import Target
+
+Kind = Literal["weights", "gradients", "optimizer", "cache", "inputs", "activations", "workspace"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+KIND_OF: dict[Role, Kind] = {
+    "weight": "weights",
+    "gradient": "gradients",
+    "optimizer": "optimizer",
+    "cache": "cache",
+    "input": "inputs",
+    "activation": "activations",
+}
+MIB = 1 << 20
+CONTEXT_BYTES = 512 * MIB  # assumed: the CUDA context and the libraries' code, once loaded
+DRIVER_SHARE = 0.015  # assumed: what the driver keeps of a GPU's memory for itself
+
+
+class Moment(NamedTuple):
+    """The time while a node runs: its results are there, its operands still. `path` names the
+    node as a schedule does; it is empty before the first node."""
+
+    path: tuple[str, ...]
+    node: Node | None
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a graph holds while it runs, node after node.
+
+    `live` are bytes by kind (a row each, as in `KINDS`) and moment. `events` are the storages
+    allocated and freed, in order, with their bytes, negative when freed.
+    """
+
+    moments: tuple[Moment, ...]
+    live: NDArray[np.int64]
+    events: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def total(self) -> NDArray[np.int64]:
+        """Bytes at each moment."""
+        return self.live.sum(axis=0)
+
+    @cached_property
+    def at(self) -> int:
+        """The moment of the peak, the first one if there are several."""
+        return int(self.total.argmax())
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.total[self.at])
+
+    @property
+    def peak(self) -> Moment:
+        return self.moments[self.at]
+
+    @property
+    def parts(self) -> dict[Kind, int]:
+        """The bytes of each kind at the peak."""
+        return {kind: int(n) for kind, n in zip(KINDS, self.live[:, self.at], strict=True)}
+
+    def reserved_bytes(self, target: Target) -> int:
+        """What PyTorch's allocator takes from the device for it: more than the peak, because free
+        memory is in pieces. Near the device's limit it gives back what it can."""
+        return reserved(self.events, available_bytes(target))
+
+    def spare_bytes(self, target: Target) -> int:
+        """What stays free of the device's memory; negative when it does not fit."""
+        return available_bytes(target) - self.reserved_bytes(target)
+
+
+def available_bytes(target: Target) -> int:
+    """The memory that a process may allocate: all, but for the driver's share and the context. Of
+    a CPU's memory, all."""
+    if target.is_cpu:
+        return target.dram.bytes
+    return round(target.dram.bytes * (1 - DRIVER_SHARE)) - CONTEXT_BYTES
+
+
+def memory(graph: Graph, target: Target | None = None, block: int = BLOCK) -> Memory:
+    """What a graph holds from moment to moment: params and inputs all the time, a result until its
+    last reader is done, outputs to the end.
+
+    At level `graph` every op allocates its result, as eager execution does, but for what PyTorch
+    makes a view; from `fused` on every launch does, but for `k.view`. An output over an input takes
+    no memory where it can be written in place. Of a loop one trip counts, of a branch the larger.
+    Sizes are multiples of `block`; 1 gives the bytes of the tensors. The workspace of cuBLAS counts
+    where `target` has one.
+    """
+    walk = _Walk(block, _pool_bytes(target))
+    ends = (*graph.inputs, *graph.params)
+    held = {v: walk.allocate(v, graph, resident=True) for v in ends}
+    walk.moment((), None)
+    walk.graph(graph, (), held)
+    return walk.result()
+
+
+# ---------------------------------------------------------------------------- workspace
+
+
+def _pool_bytes(target: Target | None) -> int:
+    """The workspace that PyTorch allocates with the first product and keeps.
+
+    `aten/src/ATen/cuda/CublasHandlePool.cpp`: 4096 KiB twice and 16 KiB eight times, which is what
+    discuss.pytorch.org/t/178671 observes (8,519,680 bytes); from sm_90 on 32 MiB, as the cuBLAS
+    documentation of `cublasSetWorkspace` recommends. None is known for other vendors.
+    """
+    if target is None or not target.isa.startswith("sm_"):
+        return 0
+    return 32 * MIB if int("".join(filter(str.isdigit, target.isa))) >= 90 else 8_519_680
+
+
+def workspace_bytes(op: Op, tile: Tile | None) -> int:
+    """What a kernel needs beside operands and results while it runs: partial sums in f32 where
+    blocks share a sum, and of attention the log-sum-exp of every row (Dao: FlashAttention-2, 2023,
+    section 3.1), which is kept for a backward pass. cuDNN's own choice of algorithms is not known:
+    nothing is counted for it."""
+    if isinstance(op, t.Attention | k.Attention) and (tile is None or tile.split == 1):
+        return 4 * prod(op.q.type.shape[:-1])
+    if tile is None or tile.split == 1 or not op.contraction:
+        return 0
+    nest = op.nest
+    return 4 * tile.split * prod(n for d, n in nest.dims.items() if d not in nest.reduced)
+
+
+# ---------------------------------------------------------------------------- the walk
+
+
+@dataclass(eq=False, slots=True)
+class _Storage:
+    """Bytes that several values may share. `refs` counts readers and outputs still to come."""
+
+    id: int
+    bytes: int
+    kind: Kind
+    resident: bool
+    refs: int = 0
+    live: bool = True
+
+
+Held = dict[Value, _Storage]
+
+
+class _Walk:
+    """Runs graphs in their order and notes what is allocated and freed."""
+
+    def __init__(self, block: int, pool_bytes: int):
+        self.block, self.pool_bytes = block, pool_bytes
+        self.storages: list[_Storage] = []
+        self.events: list[tuple[int, int]] = []
+        self.moments: list[Moment] = []
+        self.tops: list[int] = []  # for each moment how many events have been by then
+
+    def result(self) -> Memory:
+        kinds = np.array([KINDS.index(s.kind) for s in self.storages], np.int64)
+        events = np.array(self.events, np.int64).reshape(-1, 2)
+        live = np.zeros((len(KINDS), len(events) + 1), np.int64)
+        live[kinds[events[:, 0]], np.arange(1, len(events) + 1)] = events[:, 1]
+        live = live.cumsum(axis=1)[:, self.tops]
+        return Memory(tuple(self.moments), live, tuple(self.events))
+
+    # -- storages
+
+    def take(self, size: int, kind: Kind, resident: bool = False) -> _Storage:
+        storage = _Storage(len(self.storages), rounded(size, self.block), kind, resident)
+        self.storages.append(storage)
+        self.events.append((storage.id, storage.bytes))
+        return storage
+
+    def allocate(self, value: Value, graph: Graph, resident: bool = False) -> _Storage:
+        return self.take(value.type.nbytes, KIND_OF[graph.role_of(value)], resident)
+
+    def free(self, storages: Iterable[_Storage]) -> None:
+        """Frees those that nobody will read."""
+        for storage in storages:
+            if storage.live and not storage.refs and not storage.resident:
+                storage.live = False
+                self.events.append((storage.id, -storage.bytes))
+
+    def moment(self, path: tuple[str, ...], node: Node | None) -> None:
+        self.moments.append(Moment(path, node))
+        self.tops.append(len(self.events))
+
+    # -- graphs
+
+    def graph(self, graph: Graph, path: tuple[str, ...], held: Held) -> None:
+        """Runs a graph. `held` has the storages of its inputs and params, and at the end those of
+        everything; outputs are still referred to."""
+        run = _Run(graph, held)
+        for value in dict.fromkeys((*graph.inputs, *graph.params)):
+            held[value].refs += run.uses[value]
+        self.free([held[v] for v in graph.inputs])
+        for node in graph.nodes:
+            here = (*path, node.results[0].name)
+            operands = list(dict.fromkeys(node.op.operands))
+            if isinstance(node.op, t.Loop):
+                operands = self.loop(node, node.op, here, run)
+            elif isinstance(node.op, t.Cond):
+                self.cond(node, node.op, here, run)
+            else:
+                self.kernel(node, here, run)
+            used = [held[v] for v in (*operands, *node.results)]
+            for value in operands:
+                held[value].refs -= 1
+            self.free(used)
+
+    def kernel(self, node: Node, here: tuple[str, ...], run: _Run) -> None:
+        shared = run.view(node)
+        for value in node.results:
+            storage = shared or run.taken_over(node, value) or self.allocate(value, run.graph)
+            run.hold(value, storage)
+        if self.pool_bytes and node.op.contraction:
+            self.take(self.pool_bytes, "workspace", resident=True)
+            self.pool_bytes = 0
+        own = workspace_bytes(node.op, node.tile)
+        extra = [self.take(own, "workspace")] if own else []
+        self.moment(here, node)
+        self.free(extra)
+
+    def loop(self, node: Node, op: t.Loop, here: tuple[str, ...], run: _Run) -> list[Value]:
+        """One trip, a later one where there are several: what it starts from is the last trip's.
+        Gives the operands that the loop still holds after it."""
+        number, *inputs = op.body.inputs
+        carried, captured = inputs[: len(op.init)], inputs[len(op.init) :]
+        stacks = node.results[len(op.init) :]
+        for value in stacks:
+            run.hold(value, self.allocate(value, run.graph))
+        self.moment(here, node)
+        inner: Held = {number: self.allocate(number, op.body)}
+        inner.update((v, run.held[c]) for v, c in zip(captured, op.captures, strict=True))
+        kept = list(dict.fromkeys(op.operands))
+        for value, init in zip(carried, op.init, strict=True):
+            storage = run.held[init]
+            if storage.refs == 1 and not storage.resident and init not in op.captures:
+                storage.refs = 0  # nobody else waits for it: a trip may free it
+                kept.remove(init)
+            elif op.trips > 1:
+                storage = self.allocate(value, op.body)
+            inner[value] = storage
+        self.graph(op.body, here, inner)
+        outputs = op.body.outputs[int(op.has_condition) :]
+        for value, output in zip(node.results, outputs[: len(op.init)], strict=False):
+            run.hold(value, inner[output])
+        self.leave(op.body, inner)
+        return kept
+
+    def cond(self, node: Node, op: t.Cond, here: tuple[str, ...], run: _Run) -> None:
+        """The branch that takes more."""
+        self.moment(here, node)
+        branch = max((op.then, op.orelse), key=lambda g: memory(g, block=self.block).peak_bytes)
+        inner = {v: run.held[c] for v, c in zip(branch.inputs, op.captures, strict=True)}
+        self.graph(branch, here, inner)
+        for value, output in zip(node.results, branch.outputs, strict=True):
+            run.hold(value, inner[output])
+        self.leave(branch, inner)
+
+    def leave(self, region: Graph, inner: Held) -> None:
+        """Lets go of a region's outputs: whoever holds them on has taken them."""
+        outputs = [inner[v] for v in dict.fromkeys(region.outputs)]
+        for storage in outputs:
+            storage.refs -= 1
+        self.free(outputs)
+
+
+class _Run:
+    """One graph while it runs: who holds what, and what shares storage."""
+
+    def __init__(self, graph: Graph, held: Held):
+        self.graph, self.held = graph, held
+        self.uses = Counter(v for n in graph.nodes for v in dict.fromkeys(n.op.operands))
+        self.uses.update(dict.fromkeys(graph.outputs))
+        self.roles: dict[str, Kind] = {name: KIND_OF[role] for name, role in graph.roles}
+        self.strided: dict[Value, Strided] = {}  # of values that are not packed
+        self.over = dict(_taken_over(graph))
+
+    def hold(self, value: Value, storage: _Storage) -> None:
+        storage.refs += self.uses[value]
+        if value.name in self.roles and not storage.resident:
+            storage.kind = self.roles[value.name]
+        self.held[value] = storage
+
+    def view(self, node: Node) -> _Storage | None:
+        """The storage of the operand that the result is a view of, if it is one."""
+        op = node.op
+        if len(op.operands) != 1 or len(node.results) != 1:
+            return None
+        (first,), (result,) = op.operands, node.results
+        if isinstance(op, k.View):
+            return self.held[first]
+        layout = [n.op for n in op.body.nodes] if isinstance(op, t.Fused) else [op]
+        if not all(isinstance(o, t.LAYOUT) or is_same(o) for o in layout):
+            return None
+        x: Strided | None = self.strided.get(first)
+        x = packed(first.type) if x is None else x
+        for o in layout:
+            x = x if is_same(o) else viewed(x, o)
+            if x is None:
+                return None
+        self.strided[result] = x
+        return self.held[first]
+
+    def taken_over(self, node: Node, value: Value) -> _Storage | None:
+        """The storage of the input or param that a result is written over, where that can be: the
+        node is its last reader and reads each cell before it writes it."""
+        taken = self.over.get(value)
+        if taken is None:
+            return None
+        storage = self.held[taken]
+        read = [v for v in dict.fromkeys(node.op.operands) if self.held[v] is storage]
+        last = storage.refs == len(read)
+        return storage if last and all(is_in_place(node.op, v) for v in read) else None
+
+
+def _taken_over(graph: Graph) -> Iterator[tuple[Value, Value]]:
+    """The values that are written over an input or param: outputs, and what they are views of."""
+    if not graph.over:
+        return
+    pairs = zip(graph.outputs, graph.over, strict=True)
+    over: Mapping[Value, Value] = {v: o for v, o in pairs if o is not None}
+    producers = graph.producers()
+    for value, taken in over.items():
+        yield value, taken
+        while (node := producers.get(value)) and (
+            isinstance(node.op, t.Reshape | t.Transpose | k.View) or is_same(node.op)
+        ):
+            value = node.op.operands[0]
+            if value.type.nbytes != taken.type.nbytes:
+                break
+            yield value, taken
+
+
+def is_same(op: Op) -> bool:
+    """Whether the result is the operand itself, or its bytes under another dtype."""
+    match op:
+        case t.Map("identity"):
+            return True
+        case t.Cast(x):
+            return op.result_types[0].dtype == x.type.dtype
+        case t.Bitcast(x):
+            return op.result_types[0].shape == x.type.shape
+        case _:
+            return False
+
+
+def is_in_place(op: Op, value: Value) -> bool:
+    """Whether a kernel may write its result where it reads `value`: cell by cell, or updates to
+    what is there. A product may over an operand of its epilogue; a routine is taken to."""
+    match op:
+        case k.Gemm(a, b):
+            return value not in (a, b, *op.weights)
+        case k.Conv(x, w):
+            return value not in (x, w, *op.weights)
+        case k.Map() | k.Scatter() | k.Opaque() | t.Routine() | t.Opaque():
+            return True
+        case t.Fused():
+            inner = next(i for i, a in zip(op.body.inputs, op.args, strict=True) if a == value)
+            return all(is_in_place(n.op, inner) for n in op.body.nodes if inner in n.op.operands)
+        case _:
+            return isinstance(op, (*t.POINTWISE, *t.SCATTERING))
