@@ -119,6 +119,7 @@ class Scope:
     weights: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     folded: list[Loc] = field(default_factory=list)
+    expert_skew: float = 0.0
 
 
 class Emitter:
