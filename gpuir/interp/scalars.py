@@ -97,6 +97,34 @@ def _gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def _gelu_gradient(dy: Array, x: Array) -> Array:
+    """The normal distribution's sum up to x, and x times its density."""
+    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return dy * (0.5 * (1 + erf(x * math.sqrt(0.5))) + x * density)
+
+
+def _gelu_tanh_gradient(dy: Array, x: Array) -> Array:
+    root = math.sqrt(2 / math.pi)
+    bend = np.tanh(root * (x + 0.044715 * x * x * x))
+    slope = root * (1 + 3 * 0.044715 * x * x)
+    return dy * 0.5 * (1 + bend + x * (1 - bend * bend) * slope)
+
+
+def _silu_gradient(dy: Array, x: Array) -> Array:
+    share = _sigmoid(x)
+    return dy * share * (1 + x * (1 - share))
+
+
+def _mish_gradient(dy: Array, x: Array) -> Array:
+    bend = np.tanh(np.logaddexp(x, np.zeros_like(x)))
+    return dy * (bend + x * (1 - bend * bend) * _sigmoid(x))
+
+
+def _hard_swish_gradient(dy: Array, x: Array) -> Array:
+    """As torch: halfway at neither end."""
+    return dy * np.where(x <= -3, 0, np.where(x >= 3, 1, x / 3 + 0.5)).astype(x.dtype)
+
+
 def _integral(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """A rounding: integers are rounded already."""
     return lambda x: fn(x) if x.dtype.kind == "f" else x
@@ -159,4 +187,17 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "isnan": np.isnan,
     "isinf": np.isinf,
     "where": np.where,
+    "relu_gradient": lambda dy, y: np.where(y > 0, dy, 0),
+    "sigmoid_gradient": lambda dy, y: dy * y * (1 - y),
+    "tanh_gradient": lambda dy, y: dy * (1 - y * y),
+    "elu_gradient": lambda dy, y, a: np.where(y < 0, dy * (y + a), dy),
+    "hard_sigmoid_gradient": lambda dy, y, a, b: np.where((y > 0) & (y < 1), a * dy, 0),
+    "softplus_gradient": lambda dy, x: dy * _sigmoid(x),
+    "gelu_gradient": _gelu_gradient,
+    "gelu_tanh_gradient": _gelu_tanh_gradient,
+    "silu_gradient": _silu_gradient,
+    "mish_gradient": _mish_gradient,
+    "hard_swish_gradient": _hard_swish_gradient,
+    "leaky_relu_gradient": lambda dy, x, a: np.where(x > 0, dy, a * dy),
+    "clip_gradient": lambda dy, x, low, high: np.where((x >= low) & (x <= high), dy, 0),
 }

@@ -63,4 +63,19 @@ SCALARS: dict[str, Scalar] = {
     "isnan": Scalar(1, gives="bool"),
     "isinf": Scalar(1, gives="bool"),
     "where": Scalar(3, gives="second", takes="bool"),
+    # the gradients of the functions above that are a kernel of their own: dy, then y ...
+    "relu_gradient": Scalar(2),
+    "sigmoid_gradient": Scalar(2, flops=3),
+    "tanh_gradient": Scalar(2, flops=3),
+    "elu_gradient": Scalar(3, flops=3),  # dy, y, alpha
+    "hard_sigmoid_gradient": Scalar(4, flops=2),  # dy, y, alpha, beta
+    # ... or x
+    "softplus_gradient": Scalar(2, flops=4),
+    "gelu_gradient": Scalar(2, flops=9),
+    "gelu_tanh_gradient": Scalar(2, flops=16),
+    "silu_gradient": Scalar(2, flops=7),
+    "mish_gradient": Scalar(2, flops=12),
+    "hard_swish_gradient": Scalar(2, flops=4),
+    "leaky_relu_gradient": Scalar(3, flops=2),  # dy, x, alpha
+    "clip_gradient": Scalar(4, flops=2),  # dy, x, low, high
 }

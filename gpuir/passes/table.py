@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuir.cost.table import Predictor
 from gpuir.ir.plugins import find_named
 from gpuir.passes.annotate import Annotate
+from gpuir.passes.autodiff import Autodiff
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
@@ -17,7 +18,7 @@ from gpuir.passes.recognize import Recognize
 from gpuir.passes.tile import TilePass
 
 PASSES: dict[str, type[Pass]] = {
-    p.name: p for p in (Canonicalize, Recognize, Fuse, Legalize, TilePass, Annotate)
+    p.name: p for p in (Canonicalize, Recognize, Autodiff, Fuse, Legalize, TilePass, Annotate)
 }
 
 

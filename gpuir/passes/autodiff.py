@@ -1,0 +1,231 @@
+"""Reverse-mode differentiation: the backward pass of any graph, as a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gpuir.ir.build import begin
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
+from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.passes.gradients import GRADIENTS
+from gpuir.passes.manager import Pass
+from gpuir.passes.phases import in_phase
+from gpuir.passes.reverse import Reverse
+
+
+@dataclass(frozen=True)
+class Autodiff(Pass):
+    """Appends the backward pass: the gradient of one output with respect to params.
+
+    `loss` names the output, the first float one by default; one of several cells stands for their
+    sum. `wrt` is globs of the params and inputs to differentiate by, all float params by default;
+    the gradient of `w` becomes the output `w.grad`, of role gradient. With `accumulate` it is
+    added to a buffer kept from step to step, `w.grad`, and the output `w.grad.new` takes that
+    over. `loss_scale` multiplies every gradient, so that f16 can hold the small ones.
+
+    Backward reads what the forward pass computed, which therefore stays in memory; `checkpoint`
+    is a glob of modules by their path in the locations (`encoder.layer.*`), each of which is run
+    again instead, from its inputs. `every` makes one segment of so many of them; by itself it
+    means modules with a number for a name (`layers.0`).
+
+    Griewank, Walther: Evaluating Derivatives, 2nd edition, 2008, chapters 3 and 12; Chen, Xu,
+    Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016.
+    """
+
+    loss: str = ""
+    wrt: str = ""
+    checkpoint: str = ""
+    every: int = 0
+    accumulate: bool = False
+    loss_scale: float = 1.0
+
+    name = "autodiff"
+    takes = gives = Level.graph
+
+    def run(self, g: Graph) -> Graph:
+        wrt, loss = self.variables(g), self.output(g)
+        b = begin(g, Level.graph)
+        for node in g.nodes:
+            b.put(node)
+        forward = len(b.nodes)
+        if loss.type.size != 1:
+            b.assumed.append(f"the gradient is that of the sum of %{loss.name}")
+        r = Reverse(b, needs(g, wrt))
+        b.locs = in_phase(place(g, loss), "backward")
+        r.give(loss, r.constant(loss.type, self.loss_scale))
+        backward(r, g.nodes, self.segments(g))
+        gradients = {v: dv for v in wrt if (dv := r.take(v)) is not None}
+        if missing := [f"%{v.name}" for v in wrt if v not in gradients]:
+            b.assumed.append(f"%{loss.name} does not depend on {', '.join(missing)}")
+        outputs = self.outputs(r, gradients, forward)
+        b.nodes[forward:] = live(b.nodes[forward:], [v for v, _ in outputs])
+        over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)))
+        b.roles.update((v.name, "gradient") for v, _ in outputs)
+        b.folded = list(g.folded)
+        return b.finish(
+            (*g.outputs, *(v for v, _ in outputs)), (*over, *(buffer for _, buffer in outputs))
+        )
+
+    def output(self, g: Graph) -> Value:
+        """The output to differentiate."""
+        floats = {v.name: v for v in g.outputs if v.type.dtype.is_float}
+        if not floats:
+            found = ", ".join(f"%{v.name}: {v.type}" for v in g.outputs)
+            raise ModelError("no output to differentiate", expected="a float output", found=found)
+        if self.loss and self.loss not in floats:
+            fix = nearest(self.loss, floats)
+            raise UsageError(f"autodiff: no float output is called {self.loss!r}", fix=fix)
+        return floats[self.loss] if self.loss else next(iter(floats.values()))
+
+    def variables(self, g: Graph) -> list[Value]:
+        """The params and inputs to differentiate by."""
+        if any(role == "gradient" for _, role in g.roles):
+            raise UsageError(f"autodiff: @{g.name} has gradients already")
+        floats = [v for v in (*g.params, *g.inputs) if v.type.dtype.is_float]
+        if not self.wrt:
+            found = [v for v in floats if g.role_of(v) == "weight"]
+            if not found:
+                raise UsageError(
+                    "autodiff: the model has no float params", fix='name inputs: wrt="x y"'
+                )
+            return found
+        names = [v.name for v in floats]
+        found: list[Value] = []
+        for glob in self.wrt.split():
+            hits = [v for v in floats if v.name == glob or fnmatchcase(v.name, glob)]
+            if not hits:
+                what = f"autodiff: no float param or input matches {glob!r}"
+                raise UsageError(what, fix=nearest(glob, names))
+            found += hits
+        return list(dict.fromkeys(found))
+
+    def segments(self, g: Graph) -> list[int | None]:
+        """The checkpointed segment that each node belongs to, if any."""
+        if not self.checkpoint and not self.every:
+            return [None] * len(g.nodes)
+        pattern = re.compile(module_pattern(self.checkpoint))
+        found = [pattern.match(node.locs[0].partition(":")[2]) for node in g.nodes]
+        modules = list(dict.fromkeys(m[1] for m in found if m))
+        if not modules:
+            raise UsageError(
+                "autodiff: no module to checkpoint",
+                expected=f"locations that match {self.checkpoint!r}"
+                if self.checkpoint
+                else "modules with a number for a name, like layers.0",
+                found=", ".join(node.locs[0] for node in g.nodes[:3]) + ", ...",
+            )
+        place = {module: i // max(self.every, 1) for i, module in enumerate(modules)}
+        return [place[m[1]] if m else None for m in found]
+
+    def outputs(
+        self, r: Reverse, gradients: Mapping[Value, Value], start: int
+    ) -> list[tuple[Value, Value | None]]:
+        """The gradients under their names, each with the buffer it takes over, if any."""
+        b = r.b
+        outputs: list[tuple[Value, Value | None]] = []
+        made = {v for node in b.nodes[start:] for v in node.results}
+        names: dict[Value, Value] = {}
+        for v, dv in gradients.items():
+            if self.accumulate:
+                buffer = b.param(f"{v.name}.grad", dv.type)
+                b.roles[buffer.name] = "gradient"
+                b.locs = next(n.locs for n in reversed(b.nodes) if dv in n.results)
+                dv = r.map("add", buffer, dv)
+                made.add(dv)
+            else:
+                buffer = None
+            if dv in names or dv not in made:  # somebody else's too
+                b.locs = next(n.locs for n in reversed(b.nodes) if dv in n.results)
+                dv = r.map("identity", dv)
+            wanted = f"{v.name}.grad.new" if self.accumulate else f"{v.name}.grad"
+            names[dv] = Value(b.names.fresh(wanted), dv.type)
+            outputs.append((names[dv], buffer))
+        b.rename(start, names)
+        return outputs
+
+
+def needs(g: Graph, wrt: Sequence[Value]) -> set[Value]:
+    """The float values that depend on one of `wrt`."""
+    found = set(wrt)
+    for node in g.nodes:
+        if any(v in found for v in node.op.operands):
+            found.update(v for v in node.results if v.type.dtype.is_float)
+    return found
+
+
+def place(g: Graph, value: Value) -> tuple[Loc, ...]:
+    """Where a value is made."""
+    node = g.producers().get(value)
+    return node.locs if node else (f"{g.name}:{value.name}",)
+
+
+def backward(r: Reverse, nodes: Sequence[Node], segments: Sequence[int | None]) -> None:
+    """Appends the gradients of `nodes`, last to first. A segment is run again before its first."""
+    again: dict[int, dict[Value, Value]] = {}
+    for node, segment in zip(reversed(nodes), reversed(segments), strict=True):
+        r.b.locs = in_phase(node.locs, "backward")
+        gradients = [r.take(v) for v in node.results]
+        if not any(gradients) or not any(r.wants(v) for v in node.op.operands):
+            continue
+        if segment is not None and segment not in again:
+            inside = [n for n, s in zip(nodes, segments, strict=True) if s == segment]
+            again[segment] = recompute(r, inside)
+            r.b.locs = in_phase(node.locs, "backward")
+        copies = again[segment] if segment is not None else {}
+        differentiate(r, node, copies, gradients)
+
+
+def differentiate(
+    r: Reverse, node: Node, copies: Mapping[Value, Value], gradients: Sequence[Value | None]
+) -> None:
+    """Gives the operands of one node their gradients."""
+    op, results = node.op.substitute(copies), [copies.get(v, v) for v in node.results]
+    rule = GRADIENTS.get(type(op))
+    where = f"{' + '.join(node.locs)}: {node}"
+    if rule is None:
+        raise ModelError(
+            f"no gradient of {op.name}",
+            where=where,
+            fix="leave out what is upstream of it: wrt=..., or give the node in primitives",
+        )
+    if gradients[0] is None:
+        return
+    try:
+        rule(r, op, results, gradients[0])
+    except GpuirError as error:
+        error.where = error.where or where
+        raise
+
+
+def recompute(r: Reverse, nodes: Sequence[Node]) -> dict[Value, Value]:
+    """Appends copies of the nodes, and gives the copy of each value they make."""
+    copies: dict[Value, Value] = {}
+    for node in nodes:
+        names = [f"{v.name}.again" for v in node.results]
+        made = r.b.add(node.op.substitute(copies), names, in_phase(node.locs, "recomputed"))
+        copies.update(zip(node.results, made, strict=True))
+    r.original.update((new, old) for old, new in copies.items())
+    return copies
+
+
+def live(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
+    """Those nodes whose results somebody reads."""
+    read, kept = set(outputs), list[Node]()
+    for node in reversed(nodes):
+        if any(v in read for v in node.results):
+            kept.append(node)
+            read.update(node.op.operands)
+    return kept[::-1]
+
+
+def module_pattern(glob: str) -> str:
+    """A regular expression for the path of a module, its first group, at the start of a location.
+    `*` is any part of one name in the path, `**` any part of the path."""
+    if not glob:
+        return r"(.*?[./]\d+)(?=[./])"
+    parts = re.split(r"(\*\*|\*|\?)", glob)
+    wild = {"**": ".*?", "*": "[^./]*", "?": "[^./]"}
+    return rf"((?:.*?[./])??{''.join(wild.get(p) or re.escape(p) for p in parts)})(?=[./]|$)"

@@ -1,0 +1,295 @@
+"""The gradient of each tensor op, as rows: a rule is given the op, its results and the gradient dy
+of its first result, and gives its operands theirs.
+
+What a rule reads of the forward pass is what training has to keep. Where PyTorch's backward reads
+the result (softmax, relu) so does the rule, where it reads the operand (norms, products) likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Op, Value
+from gpuir.ir.types import TensorType, f32, i64
+from gpuir.ops import tensor as t
+from gpuir.passes import derivatives
+from gpuir.passes.reverse import Reverse
+
+Rule = Callable[[Reverse, Any, Sequence[Value], Value], None]
+
+
+# ---------------------------------------------------------------------------- pointwise, layout
+
+
+def _map(r: Reverse, op: t.Map, results: Sequence[Value], dy: Value) -> None:
+    found = derivatives.gradients(op.fn, r, dy, results[0], *op.args, *op.imm)
+    for x, dx in zip(op.args, found, strict=False):
+        r.give(x, dx)
+
+
+def _same(r: Reverse, op: t.Cast | t.Broadcast, results: Sequence[Value], dy: Value) -> None:
+    r.give(op.x, dy)  # which casts back and adds up what was broadcast
+
+
+def _reshape(r: Reverse, op: t.Reshape, results: Sequence[Value], dy: Value) -> None:
+    r.give(op.x, r.reshape(dy, op.x.type.shape))
+
+
+def _transpose(r: Reverse, op: t.Transpose, results: Sequence[Value], dy: Value) -> None:
+    r.give(op.x, r.transpose(dy, sorted(range(len(op.perm)), key=op.perm.__getitem__)))
+
+
+def _slice(r: Reverse, op: t.Slice, results: Sequence[Value], dy: Value) -> None:
+    r.give_part(op, dy)
+
+
+def _concat(r: Reverse, op: t.Concat, results: Sequence[Value], dy: Value) -> None:
+    start = 0
+    for x in op.args:
+        starts = tuple(start if a == op.axis else 0 for a in range(x.type.rank))
+        start += x.type.shape[op.axis]
+        r.give(x, r.b(t.Slice(dy, starts, x.type.shape, (1,) * x.type.rank)))
+
+
+def _pad(r: Reverse, op: t.Pad, results: Sequence[Value], dy: Value) -> None:
+    """Constant: the padding comes off. Otherwise each axis is a gather of its cells."""
+    if op.mode == "constant":
+        dx = r.b(t.Pad(dy, tuple(-n for n in op.low), tuple(-n for n in op.high)))
+        r.give(op.x, dx)
+        if r.wants(op.value):
+            sums = [r.reduce("sum", v, range(v.type.rank), keepdims=False) for v in (dy, dx)]
+            r.give(op.value, r.map("sub", *sums))
+        return
+    for axis, (n, low, high) in enumerate(zip(op.x.type.shape, op.low, op.high, strict=True)):
+        if low or high:
+            cells = tuple(_padded_from(i - low, n, op.mode) for i in range(n + low + high))
+            indices = r.b(t.Constant(TensorType((len(cells),), i64), cells))
+            shape = tuple(n if a == axis else m for a, m in enumerate(dy.type.shape))
+            dy = _scatter_along(r, dy, indices, shape, axis)
+    r.give(op.x, dy)
+
+
+def _padded_from(i: int, n: int, mode: str) -> int:
+    """The cell of an axis of n that a cell i outside of it repeats."""
+    if mode == "edge":
+        return min(max(i, 0), n - 1)
+    if mode == "wrap" or n == 1:
+        return i % n
+    i %= 2 * n - 2
+    return min(i, 2 * n - 2 - i)
+
+
+# ---------------------------------------------------------------------------- indexing
+
+
+def _gather(r: Reverse, op: t.Gather, results: Sequence[Value], dy: Value) -> None:
+    r.give(op.x, _scatter_along(r, dy, op.indices, op.x.type.shape, op.axis))
+
+
+def _scatter_along(
+    r: Reverse, dy: Value, indices: Value, shape: tuple[int, ...], axis: int
+) -> Value:
+    """dx[a, indices[i], b] += dy[a, i, b], with `axis` moved to the front and back."""
+    rank, count = len(shape), indices.type.rank
+    dy = r.transpose(
+        dy, (*range(axis, axis + count), *range(axis), *range(axis + count, dy.type.rank))
+    )
+    front = (axis, *(a for a in range(rank) if a != axis))
+    dx = r.constant(TensorType(tuple(shape[a] for a in front), dy.type.dtype))
+    column = r.reshape(indices, (*indices.type.shape, 1))
+    dx = r.b(t.ScatterND(dx, column, dy, "add"))
+    return r.transpose(dx, sorted(range(rank), key=front.__getitem__))
+
+
+def _gather_elements(r: Reverse, op: t.GatherElements, results: Sequence[Value], dy: Value) -> None:
+    zeros = r.constant(op.x.type)
+    r.give(op.x, r.b(t.ScatterElements(zeros, op.indices, dy, op.axis, "add")))
+
+
+def _gather_nd(r: Reverse, op: t.GatherND, results: Sequence[Value], dy: Value) -> None:
+    """Batch axes become indices like the others."""
+    indices, lead = op.indices, op.indices.type.shape[:-1]
+    columns = [
+        r.reshape(r.b(t.Iota(TensorType(lead, indices.type.dtype), axis)), (*lead, 1))
+        for axis in range(op.batch)
+    ]
+    if columns:
+        indices = r.b(t.Concat((*columns, indices), len(lead)))
+    r.give(op.x, r.b(t.ScatterND(r.constant(op.x.type), indices, dy, "add")))
+
+
+def _scatter_elements(
+    r: Reverse, op: t.ScatterElements, results: Sequence[Value], dy: Value
+) -> None:
+    _only_set_or_add(op, op.combine)
+    if op.combine == "none":
+        zeros = r.constant(op.updates.type)
+        r.give(op.x, r.b(t.ScatterElements(dy, op.indices, zeros, op.axis)))
+    else:
+        r.give(op.x, dy)
+    r.give(op.updates, r.b(t.GatherElements(dy, op.indices, op.axis)))
+
+
+def _scatter_nd(r: Reverse, op: t.ScatterND, results: Sequence[Value], dy: Value) -> None:
+    _only_set_or_add(op, op.combine)
+    zeros = r.constant(op.updates.type)
+    r.give(op.x, dy if op.combine == "add" else r.b(t.ScatterND(dy, op.indices, zeros)))
+    r.give(op.updates, r.b(t.GatherND(dy, op.indices)))
+
+
+def _only_set_or_add(op: Op, combine: t.Combine) -> None:
+    if combine not in ("none", "add"):
+        raise ModelError(f"no gradient of {op.name} that combines by {combine}", expected="add")
+
+
+# ---------------------------------------------------------------------------- reductions
+
+
+def _reduce(r: Reverse, op: t.Reduce, results: Sequence[Value], dy: Value) -> None:
+    """Extremes share dy evenly among the cells that attain them, as torch.amax does."""
+    x, shape = op.x, op.x.type.shape
+    kept = tuple(1 if a in op.axes else n for a, n in enumerate(shape))
+    dy = r.reshape(dy, kept)
+    match op.fn:
+        case "sum":
+            r.give(x, r.broadcast(dy, shape))
+        case "mean":
+            count = prod(shape[a] for a in op.axes)
+            r.give(x, r.broadcast(r.map("mul", dy, 1 / max(count, 1)), shape))
+        case "max" | "min":
+            hit = r.cast(r.map("eq", x, r.reshape(results[0], kept)), x.type.dtype)
+            share = r.map("div", dy, r.reduce("sum", hit, op.axes))
+            r.give(x, r.map("mul", hit, share))
+        case "prod":
+            r.give(x, r.map("mul", _others(r, x, op.axes), dy))
+
+
+def _others(r: Reverse, x: Value, axes: tuple[int, ...]) -> Value:
+    """For each cell the product of the others along `axes`, right also where some are zero: those
+    before it times those after it."""
+    shape, kept = x.type.shape, [a for a in range(x.type.rank) if a not in axes]
+    perm = (*kept, *axes)
+    flat = r.reshape(
+        r.transpose(x, perm), (*(shape[a] for a in kept), prod(shape[a] for a in axes))
+    )
+    last = len(kept)
+    before, after = (
+        r.b(t.Cumulative("prod", flat, last, exclusive=True, reverse=back))
+        for back in (False, True)
+    )
+    others = r.reshape(r.map("mul", before, after), tuple(shape[a] for a in perm))
+    return r.transpose(others, sorted(range(len(perm)), key=perm.__getitem__))
+
+
+def _cumulative(r: Reverse, op: t.Cumulative, results: Sequence[Value], dy: Value) -> None:
+    """The sum backwards; of a product dy y, divided by x, so where x has no zero."""
+    if op.fn == "sum":
+        r.give(op.x, r.b(t.Cumulative("sum", dy, op.axis, op.exclusive, not op.reverse)))
+        return
+    through = r.map("mul", dy, results[0])
+    total = r.b(t.Cumulative("sum", through, op.axis, op.exclusive, not op.reverse))
+    r.give(op.x, r.map("div", total, op.x))
+
+
+def _topk(r: Reverse, op: t.TopK, results: Sequence[Value], dy: Value) -> None:
+    zeros = r.constant(op.x.type)
+    r.give(op.x, r.b(t.ScatterElements(zeros, results[1], dy, op.axis, "add")))
+
+
+def _softmax(r: Reverse, op: t.Softmax, results: Sequence[Value], dy: Value) -> None:
+    """y (dy - sum(dy y)); of its logarithm dy - exp(y) sum(dy)."""
+    (y,) = results
+    if op.log:
+        total = r.reduce("sum", dy, (op.axis,))
+        r.give(op.x, r.map("sub", dy, r.map("mul", r.map("exp", y), total)))
+    else:
+        total = r.reduce("sum", r.map("mul", dy, y), (op.axis,))
+        r.give(op.x, r.map("mul", y, r.map("sub", dy, total)))
+
+
+def _normalize(r: Reverse, op: t.Normalize, results: Sequence[Value], dy: Value) -> None:
+    """With n = (x - mean) / deviation and g = dy scale, all in f32:
+    dx = (g - mean(g) - n mean(g n)) / deviation; dscale = sum(dy n), dbias = sum(dy).
+
+    Ba, Kiros, Hinton: Layer Normalization, 2016, differentiated; without `center` there is no
+    mean(g) (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019).
+    """
+    r.give(op.bias, dy)
+    whole = op.x.type.shape
+    axes = op.axes if op.groups is None else tuple(a if a < 1 else a + 1 for a in op.axes)
+
+    def cut(v: Value) -> Value:
+        """In groups, and in the dtype of the statistics."""
+        if op.groups is not None:
+            n, c, *rest = (1,) * (len(whole) - v.type.rank) + v.type.shape
+            parts = (op.groups, c // op.groups) if c > 1 else (1, 1)
+            v = r.reshape(v, (n, *parts, *rest))
+        return v if v.type.dtype.bits >= 32 else r.cast(v, f32)
+
+    x, g = cut(op.x), cut(dy)
+    if op.center:
+        x = r.map("sub", x, r.reduce("mean", x, axes))
+    variance = r.reduce("mean", r.map("mul", x, x), axes)
+    inverse = r.map("rsqrt", r.map("add", variance, op.eps))
+    n = r.map("mul", x, inverse)
+    if op.scale is not None:
+        scale = cut(op.scale)
+        total = r.sum_to(
+            r.map("mul", g, n), (1,) * (n.type.rank - scale.type.rank) + scale.type.shape
+        )
+        r.give(op.scale, r.reshape(total, op.scale.type.shape))
+        g = r.map("mul", g, scale)
+    through = r.reduce("mean", r.map("mul", g, n), axes)
+    dx = r.map("sub", g, r.map("mul", n, through))
+    if op.center:
+        dx = r.map("sub", dx, r.reduce("mean", g, axes))
+    r.give(op.x, r.reshape(r.map("mul", dx, inverse), whole))
+
+
+# ---------------------------------------------------------------------------- contractions
+
+
+def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> None:
+    """da = dy bᵀ, db = aᵀ dy; a matrix that a whole batch shares gets one product over its rows."""
+    a, b = op.a, op.b
+    dy = r.cast(dy, a.type.dtype)
+    if r.wants(a):
+        r.give(a, r.b(t.Matmul(dy, r.turned(b))))
+    if r.wants(b):
+        if b.type.rank == 2:
+            a, dy = _rows(r, a), _rows(r, dy)
+        r.give(b, r.b(t.Matmul(r.turned(a), dy)))
+
+
+def _rows(r: Reverse, x: Value) -> Value:
+    return r.reshape(x, (prod(x.type.shape[:-1]), x.type.shape[-1]))
+
+
+def _none(r: Reverse, op: Op, results: Sequence[Value], dy: Value) -> None:
+    """Of integers, of bits, or of nothing."""
+
+
+GRADIENTS: dict[type[Op], Rule] = {
+    **dict.fromkeys((t.Bitcast, t.Constant, t.Iota, t.ArgReduce), _none),
+    **dict.fromkeys((t.Cast, t.Broadcast), _same),
+    t.Map: _map,
+    t.Reshape: _reshape,
+    t.Transpose: _transpose,
+    t.Slice: _slice,
+    t.Concat: _concat,
+    t.Pad: _pad,
+    t.Gather: _gather,
+    t.GatherElements: _gather_elements,
+    t.GatherND: _gather_nd,
+    t.ScatterElements: _scatter_elements,
+    t.ScatterND: _scatter_nd,
+    t.Reduce: _reduce,
+    t.Cumulative: _cumulative,
+    t.TopK: _topk,
+    t.Softmax: _softmax,
+    t.Normalize: _normalize,
+    t.Matmul: _matmul,
+}

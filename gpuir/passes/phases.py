@@ -1,0 +1,21 @@
+"""Which part of a training step a node belongs to: its locations say so, by their last word."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpuir.ir.graph import Loc, Node
+
+Phase = Literal["backward", "recomputed", "optimizer"]
+PHASES: tuple[Phase, ...] = ("backward", "recomputed", "optimizer")
+
+
+def in_phase(locs: tuple[Loc, ...], phase: Phase) -> tuple[Loc, ...]:
+    """Where a node is that another pass over the model adds: `m.onnx:MatMul_3/backward`."""
+    return tuple(f"{loc}/{phase}" for loc in locs)
+
+
+def phase_of(node: Node) -> Phase | None:
+    """The phase of a node; None is the forward pass."""
+    word = node.locs[0].rpartition("/")[2] if node.locs else ""
+    return next((phase for phase in PHASES if phase == word), None)
