@@ -8,6 +8,7 @@ from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
+from gpuir.passes.phases import phase_of
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,12 @@ RULES = (drop_identity, join_layouts, transpose_of_units, immediate, drop_neutra
 
 def merge_equal(g: Graph) -> Graph:
     """%a = op(x), %b = op(x)  →  %a = op(x), with %a for %b, within one graph or region. Control
-    flow stays as it is, and routines too: some draw random numbers."""
+    flow stays as it is, and routines too: some draw random numbers. So does what is recomputed to
+    save memory, though equal."""
     seen: dict[tuple[Builder, Op], tuple[Value, ...]] = {}
 
     def rule(n: Node, b: Builder) -> tuple[Value, ...] | None:
-        if n.op.control or isinstance(n.op, t.Routine | t.Opaque):
+        if n.op.control or isinstance(n.op, t.Routine | t.Opaque) or phase_of(n) == "recomputed":
             return None
         first = seen.setdefault((b, n.op), n.results)
         return None if first is n.results else first

@@ -11,6 +11,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
+from gpuir.passes.phases import Phase, phase_of
 
 Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
 
@@ -32,8 +33,8 @@ class Fuse(Pass):
     result has the group's own shape; groups that meet in a pointwise op merge (diamonds). A
     reduction takes in the pointwise group that feeds it alone, and further reductions over the same
     axes of the same cells. The dequantisation of a weight joins the contraction that reads it.
-    Chains of layout ops make one group. `max_ops` bounds the ops of a group; `epilogues` off keeps
-    contractions alone.
+    Chains of layout ops make one group. The backward pass joins no launch of the forward pass.
+    `max_ops` bounds the ops of a group; `epilogues` off keeps contractions alone.
     """
 
     max_ops: int = 64
@@ -63,6 +64,7 @@ class Group:
     members: list[int]
     shape: tuple[int, ...]  # what each cell of its nest stands for: a pointwise op must fit it
     axes: tuple[int, ...] = ()  # of a reduce group
+    phase: Phase | None = None
     into: Group | None = field(default=None, repr=False)  # merged away
 
     @property
@@ -119,10 +121,11 @@ class _Fuser:
     def start(self, i: int, op: Op) -> Group:
         kind = kind_of(op)
         shape = self.shape(i)
+        phase = phase_of(self.g.nodes[i])
         if kind != "reduce":
-            return Group(kind, [i], shape)
+            return Group(kind, [i], shape, phase=phase)
         x = op.operands[0]
-        group = Group(kind, [i], x.type.shape, t.reduced_axes(op))
+        group = Group(kind, [i], x.type.shape, t.reduced_axes(op), phase)
         self.groups[i] = group
         for v in op.operands:
             feeder = self.group_of(v)
@@ -172,6 +175,8 @@ class _Fuser:
 
     def accepts(self, group: Group, i: int, op: Op, kind: Kind) -> bool:
         if len(group.members) >= self.options.max_ops:
+            return False
+        if group.phase != phase_of(self.g.nodes[i]):
             return False
         shape = self.shape(i)
         match group.kind, kind:
@@ -241,6 +246,8 @@ class _Fuser:
             return
         if feeder.kind != "map" or not self.fits(feeder.shape, group):
             return
+        if feeder.phase != group.phase:
+            return
         product = {v for n in self.members(group) if n.op.contraction for v in n.op.operands}
         inside = set(group.members) | set(feeder.members)
         for node in self.members(feeder):
@@ -294,7 +301,7 @@ class _Fuser:
                 if v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
                     return
         feeders = {f for i in taken for v in self.g.nodes[i].results if (f := self.group_of(v))}
-        if any(i not in inside for f in feeders for i in f.members):
+        if any(f.phase != group.phase or any(i not in inside for i in f.members) for f in feeders):
             return
         for feeder in feeders:
             feeder.into = group
