@@ -338,9 +338,10 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
 
 def expert_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     """Layer i of all experts from its packed numbers: a scale a row, or a block of a row."""
-    packed, scales, zero_point = n.get(2 + 3 * i), n.get(3 + 3 * i), n.get(11 + i)
-    if packed is None or scales is None:
+    packed = n[2 + 3 * i] if i < 2 else n.get(8)
+    if packed is None:
         return None
+    scales, zero_point = n[3 + 3 * i], n.get(11 + i)
     bits = int(n.attr(f"fc{i + 1}_expert_weight_bits", 0) or n.attr("expert_weight_bits", 4))
     codes = unpacked(e, packed, bits)
     experts, rows, cells = codes.type.shape
@@ -359,26 +360,27 @@ def expert_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
 
 def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     """Layer i of all experts from its f8 numbers: a scale an expert, or a square block."""
-    stored, scales = n.get(2 + 3 * i), n.get(3 + 3 * i)
-    block = int(n.attr("block_size", 0))
+    stored = n[2 + 3 * i] if i < 2 else n.get(8)
     if stored is None:
         return None
-    dtype = n[0].type.dtype
+    block, dtype = int(n.attr("block_size", 0)), n[0].type.dtype
     w = e(t.Cast(stored, dtype), fold=False)
     experts, rows, cells = stored.type.shape
     if block <= 0:
+        if i == 2:
+            raise ModelError("QMoE: fc3 in f8 has no scales", expected="block_size")
         scales = n[15 + i]
         scales = e(t.Reshape(cast(e, scales, dtype), (experts, 1, 1)), label(e, scales))
         return e(t.Map("mul", (w, scales)))
-    if scales is None or rows % block or cells % block:
+    if rows % block or cells % block:
         raise ModelError(
             "QMoE: blocks do not divide the weights",
-            expected=f"scales, and rows and columns in blocks of {block}",
+            expected=f"rows and columns in blocks of {block}",
             found=str(stored.type),
         )
     w = e(t.Reshape(w, (experts, rows // block, block, cells // block, block)))
     each = (experts, rows // block, 1, cells // block, 1)
-    scales = e(t.Reshape(cast(e, scales, dtype), each), label(e, scales))
+    scales = e(t.Reshape(cast(e, n[3 + 3 * i], dtype), each), label(e, n[3 + 3 * i]))
     return e(t.Reshape(e(t.Map("mul", (w, scales))), (experts, rows, cells)))
 
 
