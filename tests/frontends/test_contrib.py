@@ -719,32 +719,7 @@ QUANTIZED = [
         for d in (1, 2)
     ),
 ]
-MOE = [
-    Case(
-        "MoE",
-        [f(2, 1, 6), f(2, 4), f(4, 10, 6), f(4, 10), f(4, 6, 10), f(4, 6)],
-        {"k": 2, "activation_type": kind, "normalize_routing_weights": 1},
-        label=kind,
-    )
-    for kind in ("relu", "gelu", "silu")
-] + [
-    Case(
-        "MoE",
-        [f(1, 6), f(1, 4), f(4, 20, 6), f(4, 20), f(4, 6, 10), f(4, 6)],
-        {
-            "k": 2,
-            "activation_type": "swiglu",
-            "swiglu_fusion": 1,
-            "swiglu_limit": 7.0,
-            "activation_alpha": 1.702,
-            "activation_beta": 1.0,
-            "normalize_routing_weights": 1,
-        },
-        label="swiglu",
-    ),
-]
-
-CASES = [*ACTIVATIONS, *NORMS, *PRODUCTS, *LAYOUT, *ATTENTION, *QUANTIZED, *MOE]
+CASES = [*ACTIVATIONS, *NORMS, *PRODUCTS, *LAYOUT, *ATTENTION, *QUANTIZED]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -797,20 +772,6 @@ def group_normed(x: np.ndarray, groups: int, eps: float = 1e-5) -> np.ndarray:
     return ((parts - mean) / np.sqrt(var + eps)).reshape(x.shape)
 
 
-def shares_of(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return order, softmax(np.take_along_axis(scores, order, 1))
-
-
-def moe(x: np.ndarray, scores: np.ndarray, w1: np.ndarray, w2: np.ndarray, k: int) -> np.ndarray:
-    which, share = shares_of(scores, k)
-    y = np.zeros_like(x)
-    for token, (experts, weights) in enumerate(zip(which, share, strict=True)):
-        for expert, weight in zip(experts, weights, strict=True):
-            y[token] += weight * (w2[expert] @ np.maximum(w1[expert] @ x[token], 0))
-    return y
-
-
 def t5_bucket(distance: int, buckets: int, most: int) -> int:
     """Key minus query position, both directions, as in the T5 paper's code."""
     buckets //= 2
@@ -825,8 +786,6 @@ def t5_bucket(distance: int, buckets: int, most: int) -> int:
 X, Z, BIAS = f(2, 3, 8), f(2, 3, 8), f(8)
 IMAGE, SKIP, GAMMA, BETA = f(2, 4, 5, 6), f(2, 4, 5, 6), f(6), f(6)
 PACKED = f(B, S, H, 3, D)
-BALANCED = np.array([[4, 3, 0, 0], [0, 0, 4, 3], [3, 0, 4, 0], [0, 4, 0, 3]], np.float32)
-TOKENS, W1, W2 = f(4, 6), f(4, 10, 6), f(4, 6, 10)
 SIGNAL = f(3, 8)
 SPECTRUM = np.stack([np.fft.rfft(SIGNAL).real, np.fft.rfft(SIGNAL).imag], -1)
 TABLE = f(8, 3)
@@ -887,8 +846,6 @@ BY_HAND = [
           {"max_distance": 16, "is_bidirectional": 1}, known=(1, 2)),
      TABLE[[[t5_bucket(j - i, 8, 16) for j in range(20)] for i in range(20)]]
      .transpose(2, 0, 1)[None]),
-    (Case("MoE", [TOKENS, BALANCED, W1, None, W2], {"k": 2, "normalize_routing_weights": 1}),
-     moe(TOKENS, BALANCED, W1, W2, 2)),
 ]  # fmt: skip
 
 
@@ -961,12 +918,6 @@ def test_a_cache_with_room_is_written_in_place() -> None:
     assert any("every sequence" in text for text in loaded.graph.assumed)
 
 
-def test_experts_with_many_tokens_share_the_load() -> None:
-    case = next(case for case, _ in BY_HAND if case.op == "MoE")
-    (assumed,) = load_case(case).graph.assumed
-    assert "4 experts" in assumed and "2 tokens each" in assumed
-
-
 REFUSED = [
     (Case("BeamSearch", [i32(1)]), "analyse the encoder"),
     (Case("Conv", [f(1, 8, 4, 4), f(8, 8, 1, 1)], domain="com.microsoft.nchwc"), "EXTENDED"),
@@ -980,7 +931,6 @@ REFUSED = [
     ),
     (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 2, "do_rotary": 1}), "rotary"),
     (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 3}), "3 heads"),
-    (Case("MoE", [TOKENS, BALANCED, W1, None, W2], {"activation_type": "silly"}), "silu"),
     (Case("FusedGemm", [f(2, 3), f(3, 4)], {"activation": "Relo"}), "Relu"),
     (Case("QuantizeLinear", [f(3, 4), f(5)], {"axis": 1}), "4 scales"),
 ]
@@ -994,7 +944,6 @@ def test_refuses_what_it_cannot_say(case: Case, says: str) -> None:
 
 
 OPAQUE = [
-    Case("QMoE", [f(4, 6), f(4, 4), ints(4, 10, 6), f(4, 10)]),
     Case("NGramRepeatBlock", [np.ones((2, 3), np.int64), f(2, 9)], {"ngram_size": 2}),
     Case("RestorePadding", [f(4, 6), np.zeros((2, 2), np.int32)]),
     Case("RemovePadding", [f(2, 3, 6), i32(3, 3)], outputs=4),

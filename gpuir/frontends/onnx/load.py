@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.emit import Emitter, Scope, UnknownValue
 from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
@@ -73,6 +73,7 @@ def load(
     inputs: Mapping[str, tuple[int, ...]] = {},
     values: Mapping[str, Any] = {},
     trip_counts: Mapping[str, int] = {},
+    expert_skew: float = 0.0,
     strict: bool = False,
 ) -> Model:
     """An ONNX model as a graph of level `graph`. Weights are not read.
@@ -80,12 +81,13 @@ def load(
     `dims` binds symbolic dimensions by name and `inputs` gives an input its shape; every dimension
     must be known in the end. `values` gives an input its numbers, so that shapes may depend on
     them, or says what a node computes where a shape depends on the data. `trip_counts` says, by
-    node, how often a loop runs where the model does not. An operator nobody knows becomes a
-    `t.opaque` and a warning; `strict` refuses it. Raises `ModelError`.
+    node, how often a loop runs where the model does not, `expert_skew` how unevenly routers choose
+    experts (`t.Experts.skew`). An operator nobody knows becomes a `t.opaque` and a warning;
+    `strict` refuses it. Raises `ModelError`.
     """
     opened = open_model(source)
     try:
-        return _Load(opened, dims, inputs, values, trip_counts, strict).run()
+        return _Load(opened, dims, inputs, values, trip_counts, expert_skew, strict).run()
     except RecursionError:
         raise ModelError("the model is nested too deep", where=opened.name) from None
     except MemoryError:
@@ -132,6 +134,7 @@ class _Load:
     shapes: Shapes
     values: Mapping[str, Any]
     trip_counts: Mapping[str, int]
+    expert_skew: float
     strict: bool
     warnings: list[str] = field(default_factory=list[str])
     opaque: list[str] = field(default_factory=list[str])
@@ -156,7 +159,7 @@ class _Load:
             self.functions[domain_of(text(f.domain)), text(f.name), text(f.overload)] = f
         plan = self.plan(graph)
         title = Path(self.source.name).stem if self.source.folder else text(graph.name)
-        emit = Emitter(title or "model")
+        emit = Emitter(title or "model", Scope(expert_skew=self.expert_skew))
         emit.keep(self.names(graph))
         walk = Walk(self, emit, opsets)
         walk.types = {v.name: v.type for v in (*graph.value_info, *graph.output)}
