@@ -6,9 +6,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpuir.backends.report import Device, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
@@ -26,50 +27,100 @@ from gpuir.passes.recognize import Recognize
 from gpuir.passes.tile import TilePass
 from gpuir.targets.load import load_target
 
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.export import ExportedProgram
+
+    from gpuir.frontends.model import Model
+
+    Source = str | PathLike[str] | nn.Module | ExportedProgram
+
 
 class LoadOptions(TypedDict, total=False):
     """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
-    loops by node name; `strict` refuses an operator that has no converter."""
+    loops by node name; `strict` refuses an operator that has no converter. A torch module is run on
+    `args` and `kwargs`."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
     values: Mapping[str, Sequence[float]]
     trip_counts: Mapping[str, int]
     strict: bool
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
 
 
 def load(
-    path: str | PathLike[str],
+    model: Source,
     *,
     warn: Callable[[str], None] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
-    """The graph of an ONNX file, or of gpuir's own text (`.gir`, or `-` for stdin) at any level.
+    """The graph of a model: an ONNX file; a torch program, exported and saved (`.pt2`) or live, or
+    a torch module with its arguments; gpuir's own text (`.gir`, or `-` for stdin) at any level.
 
     What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
     or TextError when the file cannot be used.
     """
-    path = fspath(path)
+    path = fspath(model) if isinstance(model, str | PathLike) else ""
     if path.endswith(".gir") or path == "-":
         return _load_text_file(path, options)
+    if path and not is_torch(path):
+        loaded = _load_onnx(path, options)
+    else:
+        loaded = _load_torch(path or cast("nn.Module | ExportedProgram", model), options)
+    say = warn or partial(warnings.warn, stacklevel=2)
+    for text in loaded.warnings:
+        say(text)
+    return loaded.graph
+
+
+def is_torch(path: str) -> bool:
+    """Whether the text names a torch program: `model.pt2`, `hf:config.json`, `my.module:build`."""
+    if path.startswith("hf:") or path.endswith(".pt2"):
+        return True
+    return not Path(path).exists() and path.rpartition(":")[2].isidentifier() and ":" in path
+
+
+def _check_options(options: LoadOptions, takes: str, what: str, where: str, fix: str) -> None:
+    """UsageError when an option is given that this kind of model has no use for."""
+    given = [name for name, value in options.items() if value and name not in takes.split()]
+    if given:
+        raise UsageError(f"{', '.join(given)} cannot be given for {what}", where=where, fix=fix)
+
+
+def _load_onnx(path: str, options: LoadOptions) -> Model:
     from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
 
-    model = load_onnx(path, **options)
-    say = warn or partial(warnings.warn, stacklevel=2)
-    for text in model.warnings:
-        say(text)
-    return model.graph
+    takes = "dims inputs values trip_counts strict"
+    fix = f"leave it out; an ONNX file takes {', '.join(takes.split())}"
+    _check_options(options, takes, "an ONNX file", path, fix)
+    known = {name: value for name, value in options.items() if name in takes.split()}
+    return load_onnx(path, **cast(Any, known))
+
+
+def _load_torch(model: str | nn.Module | ExportedProgram, options: LoadOptions) -> Model:
+    if find_spec("torch") is None:
+        raise UsageError(
+            "PyTorch is not installed", fix="pip install 'gpuir[torch]', or export to ONNX"
+        )
+    from gpuir.frontends.torch.load import load as load_torch
+    from gpuir.frontends.torch.program import built
+
+    takes = "dims strict args kwargs"
+    fix = f"leave it out; a torch program takes {', '.join(takes.split())}"
+    _check_options(options, takes, "a torch program", str(model)[:80], fix)
+    dims, strict = options.get("dims", {}), options.get("strict", False)
+    if isinstance(model, str) and not model.endswith(".pt2"):
+        return load_torch(built(model, dims), strict=strict)
+    args, kwargs = options.get("args"), options.get("kwargs")
+    return load_torch(model, args=args, kwargs=kwargs, dims=dims, strict=strict)
 
 
 def _load_text_file(path: str, options: LoadOptions) -> Graph:
-    given = [name for name in ("dims", "inputs", "values", "trip_counts") if options.get(name)]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)} cannot be given for IR text",
-            where=path,
-            fix="shapes in a .gir file are numbers already; load the model it came from again",
-        )
+    fix = "shapes in a .gir file are numbers already; load the model it came from again"
+    _check_options(options, "strict", "IR text", path, fix)
     try:
         data = _read_stdin() if path == "-" else Path(path).read_bytes()
         text = data.decode("utf-8-sig")
@@ -115,7 +166,7 @@ def _lowering(level: Level) -> tuple[Pass, ...]:
 
 
 def analyze(
-    model: Graph | str | PathLike[str],
+    model: Graph | Source,
     target: str | None = None,
     *,
     predictor: str | Predictor = "tile",

@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from gpuir.frontends.onnx.load import Model, load
+from gpuir.frontends.model import Model
+from gpuir.frontends.onnx.load import load
 from gpuir.interp import run
 from gpuir.ir.verify import verify
 

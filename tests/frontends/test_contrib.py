@@ -14,7 +14,8 @@ ort = pytest.importorskip("onnxruntime")
 
 from onnx import helper, numpy_helper  # noqa: E402
 
-from gpuir.frontends.onnx.load import Model, load  # noqa: E402
+from gpuir.frontends.model import Model  # noqa: E402
+from gpuir.frontends.onnx.load import load  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 from gpuir.ir.errors import ModelError  # noqa: E402
 from gpuir.ir.verify import verify  # noqa: E402

@@ -13,7 +13,8 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import helper, numpy_helper  # noqa: E402
 
-from gpuir.frontends.onnx.load import Model, load  # noqa: E402
+from gpuir.frontends.model import Model  # noqa: E402
+from gpuir.frontends.onnx.load import load  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 from gpuir.ir.verify import verify  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402

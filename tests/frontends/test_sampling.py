@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from onnx_models import F32, I64, Array, agrees, info, one_node
 
-from gpuir.frontends.onnx.load import Model, load
+from gpuir.frontends.model import Model
+from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import ModelError
 
 draw = np.random.default_rng(5)

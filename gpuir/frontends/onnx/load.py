@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuir.frontends.emit import Emitter, Scope, UnknownValue
+from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
@@ -41,7 +42,7 @@ from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.build import NameTable
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Graph, Loc, Op, Value
+from gpuir.ir.graph import Loc, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, i64
 from gpuir.ops import tensor as t
 
@@ -54,16 +55,6 @@ DEEPEST_CALL = 64  # functions within functions
 LONG_KNOWN = 22  # opset of onnx 1.17, the oldest package that we take: newer ones know it too
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A loaded model: its graph, the numbers of its params (computed when asked for), and what was
-    odd about it."""
-
-    graph: Graph
-    weights: Mapping[str, np.ndarray]
-    warnings: tuple[str, ...]
 
 
 def load(
@@ -104,22 +95,6 @@ def load(
             found=f"{type(error).__name__}: {error}"[:400],
             fix="check the model with onnx.checker; if that finds nothing, report this",
         ) from error
-
-
-class Weights(Mapping[str, np.ndarray]):
-    """The numbers of params by name, read or computed each time one is asked for."""
-
-    def __init__(self, compute: Mapping[str, Callable[[], np.ndarray]]):
-        self._compute = compute
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._compute[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._compute)
-
-    def __len__(self) -> int:
-        return len(self._compute)
 
 
 # ---------------------------------------------------------------------------- the load

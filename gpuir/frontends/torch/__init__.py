@@ -1,0 +1,1 @@
+"""PyTorch programs to graphs: exported programs, fx graphs, modules with their arguments."""

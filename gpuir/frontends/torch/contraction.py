@@ -1,0 +1,221 @@
+"""Products, convolutions, pools and attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.frontends.torch.pointwise import mapped
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import bool_
+from gpuir.ops import tensor as t
+
+
+def product(e: Emitter, a: Value, b: Value) -> Value:
+    """torch.matmul: a vector is a row on the left, a column on the right, and its axis goes."""
+    left, right = a.type.rank == 1, b.type.rank == 1
+    a = reshaped(e, a, (1, *a.type.shape)) if left else a
+    b = reshaped(e, b, (*b.type.shape, 1)) if right else b
+    y = e(t.Matmul(a, b))
+    shape = y.type.shape
+    if left:
+        shape = (*shape[:-2], shape[-1])
+    return reshaped(e, y, shape[:-1] if right else shape)
+
+
+def matmul(n: TorchNode, e: Emitter) -> Value:
+    a, b = [v for v in n.args.values() if isinstance(v, Value)][:2]
+    return product(e, a, b)
+
+
+def linear(n: TorchNode, e: Emitter) -> Value:
+    """input @ weight^T + bias."""
+    weight = n["weight"]
+    if weight.type.rank == 2:
+        weight = e(t.Transpose(weight, (1, 0)), f"{n.name}/weight.T")
+    y = product(e, n["input"], weight)
+    bias = n.get("bias")
+    return y if bias is None else e(t.Map("add", (y, bias)))
+
+
+def add_product(a: str, b: str, sums: bool = False) -> Converter:
+    """beta * self + alpha * (a @ b); `sums` adds up the batch."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dtype = n.type.dtype
+        y = product(e, n[a], n[b])
+        if sums:
+            y = e(t.Reduce("sum", y, (0,)))
+        alpha, beta = n.args["alpha"], n.args["beta"]
+        y = y if alpha == 1 else mapped(e, "mul", dtype, y, alpha)
+        x = n["self"]
+        if beta == 0:
+            return y
+        x = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
+        return mapped(e, "add", dtype, y, x)
+
+    return convert
+
+
+def outer(n: TorchNode, e: Emitter) -> Value:
+    a, b = n["self"], n["vec2"]
+    return mapped(e, "mul", n.type.dtype, reshaped(e, a, (a.type.size, 1)), b)
+
+
+# ---------------------------------------------------------------------------- convolutions
+
+
+def conv(n: TorchNode, e: Emitter) -> Value:
+    """Any number of spatial axes, transposed or not; an image alone is a batch of one."""
+    x, w = n["input"], n["weight"]
+    count = w.type.rank - 2
+    alone = x.type.rank == count + 1
+    x = reshaped(e, x, (1, *x.type.shape)) if alone else x
+    strides, dilations = (spread(n.args[a], count) for a in ("stride", "dilation"))
+    groups = int(n.args["groups"])
+    transposes = n.args.get("transposed", "transpose" in n.op)
+    padding = n.args["padding"]
+    if isinstance(padding, str):
+        totals = [d * (k - 1) for d, k in zip(dilations, w.type.shape[2:], strict=True)]
+        low = tuple(0 if padding == "valid" else total // 2 for total in totals)
+        high = tuple(0 if padding == "valid" else total - total // 2 for total in totals)
+    else:
+        low = high = spread(padding, count)
+    if transposes:
+        extra = spread(n.args["output_padding"], count)
+        y = e(t.ConvTranspose(x, w, strides, low, high, dilations, groups, extra))
+    else:
+        y = e(t.Conv(x, w, strides, low, high, dilations, groups))
+    bias = n.get("bias")
+    if bias is not None:
+        y = e(t.Map("add", (y, reshaped(e, bias, (bias.type.size, *(1,) * count)))))
+    return reshaped(e, y, y.type.shape[1:]) if alone else y
+
+
+def spread(sizes: Any, count: int) -> tuple[int, ...]:
+    """One number for each spatial axis; a single one serves all."""
+    sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return sizes * count if len(sizes) == 1 else sizes
+
+
+# ---------------------------------------------------------------------------- pools
+
+
+def pool(fn: Any, count: int) -> Converter:
+    """max_pool and avg_pool over `count` spatial axes; with indices where the call gives them."""
+
+    def convert(n: TorchNode, e: Emitter) -> Results:
+        x = n["self"]
+        alone = x.type.rank == count + 1
+        image = reshaped(e, x, (1, *x.type.shape)) if alone else x
+        window = spread(n.args["kernel_size"], count)
+        strides = spread(n.args["stride"] or window, count)
+        low = spread(n.args["padding"], count)
+        dilations = spread(n.args.get("dilation", 1), count)
+        extents = n.type.shape[-count:]
+        high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
+        if fn == "max":
+            y = e(t.Pool("max", image, window, strides, low, high, dilations))
+            if len(n.types) == 1:
+                return reshaped(e, y, n.type.shape)
+            where = e(t.Pool("argmax", image, window, strides, low, high, dilations))
+            return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
+        include = bool(n.args.get("count_include_pad", True))
+        divisor = n.args.get("divisor_override")
+        extra = extra if include and any(extra) else ()
+        y = e(t.Pool("mean", image, window, strides, low, high, dilations, include, extra))
+        if divisor:
+            if (not include and any((*low, *high))) or extra:
+                raise ModelError(f"{n.op}: divisor_override at a padded edge is not supported")
+            y = mapped(e, "mul", y.type.dtype, y, math.prod(window) / divisor)
+        return reshaped(e, y, n.type.shape)
+
+    return convert
+
+
+def hanging(
+    spatial: tuple[int, ...],
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    low: tuple[int, ...],
+    dilations: tuple[int, ...],
+    extents: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding at the end, and how much of it is beyond what was declared, so that there are so
+    many windows: in ceil mode the last one may hang over."""
+    high, extra = list(low), [0] * len(low)
+    rows = zip(spatial, window, strides, low, dilations, extents, strict=True)
+    for i, (cells, w, stride, pad, dilation, extent) in enumerate(rows):
+        if t.window_extent(cells, w, stride, pad, pad, dilation) != extent:
+            reach = (extent - 1) * stride + dilation * (w - 1) + 1
+            high[i] = max(reach - cells - pad, 0)
+            extra[i] = max(high[i] - pad, 0)
+    return tuple(high), tuple(extra)
+
+
+def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
+    """The mean over windows as wide as it takes to give so many: whole ones, if they divide."""
+    x, count = n["self"], len(n.args["output_size"])
+    spatial, wanted = x.type.shape[-count:], n.type.shape[-count:]
+    if any(a % b for a, b in zip(spatial, wanted, strict=True)):
+        raise ModelError(
+            f"{n.op}: the windows differ in width",
+            expected=f"extents that {list(wanted)} divides",
+            found=str(list(spatial)),
+        )
+    if all(size == 1 for size in wanted):
+        return e(t.Reduce("mean", x, tuple(range(x.type.rank - count, x.type.rank)), True))
+    window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
+    image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
+    none, one = (0,) * count, (1,) * count
+    return reshaped(e, e(t.Pool("mean", image, window, window, none, none, one)), n.type.shape)
+
+
+# ---------------------------------------------------------------------------- attention
+
+
+def attention(n: TorchNode, e: Emitter) -> Results:
+    """scaled_dot_product_attention: one kernel. The scale is 1 / sqrt of the heads' width where the
+    call says none. Causal: query i sees keys up to i."""
+    q, k, v = (n[name] for name in ("query", "key", "value"))
+    if n.args.get("dropout_p"):
+        e.assume(f"{n.name}: dropout inside attention takes no time")
+    scale = n.args.get("scale")
+    scale = 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
+    mask = n.get("attn_mask") or n.get("attn_bias")
+    if mask is not None and mask.type.dtype != bool_:
+        mask = cast(e, mask, q.type.dtype)
+    if q.type.rank == 3:
+        q, k, v = (reshaped(e, x, (x.type.shape[0], 1, *x.type.shape[1:])) for x in (q, k, v))
+        if mask is not None and mask.type.rank == 3:
+            mask = reshaped(e, mask, (mask.type.shape[0], 1, *mask.type.shape[1:]))
+    y = e(t.Attention(q, k, v, mask, scale, causal=bool(n.args.get("is_causal"))))
+    return reshaped(e, y, n.type.shape)
+
+
+CONVERTERS: dict[str, Converter] = {
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot"), matmul),
+    "linear": linear,
+    "addmm": add_product("mat1", "mat2"),
+    "addmv": add_product("mat", "vec"),
+    "addbmm": add_product("batch1", "batch2", sums=True),
+    "baddbmm": add_product("batch1", "batch2"),
+    "outer": outer,
+    **dict.fromkeys(
+        (
+            *("convolution", "conv1d", "conv2d", "conv3d"),
+            *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        ),
+        conv,
+    ),
+    **{f"avg_pool{d}d": pool("mean", d) for d in (1, 2, 3)},
+    **{f"max_pool{d}d": pool("max", d) for d in (1, 2, 3)},
+    **{f"max_pool{d}d_with_indices": pool("max", d) for d in (2, 3)},
+    **{f"adaptive_avg_pool{d}d": adaptive_mean for d in (1, 2, 3)},
+    **{f"_adaptive_avg_pool{d}d": adaptive_mean for d in (2, 3)},
+    "scaled_dot_product_attention": attention,
+}

@@ -1,0 +1,505 @@
+"""Shapes and places: views, slices, joins, padding, indexing, scattering, new tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
+from gpuir.frontends.torch.node import Converter, TorchNode
+from gpuir.frontends.torch.pointwise import of_dtype
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import TensorType, bool_, i64
+from gpuir.ops import tensor as t
+
+
+def reshape(n: TorchNode, e: Emitter) -> Value:
+    """Whatever the call says, the result's shape is known."""
+    return reshaped(e, n["self"], n.type.shape)
+
+
+def permute(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    return transposed(e, x, tuple(d % x.type.rank for d in n.args["dims"]))
+
+
+def swapped(n: TorchNode, e: Emitter) -> Value:
+    """Two axes exchanged; `t` the only two there are."""
+    x = n["self"]
+    rank = x.type.rank
+    if rank < 2:
+        return x
+    a, b = (n.args.get("dim0", 0) % rank, n.args.get("dim1", 1) % rank)
+    perm = list(range(rank))
+    perm[a], perm[b] = perm[b], perm[a]
+    return transposed(e, x, perm)
+
+
+def moved(n: TorchNode, e: Emitter) -> Value:
+    """Axes `source` put at `destination`, the others in order."""
+    x = n["self"]
+    rank = x.type.rank
+    perm: list[int] = [-1] * rank
+    for source, place in zip(n.args["source"], n.args["destination"], strict=True):
+        perm[place % rank] = source % rank
+    rest = iter([axis for axis in range(rank) if axis not in perm])
+    return transposed(e, x, [next(rest) if axis < 0 else axis for axis in perm])
+
+
+def expand(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    return x if x.type.shape == n.type.shape else e(t.Broadcast(x, n.type.shape))
+
+
+def slice_(n: TorchNode, e: Emitter) -> Value:
+    """self[.., start:end:step, ..] along `dim`, as Python cuts."""
+    x = n["self"]
+    axis, size = n.axis(x.type.rank), n.type.shape
+    length = x.type.shape[axis]
+    start = n.args["start"] or 0
+    start = min(max(start + length if start < 0 else start, 0), length)
+    step = n.args["step"]
+    if size == x.type.shape and step == 1:
+        return x
+    starts = tuple(start if i == axis else 0 for i in range(x.type.rank))
+    steps = tuple(step if i == axis else 1 for i in range(x.type.rank))
+    return e(t.Slice(x, starts, size, steps))
+
+
+def select(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    axis, index = n.axis(x.type.rank), n.args["index"]
+    return pick(e, x, axis, index % x.type.shape[axis])
+
+
+def narrow(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    axis, start = n.axis(x.type.rank), n.args["start"]
+    return part(e, x, axis, start % max(x.type.shape[axis], 1), n.args["length"])
+
+
+def parts(n: TorchNode, e: Emitter) -> tuple[Value, ...]:
+    """split, chunk: consecutive parts along `dim`, as long as the results are."""
+    x = n["self"]
+    axis, start = n.axis(x.type.rank), 0
+    found: list[Value] = []
+    for type in n.types:
+        assert type is not None
+        size = type.shape[axis]
+        found.append(part(e, x, axis, start, size))
+        start += size
+    return tuple(found)
+
+
+def unbind(n: TorchNode, e: Emitter) -> tuple[Value, ...]:
+    x = n["self"]
+    axis = n.axis(x.type.rank)
+    return tuple(pick(e, x, axis, i) for i in range(x.type.shape[axis]))
+
+
+def concat(n: TorchNode, e: Emitter) -> Value:
+    """Tensors one after another; empty ones of rank 1 are left out, as torch does."""
+    rank = n.type.rank
+    kept = [v for v in n.args["tensors"] if v.type.rank == rank and v.type.size]
+    if not kept:
+        return e.fill(0, n.type)
+    values = tuple(cast(e, v, n.type.dtype) for v in kept)
+    return values[0] if len(values) == 1 else e(t.Concat(values, n.axis(rank)))
+
+
+def stack(n: TorchNode, e: Emitter) -> Value:
+    axis = n.axis(n.type.rank)
+    shape = tuple(1 if i == axis else size for i, size in enumerate(n.type.shape))
+    values = tuple(reshaped(e, cast(e, v, n.type.dtype), shape) for v in n.args["tensors"])
+    return values[0] if len(values) == 1 else e(t.Concat(values, axis))
+
+
+def flip(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    axes = n.axes(x.type.rank, "dims") if n.args["dims"] else ()
+    shape = x.type.shape
+    if not x.type.size:
+        return x
+    starts = tuple(size - 1 if i in axes else 0 for i, size in enumerate(shape))
+    return e(t.Slice(x, starts, shape, tuple(-1 if i in axes else 1 for i in range(len(shape)))))
+
+
+def roll(n: TorchNode, e: Emitter) -> Value:
+    """Cells pushed out at one end come back at the other."""
+    x = n["self"]
+    shifts, axes = n.args["shifts"], n.args["dims"]
+    if not axes:
+        flat = rolled(e, reshaped(e, x, (x.type.size,)), 0, shifts[0])
+        return reshaped(e, flat, x.type.shape)
+    for shift, axis in zip(shifts, axes, strict=True):
+        x = rolled(e, x, axis % x.type.rank, shift)
+    return x
+
+
+def rolled(e: Emitter, x: Value, axis: int, shift: int) -> Value:
+    length = x.type.shape[axis]
+    shift = shift % length if length else 0
+    if not shift:
+        return x
+    tail, head = part(e, x, axis, length - shift, shift), part(e, x, axis, 0, length - shift)
+    return e(t.Concat((tail, head), axis))
+
+
+def repeat(n: TorchNode, e: Emitter) -> Value:
+    """The tensor laid side by side `repeats` times along each axis."""
+    x, repeats = n["self"], n.args["repeats"]
+    shape = (1,) * (len(repeats) - x.type.rank) + x.type.shape
+    if not n.type.size:
+        return e.fill(0, n.type)
+    apart = tuple(k for size in shape for k in (1, size))
+    wide = tuple(k for r, size in zip(repeats, shape, strict=True) for k in (r, size))
+    if all(r == 1 or size == 1 for r, size in zip(repeats, shape, strict=True)):
+        return e(t.Broadcast(reshaped(e, x, shape), n.type.shape))
+    return e(t.Reshape(e(t.Broadcast(e(t.Reshape(x, apart)), wide)), n.type.shape))
+
+
+def pad_constant(n: TorchNode, e: Emitter) -> Value:
+    """Pairs of counts from the last axis backwards."""
+    x = n["self"]
+    low, high = padding(n.args["pad"], x.type.rank)
+    number = n.args.get("value") or 0
+    value = e.constant(of_dtype(number, x.type.dtype), x.type.dtype) if number else None
+    return e(t.Pad(x, low, high, value))
+
+
+def padding(pairs: Sequence[int], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    low, high = [0] * rank, [0] * rank
+    for i in range(len(pairs) // 2):
+        low[rank - 1 - i], high[rank - 1 - i] = pairs[2 * i], pairs[2 * i + 1]
+    return tuple(low), tuple(high)
+
+
+def pad_by(mode: Any) -> Converter:
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = n["self"]
+        low, high = padding(n.args["padding"], x.type.rank)
+        return e(t.Pad(x, low, high, mode=mode))
+
+    return convert
+
+
+def triangle(keeps_upper: bool) -> Converter:
+    """triu, tril: cells on one side of a diagonal, zero elsewhere."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = n["self"]
+        rows, columns = x.type.shape[-2:]
+        mask = triangle_mask(e, rows, columns, n.args["diagonal"], keeps_upper)
+        return e(t.Map("where", (mask, x, e.constant(of_dtype(0, x.type.dtype), x.type.dtype))))
+
+    return convert
+
+
+def triangle_mask(e: Emitter, rows: int, columns: int, diagonal: int, upper: bool) -> Value:
+    """[rows, columns]: column - row at least `diagonal` (upper), or at most."""
+    row = e(t.Iota(TensorType((rows, 1), i64), 0), fold=False)
+    column = e(t.Iota(TensorType((1, columns), i64), 1), fold=False)
+    apart = e(t.Map("sub", (column, row)))
+    return e(t.Map("ge" if upper else "le", (apart,), (diagonal,)))
+
+
+# ---------------------------------------------------------------------------- indexing
+
+
+def embedding(n: TorchNode, e: Emitter) -> Value:
+    return e(t.Gather(n["weight"], n["indices"], 0))
+
+
+def index_select(n: TorchNode, e: Emitter) -> Value:
+    x, index = n["self"], n["index"]
+    if not x.type.rank:
+        return x
+    if not index.type.rank:
+        index = e(t.Reshape(index, (1,)))
+    return e(t.Gather(x, index, n.axis(x.type.rank)))
+
+
+def gather(n: TorchNode, e: Emitter) -> Value:
+    """self[i with i[dim] replaced by index[i]]; index may be shorter along other axes."""
+    x, index = n["self"], n["index"]
+    if not x.type.rank:
+        return e(t.Broadcast(reshaped(e, x, ()), n.type.shape)) if n.type.rank else x
+    axis = n.axis(x.type.rank)
+    return e(t.GatherElements(fitted(e, x, index, axis), index, axis))
+
+
+def fitted(e: Emitter, x: Value, index: Value, axis: int) -> Value:
+    """x cut to the index's extents but along `axis`."""
+    for i, size in enumerate(index.type.shape):
+        if i != axis:
+            x = part(e, x, i, 0, size)
+    return x
+
+
+def index(n: TorchNode, e: Emitter) -> Value:
+    """self[indices]: integer tensors broadcast together, masks, None where an axis is whole."""
+    x = n["self"]
+    places = index_places(n, e, x)
+    axes = [axis for axis, _ in places]
+    if len(axes) == 1:
+        axis, only = places[0]
+        return reshaped(e, e(t.Gather(x, only, axis)), n.type.shape)
+    order = [*axes, *(i for i in range(x.type.rank) if i not in axes)]
+    front = transposed(e, x, order)
+    found = e(t.GatherND(front, stacked(e, [v for _, v in places])))
+    return back_in_place(e, found, axes, x.type.rank, n.type)
+
+
+def back_in_place(e: Emitter, found: Value, axes: list[int], rank: int, type: TensorType) -> Value:
+    """The index's axes where the first indexed one was, if the indexed ones are neighbours; in
+    front otherwise."""
+    inner = rank - len(axes)
+    spread = found.type.rank - inner
+    neighbours = axes == list(range(axes[0], axes[0] + len(axes)))
+    if neighbours and axes[0]:
+        lead = axes[0]
+        perm = (
+            *range(spread, spread + lead),
+            *range(spread),
+            *range(spread + lead, found.type.rank),
+        )
+        found = transposed(e, found, perm)
+    return reshaped(e, found, type.shape)
+
+
+def index_places(n: TorchNode, e: Emitter, x: Value) -> list[tuple[int, Value]]:
+    """Each indexed axis with its integers. ModelError for a mask: how many it picks depends on the
+    data."""
+    found: list[tuple[int, Value]] = []
+    for axis, v in enumerate(n.args["indices"]):
+        if v is None:
+            continue
+        if v.type.dtype == bool_:
+            raise ModelError(
+                f"{n.op}: how many cells a mask picks depends on the data",
+                fix="use torch.where, or multiply by the mask",
+            )
+        found.append((axis, cast(e, v, i64)))
+    return found
+
+
+def stacked(e: Emitter, indices: Sequence[Value]) -> Value:
+    """Indices broadcast together, their numbers along a new last axis."""
+    shape = t.broadcast(*(v.type.shape for v in indices))
+    columns = tuple(
+        e(t.Reshape(v if v.type.shape == shape else e(t.Broadcast(v, shape)), (*shape, 1)))
+        for v in indices
+    )
+    return columns[0] if len(columns) == 1 else e(t.Concat(columns, len(shape)))
+
+
+def index_put(n: TorchNode, e: Emitter) -> Value:
+    """self with values written, or added, where the indices say."""
+    x, values = n["self"], n["values"]
+    if len(masks := [v for v in n.args["indices"] if v is not None]) == 1:
+        (mask,) = masks
+        if mask.type.dtype == bool_ and not values.type.rank and not n.args["accumulate"]:
+            wide = (*mask.type.shape, *(1,) * (x.type.rank - mask.type.rank))
+            return e(t.Map("where", (reshaped(e, mask, wide), cast(e, values, x.type.dtype), x)))
+    places = index_places(n, e, x)
+    axes = [axis for axis, _ in places]
+    order = [*axes, *(i for i in range(x.type.rank) if i not in axes)]
+    front = transposed(e, x, order)
+    at = stacked(e, [v for _, v in places])
+    rest = front.type.shape[len(axes) :]
+    spread = at.type.shape[:-1]
+    neighbours = axes == list(range(axes[0], axes[0] + len(axes)))
+    if neighbours and axes[0]:
+        lead = axes[0]
+        inside = (*rest[:lead], *spread, *rest[lead:])
+        updates = broadcast_to(e, values, inside)
+        middle = range(lead, lead + len(spread))
+        updates = transposed(
+            e, updates, (*middle, *range(lead), *range(lead + len(spread), len(inside)))
+        )
+    else:
+        updates = broadcast_to(e, values, (*spread, *rest))
+    combine = "add" if n.args["accumulate"] else "none"
+    updates = cast(e, updates, x.type.dtype)
+    found = e(t.ScatterND(front, at, updates, combine))
+    return transposed(e, found, tuple(int(i) for i in np.argsort(order)))
+
+
+def broadcast_to(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.type.shape == shape else e(t.Broadcast(x, shape))
+
+
+def scatter(n: TorchNode, e: Emitter) -> Value:
+    """self with src (or one value) at self[i with i[dim] replaced by index[i]]."""
+    x, at = n["self"], n["index"]
+    source = n.args.get("src", n.args.get("value"))
+    if not isinstance(source, Value):
+        source = e.fill(of_dtype(source, x.type.dtype), TensorType(at.type.shape, x.type.dtype))
+    if not x.type.rank:
+        x, at, source = (reshaped(e, v, (1,)) for v in (x, at, source))
+    for i, size in enumerate(at.type.shape):
+        source = part(e, source, i, 0, size)
+    reduce = n.args.get("reduce")
+    combines = {None: "none", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}
+    combines |= {"amax": "max", "amin": "min"}
+    if n.op.startswith("scatter_add"):
+        reduce = "add"
+    if reduce not in combines or n.args.get("include_self") is False:
+        raise ModelError(f"{n.op}: {reduce} is not supported", fix="use scatter_add")
+    axis = n.axis(x.type.rank)
+    combine: Any = combines[reduce]
+    found = e(t.ScatterElements(x, at, cast(e, source, x.type.dtype), axis, combine))
+    return reshaped(e, found, n.type.shape)
+
+
+def index_add(n: TorchNode, e: Emitter) -> Value:
+    """self with alpha * source[i] added at, or copied to, self[index[i]] along `dim`."""
+    x, at, source = n["self"], n["index"], n["source"]
+    axis = n.axis(x.type.rank)
+    alpha = n.args.get("alpha", 1)
+    if alpha != 1:
+        source = e(t.Map("mul", (source,), (of_dtype(alpha, source.type.dtype),)))
+    shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
+    wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
+    combine: Any = "add" if n.op.startswith("index_add") else "none"
+    return e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis, combine))
+
+
+def slice_scatter(n: TorchNode, e: Emitter) -> Value:
+    """self with src written to self[.., start:end:step, ..]."""
+    x, source = n["self"], n["src"]
+    axis = n.axis(x.type.rank)
+    length, count = x.type.shape[axis], source.type.shape[axis]
+    start = n.args["start"] or 0
+    start = min(max(start + length if start < 0 else start, 0), length)
+    step = n.args["step"]
+    if count == length:
+        return cast(e, source, x.type.dtype)
+    if not count:
+        return x
+    source = cast(e, source, x.type.dtype)
+    if step == 1:
+        around = [part(e, x, axis, 0, start), source]
+        around.append(part(e, x, axis, start + count, length - start - count))
+        return e(t.Concat(tuple(v for v in around if v.type.shape[axis]), axis))
+    line = np.arange(start, start + count * step, step)
+    shape = tuple(count if i == axis else 1 for i in range(x.type.rank))
+    at = broadcast_to(e, e.constant(line.reshape(shape), i64), source.type.shape)
+    return e(t.ScatterElements(x, at, source, axis))
+
+
+def select_scatter(n: TorchNode, e: Emitter) -> Value:
+    """self with src written to self[.., index, ..]."""
+    x, source = n["self"], n["src"]
+    axis = n.axis(x.type.rank)
+    length = x.type.shape[axis]
+    index = n.args["index"] % length
+    shape = tuple(1 if i == axis else size for i, size in enumerate(x.type.shape))
+    source = reshaped(e, cast(e, source, x.type.dtype), shape)
+    around = (part(e, x, axis, 0, index), source, part(e, x, axis, index + 1, length - index - 1))
+    kept = tuple(v for v in around if v.type.shape[axis])
+    return kept[0] if len(kept) == 1 else e(t.Concat(kept, axis))
+
+
+# ---------------------------------------------------------------------------- new tensors
+
+
+def filled(argument: str, default: float = 0) -> Converter:
+    """One number throughout: the argument of that name, or the default."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        number = n.args.get(argument, default)
+        if isinstance(number, Value):
+            return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
+        return e.fill(of_dtype(number, n.type.dtype), n.type)
+
+    return convert
+
+
+def arange(n: TorchNode, e: Emitter) -> Value:
+    """start, start + step, ..: counted on the device."""
+    dtype, (length,) = n.type.dtype, n.type.shape
+    start, step = n.args.get("start") or 0, n.args.get("step")
+    step = 1 if step is None else step
+    line = e(t.Iota(TensorType((length,), dtype), 0), fold=False)
+    if step != 1:
+        line = e(t.Map("mul", (line,), (of_dtype(step, dtype),)))
+    return line if not start else e(t.Map("add", (line,), (of_dtype(start, dtype),)))
+
+
+CONVERTERS: dict[str, Converter] = {
+    **dict.fromkeys(
+        (
+            *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
+            *("view_as", "reshape_as", "_reshape_alias"),
+        ),
+        reshape,
+    ),
+    "permute": permute,
+    "transpose": swapped,
+    "swapaxes": swapped,
+    "t": swapped,
+    "numpy_T": lambda n, e: transposed(e, n["self"], tuple(reversed(range(n.type.rank)))),
+    "movedim": moved,
+    "moveaxis": moved,
+    "expand": expand,
+    "expand_as": expand,
+    "broadcast_to": expand,
+    "slice": slice_,
+    "select": select,
+    "narrow": narrow,
+    **dict.fromkeys(
+        ("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"),
+        parts,
+    ),
+    "unbind": unbind,
+    "cat": concat,
+    "concat": concat,
+    "stack": stack,
+    "flip": flip,
+    "roll": roll,
+    "repeat": repeat,
+    "constant_pad_nd": pad_constant,
+    **{f"reflection_pad{d}d": pad_by("reflect") for d in (1, 2, 3)},
+    **{f"replication_pad{d}d": pad_by("edge") for d in (1, 2, 3)},
+    "triu": triangle(True),
+    "tril": triangle(False),
+    "embedding": embedding,
+    "index_select": index_select,
+    "gather": gather,
+    "index": index,
+    "_unsafe_index": index,
+    "index_put": index_put,
+    "_unsafe_index_put": index_put,
+    "scatter": scatter,
+    "scatter_add": scatter,
+    "scatter_reduce": scatter,
+    "index_add": index_add,
+    "index_copy": index_add,
+    "slice_scatter": slice_scatter,
+    "select_scatter": select_scatter,
+    "full": filled("fill_value"),
+    "full_like": filled("fill_value"),
+    "new_full": filled("fill_value"),
+    "fill": filled("value"),
+    "scalar_tensor": filled("s"),
+    **{f"{a}{b}": filled("", k) for a, k in (("zeros", 0), ("ones", 1)) for b in ("", "_like")},
+    "new_zeros": filled("", 0),
+    "new_ones": filled("", 1),
+    **{
+        name: filled("", 0)
+        for name in (
+            "empty",
+            "empty_like",
+            "new_empty",
+            "empty_strided",
+            "new_empty_strided",
+            "empty_permuted",
+        )
+    },
+    "arange": arange,
+}

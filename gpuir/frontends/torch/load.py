@@ -1,0 +1,149 @@
+"""The door for PyTorch: an exported program, live or saved, or a module and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from gpuir.frontends.emit import INLINE, Emitter
+from gpuir.frontends.model import Model, Weights
+from gpuir.frontends.torch.archive import open_program
+from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.walk import Dims, Walk, numbers
+from gpuir.ir.errors import GpuirError, ModelError, UsageError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import TensorType
+
+HARMLESS = ("aten::detach_", "aten::lift_fresh_copy")  # in-place by name, not in what they do
+
+
+Source = ExportedProgram | Program | torch.nn.Module | str | Path
+
+
+def load(
+    source: Source,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] = {},
+    strict: bool = False,
+) -> Model:
+    """A program as a graph of level `graph`. Weights are not read.
+
+    `source` is an exported program, the `.pt2` file of one, or a module (an fx.GraphModule too)
+    with its arguments, which is exported first. Composite operators (linear, layer_norm,
+    scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
+    does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
+    sizes their numbers. Raises `ModelError`.
+    """
+    name = source_name(source)
+    try:
+        program = made = _program(source, args, kwargs)
+        if isinstance(made, Program):
+            program = made.export()
+        assert isinstance(program, ExportedProgram)
+        model = _load(functional(program), name, Dims(dict(dims)), strict)
+    except RecursionError:
+        raise ModelError("the program is nested too deep", where=name) from None
+    except GpuirError as error:
+        error.where = error.where or name
+        raise
+    return _annotated(model, made) if isinstance(made, Program) else model
+
+
+def source_name(source: Source) -> str:
+    """What locations begin with."""
+    if isinstance(source, str | Path):
+        return Path(source).name
+    if isinstance(source, Program):
+        return source.name or type(source.module).__name__
+    return type(source).__name__ if isinstance(source, torch.nn.Module) else "program"
+
+
+def _program(
+    source: Source, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> ExportedProgram | Program:
+    if isinstance(source, str | Path):
+        return open_program(source)
+    if not isinstance(source, torch.nn.Module):
+        return source
+    if args is None and kwargs is None:
+        raise UsageError(
+            "a module alone does not say what it is run on",
+            fix="give its arguments: gpuir.load(module, args=(x,))",
+        )
+    return Program(source, tuple(args or ()), dict(kwargs or {}))
+
+
+def _annotated(model: Model, program: Program) -> Model:
+    """The graph with what only the program's maker knew."""
+    graph = model.graph
+    values = {v.name: v for v in (*graph.inputs, *graph.params)}
+    over = tuple(values[name] if name else None for name in program.over) or graph.over
+    known = {name for name, _ in graph.roles}
+    roles = tuple((n, r) for n, r in program.roles.items() if n in values and n not in known)
+    assumed = tuple(dict.fromkeys((*graph.assumed, *program.assumed)))
+    graph = replace(graph, over=over, roles=(*graph.roles, *roles), assumed=assumed)
+    return replace(model, graph=graph)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """The program without operators that write in place; itself where there are none."""
+
+    def writes(target: Any) -> bool:
+        schema = getattr(target, "_schema", None)
+        return schema is not None and schema.is_mutable and schema.name not in HARMLESS
+
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    if not any(writes(node.target) for m in modules for node in m.graph.nodes):
+        return program
+    return program.run_decompositions({})
+
+
+def _load(program: ExportedProgram, name: str, dims: Dims, strict: bool) -> Model:
+    emit = Emitter(name)
+    walk = Walk(name, emit, dims, strict)
+    signature = program.graph_signature
+    held: Mapping[str, Any] = {**program.state_dict, **program.constants}
+    specs = {spec.arg.name: spec for spec in signature.input_specs}
+    places: dict[str, Value] = {}
+    given: list[Any] = []
+    for node in program.graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        spec, value = specs[node.name], node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            given.append(dims(value) if isinstance(value, torch.SymInt) else value)
+            continue
+        made = _place(held, emit, spec, dims.type(value))
+        places[spec.target or node.name] = made
+        given.append(made)
+    found = walk.run(program.graph_module, given)
+    outputs: list[Value] = []
+    over: list[Value | None] = []
+    for spec, value in zip(signature.output_specs, found, strict=True):
+        if not isinstance(value, Value):
+            continue
+        outputs.append(emit.place(value, stored=True))
+        mutates = spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+        over.append(places.get(str(spec.target)) if mutates else None)
+    builder = emit.builder
+    builder.assumed += emit.scope.assumed
+    graph = builder.finish(outputs, over)
+    return Model(graph, Weights(emit.scope.weights), tuple(walk.warnings))
+
+
+def _place(held: Mapping[str, Any], emit: Emitter, spec: Any, type: TensorType) -> Value:
+    """The value of a placeholder: an input, a param, or a small known constant."""
+    if spec.kind is InputKind.USER_INPUT:
+        return emit.input(spec.arg.name, type)
+    tensor = held[spec.target]
+    if spec.kind is InputKind.CONSTANT_TENSOR and tensor.numel() <= INLINE:
+        return emit.lazy(type, lambda: numbers(tensor), spec.target)
+    return emit.param(spec.target, type, lambda: numbers(tensor))

@@ -1,0 +1,100 @@
+"""What a torch converter reads: a call of an ATen operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpuir.frontends.emit import Emitter
+from gpuir.ir import types as ir
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, TensorType
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.bool: ir.bool_,
+    torch.int64: ir.i64,
+    torch.int32: ir.i32,
+    torch.int16: ir.i16,
+    torch.int8: ir.i8,
+    torch.uint64: ir.u64,
+    torch.uint32: ir.u32,
+    torch.uint16: ir.u16,
+    torch.uint8: ir.u8,
+    torch.float64: ir.f64,
+    torch.float32: ir.f32,
+    torch.float16: ir.f16,
+    torch.bfloat16: ir.bf16,
+    torch.float8_e4m3fn: ir.f8e4m3,
+    torch.float8_e4m3fnuz: ir.f8e4m3fnuz,
+    torch.float8_e5m2: ir.f8e5m2,
+    torch.float8_e5m2fnuz: ir.f8e5m2fnuz,
+    torch.float8_e8m0fnu: ir.f8e8m0,
+    torch.complex64: ir.c64,
+    torch.complex128: ir.c128,
+}
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """ModelError for a dtype that the IR has not: quantised ones, complex32."""
+    if dtype not in DTYPES:
+        raise ModelError("no dtype that gpuir analyses", found=str(dtype))
+    return DTYPES[dtype]
+
+
+@dataclass
+class TorchNode:
+    """A call as a converter sees it: the arguments by the names that the operator's schema gives
+    them, defaults filled in. Tensors are `Value`s, sizes numbers.
+
+    `fakes` are the tensors and numbers among the arguments as torch has them, for its own rules of
+    promotion; `types` are those of the results, None where one is no tensor or is left out.
+    """
+
+    op: str  # "add.Tensor"
+    name: str
+    args: Mapping[str, Any]
+    fakes: Mapping[str, Any]
+    types: Sequence[TensorType | None]
+
+    def __getitem__(self, arg: str) -> Value:
+        """The operand of that name, which must be a tensor."""
+        value = self.args[arg]
+        if not isinstance(value, Value):
+            raise ModelError(f"{self.op}: {arg} is no tensor", found=repr(value))
+        return value
+
+    def get(self, arg: str) -> Value | None:
+        value = self.args.get(arg)
+        return value if isinstance(value, Value) else None
+
+    @property
+    def type(self) -> TensorType:
+        """Of the first result."""
+        type = self.types[0]
+        if type is None:
+            raise ModelError(f"{self.op}: its result is no tensor")
+        return type
+
+    def axis(self, rank: int, arg: str = "dim") -> int:
+        """The argument as an axis counted from the front."""
+        return int(self.args[arg]) % max(rank, 1)
+
+    def axes(self, rank: int, arg: str = "dim") -> tuple[int, ...]:
+        """The argument as axes counted from the front; all where it is left out or empty."""
+        given = self.args.get(arg)
+        if isinstance(given, int):
+            given = (given,)
+        return tuple(a % max(rank, 1) for a in given) if given else tuple(range(rank))
+
+    def promoted(self, *args: str) -> DType:
+        """The dtype that torch brings two operands to."""
+        a, b = (self.fakes[arg] for arg in args)
+        return dtype_of(torch.result_type(a, b))
+
+
+Results = Value | Sequence[Value | None] | None
+Converter = Callable[[TorchNode, Emitter], Results]

@@ -1,0 +1,405 @@
+"""Elementwise operators: arithmetic, comparisons, activations, casts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast
+from gpuir.frontends.torch.node import Converter, TorchNode, dtype_of
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, TensorType, bool_
+from gpuir.ops import tensor as t
+
+
+def of_dtype(number: Any, dtype: DType) -> int | float | bool:
+    """A Python number as an immediate of operands of this dtype."""
+    if dtype == bool_:
+        return bool(number)
+    if not dtype.is_float:
+        return int(number)
+    return float(number)
+
+
+def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
+    """`fn` of tensors and numbers, all brought to `dtype`; numbers behind the last tensor become
+    immediates."""
+    values = list(args)
+    imm: list[int | float | bool] = []
+    while len(values) > 1 and not isinstance(values[-1], Value):
+        imm.insert(0, of_dtype(values.pop(), dtype))
+    operands = tuple(
+        cast(e, v, dtype) if isinstance(v, Value) else e.constant(of_dtype(v, dtype), dtype)
+        for v in values
+    )
+    return e(t.Map(fn, operands, tuple(imm)))
+
+
+def unary(fn: str) -> Converter:
+    """`fn` in the result's dtype: integers become floats where torch makes them so."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        return mapped(e, fn, n.type.dtype, n["self"])
+
+    return convert
+
+
+def binary(fn: str) -> Converter:
+    """`fn` of `self` and `other` in the result's dtype."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        return mapped(e, fn, n.type.dtype, n.args["self"], n.args["other"])
+
+    return convert
+
+
+def with_alpha(fn: str) -> Converter:
+    """fn(self, alpha * other)."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dtype = n.type.dtype
+        return mapped(e, fn, dtype, n.args["self"], scaled(n, e, n.args["other"], "alpha"))
+
+    return convert
+
+
+def scaled(n: TorchNode, e: Emitter, x: Any, arg: str) -> Any:
+    """x times a number of the call's arguments: x itself where that is 1."""
+    factor = n.args.get(arg, 1)
+    if factor == 1:
+        return x
+    return mapped(e, "mul", n.type.dtype, x, factor) if isinstance(x, Value) else x * factor
+
+
+def reverse_subtract(n: TorchNode, e: Emitter) -> Value:
+    """other - alpha * self."""
+    x = scaled(n, e, n["self"], "alpha")
+    return mapped(e, "sub", n.type.dtype, n.args["other"], x)
+
+
+def comparison(fn: str) -> Converter:
+    """`fn` of both operands in the dtype that torch promotes them to."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dtype = n.promoted("self", "other")
+        return mapped(e, fn, dtype, n.args["self"], n.args["other"])
+
+    return convert
+
+
+def logical(fn: str) -> Converter:
+    """`fn` of operands as truth values."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        operands = tuple(truth(e, n[name]) for name in ("self", "other") if name in n.args)
+        return e(t.Map(fn, operands))
+
+    return convert
+
+
+def truth(e: Emitter, x: Value) -> Value:
+    """x != 0."""
+    return x if x.type.dtype == bool_ else e(t.Map("ne", (x,), (of_dtype(0, x.type.dtype),)))
+
+
+def bitwise(fn: str, of_bools: str) -> Converter:
+    """Bit by bit on integers; the logical operator on bools."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dtype = n.type.dtype
+        operands = [n.args[name] for name in ("self", "other") if name in n.args]
+        return mapped(e, of_bools if dtype == bool_ else fn, dtype, *operands)
+
+    return convert
+
+
+def divide(n: TorchNode, e: Emitter) -> Value:
+    """True division, or rounded down or towards zero as `rounding_mode` says."""
+    mode, dtype = n.args.get("rounding_mode"), n.type.dtype
+    x, y = n.args["self"], n.args["other"]
+    if mode is None or dtype.is_float:
+        quotient = mapped(e, "div", dtype, x, y)
+        rounding = {None: "", "floor": "floor", "trunc": "trunc"}[mode]
+        return e(t.Map(rounding, (quotient,))) if rounding else quotient
+    if mode == "trunc":
+        return mapped(e, "div", dtype, x, y)
+    rest = mapped(e, "mod", dtype, x, y)  # x - floor(x / y) y: what is left divides exactly
+    return mapped(e, "div", dtype, mapped(e, "sub", dtype, x, rest), y)
+
+
+def floor_divide(n: TorchNode, e: Emitter) -> Value:
+    dtype, x, y = n.type.dtype, n.args["self"], n.args["other"]
+    if dtype.is_float:
+        return e(t.Map("floor", (mapped(e, "div", dtype, x, y),)))
+    rest = mapped(e, "mod", dtype, x, y)
+    return mapped(e, "div", dtype, mapped(e, "sub", dtype, x, rest), y)
+
+
+def power(n: TorchNode, e: Emitter) -> Value:
+    """self ** exponent; a square and a root are what torch calls then."""
+    x, y, dtype = n.args["self"], n.args["exponent"], n.type.dtype
+    if isinstance(x, Value) and dtype.is_float:
+        if y == 2:
+            x = cast(e, x, dtype)
+            return e(t.Map("mul", (x, x)))
+        if y == 0.5:
+            return mapped(e, "sqrt", dtype, x)
+        if y == -0.5:
+            return mapped(e, "rsqrt", dtype, x)
+    return mapped(e, "pow", dtype, x, y)
+
+
+def clamp(n: TorchNode, e: Emitter) -> Value:
+    x, dtype = n["self"], n.type.dtype
+    low, high = n.args.get("min"), n.args.get("max")
+    if low is not None and high is not None and isinstance(low, Value) == isinstance(high, Value):
+        return mapped(e, "clip", dtype, x, low, high)
+    y = cast(e, x, dtype)
+    if low is not None:
+        y = mapped(e, "max", dtype, y, low)
+    return y if high is None else mapped(e, "min", dtype, y, high)
+
+
+def where(n: TorchNode, e: Emitter) -> Value:
+    """self where the condition holds, else other."""
+    dtype = n.type.dtype
+    branches = [n.args[name] for name in ("self", "other")]
+    operands = (
+        cast(e, v, dtype) if isinstance(v, Value) else e.constant(of_dtype(v, dtype), dtype)
+        for v in branches
+    )
+    return e(t.Map("where", (truth(e, n["condition"]), *operands)))
+
+
+def masked_fill(n: TorchNode, e: Emitter) -> Value:
+    """value where the mask holds, else self."""
+    x, value = n["self"], n.args["value"]
+    dtype = x.type.dtype
+    number = cast(e, value, dtype) if isinstance(value, Value) else None
+    if number is None:
+        number = e.constant(of_dtype(value, dtype), dtype)
+    return e(t.Map("where", (n["mask"], number, x)))
+
+
+def gelu(n: TorchNode, e: Emitter) -> Value:
+    fns = {"none": "gelu", "tanh": "gelu_tanh"}
+    return e(t.Map(fns[n.args["approximate"]], (n["self"],)))
+
+
+def hardtanh(n: TorchNode, e: Emitter) -> Value:
+    return mapped(e, "clip", n.type.dtype, n["self"], n.args["min_val"], n.args["max_val"])
+
+
+def relu6(n: TorchNode, e: Emitter) -> Value:
+    return mapped(e, "clip", n.type.dtype, n["self"], 0, 6)
+
+
+def leaky_relu(n: TorchNode, e: Emitter) -> Value:
+    return mapped(e, "leaky_relu", n.type.dtype, n["self"], n.args["negative_slope"])
+
+
+def prelu(n: TorchNode, e: Emitter) -> Value:
+    """One slope, or one a channel: axis 1."""
+    x, slope = n["self"], n["weight"]
+    if x.type.rank > 1:
+        slope = e(t.Reshape(slope, (slope.type.size, *(1,) * (x.type.rank - 2))))
+    elif slope.type.rank > x.type.rank:
+        slope = e(t.Reshape(slope, ()))
+    return e(t.Map("leaky_relu", (x, slope)))
+
+
+def elu(n: TorchNode, e: Emitter) -> Value:
+    """scale * (x, or alpha * (exp(input_scale * x) - 1) below zero)."""
+    alpha, scale, inner = (float(n.args[a]) for a in ("alpha", "scale", "input_scale"))
+    x, dtype = n["self"], n.type.dtype
+    if inner == 1:
+        y = mapped(e, "elu", dtype, x, alpha)
+    else:
+        below = mapped(e, "expm1", dtype, mapped(e, "mul", dtype, x, inner))
+        below = mapped(e, "mul", dtype, below, alpha)
+        y = e(t.Map("where", (mapped(e, "gt", dtype, x, 0), x, below)))
+    return y if scale == 1 else mapped(e, "mul", dtype, y, scale)
+
+
+def hardsigmoid(n: TorchNode, e: Emitter) -> Value:
+    """clip(x / 6 + 1/2, 0, 1)."""
+    return mapped(e, "hard_sigmoid", n.type.dtype, n["self"], 1 / 6, 0.5)
+
+
+def softplus(n: TorchNode, e: Emitter) -> Value:
+    """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
+    beta, x, dtype = float(n.args["beta"]), n["self"], n.type.dtype
+    inner = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
+    y = e(t.Map("softplus", (inner,)))
+    y = y if beta == 1 else mapped(e, "div", dtype, y, beta)
+    large = mapped(e, "gt", dtype, inner, n.args["threshold"])
+    return e(t.Map("where", (large, x, y)))
+
+
+def log_to(base: float) -> Converter:
+    """The logarithm to another base."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dtype = n.type.dtype
+        return mapped(e, "mul", dtype, mapped(e, "log", dtype, n["self"]), 1 / math.log(base))
+
+    return convert
+
+
+def round_(n: TorchNode, e: Emitter) -> Value:
+    """To the nearest even; to so many decimals."""
+    x, decimals, dtype = n["self"], n.args.get("decimals", 0), n.type.dtype
+    if not dtype.is_float:
+        return x
+    if not decimals:
+        return e(t.Map("round", (x,)))
+    power = 10.0**decimals
+    return mapped(e, "div", dtype, e(t.Map("round", (mapped(e, "mul", dtype, x, power),))), power)
+
+
+def whole(fn: str) -> Converter:
+    """Rounding, which leaves integers as they are."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        return e(t.Map(fn, (n["self"],))) if n.type.dtype.is_float else n["self"]
+
+    return convert
+
+
+def number_test(fn: str) -> Converter:
+    """A test of floats, which no integer passes."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = n["self"]
+        if x.type.dtype.is_float:
+            return e(t.Map(fn, (x,)))
+        return e.fill(False, TensorType(x.type.shape, bool_))
+
+    return convert
+
+
+def addcmul(n: TorchNode, e: Emitter) -> Value:
+    return added(n, e, "mul")
+
+
+def addcdiv(n: TorchNode, e: Emitter) -> Value:
+    return added(n, e, "div")
+
+
+def added(n: TorchNode, e: Emitter, fn: str) -> Value:
+    """self + value * fn(tensor1, tensor2)."""
+    dtype = n.type.dtype
+    y = scaled(n, e, mapped(e, fn, dtype, n["tensor1"], n["tensor2"]), "value")
+    return mapped(e, "add", dtype, n["self"], y)
+
+
+def lerp(n: TorchNode, e: Emitter) -> Value:
+    """self + weight * (end - self)."""
+    dtype = n.type.dtype
+    apart = mapped(e, "sub", dtype, n["end"], n["self"])
+    return mapped(e, "add", dtype, n["self"], mapped(e, "mul", dtype, apart, n.args["weight"]))
+
+
+# ---------------------------------------------------------------------------- casts, copies
+
+
+def to_type(n: TorchNode, e: Emitter) -> Value:
+    """The result's dtype is all that tells."""
+    x = n["self"]
+    if x.type.dtype.kind == "complex" and n.type.dtype.kind != "complex":
+        raise ModelError(f"{n.op}: a complex number as a real one is not supported")
+    return cast(e, x, n.type.dtype)
+
+
+def copied(n: TorchNode, e: Emitter) -> Value:
+    """The same numbers in memory of their own."""
+    return e(t.Map("identity", (n["self"],)))
+
+
+def unchanged(n: TorchNode, e: Emitter) -> Value:
+    return n["self"]
+
+
+def copy(n: TorchNode, e: Emitter) -> Value:
+    """src in the shape and dtype of self."""
+    y = cast(e, n["src"], n.type.dtype)
+    return y if y.type.shape == n.type.shape else e(t.Broadcast(y, n.type.shape))
+
+
+def viewed_as(n: TorchNode, e: Emitter) -> Value:
+    """The same bits under another dtype of equal width."""
+    return e(t.Bitcast(n["self"], dtype_of(n.args["dtype"])))
+
+
+SAME = (
+    *("abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "erf"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+    *("asinh", "acosh", "atanh", "sigmoid", "relu", "silu", "mish", "sign"),
+)
+
+CONVERTERS: dict[str, Converter] = {
+    **{name: unary(name) for name in SAME},
+    **{name: whole(name) for name in ("ceil", "floor", "trunc")},
+    "fix": whole("trunc"),
+    "round": round_,
+    "hardswish": unary("hard_swish"),
+    "log2": log_to(2),
+    "log10": log_to(10),
+    "add": with_alpha("add"),
+    "sub": with_alpha("sub"),
+    "rsub": reverse_subtract,
+    "mul": binary("mul"),
+    "div": divide,
+    "true_divide": divide,
+    "floor_divide": floor_divide,
+    "remainder": binary("mod"),
+    "fmod": binary("fmod"),
+    "maximum": binary("max"),
+    "minimum": binary("min"),
+    "pow": power,
+    **{name: comparison(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "logical_and": logical("and"),
+    "logical_or": logical("or"),
+    "logical_xor": logical("xor"),
+    "logical_not": logical("not"),
+    "bitwise_and": bitwise("bit_and", "and"),
+    "bitwise_or": bitwise("bit_or", "or"),
+    "bitwise_xor": bitwise("bit_xor", "xor"),
+    "bitwise_not": bitwise("bit_not", "not"),
+    "bitwise_left_shift": binary("shift_left"),
+    "bitwise_right_shift": binary("shift_right"),
+    "isnan": number_test("isnan"),
+    "isinf": number_test("isinf"),
+    "clamp": clamp,
+    "clamp_min": clamp,
+    "clamp_max": clamp,
+    "where": where,
+    "masked_fill": masked_fill,
+    "gelu": gelu,
+    "hardtanh": hardtanh,
+    "relu6": relu6,
+    "leaky_relu": leaky_relu,
+    "prelu": prelu,
+    "_prelu_kernel": prelu,
+    "elu": elu,
+    "hardsigmoid": hardsigmoid,
+    "softplus": softplus,
+    "addcmul": addcmul,
+    "addcdiv": addcdiv,
+    "lerp": lerp,
+    "_to_copy": to_type,
+    "to": to_type,
+    "type_as": to_type,
+    "clone": copied,
+    "copy": copy,
+    "view.dtype": viewed_as,
+    **dict.fromkeys(
+        (
+            *("alias", "detach", "detach_", "contiguous", "lift_fresh_copy", "lift_fresh"),
+            *("lift", "positive", "resolve_conj", "resolve_neg"),
+        ),
+        unchanged,
+    ),
+}

@@ -1,0 +1,362 @@
+"""Operators along axes: sums, softmax, norms, sorting, losses; and random numbers."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.frontends.torch.pointwise import mapped, truth
+from gpuir.ir.graph import Value
+from gpuir.ir.types import TensorType, bool_, f32, i64
+from gpuir.ops import tensor as t
+
+
+def reduction(fn: Any) -> Converter:
+    """`fn` over `dim`, or over all of it, in the result's dtype."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = cast(e, n["self"], n.type.dtype)
+        return over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False)))
+
+    return convert
+
+
+def over(e: Emitter, fn: Any, x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+    """A reduction; x itself where there are no axes."""
+    return e(t.Reduce(fn, x, axes, keepdims)) if axes else x
+
+
+def truths(fn: Any) -> Converter:
+    """any, all: the largest or smallest truth value."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = truth(e, n["self"])
+        return cast(
+            e, over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False))), n.type.dtype
+        )
+
+    return convert
+
+
+def extreme(fn: Any) -> Converter:
+    """max, min along `dim`, and where they are; of two tensors the larger; else of all."""
+
+    def convert(n: TorchNode, e: Emitter) -> Results:
+        x = n["self"]
+        if "other" in n.args:
+            return mapped(e, fn, n.type.dtype, x, n["other"])
+        if "dim" not in n.args:
+            return over(e, fn, x, tuple(range(x.type.rank)), False)
+        keep = bool(n.args["keepdim"])
+        if not x.type.rank:
+            return x, e.fill(0, TensorType((), i64))
+        axis = n.axis(x.type.rank)
+        return over(e, fn, x, (axis,), keep), e(t.ArgReduce(fn, x, axis, keep))
+
+    return convert
+
+
+def place_of(fn: Any) -> Converter:
+    """argmax, argmin: along `dim`, or in the tensor laid flat."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = n["self"]
+        if n.args["dim"] is None:
+            flat = reshaped(e, x, (x.type.size,))
+            return reshaped(e, e(t.ArgReduce(fn, flat, 0)), n.type.shape)
+        if not x.type.rank:
+            return e.fill(0, n.type)
+        return e(t.ArgReduce(fn, x, n.axis(x.type.rank), bool(n.args["keepdim"])))
+
+    return convert
+
+
+def variance(root: bool, mean: bool) -> Converter:
+    """The mean square off the mean, its divisor less `correction`; its root, and the mean too."""
+
+    def convert(n: TorchNode, e: Emitter) -> Results:
+        x, dtype = n["self"], n.type.dtype
+        axes, keep = n.axes(x.type.rank), bool(n.args.get("keepdim", False))
+        correction = n.args.get("correction", 1 if n.args.get("unbiased", True) else 0)
+        correction = 1 if correction is None else correction
+        middle = over(e, "mean", x, axes, True)
+        apart = mapped(e, "sub", dtype, x, middle)
+        total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
+        count = prod(x.type.shape[a] for a in axes)
+        found = mapped(e, "div", dtype, total, max(count - correction, 0))
+        found = e(t.Map("sqrt", (found,))) if root else found
+        if not mean:
+            return found
+        return found, reshaped(e, middle, found.type.shape)
+
+    return convert
+
+
+def cumulative(fn: Any) -> Converter:
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = cast(e, n["self"], n.type.dtype)
+        return e(t.Cumulative(fn, x, n.axis(x.type.rank))) if x.type.rank else x
+
+    return convert
+
+
+def top_k(n: TorchNode, e: Emitter) -> Results:
+    x = n["self"]
+    if not x.type.rank:
+        return x, e.fill(0, TensorType((), i64))
+    return e.add(t.TopK(x, n.args["k"], n.axis(x.type.rank), bool(n.args["largest"])))
+
+
+def sort(n: TorchNode, e: Emitter) -> Results:
+    """All of the axis: its top so many, largest or smallest first."""
+    x = n["self"]
+    if not x.type.rank:
+        found: Results = (x, e.fill(0, TensorType((), i64)))
+    else:
+        axis = n.axis(x.type.rank)
+        found = e.add(t.TopK(x, x.type.shape[axis], axis, bool(n.args["descending"])))
+    return found[1] if n.op.startswith("argsort") else found
+
+
+def softmax(log: bool) -> Converter:
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = cast(e, n["self"], n.type.dtype)
+        if not x.type.rank:
+            return e.fill(0.0 if log else 1.0, x.type)
+        return e(t.Softmax(x, n.axis(x.type.rank), log))
+
+    return convert
+
+
+# ---------------------------------------------------------------------------- norms
+
+
+def layer_norm(n: TorchNode, e: Emitter) -> Results:
+    """Over the last axes, as many as `normalized_shape` has; the native call gives the statistics
+    too."""
+    x, count = n["input"], len(n.args["normalized_shape"])
+    axes = tuple(range(x.type.rank - count, x.type.rank))
+    y = e(t.Normalize(x, axes, n.get("weight"), n.get("bias"), float(n.args["eps"])))
+    if len(n.types) == 1:
+        return y
+    return y, *statistics(n, e, x, axes, float(n.args["eps"]))
+
+
+def statistics(
+    n: TorchNode, e: Emitter, x: Value, axes: tuple[int, ...], eps: float
+) -> tuple[Value, Value]:
+    """The mean and 1 / sqrt(variance + eps), in the dtype and shape of the results 1 and 2."""
+    type = n.types[1]
+    assert type is not None
+    wide = cast(e, x, type.dtype)
+    middle = over(e, "mean", wide, axes, True)
+    apart = e(t.Map("sub", (wide, middle)))
+    spread = over(e, "mean", e(t.Map("mul", (apart, apart))), axes, True)
+    inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
+    return reshaped(e, middle, type.shape), reshaped(e, inverse, type.shape)
+
+
+def rms_norm(n: TorchNode, e: Emitter) -> Value:
+    """Without eps torch takes the dtype's own."""
+    x, count = n["input"], len(n.args["normalized_shape"])
+    axes = tuple(range(x.type.rank - count, x.type.rank))
+    eps = n.args["eps"]
+    eps = EPSILON[x.type.dtype.name] if eps is None else float(eps)
+    return e(t.Normalize(x, axes, n.get("weight"), None, eps, center=False))
+
+
+EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}  # 1 + eps > 1
+
+
+def group_norm(n: TorchNode, e: Emitter) -> Results:
+    """The native call says its extents, and gives the statistics too."""
+    native = n.op.startswith("native")
+    x = n["input"]
+    groups = int(n.args["group" if native else "num_groups"])
+    axes = tuple(range(1, x.type.rank))
+    scale, bias = (per_channel(e, n.get(name), x.type.rank) for name in ("weight", "bias"))
+    eps = float(n.args["eps"])
+    y = e(t.Normalize(x, axes, scale, bias, eps, groups=groups))
+    if not native:
+        return y
+    count, channels, *_ = x.type.shape
+    apart = reshaped(e, x, (count, groups, channels // groups * prod(x.type.shape[2:])))
+    return y, *statistics(n, e, apart, (2,), eps)
+
+
+def per_channel(e: Emitter, v: Value | None, rank: int) -> Value | None:
+    """[C]  →  [C, 1, ..]: along axis 1 of a tensor of that rank."""
+    return None if v is None else reshaped(e, v, (v.type.size, *(1,) * (rank - 2)))
+
+
+def batch_norm(n: TorchNode, e: Emitter) -> Results:
+    """(x - mean) / sqrt(var + eps) * weight + bias by channel: with statistics of the batch in
+    training, which also move the running ones, else with those."""
+    x, eps = n["input"], float(n.args["eps"])
+    training = bool(n.args.get("training", n.args.get("train", False)))
+    running = [n.get(name) for name in ("running_mean", "running_var")]
+    training = training or running[0] is None
+    rank = x.type.rank
+    if training:
+        axes = (0, *range(2, rank))
+        wide = cast(e, x, f32) if x.type.dtype.bits < 32 else x
+        middle = over(e, "mean", wide, axes, True)
+        apart = e(t.Map("sub", (wide, middle)))
+        spread = over(e, "mean", e(t.Map("mul", (apart, apart))), axes, True)
+    else:
+        middle, spread = (per_channel(e, v, rank) for v in running)
+        assert middle is not None and spread is not None
+        wide = cast(e, x, middle.type.dtype)
+        apart = e(t.Map("sub", (wide, middle)))
+    inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
+    y = e(t.Map("mul", (apart, inverse)))
+    for fn, name in (("mul", "weight"), ("add", "bias")):
+        if (v := per_channel(e, n.get(name), rank)) is not None:
+            y = e(t.Map(fn, (y, cast(e, v, y.type.dtype))))
+    y = cast(e, y, x.type.dtype)
+    if len(n.types) == 1:
+        return y
+    saved = [
+        fitted(e, v, type) if training else empty(e, type)
+        for v, type in zip((middle, inverse), n.types[1:3], strict=True)
+    ]
+    if len(n.types) == 3:
+        return y, *saved
+    moved = [
+        v if not training else moved_to(n, e, v, new, x)
+        for v, new in zip(running, (middle, spread), strict=True)
+    ]
+    if len(n.types) == 5:
+        return y, *saved, *moved
+    reserve = [empty(e, type) for type in n.types[3:-2]]
+    return y, *saved, *reserve, *moved
+
+
+def fitted(e: Emitter, v: Value, type: TensorType | None) -> Value | None:
+    return None if type is None else reshaped(e, cast(e, v, type.dtype), type.shape)
+
+
+def empty(e: Emitter, type: TensorType | None) -> Value | None:
+    return None if type is None else e.fill(0, type)
+
+
+def moved_to(
+    n: TorchNode, e: Emitter, running: Value | None, batch: Value, x: Value
+) -> Value | None:
+    """(1 - momentum) * running + momentum * the batch's; its variance without bias."""
+    if running is None:
+        return None
+    momentum = float(n.args["momentum"])
+    new = reshaped(e, cast(e, batch, running.type.dtype), running.type.shape)
+    count = x.type.size // x.type.shape[1]
+    if n.get("running_var") is running and count > 1:
+        new = e(t.Map("mul", (new,), (count / (count - 1),)))
+    kept = e(t.Map("mul", (running,), (1 - momentum,)))
+    return e(t.Map("add", (kept, e(t.Map("mul", (new,), (momentum,))))))
+
+
+# ---------------------------------------------------------------------------- losses
+
+
+def negative_log_likelihood(n: TorchNode, e: Emitter) -> Results:
+    """-weight[target] * self[i, target], reduced, and the sum of weights. Cells whose target is
+    `ignore_index` weigh nothing."""
+    x, target, weight, dtype = n["self"], n["target"], n.get("weight"), n.type.dtype
+    axis = 0 if x.type.rank == 1 else 1
+    counts = e(t.Map("ne", (target,), (int(n.args["ignore_index"]),)))
+    safe = e(t.Map("where", (counts, target, e.constant(0, target.type.dtype))))
+    shape = target.type.shape
+    at = reshaped(e, safe, (*shape[:axis], 1, *shape[axis:]) if x.type.rank > 1 else (1,))
+    loss = e(t.Map("neg", (reshaped(e, e(t.GatherElements(x, at, axis)), shape),)))
+    weights = cast(e, counts, dtype)
+    if weight is not None:
+        weights = e(t.Map("mul", (weights, reshaped(e, e(t.Gather(weight, safe)), shape))))
+    loss = e(t.Map("mul", (loss, weights)))
+    axes, how = tuple(range(len(shape))), n.args["reduction"]
+    total = over(e, "sum", weights, axes, False)
+    if how:
+        loss = over(e, "sum", loss, axes, False)
+    if how == 1:
+        loss = e(t.Map("div", (loss, total)))
+    return (loss, total) if len(n.types) > 1 else loss
+
+
+# ---------------------------------------------------------------------------- random
+
+
+def drawn(e: Emitter, kind: str, type: TensorType, **settings: float) -> Value:
+    """Random numbers of a kind; no two graphs need draw the same ones."""
+    attrs = (("kind", kind), ("seed", 0), ("shape", type.shape), *settings.items())
+    made = TensorType(type.shape, bool_ if kind == "keep" else f32)
+    y = e(t.Routine("random", (), (made,), attrs, work=type.size), fold=False)
+    return cast(e, y, type.dtype)
+
+
+def random(kind: str, **settings: float) -> Converter:
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        return drawn(e, kind, n.type, **settings)
+
+    return convert
+
+
+def dropout(n: TorchNode, e: Emitter) -> Results:
+    """In training cells are dropped with probability p, the rest scaled by 1 / (1 - p)."""
+    x, p = n["input"], float(n.args["p"])
+    native = len(n.types) > 1
+    training = n.args.get("train", True)
+    mask_type = TensorType(x.type.shape, bool_)
+    if training is False or p == 0:
+        return (x, e.fill(True, mask_type)) if native else x
+    keep = drawn(e, "keep", mask_type, ratio=p)
+    scaled = e(t.Map("mul", (x,), (1 / (1 - p) if p < 1 else 0.0,)))
+    zero = e.constant(0, x.type.dtype)
+    y = e(t.Map("where", (keep, scaled, zero)))
+    return (y, keep) if native else y
+
+
+CONVERTERS: dict[str, Converter] = {
+    "sum": reduction("sum"),
+    "mean": reduction("mean"),
+    "prod": reduction("prod"),
+    "amax": reduction("max"),
+    "amin": reduction("min"),
+    "any": truths("max"),
+    "all": truths("min"),
+    "max": extreme("max"),
+    "min": extreme("min"),
+    "argmax": place_of("max"),
+    "argmin": place_of("min"),
+    "var": variance(root=False, mean=False),
+    "std": variance(root=True, mean=False),
+    "var_mean": variance(root=False, mean=True),
+    "std_mean": variance(root=True, mean=True),
+    "cumsum": cumulative("sum"),
+    "cumprod": cumulative("prod"),
+    "topk": top_k,
+    "sort": sort,
+    "argsort": sort,
+    **{name: softmax(log=False) for name in ("softmax", "_softmax", "_safe_softmax")},
+    **{name: softmax(log=True) for name in ("log_softmax", "_log_softmax")},
+    "layer_norm": layer_norm,
+    "native_layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "group_norm": group_norm,
+    "native_group_norm": group_norm,
+    "batch_norm": batch_norm,
+    "native_batch_norm": batch_norm,
+    "_native_batch_norm_legit": batch_norm,
+    "_native_batch_norm_legit_functional": batch_norm,
+    "_native_batch_norm_legit_no_training": batch_norm,
+    "nll_loss_forward": negative_log_likelihood,
+    "nll_loss2d_forward": negative_log_likelihood,
+    "nll_loss_nd": negative_log_likelihood,
+    "dropout": dropout,
+    "native_dropout": dropout,
+    "rand": random("uniform"),
+    "rand_like": random("uniform"),
+    "randn": random("normal"),
+    "randn_like": random("normal"),
+}

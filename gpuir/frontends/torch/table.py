@@ -1,0 +1,13 @@
+"""Every ATen operator that has a converter: by name, or by name and overload."""
+
+from __future__ import annotations
+
+from gpuir.frontends.torch import contraction, layout, pointwise, reduction
+from gpuir.frontends.torch.node import Converter
+
+CONVERTERS: dict[str, Converter] = {
+    **pointwise.CONVERTERS,
+    **layout.CONVERTERS,
+    **reduction.CONVERTERS,
+    **contraction.CONVERTERS,
+}

@@ -1,0 +1,306 @@
+"""The walk over an fx graph of ATen calls: each one converted under its name and module."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.torch.decompose import decomposed
+from gpuir.frontends.torch.node import TorchNode, dtype_of
+from gpuir.frontends.torch.table import CONVERTERS
+from gpuir.ir.errors import GpuirError, ModelError
+from gpuir.ir.graph import Loc, Value
+from gpuir.ir.types import TensorType
+from gpuir.ops import tensor as t
+
+SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size")  # checks; nothing runs
+DEEPEST = 8  # decompositions within decompositions
+
+
+@dataclass
+class Dims:
+    """The numbers that symbolic sizes stand for."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __call__(self, size: Any) -> int:
+        """A size as a number; ModelError when it depends on one not given."""
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr
+        free = {s: self.numbers[s.name] for s in expression.free_symbols if s.name in self.numbers}
+        found = expression.subs(free)
+        if found.free_symbols:
+            unknown = sorted(s.name for s in found.free_symbols)
+            data = any(name.startswith("u") for name in unknown)
+            raise ModelError(
+                "a size depends on the data" if data else "a symbolic size is not given",
+                found=f"{expression}, of {', '.join(unknown)}",
+                fix=" ".join(f"--dims {name}=N" for name in unknown),
+            )
+        return int(found)
+
+    def type(self, tensor: torch.Tensor) -> TensorType:
+        return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
+
+
+@dataclass
+class Walk:
+    """One pass over a graph's nodes, and over those of the graphs inside it."""
+
+    source: str
+    emit: Emitter
+    dims: Dims
+    strict: bool
+    warnings: list[str] = field(default_factory=list[str])
+    opaque: dict[str, None] = field(default_factory=dict[str, None])
+    depth: int = 0
+
+    def run(self, module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
+        """What the graph gives for these placeholders: values, numbers, None."""
+        known: dict[fx.Node, Any] = {}
+        places = iter(given)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(places)
+            elif node.op == "get_attr":
+                known[node] = self.attribute(module, node)
+            elif node.op == "call_function":
+                known[node] = self.call(module, node, known)
+            elif node.op == "output":
+                results = fx.map_arg(node.args[0], lambda n: known[n])
+                return tuple(results) if isinstance(results, list | tuple) else (results,)
+            else:
+                raise ModelError(
+                    "not a graph of operators",
+                    where=self.loc(node),
+                    expected="calls of torch operators",
+                    found=f"{node.op} {node.target}",
+                    fix="export it: torch.export.export(module, args)",
+                )
+        return ()
+
+    def loc(self, node: fx.Node) -> Loc:
+        """`source:path.of.module/node`; a backward node bears its forward module."""
+        meta = node.meta
+        stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+        path = [entry[0] for entry in stack.values()][-1] if stack else ""
+        return f"{self.source}:{path}/{node.name}" if path else f"{self.source}:{node.name}"
+
+    def attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
+        """A module inside, or a tensor known now."""
+        found: Any = module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if not isinstance(found, torch.Tensor):
+            return found
+        return self.emit.lazy(self.dims.type(found), lambda: numbers(found), str(node.target))
+
+    def call(self, module: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+        """What a node gives: a value, a tuple of them, or a number."""
+        args: Any = fx.map_arg(node.args, lambda n: known[n])
+        kwargs: Any = fx.map_arg(node.kwargs, lambda n: known[n])
+        target = node.target
+        if self.depth == 0:
+            self.emit.builder.locs = (self.loc(node),)
+        try:
+            if target is operator.getitem:
+                return args[0][args[1]]
+            if isinstance(target, torch._ops.HigherOrderOperator):
+                return self.higher_order(node, args, kwargs)
+            if not isinstance(target, torch._ops.OpOverload):
+                return self.number(node, args, kwargs)
+            return self.operator(node, target, args, kwargs)
+        except GpuirError as error:
+            error.where = error.where or self.loc(node)
+            raise
+
+    def number(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """Arithmetic on sizes."""
+        value = node.meta.get("val")
+        if isinstance(value, int | float | bool):
+            return value
+        if isinstance(value, torch.SymInt):
+            return self.dims(value)
+        target: Any = node.target
+        name = getattr(target, "__name__", str(target))
+        plain = getattr(operator, name, None) or {"sym_max": max, "sym_min": min}.get(name)
+        numbers = not any(isinstance(a, Value) for a in args)
+        if numbers and (name.startswith("sym_") or plain is not None):
+            return (plain or target)(*args, **kwargs)
+        raise ModelError(
+            "not an operator of torch's library",
+            found=f"{getattr(target, '__module__', '')}.{name}",
+            fix="export the module: torch.export.export(module, args)",
+        )
+
+    def higher_order(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """An operator on graphs: those that only set a mode run in place."""
+        name = str(node.target)
+        inner = [a for a in args if isinstance(a, fx.GraphModule)]
+        if name in INLINED and len(inner) == 1:
+            after = args[args.index(inner[0]) + 1 :]
+            if after and isinstance(after[0], str):  # invoke_subgraph's name for it
+                after = after[1:]
+            return self.run(inner[0], tuple(after))
+        raise ModelError(f"{name} is not supported", fix="export without it")
+
+    def operator(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        """The results of an ATen call, by its converter, or by what torch decomposes it to."""
+        packet, overload = target._schema.name.removeprefix("aten::"), target._overloadname
+        if packet in SKIPPED or packet.startswith("_assert_"):
+            return None
+        value = node.meta.get("val")
+        if isinstance(value, int | float | bool | torch.SymInt):
+            return self.dims(value) if isinstance(value, torch.SymInt) else value
+        name = f"{packet}.{overload or 'default'}"
+        call = TorchNode(
+            op=name,
+            name=node.name,
+            args=bound(target, args, kwargs, self.dims),
+            fakes=bound(target, metas(node.args), metas(node.kwargs), self.dims),
+            types=self.types(value),
+        )
+        convert = CONVERTERS.get(name) or CONVERTERS.get(packet)
+        single = isinstance(value, torch.Tensor)
+        if convert is None:
+            return self.unconverted(node, target, call, single)
+        start, prefix = len(self.emit.builder.nodes), self.emit.prefix
+        results = convert(call, self.emit)
+        self.emit.prefix = prefix
+        found: Any = results if isinstance(results, tuple | list) else (results,)
+        checked(call, found)
+        return self.named(node, start, found, single)
+
+    def types(self, value: Any) -> tuple[TensorType | None, ...]:
+        values = value if isinstance(value, tuple | list) else (value,)
+        return tuple(self.dims.type(v) if isinstance(v, torch.Tensor) else None for v in values)
+
+    def named(
+        self, node: fx.Node, start: int, found: Sequence[Value | None], single: bool
+    ) -> Value | tuple[Value | None, ...] | None:
+        """The results under the node's own name; `.1` and so on behind where there are several."""
+        if self.depth == 0:
+            wishes = [node.name if i == 0 else f"{node.name}.{i}" for i in range(len(found))]
+            found = self.emit.name_results(start, found, wishes)
+        return found[0] if single else tuple(found)
+
+    def unconverted(
+        self, node: fx.Node, target: torch._ops.OpOverload, call: TorchNode, single: bool
+    ) -> Any:
+        """What torch decomposes the call to; where it does not, an opaque op."""
+        simpler = decomposed(target, call.args, call.fakes) if self.depth < DEEPEST else None
+        start = len(self.emit.builder.nodes)
+        if simpler is not None:
+            self.depth += 1
+            try:
+                found = self.run(simpler, tensors(call.args.values()))
+            finally:
+                self.depth -= 1
+            return self.named(node, start, found, single)
+        if self.strict:
+            raise ModelError(
+                f"{call.op} has no converter",
+                fix="leave out --strict to count its bytes, or decompose it before exporting",
+            )
+        if call.op not in self.opaque:
+            self.opaque[call.op] = None
+            self.warnings.append(f"{self.loc(node)}: {call.op} has no converter: opaque")
+        gives = tuple(type for type in call.types if type is not None)
+        made = iter(
+            self.emit.add(t.Opaque(call.op, tensors(call.args.values()), gives), fold=False)
+        )
+        found = [None if type is None else next(made) for type in call.types]
+        return self.named(node, start, found, single)
+
+
+INLINED = (
+    "wrap_with_set_grad_enabled",
+    "wrap_with_autocast",
+    "wrap",
+    "wrap_activation_checkpoint",
+    "tag_activation_checkpoint",
+    "invoke_subgraph",
+)
+
+
+def numbers(tensor: torch.Tensor) -> Any:
+    """A tensor's numbers in numpy; ModelError for one that has none."""
+    from gpuir.frontends.emit import NumbersMissing
+    from gpuir.interp import to_numpy_dtype
+
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        raise NumbersMissing("the tensor has no numbers", found=f"on device {tensor.device.type}")
+    tensor = tensor.detach().cpu().contiguous()
+    dtype = to_numpy_dtype(dtype_of(tensor.dtype))
+    if tensor.dtype in NATIVE:
+        return tensor.numpy()
+    width = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
+    return tensor.view(width).numpy().view(dtype)
+
+
+NATIVE = (
+    *(torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128),
+)
+
+
+def metas(args: Any) -> Any:
+    """The arguments as torch has them: fake tensors in place of nodes."""
+    return fx.map_arg(args, lambda n: n.meta.get("val"))
+
+
+def bound(
+    target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any], dims: Dims
+) -> dict[str, Any]:
+    """The arguments by name, defaults filled in, sizes as numbers."""
+    found: dict[str, Any] = {}
+    for i, argument in enumerate(target._schema.arguments):
+        if i < len(args):
+            value = args[i]
+        elif argument.name in kwargs:
+            value = kwargs[argument.name]
+        else:
+            value = argument.default_value if argument.has_default_value() else None
+        found[argument.name] = plain(value, dims)
+    return found
+
+
+def plain(value: Any, dims: Dims) -> Any:
+    if isinstance(value, torch.SymInt):
+        return dims(value)
+    if isinstance(value, list | tuple):
+        return tuple(plain(v, dims) for v in value)
+    return value
+
+
+def tensors(values: Iterable[Any]) -> tuple[Value, ...]:
+    """The tensors among arguments, in order."""
+    found: list[Value] = []
+    for value in values:
+        if isinstance(value, Value):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found += tensors(value)
+    return tuple(found)
+
+
+def checked(call: TorchNode, found: Sequence[Value | None]) -> None:
+    """ModelError when a converter gives other types than torch does: a bug of ours."""
+    for i, (value, type) in enumerate(zip(found, call.types, strict=False)):
+        if value is None or type is None:
+            continue
+        if (value.type.shape, value.type.dtype) != (type.shape, type.dtype):
+            raise ModelError(
+                f"{call.op} is misread: result {i} has another type than in torch",
+                expected=str(type),
+                found=str(value.type),
+                fix="report this",
+            )
