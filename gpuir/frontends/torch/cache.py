@@ -1,0 +1,114 @@
+"""Keys and values of past tokens as arguments of a program, for transformers' models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from gpuir.ir.errors import ModelError
+
+
+class PastLayer(CacheLayerMixin):
+    """A layer's keys and values in memory that has room for `past` tokens and the new ones.
+
+    The new ones are written behind the past, at a place known now: nothing is copied but them. A
+    layer that sees `window` tokens at most keeps no more than those, as a ring: attention does not
+    ask in which order keys come.
+    """
+
+    is_compileable = False
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, past: int, window: int | None):
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.past, self.window, self.seen = past, window, past
+        self.is_sliding = window is not None
+        self.is_initialized = True
+        self.dtype, self.device = keys.dtype, keys.device
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention reads: all there is. Without a past, that is the new ones alone."""
+        self.keys, self.values = (
+            self._put(self.keys, key_states),
+            self._put(self.values, value_states),
+        )
+        self.seen = self.past + key_states.shape[-2]
+        if not self.past:
+            return key_states, value_states
+        return self.keys, self.values
+
+    def _put(self, memory: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        room, n = memory.shape[-2], new.shape[-2]
+        if n >= room:
+            return torch.slice_scatter(memory, new[..., n - room :, :], -2)
+        at = self.past % room
+        return torch.slice_scatter(memory, new, -2, at, at + n)
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys a mask is for, and which is the first."""
+        total = self.past + query_length
+        if self.window is None or not self.past:
+            return total, 0
+        # one less than the window: transformers then knows that no key is hidden, and makes no mask
+        kept = min(total, self.window - 1) if query_length == 1 else total
+        return kept, total - kept
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def memory(
+    filled: Cache, past: int, new: int, where: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int | None]]:
+    """Room for the keys and the values of each layer of a cache that holds one token, and the
+    layers' windows."""
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    windows: list[int | None] = []
+    for layer in filled.layers:
+        if not isinstance(layer, DynamicLayer):
+            raise ModelError(
+                "phases are not supported for this model",
+                where=where,
+                expected="layers that keep keys and values of each token",
+                found=type(layer).__name__,
+                fix="leave --phase out for a pass over the whole sequence",
+            )
+        window = getattr(layer, "sliding_window", None)
+        room = min(past + new, window or past + new)
+        if past and new > 1 and room < past + new:
+            raise ModelError(
+                "several tokens behind a past longer than the window are not supported",
+                where=where,
+                expected=f"at most {window} tokens in all, or one new one",
+                found=f"{past} + {new}",
+            )
+        keys.append(_room(layer.keys, room))
+        values.append(_room(layer.values, room))
+        windows.append(window)
+    return keys, values, windows
+
+
+def _room(one: torch.Tensor, tokens: int) -> torch.Tensor:
+    return one.new_empty((*one.shape[:-2], tokens, one.shape[-1]))
+
+
+def past(
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    windows: Sequence[int | None],
+    length: int,
+) -> Cache:
+    """A cache that holds `length` tokens."""
+    triples = zip(keys, values, windows, strict=True)
+    return Cache(layers=[PastLayer(k, v, length, window) for k, v, window in triples])

@@ -1,0 +1,437 @@
+"""Hugging Face configs as programs: the model built on the meta device, without weights.
+
+The classes are transformers' own, so what is analysed is what `from_pretrained` would run.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpuir.frontends.torch.program import Program, reason
+from gpuir.ir.errors import ModelError, UsageError, nearest
+
+TASKS = {  # what it is called here → transformers' table of the classes that do it
+    "causal-lm": "MODEL_FOR_CAUSAL_LM",
+    "masked-lm": "MODEL_FOR_MASKED_LM",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+    "speech-seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
+    "seq-cls": "MODEL_FOR_SEQUENCE_CLASSIFICATION",
+    "token-cls": "MODEL_FOR_TOKEN_CLASSIFICATION",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING",
+    "image-cls": "MODEL_FOR_IMAGE_CLASSIFICATION",
+    "zero-shot-image-cls": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION",
+    "depth": "MODEL_FOR_DEPTH_ESTIMATION",
+    "audio-cls": "MODEL_FOR_AUDIO_CLASSIFICATION",
+    "ctc": "MODEL_FOR_CTC",
+    "feature": "MODEL",
+}
+LABELS = {  # the sizes of what a loss is computed from
+    "causal-lm": ("batch", "seq"),
+    "masked-lm": ("batch", "seq"),
+    "token-cls": ("batch", "seq"),
+    "seq2seq": ("batch", "target"),
+    "speech-seq2seq": ("batch", "target"),
+    "seq-cls": ("batch",),
+    "image-cls": ("batch",),
+    "audio-cls": ("batch",),
+}
+PHASES = ("prefill", "decode")
+ATTENTION = ("sdpa", "eager")
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+}
+INSTALL = "pip install 'gpuir[hf]'"
+
+
+def program(
+    path: str,
+    *,
+    task: str | None = None,
+    dims: Mapping[str, int] | None = None,
+    dtype: str | None = None,
+    attention: str = "sdpa",
+    phase: str | None = None,
+    past: int | None = None,
+    train: bool = False,
+) -> Program:
+    """The model of a config file, or of a folder with one, for a task and sizes.
+
+    The task is by default that of the class that the config's `architectures` names, the dtype the
+    config's own. `phase` is a step of generation by a causal LM: `prefill` reads a prompt of `seq`
+    tokens, `decode` adds one; either starts behind `past` tokens, whose keys and values are inputs
+    and come out with the new ones written in. With `train` there are labels too, and the first
+    output is the loss. ModelError or UsageError where the config or a choice cannot be used.
+    """
+    for name, choice, known in (
+        ("task", task, TASKS),
+        ("dtype", dtype, DTYPES),
+        ("attention", attention, ATTENTION),
+        ("phase", phase, PHASES),
+    ):
+        if choice is not None and choice not in known:
+            raise UsageError(f"no {name} called {choice!r}", fix=nearest(choice, known))
+    folder = path.removeprefix("hf:")
+    with quiet():
+        config = read_config(Path(folder))
+        task, cls = find_class(config, task, folder)
+        model = build(cls, config, DTYPES[dtype] if dtype else None, attention, folder)
+        model.train(train)
+        sizes = Sizes(config, dict(dims or {}), folder)
+        name = called(Path(folder))
+        if phase is None:
+            if past is not None:
+                raise UsageError("past tokens belong to a phase", fix="add --phase decode")
+            made = whole(model, sizes, task, train, name)
+        elif train or task != "causal-lm":
+            found = "a training step" if train else f"the task {task or cls.__name__}"
+            raise UsageError("phases are those of a causal LM that generates", found=found)
+        else:
+            made = step(model, sizes, phase, past, name)
+    sizes.check()
+    return made
+
+
+def called(path: Path) -> str:
+    """`models/llama/config.json` → `llama`."""
+    path = path.absolute()
+    return path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """transformers says nothing of its own, and its absence is said in our words."""
+    try:
+        logging = import_module("transformers").logging
+    except ImportError as error:
+        raise UsageError(
+            "Hugging Face configs need transformers", found=reason(error), fix=INSTALL
+        ) from error
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+# ---------------------------------------------------------------------------- config and class
+
+
+def read_config(path: Path) -> Any:
+    """transformers' config of a `config.json`, or of the folder that has one."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+    file = path / "config.json" if path.is_dir() else path
+    where = str(file)
+    try:
+        data = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(
+            "cannot read the config",
+            where=where,
+            found=str(error.strerror),
+            fix="models are not downloaded: save the config.json of the one you mean, and name it",
+        ) from error
+    except ValueError as error:
+        raise ModelError("not a JSON file", where=where, found=str(error)) from error
+    kind = data.get("model_type") if isinstance(data, dict) else None
+    if not isinstance(kind, str):
+        found = "a diffusers config" if "_diffusers_version" in data else "no model_type"
+        raise ModelError(
+            "not a config of transformers",
+            where=where,
+            expected='a "model_type", like "llama"',
+            found=found,
+            fix="write a function that builds the model: gpuir analyze my.module:build",
+        )
+    if kind not in CONFIG_MAPPING_NAMES:
+        own = " Its code is its own (auto_map), and is not run." if "auto_map" in data else ""
+        raise ModelError(
+            f"transformers knows no model_type {kind!r}.{own}",
+            where=where,
+            fix=nearest(kind, CONFIG_MAPPING_NAMES),
+        )
+    try:
+        return CONFIG_MAPPING[kind].from_dict(data)
+    except Exception as error:  # each config class checks in its own way
+        raise ModelError("transformers refuses the config", where=where, found=reason(error)) from (
+            error
+        )
+
+
+def find_class(config: Any, task: str | None, where: str) -> tuple[str | None, Any]:
+    """The model's class: of the task or, without one, the class that the config names."""
+    import transformers
+
+    classes = {name: found for name in TASKS if (found := _class_names(name, config.model_type))}
+    if task is None:
+        named = (config.architectures or [None])[0]
+        cls = getattr(transformers, named, None) if named else None
+        if cls is None:
+            raise ModelError(
+                f"transformers has no class {named}" if named else "the config names no class",
+                where=where,
+                expected='"architectures": ["..."], or a task',
+                fix="--task " + ", or ".join(classes),
+            )
+        return next((t for t, found in classes.items() if named in found), None), cls
+    if task not in classes:
+        raise UsageError(
+            f"{config.model_type} does not do {task}",
+            where=where,
+            expected=", ".join(classes),
+            found=task,
+        )
+    return task, getattr(transformers, classes[task][0])
+
+
+def _class_names(task: str, model_type: str) -> tuple[str, ...]:
+    from transformers.models.auto import modeling_auto
+
+    found = getattr(modeling_auto, f"{TASKS[task]}_MAPPING_NAMES").get(model_type, ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def build(
+    cls: Any, config: Any, dtype: torch.dtype | None, attention: str, where: str
+) -> torch.nn.Module:
+    """The model on the meta device: shapes and dtypes, no numbers.
+
+    A class without sdpa computes attention by products and a softmax, as it would run.
+    """
+    try:
+        with torch.device("meta"):
+            return cls._from_config(
+                config,
+                dtype=dtype or getattr(config, "dtype", None) or torch.float32,
+                attn_implementation="sdpa"
+                if attention == "sdpa" and cls._supports_sdpa
+                else "eager",
+            )
+    except Exception as error:  # a config whose numbers do not fit together, found in any layer
+        raise ModelError(
+            f"{cls.__name__} cannot be built from the config", where=where, found=reason(error)
+        ) from error
+
+
+# ---------------------------------------------------------------------------- inputs
+
+
+@dataclass
+class Sizes:
+    """The extents of the inputs: those given, then the config's. What is given must be read."""
+
+    config: Any
+    given: Mapping[str, int]
+    where: str
+    read: set[str] = field(default_factory=set[str])
+    assumed: list[str] = field(default_factory=list[str])
+
+    def __call__(self, name: str, default: int | None = None) -> int:
+        self.read.add(name)
+        value = self.given.get(name, default)
+        if value is None:
+            raise UsageError(
+                f"the size {name!r} is not given", where=self.where, fix=f"--dims {name}=N"
+            )
+        return value
+
+    def of_config(self, *names: str) -> Any:
+        """The first of these keys that the config, or the one of its vision or audio half, has."""
+        halves = (self.config, *(getattr(self.config, f"{x}_config", None) for x in HALVES))
+        values = (getattr(half, name, None) for name in names for half in halves if half)
+        return next((v for v in values if v is not None), None)
+
+    def check(self) -> None:
+        for name in self.given:
+            if name not in self.read:
+                raise UsageError(
+                    f"the model has no dimension {name!r}",
+                    where=self.where,
+                    expected=", ".join(sorted(self.read)),
+                    fix=nearest(name, self.read),
+                )
+
+    def tokens(self, name: str = "seq", past: int = 0) -> int:
+        """A number of tokens; assumed, where it is beyond what the config says, to work."""
+        n = self(name)
+        most = self.of_config("max_position_embeddings")
+        if isinstance(most, int) and past + n > most > 0:
+            text = f"{past + n} positions, where the config has max_position_embeddings={most}"
+            self.assumed.append(text)
+        return n
+
+    def image(self) -> tuple[int, int]:
+        """Height and width."""
+        size = self.of_config("image_size")
+        if isinstance(size, Mapping):
+            size = (size.get("height"), size.get("width"))
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        height = self("height", height)
+        return height, self("width", width or height)
+
+
+HALVES = ("vision", "audio", "text")
+
+
+def ids(sizes: Sizes, dtype: torch.dtype, name: str = "seq") -> torch.Tensor:
+    return empty((sizes("batch", 1), sizes.tokens(name)), torch.int64)
+
+
+def target_ids(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    return ids(sizes, dtype, "target")
+
+
+def pixels(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    return empty((sizes("batch", 1), sizes.of_config("num_channels") or 3, *sizes.image()), dtype)
+
+
+def spectrum(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    """Of Whisper's layout; its encoder halves the frames to its number of positions."""
+    positions = sizes.of_config("max_source_positions")
+    frames = sizes("frames", 2 * positions if positions else None)
+    return empty((sizes("batch", 1), sizes.of_config("num_mel_bins") or 80, frames), dtype)
+
+
+def waveform(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    return empty((sizes("batch", 1), sizes("samples")), dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+INPUTS: dict[str, Callable[[Sizes, torch.dtype], torch.Tensor]] = {
+    "input_ids": ids,
+    "decoder_input_ids": target_ids,
+    "pixel_values": pixels,
+    "input_features": spectrum,
+    "input_values": waveform,
+}
+
+
+def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[str, torch.Tensor]:
+    """What the model reads: its main input, what a second tower or a decoder reads, labels."""
+    takes = signature(model.forward).parameters
+    names = [model.main_input_name]
+    if task == "zero-shot-image-cls" and "pixel_values" in takes:
+        names = ["input_ids", "pixel_values"]
+    has_labels = train and "labels" in takes and task in LABELS
+    if train and not has_labels:
+        raise UsageError(
+            f"{type(model).__name__} has no loss that gpuir can ask for",
+            where=sizes.where,
+            expected=f"a task among {', '.join(LABELS)}",
+            fix="give --task, or build module and arguments in Python: my.module:build",
+        )
+    if "decoder_input_ids" in takes and not has_labels:
+        names.append("decoder_input_ids")
+    for name in names:
+        if name not in INPUTS:
+            raise ModelError(
+                f"{type(model).__name__} reads {name}, which gpuir cannot make up",
+                where=sizes.where,
+                expected=", ".join(INPUTS),
+                fix="build module and arguments in Python: gpuir analyze my.module:build",
+            )
+    found = {name: INPUTS[name](sizes, model.dtype) for name in names}
+    if has_labels:
+        found["labels"] = empty(tuple(map(sizes, LABELS[str(task)])), torch.int64)
+    return found
+
+
+# ---------------------------------------------------------------------------- programs
+
+
+def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) -> Program:
+    """A pass over the whole input, nothing cached."""
+    inputs = inputs_of(model, sizes, task, train)
+    run = model.forward
+    fixed = {"use_cache": False} if "use_cache" in signature(run).parameters else {}
+    model.forward = as_run(lambda **given: tensors_of(run(**given, **fixed)), inputs)
+    return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
+
+
+def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> Program:
+    """A step of generation: what is kept of each layer goes in and comes out."""
+    from gpuir.frontends.torch import cache
+
+    if past is None and phase == "decode":
+        raise UsageError("decoding goes on from past tokens", where=name, fix="--past 4096")
+    past, batch = past or 0, sizes("batch", 1)
+    new = sizes("seq", 1) if phase == "decode" else sizes("seq")
+    sizes.tokens("seq", past) if phase == "prefill" else None
+    run = model.forward
+    takes = signature(run).parameters
+    one = {"input_ids": empty((batch, 1), torch.int64)}
+    with torch.no_grad():
+        filled = as_run(run, one)(**one, use_cache=True).get("past_key_values")
+    keys, values, windows = cache.memory(filled, past, new, name)
+    inputs = {"input_ids": empty((batch, new), torch.int64), "keys": keys, "values": values}
+    fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
+
+    def forward(input_ids: torch.Tensor, keys: Any, values: Any) -> tuple[torch.Tensor, ...]:
+        kept = cache.past(keys, values, windows, past)
+        out = run(input_ids=input_ids, past_key_values=kept, use_cache=True, **fixed)
+        return out.logits, *(x.keys for x in kept.layers), *(x.values for x in kept.layers)
+
+    model.forward = as_run(forward, inputs)
+    names = [f"{x}_{i}" for x in ("keys", "values") for i in range(len(keys))]
+    return Program(
+        model,
+        kwargs=inputs,
+        name=f"{name}-{phase}",
+        roles=dict.fromkeys(names, "cache"),
+        over=(None, *names),
+        assumed=tuple(sizes.assumed),
+    )
+
+
+def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors of a model's output, in order."""
+    leaves = torch.utils._pytree.tree_leaves(output)
+    return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def as_run(forward: Callable[..., Any], inputs: Iterable[str]) -> Callable[..., Any]:
+    """`forward` with these inputs alone, masks made as when the model runs.
+
+    While exporting, transformers writes out every attention mask, because shapes might change and
+    several sequences might be packed into one. Here they do not: a causal mask is a flag of the
+    attention kernel, and grouped heads stay grouped.
+    """
+    from transformers import masking_utils
+
+    plain = {"is_torchdynamo_exporting": lambda: False, "find_packed_sequence_indices": _unpacked}
+
+    def run(**given: Any) -> Any:
+        before = {name: getattr(masking_utils, name) for name in plain}
+        vars(masking_utils).update(plain)
+        try:
+            return forward(**given)
+        finally:
+            vars(masking_utils).update(before)
+
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in inputs]
+    run.__signature__ = Signature(parameters)
+    return run
+
+
+def _unpacked(position_ids: torch.Tensor) -> None:
+    """One sequence in each row."""

@@ -1,0 +1,156 @@
+"""What torch.export takes: a module and its arguments, from Python code or from a config."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
+from gpuir.ir.graph import Role
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module, the arguments to run it on, and what is known of them.
+
+    `roles` names inputs, as the exported program does, that hold something else than inputs;
+    `over` goes along the outputs: the input whose storage the output takes over, or None.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    name: str = ""
+    roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
+    over: tuple[str | None, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    def export(self) -> ExportedProgram:
+        """The program as torch.export writes it down; ModelError with torch's reason when it
+        cannot."""
+        try:
+            with torch.set_grad_enabled(self.module.training):
+                return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
+        except GpuirError:
+            raise
+        except Exception as error:  # whatever the module's own code raises
+            raise ModelError(
+                "torch.export cannot trace the model",
+                where=self.name,
+                found=reason(error),
+                fix="a branch or a shape that depends on data has to be taken out, or fixed",
+            ) from error
+
+
+def reason(error: Exception) -> str:
+    """The first lines of what another library says, and its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
+
+
+def is_built(path: str) -> bool:
+    """Whether the path names a function: `my.module:build`, `folder/file.py:build`."""
+    module, colon, function = path.rpartition(":")
+    return (
+        bool(colon)
+        and function.isidentifier()
+        and (module.endswith(".py") or all(part.isidentifier() for part in module.split(".")))
+    )
+
+
+def built(path: str, dims: Mapping[str, int] | None = None) -> Program:
+    """What the function gives: a `Program`, a module with its arguments, a tuple of them, or those
+    and a dictionary of keyword arguments. It is called with the dimensions, by name."""
+    place, _, name = path.rpartition(":")
+    module = _imported(place, path)
+    build = getattr(module, name, None)
+    if not callable(build):
+        functions = [n for n, thing in vars(module).items() if callable(thing)]
+        raise UsageError(f"no function {name!r} in it", where=path, fix=nearest(name, functions))
+    _check_dims(build, dims or {}, path)
+    try:
+        made = build(**(dims or {}))
+    except Exception as error:
+        raise ModelError("the function failed", where=path, found=reason(error)) from error
+    return _program(made, path)
+
+
+def _program(made: Any, path: str) -> Program:
+    match made:
+        case Program():
+            return made
+        case (torch.nn.Module() as module, args):
+            return Program(module, _as_tuple(args), name=_name(path))
+        case (torch.nn.Module() as module, args, dict() as kwargs):
+            return Program(module, _as_tuple(args), kwargs, name=_name(path))
+        case _:
+            found = (
+                f"({', '.join(type(x).__name__ for x in made)})"
+                if isinstance(made, tuple)
+                else type(made).__name__
+            )
+            raise ModelError(
+                "the function gives no program",
+                where=path,
+                expected="(module, args) or (module, args, kwargs)",
+                found=found,
+            )
+
+
+def _name(path: str) -> str:
+    return Path(path.rpartition(":")[0]).name.removesuffix(".py")
+
+
+def _as_tuple(args: Any) -> tuple[Any, ...]:
+    return tuple(args) if isinstance(args, tuple | list) else (args,)
+
+
+def _check_dims(build: Callable[..., Any], dims: Mapping[str, int], path: str) -> None:
+    parameters = inspect.signature(build).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in dims:
+        if name not in parameters:
+            raise UsageError(
+                f"the function takes no dimension {name!r}",
+                where=path,
+                expected=f"one of its parameters: {', '.join(parameters) or 'it has none'}",
+                fix=nearest(name, parameters) if parameters else f"def build({name}): ...",
+            )
+
+
+def _imported(place: str, path: str) -> ModuleType:
+    """The module, looked for in the current folder too."""
+    try:
+        if place.endswith(".py"):
+            return _from_file(Path(place))
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return import_module(place)
+    except (Exception, SystemExit) as error:  # the module's own code may fail in any way
+        raise UsageError(
+            "the module cannot be imported",
+            where=path,
+            expected="a module that Python finds from here, or the path of a .py file",
+            found=reason(error) if isinstance(error, Exception) else repr(error),
+        ) from error
+
+
+def _from_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise FileNotFoundError(f"no file {file}")
+    spec = util.spec_from_file_location(file.stem, file)
+    assert spec and spec.loader
+    module = util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # dataclasses look their module up here
+    spec.loader.exec_module(module)
+    return module
