@@ -287,7 +287,7 @@ class _Run:
     def __init__(self, graph: Graph, held: Held):
         self.graph, self.held = graph, held
         self.uses = Counter(v for n in graph.nodes for v in dict.fromkeys(n.op.operands))
-        self.uses.update(dict.fromkeys(graph.outputs))
+        self.uses.update(set(graph.outputs))
         self.roles: dict[str, Kind] = {name: KIND_OF[role] for name, role in graph.roles}
         self.strided: dict[Value, Strided] = {}  # of values that are not packed
         self.over = dict(_taken_over(graph))

@@ -1,0 +1,266 @@
+"""Live bytes by hand: what is there while each node runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from strategies import graphs
+
+import gpuir
+from gpuir.analysis import load_text
+from gpuir.ir.graph import Graph
+from gpuir.passes.table import pipeline
+from gpuir.simulate.memory import KINDS, Memory, available_bytes, memory
+from gpuir.targets.load import load_target
+
+
+def text(*lines: str, out: str, level: str = "graph @g") -> Graph:
+    """A graph whose lines have no locations yet."""
+    placed = [f'{x} at "m:{i}"' if "=" in x else x for i, x in enumerate(lines)]
+    return load_text("\n".join((f"{level} {{", *placed, f"out {out}", "}")))
+
+
+def live(g: Graph) -> list[int]:
+    return memory(g, block=1).total.tolist()
+
+
+X = "in %x: f32[100]"  # 400 bytes
+
+
+def test_a_result_lives_until_its_last_reader_is_done():
+    g = text(
+        X,
+        '%a: f32[100] = t.map("relu", [%x])',
+        '%b: f32[100] = t.map("exp", [%a])',
+        '%c: f32[100] = t.map("neg", [%b])',
+        '%d: f32[100] = t.map("add", [%a, %c])',
+        out="%d",
+    )
+    assert live(g) == [400, 800, 1200, 1600, 1600]
+    m = memory(g, block=1)
+    assert m.peak_bytes == 1600 and m.peak.path == ("c",)
+    assert m.parts["inputs"] == 400 and m.parts["activations"] == 1200
+
+
+def test_outputs_stay_and_what_nobody_reads_goes_at_once():
+    g = text(
+        X,
+        '%a: f32[100] = t.map("relu", [%x])',
+        '%dead: f32[100] = t.map("exp", [%x])',
+        '%b: f32[100] = t.map("neg", [%x])',
+        out="%a, %b",
+    )
+    assert live(g) == [400, 800, 1200, 1200]
+
+
+def test_what_torch_makes_a_view_takes_nothing():
+    g = text(
+        "in %x: f32[10, 20]",  # 800 bytes
+        "%t: f32[20, 10] = t.transpose(%x, [1, 0])",
+        "%s: f32[5, 10] = t.slice(%t, [3, 0], [5, 10], [2, 1])",
+        "%w: f32[4, 20, 10] = t.broadcast(%t, [4, 20, 10])",
+        "%r: f32[10, 2, 10] = t.reshape(%x, [10, 2, 10])",
+        "%copied: f32[200] = t.reshape(%t, [200])",
+        "%turned: f32[10, 20] = t.slice(%x, [9, 0], [10, 20], [-1, 1])",
+        out="%s, %w, %r, %copied, %turned",
+    )
+    assert live(g) == [800, 800, 800, 800, 800, 1600, 2400]
+
+
+def test_a_view_keeps_what_it_is_a_view_of():
+    g = text(
+        X,
+        '%a: f32[100] = t.map("relu", [%x])',
+        "%head: f32[1] = t.slice(%a, [0], [1], [1])",
+        '%b: f32[100] = t.map("exp", [%x])',
+        out="%head, %b",
+    )
+    assert live(g) == [400, 800, 800, 1200]
+
+
+def test_an_optimiser_step_is_done_in_place_where_nobody_reads_the_old():
+    lines = [
+        "in %g: f32[100]",
+        "param %w: f32[100]",
+        "param %m: f32[100]",
+        '%m.new: f32[100] = t.map("add", [%m, %g])',
+        '%w.new: f32[100] = t.map("sub", [%w, %m.new])',
+        "role gradient %g",
+        "role optimizer %m",
+    ]
+    g = text(*lines, out="%w.new over %w, %m.new over %m")
+    assert live(g) == [1200, 1200, 1200]
+    parts = memory(g, block=1).parts
+    assert [parts[kind] for kind in KINDS[:3]] == [400, 400, 400]
+    late = text(
+        *lines[:5], '%r: f32[100] = t.map("neg", [%w])', *lines[5:], out="%w.new over %w, %r"
+    )
+    assert live(late) == [1200, 1600, 2000, 2000]  # m.new takes over nothing; w is read after w.new
+
+
+def test_a_product_is_not_written_over_what_it_reads():
+    g = text(
+        "in %x: f32[10, 10]",
+        "param %w: f32[10, 10]",
+        "%y: f32[10, 10] = t.matmul(%x, %w)",
+        out="%y over %x",
+    )
+    assert live(g) == [800, 1200]
+
+
+def test_a_cache_takes_its_update_through_a_view():
+    g = text(
+        "param %kv: f32[2, 50]",
+        "in %i: i64[1, 1]",
+        "in %new: f32[1, 50]",
+        "%kv.new: f32[2, 50] = t.scatter_nd(%kv, %i, %new)",
+        "%flat: f32[2, 50] = t.reshape(%kv.new, [2, 50])",
+        "role cache %kv",
+        out="%flat over %kv",
+    )
+    m = memory(g, block=1)
+    assert m.total.tolist() == [608, 608, 608] and m.parts["cache"] == 400
+
+
+def test_roles_of_results_are_those_of_whoever_shares_their_storage():
+    g = text(
+        X,
+        '%a: f32[100] = t.map("relu", [%x])',
+        "%grad: f32[10, 10] = t.reshape(%a, [10, 10])",
+        "role gradient %grad",
+        out="%grad",
+    )
+    assert memory(g, block=1).parts["gradients"] == 400
+
+
+def test_sizes_are_rounded_to_blocks():
+    g = text(
+        "in %x: f32[1]",
+        "%y: f32[129] = t.broadcast(%x, [129])",
+        '%z: f32[129] = t.map("exp", [%y])',
+        out="%z",
+    )
+    assert memory(g).total.tolist() == [512, 512, 512 + 1024]
+    assert memory(text("in %e: f32[0]", out="%e")).peak_bytes == 0
+
+
+LOOP = """t.loop({
+  in %i: i64[]
+  in %h: f32[100]
+  in %c: f32[100]
+  %a: f32[100] = t.map("add", [%h, %c]) at "m:a"
+  %b: f32[100] = t.map("exp", [%a]) at "m:b"
+  out %b, %b
+}, 3, [INIT], [%c])"""
+
+
+@pytest.mark.parametrize(
+    ("init", "expected"),
+    [
+        # x, c and what is collected; then the last trip's b with a; then a and b
+        ("%x", [800, 2000, 2800, 2800]),
+        # nobody but the loop holds s: its storage is the first h
+        ("%s", [800, 1200, 2400, 2800, 2800]),
+    ],
+)
+def test_a_loop_holds_what_one_trip_does(init: str, expected: list[int]):
+    made = ['%s: f32[100] = t.map("neg", [%x])'] if init == "%s" else []
+    loop = "%y: f32[100], %all: f32[3, 100] = " + LOOP.replace("INIT", init)
+    g = text(X, "in %c: f32[100]", *made, loop, out="%y, %all")
+    assert live(g) == expected
+
+
+def test_a_branch_counts_as_its_larger_side():
+    small = 'in %v: f32[100] %a: f32[100] = t.map("exp", [%v]) at "m:a" out %a'
+    large = (
+        'in %v: f32[100] %a: f32[100] = t.map("exp", [%v]) at "m:a" '
+        '%b: f32[100] = t.map("neg", [%a]) at "m:b" out %b'
+    )
+    for then, other in ((small, large), (large, small)):
+        cond = f"%y: f32[100] = t.cond(%p, {{ {then} }}, {{ {other} }}, [%x])"
+        g = text(X, "in %p: bool[]", cond, '%z: f32[100] = t.map("exp", [%y])', out="%z")
+        m = memory(g, block=1)
+        assert m.total.tolist() == [401, 401, 801, 1201, 1201]
+        assert m.peak.path == ("y", "b")
+
+
+def test_workspace_of_cublas_is_that_of_the_generation():
+    g = text(
+        "in %x: f32[10, 10]",
+        "%y: f32[10, 10] = t.matmul(%x, %x)",
+        "%z: f32[10, 10] = t.matmul(%y, %x)",
+        out="%z",
+    )
+    for target, pool in (("a100", 8_519_680), ("h100-sxm", 32 << 20), ("mi250x", 0)):
+        m = memory(g, load_target(target))
+        assert m.parts["workspace"] == pool and m.total[0] == 512
+
+
+def test_partial_sums_take_workspace_while_their_product_runs():
+    g = gpuir.load_text("""tiled @g for a100 {
+  in %x: f16[128, 4096]
+  param %w: f16[4096, 128]
+  %y: f32[128, 128] = k.gemm(%x, %w) tile(m=64, n=64, k=32; split=4) at "m:a"
+  %z: f16[128, 128] = k.map([%y], {
+    in %y: f32[128, 128]
+    %c: f16[128, 128] = t.cast(%y, f16) at "m:b"
+    out %c
+  }) tile(i=1024) at "m:b"
+  out %z
+}
+""")
+    m = memory(g)
+    assert m.live[KINDS.index("workspace")].tolist() == [0, 4 * 128 * 128 * 4, 0]
+
+
+def test_attention_keeps_a_number_a_row():
+    g = text(
+        "in %q: f16[2, 8, 64, 32]",
+        "%y: f16[2, 8, 64, 32] = t.attention(%q, %q, %q)",
+        out="%y",
+    )
+    assert memory(g, block=1).parts["workspace"] == 4 * 2 * 8 * 64
+
+
+def test_what_fits_leaves_the_driver_and_the_context_their_share():
+    a100 = load_target("a100-sxm-40gb")
+    assert available_bytes(a100) == round(42_949_672_960 * 0.985) - (512 << 20)
+    fits = memory(text("param %w: f32[1000000000]", out="%w"))
+    assert fits.spare_bytes(a100) == available_bytes(a100) - 4_001_366_016  # 1908 x 2 MiB
+    assert memory(text("param %w: f32[11000000000]", out="%w")).spare_bytes(a100) < 0
+
+
+def test_kernels_hold_less_than_ops_where_they_are_fused():
+    g = text(
+        "in %x: f16[64, 1024]",
+        "param %w: f16[1024, 1024]",
+        "%h: f16[64, 1024] = t.matmul(%x, %w)",
+        '%y: f16[64, 1024] = t.map("relu", [%h])',
+        out="%y",
+    )
+    eager, fused = memory(g), memory(pipeline("fuse,legalize").run(g))
+    assert eager.parts["activations"] == 2 * fused.parts["activations"]
+
+
+settings.register_profile("memory", deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(settings.get_profile("memory"), max_examples=100)
+@given(graphs())
+def test_what_is_taken_is_given_back(g: Graph):
+    """At every level: nothing is negative, residents never go, outputs are there at the end, and
+    no peak is below what must be there."""
+    steps = [g]
+    pipeline("canonicalize,fuse,legalize,tile{target=a100},annotate").run(
+        g, watch=lambda _, after: steps.append(after)
+    )
+    for step in steps:
+        m: Memory = memory(step, block=1)
+        assert (m.live >= 0).all() and len(m.moments) == m.live.shape[1]
+        ends = sum(v.type.nbytes for v in (*step.inputs, *step.params))
+        assert m.total.min() >= ends
+        freed = {i for i, n in m.events if n < 0}
+        taken = [i for i, n in m.events if n >= 0]
+        assert len(set(taken)) == len(taken) and freed <= set(taken)
+        assert m.peak_bytes <= max(np.cumsum([n for _, n in m.events]))
