@@ -31,6 +31,7 @@ KIND_OF: dict[Role, Kind] = {
     "activation": "activations",
 }
 MIB = 1 << 20
+UNLIMITED = 1 << 62
 CONTEXT_BYTES = 512 * MIB  # assumed: the CUDA context and the libraries' code, once loaded
 DRIVER_SHARE = 0.015  # assumed: what the driver keeps of a GPU's memory for itself
 
@@ -43,17 +44,30 @@ class Moment(NamedTuple):
     node: Node | None
 
 
+class Holder(NamedTuple):
+    """One allocation: the value it was made for (empty for workspace), its kind and its bytes."""
+
+    name: str
+    kind: Kind
+    bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class Memory:
     """What a graph holds while it runs, node after node.
 
-    `live` are bytes by kind (a row each, as in `KINDS`) and moment. `events` are the storages
-    allocated and freed, in order, with their bytes, negative when freed.
+    `live` are bytes by kind (a row each, as in `KINDS`) and moment. `events` are the allocations
+    made and freed in order, by their place in `holders`, with their bytes, negative when freed;
+    `tops` says for each moment how many have been by then. `available_bytes` is what the device
+    has for them, if there is a device.
     """
 
     moments: tuple[Moment, ...]
     live: NDArray[np.int64]
+    holders: tuple[Holder, ...]
     events: tuple[tuple[int, int], ...]
+    tops: tuple[int, ...]
+    available_bytes: int | None = None
 
     @cached_property
     def total(self) -> NDArray[np.int64]:
@@ -78,14 +92,31 @@ class Memory:
         """The bytes of each kind at the peak."""
         return {kind: int(n) for kind, n in zip(KINDS, self.live[:, self.at], strict=True)}
 
-    def reserved_bytes(self, target: Target) -> int:
-        """What PyTorch's allocator takes from the device for it: more than the peak, because free
-        memory is in pieces. Near the device's limit it gives back what it can."""
-        return reserved(self.events, available_bytes(target))
+    @cached_property
+    def largest(self) -> tuple[Holder, ...]:
+        """Who holds memory at the peak, the most first."""
+        held: dict[int, Holder] = {}
+        for place, size in self.events[: self.tops[self.at]]:
+            if size < 0:
+                del held[place]
+            elif size:
+                held[place] = self.holders[place]
+        return tuple(sorted(held.values(), key=lambda holder: -holder.bytes))
 
-    def spare_bytes(self, target: Target) -> int:
-        """What stays free of the device's memory; negative when it does not fit."""
-        return available_bytes(target) - self.reserved_bytes(target)
+    @cached_property
+    def reserved_bytes(self) -> int:
+        """What PyTorch's allocator takes from the device: more than the peak, because free memory
+        is in pieces. Near what is available it gives back what it can."""
+        limit = self.available_bytes
+        return reserved(self.events, UNLIMITED if limit is None else limit)
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """What stays free of the device's memory, negative when it does not fit; None without a
+        device."""
+        if self.available_bytes is None:
+            return None
+        return self.available_bytes - self.reserved_bytes
 
 
 def available_bytes(target: Target) -> int:
@@ -111,7 +142,7 @@ def memory(graph: Graph, target: Target | None = None, block: int = BLOCK) -> Me
     held = {v: walk.allocate(v, graph, resident=True) for v in ends}
     walk.moment((), None)
     walk.graph(graph, (), held)
-    return walk.result()
+    return walk.result(None if target is None else available_bytes(target))
 
 
 # ---------------------------------------------------------------------------- workspace
@@ -150,6 +181,7 @@ class _Storage:
     """Bytes that several values may share. `refs` counts readers and outputs still to come."""
 
     id: int
+    name: str
     bytes: int
     kind: Kind
     resident: bool
@@ -170,24 +202,30 @@ class _Walk:
         self.moments: list[Moment] = []
         self.tops: list[int] = []  # for each moment how many events have been by then
 
-    def result(self) -> Memory:
+    def result(self, available: int | None) -> Memory:
         kinds = np.array([KINDS.index(s.kind) for s in self.storages], np.int64)
         events = np.array(self.events, np.int64).reshape(-1, 2)
         live = np.zeros((len(KINDS), len(events) + 1), np.int64)
         live[kinds[events[:, 0]], np.arange(1, len(events) + 1)] = events[:, 1]
-        live = live.cumsum(axis=1)[:, self.tops]
-        return Memory(tuple(self.moments), live, tuple(self.events))
+        return Memory(
+            moments=tuple(self.moments),
+            live=live.cumsum(axis=1)[:, self.tops],
+            holders=tuple(Holder(s.name, s.kind, s.bytes) for s in self.storages),
+            events=tuple(self.events),
+            tops=tuple(self.tops),
+            available_bytes=available,
+        )
 
     # -- storages
 
-    def take(self, size: int, kind: Kind, resident: bool = False) -> _Storage:
-        storage = _Storage(len(self.storages), rounded(size, self.block), kind, resident)
+    def take(self, size: int, kind: Kind, name: str = "", resident: bool = False) -> _Storage:
+        storage = _Storage(len(self.storages), name, rounded(size, self.block), kind, resident)
         self.storages.append(storage)
         self.events.append((storage.id, storage.bytes))
         return storage
 
     def allocate(self, value: Value, graph: Graph, resident: bool = False) -> _Storage:
-        return self.take(value.type.nbytes, KIND_OF[graph.role_of(value)], resident)
+        return self.take(value.type.nbytes, KIND_OF[graph.role_of(value)], value.name, resident)
 
     def free(self, storages: Iterable[_Storage]) -> None:
         """Frees those that nobody will read."""

@@ -226,9 +226,29 @@ def test_attention_keeps_a_number_a_row():
 def test_what_fits_leaves_the_driver_and_the_context_their_share():
     a100 = load_target("a100-sxm-40gb")
     assert available_bytes(a100) == round(42_949_672_960 * 0.985) - (512 << 20)
-    fits = memory(text("param %w: f32[1000000000]", out="%w"))
-    assert fits.spare_bytes(a100) == available_bytes(a100) - 4_001_366_016  # 1908 x 2 MiB
-    assert memory(text("param %w: f32[11000000000]", out="%w")).spare_bytes(a100) < 0
+    fits = memory(text("param %w: f32[1000000000]", out="%w"), a100)
+    assert fits.reserved_bytes == 1908 * (2 << 20)
+    assert fits.spare_bytes == available_bytes(a100) - fits.reserved_bytes
+    beyond = memory(text("param %w: f32[11000000000]", out="%w"), a100).spare_bytes
+    assert beyond is not None and beyond < 0
+    assert memory(text("param %w: f32[1]", out="%w")).spare_bytes is None
+
+
+def test_who_holds_the_most_at_the_peak():
+    g = text(
+        "in %x: f32[100]",
+        "%a: f32[300] = t.concat([%x, %x, %x], 0)",
+        "%b: f32[100] = t.slice(%a, [0], [100], [1])",
+        '%c: f32[100] = t.map("exp", [%b])',
+        '%d: f32[100] = t.map("exp", [%c])',
+        out="%d",
+    )
+    largest = memory(g, block=1).largest
+    assert [(h.name, h.kind, h.bytes) for h in largest] == [
+        ("a", "activations", 1200),
+        ("x", "inputs", 400),
+        ("c", "activations", 400),
+    ]
 
 
 def test_kernels_hold_less_than_ops_where_they_are_fused():
