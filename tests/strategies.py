@@ -179,6 +179,20 @@ def _attention(draw, b, values) -> Op:
     return t.Attention(x, x, x, causal=draw(st.booleans()))
 
 
+def _experts(draw, b, values) -> Op:
+    """Three experts of width 2; weights that are stored in f16 and widened, or plain."""
+    x = _pick(draw, values, lambda v: v.type.rank == 2 and is_float(v))
+    (tokens, hidden), rows, k = x.type.shape, draw(st.sampled_from([2, 4])), draw(st.integers(1, 2))
+    which = b(t.Constant(TensorType((tokens, k), i64), tuple(i % 3 for i in range(tokens * k))))
+    shares = b(t.Constant(TensorType((tokens, k), f32), (0.5,)))
+    up = b.param(draw(NAMES), TensorType((3, rows, hidden), f16))
+    up = b(t.Cast(up, f32)) if x.type.dtype == f32 else up
+    down = b.param(draw(NAMES), TensorType((3, hidden, 2), x.type.dtype))
+    fn = draw(st.sampled_from(["silu", "relu"]))
+    interleaved, skew = draw(st.booleans()), draw(st.sampled_from([0.0, 1.2]))
+    return t.Experts(x, which, shares, up, down, fn=fn, interleaved=interleaved, skew=skew)
+
+
 def _constant(draw, b, values) -> Op:
     return t.Constant(TensorType(draw(SHAPES), f32), (draw(st.sampled_from([0.0, -1.5])),))
 
@@ -214,7 +228,7 @@ def is_float(v: Value) -> bool:
 MAKERS = [
     *(_unary, _binary, _binary, _where, _cast, _reshape, _transpose, _broadcast, _slice, _concat),
     *(_pad, _reduce, _softmax, _centred, _normalize, _matmul, _dequantised, _residual, _conv),
-    *(_attention, _constant, _gather, _topk, _loop),
+    *(_attention, _experts, _constant, _gather, _topk, _loop),
 ]
 
 
