@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpuir
 from gpuir.cost import grouped, routing, work
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
+from gpuir.cost.work import work_of
 from gpuir.ir.types import bf16, f4e2m1, f8e4m3
+from gpuir.ops import kernel as k
 from gpuir.targets.load import load_target
 
 
@@ -100,3 +103,95 @@ def test_the_sheet_says_what_there_was_to_move():
     terms = family.seconds(s, work, family.choose(work, target, p), target, p)
     assert set(family.features) <= set(s.values)
     assert terms.memory > work.operands[1].nbytes / target.dram_bytes_per_s
+
+
+# ---------------------------------------------------------------------------- read off a kernel
+
+MIX = """graph @mix {
+  in %x: bf16[64, 4096]
+  in %which: i64[64, 8]
+  in %shares: bf16[64, 8]
+  param %up: bf16[128, 3072, 4096]
+  param %down: bf16[128, 4096, 1536]
+  %y: bf16[64, 4096] = t.experts(%x, %which, %shares, %up, %down) at "m:mlp"
+  out %y
+}"""
+PACKED = """graph @mix {
+  in %x: f16[64, 4096]
+  in %which: i64[64, 8]
+  in %shares: f16[64, 8]
+  param %q: u4[128, 3072, 4096]
+  param %s: f16[128, 3072, 1]
+  param %r: u4[128, 4096, 1536]
+  param %t: f16[128, 4096, 1]
+  %f: f16[128, 3072, 4096] = t.cast(%q, f16) at "m:mlp"
+  %up: f16[128, 3072, 4096] = t.map("mul", [%f, %s]) at "m:mlp"
+  %g: f16[128, 4096, 1536] = t.cast(%r, f16) at "m:mlp"
+  %down: f16[128, 4096, 1536] = t.map("mul", [%g, %t]) at "m:mlp"
+  %y: f16[64, 4096] = t.experts(%x, %which, %shares, %up, %down) at "m:mlp"
+  out %y
+}"""
+
+
+def kernel_of(text: str) -> k.Experts:
+    (node,) = gpuir.lower(gpuir.load_text(text)).nodes
+    assert isinstance(node.op, k.Experts)
+    return node.op
+
+
+def test_a_kernel_is_the_work_of_its_extents():
+    found, wanted = work_of(kernel_of(MIX)), moe(64)
+    assert found.likeness == wanted.likeness
+    assert (found.products, found.traits) == (wanted.products, wanted.traits)
+    assert found.nbytes == wanted.nbytes
+    skewed = work_of(kernel_of(MIX.replace("%down)", "%down, skew=1.2)")))
+    assert skewed.traits == moe(64, skew=1.2).traits
+
+
+def test_packed_weights_are_read_with_their_scales():
+    """Half a byte a cell, and 2 bytes for each of the 3072 and 4096 rows of an expert."""
+    work = work_of(kernel_of(PACKED))
+    assert work.kind == "cutlass f16 converted"
+    assert work.operands[1].nbytes == 128 * (3 * 1536 * 4096 / 2 + 2 * (3072 + 4096))
+
+
+def test_experts_go_all_the_way():
+    """Tiled, costed, explained, and written down again with the tiles they got."""
+    g = gpuir.analyze(gpuir.load_text(MIX), "h100")
+    (node,) = g.nodes
+    cost = node.cost
+    assert cost is not None and cost.by == "tile@2" and cost.unseen == ()
+    direct = predict(moe(64), load_target("h100")).time_s
+    np.testing.assert_allclose(cost.time_s, direct)
+    time_s = {line.name: line.value for line in gpuir.explain(g, "y")}["time"]
+    assert time_s == pytest.approx(cost.time_s)
+    assert gpuir.parse(gpuir.show(g)) == g
+    assert gpuir.extract(g).tiles == (("y", node.tile),)
+    report = gpuir.summary(g)
+    assert [t.kind for t in report.totals] == ["experts"]
+    assert report.flops == node.op.flops()
+
+
+def test_what_was_never_measured_is_said():
+    f32_mix = MIX.replace("bf16", "f32")
+    (node,) = gpuir.analyze(gpuir.load_text(f32_mix), "v100-sxm-16gb").nodes
+    assert node.cost is not None and node.cost.unseen == ("gpu", "dtype")
+
+
+@pytest.mark.parametrize("target", ["p100-pcie-16gb", "mi100", "b200", "t4"])
+def test_every_target_takes_them(target: str):
+    for text in (MIX, MIX.replace("bf16", "f32"), PACKED, MIX.replace("[64", "[0")):
+        (node,) = gpuir.analyze(gpuir.load_text(text), target).nodes
+        assert node.cost is not None and 0 < node.cost.time_s < 1
+
+
+def test_uneven_rows_read_fewer_experts_and_fill_fewer_tiles():
+    """Few tokens touch fewer experts when some are popular; of many, tiles fill worse."""
+    few, many = MIX.replace("[64", "[16"), MIX.replace("[64", "[2048")
+    for text, is_slower in ((few, False), (many, True)):
+        even, skewed = (
+            gpuir.analyze(gpuir.load_text(text.replace("%down)", f"%down, skew={x})")), "h100")
+            for x in (0.0, 1.2)
+        )
+        times = [g.nodes[0].cost.time_s for g in (even, skewed)]  # pyright: ignore
+        assert (times[1] > times[0]) == is_slower
