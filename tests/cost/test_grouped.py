@@ -166,7 +166,7 @@ def test_experts_go_all_the_way():
     time_s = {line.name: line.value for line in gpuir.explain(g, "y")}["time"]
     assert time_s == pytest.approx(cost.time_s)
     assert gpuir.parse(gpuir.show(g)) == g
-    assert gpuir.extract(g).tiles == (("y", node.tile),)
+    assert gpuir.extract(g).tiles == ((("y",), node.tile),)
     report = gpuir.summary(g)
     assert [t.kind for t in report.totals] == ["experts"]
     assert report.flops == node.op.flops()
