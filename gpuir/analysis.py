@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 class LoadOptions(TypedDict, total=False):
     """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
-    loops by node name; `strict` refuses an operator that has no converter. A torch module is run on
-    `args` and `kwargs`."""
+    loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
+    exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
+    run on `args` and `kwargs`."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
     values: Mapping[str, Sequence[float]]
     trip_counts: Mapping[str, int]
+    expert_skew: float
     strict: bool
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -93,7 +95,7 @@ def _check_options(options: LoadOptions, takes: str, what: str, where: str, fix:
 def _load_onnx(path: str, options: LoadOptions) -> Model:
     from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
 
-    takes = "dims inputs values trip_counts strict"
+    takes = "dims inputs values trip_counts expert_skew strict"
     fix = f"leave it out; an ONNX file takes {', '.join(takes.split())}"
     _check_options(options, takes, "an ONNX file", path, fix)
     known = {name: value for name, value in options.items() if name in takes.split()}
@@ -119,7 +121,7 @@ def _load_torch(model: str | nn.Module | ExportedProgram, options: LoadOptions) 
 
 
 def _load_text_file(path: str, options: LoadOptions) -> Graph:
-    fix = "shapes in a .gir file are numbers already; load the model it came from again"
+    fix = "its numbers are in the text already; load the model it came from again"
     _check_options(options, "strict", "IR text", path, fix)
     try:
         data = _read_stdin() if path == "-" else Path(path).read_bytes()

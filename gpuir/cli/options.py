@@ -96,6 +96,12 @@ def loading(f: F) -> F:
         click.option(
             "--trip-count", type=TRIPS, multiple=True, help="How often a loop runs: NODE=10."
         ),
+        click.option(
+            "--expert-skew",
+            type=click.FloatRange(0),
+            default=0.0,
+            help="How unevenly routers choose experts: exponent of a power law.  [0: evenly]",
+        ),
         click.option("--strict", is_flag=True, help="Refuse operators that are not modelled."),
     )(f)
 
@@ -111,6 +117,7 @@ def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
         "inputs": merged("input"),
         "values": merged("value"),
         "trip_counts": merged("trip_count"),
+        "expert_skew": given["expert_skew"],
         "strict": given["strict"],
     }
 
