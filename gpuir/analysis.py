@@ -25,6 +25,7 @@ from gpuir.passes.legalize import Legalize
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.recognize import Recognize
 from gpuir.passes.tile import TilePass
+from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 
 if TYPE_CHECKING:
@@ -246,7 +247,8 @@ def explain(graph: Graph, name: str) -> tuple[Line, ...]:
 
 
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
-    """The report of a costed graph as records: totals, kernels, classes, coverage, assumptions."""
+    """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
+    assumptions."""
     target = load_target(str(graph.target))
     device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
-    return summarize(graph, device, tuple(warnings), batch)
+    return summarize(graph, device, tuple(warnings), batch, memory(graph, target))

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuir.backends.report import Kernel, Summary
 from gpuir.backends.terminal import Layout, tile_text
+from gpuir.simulate.memory import Memory
 
 SCHEMA = "gpuir.report/1"
 
@@ -55,6 +56,7 @@ def _report(s: Summary) -> dict[str, Any]:
             }
             for total in s.totals
         ],
+        "memory": _memory(s.memory),
         "coverage": {
             share.status: {
                 "nodes": share.nodes,
@@ -69,6 +71,19 @@ def _report(s: Summary) -> dict[str, Any]:
         "assumed": s.assumed,
         "warnings": s.warnings,
         "kernels": [_kernel(x) for x in s.kernels],
+    }
+
+
+def _memory(m: Memory) -> dict[str, Any]:
+    return {
+        "peak_bytes": m.peak_bytes,
+        "parts": m.parts,
+        "peak_at": {"path": m.peak.path, "locs": m.peak.node.locs if m.peak.node else ()},
+        "reserved_bytes": m.reserved_bytes,
+        "available_bytes": m.available_bytes,
+        "spare_bytes": m.spare_bytes,
+        "fits": m.fits,
+        "largest": [h._asdict() for h in m.largest[:20]],
     }
 
 

@@ -13,6 +13,7 @@ from gpuir.ir.graph import Graph, Level, Loc, Node
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.simulate.memory import Memory, memory
 
 Status = Literal["modelled", "approximated", "opaque"]
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
@@ -212,6 +213,7 @@ class Summary:
     assumed: tuple[str, ...]
     warnings: tuple[str, ...]
     batch: int | None
+    memory: Memory
     kernels: tuple[Kernel, ...] = field(repr=False)
     graph: Graph = field(repr=False)
 
@@ -225,8 +227,10 @@ def summarize(
     device: Device,
     warnings: tuple[str, ...] = (),
     batch: int | None = None,
+    held: Memory | None = None,
 ) -> Summary:
-    """The records of a costed graph; UsageError when it is not costed."""
+    """The records of a costed graph; UsageError when it is not costed. `held` is its memory on the
+    device; without it, that of no device in particular."""
     if graph.level != Level.costed:
         raise UsageError(
             "a report needs costs",
@@ -259,6 +263,7 @@ def summarize(
         assumed=(*graph.assumed, *device.assumed),
         warnings=warnings,
         batch=batch,
+        memory=held or memory(graph),
         kernels=kernels,
         graph=graph,
     )

@@ -11,6 +11,7 @@ from unicodedata import east_asian_width
 from gpuir.backends.report import Kernel, Summary, node_name
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.notes import Bound
+from gpuir.simulate.memory import Memory, Moment
 
 STYLES = {  # of a title, of notes, and of words that mean something where they fill a cell
     "bold": "1",
@@ -33,6 +34,7 @@ class Layout:
     width: int = 120
     color: bool = False
     top: int = 15
+    memory: bool = False  # list who holds memory at the peak
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,8 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
     _head(s, page)
     _slowest(s, page, layout)
     _totals(s, page)
+    if layout.memory:
+        _memory(s.memory, page, layout)
     _coverage(s, page)
     _notes(s, page)
 
@@ -210,6 +214,9 @@ def _head(s: Summary, page: Page) -> None:
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
         page.wrapped("work", f"{flops}; device memory {moved}")
         page.wrapped("bound", f"{bounds(s.bounds, s.latency_s)}, by share of time")
+    page.wrapped("memory", memory_text(s.memory))
+    if s.memory.available_bytes is not None:
+        page.wrapped("fits", fits_text(s.memory))
     page.wrapped("predictor", ", ".join(s.by) or "none: nothing to run")
     if s.interval is not None or s.unseen:
         page.wrapped("fitted on", fitted(s))
@@ -239,6 +246,28 @@ def fitted(s: Summary) -> str:
         of = "" if share == "100 %" else f" for {', '.join(kinds)} ({share} of the time)"
         parts.append(f"no measurements of {' or '.join(what)}{of}")
     return "; ".join(parts) or "measurements of this GPU, in these dtypes"
+
+
+def memory_text(m: Memory) -> str:
+    """`6.2 GB at the peak, in MatMul_3: weights 4.1 GB, activations 2.1 GB`."""
+    held = sorted(m.parts.items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{kind} {quantity(n, 'bytes')}" for kind, n in held if n)
+    return f"{quantity(m.peak_bytes, 'bytes')} at the peak, in {moment_name(m.peak)}: {parts}"
+
+
+def fits_text(m: Memory) -> str:
+    """`34.1 GB to spare: 7.7 GB reserved of 41.8 GB`."""
+    spare, has = m.spare_bytes or 0, m.available_bytes or 0
+    room = quantity(abs(spare), "bytes")
+    verdict = f"{room} to spare" if spare >= 0 else f"no, {room} short"
+    return f"{verdict}: {quantity(m.reserved_bytes, 'bytes')} reserved of {quantity(has, 'bytes')}"
+
+
+def moment_name(moment: Moment) -> str:
+    """The model node that a moment is named after."""
+    if moment.node is None:
+        return "the first node"
+    return node_name(moment.node.locs[-1]) if moment.node.locs else "/".join(moment.path)
 
 
 def rate(s: Summary) -> str:
@@ -392,6 +421,25 @@ def _totals(s: Summary, page: Page) -> None:
     page.table(columns, rows, drop=("bytes", "flop", "launches"))
 
 
+def _memory(m: Memory, page: Page, layout: Layout) -> None:
+    """The peak by kind, and who holds the most."""
+    columns = [("at the peak", False), ("bytes", True), ("share", True), ("", False)]
+    rows = [
+        (kind, quantity(n, "bytes"), percent(n, m.peak_bytes), "#" * round(40 * n / m.peak_bytes))
+        for kind, n in m.parts.items()
+        if n
+    ]
+    page.line()
+    page.table(columns, rows)
+    columns = [("bytes", True), ("share", True), ("held as", False), ("by", False)]
+    rows = [
+        (quantity(h.bytes, "bytes"), percent(h.bytes, m.peak_bytes), h.kind, h.name)
+        for h in m.largest[: layout.top]
+    ]
+    page.line()
+    page.table(columns, rows)
+
+
 def _coverage(s: Summary, page: Page) -> None:
     """The ledger, where something is not modelled."""
     if not any(share.nodes for share in s.coverage[1:]):
@@ -433,7 +481,7 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     page.line()
     fastest = min(s.latency_s for s in summaries)
     ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
-    titles = ("latency", *ends, "x fastest", "runs/s", "launches")
+    titles = ("latency", *ends, "x fastest", "runs/s", "launches", "to spare")
     columns = [("target", False), *((title, True) for title in titles), ("bound", False)]
     rows = [
         (
@@ -443,11 +491,12 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
             _count(1 / s.latency_s) if s.latency_s else "-",
             f"{s.launches:,}",
+            _spare(s.memory),
             bounds(s.bounds, s.latency_s),
         )
         for s in summaries
     ]
-    page.table(columns, rows, drop=("launches", "runs/s", *ends))
+    page.table(columns, rows, drop=("launches", "runs/s", "to spare", *ends))
     _by_kind(summaries, page)
     _coverage(first, page)
     page.line()
@@ -456,6 +505,11 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     _labelled("fitted on", _of_each({s.device.name: (fitted(s),) for s in known}), page)
     _labelled("assumed", _of_each({s.device.name: s.assumed for s in summaries}), page)
     _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
+
+
+def _spare(m: Memory) -> str:
+    """Memory that stays free, and a minus where it does not fit."""
+    return "-" if m.spare_bytes is None else quantity(m.spare_bytes, "bytes")
 
 
 def _of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:

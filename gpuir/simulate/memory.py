@@ -118,6 +118,11 @@ class Memory:
             return None
         return self.available_bytes - self.reserved_bytes
 
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has enough; None without a device."""
+        return None if self.spare_bytes is None else self.spare_bytes >= 0
+
 
 def available_bytes(target: Target) -> int:
     """The memory that a process may allocate: all, but for the driver's share and the context. Of

@@ -21,10 +21,13 @@ from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
+from gpuir.simulate.memory import memory
+from gpuir.targets.load import load_target
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 DEVICE = Device("a100", "NVIDIA A100", ("launch_s: assumed: until somebody measures it",))
+A100 = load_target("a100")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,8 @@ def graph() -> Graph:
 
 @pytest.fixture(scope="module")
 def s(graph: Graph) -> Summary:
-    return summarize(graph, DEVICE, ("mixed.onnx: one thing is odd",), batch=8)
+    held = memory(graph, A100)
+    return summarize(graph, DEVICE, ("mixed.onnx: one thing is odd",), batch=8, held=held)
 
 
 # ---------------------------------------------------------------------------- records
@@ -64,7 +68,8 @@ def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
 def test_without_intervals_the_report_does_without(graph: Graph):
     nodes = graph.nodes
     plain = [n for n in nodes if n.op.name in ("k.view", "k.opaque") and "Sparkle" in str(n.locs)]
-    s = summarize(replace(graph, nodes=tuple(plain), outputs=()), DEVICE)
+    alone = replace(graph, nodes=tuple(plain), outputs=())
+    s = summarize(alone, DEVICE, held=memory(graph))
     assert s.interval is None
     text = report([s], Layout(120)) + report([s, s], Layout(120))
     assert "80 %" not in text and "fitted" not in text
@@ -206,6 +211,19 @@ def test_many_targets_are_rows(s: Summary):
     )
 
 
+def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Summary):
+    small = memory(graph, load_target("a100+dram.bytes=545000000"))
+    for held, word in (
+        (s.memory, "fits       41.7 GB to spare: 23.1 MB reserved of 41.8 GB"),
+        (small, "fits       no, 23"),
+    ):
+        text = report([summarize(graph, DEVICE, held=held)], Layout(400))
+        assert word in text
+    text = report([s], Layout(100, memory=True))
+    assert re.search(r"^workspace +8\.52 MB +\d+ % +#+$", text, re.MULTILINE)
+    assert re.search(r"^8\.52 MB +\d+ % +workspace$", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("width", [40, 60])
 def test_narrow_tables_drop_columns(s: Summary, width: int):
     for text in (report([s], Layout(width)), report([s, s], Layout(width))):
@@ -269,7 +287,7 @@ def test_json_fits_its_schema_and_itself(s: Summary):
 def test_every_json_field_is_documented(s: Summary):
     page = (ROOT / "docs/json-schema.md").read_text()
     (found,) = json.loads(records.json_text([s], Layout()))["reports"]
-    fields = {*found, *found["kernels"][1], *found["totals"][0]}
+    fields = {*found, *found["kernels"][1], *found["totals"][0], *found["memory"]}
     assert not [name for name in fields if f"`{name}" not in page]
 
 
