@@ -43,6 +43,9 @@ LANE_OPS: dict[str, float] = {
     **dict.fromkeys(("mod", "fmod"), 16.0),
     "pow": 72.0,  # fitted: elementwise rows of P100, which it bounds there
 }
+# Instructions beyond those that a CPU's SIMD loop takes for a cell of a scalar function: filled by
+# `docs/calibrate.md`'s measurements.
+SIMD_OPS: dict[str, float] = {}
 SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, division
 NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
 OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
@@ -230,7 +233,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
         dtype=op.compute_dtype,
         pipe="vector",
         kind=_kind(op),
-        traits=_table(op) if isinstance(op, k.Gather) else (),
+        traits=(*_simd(body), *(_table(op) if isinstance(op, k.Gather) else ())),
     )
 
 
@@ -384,7 +387,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         accumulator_bits=accumulator_bits,
         visible=visible,
         tf32=tf32,
-        traits=traits,
+        traits=(*traits, *_simd(op.epilogue)),
     )
 
 
@@ -440,7 +443,7 @@ def _lane_ops(body: Graph | None) -> float:
     for node in body.nodes if body else ():
         match node.op:
             case t.Map(fn=fn):
-                total += LANE_OPS.get(fn, SCALARS[fn].flops) * node.results[0].type.size
+                total += lane_ops(fn) * node.results[0].type.size
             case t.Cast() | t.Bitcast():
                 total += node.results[0].type.size
             case t.Softmax(x=x):
@@ -448,6 +451,24 @@ def _lane_ops(body: Graph | None) -> float:
             case op:
                 total += op.flops()
     return total
+
+
+def _simd(body: Graph | None) -> tuple[tuple[str, Number], ...]:
+    """As a trait, the instructions of a body that a CPU takes beyond those of GPUs' lanes."""
+    nodes = body.nodes if body else ()
+    maps = ((n.op.fn, n.results[0].type.size) for n in nodes if isinstance(n.op, t.Map))
+    return beyond_lanes(maps)
+
+
+def beyond_lanes(maps: Iterable[tuple[str, Number]]) -> tuple[tuple[str, Number], ...]:
+    """The trait `simd ops` of functions of so many cells: empty where a CPU takes as many."""
+    beyond = [(SIMD_OPS[fn] - lane_ops(fn)) * n for fn, n in maps if fn in SIMD_OPS]
+    return (("simd ops", sum(beyond)),) if beyond else ()
+
+
+def lane_ops(fn: str) -> float:
+    """Instructions that a scalar function costs a cell on a GPU's lanes."""
+    return LANE_OPS.get(fn, SCALARS[fn].flops)
 
 
 # ---------------------------------------------------------------------------- from extents
@@ -664,6 +685,12 @@ def pointwise(
         pipe="vector",
         kind=kind,
     )
+
+
+def mapped(fn: str, cells: Number, reads: Sequence[DType], out: DType) -> Work:
+    """A map of one scalar function."""
+    found = pointwise(cells, reads, (out,), ops=lane_ops(fn))
+    return replace(found, traits=beyond_lanes([(fn, cells)]))
 
 
 def rows(

@@ -63,7 +63,7 @@ def measure(machine: Machine, case: Case, budget_s: float = BUDGET_S) -> Row:
         try:
             run = BENCHMARKS[case.op].make(machine.kit(case.dtype), case.shape)
             timing = machine.watch(run, budget_s)
-        except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        except Exception as error:  # whatever stops a row, the others are measured
             _check_alive(machine, case, error)
             return _failed(case, " ".join(str(error).split())[:160] or type(error).__name__)
     return Row(case, timing.seconds, timing.spread, timing.repeats)
@@ -115,15 +115,14 @@ def collect(
 
     `device` is what the table calls the machine: a target's name or path, or the driver's name.
     """
-    done = _done(path, device)
+    left = remaining(cases, path, device)
+    header = _header(path, left)
     measured = 0
     with _appending(path) as stream:
-        table = csv.DictWriter(stream, HEADER, lineterminator="\n")
+        table = csv.DictWriter(stream, header, extrasaction="ignore", lineterminator="\n")
         if not stream.tell():
             table.writeheader()
-        for case in cases:
-            if case in done:
-                continue
+        for case in left:
             row = measure(machine, case, budget_s)
             table.writerow(_cells(row, machine, device))
             stream.flush()
@@ -173,17 +172,23 @@ def _appending(path: Path) -> Any:
         ) from error
 
 
-def _done(path: Path, device: str) -> set[Case]:
-    """The rows of a table, failed ones too; UsageError when it is a table of something else."""
-    if not path.exists() or not path.stat().st_size:
-        return set()
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a table, of which there may be none."""
+    if not path.exists():
+        return []
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("cannot read the table", where=str(path), found=str(error)) from error
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    table = csv.DictReader(lines)
-    if lines and tuple(table.fieldnames or ()) != HEADER:
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _header(path: Path, left: Iterable[Case] = ()) -> tuple[str, ...]:
+    """The columns of a table, of which one that was begun earlier may have fewer. UsageError when
+    it is a table of something else, or has none for the rows that are to be measured."""
+    lines = _lines(path)
+    found = tuple(next(csv.reader(lines), HEADER))
+    if not {*HEADER} - {*COLUMNS} <= {*found} <= {*HEADER}:
         raise UsageError(
             "the file is no table of collected measurements",
             where=str(path),
@@ -191,12 +196,26 @@ def _done(path: Path, device: str) -> set[Case]:
             found=lines[0][:160],
             fix="name another file to write",
         )
+    missing = {c: case for case in left for c in case.shape if c not in found}
+    if missing:
+        raise UsageError(
+            f"the table has no column for {', '.join(missing)}",
+            where=str(path),
+            expected=str(next(iter(missing.values()))),
+            fix="name another file to write: `gpuir eval kernels` reads both",
+        )
+    return found
+
+
+def _done(path: Path, device: str) -> set[Case]:
+    """The rows of a table, failed ones too; UsageError when it is a table of something else."""
+    table = csv.DictReader(_lines(path), _header(path))
     return {case for row in table if row["device"] == device for case in _case(row)}
 
 
 def _case(row: Mapping[str, str]) -> Iterator[Case]:
     if row["op"] in BENCHMARKS:
-        extents = ((c, row[c] or "0") for c in BENCHMARKS[row["op"]].columns)
+        extents = ((c, row.get(c) or "0") for c in BENCHMARKS[row["op"]].columns)
         yield Case(row["op"], row["dtype"], tuple((c, int(float(n))) for c, n in extents))
 
 
@@ -222,7 +241,7 @@ def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
     alike: dict[tuple[str, str, bool], list[Row]] = {}
     for row in rows:
         if row.is_measured:
-            narrow = row.case.op == "conv" and bool(is_narrow(row.case.shape))
+            narrow = bool(is_narrow(row.case.op, row.case.shape))
             alike.setdefault((row.case.op, row.case.dtype, narrow), []).append(row)
     found: list[Batch] = []
     for (op, dtype, _), group in alike.items():
@@ -248,8 +267,12 @@ def expected_s(target: Target, case: Case, budget_s: float = BUDGET_S) -> float:
 def _prepared(columns: Columns) -> Columns:
     """The extents that an operator does not have are 1. Narrow convolutions are told apart."""
     extents = {c: np.nan_to_num(columns.numbers(c), nan=1.0) for c in COLUMNS}
-    narrow = Words(np.asarray(is_narrow(extents), np.int64), ("", "narrow"))
-    return columns.with_cells({**extents, "narrow": narrow})
+    ops = columns.words("op")
+    narrow = np.zeros(columns.count, bool)
+    for op in ops.names:
+        narrow |= ops.where(op) & is_narrow(op, extents)
+    said = Words(narrow.astype(np.int64), ("", "narrow"))
+    return columns.with_cells({**extents, "narrow": said})
 
 
 def _works(s: Shapes) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gpuir.evaluate.benchmarks import Kit
-from gpuir.evaluate.timing import CudaWatch, HostWatch, Run, Stopwatch
+from gpuir.evaluate.kit import Kit, Run
+from gpuir.evaluate.timing import CudaWatch, HostWatch, Stopwatch
 from gpuir.ir.errors import UsageError
 from gpuir.targets.target import Target
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
-Run = Callable[[], Any]
+from gpuir.evaluate.kit import Run
 
 FEWEST, MOST = 5, 50  # runs of one measurement
 WARM = 3  # runs before it: a library picks its kernel, a cache fills

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from gpuir.cost.families import family_of
+from gpuir.cost.tile import predict
 from gpuir.evaluate.benchmarks import BENCHMARKS, works_of
 from gpuir.evaluate.collect import (
     HEADER,
@@ -17,7 +23,8 @@ from gpuir.evaluate.collect import (
     measure,
     remaining,
 )
-from gpuir.evaluate.plan import Case
+from gpuir.evaluate.kit import Kit
+from gpuir.evaluate.plan import Case, read_plan
 from gpuir.ir.errors import UsageError
 from gpuir.targets.load import load_target
 
@@ -29,7 +36,7 @@ from gpuir.evaluate.tables import read_table  # noqa: E402
 CPU = load_target("cpu")
 SMALL = {
     **dict.fromkeys(("batch", "b", "stride", "groups"), 1),
-    **dict.fromkeys(("heads", "kv_heads", "window"), 3),
+    **dict.fromkeys(("heads", "kv_heads", "window", "topk", "bag"), 3),
 }
 
 
@@ -46,12 +53,33 @@ def case(op: str, dtype: str = "f32", **extents: int) -> Case:
 CASES = (case("add"), case("softmax"), case("linear"))
 
 
-@pytest.mark.parametrize("op", BENCHMARKS)
-def test_every_operator_runs(machine, op):
-    row = measure(machine, case(op, BENCHMARKS[op].dtypes[0]), 1e-3)
+@pytest.mark.parametrize(
+    ("op", "dtype"), [(op, d) for op, b in BENCHMARKS.items() for d in b.dtypes]
+)
+def test_every_operator_runs(machine, op, dtype):
+    row = measure(machine, case(op, dtype), 1e-3)
     assert row.is_measured, row.note
     assert 1e-8 < row.latency_s < 0.1
     assert row.repeats >= 5
+
+
+@pytest.mark.parametrize("op", BENCHMARKS)
+def test_every_operator_is_read_back_as_what_it_is(machine, tmp_path, op):
+    """Of a table, the kernels that the operator is said to run, on a CPU and on a GPU."""
+    made = case(op, BENCHMARKS[op].dtypes[0])
+    for device in ("cpu", "a100"):
+        path = tmp_path / f"{device}.csv"
+        collect(machine, [made], path, device=device, budget_s=1e-3)
+        table = read_table(path)
+        assert not table.skipped
+        (batch,) = table.batches
+        alone = works_of(op, made.dtype, {c: float(n) for c, n in made.extents})
+        assert [w.likeness for w in batch.works] == [w.likeness for w in alone]
+        for read, work in zip(batch.works, alone, strict=True):
+            assert family_of(read, batch.target) == family_of(work, batch.target)
+            assert float(predict(read, batch.target).time_s[0]) == pytest.approx(
+                float(predict(work, batch.target).time_s[0])
+            )
 
 
 @pytest.mark.parametrize(
@@ -65,14 +93,65 @@ def test_every_operator_runs(machine, op):
         ("attention", "", (2, 4, 8, 16)),
         ("attention_causal", "", (2, 4, 8, 16)),
         ("conv", "", (2, 6, 8, 8)),
+        ("conv1d", "", (2, 6, 8)),
+        ("conv3d", "", (2, 6, 8, 8, 8)),
+        ("conv_transposed", "", (2, 6, 31, 31)),
+        ("embedding_bag", "", (8, 16)),
+        ("gather", "", (8, 5)),
+        ("concat", "", (8, 32)),
+        ("cumsum", "", (8, 16)),
+        ("experts", "", (9, 12)),
+        ("lstm", "", (7, 2, 12)),
+        ("gru", "", (7, 2, 12)),
+        ("rnn", "", (7, 2, 12)),
     ],
 )
 def test_an_operator_gives_what_its_extents_say(machine, op, args, result):
     extents = {"m": 8, "n": 16, "k": 32, "b": 2, "rows": 8, "cols": 16, "table": 50}
     extents |= {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 24, "head": 16}
     extents |= {"channels": 4, "size": 16, "filters": 6, "window": 3, "stride": 2, "groups": 2}
+    extents |= {"bag": 3, "picks": 5, "tokens": 9, "hidden": 12, "inter": 20, "topk": 2}
+    extents |= {"experts": 4, "steps": 7, "features": 10}
     run = BENCHMARKS[op].make(machine.kit("f32"), {c: extents[c] for c in BENCHMARKS[op].columns})
     assert tuple(run().shape) == result
+
+
+def test_experts_give_each_token_the_mean_of_its_own(machine):
+    """Against the same in plain words, with kernels of one product and of many."""
+    extents = {"tokens": 5, "hidden": 8, "inter": 12, "topk": 2, "experts": 4}
+    for grouped in (True, False):
+        torch.manual_seed(0)
+        odd = SimpleNamespace(**vars(torch))
+        if not grouped:
+            odd._grouped_mm = None
+        got = BENCHMARKS["experts"].make(Kit(odd, "f32", "cpu"), extents)()
+        torch.manual_seed(0)
+        x, into, back = torch.randn(5, 8), torch.randn(4, 8, 24), torch.randn(4, 12, 8)
+        for i in range(5):
+            rows = []
+            for expert in (i % 4, (i + 2) % 4):
+                gate, up = (x[i] @ into[expert]).chunk(2)
+                rows.append((torch.nn.functional.silu(gate) * up) @ back[expert])
+            assert torch.allclose(got[i], sum(rows) / 2, atol=1e-4)
+
+
+def test_a_recurrence_is_as_long_as_its_steps(machine):
+    """The product of all inputs once, the step's kernels as often as there are steps."""
+    short, long = (
+        works_of("lstm", "f32", {"batch": 2.0, "steps": n, "features": 8.0, "hidden": 64.0})
+        for n in (10.0, 30.0)
+    )
+    times = [[float(predict(w, CPU).time_s[0]) for w in works] for works in (short, long)]
+    assert times[1][1:] == pytest.approx([3 * t for t in times[0][1:]])
+    assert short[0].extents["m"] == 20
+
+
+def test_whatever_a_benchmark_raises_is_its_note(machine, monkeypatch):
+    def spoilt(kit, extents):
+        raise KeyError("unheard of")
+
+    monkeypatch.setitem(BENCHMARKS, "add", replace(BENCHMARKS["add"], make=spoilt))
+    assert measure(machine, case("add"), 1e-3).note == "'unheard of'"
 
 
 def test_what_cannot_run_is_a_note(machine):
@@ -130,6 +209,38 @@ def test_rows_are_on_disk_as_they_are_measured(machine, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         collect(machine, CASES, path, device="cpu", budget_s=1e-3, watch=stop)
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_run_that_is_killed_loses_no_row(machine, tmp_path):
+    """By SIGKILL, while it measures: the next run goes on behind the rows that are there."""
+    path, plan = tmp_path / "mine.csv", tmp_path / "plan.toml"
+    cells = [1024 * n for n in range(1, 41)]
+    plan.write_text(f'[[grid]]\nop = "add"\ndtypes = ["f32"]\ncells = {cells}\n')
+    command = (sys.executable, "-m", "gpuir", "collect", "--plan", str(plan), "--target", "cpu")
+    with subprocess.Popen([*command, "-o", str(path)], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        while "2/40" not in run.stderr.readline():
+            assert run.poll() is None
+        run.kill()
+    before = path.read_text()
+    there = before[: before.rfind("\n") + 1].count("\n") - 1
+    assert 2 <= there < 40
+    cases = read_plan(plan)
+    assert len(remaining(cases, path, "cpu")) == 40 - there
+    collect(machine, cases[: there + 1], path, device="cpu", budget_s=1e-3)
+    assert path.read_text().startswith(before[: before.rfind("\n") + 1])
+    assert len(remaining(cases, path, "cpu")) == 39 - there
+
+
+def test_a_table_begun_earlier_goes_on_with_the_columns_it_has(machine, tmp_path):
+    path = tmp_path / "mine.csv"
+    old = [c for c in HEADER if c not in ("bag", "picks", "steps")]
+    path.write_text(",".join(old) + "\n")
+    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3) == 3
+    assert [b.op for b in read_table(path).batches] == ["add", "softmax", "linear"]
+    with pytest.raises(UsageError, match="the table has no column for steps") as error:
+        collect(machine, [case("lstm")], path, device="cpu")
+    assert error.value.expected == "lstm f32 batch=1 steps=16 features=16 hidden=16"
 
 
 def test_a_failed_row_is_kept_and_not_predicted(machine, tmp_path):

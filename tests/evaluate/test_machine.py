@@ -61,7 +61,7 @@ class Pretender:
         found = getattr(torch, name)
         if name == self.fail:
             raise RuntimeError("CUDA error")
-        if name not in ("randn", "randint", "empty", "ones", "zeros"):
+        if name not in ("randn", "randint", "empty", "ones", "zeros", "tensor"):
             return found
 
         def made(*args: Any, device: str = "cpu", **extra: Any) -> Any:
@@ -124,7 +124,7 @@ def test_every_kernel_of_the_plan_can_be_made(pretend):
     """As much of each as this CPU computes in no time: one row, one head, small extents."""
     machine = pretend()
     for op, dtype in {(c.op, c.dtype): c for c in read_plan(shipped_plan("calibrate"))}:
-        if dtype in ("f8e4m3", "i8", "tf32"):
+        if dtype in ("f8e4m3", "i8", "tf32") or op == "lstm":  # whose weights are made elsewhere
             continue
         case = next(
             c for c in read_plan(shipped_plan("calibrate")) if (c.op, c.dtype) == (op, dtype)

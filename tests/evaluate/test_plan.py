@@ -102,16 +102,9 @@ def test_shipped_plans_hold_what_can_be_predicted(name: str):
     cases = read_plan(shipped_plan(name))
     target = load_target("cpu" if name.endswith("cpu") else "h100")
     if name.startswith("calibrate"):
-        assert 55 <= len(cases) <= 65
-    if not name.endswith("cpu"):
-        assert {c.op for c in cases} >= {*BENCHMARKS} - {
-            "mul",
-            "relu",
-            "silu",
-            "tanh",
-            "exp",
-            "cast",
-        }
+        assert 55 <= len(cases) <= 70
+    if name.startswith("collect"):
+        assert {c.op for c in cases} >= {*BENCHMARKS} - {"attention_causal"}
     for case in cases[:: max(1, len(cases) // 60)]:
         for work in works_of(case.op, case.dtype, {c: float(n) for c, n in case.extents}):
             assert predict(work, target).time_s[0] > 0, case
