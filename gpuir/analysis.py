@@ -42,7 +42,9 @@ class LoadOptions(TypedDict, total=False):
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
     loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
     exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
-    run on `args` and `kwargs`."""
+    run on `args` and `kwargs`. Of a Hugging Face config, `task` chooses the class, `dtype` the
+    numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed (`sdpa`, `eager`); `phase` is
+    `prefill` or `decode`, behind `past` tokens; with `train` the loss is computed."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
@@ -52,6 +54,22 @@ class LoadOptions(TypedDict, total=False):
     strict: bool
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    task: str | None
+    dtype: str | None
+    attention: str | None
+    phase: str | None
+    past: int | None
+    train: bool
+
+
+TAKES = {  # which options each kind of model has a use for
+    "an ONNX file": "dims inputs values trip_counts expert_skew strict",
+    "IR text, whose numbers are in the text already": "strict",
+    "a saved torch program": "dims expert_skew strict",
+    "a torch program": "args kwargs dims expert_skew strict",
+    "a function": "dims expert_skew strict",
+    "a Hugging Face config": "dims task dtype attention phase past train expert_skew strict",
+}
 
 
 def load(
@@ -61,7 +79,8 @@ def load(
     **options: Unpack[LoadOptions],
 ) -> Graph:
     """The graph of a model: an ONNX file; a torch program, exported and saved (`.pt2`) or live, or
-    a torch module with its arguments; gpuir's own text (`.gir`, or `-` for stdin) at any level.
+    a torch module with its arguments; a Hugging Face config (`hf:config.json`, or its folder); what
+    a function gives (`my.module:build`); gpuir's own text (`.gir`, or `-` for stdin) at any level.
 
     What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
     or TextError when the file cannot be used.
@@ -80,27 +99,33 @@ def load(
 
 
 def is_torch(path: str) -> bool:
-    """Whether the text names a torch program: `model.pt2`, `hf:config.json`, `my.module:build`."""
+    """Whether the text names a torch program: `model.pt2`, `hf:config.json` or a folder with a
+    config, `my.module:build`."""
     if path.startswith("hf:") or path.endswith(".pt2"):
         return True
-    return not Path(path).exists() and path.rpartition(":")[2].isidentifier() and ":" in path
+    if Path(path).exists():
+        return Path(path).is_dir() or Path(path).name == "config.json"
+    return ":" in path and path.rpartition(":")[2].isidentifier()
 
 
-def _check_options(options: LoadOptions, takes: str, what: str, where: str, fix: str) -> None:
-    """UsageError when an option is given that this kind of model has no use for."""
-    given = [name for name, value in options.items() if value and name not in takes.split()]
-    if given:
-        raise UsageError(f"{', '.join(given)} cannot be given for {what}", where=where, fix=fix)
+def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
+    """The options given; UsageError for one that this kind of model has no use for."""
+    takes = TAKES[kind].split()
+    given = {name: value for name, value in options.items() if value not in (None, {}, (), False)}
+    wrong = [name for name, value in given.items() if name not in takes and value]
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)} cannot be given for {kind}",
+            where=where,
+            fix=f"leave it out; {kind} takes {', '.join(takes)}",
+        )
+    return given
 
 
 def _load_onnx(path: str, options: LoadOptions) -> Model:
     from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
 
-    takes = "dims inputs values trip_counts expert_skew strict"
-    fix = f"leave it out; an ONNX file takes {', '.join(takes.split())}"
-    _check_options(options, takes, "an ONNX file", path, fix)
-    known = {name: value for name, value in options.items() if name in takes.split()}
-    return load_onnx(path, **cast(Any, known))
+    return load_onnx(path, **_checked(options, "an ONNX file", path))
 
 
 def _load_torch(model: str | nn.Module | ExportedProgram, options: LoadOptions) -> Model:
@@ -108,22 +133,25 @@ def _load_torch(model: str | nn.Module | ExportedProgram, options: LoadOptions) 
         raise UsageError(
             "PyTorch is not installed", fix="pip install 'gpuir[torch]', or export to ONNX"
         )
+    from gpuir.frontends.torch import hf, program
     from gpuir.frontends.torch.load import load as load_torch
-    from gpuir.frontends.torch.program import built
 
-    takes = "dims strict args kwargs"
-    fix = f"leave it out; a torch program takes {', '.join(takes.split())}"
-    _check_options(options, takes, "a torch program", str(model)[:80], fix)
-    dims, strict = options.get("dims", {}), options.get("strict", False)
-    if isinstance(model, str) and not model.endswith(".pt2"):
-        return load_torch(built(model, dims), strict=strict)
-    args, kwargs = options.get("args"), options.get("kwargs")
-    return load_torch(model, args=args, kwargs=kwargs, dims=dims, strict=strict)
+    if not isinstance(model, str):
+        return load_torch(model, **_checked(options, "a torch program", type(model).__name__))
+    if model.endswith(".pt2"):
+        return load_torch(model, **_checked(options, "a saved torch program", model))
+    if program.is_built(model):
+        given = _checked(options, "a function", model)
+        made = program.built(model, given.pop("dims", {}))
+    else:
+        given = _checked(options, "a Hugging Face config", model)
+        walk = {name: given.pop(name) for name in ("expert_skew", "strict") if name in given}
+        made, given = hf.program(model, **given), walk
+    return load_torch(made, **given)
 
 
 def _load_text_file(path: str, options: LoadOptions) -> Graph:
-    fix = "its numbers are in the text already; load the model it came from again"
-    _check_options(options, "strict", "IR text", path, fix)
+    _checked(options, "IR text, whose numbers are in the text already", path)
     try:
         data = _read_stdin() if path == "-" else Path(path).read_bytes()
         text = data.decode("utf-8-sig")

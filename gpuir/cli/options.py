@@ -79,10 +79,17 @@ model = click.argument("model", type=click.Path())
 
 
 def loading(f: F) -> F:
-    """What a model file leaves open."""
+    """What a model leaves open."""
     return _stacked(
         click.option(
             "--dims", type=DIMS, multiple=True, help="Symbolic dimensions: batch=8,seq=128."
+        ),
+        click.option("--task", help="What a config's model does: causal-lm, masked-lm, image-cls."),
+        click.option("--dtype", help="Numbers of a config's model: f32, f16, bf16.  [its own]"),
+        click.option("--attention", help="Of a config's model: sdpa or eager.  [sdpa]"),
+        click.option("--phase", help="A step of generation by a config's model: prefill, decode."),
+        click.option(
+            "--past", type=click.IntRange(1), help="Tokens behind which the phase begins."
         ),
         click.option(
             "--input", type=SHAPE, multiple=True, help="Shape of an input: x=1x3x224x224."
@@ -118,20 +125,31 @@ def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
         "values": merged("value"),
         "trip_counts": merged("trip_count"),
         "expert_skew": given["expert_skew"],
+        "task": given["task"],
+        "dtype": given["dtype"],
+        "attention": given["attention"],
+        "phase": given["phase"],
+        "past": given["past"],
         "strict": given["strict"],
     }
+
+
+settings = click.option(
+    "--set",
+    "settings",
+    type=SETTING,
+    multiple=True,
+    help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
+)
+pipeline = click.option(
+    "--pipeline", default="", help="Passes in place of canonicalize,recognize,fuse,legalize."
+)
 
 
 def costing(f: F) -> F:
     """How kernels are tiled and costed."""
     return _stacked(
-        click.option(
-            "--set",
-            "settings",
-            type=SETTING,
-            multiple=True,
-            help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
-        ),
+        settings,
         click.option("--predictor", default="tile", show_default=True, help="Who says how long."),
         click.option(
             "--schedule",
@@ -140,11 +158,7 @@ def costing(f: F) -> F:
             help="Tiles to use for the kernels that this file names.",
         ),
         click.option("--tf32", is_flag=True, help="Let f32 products run on the matrix units."),
-        click.option(
-            "--pipeline",
-            default="",
-            help="Passes in place of canonicalize,recognize,fuse,legalize.",
-        ),
+        pipeline,
     )(f)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from gpuir.frontends.emit import INLINE, Emitter
+from gpuir.frontends.emit import INLINE, Emitter, Scope
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.program import Program
@@ -32,6 +32,7 @@ def load(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] = {},
+    expert_skew: float = 0.0,
     strict: bool = False,
 ) -> Model:
     """A program as a graph of level `graph`. Weights are not read.
@@ -40,7 +41,8 @@ def load(
     with its arguments, which is exported first. Composite operators (linear, layer_norm,
     scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
-    sizes their numbers. Raises `ModelError`.
+    sizes their numbers, `expert_skew` says how unevenly routers choose experts. Raises
+    `ModelError`.
     """
     name = source_name(source)
     try:
@@ -48,7 +50,7 @@ def load(
         if isinstance(made, Program):
             program = made.export()
         assert isinstance(program, ExportedProgram)
-        model = _load(functional(program), name, Dims(dict(dims)), strict)
+        model = _load(functional(program), name, Dims(dict(dims)), expert_skew, strict)
     except RecursionError:
         raise ModelError("the program is nested too deep", where=name) from None
     except GpuirError as error:
@@ -106,8 +108,10 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     return program.run_decompositions({})
 
 
-def _load(program: ExportedProgram, name: str, dims: Dims, strict: bool) -> Model:
-    emit = Emitter(name)
+def _load(
+    program: ExportedProgram, name: str, dims: Dims, expert_skew: float, strict: bool
+) -> Model:
+    emit = Emitter(name, Scope(expert_skew=expert_skew))
     walk = Walk(name, emit, dims, strict)
     signature = program.graph_signature
     held: Mapping[str, Any] = {**program.state_dict, **program.constants}
