@@ -27,7 +27,7 @@ from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
 from gpuir.evaluate.backtest import halves, leave_one_out, misses, with_intervals
 from gpuir.evaluate.batch import Batch
-from gpuir.evaluate.calibrate import calibrated
+from gpuir.evaluate.calibrate import calibration
 from gpuir.evaluate.fit import train
 from gpuir.evaluate.score import drawn, forecast, tile_score
 from gpuir.evaluate.tables import read_table
@@ -303,7 +303,8 @@ def main() -> None:
     targets = {}
     for name in dict.fromkeys(b.target.name for b in seen):
         mine = [b for b in seen if b.target.name == name]
-        targets[name] = calibrated(mine[0].target, mine, model=models[mine[0].target.device])
+        start = mine[0].target
+        targets[name], _ = calibration(start, mine, model=models[start.device])
         say(f"calibrated {name}")
     moved = [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]
     after = predicted(moved, models)

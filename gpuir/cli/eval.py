@@ -159,7 +159,7 @@ def _calibrated(
     batches: Sequence[Batch], given: dict[str, Any], models: Mapping[str, Model]
 ) -> list[Batch]:
     """The rows that calibration does not see, on targets that it moved."""
-    from gpuir.evaluate.calibrate import calibrated
+    from gpuir.evaluate.calibrate import calibration
     from gpuir.evaluate.score import drawn
 
     seen, rest = drawn(batches, given["calibrate"], given["seed"])
@@ -168,7 +168,7 @@ def _calibrated(
         begun = perf_counter()
         mine = [b for b in seen if b.target.name == name]
         own = models.get(mine[0].target.device)
-        targets[name] = calibrated(mine[0].target, mine, model=own)
+        targets[name], _ = calibration(mine[0].target, mine, model=own)
         rows = sum(map(len, mine))
         note(f"calibrated {name} on {rows:,} rows: {perf_counter() - begun:.1f} s")
     return [replace(b, target=targets.get(b.target.name, b.target)) for b in rest]

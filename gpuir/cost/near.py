@@ -29,7 +29,7 @@ BOUND = 0.5  # the logarithm of a correction, at most
 # the same GPU and family: standard deviations and reaches of a wide and a narrow part, in
 # logarithms of the time and of extents, and how far off a row is by itself.
 WIDE, WIDE_REACH = 0.15, 6.0
-NARROW, NARROW_REACH = 0.1, 2.0
+NARROW, NARROW_REACH = 0.2, 2.0
 NOISE = 0.1
 OTHERS = 0.6  # of the wide part, with kernels of another kind: another dtype, another library
 
@@ -124,14 +124,21 @@ def _known(near: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Poi
     return points, _inverse(points) @ errors
 
 
-def left_out(points: Points, errors: Array) -> Array:
-    """The error left of each kernel when all others correct it (the same book, section 5.4.2)."""
-    inverse = _inverse(points)
+def left_out(points: Points, errors: Array, doubt: float = NOISE) -> Array:
+    """The error left of each kernel when all others correct it (the same book, section 5.4.2), a
+    row by itself being off by `doubt`."""
+    inverse = _inverse(points, doubt)
     return np.asarray(inverse @ errors / np.diag(inverse), float)
 
 
-def _inverse(points: Points) -> Array:
-    return np.asarray(np.linalg.inv(points.alike + NOISE**2 * np.eye(len(points.at))), float)
+def doubted(points: Points, errors: Array, doubt: float) -> Array:
+    """What to write down of errors so that `correction` takes rows to be off by `doubt`."""
+    noisy = points.alike + NOISE**2 * np.eye(len(points.at))
+    return np.asarray(noisy @ _inverse(points, doubt) @ errors, float)
+
+
+def _inverse(points: Points, doubt: float = NOISE) -> Array:
+    return np.asarray(np.linalg.inv(points.alike + doubt**2 * np.eye(len(points.at))), float)
 
 
 def _logarithm(name: str, n: Number) -> Number:
