@@ -15,13 +15,17 @@ from gpuir.frontends.torch.table import CONVERTERS
 @cache
 def _table() -> Mapping[Any, Any]:
     """torch's decompositions of what no converter here takes."""
-    from torch._decomp import core_aten_decompositions
+    from torch._decomp import decomposition_table
 
-    def has_converter(op: Any) -> bool:
+    def has_converter(op: torch._ops.OpOverload) -> bool:
         packet = op._schema.name.removeprefix("aten::")
         return packet in CONVERTERS or f"{packet}.{op._overloadname}" in CONVERTERS
 
-    return {op: f for op, f in core_aten_decompositions().items() if not has_converter(op)}
+    return {
+        op: rule
+        for op, rule in decomposition_table.items()
+        if isinstance(op, torch._ops.OpOverload) and not has_converter(op)
+    }
 
 
 _traced: dict[Any, fx.GraphModule | None] = {}

@@ -178,6 +178,21 @@ def padding(pairs: Sequence[int], rank: int) -> tuple[tuple[int, ...], tuple[int
     return tuple(low), tuple(high)
 
 
+def padding_around(e: Emitter, x: Value, axis: int, start: int, step: int, length: int) -> Value:
+    """Zeros of that length along `axis`, with x's cells from `start` on by `step`."""
+    count = x.type.shape[axis]
+    if step > 1 and count > 1:
+        shape = (*x.type.shape[: axis + 1], 1, *x.type.shape[axis + 1 :])
+        low, high = [0] * len(shape), [0] * len(shape)
+        high[axis + 1] = step - 1
+        apart = e(t.Pad(reshaped(e, x, shape), tuple(low), tuple(high)))
+        wide = (*x.type.shape[:axis], count * step, *x.type.shape[axis + 1 :])
+        x = part(e, reshaped(e, apart, wide), axis, 0, (count - 1) * step + 1)
+    low, high = [0] * x.type.rank, [0] * x.type.rank
+    low[axis], high[axis] = start, length - start - x.type.shape[axis]
+    return x if not any((*low, *high)) else e(t.Pad(x, tuple(low), tuple(high)))
+
+
 def pad_by(mode: Any) -> Converter:
     def convert(n: TorchNode, e: Emitter) -> Value:
         x = n["self"]

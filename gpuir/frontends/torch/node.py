@@ -88,7 +88,9 @@ class TorchNode:
         given = self.args.get(arg)
         if isinstance(given, int):
             given = (given,)
-        return tuple(a % max(rank, 1) for a in given) if given else tuple(range(rank))
+        if not rank:
+            return ()
+        return tuple(a % rank for a in given) if given else tuple(range(rank))
 
     def promoted(self, *args: str) -> DType:
         """The dtype that torch brings two operands to."""

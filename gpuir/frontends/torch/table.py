@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.frontends.torch import contraction, layout, pointwise, reduction
+from gpuir.frontends.torch import contraction, gradients, layout, pointwise, reduction
 from gpuir.frontends.torch.node import Converter
 
 CONVERTERS: dict[str, Converter] = {
@@ -10,4 +10,5 @@ CONVERTERS: dict[str, Converter] = {
     **layout.CONVERTERS,
     **reduction.CONVERTERS,
     **contraction.CONVERTERS,
+    **gradients.CONVERTERS,
 }

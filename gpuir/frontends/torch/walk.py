@@ -91,7 +91,9 @@ class Walk:
         meta = node.meta
         stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
         path = [entry[0] for entry in stack.values()][-1] if stack else ""
-        return f"{self.source}:{path}/{node.name}" if path else f"{self.source}:{node.name}"
+        name = f"{path}/{node.name}" if path else node.name
+        phase = "/backward" if meta.get("partitioner_tag") == "is_backward" else ""
+        return f"{self.source}:{name}{phase}"
 
     def attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
         """A module inside, or a tensor known now."""

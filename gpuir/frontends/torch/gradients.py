@@ -1,0 +1,189 @@
+"""Operators of backward passes, and the forward ones that save something for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.torch.contraction import hanging, spread
+from gpuir.frontends.torch.layout import padding_around
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.frontends.torch.pointwise import mapped
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import bool_
+from gpuir.ops import tensor as t
+
+# ---------------------------------------------------------------------------- attention
+
+
+def scale_of(n: TorchNode, q: Value) -> float:
+    scale = n.args.get("scale")
+    return 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
+
+
+def mask_of(n: TorchNode, e: Emitter, q: Value) -> Value | None:
+    mask = n.get("attn_mask") or n.get("attn_bias")
+    return mask if mask is None or mask.type.dtype == bool_ else cast(e, mask, q.type.dtype)
+
+
+def attention(n: TorchNode, e: Emitter) -> Results:
+    """The fused attentions that training calls: the result, and the logarithm of each row's sum of
+    exponentials; what else a device's call gives (seeds, lengths) takes no time."""
+    q, k, v = (n[name] for name in ("query", "key", "value"))
+    causal = bool(n.args["is_causal"])
+    op = t.Attention(q, k, v, mask_of(n, e, q), scale_of(n, q), causal=causal, stats=True)
+    y, stats = e.add(op)
+    rest = [None if type is None else e.fill(0, type) for type in n.types[2:]]
+    return y, fitted(e, stats, n.types[1]), *rest
+
+
+def fitted(e: Emitter, stats: Value, type: Any) -> Value | None:
+    return None if type is None else reshaped(e, cast(e, stats, type.dtype), type.shape)
+
+
+def attention_backward(n: TorchNode, e: Emitter) -> Results:
+    q, k, v = (n[name] for name in ("query", "key", "value"))
+    dy = next(n[name] for name in ("grad_out", "grad_out_") if name in n.args)
+    y, stats = n["out"], n["logsumexp"]
+    stats = reshaped(e, stats, q.type.shape[:-1])
+    causal = bool(n.args["is_causal"])
+    op = t.AttentionGradient(q, k, v, y, stats, dy, mask_of(n, e, q), scale_of(n, q), causal=causal)
+    found = e.add(op)
+    rest = [None if type is None else e.fill(0, type) for type in n.types[3:]]
+    return *found[:3], *rest
+
+
+# ---------------------------------------------------------------------------- convolutions, pools
+
+
+def conv_backward(n: TorchNode, e: Emitter) -> Results:
+    """The gradients of input, weight and bias, those that `output_mask` asks for."""
+    dy, x, w = n["grad_output"], n["input"], n["weight"]
+    count = w.type.rank - 2
+    strides, low, dilations = (spread(n.args[a], count) for a in ("stride", "padding", "dilation"))
+    groups = int(n.args["groups"])
+    parts = (strides, low, low, dilations, groups)
+    window = w.type.shape[2:]
+    transposed = bool(n.args["transposed"])
+    wants = n.args["output_mask"]
+    dx: Value | None = None
+    dw: Value | None = None
+    if wants[0]:
+        if transposed:
+            dx = e(t.Conv(dy, w, *parts))
+        else:
+            reach = t.ConvTranspose(dy, w, *parts).result_types[0].shape[2:]
+            extra = tuple(a - b for a, b in zip(x.type.shape[2:], reach, strict=True))
+            dx = e(t.ConvTranspose(dy, w, *parts, extra))
+    if wants[1]:
+        image, gradient = (dy, x) if transposed else (x, dy)
+        dw = e(t.ConvWeightGradient(image, gradient, window, *parts))
+    db = e(t.Reduce("sum", dy, (0, *range(2, dy.type.rank)))) if wants[2] else None
+    return dx, dw, db
+
+
+def pool_backward(fn: Any, count: int) -> Converter:
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x, dy = n["self"], n["grad_output"]
+        alone = x.type.rank == count + 1
+        image, dy = (reshaped(e, v, (1, *v.type.shape)) if alone else v for v in (x, dy))
+        window = spread(n.args["kernel_size"], count)
+        strides = spread(n.args["stride"] or window, count)
+        low = spread(n.args["padding"], count)
+        dilations = spread(n.args.get("dilation", 1), count)
+        extents = dy.type.shape[2:]
+        high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
+        shape = image.type.shape
+        if fn == "max":
+            op = t.PoolGradient("max", dy, shape, window, strides, low, high, dilations, image)
+            return reshaped(e, e(op), n.type.shape)
+        include = bool(n.args["count_include_pad"])
+        extra = extra if include and any(extra) else ()
+        if n.args.get("divisor_override"):
+            raise ModelError(f"{n.op}: divisor_override is not supported")
+        op = t.PoolGradient(
+            "mean", dy, shape, window, strides, low, high, dilations, None, include, extra
+        )
+        return reshaped(e, e(op), n.type.shape)
+
+    return convert
+
+
+def adaptive_mean_backward(n: TorchNode, e: Emitter) -> Value:
+    """Windows of one width alone, as in the forward pass."""
+    x, dy = n["self"], n["grad_output"]
+    count = 2 if "2d" in n.op else 3
+    spatial, wanted = x.type.shape[-count:], dy.type.shape[-count:]
+    if any(a % b for a, b in zip(spatial, wanted, strict=True)):
+        raise ModelError(f"{n.op}: the windows differ in width", found=f"{spatial}, {wanted}")
+    window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
+    share = mapped(e, "mul", dy.type.dtype, dy, 1 / math.prod(window))
+    lead = dy.type.shape[:-count]
+    apart = tuple(k for size in wanted for k in (size, 1))
+    wide = tuple(k for size, w in zip(wanted, window, strict=True) for k in (size, w))
+    spread_out = e(t.Broadcast(reshaped(e, share, (*lead, *apart)), (*lead, *wide)))
+    return reshaped(e, spread_out, x.type.shape)
+
+
+# ---------------------------------------------------------------------------- places
+
+
+def embedding_backward(n: TorchNode, e: Emitter) -> Value:
+    """Each row of the gradient added to its row of a table of zeros, but for the padding's."""
+    dy, indices = n["grad_output"], n["indices"]
+    width = dy.type.shape[-1]
+    flat = reshaped(e, dy, (indices.type.size, width))
+    at = reshaped(e, indices, (indices.type.size, 1))
+    padding = int(n.args["padding_idx"])
+    if padding >= 0:
+        kept = e(t.Map("ne", (at,), (padding,)))
+        flat = e(t.Map("where", (kept, flat, e.constant(0, flat.type.dtype))))
+    if n.args["scale_grad_by_freq"]:
+        raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
+    return e(t.ScatterND(e.fill(0, n.type), at, flat, "add"))
+
+
+def slice_backward(n: TorchNode, e: Emitter) -> Value:
+    """The gradient among zeros, where the slice was."""
+    dy, shape = n["grad_output"], n.type.shape
+    axis, step = n.axis(len(shape)), int(n.args["step"])
+    length = shape[axis]
+    start = n.args["start"] or 0
+    start = min(max(start + length if start < 0 else start, 0), length)
+    return padding_around(e, dy, axis, start, step, length)
+
+
+def select_backward(n: TorchNode, e: Emitter) -> Value:
+    dy, shape = n["grad_output"], n.type.shape
+    axis = n.axis(len(shape))
+    one = reshaped(e, dy, tuple(1 if i == axis else size for i, size in enumerate(shape)))
+    return padding_around(e, one, axis, n.args["index"] % shape[axis], 1, shape[axis])
+
+
+def dropout_backward(n: TorchNode, e: Emitter) -> Value:
+    dy, mask = n["grad_output"], n["mask"]
+    scaled = mapped(e, "mul", dy.type.dtype, dy, n.args["scale"])
+    return e(t.Map("where", (mask, scaled, e.constant(0, dy.type.dtype))))
+
+
+FUSED = (
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+
+CONVERTERS: dict[str, Converter] = {
+    **dict.fromkeys(FUSED, attention),
+    **dict.fromkeys((f"{name}_backward" for name in FUSED), attention_backward),
+    "convolution_backward": conv_backward,
+    **{f"max_pool{d}d_with_indices_backward": pool_backward("max", d) for d in (2, 3)},
+    **{f"avg_pool{d}d_backward": pool_backward("mean", d) for d in (2, 3)},
+    **{f"_adaptive_avg_pool{d}d_backward": adaptive_mean_backward for d in (2, 3)},
+    "embedding_dense_backward": embedding_backward,
+    "slice_backward": slice_backward,
+    "select_backward": select_backward,
+    "native_dropout_backward": dropout_backward,
+}
