@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuir.passes.manager import Pass, Pipeline
     from gpuir.passes.table import pipeline
     from gpuir.schedule import apply, extract, strip
+    from gpuir.simulate.memory import Memory, memory
     from gpuir.targets.load import load_target, target_names
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
@@ -29,6 +30,7 @@ __all__ = [
     "GpuirError",
     "Graph",
     "LoadOptions",
+    "Memory",
     "Pass",
     "Pipeline",
     "Schedule",
@@ -43,6 +45,7 @@ __all__ = [
     "load_target",
     "load_text",
     "lower",
+    "memory",
     "parse",
     "parse_schedule",
     "pipeline",
@@ -63,6 +66,7 @@ _HOMES = {
     "gpuir.passes.manager": ("Pass", "Pipeline"),
     "gpuir.passes.table": ("pipeline",),
     "gpuir.schedule": ("apply", "extract", "strip"),
+    "gpuir.simulate.memory": ("Memory", "memory"),
     "gpuir.targets.load": ("load_target", "target_names"),
     "gpuir.targets.target": ("Target",),
     "gpuir.text": ("parse", "parse_schedule", "show"),

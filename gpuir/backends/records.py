@@ -56,7 +56,7 @@ def _report(s: Summary) -> dict[str, Any]:
             }
             for total in s.totals
         ],
-        "memory": _memory(s.memory),
+        "memory": memory_record(s.memory),
         "coverage": {
             share.status: {
                 "nodes": share.nodes,
@@ -74,7 +74,7 @@ def _report(s: Summary) -> dict[str, Any]:
     }
 
 
-def _memory(m: Memory) -> dict[str, Any]:
+def memory_record(m: Memory) -> dict[str, Any]:
     return {
         "peak_bytes": m.peak_bytes,
         "parts": m.parts,

@@ -27,7 +27,7 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
         return f"{plain(value)} {unit}".rstrip()
     if value == 0 or not isfinite(value):
         return f"{value:g} {SHORT.get(unit, unit)}"
-    if unit in ("flop", "bytes") and value < 1000 and value == int(value):
+    if unit in ("flop", "bytes") and abs(value) < 1000 and value == int(value):
         return f"{int(value)} {SHORT.get(unit, unit)}"
     power = min(max(floor(log10(abs(value)) / 3), -4), 6)
     if unit.startswith(("bytes", "bit", "flop")):

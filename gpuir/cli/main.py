@@ -11,6 +11,7 @@ import click
 COMMANDS = (
     "analyze",
     "explain",
+    "fit",
     "opt",
     "schedule",
     "targets",

@@ -1,0 +1,88 @@
+"""What fits a device: the largest value of a dimension, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuir.backends.records import memory_record
+from gpuir.backends.report import Device
+from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
+from gpuir.backends.units import quantity
+from gpuir.simulate.largest import Largest
+
+SCHEMA = "gpuir.fit/1"
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The search for the largest value of a dimension of one model on one device. `refusal` is what
+    the model says to a value that it does not take."""
+
+    model: str
+    device: Device
+    dim: str
+    least: int
+    most: int
+    found: Largest
+    refusal: str = ""
+
+
+def fitting_text(fittings: Sequence[Fitting], layout: Layout) -> str:
+    """What fits and what its peak is made of, then every value that was tried, each device."""
+    page = Page(layout.width, layout.color)
+    for i, f in enumerate(fittings):
+        if i:
+            page.line()
+        title = f"{f.device.title} ({f.device.name})" if f.device.title else f.device.name
+        page.heading(f"{f.model} on {title}: the largest {f.dim} that fits")
+        page.line()
+        page.wrapped(f.dim, _verdict(f))
+        memory = f.found.tried[f.least if f.found.value is None else f.found.value]
+        page.wrapped("memory", memory_text(memory))
+        page.wrapped("fits", fits_text(memory))
+        for a, b in f.found.shrinking:
+            text = f"{b:,} takes less than {a:,}: a value beyond may fit too"
+            page.wrapped("warning", text)
+        page.line()
+        columns = [(title, True) for title in (f.dim, "peak", "reserved", "to spare")]
+        rows = [
+            (
+                f"{n:,}",
+                *(quantity(x, "bytes") for x in (m.peak_bytes, m.reserved_bytes)),
+                quantity(m.spare_bytes or 0, "bytes"),
+            )
+            for n, m in f.found.tried.items()
+        ]
+        page.table(columns, rows)
+    return page.text()
+
+
+def _verdict(f: Fitting) -> str:
+    value, impossible = f.found.value, f.found.impossible
+    if value is None:
+        return f"none: not even {f.least:,} fits"
+    if impossible == value + 1:
+        return f"{value:,}; the model takes no {impossible:,}: {f.refusal}"
+    return f"{value:,}" + ("; no more were tried" if value == f.most else "")
+
+
+def fitting_json(fittings: Sequence[Fitting]) -> str:
+    """`{"schema": "gpuir.fit/1", "fits": [...]}`, as docs/json-schema.md describes it."""
+    report = {"schema": SCHEMA, "fits": [_record(f) for f in fittings]}
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+
+
+def _record(f: Fitting) -> dict[str, Any]:
+    return {
+        "model": f.model,
+        "target": f.device.name,
+        "dim": f.dim,
+        "least": f.least,
+        "most": f.most,
+        "largest": f.found.value,
+        "impossible": f.found.impossible,
+        "tried": [{"value": n, "memory": memory_record(m)} for n, m in f.found.tried.items()],
+    }

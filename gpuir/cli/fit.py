@@ -1,0 +1,114 @@
+"""`gpuir fit`: the largest batch, or any other dimension, that fits a GPU's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.analyze import layout, split_targets
+from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.output import emit, warn
+
+if TYPE_CHECKING:
+    from gpuir.backends.fitting import Fitting
+    from gpuir.ir.graph import Graph
+    from gpuir.simulate.memory import Memory
+    from gpuir.targets.target import Target
+
+
+@click.command()
+@options.model
+@click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
+@click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
+@click.option("--min", "least", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--max", "most", type=click.IntRange(1), default=65536, show_default=True)
+@click.option("--eager", is_flag=True, help="Op by op, as PyTorch runs it; not fused.")
+@options.loading
+@options.pipeline
+@options.settings
+@click.option("--format", type=click.Choice(["table", "json"]), default="table")
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+@options.load_modules
+def command(**given: Any) -> None:
+    """The largest value of a dimension of MODEL that fits a GPU's memory.
+
+    Exit status 1 if not even the least one fits.
+
+    \b
+    gpuir fit model.onnx --target a100 --dim batch --dims seq=512
+    gpuir fit model.onnx --target a100,h100-sxm,l4 --dim seq --dims batch=1
+    """
+    from gpuir.backends.fitting import fitting_json, fitting_text
+
+    found = search(given, load_modules(given["modules"]))
+    shape = layout({**given, "top": 0})
+    text = fitting_json(found) if given["format"] == "json" else fitting_text(found, shape)
+    emit(text, given["output"])
+    if any(f.found.value is None for f in found):
+        raise click.exceptions.Exit(1)
+
+
+def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
+    """The search for each target; a value is loaded and lowered once for all of them."""
+    from functools import cache, partial
+
+    import gpuir
+    from gpuir.backends.fitting import Fitting
+    from gpuir.backends.report import Device
+    from gpuir.ir.errors import ModelError, UsageError
+    from gpuir.simulate.largest import largest
+
+    names = [loaded.target(name) for name in split_targets(given["target"])]
+    if not names:
+        raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
+    targets = [gpuir.load_target(options.with_settings(name, given)) for name in names]
+    dim, least, most = given["dim"], given["least"], given["most"]
+    if least > most:
+        raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")
+    how = options.load_options(given)
+    if dim in how.get("dims", {}):
+        raise UsageError(
+            f"--dims gives {dim} a value, and --dim searches it", fix="leave one of them out"
+        )
+
+    refused: list[str] = []
+
+    @cache
+    def graph(value: int) -> Graph | None:
+        dims = {**how.get("dims", {}), dim: value}
+        said: list[str] = []
+        try:
+            g = gpuir.load(given["model"], warn=said.append, **{**how, "dims": dims})
+        except ModelError as error:
+            if value == least:
+                raise
+            refused.append(error.what)
+            return None
+        for text in said if value == least else ():
+            warn(text)
+        if given["pipeline"]:
+            passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors)
+            g = passes.run(g)
+        return g if given["eager"] else gpuir.lower(g)
+
+    def memory(value: int, target: Target) -> Memory | None:
+        g = graph(value)
+        return None if g is None else gpuir.memory(g, target)
+
+    first = graph(least)
+    name = first.name if first else ""
+    return [
+        Fitting(
+            model=name,
+            device=Device(target.name, target.title),
+            dim=dim,
+            least=least,
+            most=most,
+            found=largest(partial(memory, target=target), least, most),
+            refusal=refused[-1] if refused else "",
+        )
+        for target in targets
+    ]
