@@ -33,8 +33,10 @@ class Fuse(Pass):
     result has the group's own shape; groups that meet in a pointwise op merge (diamonds). A
     reduction takes in the pointwise group that feeds it alone, and further reductions over the same
     axes of the same cells. The dequantisation of a weight joins the contraction that reads it.
-    Chains of layout ops make one group. The backward pass joins no launch of the forward pass.
-    `max_ops` bounds the ops of a group; `epilogues` off keeps contractions alone.
+    Arithmetic on one index joins the gather that reads it. A slice that pointwise ops of its own
+    model node alone read (a gate of a recurrent cell) is a pointwise op: their kernel reads it in
+    place. Chains of other layout ops make one group. The backward pass joins no launch of the
+    forward pass. `max_ops` bounds the ops of a group; `epilogues` off keeps contractions alone.
     """
 
     max_ops: int = 64
@@ -123,7 +125,11 @@ class _Fuser:
         shape = self.shape(i)
         phase = phase_of(self.g.nodes[i])
         if kind != "reduce":
-            return Group(kind, [i], shape, phase=phase)
+            kind = "map" if self.is_read_in_place(i) else kind
+            group = Group(kind, [i], shape, phase=phase)
+            if isinstance(op, t.Gather):
+                self.take_index(group, op)
+            return group
         x = op.operands[0]
         group = Group(kind, [i], x.type.shape, t.reduced_axes(op), phase)
         self.groups[i] = group
@@ -132,6 +138,25 @@ class _Fuser:
             if feeder and feeder.kind == "map" and feeder.shape == group.shape:
                 self.merge(feeder, group)
         return group
+
+    def is_read_in_place(self, i: int) -> bool:
+        """Whether node i slices what the pointwise ops of its own model node read, and no others
+        do: what a model node does with its parts is no launch of its own."""
+        node = self.g.nodes[i]
+        if not isinstance(node.op, t.Slice) or node.results[0] in self.outputs:
+            return False
+        readers = [self.g.nodes[u] for u in self.users.get(node.results[0], ())]
+        same = all(r.locs == node.locs and isinstance(r.op, t.POINTWISE) for r in readers)
+        return bool(readers) and same and all(step == 1 for step in node.op.steps)
+
+    def take_index(self, group: Group, op: t.Gather) -> None:
+        """The pointwise ops on one number that make a gather's index, for it alone, join it."""
+        feeder = self.group_of(op.indices)
+        if feeder is None or feeder.kind != "map" or op.indices.type.size != 1:
+            return
+        if feeder.phase == group.phase and self.is_private(feeder, group.members[0]):
+            feeder.into = group
+            group.members = [*feeder.members, *group.members]
 
     def group_of(self, v: Value) -> Group | None:
         """The group that makes `v`; None for inputs, params and generators."""
@@ -153,6 +178,8 @@ class _Fuser:
 
     def join(self, i: int, op: Op) -> Group | None:
         """Puts node i into the group of one of its operands, if any may have it."""
+        if self.is_read_in_place(i):
+            return None
         kind = kind_of(op)
         feeders = list(dict.fromkeys(f for v in op.operands if (f := self.group_of(v))))
         rank = {"contraction": 0, "reduce": 1, "map": 2, "layout": 3}
@@ -247,6 +274,8 @@ class _Fuser:
         if feeder.kind != "map" or not self.fits(feeder.shape, group):
             return
         if feeder.phase != group.phase:
+            return
+        if group.kind != "map" and any(isinstance(n.op, t.Slice) for n in self.members(feeder)):
             return
         product = {v for n in self.members(group) if n.op.contraction for v in n.op.operands}
         inside = set(group.members) | set(feeder.members)

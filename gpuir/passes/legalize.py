@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -34,8 +35,8 @@ class Legalize(Pass):
 
 
 class _Legalizer:
-    def __init__(self, g: Graph):
-        self.g = g
+    def __init__(self, g: Graph, trip: Value | None = None):
+        self.g, self.trip = g, trip
         self.uses = g.uses()
         self.outputs = set(g.outputs)
         self.producers = g.producers()
@@ -57,7 +58,7 @@ class _Legalizer:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = _Legalizer(op.body).run()
+                body = _Legalizer(op.body, op.body.inputs[0]).run()
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
                 then, orelse = _Legalizer(op.then).run(), _Legalizer(op.orelse).run()
@@ -78,6 +79,8 @@ class _Legalizer:
             return kernel
         if all(isinstance(o, t.LAYOUT) for o in ops):
             return self.layout(node, op)
+        if (view := self.of_this_trip(op)) is not None:
+            return view
         for kinds, kernel in WHOLE:
             if any(isinstance(o, kinds) for o in ops):
                 return kernel(op.args, body)
@@ -103,6 +106,22 @@ class _Legalizer:
         if result in self.outputs or not readers or not strided or 0 in strides:
             return k.Copy(op.args, op.body)
         return k.View(op.args, op.body, order)
+
+    def of_this_trip(self, op: t.Fused) -> k.View | None:
+        """What a loop's trip takes of a tensor, its outermost axis indexed by the trip's number: who
+        launches the trips knows where it lies, and moves nothing."""
+        gather = op.body.nodes[-1].op
+        if self.trip is None or not isinstance(gather, t.Gather):
+            return None
+        outermost = prod(gather.x.type.shape[: gather.axis]) == 1
+        plain = all(isinstance(n.op, (*t.POINTWISE, t.Constant)) for n in op.body.nodes[:-1])
+        outer = dict(zip(op.body.inputs, op.args, strict=True))
+        rest = [v for v in op.body.inputs if v != gather.x]
+        if not (outermost and plain and gather.indices.type.size == 1):
+            return None
+        if [outer[v] for v in rest] != [self.trip]:
+            return None
+        return k.View((outer[gather.x], self.trip), replace(op.body, inputs=(gather.x, *rest)))
 
     def written_order(self, node: Node) -> tuple[int, ...]:
         """The memory order this contraction writes its result in, so that the transpose that

@@ -344,11 +344,11 @@ class _Run:
     def view(self, node: Node) -> _Storage | None:
         """The storage of the operand that the result is a view of, if it is one."""
         op = node.op
+        if isinstance(op, k.View):
+            return self.held[op.args[0]]
         if len(op.operands) != 1 or len(node.results) != 1:
             return None
         (first,), (result,) = op.operands, node.results
-        if isinstance(op, k.View):
-            return self.held[first]
         layout = [n.op for n in op.body.nodes] if isinstance(op, t.Fused) else [op]
         if not all(isinstance(o, t.LAYOUT) or is_same(o) for o in layout):
             return None
