@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
-from gpuir.ir.graph import Access, Graph, Space
+from gpuir.ir.graph import Access, Graph, Space, Value
 from gpuir.ir.types import DType, f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -221,6 +221,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
             )
         case _:
             operands = tuple(_operand(a, space, role) for a, role in _accesses(space))
+            operands = _sliced(op, operands)
     body = op.body if isinstance(op, k.BodyKernel) else None
     return Work(
         kernel=op.name,
@@ -294,6 +295,21 @@ def _operand(a: Access, space: Space, role: Role, inner: int = 1, taps: int = 1)
         return Operand(a.dims, cell_bytes, 0.0, role)
     visited = cell_bytes * prod(space.dims[d] for d in a.dims) * taps
     return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), role)
+
+
+def _sliced(op: k.KernelOp, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """Operands that the body slices are read as far as its slices go: the gates of a cell."""
+    read: dict[Value, float] = {}
+    for node in op.body.nodes if isinstance(op, k.Map) else ():
+        if isinstance(node.op, t.Slice):
+            read[node.op.x] = read.get(node.op.x, 0.0) + node.results[0].type.nbytes
+    if not read or not isinstance(op, k.Map):
+        return operands
+    found = list(operands)
+    for i, v in enumerate(op.body.inputs):
+        if v in read:
+            found[i] = replace(found[i], nbytes=min(v.type.nbytes, read[v]))
+    return tuple(found)
 
 
 def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:

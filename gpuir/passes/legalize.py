@@ -108,8 +108,8 @@ class _Legalizer:
         return k.View(op.args, op.body, order)
 
     def of_this_trip(self, op: t.Fused) -> k.View | None:
-        """What a loop's trip takes of a tensor, its outermost axis indexed by the trip's number: who
-        launches the trips knows where it lies, and moves nothing."""
+        """What a trip of the loop takes of a tensor, its outermost axis indexed by the trip's
+        number: who launches the trips knows where it lies, and moves nothing."""
         gather = op.body.nodes[-1].op
         if self.trip is None or not isinstance(gather, t.Gather):
             return None

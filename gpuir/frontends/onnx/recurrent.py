@@ -170,15 +170,14 @@ def gru_cell(reset_last: bool) -> Cell:
         """
         (hidden,) = state
         width = hidden.type.shape[-1]
+        product = e(t.Matmul(hidden, w.recurrent[0]))
+
+        def gate(index: int) -> Value:
+            pre = e(t.Map("add", (part(x, index, width, e), part(product, index, width, e))))
+            return f[0](pre, e)
+
+        update, reset = gate(0), gate(1)
         if reset_last:
-            product = e(t.Matmul(hidden, w.recurrent[0]))
-            pre = e(t.Map("add", (part(x, 0, width, e, 2), part(product, 0, width, e, 2))))
-        else:
-            product = None
-            early = e(t.Matmul(hidden, w.recurrent[0]))
-            pre = e(t.Map("add", (part(x, 0, width, e, 2), early)))
-        update, reset = (f[0](part(pre, i, width, e), e) for i in (0, 1))
-        if product is not None:
             late = part(product, 2, width, e)
             if w.recurrent_bias is not None:
                 late = e(t.Map("add", (late, w.recurrent_bias)))
