@@ -223,6 +223,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
             operands = tuple(_operand(a, space, role) for a, role in _accesses(space))
             operands = _sliced(op, operands)
     body = op.body if isinstance(op, k.BodyKernel) else None
+    written = min(max((_cells(a) for a in space.writes), default=0), space.points)
     return Work(
         kernel=op.name,
         dims=tuple(space.dims.items()),
@@ -230,7 +231,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
         operands=operands,
         flops=op.flops(),
         products=0,
-        lane_ops=_lane_ops(body) + OWN_LANE_OPS * max((_cells(a) for a in space.writes), default=0),
+        lane_ops=_lane_ops(body) + OWN_LANE_OPS * written,
         dtype=op.compute_dtype,
         pipe="vector",
         kind=_kind(op),

@@ -494,6 +494,13 @@ class Scatter(BodyKernel):
 
     name: ClassVar[str] = "k.scatter"
 
+    def space(self) -> Space:
+        """i over the cells that are given."""
+        flat = super().space()
+        scatters = [n.op for n in self.body.nodes if isinstance(n.op, t.SCATTERING)]
+        given = max((op.updates.type.size for op in scatters), default=flat.dims["i"])
+        return Space({"i": given}, flat.reads, flat.writes)
+
 
 @dataclass(frozen=True)
 class Copy(BodyKernel):

@@ -46,10 +46,10 @@ class PastLayer(CacheLayerMixin):
 
     def _put(self, memory: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         room, n = memory.shape[-2], new.shape[-2]
-        if n >= room:
-            return torch.slice_scatter(memory, new[..., n - room :, :], -2)
-        at = self.past % room
-        return torch.slice_scatter(memory, new, -2, at, at + n)
+        if n >= room:  # nothing of what was there is left
+            return new[..., n - room :, :].contiguous()
+        at = torch.arange(n, device=new.device) + self.past % room
+        return memory.index_copy(-2, at, new)
 
     def get_seq_length(self) -> int:
         return self.seen
