@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map
 
-from gpuir.frontends.emit import Emitter
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.program import Program, reason
-from gpuir.frontends.torch.walk import Dims, Walk, numbers
+from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 
@@ -23,22 +24,28 @@ ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 NO_DROPOUT = "dropout inside attention takes no time"
 
 
-def load_joint(program: Program, name: str, dims: Dims, strict: bool) -> Model:
-    """The program's first output, its loss, and the gradient of each parameter that it depends on:
-    `w.grad`, of role gradient, as AOTAutograd traces them on fake tensors. A loss of several cells
-    stands for their sum. Locations of the backward pass end in `/backward`."""
+def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Model:
+    """The program's first float output, its loss, and the gradient of each parameter that it
+    depends on: `w.grad`, of role gradient, as AOTAutograd traces them on fake tensors. A loss of
+    several cells stands for their sum. Locations of the backward pass end in `/backward`."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._subclasses import FakeTensorMode
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        faked = as_fakes(program)
-        exported = faked.export()
+    fakes = Fakes()
+    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack, silence():
+        if isinstance(source, Program):
+            held = tensors_of(source.module)
+            given = {"args": fakes(source.args), "kwargs": fakes(dict(source.kwargs))}
+            stack.enter_context(fakes.inside(source.module))
+            exported = replace(source, **given).export()
+        else:
+            exported, held = source, {**source.state_dict}
+        held |= exported.constants
         module, assumed = loss_alone(exported)
-        given = (faked.args, dict(faked.kwargs))
+        args, kwargs = fakes(exported.example_inputs)
+        stack.enter_context(fakes.inside(module))
         try:
-            joint = aot_export_joint_with_descriptors(stack, module, *given).graph_module
+            traced = aot_export_joint_with_descriptors(stack, module, args, kwargs)
         except Exception as error:  # whatever an operator's derivative stumbles over
             raise ModelError(
                 "AOTAutograd cannot differentiate the program",
@@ -46,31 +53,60 @@ def load_joint(program: Program, name: str, dims: Dims, strict: bool) -> Model:
                 found=reason(error),
                 fix="let gpuir differentiate it: --autodiff gpuir",
             ) from error
-    return _graph(joint, exported, program, name, dims, strict, assumed)
+    walk.emit.scope.assumed += assumed
+    return _graph(traced.graph_module, exported.graph_signature.user_inputs, held, walk)
 
 
-def as_fakes(program: Program) -> Program:
-    """The program on fake tensors of the CPU: what is one tensor under two names stays one."""
-    known: dict[int, Any] = {}
+@contextmanager
+def silence() -> Generator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
-    def fake(tensor: Any) -> Any:
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        if id(tensor) not in known:
-            made = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-            )
-            if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, tensor.requires_grad)
-            known[id(tensor)] = made
-        return known[id(tensor)]
 
-    from copy import deepcopy
+def tensors_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Its parameters and buffers by name."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
 
-    memo = {id(x): fake(x) for x in (*program.module.parameters(), *program.module.buffers())}
-    module = deepcopy(program.module, memo)
-    args, kwargs = tree_map(fake, program.args), tree_map(fake, dict(program.kwargs))
-    return Program(module, args, kwargs, program.name)
+
+class Fakes:
+    """Tensors on fake memory of the CPU in place of others; one under two names stays one."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, torch.Tensor] = {}
+        self.kept: list[torch.Tensor] = []  # so that no other takes their place in memory
+
+    def __call__(self, tree: Any) -> Any:
+        return tree_map(self.of, tree)
+
+    def of(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor):
+            return x
+        if id(x) not in self.known:
+            self.kept.append(x)
+            made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+            is_parameter = isinstance(x, torch.nn.Parameter)
+            self.known[id(x)] = torch.nn.Parameter(made, x.requires_grad) if is_parameter else made
+        return self.known[id(x)]
+
+    @contextmanager
+    def inside(self, module: torch.nn.Module) -> Generator[None]:
+        """The module holds fakes meanwhile. (A copy of it would not do: a `forward` set on the
+        module runs the module that it was made for.)"""
+        before = [(held, dict(held)) for part in module.modules() for held in held_by(part)]
+        try:
+            for held, _ in before:
+                held.update({name: self.of(x) for name, x in held.items()})
+            yield
+        finally:
+            for held, was in before:
+                held.update(was)
+
+
+def held_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors that a module itself holds, by name, to be changed."""
+    return module._parameters, module._buffers
 
 
 def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...]]:
@@ -104,21 +140,9 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
     return module, assumed
 
 
-def _graph(
-    joint: fx.GraphModule,
-    exported: ExportedProgram,
-    program: Program,
-    name: str,
-    dims: Dims,
-    strict: bool,
-    assumed: tuple[str, ...],
-) -> Model:
-    emit = Emitter(name)
-    walk = Walk(name, emit, dims, strict)
-    held: dict[str, Any] = dict(exported.constants)
-    held |= dict(program.module.named_parameters(remove_duplicate=False))
-    held |= dict(program.module.named_buffers(remove_duplicate=False))
-    inputs = exported.graph_signature.user_inputs
+def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Walk) -> Model:
+    """The traced graph, its placeholders and results under the names of what they are."""
+    emit, dims = walk.emit, walk.dims
     places: dict[str, Value] = {}
     given: list[Any] = []
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -143,7 +167,11 @@ def _graph(
     over: list[Value | None] = []
     gradients: dict[Value, Value] = {}  # by their names in the trace
     descriptions = [*joint.graph.nodes][-1].meta["desc"]
-    pairs = [(d, emit.place(v, True)) for d, v in zip(descriptions, found) if isinstance(v, Value)]
+    pairs = [
+        (d, emit.place(v, stored=True))
+        for d, v in zip(descriptions, found, strict=True)
+        if isinstance(v, Value)
+    ]
     for place, value in sorted(pairs, key=lambda pair: ORDER[type(pair[0]).__name__]):
         kind = type(place).__name__
         mutates = kind == "InputMutationAOTOutput"
@@ -152,9 +180,9 @@ def _graph(
             wanted = emit.names.claim(f"{place.grad_of.target}.grad")
             gradients[value] = Value(wanted, value.type)
             emit.builder.roles[wanted] = "gradient"
-        outputs.append(gradients.get(value, value))
+        outputs.append(gradients.get(value) or value)
     emit.builder.rename(0, gradients)
-    emit.builder.assumed += [*emit.scope.assumed, *assumed]
+    emit.builder.assumed += emit.scope.assumed
     graph = emit.builder.finish(outputs, over)
     return Model(graph, Weights(emit.scope.weights), tuple(walk.warnings))
 

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from gpuir.frontends.emit import INLINE, Emitter, Scope
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
+from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.program import Program
 from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
@@ -34,6 +35,7 @@ def load(
     dims: Mapping[str, int] = {},
     expert_skew: float = 0.0,
     strict: bool = False,
+    joint: bool = False,
 ) -> Model:
     """A program as a graph of level `graph`. Weights are not read.
 
@@ -41,16 +43,19 @@ def load(
     with its arguments, which is exported first. Composite operators (linear, layer_norm,
     scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
-    sizes their numbers, `expert_skew` says how unevenly routers choose experts. Raises
-    `ModelError`.
+    sizes their numbers, `expert_skew` says how unevenly routers choose experts. `joint` adds the
+    backward pass, as AOTAutograd derives it. Raises `ModelError`.
     """
     name = source_name(source)
+    emit = Emitter(name, Scope(expert_skew=expert_skew))
+    walk = Walk(name, emit, Dims(dict(dims)), strict)
     try:
-        program = made = _program(source, args, kwargs)
-        if isinstance(made, Program):
-            program = made.export()
-        assert isinstance(program, ExportedProgram)
-        model = _load(functional(program), name, Dims(dict(dims)), expert_skew, strict)
+        made = _program(source, args, kwargs)
+        if joint:
+            model = load_joint(made, name, walk)
+        else:
+            exported = made.export() if isinstance(made, Program) else made
+            model = _load(functional(exported), walk)
     except RecursionError:
         raise ModelError("the program is nested too deep", where=name) from None
     except GpuirError as error:
@@ -108,11 +113,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     return program.run_decompositions({})
 
 
-def _load(
-    program: ExportedProgram, name: str, dims: Dims, expert_skew: float, strict: bool
-) -> Model:
-    emit = Emitter(name, Scope(expert_skew=expert_skew))
-    walk = Walk(name, emit, dims, strict)
+def _load(program: ExportedProgram, walk: Walk) -> Model:
+    emit, dims = walk.emit, walk.dims
     signature = program.graph_signature
     held: Mapping[str, Any] = {**program.state_dict, **program.constants}
     specs = {spec.arg.name: spec for spec in signature.input_specs}
