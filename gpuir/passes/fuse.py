@@ -206,9 +206,13 @@ class _Fuser:
         if group.phase != phase_of(self.g.nodes[i]):
             return False
         shape = self.shape(i)
+        made = (self.producer.get(v) for v in op.operands)
+        in_place = any(j is not None and self.is_read_in_place(j) for j in made)
         match group.kind, kind:
             case "map", "map":
                 return shape == group.shape
+            case _, "map" if in_place:
+                return False
             case "contraction", "map":
                 return self.options.epilogues and shape == group.shape and self.is_closed(group, i)
             case "reduce", "map":
