@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from gpuir.interp.arrays import Array, NoMeaning, cast, to_numpy_dtype, to_type
+from gpuir.interp.gradients import GRADIENTS, conv_weight_gradient
 from gpuir.interp.tensor import TENSOR, Meaning, Operands, attention, conv, conv_transpose, factors
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Graph, Node, Op, Value
@@ -165,24 +167,27 @@ def _k_gemm(op: k.Gemm, at: Operands) -> tuple[Array, ...]:
 def _k_conv(op: k.Conv, at: Operands) -> tuple[Array, ...]:
     w, array = _right(op, op.w, at)
     direct = op.direct()
-    x, weights = factors(at(op.x), array, op.acc)
-    source = Value(op.x.name, to_type(x)), Value(w.name, to_type(weights))
-    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
-    if isinstance(direct, t.ConvTranspose):
-        wider = t.ConvTranspose(*source, *parts, extra=op.grow)
-        product = conv_transpose(wider, Operands(dict(zip(source, (x, weights))), at.loose))
-    else:
-        wider = t.Conv(*source, *parts)
-        product = conv(wider, Operands(dict(zip(source, (x, weights))), at.loose))
+    arrays = factors(at(op.x), array, op.acc)
+    wider = Value(op.x.name, to_type(arrays[0])), Value(w.name, to_type(arrays[1]))
+    known = Operands(dict(zip(wider, arrays, strict=True)), at.loose)
+    match direct:
+        case t.ConvTranspose():
+            product = conv_transpose(replace(direct, x=wider[0], w=wider[1]), known)
+        case t.ConvWeightGradient():
+            product = conv_weight_gradient(replace(direct, x=wider[0], dy=wider[1]), known)
+        case _:
+            product = conv(replace(direct, x=wider[0], w=wider[1]), known)
     return _epilogue(op, cast(product, op.acc, saturate=False), at)
 
 
 def _k_attention(op: k.Attention, at: Operands) -> tuple[Array, ...]:
-    return _epilogue(op, attention(op.direct(), at), at)
+    y, *stats = attention(op.direct(), at)
+    return (*_epilogue(op, y, at), *stats)
 
 
 MEANINGS: dict[type[Op], Meaning] = {
     **TENSOR,
+    **GRADIENTS,
     t.Loop: _loop,
     t.Cond: _cond,
     t.Fused: _body,

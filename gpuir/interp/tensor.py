@@ -308,7 +308,7 @@ def _normalize(op: t.Normalize, at: Operands) -> Array:
 # ---------------------------------------------------------------------------- windows
 
 
-def _spatial(x: Array, low: Sequence[int], high: Sequence[int], value: Any = 0) -> Array:
+def pad_image(x: Array, low: Sequence[int], high: Sequence[int], value: Any = 0) -> Array:
     return pad(x, (0, 0, *low), (0, 0, *high), value)
 
 
@@ -339,13 +339,13 @@ def _pool(op: t.Pool, at: Operands) -> Array:
         return _pool_argmax(op, wide(x), extents)
     x = wide(x)
     if op.fn == "max":
-        padded = _spatial(x, op.low, op.high, limit(x.dtype, lowest=True))
+        padded = pad_image(x, op.low, op.high, limit(x.dtype, lowest=True))
         return cast(_over_windows(np.maximum, padded, op, extents), type.dtype, saturate=False)
     if op.fn == "lp":
-        powers = _spatial(np.abs(x) ** op.p, op.low, op.high)
+        powers = pad_image(np.abs(x) ** op.p, op.low, op.high)
         y = _over_windows(np.add, powers, op, extents) ** x.dtype.type(1 / op.p)
         return cast(y, type.dtype, saturate=False)
-    total = _over_windows(np.add, _spatial(x, op.low, op.high), op, extents)
+    total = _over_windows(np.add, pad_image(x, op.low, op.high), op, extents)
     count = np.ones(x.shape[2:], x.dtype)
     if op.include_pad:
         extra = op.extra or (0,) * len(extents)
@@ -359,8 +359,8 @@ def _pool(op: t.Pool, at: Operands) -> Array:
 def _pool_argmax(op: t.Pool, x: Array, extents: tuple[int, ...]) -> Array:
     """The flat index, in the unpadded image, of each window's first greatest cell."""
     rank = len(extents)
-    padded = _spatial(x, op.low, op.high, limit(x.dtype, lowest=True))
-    windows = _windows(padded, op.window, op.strides, op.dilations, extents)
+    padded = pad_image(x, op.low, op.high, limit(x.dtype, lowest=True))
+    windows = windows_of(padded, op.window, op.strides, op.dilations, extents)
     flat = windows.reshape(*windows.shape[: 2 + rank], math.prod(op.window))
     taps = np.unravel_index(np.argmax(flat, axis=-1), op.window)
     index = np.zeros(flat.shape[:-1], np.int64)
@@ -374,7 +374,7 @@ def _pool_argmax(op: t.Pool, x: Array, extents: tuple[int, ...]) -> Array:
     return index
 
 
-def _windows(
+def windows_of(
     x: Array,
     window: Sequence[int],
     strides: Sequence[int],
@@ -421,7 +421,7 @@ def conv(op: t.Conv, at: Operands) -> Array:
     x, w = factors(at(op.x), at(op.w), type.dtype)
     n, outputs, *extents = type.shape
     g, window = op.groups, w.shape[2:]
-    x = _spatial(x, op.low, op.high)
+    x = pad_image(x, op.low, op.high)
     y = np.zeros(type.shape, x.dtype)
     if not y.size:
         return cast(y, type.dtype)
@@ -434,7 +434,7 @@ def conv(op: t.Conv, at: Operands) -> Array:
         return cast(y, type.dtype, saturate=False)
     rank = len(extents)
     rows = w.reshape(g, outputs // g, -1)
-    windows = _windows(x, window, op.strides, op.dilations, extents)
+    windows = windows_of(x, window, op.strides, op.dilations, extents)
     order = (0, *range(1 + rank, 1 + 2 * rank), *range(1, 1 + rank))  # [C, *window, *extents]
     for i in range(n):
         columns = windows[i].transpose(order).reshape(g, rows.shape[2], -1)
@@ -462,21 +462,35 @@ def conv_transpose(op: t.ConvTranspose, at: Operands) -> Array:
             y[tuple(index)] += columns[(slice(None), slice(None), *r)]
     extra = op.extra or (0,) * len(spatial)
     grown = [e - b for e, b in zip(extra, op.high, strict=True)]
-    return cast(_spatial(y, [-a for a in op.low], grown), type.dtype, saturate=False)
+    return cast(pad_image(y, [-a for a in op.low], grown), type.dtype, saturate=False)
 
 
-def attention(op: t.Attention, at: Operands) -> Array:
+def attention(op: t.Attention, at: Operands) -> tuple[Array, ...]:
     """Scores are capped before they are masked. A query that sees no key gives zeros."""
-    (type,) = op.types()
-    q, k = factors(at(op.q), at(op.k), type.dtype)
-    v = factors(at(op.v), at(op.q), type.dtype)[0]
-    *lead, h, s, e = q.shape
-    heads, d = k.shape[-3:-1]
-    grouped = (*lead, heads, h // heads, s)
-    scores = np.matmul(q.reshape(*grouped, e), np.swapaxes(k, -1, -2)[..., None, :, :])
-    scores = scores.reshape(*lead, h, s, d) * q.dtype.type(op.scale)
+    types = op.types()
+    q, v = (factors(at(x), at(op.q), op.q.type.dtype)[0] for x in (op.q, op.v))
+    scores, _ = attention_scores(op, at)
+    most = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    most = np.where(np.isneginf(most), 0, most)
+    weights = np.exp(scores - most).astype(q.dtype, copy=False)
+    total = np.sum(weights, axis=-1, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    y = np.matmul(by_group(op, weights), v[..., None, :, :]).reshape(types[0].shape)
+    y = cast(y, types[0].dtype, saturate=False)
+    return (y, cast((np.log(total) + most)[..., 0], types[1].dtype)) if op.stats else (y,)
+
+
+def attention_scores(op: t.Attention, at: Operands) -> tuple[Array, Array | float]:
+    """What the softmax of an attention is given, minus infinity where a key is hidden, and the
+    slope of the cap there."""
+    q, k = factors(at(op.q), at(op.k), op.q.type.dtype)
+    s, d = q.shape[-2], k.shape[-2]
+    scores = np.matmul(by_group(op, q), np.swapaxes(k, -1, -2)[..., None, :, :])
+    scores = scores.reshape(*q.shape[:-1], d) * q.dtype.type(op.scale)
+    slope: Array | float = 1.0
     if op.softcap > 0:
-        scores = op.softcap * np.tanh(scores / op.softcap)
+        bent = np.tanh(scores / op.softcap)
+        scores, slope = op.softcap * bent, 1 - bent * bent
     mask = at.get(op.mask)
     behind = np.arange(s)[:, None] + op.offset - np.arange(d)  # how far key d is behind query s
     hidden = np.zeros((s, d), bool)
@@ -488,13 +502,14 @@ def attention(op: t.Attention, at: Operands) -> Array:
         hidden = hidden | ~mask
     elif mask is not None:
         scores = scores + wide(mask).astype(scores.dtype, copy=False)
-    scores = np.where(hidden, -np.inf, scores)
-    most = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isneginf(most), 0, most)).astype(q.dtype, copy=False)
-    total = np.sum(weights, axis=-1, keepdims=True)
-    weights = weights / np.where(total == 0, 1, total)
-    y = np.matmul(weights.reshape(*grouped, d), v[..., None, :, :])
-    return cast(y.reshape(type.shape), type.dtype, saturate=False)
+    return np.where(hidden, -np.inf, scores), slope
+
+
+def by_group(op: t.Attention, x: Array) -> Array:
+    """[.., h, s, n] with the heads in groups that share keys: [.., g, h / g, s, n]."""
+    *lead, h, s, n = x.shape
+    groups = op.k.type.shape[-3]
+    return x.reshape(*lead, groups, h // groups, s, n)
 
 
 # ---------------------------------------------------------------------------- experts
@@ -581,7 +596,7 @@ def _kernel(op: t.Resize, distance: Array) -> Array:
     return keys_weight(distance, op.cubic_a)
 
 
-def _resize(op: t.Resize, at: Operands) -> Array:
+def resize(op: t.Resize, at: Operands) -> Array:
     """Axis by axis. With antialias the kernel is stretched by the factor of reduction."""
     x = at(op.x)
     dtype = op.x.type.dtype
@@ -671,7 +686,7 @@ TENSOR: dict[type[Op], Meaning] = {
     t.ConvTranspose: conv_transpose,
     t.Attention: attention,
     t.Experts: _experts,
-    t.Resize: _resize,
+    t.Resize: resize,
     t.Routine: _routine,
     t.Opaque: _opaque,
 }

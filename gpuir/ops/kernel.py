@@ -157,8 +157,10 @@ class Conv(KernelOp):
     """Convolution as implicit GEMM: b groups of m = N·P·Q by n = K/g, over k = C/g·R·S.
 
     It reads the real input, no im2col tensor: what the nest visits beyond it is reuse. `transposed`
-    is the gradient form (`t.conv_transpose`), where m counts input cells and n = K/g·R·S. The
-    epilogue is as in `k.gemm`, on the accumulator in the result's own shape.
+    is the gradient form (`t.conv_transpose`), where m counts input cells and n = K/g·R·S. With a
+    `window` it is the gradient of weights that have it (`t.conv_weight_gradient`): w is that of the
+    result, m = C/g·R·S and k = N·P·Q. The epilogue is as in `k.gemm`, on the accumulator in the
+    result's own shape.
     """
 
     name: ClassVar[str] = "k.conv"
@@ -178,12 +180,17 @@ class Conv(KernelOp):
     grow: tuple[int, ...] = ()
     prologue: Graph | None = None
     weights: tuple[Value, ...] = ()
+    window: tuple[int, ...] = ()
 
-    def direct(self) -> t.Conv | t.ConvTranspose:
+    def direct(self) -> t.Conv | t.ConvTranspose | t.ConvWeightGradient:
         """The tensor op this kernel computes before its epilogue."""
         w = Value(self.w.name, self.prologue.outputs[0].type) if self.prologue else self.w
-        args = (self.x, w, self.strides, self.low, self.high, self.dilations, self.groups)
-        return t.ConvTranspose(*args, extra=self.grow) if self.transposed else t.Conv(*args)
+        parts = (self.strides, self.low, self.high, self.dilations, self.groups)
+        if self.window:
+            return t.ConvWeightGradient(self.x, w, self.window, *parts)
+        if self.transposed:
+            return t.ConvTranspose(self.x, w, *parts, extra=self.grow)
+        return t.Conv(self.x, w, *parts)
 
     def accumulator(self) -> TensorType:
         return self.direct().result_types[0].with_dtype(self.acc)
@@ -203,17 +210,15 @@ class Conv(KernelOp):
         return self.x.type.dtype
 
     def space(self) -> Space:
-        g, w = self.groups, self.direct().w.type.shape
-        x, y = self.x.type.shape, self.accumulator().shape
-        if self.transposed:
-            dims = {
-                "b": g,
-                "m": x[0] * prod(x[2:]),
-                "n": prod(w[1:]),
-                "k": x[1] // g,
-            }
+        g, x, y = self.groups, self.x.type.shape, self.accumulator().shape
+        right = self.prologue.outputs[0].type.shape if self.prologue else self.w.type.shape
+        if self.window:
+            cells = right[0] * prod(right[2:])
+            dims = {"b": g, "m": prod(y[1:]), "n": y[0] // g, "k": cells}
+        elif self.transposed:
+            dims = {"b": g, "m": x[0] * prod(x[2:]), "n": prod(right[1:]), "k": x[1] // g}
         else:
-            dims = {"b": g, "m": y[0] * prod(y[2:]), "n": y[1] // g, "k": prod(w[1:])}
+            dims = {"b": g, "m": y[0] * prod(y[2:]), "n": y[1] // g, "k": prod(right[1:])}
         live = tuple(d for d, n in dims.items() if n != 1)
 
         def access(type: TensorType, *names: str) -> Access:
@@ -221,6 +226,8 @@ class Conv(KernelOp):
 
         def pointwise(v: Value) -> Access:
             """An epilogue operand, which broadcasts to the result: its axis 1 is groups and n."""
+            if self.window:
+                return access(v.type, *"bmn" * (v.type.size > 1))
             first = len(y) - v.type.rank
             wide = {first + i for i, n in enumerate(v.type.shape) if n != 1}
             channels, cells = 1 in wide, bool(wide - {1})
@@ -261,19 +268,21 @@ class Attention(KernelOp):
     extra: tuple[Value, ...] = ()
     epilogue: Graph | None = None
     order: tuple[int, ...] = ()
+    stats: bool = False
 
     def direct(self) -> t.Attention:
         return t.Attention(
             *(self.q, self.k, self.v, self.mask, self.scale),
-            *(self.causal, self.offset, self.window, self.softcap),
+            *(self.causal, self.offset, self.window, self.softcap, self.stats),
         )
 
     def types(self) -> tuple[TensorType, ...]:
-        types = self.direct().result_types
+        first, *stats = self.direct().result_types
+        types = (first,)
         if self.epilogue is not None:
-            _epilogue_types(self.name, self.epilogue, types[0], self.extra)
+            _epilogue_types(self.name, self.epilogue, first, self.extra)
             types = tuple(v.type for v in self.epilogue.outputs)
-        return _ordered(types, self.order)
+        return (*_ordered(types, self.order), *stats)
 
     def flops(self) -> int:
         return self.direct().flops() + body_flops(self.epilogue)
@@ -297,7 +306,10 @@ class Attention(KernelOp):
                 *mask,
                 *(aligned(v.type, ("b", "h", "s", "e")) for v in self.extra),
             ),
-            writes=tuple(Access(type, ("b", "h", "s", "e")) for type in self.result_types),
+            writes=tuple(
+                Access(type, ("b", "h", "s", "e")[: 4 if type.rank == self.q.type.rank else 3])
+                for type in self.result_types
+            ),
             reduced=("d",),
         )
 
@@ -361,7 +373,7 @@ class Reduce(BodyKernel):
     name: ClassVar[str] = "k.reduce"
 
     @property
-    def reduction(self) -> t.Reduce | t.ArgReduce | t.Cumulative | t.Softmax | t.Normalize:
+    def reduction(self) -> t.Reducing:
         """The first reduction of the body: r are the axes it runs over, o the others."""
         found = next((n.op for n in self.body.nodes if isinstance(n.op, t.REDUCING)), None)
         if found is None:
@@ -377,7 +389,7 @@ class Reduce(BodyKernel):
         op = self.reduction
         whole, reduced = op.x.type.shape, set(t.reduced_axes(op))
         kept = set(range(len(whole))) - reduced
-        groups = op.groups or 1 if isinstance(op, t.Normalize) else 1
+        groups = op.groups or 1 if isinstance(op, t.Normalize | t.NormalizeGradient) else 1
         if groups > 1:
             kept.add(1)
         rows = prod(whole[a] for a in reduced) // groups
@@ -400,13 +412,15 @@ class Reduce(BodyKernel):
 
 @dataclass(frozen=True)
 class Pool(BodyKernel):
-    """A windowed reduction: o cells of the result, each over the r cells of its window."""
+    """A windowed reduction, or the gradient of one: o cells of the result, each over the r cells of
+    its window."""
 
     name: ClassVar[str] = "k.pool"
 
     @property
-    def window(self) -> t.Pool:
-        found = next((n.op for n in self.body.nodes if isinstance(n.op, t.Pool)), None)
+    def window(self) -> t.Pool | t.PoolGradient:
+        pools = (t.Pool, t.PoolGradient)
+        found = next((n.op for n in self.body.nodes if isinstance(n.op, pools)), None)
         if found is None:
             raise ModelError("k.pool: the body pools nothing", fix="k.map maps")
         return found
@@ -475,6 +489,57 @@ class Experts(BodyKernel):
             ),
             writes=tuple(Access(type, ("m", "k")) for type in self.result_types),
             reduced=("k",),
+        )
+
+
+@dataclass(frozen=True)
+class AttentionGradient(BodyKernel):
+    """The gradients of q, k and v in one library call, the body's `t.attention_gradient`. Its nest
+    is that of the attention."""
+
+    name: ClassVar[str] = "k.attention_gradient"
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+
+    @property
+    def gradient(self) -> t.AttentionGradient:
+        for node in self.body.nodes:
+            if isinstance(node.op, t.AttentionGradient):
+                return node.op
+        raise ModelError("k.attention_gradient: the body holds none", fix="k.map maps")
+
+    def forward(self) -> Attention:
+        """The kernel whose gradient this is."""
+        op = self.gradient
+        settings = (op.scale, op.causal, op.offset, op.window, op.softcap)
+        return Attention(op.q, op.k, op.v, op.mask, *settings)
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.gradient.q.type.dtype
+
+    def types(self) -> tuple[TensorType, ...]:
+        assert self.gradient
+        return super().types()
+
+    def space(self) -> Space:
+        op, nest = self.gradient, self.forward().space()
+        queries, keys, *_ = (a.dims for a in nest.reads)
+        ways = {op.k: keys, op.v: keys, op.stats: queries}
+        mask = ("b", "h", "s", "d")
+        return Space(
+            dims=nest.dims,
+            reads=tuple(
+                aligned(outer.type, mask)
+                if inner == op.mask
+                else Access(outer.type, ways.get(inner, queries))
+                for outer, inner in zip(self.args, self.body.inputs, strict=True)
+            ),
+            writes=tuple(
+                Access(type, way)
+                for type, way in zip(self.result_types, (queries, keys, keys, mask), strict=False)
+            ),
+            reduced=("d",),
         )
 
 
@@ -557,6 +622,7 @@ KERNELS: dict[str, type[Op]] = {
         Reduce,
         Pool,
         Experts,
+        AttentionGradient,
         Gather,
         Scatter,
         Copy,

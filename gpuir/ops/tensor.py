@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
-from gpuir.ir.types import DType, TensorType, bool_, i64
+from gpuir.ir.types import DType, TensorType, bool_, f32, f64, i64
 from gpuir.ops.scalar import SCALARS
 
 Number = int | float | bool
@@ -692,7 +692,9 @@ class Attention(Op):
     q is [.., h, s, e], k is [.., g, d, e] and v is [.., g, d, f], where g divides h: grouped-query
     heads, head i reading group i // (h / g). `mask` broadcasts to [.., h, s, d]: boolean (False
     hides) or added. `causal` lets query i see the keys up to i + `offset`; `window` hides those
-    more than `window` behind. `softcap` c > 0 bends scores to c * tanh(score / c).
+    more than `window` behind. `softcap` c > 0 bends scores to c * tanh(score / c). With `stats`
+    there is a second result, what the gradient reads: the logarithm of each query's sum of
+    exponentials, [.., h, s], in f32 or wider.
     """
 
     name: ClassVar[str] = "t.attention"
@@ -706,6 +708,7 @@ class Attention(Op):
     offset: int = 0
     window: int | None = None
     softcap: float = 0.0
+    stats: bool = False
 
     def types(self) -> tuple[TensorType, ...]:
         q, k, v = self.q.type, self.k.type, self.v.type
@@ -730,7 +733,8 @@ class Attention(Op):
             scores = (*q.shape[:-1], k.shape[-2])
             fits = broadcast(self.mask.type.shape, scores) == scores
             _check(fits, "t.attention: the mask does not fit", list(scores), self.mask.type)
-        return (TensorType((*q.shape[:-1], v.shape[-1]), q.dtype),)
+        result = TensorType((*q.shape[:-1], v.shape[-1]), q.dtype)
+        return (result, _stats_type(q)) if self.stats else (result,)
 
     def flops(self) -> int:
         """Both products in full and five a score for the softmax; the part a causal mask hides is
@@ -918,6 +922,233 @@ class Opaque(Op):
         return self.gives
 
 
+# ---------------------------------------------------------------------------- gradients
+
+
+def _stats_type(q: TensorType) -> TensorType:
+    return TensorType(q.shape[:-1], f64 if q.dtype == f64 else f32)
+
+
+@dataclass(frozen=True)
+class AttentionGradient(Op):
+    """The gradients of q, k and v, and under `of_mask` of an added mask at its full extent, from
+    that of the result: dy. Scores are computed again from q, k and the `stats` of the attention, as
+    FlashAttention does (Dao et al., 2022, algorithm 4); y is its result. Other fields are those of
+    `t.attention`.
+    """
+
+    name: ClassVar[str] = "t.attention_gradient"
+    contraction: ClassVar[bool] = True
+    q: Value
+    k: Value
+    v: Value
+    y: Value
+    stats: Value
+    dy: Value
+    mask: Value | None = None
+    scale: float = 1.0
+    causal: bool = False
+    offset: int = 0
+    window: int | None = None
+    softcap: float = 0.0
+    of_mask: bool = False
+
+    def direct(self) -> Attention:
+        """The attention whose gradient this is."""
+        settings = (self.scale, self.causal, self.offset, self.window, self.softcap)
+        return Attention(self.q, self.k, self.v, self.mask, *settings, stats=True)
+
+    def types(self) -> tuple[TensorType, ...]:
+        y, stats = self.direct().result_types
+        name = "t.attention_gradient"
+        for given, wants in ((self.y, y), (self.dy, y), (self.stats, stats)):
+            ok = (given.type.shape, given.type.dtype) == (wants.shape, wants.dtype)
+            _check(ok, f"{name}: not what the attention gives", wants, given.type)
+        found = tuple(v.type.with_shape(v.type.shape) for v in (self.q, self.k, self.v))
+        if not self.of_mask:
+            return found
+        _check(self.mask is not None, f"{name}: there is no mask")
+        return (*found, TensorType((*self.q.type.shape[:-1], self.k.type.shape[-2]), y.dtype))
+
+    def flops(self) -> int:
+        """Five products where the attention has two, and as much more beside them: 2.5 times as
+        many (Dao: FlashAttention-2, 2023, section 4.1)."""
+        return 5 * self.direct().flops() // 2
+
+
+@dataclass(frozen=True)
+class NormalizeGradient(Op):
+    """The gradient of x from that of a `t.normalize` of it, dy; other fields are those of the norm.
+
+    With n = (x - mean) / deviation and g = dy * scale it is (g - mean(g) - n * mean(g * n)) /
+    deviation, without mean(g) if there is no `center`.
+    """
+
+    name: ClassVar[str] = "t.normalize_gradient"
+    x: Value
+    dy: Value
+    axes: tuple[int, ...]
+    scale: Value | None = None
+    eps: float = 1e-5
+    center: bool = True
+    groups: int | None = None
+
+    def direct(self) -> Normalize:
+        """The norm whose gradient this is."""
+        return Normalize(self.x, self.axes, self.scale, None, self.eps, self.center, self.groups)
+
+    def types(self) -> tuple[TensorType, ...]:
+        (y,) = self.direct().result_types
+        ok = (y.shape, y.dtype) == (self.dy.type.shape, self.dy.type.dtype)
+        _check(ok, "t.normalize_gradient: dy is not what the norm gives", y, self.dy.type)
+        return (TensorType(y.shape, y.dtype),)
+
+    def flops(self) -> int:
+        """To normalise again, and two each for the two means and what is taken off."""
+        per = 3 + 2 * self.center + 4 + 2 * self.center + (self.scale is not None)
+        return per * self.x.type.size
+
+
+@dataclass(frozen=True)
+class NormalizeScaleGradient(Op):
+    """The gradient of the scale of a `t.normalize`, dy * n added up to `shape`, and under `bias`
+    that of a bias of this shape, dy added up. Statistics are those of the forward pass."""
+
+    name: ClassVar[str] = "t.normalize_scale_gradient"
+    x: Value
+    dy: Value
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+    bias: bool = False
+    eps: float = 1e-5
+    center: bool = True
+    groups: int | None = None
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The axes of x that are added up."""
+        lead = self.x.type.rank - len(self.shape)
+        wide = zip(self.shape, self.x.type.shape[lead:], strict=True)
+        return (*range(lead), *(lead + i for i, (n, m) in enumerate(wide) if n != m))
+
+    def types(self) -> tuple[TensorType, ...]:
+        x = self.x.type
+        fits = broadcast(self.shape, x.shape) == x.shape == self.dy.type.shape
+        _check(fits, "t.normalize_scale_gradient: the shape does not fit", x, list(self.shape))
+        return (TensorType(self.shape, x.dtype),) * (1 + self.bias)
+
+    def flops(self) -> int:
+        return (4 + self.bias) * self.x.type.size
+
+
+@dataclass(frozen=True)
+class ConvWeightGradient(Op):
+    """dw[k, c, r] = sum over n, p of dy[n, k, p] * x[n, c, p * strides - low + r * dilations].
+
+    x is [N, C, *spatial] and dy [N, K, *p], as in `t.conv`; dw is [K, C / groups, *window]. With
+    the two exchanged it is the gradient of a transposed convolution.
+    """
+
+    name: ClassVar[str] = "t.conv_weight_gradient"
+    contraction: ClassVar[bool] = True
+    x: Value
+    dy: Value
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+    def types(self) -> tuple[TensorType, ...]:
+        x, dy = self.x.type, self.dy.type
+        c, k = x.shape[1], dy.shape[1]
+        ok = c % self.groups == 0 and k % self.groups == 0
+        _check(ok, "t.conv_weight_gradient: groups do not divide the channels", self.groups, (c, k))
+        w = Value("w", TensorType((k, c // self.groups, *self.window), x.dtype))
+        parts = (self.strides, self.low, self.high, self.dilations, self.groups)
+        (y,) = Conv(self.x, w, *parts).result_types
+        ok = (y.shape, y.dtype) == (dy.shape, dy.dtype)
+        _check(ok, "t.conv_weight_gradient: dy is not what the convolution gives", y, dy)
+        return (w.type,)
+
+    def flops(self) -> int:
+        """As the convolution: each of its products is here the product of two others."""
+        return 2 * self.dy.type.size * prod(self.result_types[0].shape[1:])
+
+
+@dataclass(frozen=True)
+class PoolGradient(Op):
+    """The gradient of x, of `shape`, from that of a `t.pool` of it: dy.
+
+    A max hands each cell of dy to the cell of its window that was the first to attain it, which
+    takes x; a mean shares it out evenly, by the same divisor, and a sum gives it to all.
+    """
+
+    name: ClassVar[str] = "t.pool_gradient"
+    fn: Literal["max", "mean", "sum"]
+    dy: Value
+    shape: tuple[int, ...]
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    x: Value | None = None
+    include_pad: bool = False
+    extra: tuple[int, ...] = ()
+
+    def direct(self) -> Pool:
+        """A pool whose gradient this is."""
+        x = self.x or Value("x", TensorType(self.shape, self.dy.type.dtype))
+        parts = (self.window, self.strides, self.low, self.high, self.dilations)
+        fn = "max" if self.fn == "max" else "mean"
+        return Pool(fn, x, *parts, include_pad=self.include_pad, extra=self.extra)
+
+    def types(self) -> tuple[TensorType, ...]:
+        (y,) = self.direct().result_types
+        _check(y.shape == self.dy.type.shape, "t.pool_gradient: dy does not fit", y, self.dy.type)
+        ok = (self.x is not None) == (self.fn == "max")
+        _check(ok, "t.pool_gradient: a max, and it alone, takes x")
+        return (TensorType(self.shape, self.dy.type.dtype),)
+
+    def flops(self) -> int:
+        return self.dy.type.size * prod(self.window)
+
+
+@dataclass(frozen=True)
+class ResizeGradient(Op):
+    """The gradient of x, of `shape`, from that of a `t.resize` of it: dy. Each cell of dy goes to
+    the cells it was made of, by the weights it was made with. Other fields are those of the
+    resize."""
+
+    name: ClassVar[str] = "t.resize_gradient"
+    dy: Value
+    shape: tuple[int, ...]
+    scales: tuple[float, ...]
+    mode: Literal["nearest", "linear", "cubic"] = "nearest"
+    coords: str = "half_pixel"
+    nearest: str = "round_prefer_floor"
+    cubic_a: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    roi: tuple[float, ...] = ()
+
+    def direct(self) -> Resize:
+        """The resize whose gradient this is."""
+        x = Value("x", TensorType(self.shape, self.dy.type.dtype))
+        settings = (self.scales, self.mode, self.coords, self.nearest, self.cubic_a)
+        more = (self.exclude_outside, self.antialias, self.roi)
+        return Resize(x, self.dy.type.shape, *settings, *more)
+
+    def types(self) -> tuple[TensorType, ...]:
+        assert self.direct().result_types
+        return (TensorType(self.shape, self.dy.type.dtype),)
+
+    def flops(self) -> int:
+        return max(self.direct().flops(), self.dy.type.size)
+
+
 # ---------------------------------------------------------------------------- control, fusion
 
 
@@ -998,14 +1229,26 @@ LAYOUT = (Reshape, Transpose, Broadcast, Slice)  # another view of the same cell
 INDEXING = (Gather, GatherElements, GatherND)
 SCATTERING = (ScatterElements, ScatterND)
 POINTWISE = (Map, Cast, Bitcast)
-REDUCING = (Reduce, ArgReduce, Cumulative, Softmax, Normalize)
+Reducing = (
+    Reduce
+    | ArgReduce
+    | Cumulative
+    | Softmax
+    | Normalize
+    | NormalizeGradient
+    | NormalizeScaleGradient
+)
+NORM_GRADIENTS = (NormalizeGradient, NormalizeScaleGradient)
+REDUCING = (Reduce, ArgReduce, Cumulative, Softmax, Normalize, *NORM_GRADIENTS)
 
 
 def reduced_axes(op: Op) -> tuple[int, ...]:
     """The axes of its operand that a reducing op runs over, in order; none for other ops."""
     match op:
-        case Reduce() | Normalize():
+        case Reduce() | Normalize() | NormalizeGradient():
             return tuple(sorted(op.axes))
+        case NormalizeScaleGradient():
+            return op.summed
         case ArgReduce() | Softmax() | Cumulative():
             return (op.axis,)
         case _:
@@ -1025,6 +1268,12 @@ OPS: dict[str, type[Op]] = {
             Attention,
             Experts,
             Resize,
+            AttentionGradient,
+            NormalizeGradient,
+            NormalizeScaleGradient,
+            ConvWeightGradient,
+            PoolGradient,
+            ResizeGradient,
             Routine,
             Opaque,
             Loop,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from gpuir.ir.build import begin
+from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.ops import tensor as t
 from gpuir.passes.gradients import GRADIENTS
 from gpuir.passes.manager import Pass
 from gpuir.passes.phases import in_phase
@@ -48,15 +49,18 @@ class Autodiff(Pass):
     def run(self, g: Graph) -> Graph:
         wrt, loss = self.variables(g), self.output(g)
         b = begin(g, Level.graph)
+        needed = needs(g, wrt)
+        b.reserve(v.name for n in g.nodes for v in n.results)
         for node in g.nodes:
-            b.put(node)
+            b.put(prepared(node, needed, b))
+        nodes = tuple(b.nodes)
         forward = len(b.nodes)
         if loss.type.size != 1:
             b.assumed.append(f"the gradient is that of the sum of %{loss.name}")
-        r = Reverse(b, needs(g, wrt))
+        r = Reverse(b, needed)
         b.locs = in_phase(place(g, loss), "backward")
         r.give(loss, r.constant(loss.type, self.loss_scale))
-        backward(r, g.nodes, self.segments(g))
+        backward(r, nodes, self.segments(g))
         gradients = {v: dv for v in wrt if (dv := r.take(v)) is not None}
         if missing := [f"%{v.name}" for v in wrt if v not in gradients]:
             b.assumed.append(f"%{loss.name} does not depend on {', '.join(missing)}")
@@ -154,6 +158,16 @@ def needs(g: Graph, wrt: Sequence[Value]) -> set[Value]:
         if any(v in found for v in node.op.operands):
             found.update(v for v in node.results if v.type.dtype.is_float)
     return found
+
+
+def prepared(node: Node, needed: set[Value], b: Builder) -> Node:
+    """The node with the results that its gradient will read besides its own."""
+    op = node.op
+    if isinstance(op, t.Attention) and not op.stats and any(v in needed for v in op.operands):
+        op = replace(op, stats=True)
+        stats = Value(b.names.fresh(f"{node.results[0].name}.stats"), op.result_types[1])
+        return replace(node, op=op, results=(*node.results, stats))
+    return node
 
 
 def place(g: Graph, value: Value) -> tuple[Loc, ...]:

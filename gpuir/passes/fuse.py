@@ -16,9 +16,9 @@ from gpuir.passes.phases import Phase, phase_of
 Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
 
 KINDS: dict[Kind, tuple[type[Op], ...]] = {
-    "contraction": (t.Matmul, t.Conv, t.ConvTranspose, t.Attention),
+    "contraction": (t.Matmul, t.Conv, t.ConvTranspose, t.ConvWeightGradient, t.Attention),
     "experts": (t.Experts,),
-    "reduce": (t.Reduce, t.ArgReduce, t.Softmax, t.Normalize),
+    "reduce": (t.Reduce, t.ArgReduce, t.Softmax, t.Normalize, *t.NORM_GRADIENTS),
     "map": t.POINTWISE,
     "layout": t.LAYOUT,
 }
@@ -214,7 +214,9 @@ class _Fuser:
             case _, "map" if in_place:
                 return False
             case "contraction", "map":
-                return self.options.epilogues and shape == group.shape and self.is_closed(group, i)
+                single = all(len(n.results) == 1 for n in self.members(group))
+                fits = self.options.epilogues and shape == group.shape and single
+                return fits and self.is_closed(group, i)
             case "reduce", "map":
                 return shape == group.shape or shape == group.outer
             case "reduce", "reduce":

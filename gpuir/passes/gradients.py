@@ -13,11 +13,12 @@ from typing import Any
 
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Op, Value
-from gpuir.ir.types import TensorType, f32, i64
+from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
 from gpuir.passes import derivatives
 from gpuir.passes.reverse import Reverse
 
+Extents = tuple[int, ...]
 Rule = Callable[[Reverse, Any, Sequence[Value], Value], None]
 
 
@@ -211,42 +212,18 @@ def _softmax(r: Reverse, op: t.Softmax, results: Sequence[Value], dy: Value) -> 
 
 
 def _normalize(r: Reverse, op: t.Normalize, results: Sequence[Value], dy: Value) -> None:
-    """With n = (x - mean) / deviation and g = dy scale, all in f32:
-    dx = (g - mean(g) - n mean(g n)) / deviation; dscale = sum(dy n), dbias = sum(dy).
-
-    Ba, Kiros, Hinton: Layer Normalization, 2016, differentiated; without `center` there is no
-    mean(g) (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019).
-    """
-    r.give(op.bias, dy)
-    whole = op.x.type.shape
-    axes = op.axes if op.groups is None else tuple(a if a < 1 else a + 1 for a in op.axes)
-
-    def cut(v: Value) -> Value:
-        """In groups, and in the dtype of the statistics."""
-        if op.groups is not None:
-            n, c, *rest = (1,) * (len(whole) - v.type.rank) + v.type.shape
-            parts = (op.groups, c // op.groups) if c > 1 else (1, 1)
-            v = r.reshape(v, (n, *parts, *rest))
-        return v if v.type.dtype.bits >= 32 else r.cast(v, f32)
-
-    x, g = cut(op.x), cut(dy)
-    if op.center:
-        x = r.map("sub", x, r.reduce("mean", x, axes))
-    variance = r.reduce("mean", r.map("mul", x, x), axes)
-    inverse = r.map("rsqrt", r.map("add", variance, op.eps))
-    n = r.map("mul", x, inverse)
-    if op.scale is not None:
-        scale = cut(op.scale)
-        total = r.sum_to(
-            r.map("mul", g, n), (1,) * (n.type.rank - scale.type.rank) + scale.type.shape
-        )
-        r.give(op.scale, r.reshape(total, op.scale.type.shape))
-        g = r.map("mul", g, scale)
-    through = r.reduce("mean", r.map("mul", g, n), axes)
-    dx = r.map("sub", g, r.map("mul", n, through))
-    if op.center:
-        dx = r.map("sub", dx, r.reduce("mean", g, axes))
-    r.give(op.x, r.reshape(r.map("mul", dx, inverse), whole))
+    """Two launches, as PyTorch's layer_norm_backward: dx by rows, scale and bias by columns."""
+    how = (op.eps, op.center, op.groups)
+    if r.wants(op.x):
+        r.give(op.x, r.b(t.NormalizeGradient(op.x, dy, op.axes, op.scale, *how)))
+    if op.scale is None or not r.wants(op.scale):
+        r.give(op.bias, dy)
+        return
+    shape = op.scale.type.shape
+    both = op.bias is not None and op.bias.type.shape == shape and r.wants(op.bias)
+    made = r.b.add(t.NormalizeScaleGradient(op.x, dy, op.axes, shape, both, *how))
+    r.give(op.scale, made[0])
+    r.give(op.bias, made[1] if both else dy)
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -268,12 +245,79 @@ def _rows(r: Reverse, x: Value) -> Value:
     return r.reshape(x, (prod(x.type.shape[:-1]), x.type.shape[-1]))
 
 
-def _none(r: Reverse, op: Op, results: Sequence[Value], dy: Value) -> None:
+def _conv(r: Reverse, op: t.Conv, results: Sequence[Value], dy: Value) -> None:
+    """dx is a transposed convolution of dy by w, dw a product of x and dy."""
+    dy = r.cast(dy, op.x.type.dtype)
+    window = op.w.type.shape[2:]
+    if r.wants(op.x):
+        rows = zip(op.x.type.shape[2:], dy.type.shape[2:], window, *_steps(op), strict=True)
+        extra = tuple(
+            n - ((p - 1) * s - low - high + d * (w - 1) + 1) for n, p, w, s, low, high, d in rows
+        )
+        r.give(op.x, r.b(t.ConvTranspose(dy, op.w, *_steps(op), op.groups, extra)))
+    if r.wants(op.w):
+        r.give(op.w, r.b(t.ConvWeightGradient(op.x, dy, window, *_steps(op), op.groups)))
+
+
+def _conv_transpose(r: Reverse, op: t.ConvTranspose, results: Sequence[Value], dy: Value) -> None:
+    """dx is a convolution of dy by w; for dw, x and dy change places."""
+    extra = op.extra or (0,) * len(op.strides)
+    high = tuple(b - e for b, e in zip(op.high, extra, strict=True))
+    parts = (op.strides, op.low, high, op.dilations)
+    if r.wants(op.x):
+        r.give(op.x, r.b(t.Conv(dy, op.w, *parts, op.groups)))
+    if r.wants(op.w):
+        window = op.w.type.shape[2:]
+        r.give(op.w, r.b(t.ConvWeightGradient(dy, op.x, window, *parts, op.groups)))
+
+
+def _steps(op: t.Conv) -> tuple[Extents, Extents, Extents, Extents]:
+    return op.strides, op.low, op.high, op.dilations
+
+
+def _attention(r: Reverse, op: t.Attention, results: Sequence[Value], dy: Value) -> None:
+    y, stats = results
+    gradient = t.AttentionGradient(
+        *(op.q, op.k, op.v, y, stats, dy, op.mask),
+        *(op.scale, op.causal, op.offset, op.window, op.softcap, r.wants(op.mask)),
+    )
+    made = r.b.add(gradient)
+    for x, dx in zip((op.q, op.k, op.v, op.mask), made, strict=False):
+        r.give(x, dx)
+
+
+# ---------------------------------------------------------------------------- windows, resampling
+
+
+def _pool(r: Reverse, op: t.Pool, results: Sequence[Value], dy: Value) -> None:
+    """A p-norm: the sum of powers, dy sign(x) |x| ** (p - 1) / y ** (p - 1)."""
+    x = op.x
+    parts = (x.type.shape, op.window, op.strides, op.low, op.high, op.dilations)
+    match op.fn:
+        case "max":
+            r.give(x, r.b(t.PoolGradient("max", dy, *parts, x)))
+        case "mean":
+            r.give(x, r.b(t.PoolGradient("mean", dy, *parts, None, op.include_pad, op.extra)))
+        case "lp":
+            share = r.map("div", dy, r.map("pow", results[0], op.p - 1.0))
+            power = r.map("mul", r.map("pow", r.map("abs", x), op.p - 1.0), r.map("sign", x))
+            r.give(x, r.map("mul", r.b(t.PoolGradient("sum", share, *parts)), power))
+        case "argmax":
+            pass
+
+
+def _resize(r: Reverse, op: t.Resize, results: Sequence[Value], dy: Value) -> None:
+    settings = (op.scales, op.mode, op.coords, op.nearest, op.cubic_a)
+    more = (op.exclude_outside, op.antialias, op.roi)
+    r.give(op.x, r.b(t.ResizeGradient(dy, op.x.type.shape, *settings, *more)))
+
+
+def no_gradient(r: Reverse, op: Op, results: Sequence[Value], dy: Value) -> None:
     """Of integers, of bits, or of nothing."""
 
 
 GRADIENTS: dict[type[Op], Rule] = {
-    **dict.fromkeys((t.Bitcast, t.Constant, t.Iota, t.ArgReduce), _none),
+    **dict.fromkeys((t.Bitcast, t.Constant, t.Iota, t.ArgReduce), no_gradient),
     **dict.fromkeys((t.Cast, t.Broadcast), _same),
     t.Map: _map,
     t.Reshape: _reshape,
@@ -292,4 +336,9 @@ GRADIENTS: dict[type[Op], Rule] = {
     t.Softmax: _softmax,
     t.Normalize: _normalize,
     t.Matmul: _matmul,
+    t.Conv: _conv,
+    t.ConvTranspose: _conv_transpose,
+    t.Attention: _attention,
+    t.Pool: _pool,
+    t.Resize: _resize,
 }

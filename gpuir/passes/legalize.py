@@ -75,7 +75,8 @@ class _Legalizer:
             kernel = contraction(op)
             order = self.written_order(node)
             if order and isinstance(kernel, k.Gemm | k.Attention):
-                return replace(kernel, order=order)
+                first = len(node.results) == 1 or (isinstance(kernel, k.Attention) and kernel.stats)
+                return replace(kernel, order=order) if first else kernel
             return kernel
         if all(isinstance(o, t.LAYOUT) for o in ops):
             return self.layout(node, op)
@@ -84,7 +85,7 @@ class _Legalizer:
         for kinds, kernel in WHOLE:
             if any(isinstance(o, kinds) for o in ops):
                 return kernel(op.args, body)
-        if any(isinstance(o, t.Pool) for o in ops):
+        if any(isinstance(o, t.Pool | t.PoolGradient) for o in ops):
             return k.Pool(op.args, body)
         if any(isinstance(o, t.REDUCING) for o in ops):
             return k.Reduce(op.args, body)
@@ -126,9 +127,9 @@ class _Legalizer:
     def written_order(self, node: Node) -> tuple[int, ...]:
         """The memory order this contraction writes its result in, so that the transpose that
         alone reads it moves nothing; empty when there is none."""
-        if len(node.results) != 1 or node.results[0] in self.outputs:
+        if node.results[0] in self.outputs:
             return ()
-        readers = self.uses.get(node.results[0], [])
+        readers = [n for n in self.uses.get(node.results[0], []) if not is_gradient(n.op)]
         if len(readers) != 1 or not isinstance(readers[0].op, t.Fused):
             return ()
         body = readers[0].op.body.nodes
@@ -145,7 +146,7 @@ class _Legalizer:
 WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
     ((t.Routine, t.Opaque, t.TopK), k.Opaque),
     (t.SCATTERING, k.Scatter),
-    ((*t.INDEXING, t.Resize), k.Gather),
+    ((*t.INDEXING, t.Resize, t.ResizeGradient), k.Gather),
     ((t.Concat, t.Pad), k.Copy),
 )
 
@@ -160,9 +161,10 @@ def accumulator(dtype: DType) -> DType:
     return f64 if dtype == f64 else f32
 
 
-def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts:
+def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts | k.AttentionGradient:
     """A body around one contraction  →  its kernel: what comes before it is the prologue of the
-    right operand, what comes after the epilogue. Experts keep their body."""
+    right operand, what comes after the epilogue. Experts and gradients of attention keep their
+    body."""
     body = op.body
     at = next(i for i, n in enumerate(body.nodes) if n.op.contraction)
     anchor = body.nodes[at]
@@ -184,6 +186,15 @@ def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts:
                 *(extra, epilogue, acc, isinstance(conv, t.ConvTranspose)),
                 *(conv.extra if isinstance(conv, t.ConvTranspose) else (), prologue, weights),
             )
+        case t.ConvWeightGradient(x, dy, window):
+            grad = anchor.op
+            acc = accumulator(result.type.dtype)
+            extra, epilogue = _epilogue(body, at, acc, outer)
+            return k.Conv(
+                *(outer[x], outer[dy], grad.strides, grad.low, grad.high, grad.dilations),
+                *(grad.groups, extra, epilogue, acc),
+                window=window,
+            )
         case t.Attention():
             att = anchor.op
             extra, epilogue = _epilogue(body, at, result.type.dtype, outer)
@@ -191,7 +202,10 @@ def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts:
                 *(outer[att.q], outer[att.k], outer[att.v]),
                 None if att.mask is None else outer[att.mask],
                 *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, epilogue),
+                stats=att.stats and anchor.results[1] in body.outputs,
             )
+        case t.AttentionGradient():
+            return k.AttentionGradient(op.args, body)
         case t.Experts():
             return k.Experts(op.args, body)
         case _:
@@ -319,6 +333,11 @@ def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
     return True
 
 
+def is_gradient(op: Op) -> bool:
+    """Whether a group is the gradient of an attention, which takes any strides."""
+    return isinstance(op, t.Fused) and isinstance(op.body.nodes[-1].op, t.AttentionGradient)
+
+
 def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
     """Whether a group reads `value` by strides: as an operand of its product, or the weights of
     experts, with one of the two matrix axes innermost."""
@@ -334,7 +353,7 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
         match node.op:
             case t.Matmul():
                 pass
-            case t.Attention(mask=mask) if mask not in inner:
+            case t.Attention(mask=mask) | t.AttentionGradient(mask=mask) if mask not in inner:
                 pass
             case t.Experts() as mix if inner & set(node.op.operands) <= set(mix.weights):
                 pass

@@ -1,0 +1,484 @@
+"""Every gradient rule against torch.autograd, in f64 and through interp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuir import interp
+from gpuir.ir.build import Builder
+from gpuir.ir.graph import Graph, Level, Op, Value
+from gpuir.ir.types import f64
+from gpuir.ops import tensor as t
+from gpuir.ops.scalar import SCALARS
+from gpuir.passes.derivatives import FLAT
+from gpuir.passes.gradients import GRADIENTS, no_gradient
+from gpuir.passes.table import pipeline
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+LOWER = "canonicalize,fuse,legalize,tile{target=a100},annotate"
+
+
+@dataclass
+class Case:
+    """An op of float operands, drawn in [`low`, `high`] in these shapes, and the same in torch.
+    `given` are operands that nothing is differentiated by."""
+
+    op: Callable[..., Op]
+    torch: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    low: float = -1.0
+    high: float = 1.0
+    given: tuple[Any, ...] = ()
+
+
+def build(case: Case, values: list[np.ndarray]) -> Graph:
+    """sum(op(...) * weights), whose gradient tells every cell of the result apart."""
+    b = Builder(Level.graph, "case")
+    b.locs = ("m:op",)
+    operands = [b.param(f"x{i}", interp.to_type(v)) for i, v in enumerate(values)]
+    operands += [b.input(f"i{i}", interp.to_type(np.asarray(v))) for i, v in enumerate(case.given)]
+    y = b.add(case.op(*operands), ["y"])[0]
+    product = b(t.Map("mul", (y, b.input("weights", y.type))))
+    loss = b(t.Reduce("sum", product, tuple(range(y.type.rank))), "loss")
+    return b.finish([loss])
+
+
+def check(case: Case, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    values = [rng.uniform(case.low, case.high, s) for s in case.shapes]
+    g = build(case, values)
+    weights = rng.uniform(0.5, 1.5, next(v for v in g.inputs if v.name == "weights").type.shape)
+    tensors = [torch.tensor(v, requires_grad=True) for v in values]
+    y = case.torch(*tensors, *(torch.tensor(v) for v in case.given))
+    loss = (y * torch.tensor(weights)).sum()
+    loss.backward()
+
+    given = {f"x{i}": v for i, v in enumerate(values)} | {"weights": weights}
+    given |= {f"i{i}": np.asarray(v) for i, v in enumerate(case.given)}
+    grad = pipeline("autodiff").run(g)
+    for graph in (grad, pipeline(LOWER).run(grad)):
+        found = interp.run(graph, given)
+        np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-6)
+        for i, x in enumerate(tensors):
+            expected = np.zeros(x.shape) if x.grad is None else x.grad.numpy()
+            if f"x{i}.grad" not in found:  # no gradient is a gradient of zero
+                assert not expected.any() and grad.assumed
+                continue
+            np.testing.assert_allclose(
+                found[f"x{i}.grad"],
+                expected,
+                rtol=1e-6,
+                atol=1e-9,
+                err_msg=f"x{i} at {graph.level}",
+            )
+
+
+# ---------------------------------------------------------------------------- scalar functions
+
+
+def of(fn: str, *imm: float) -> Callable[..., Op]:
+    return lambda *args: t.Map(fn, args, imm)
+
+
+ONE = ((3, 4),)
+TWO = ((3, 4), (4,))
+MAPS: dict[str, Case] = {
+    **{fn: Case(of(fn), getattr(torch, fn), ONE) for fn in ("neg", "abs", "exp", "expm1", "erf")},
+    **{fn: Case(of(fn), getattr(torch, fn), ONE) for fn in ("sin", "cos", "tan", "sinh", "cosh")},
+    **{fn: Case(of(fn), getattr(torch, fn), ONE) for fn in ("tanh", "atan", "asinh", "sigmoid")},
+    **{fn: Case(of(fn), getattr(torch, fn), ONE, -0.9, 0.9) for fn in ("asin", "acos", "atanh")},
+    **{fn: Case(of(fn), getattr(torch, fn), ONE, 0.2, 2) for fn in ("sqrt", "rsqrt", "log")},
+    **{fn: Case(of(fn), getattr(torch, fn), ONE, 0.2, 2) for fn in ("log1p", "reciprocal")},
+    "acosh": Case(of("acosh"), torch.acosh, ONE, 1.2, 3),
+    **{fn: Case(of(fn), getattr(F, fn), ONE, -5, 5) for fn in ("relu", "silu", "mish")},
+    "identity": Case(of("identity"), lambda x: x * 1, ONE),
+    "softplus": Case(of("softplus"), F.softplus, ONE, -5, 5),
+    "gelu": Case(of("gelu"), F.gelu, ONE, -3, 3),
+    "gelu_tanh": Case(of("gelu_tanh"), lambda x: F.gelu(x, approximate="tanh"), ONE, -3, 3),
+    "hard_swish": Case(of("hard_swish"), F.hardswish, ((5, 8),), -5, 5),
+    "hard_sigmoid": Case(of("hard_sigmoid", 1 / 6, 0.5), F.hardsigmoid, ((5, 8),), -5, 5),
+    "leaky_relu": Case(of("leaky_relu", 0.1), lambda x: F.leaky_relu(x, 0.1), ONE),
+    "elu": Case(of("elu", 1.5), lambda x: F.elu(x, 1.5), ONE, -3, 3),
+    "clip": Case(of("clip", -0.5, 0.25), lambda x: x.clamp(-0.5, 0.25), ((5, 8),)),
+    "add": Case(of("add"), torch.add, TWO),
+    "sub": Case(of("sub"), torch.sub, TWO),
+    "mul": Case(of("mul"), torch.mul, TWO),
+    "div": Case(of("div"), torch.div, TWO, 0.5, 2),
+    "pow": Case(of("pow"), torch.pow, TWO, 0.5, 2),
+    "min": Case(of("min"), torch.minimum, TWO),
+    "max": Case(of("max"), torch.maximum, TWO),
+    "mod": Case(of("mod"), torch.remainder, TWO, 0.3, 3),
+    "fmod": Case(of("fmod"), torch.fmod, TWO, 0.3, 3),
+    "where": Case(
+        lambda a, b, c: t.Map("where", (c, a, b)),
+        lambda a, b, c: torch.where(c, a, b),
+        TWO,
+        given=(np.arange(12).reshape(3, 4) % 3 == 0,),
+    ),
+}
+WITH_NUMBERS: dict[str, Case] = {
+    **{
+        fn: Case(of(fn, 0.3), lambda x, f=fn: getattr(torch, f)(x, 0.3), ONE)
+        for fn in ("add", "sub")
+    },
+    **{
+        fn: Case(of(fn, 0.3), lambda x, f=fn: getattr(torch, f)(x, 0.3), ONE)
+        for fn in ("mul", "div")
+    },
+    "square": Case(of("pow", 2.0), lambda x: x**2, ONE),
+    "cube": Case(of("pow", 3.0), lambda x: x**3, ONE),
+    "pow zero": Case(of("pow", 0.0), lambda x: x**0, ONE),
+    "max zero": Case(of("max", 0.0), lambda x: x.clamp(min=0), ONE),
+    "min zero": Case(of("min", 0.0), lambda x: x.clamp(max=0), ONE),
+    "mod": Case(of("mod", 0.3), lambda x: x % 0.3, ONE),
+    "prelu": Case(of("leaky_relu"), F.prelu, ((2, 3, 4), (1,))),
+    "elu alpha": Case(
+        of("elu"), lambda x, a: torch.where(x < 0, a * torch.expm1(x), x), ((3, 4), (1,))
+    ),
+    "clip by a floor": Case(of("clip", 2.0), torch.maximum, TWO),
+    "equal": Case(of("max"), torch.maximum, ((2,), (2,)), 1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_gradient_of_scalar_function(name):
+    check(MAPS[name])
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_gradient_of_scalar_function_with_numbers(name):
+    check(WITH_NUMBERS[name])
+
+
+def test_every_scalar_function_has_a_derivative_that_is_checked():
+    ours = {fn for fn in SCALARS if fn.endswith("_gradient")}
+    assert set(MAPS) == set(SCALARS) - set(FLAT) - ours
+
+
+# ---------------------------------------------------------------------------- tensor ops
+
+
+def take(x, indices, axis):
+    flat = torch.index_select(x, axis, indices.flatten())
+    return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+def gather_nd(x, indices):
+    return x[tuple(indices[..., i] for i in range(indices.shape[-1]))]
+
+
+def batched_nd(x, indices):
+    return torch.stack([gather_nd(a, i) for a, i in zip(x, indices, strict=True)])
+
+
+def scattered(x, updates, indices, add):
+    cells = tuple(indices[..., i] for i in range(indices.shape[-1]))
+    return x.index_put(cells, updates, accumulate=add)
+
+
+def attention(q, k, v, mask=None, **how):
+    repeat = q.shape[-3] // k.shape[-3]
+    k, v = (x.repeat_interleave(repeat, -3) for x in (k, v))
+    scores = how.get("scale", 1.0) * q @ k.transpose(-1, -2)
+    if cap := how.get("softcap"):
+        scores = cap * torch.tanh(scores / cap)
+    behind = torch.arange(q.shape[-2])[:, None] + how.get("offset", 0) - torch.arange(k.shape[-2])
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    if how.get("causal"):
+        scores = scores.masked_fill(behind < 0, -torch.inf)
+    if (window := how.get("window")) is not None:
+        scores = scores.masked_fill(behind > window, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def attended(shapes: tuple[tuple[int, ...], ...], given: tuple[Any, ...] = (), **how: Any) -> Case:
+    return Case(
+        lambda q, k, v, *mask: t.Attention(q, k, v, *mask, **how),
+        lambda q, k, v, *mask: attention(q, k, v, *mask, **how),
+        shapes,
+        given=given,
+    )
+
+
+def normalized(x, axes, scale=None, bias=None, center=True, eps=1e-5):
+    if center:
+        x = x - x.mean(axes, keepdim=True)
+    y = x / torch.sqrt((x * x).mean(axes, keepdim=True) + eps)
+    y = y if scale is None else y * scale
+    return y if bias is None else y + bias
+
+
+def conv(dims: int, stride=1, pad=0, dilation=1, groups=1, high=None) -> Callable[..., Op]:
+    def op(x: Value, w: Value) -> Op:
+        lows, highs = (pad,) * dims, (pad if high is None else high,) * dims
+        return t.Conv(x, w, (stride,) * dims, lows, highs, (dilation,) * dims, groups)
+
+    return op
+
+
+def conv_case(x, w, **how: Any) -> Case:
+    run = (F.conv1d, F.conv2d, F.conv3d)[len(x) - 3]
+    names = {"stride": "stride", "pad": "padding", "dilation": "dilation", "groups": "groups"}
+    return Case(
+        conv(len(x) - 2, **how),
+        lambda a, b: run(a, b, **{names[k]: v for k, v in how.items()}),
+        (x, w),
+    )
+
+
+def transposed_case(x, w, stride=1, pad=0, extra=0, dilation=1, groups=1) -> Case:
+    n = len(x) - 2
+    run = (F.conv_transpose1d, F.conv_transpose2d)[n - 1]
+    parts = ((stride,) * n, (pad,) * n, (pad,) * n, (dilation,) * n, groups, (extra,) * n)
+    return Case(
+        lambda a, b: t.ConvTranspose(a, b, *parts),
+        lambda a, b: run(a, b, None, stride, pad, extra, groups, dilation),
+        (x, w),
+    )
+
+
+def pooled(
+    fn: str, run: Callable[..., Any], window, stride, pad=0, dilation=1, shape=(2, 3, 8, 7), **how
+):
+    n = len(shape) - 2
+    parts = ((window,) * n, (stride,) * n, (pad,) * n, (pad,) * n, (dilation,) * n)
+    return Case(lambda x: t.Pool(fn, x, *parts, **how), run, (shape,))
+
+
+def resized(mode: str, shape: tuple[int, ...], run: Callable[..., Any], **how: Any) -> Case:
+    x = (2, 3, 4, 5)
+    scales = tuple(b / a for a, b in zip(x, shape, strict=True))
+    return Case(lambda v: t.Resize(v, shape, scales, mode, **how), run, (x,))
+
+
+cells = np.array
+TENSOR: dict[str, Case] = {
+    "cast": Case(lambda x: t.Cast(x, f64), lambda x: x * 1, ONE),
+    "reshape": Case(lambda x: t.Reshape(x, (2, 6)), lambda x: x.reshape(2, 6), ONE),
+    "transpose": Case(
+        lambda x: t.Transpose(x, (2, 0, 1)), lambda x: x.permute(2, 0, 1), ((2, 3, 4),)
+    ),
+    "broadcast": Case(lambda x: t.Broadcast(x, (2, 3, 4)), lambda x: x.expand(2, 3, 4), ((3, 1),)),
+    "slice": Case(lambda x: t.Slice(x, (1, 0), (2, 2), (1, 1)), lambda x: x[1:3, :2], ((4, 5),)),
+    "slice by steps": Case(
+        lambda x: t.Slice(x, (1, 0), (2, 2), (2, 3)), lambda x: x[1::2, ::3], ((5, 6),)
+    ),
+    "slice backwards": Case(
+        lambda x: t.Slice(x, (4, 1), (3, 2), (-2, -1)),
+        lambda x: x.flip(0)[::2].flip(1)[:, 4:],
+        ((5, 6),),
+    ),
+    "concat": Case(
+        lambda a, b: t.Concat((a, b, a), 1), lambda a, b: torch.cat((a, b, a), 1), ((2, 3), (2, 1))
+    ),
+    "pad": Case(lambda x: t.Pad(x, (0, 1), (2, -1)), lambda x: F.pad(x, (1, -1, 0, 2)), ONE),
+    "pad by a value": Case(
+        lambda x, v: t.Pad(x, (0, 1), (2, 0), v),
+        lambda x, v: F.pad(x, (1, 0, 0, 2)) + v * F.pad(torch.zeros_like(x), (1, 0, 0, 2), value=1),
+        ((3, 4), ()),
+    ),
+    **{
+        f"pad by {ours}": Case(
+            lambda x, m=ours: t.Pad(x, (0, 0, 1, 2), (0, 0, 2, 1), mode=m),
+            lambda x, m=theirs: F.pad(x, (2, 1, 1, 2), mode=m),
+            ((1, 2, 4, 4),),
+        )
+        for ours, theirs in (("edge", "replicate"), ("reflect", "reflect"), ("wrap", "circular"))
+    },
+    "gather": Case(
+        lambda x, i: t.Gather(x, i, 0),
+        lambda x, i: take(x, i, 0),
+        ((5, 3),),
+        given=(cells([[4, 1], [1, 0]]),),
+    ),
+    "gather along 1": Case(
+        lambda x, i: t.Gather(x, i, 1),
+        lambda x, i: take(x, i, 1),
+        ((2, 5, 3),),
+        given=(cells([[4, 1]]),),
+    ),
+    "gather one": Case(
+        lambda x, i: t.Gather(x, i, 1), lambda x, i: x[:, 2], ((2, 5, 3),), given=(cells(2),)
+    ),
+    "gather elements": Case(
+        lambda x, i: t.GatherElements(x, i, 1),
+        lambda x, i: torch.gather(x, 1, i),
+        ((2, 4),),
+        given=(cells([[0, 0, 3], [1, 2, 1]]),),
+    ),
+    "gather nd": Case(
+        lambda x, i: t.GatherND(x, i),
+        gather_nd,
+        ((3, 4, 2),),
+        given=(cells([[0, 1], [0, 1], [2, 3]]),),
+    ),
+    "gather nd in a batch": Case(
+        lambda x, i: t.GatherND(x, i, 1),
+        batched_nd,
+        ((2, 4, 3),),
+        given=(cells([[[0], [0]], [[1], [3]]]),),
+    ),
+    "scatter elements": Case(
+        lambda x, u, i: t.ScatterElements(x, i, u, 1),
+        lambda x, u, i: x.scatter(1, i, u),
+        ((2, 4), (2, 2)),
+        given=(cells([[0, 3], [1, 2]]),),
+    ),
+    "scatter elements added": Case(
+        lambda x, u, i: t.ScatterElements(x, i, u, 1, "add"),
+        lambda x, u, i: x.scatter_add(1, i, u),
+        ((2, 4), (2, 2)),
+        given=(cells([[0, 0], [1, 2]]),),
+    ),
+    "scatter nd": Case(
+        lambda x, u, i: t.ScatterND(x, i, u),
+        lambda x, u, i: scattered(x, u, i, False),
+        ((4, 3), (2, 3)),
+        given=(cells([[3], [1]]),),
+    ),
+    "scatter nd added": Case(
+        lambda x, u, i: t.ScatterND(x, i, u, "add"),
+        lambda x, u, i: scattered(x, u, i, True),
+        ((4, 3), (2, 3)),
+        given=(cells([[1], [1]]),),
+    ),
+    **{
+        f"reduce {fn}{' kept' * kept}": Case(
+            lambda x, fn=fn, kept=kept: t.Reduce(fn, x, (0, 2), kept),
+            lambda x, fn=fn, kept=kept: getattr(torch, {"max": "amax", "min": "amin"}.get(fn, fn))(
+                x, (0, 2), keepdim=kept
+            ),
+            ((2, 3, 4),),
+        )
+        for fn in ("sum", "mean", "max", "min")
+        for kept in (False, True)
+    },
+    "reduce max, ties": Case(
+        lambda x: t.Reduce("max", x, (1,)), lambda x: torch.amax(x, 1), ((2, 3),), 1.0, 1.0
+    ),
+    "reduce prod": Case(lambda x: t.Reduce("prod", x, (1,)), lambda x: x.prod(1), ((2, 3, 4),)),
+    "reduce prod of two axes": Case(
+        lambda x: t.Reduce("prod", x, (0, 2)), lambda x: x.prod(2).prod(0), ((2, 3, 4),)
+    ),
+    "reduce prod of zeros": Case(
+        lambda x: t.Reduce("prod", x, (1,)), lambda x: x.prod(1), ((2, 3),), 0.0, 0.0
+    ),
+    "cumulative sum": Case(lambda x: t.Cumulative("sum", x, 1), lambda x: x.cumsum(1), ((2, 4),)),
+    "cumulative sum, exclusive and back": Case(
+        lambda x: t.Cumulative("sum", x, 1, True, True),
+        lambda x: x.flip(1).cumsum(1).flip(1) - x,
+        ((2, 4),),
+    ),
+    "cumulative product": Case(
+        lambda x: t.Cumulative("prod", x, 1), lambda x: x.cumprod(1), ((2, 4),), 0.5, 2
+    ),
+    "topk": Case(lambda x: t.TopK(x, 2, 1), lambda x: x.topk(2, 1)[0], ((3, 5),)),
+    "softmax": Case(lambda x: t.Softmax(x, 1), lambda x: x.softmax(1), ((2, 3, 4),), -3, 3),
+    "log softmax": Case(
+        lambda x: t.Softmax(x, 2, True), lambda x: x.log_softmax(2), ((2, 3, 4),), -3, 3
+    ),
+    "layer norm": Case(
+        lambda x, s, b: t.Normalize(x, (2,), s, b),
+        lambda x, s, b: F.layer_norm(x, (6,), s, b),
+        ((2, 3, 6), (6,), (6,)),
+    ),
+    "layer norm, plain": Case(
+        lambda x: t.Normalize(x, (1, 2)), lambda x: F.layer_norm(x, (3, 6)), ((2, 3, 6),)
+    ),
+    "rms norm": Case(
+        lambda x, s: t.Normalize(x, (2,), s, eps=1e-6, center=False),
+        lambda x, s: F.rms_norm(x, (6,), s, 1e-6),
+        ((2, 3, 6), (6,)),
+    ),
+    "group norm": Case(
+        lambda x, s, b: t.Normalize(x, (1, 2), s, b, groups=2),
+        lambda x, s, b: F.group_norm(x, 2, s[:, 0], b[:, 0]),
+        ((2, 4, 6), (4, 1), (4, 1)),
+    ),
+    "instance norm": Case(
+        lambda x, s, b: t.Normalize(x, (2, 3), s, b),
+        lambda x, s, b: normalized(x, (2, 3), s, b),
+        ((2, 4, 3, 3), (4, 1, 1), (4, 1, 1)),
+    ),
+    "matmul": Case(lambda a, b: t.Matmul(a, b), torch.matmul, ((3, 4), (4, 5))),
+    "linear of a batch": Case(lambda a, b: t.Matmul(a, b), torch.matmul, ((2, 3, 4), (4, 5))),
+    "matmul of batches": Case(lambda a, b: t.Matmul(a, b), torch.matmul, ((2, 3, 4), (2, 4, 5))),
+    "matmul that broadcasts": Case(
+        lambda a, b: t.Matmul(a, b), torch.matmul, ((2, 1, 3, 4), (5, 4, 5))
+    ),
+    "matmul by a row": Case(lambda a, b: t.Matmul(a, b), torch.matmul, ((3, 4), (2, 4, 5))),
+    "conv": conv_case((2, 3, 7, 6), (4, 3, 3, 2)),
+    "conv, strided and padded": conv_case((2, 4, 8, 7), (6, 2, 3, 3), stride=2, pad=1, groups=2),
+    "conv, dilated": conv_case((1, 3, 9, 9), (2, 3, 3, 3), stride=2, pad=2, dilation=2),
+    "conv, depthwise": conv_case((2, 4, 6), (4, 1, 3), pad=1, groups=4),
+    "conv in 3-d": conv_case((1, 2, 4, 5, 4), (3, 2, 2, 3, 2), stride=2),
+    "conv, padded unevenly": Case(
+        conv(1, pad=0, high=2, stride=2),
+        lambda x, w: F.conv1d(F.pad(x, (0, 2)), w, stride=2),
+        ((2, 3, 8), (4, 3, 3)),
+    ),
+    "conv transpose": transposed_case((2, 3, 4, 5), (3, 4, 3, 3)),
+    "conv transpose, strided": transposed_case((2, 4, 4, 5), (4, 3, 3, 3), 2, 1, 1, 1, 2),
+    "conv transpose, dilated": transposed_case((1, 3, 5), (3, 2, 3), 2, 1, 0, 2),
+    "max pool": pooled("max", lambda x: F.max_pool2d(x, 2), 2, 2),
+    "max pool that overlaps": pooled("max", lambda x: F.max_pool2d(x, 3, 2, 1), 3, 2, 1),
+    "max pool, dilated": pooled("max", lambda x: F.max_pool2d(x, 2, 1, 1, 2), 2, 1, 1, 2),
+    "mean pool": pooled("mean", lambda x: F.avg_pool2d(x, 3, 2), 3, 2),
+    "mean pool over padding": pooled(
+        "mean", lambda x: F.avg_pool2d(x, 3, 2, 1), 3, 2, 1, include_pad=True
+    ),
+    "mean pool without padding": pooled(
+        "mean", lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), 3, 2, 1
+    ),
+    "norm pool": pooled("lp", lambda x: F.lp_pool2d(x, 2, 2), 2, 2),
+    "attention": attended(((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 7)), scale=0.5),
+    "attention, causal": attended(((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5)), causal=True),
+    "attention, grouped": attended(((4, 4, 5), (2, 6, 5), (2, 6, 5)), causal=True, offset=2),
+    "attention, window": attended(((2, 5, 4), (2, 5, 4), (2, 5, 4)), causal=True, window=1),
+    "attention, capped": attended(((2, 3, 4), (2, 3, 4), (2, 3, 4)), softcap=0.7, scale=2.0),
+    "attention, added mask": attended(((2, 3, 4), (2, 5, 4), (2, 5, 4), (3, 5))),
+    "attention, hidden keys": attended(
+        ((2, 3, 4), (2, 3, 4), (2, 3, 4)), given=(cells([True, True, False]),)
+    ),
+    "resize nearest": resized(
+        "nearest",
+        (2, 3, 8, 10),
+        lambda x: F.interpolate(x, scale_factor=2),
+        coords="asymmetric",
+        nearest="floor",
+    ),
+    "resize linear": resized(
+        "linear", (2, 3, 7, 9), lambda x: F.interpolate(x, (7, 9), mode="bilinear")
+    ),
+    "resize cubic": resized(
+        "cubic", (2, 3, 3, 9), lambda x: F.interpolate(x, (3, 9), mode="bicubic")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TENSOR)
+def test_gradient_of_tensor_op(name):
+    check(TENSOR[name])
+
+
+def test_every_tensor_op_is_checked_or_has_no_gradient():
+    """New ops come with a rule and a case."""
+    rng = np.random.default_rng(0)
+    checked = {
+        type(build(c, [rng.random(s) for s in c.shapes]).nodes[0].op) for c in TENSOR.values()
+    }
+    none = {op for op, rule in GRADIENTS.items() if rule is no_gradient}
+    assert checked | none | {t.Map} == set(GRADIENTS)
+    missing = {op.name for op in t.OPS.values() if op not in GRADIENTS}
+    ours = {name for name in t.OPS if name.endswith("_gradient")}
+    assert missing - ours == {"t.experts", "t.routine", "t.opaque", "t.loop", "t.cond", "t.fused"}
