@@ -302,7 +302,8 @@ def _dram_bytes(
     """Bytes from and to DRAM.
 
     Blocks of a wave cover a patch of the result, as square as it can be, and share what they read.
-    For the next patch an operand is read again, but for what the L2 keeps.
+    For the next patch an operand is read again, but for what the L2 keeps. A weight comes back
+    after its copies, as measurements have them, or, in a loop, after what else a trip moves.
     """
     xp = s.xp
     left, right, rest = _moved(work)
@@ -320,7 +321,9 @@ def _dram_bytes(
     left_again = s.put("reads of the left operand", left_again)
     right_again = 1.0 + lost * (xp.maximum(1.0, down / tall) - 1.0)
     right_again = s.put("reads of the right operand", right_again)
-    cold = missed(p["l2 weights"], COPIES * right + left + rest)
+    looped = any(name == "between" for name, _ in work.traits)
+    others = work.trait("between") if looped else (COPIES - 1) * right
+    cold = missed(p["l2 weights"], right + others + left + rest)
     cold = s.put("share of the right operand that misses", cold)
     cool = missed(p["l2 results"], right + left + rest)
     cool = s.put("share of all else that misses", cool)

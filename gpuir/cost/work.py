@@ -391,6 +391,8 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         narrow = isinstance(op, k.Conv) and min(space.dims["n"], space.dims["k"]) < 8
         if isinstance(op, k.Conv):
             traits = _window(op)
+        elif op.between is not None:
+            traits = (("between", float(op.between)),)
     return Work(
         kernel=op.name,
         dims=tuple(space.dims.items()),

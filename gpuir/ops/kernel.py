@@ -61,7 +61,8 @@ class Gemm(KernelOp):
     A batch that shares its right operand is more rows: b is 1 and m counts them all.
     The epilogue's inputs are the accumulator, of dtype `acc`, and then `extra`. `prologue`, where
     there is one, makes the right operand from `b` and `weights` on its way into the tile: a
-    dequantised weight. `order` is the memory order the result is written in.
+    dequantised weight. `order` is the memory order the result is written in. In a loop that keeps
+    its right operand, `between` is how many bytes the rest of a trip moves until the next reads it.
     """
 
     name: ClassVar[str] = "k.gemm"
@@ -75,6 +76,7 @@ class Gemm(KernelOp):
     prologue: Graph | None = None
     weights: tuple[Value, ...] = ()
     order: tuple[int, ...] = ()
+    between: int | None = None
 
     @property
     def right(self) -> TensorType:

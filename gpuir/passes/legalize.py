@@ -58,7 +58,7 @@ class _Legalizer:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = _Legalizer(op.body, op.body.inputs[0]).run()
+                body = repeated(_Legalizer(op.body, op.body.inputs[0]).run(), 1 + len(op.init))
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
                 then, orelse = _Legalizer(op.then).run(), _Legalizer(op.orelse).run()
@@ -274,6 +274,30 @@ def _unused(name: str, body: Graph) -> str:
     while name in taken:
         name += "."
     return name
+
+
+# ---------------------------------------------------------------------------- loops
+
+
+def repeated(body: Graph, carried: int) -> Graph:
+    """The body of a loop, its products told how many bytes pass between two readings of a weight
+    that each trip finds as the last one left it. The first `carried` inputs change."""
+    kept = set(body.inputs[carried:])
+    moved = {v for n in body.nodes if not is_view(n) for v in (*n.op.operands, *n.results)}
+    traffic = sum(v.type.nbytes for v in moved)
+
+    def told(node: Node) -> Node:
+        op = node.op
+        if not isinstance(op, k.Gemm) or not kept.issuperset((op.b, *op.weights)):
+            return node
+        own = {*op.operands, *node.results}
+        return replace(node, op=replace(op, between=traffic - sum(v.type.nbytes for v in own)))
+
+    return replace(body, nodes=tuple(map(told, body.nodes)))
+
+
+def is_view(node: Node) -> bool:
+    return isinstance(node.op, k.View)
 
 
 # ---------------------------------------------------------------------------- views
