@@ -46,6 +46,9 @@ LANE_OPS: dict[str, float] = {
 # Instructions beyond those that a CPU's SIMD loop takes for a cell of a scalar function: filled by
 # `docs/calibrate.md`'s measurements.
 SIMD_OPS: dict[str, float] = {}
+# The gradient of attention takes 2.5 times its operations, at 63 % of the A100's peak where the
+# attention reaches 73 % (Dao: FlashAttention-2, 2023, sections 1 and 4.1).
+BACKWARD_TIMES = 2.5 * 0.73 / 0.63
 SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, division
 NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
 OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
@@ -208,8 +211,12 @@ FLAGS = ("append", "transposed")  # traits that are 0 where something is not so
 def _work(op: k.KernelOp, tf32: bool) -> Work:
     space = op.nest
     match op:
+        case k.Conv() if op.window:
+            return _weight_gradient(op, space, tf32)
         case k.Gemm() | k.Conv() | k.Attention():
             return _contraction(op, space, tf32)
+        case k.AttentionGradient():
+            return _attention_gradient(op, tf32)
         case k.Experts():
             return _experts(op, tf32)
         case k.Gather() | k.Scatter():
@@ -255,7 +262,7 @@ def _kind(op: k.KernelOp) -> str:
     match op:
         case k.Reduce(reduction=t.Softmax()):
             return "softmax"
-        case k.Reduce(reduction=t.Normalize()):
+        case k.Reduce(reduction=t.Normalize() | t.NormalizeGradient()):
             return "norm"
         case k.Reduce():
             return "sum"
@@ -272,6 +279,8 @@ def _accesses(space: Space) -> list[tuple[Access, Role]]:
 
 def operand_names(op: k.KernelOp) -> tuple[str, ...]:
     """What to call each of a work's operands: the kernel's values, then its results."""
+    if isinstance(op, k.AttentionGradient):
+        op = op.forward()
     reads = op.operands
     if isinstance(op, k.Gemm):
         reads = (op.a, op.b, *op.weights, *op.extra)
@@ -315,7 +324,8 @@ def _sliced(op: k.KernelOp, operands: tuple[Operand, ...]) -> tuple[Operand, ...
 
 def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
     """A gather reads as many cells of its table as it gives, whole sectors; a scatter touches as
-    many cells of its tensor as it is given, in place: reads them only to combine."""
+    many cells of its tensor as it is given, in place: reads them only to combine. One into zeros
+    writes those too."""
     table: dict[str, float] = {}  # body input → bytes read
     touched: dict[int, float] = {}  # result → bytes written
     for node in op.body.nodes:
@@ -334,9 +344,10 @@ def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
                 | t.ScatterND(x=x, updates=u, combine=c)
             ):
                 table[x.name] = 0.0 if c == "none" else float(u.type.nbytes)
+                filled = 0.0 if x in op.body.inputs else float(x.type.nbytes)
                 for i, v in enumerate(op.body.outputs):
                     if v == node.results[0]:
-                        touched[i] = float(u.type.nbytes)
+                        touched[i] = filled + u.type.nbytes
             case _:
                 pass
     inputs = [v.name for v in op.body.inputs]
@@ -408,6 +419,24 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         tf32=tf32,
         traits=(*traits, *_simd(op.epilogue)),
     )
+
+
+def _weight_gradient(op: k.Conv, space: Space, tf32: bool) -> Work:
+    """The gradient of a convolution's weights as the product it is, whose sum may be split; with a
+    few channels a group as the convolution itself, which takes as many operations."""
+    if min(space.dims["n"], space.dims["m"]) >= 8:
+        return replace(_contraction(op, space, tf32), kernel="k.gemm", traits=())
+    w = Value("w", op.direct().result_types[0])
+    forward = k.Conv(op.x, w, op.strides, op.low, op.high, op.dilations, op.groups)
+    return _contraction(forward, forward.nest, tf32)
+
+
+def _attention_gradient(op: k.AttentionGradient, tf32: bool) -> Work:
+    """So many times the attention itself."""
+    forward = op.forward()
+    work = _contraction(forward, forward.nest, tf32)
+    times = ("times", BACKWARD_TIMES)
+    return replace(work, flops=op.flops(), traits=(*work.traits, times))
 
 
 def _window(op: k.Conv) -> tuple[tuple[str, Number], ...]:
