@@ -60,6 +60,22 @@ def test_small_weights_stay_in_the_l2():
     assert large["dram bytes"] > 0.95 * 8192 * 8192 * 2
 
 
+def test_a_loop_finds_its_weights_in_the_l2_if_little_passes_between():
+    """16 rows by weights of 8 MiB, f16: H100 keeps 0.4 of half its 50 MiB, 10 MiB, for weights
+    between their turns. Rows and results are 32 + 128 KiB."""
+    work, mib = gemm(16, 4096, 1024, f16), 2.0**20
+
+    def missed(between: float | None) -> float:
+        traits = () if between is None else (("between", between),)
+        _, values = terms(replace(work, traits=traits))
+        return float(values["share of the right operand that misses"])
+
+    assert H100.l2_bytes == 50 * mib
+    assert missed(None) == pytest.approx(1 - 10 / (5 * 8 + 0.15625))
+    assert missed(1 * mib) == 0
+    assert missed(11.84375 * mib) == pytest.approx(0.5)
+
+
 def test_rows_that_start_anywhere_load_longer():
     _, even = terms(gemm(1024, 1024, 1024, bf16))
     _, odd = terms(gemm(1024, 1024, 1023, bf16))

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from onnx_models import Array, agrees, const, info, info_of, loaded, model, node, results
 
+import gpuir
+from gpuir.cost.work import work_of
 from gpuir.frontends.onnx.load import load
+from gpuir.interp import run
+from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -117,3 +121,41 @@ def test_lengths_that_reach_the_end_are_no_lengths():
     masked = load(made).graph.walk()
     full = load(made, values={"lens": [STEPS] * BATCH}).graph.walk()
     assert [sum(getattr(n.op, "fn", "") == "where" for n in g) for g in (masked, full)] == [2, 0]
+
+
+LAUNCHES = [
+    ("RNN", {}, ["gemm"]),
+    ("LSTM", {}, ["gemm", "map"]),
+    ("LSTM", {"peepholes": True, "direction": "reverse"}, ["gemm", "map"]),
+    ("GRU", {"linear_before_reset": 1}, ["gemm", "map"]),
+    ("GRU", {}, ["gemm", "map", "gemm", "map"]),
+]
+
+
+@pytest.mark.parametrize("op, how, wanted", LAUNCHES, ids=str)
+def test_a_step_launches_its_products_and_one_pointwise_kernel_behind_each(
+    op: str, how: dict[str, Any], wanted: list[str]
+):
+    """What a step takes of the inputs' product, and gates of its own, are read in place."""
+    lowered = gpuir.lower(load(cell(op, **how)[0]).graph)
+    (loop,) = (n.op for n in lowered.nodes if isinstance(n.op, k.Loop))
+    kernels = [n.op for n in loop.body.nodes if not isinstance(n.op, k.View)]
+    assert [op.name.removeprefix("k.") for op in kernels] == wanted
+    assert all(op.between is not None for op in kernels if isinstance(op, k.Gemm))
+
+
+def test_the_pointwise_kernel_of_an_lstm_reads_four_gates_and_its_memory():
+    """And writes the new memory and the hidden state: seven times BATCH x HIDDEN cells in f32."""
+    lowered = gpuir.lower(load(cell("LSTM")[0]).graph)
+    (step,) = (n.op for n in lowered.walk() if isinstance(n.op, k.Map) and len(n.results) == 2)
+    assert work_of(step).nbytes == 7 * BATCH * HIDDEN * 4
+
+
+def test_lowered_cells_mean_the_same():
+    for op, how in (("LSTM", {"direction": "bidirectional"}), ("GRU", {"lens": True})):
+        made, inputs = cell(op, **how)
+        model = load(made)
+        weights = {p.name: model.weights[p.name] for p in model.graph.params}
+        before, after = (run(g, inputs | weights) for g in (model.graph, gpuir.lower(model.graph)))
+        for name, array in before.items():
+            np.testing.assert_allclose(after[name], array, rtol=1e-5, atol=1e-6)
