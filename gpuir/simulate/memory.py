@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuir.ir.graph import Graph, Node, Op, Role, Value
+from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Tile
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -136,15 +137,15 @@ def memory(graph: Graph, target: Target | None = None, block: int = BLOCK) -> Me
     """What a graph holds from moment to moment: params and inputs all the time, a result until its
     last reader is done, outputs to the end.
 
-    At level `graph` every op allocates its result, as eager execution does, but for what PyTorch
-    makes a view; from `fused` on every launch does, but for `k.view`. An output over an input takes
-    no memory where it can be written in place. Of a loop one trip counts, of a branch the larger.
-    Sizes are multiples of `block`; 1 gives the bytes of the tensors. The workspace of cuBLAS counts
-    where `target` has one.
+    At level `graph` every model node allocates its results, as eager execution does, but for what
+    PyTorch makes a view; from `fused` on every launch does, but for `k.view`. An output over an
+    input takes no memory where it can be written in place. Of a loop one trip counts, of a branch
+    the larger. Sizes are multiples of `block`; 1 gives the bytes of the tensors. The workspace of
+    cuBLAS counts where `target` has one.
     """
     walk = _Walk(block, _pool_bytes(target))
     ends = (*graph.inputs, *graph.params)
-    held = {v: walk.allocate(v, graph, resident=True) for v in ends}
+    held = {v: walk.allocate(walk.make_for(v, graph, resident=True)) for v in ends}
     walk.moment((), None)
     walk.graph(graph, (), held)
     return walk.result(None if target is None else available_bytes(target))
@@ -168,10 +169,10 @@ def _pool_bytes(target: Target | None) -> int:
 def workspace_bytes(op: Op, tile: Tile | None) -> int:
     """What a kernel needs beside operands and results while it runs: partial sums in f32 where
     blocks share a sum, and of attention the log-sum-exp of every row (Dao: FlashAttention-2, 2023,
-    section 3.1), which is kept for a backward pass. cuDNN's own choice of algorithms is not known:
+    section 3.1), unless that is a result already. cuDNN's own choice of algorithms is not known:
     nothing is counted for it."""
     if isinstance(op, t.Attention | k.Attention) and (tile is None or tile.split == 1):
-        return 4 * prod(op.q.type.shape[:-1])
+        return 4 * prod(op.q.type.shape[:-1]) if len(op.result_types) == 1 else 0
     if tile is None or tile.split == 1 or not op.contraction:
         return 0
     nest = op.nest
@@ -191,7 +192,7 @@ class _Storage:
     kind: Kind
     resident: bool
     refs: int = 0
-    live: bool = True
+    live: bool = False
 
 
 Held = dict[Value, _Storage]
@@ -223,14 +224,19 @@ class _Walk:
 
     # -- storages
 
-    def take(self, size: int, kind: Kind, name: str = "", resident: bool = False) -> _Storage:
+    def make(self, size: int, kind: Kind, name: str = "", resident: bool = False) -> _Storage:
+        """A storage that is not allocated yet."""
         storage = _Storage(len(self.storages), name, rounded(size, self.block), kind, resident)
         self.storages.append(storage)
-        self.events.append((storage.id, storage.bytes))
         return storage
 
-    def allocate(self, value: Value, graph: Graph, resident: bool = False) -> _Storage:
-        return self.take(value.type.nbytes, KIND_OF[graph.role_of(value)], value.name, resident)
+    def make_for(self, value: Value, graph: Graph, resident: bool = False) -> _Storage:
+        return self.make(value.type.nbytes, KIND_OF[graph.role_of(value)], value.name, resident)
+
+    def allocate(self, storage: _Storage) -> _Storage:
+        storage.live = True
+        self.events.append((storage.id, storage.bytes))
+        return storage
 
     def free(self, storages: Iterable[_Storage]) -> None:
         """Frees those that nobody will read."""
@@ -252,32 +258,47 @@ class _Walk:
         for value in dict.fromkeys((*graph.inputs, *graph.params)):
             held[value].refs += run.uses[value]
         self.free([held[v] for v in graph.inputs])
-        for node in graph.nodes:
+        for nodes in _launches(graph):
+            if not nodes[0].op.control:
+                self.launch(nodes, path, run)
+                continue
+            (node,) = nodes
             here = (*path, node.results[0].name)
             operands = list(dict.fromkeys(node.op.operands))
             if isinstance(node.op, t.Loop):
                 operands = self.loop(node, node.op, here, run)
             elif isinstance(node.op, t.Cond):
                 self.cond(node, node.op, here, run)
-            else:
-                self.kernel(node, here, run)
-            used = [held[v] for v in (*operands, *node.results)]
             for value in operands:
                 held[value].refs -= 1
-            self.free(used)
+            self.free([held[v] for v in (*operands, *node.results)])
 
-    def kernel(self, node: Node, here: tuple[str, ...], run: _Run) -> None:
-        shared = run.view(node)
-        for value in node.results:
-            storage = shared or run.taken_over(node, value) or self.allocate(value, run.graph)
-            run.hold(value, storage)
-        if self.pool_bytes and node.op.contraction:
-            self.take(self.pool_bytes, "workspace", resident=True)
+    def launch(self, nodes: list[Node], path: tuple[str, ...], run: _Run) -> None:
+        """Nodes that run as one: what only they read is never stored."""
+        made: list[_Storage] = []
+        read: list[_Storage] = []
+        for node in nodes:
+            shared = run.view(node)
+            for value in node.results:
+                storage = shared or run.taken_over(node, value)
+                if storage is None:
+                    storage = self.make_for(value, run.graph)
+                    made.append(storage)
+                run.hold(value, storage)
+            run.lay_out(node)
+            for value in dict.fromkeys(node.op.operands):
+                run.held[value].refs -= 1
+                read.append(run.held[value])
+        for storage in made:
+            if storage.refs or len(nodes) == 1:
+                self.allocate(storage)
+        if self.pool_bytes and any(node.op.contraction for node in nodes):
+            self.allocate(self.make(self.pool_bytes, "workspace", resident=True))
             self.pool_bytes = 0
-        own = workspace_bytes(node.op, node.tile)
-        extra = [self.take(own, "workspace")] if own else []
-        self.moment(here, node)
-        self.free(extra)
+        own = sum(workspace_bytes(node.op, node.tile) for node in nodes)
+        extra = [self.allocate(self.make(own, "workspace"))] if own else []
+        self.moment((*path, nodes[-1].results[0].name), nodes[-1])
+        self.free([*extra, *read, *made])
 
     def loop(self, node: Node, op: t.Loop, here: tuple[str, ...], run: _Run) -> list[Value]:
         """One trip, a later one where there are several: what it starts from is the last trip's.
@@ -286,9 +307,9 @@ class _Walk:
         carried, captured = inputs[: len(op.init)], inputs[len(op.init) :]
         stacks = node.results[len(op.init) :]
         for value in stacks:
-            run.hold(value, self.allocate(value, run.graph))
+            run.hold(value, self.allocate(self.make_for(value, run.graph)))
         self.moment(here, node)
-        inner: Held = {number: self.allocate(number, op.body)}
+        inner: Held = {number: self.allocate(self.make_for(number, op.body))}
         inner.update((v, run.held[c]) for v, c in zip(captured, op.captures, strict=True))
         kept = list(dict.fromkeys(op.operands))
         for value, init in zip(carried, op.init, strict=True):
@@ -297,7 +318,7 @@ class _Walk:
                 storage.refs = 0  # nobody else waits for it: a trip may free it
                 kept.remove(init)
             elif op.trips > 1:
-                storage = self.allocate(value, op.body)
+                storage = self.allocate(self.make_for(value, op.body))
             inner[value] = storage
         self.graph(op.body, here, inner)
         outputs = op.body.outputs[int(op.has_condition) :]
@@ -324,6 +345,18 @@ class _Walk:
         self.free(outputs)
 
 
+def _launches(graph: Graph) -> Iterator[list[Node]]:
+    """The nodes that run as one. Before kernels are made, the nodes in a row that stand for the
+    same model node do: eager execution has a kernel for each operator of its own."""
+    if graph.level != Level.graph:
+        yield from ([node] for node in graph.nodes)
+        return
+    for _, group in groupby(
+        enumerate(graph.nodes), lambda x: x[0] if x[1].op.control else x[1].locs
+    ):
+        yield [node for _, node in group]
+
+
 class _Run:
     """One graph while it runs: who holds what, and what shares storage."""
 
@@ -340,6 +373,17 @@ class _Run:
         if value.name in self.roles and not storage.resident:
             storage.kind = self.roles[value.name]
         self.held[value] = storage
+
+    def lay_out(self, node: Node) -> None:
+        """Fused attention writes a token's heads side by side: what it gives, and takes, are
+        [.., s, h, f] turned around (the interface of `flash_attn_func`, and what PyTorch's
+        scaled_dot_product_attention returns)."""
+        if isinstance(node.op, t.Attention | t.AttentionGradient):
+            for value in node.results:
+                shape = value.type.shape
+                if len(shape) >= 4:
+                    turned = (*shape[:-3], shape[-2], shape[-3], shape[-1])
+                    self.strided[value] = packed(value.type.with_shape(turned)).swapaxes(-3, -2)
 
     def view(self, node: Node) -> _Storage | None:
         """The storage of the operand that the result is a view of, if it is one."""
