@@ -104,6 +104,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     streaming = 1 / (target.dram_bytes_per_s * p["dram share"])
     streaming = streaming + p["weight clocks"] / (KIB * clocks)
     streaming = s.put("time of a byte of weights", streaming, "s", "through DRAM and into SMs")
+    s.put("dram bytes", work.nbytes, "bytes", "of experts that get rows; rows come and go once")
     cell = work.operands[1].cell_bytes
     compute: Number = 0.0
     memory: Number = 0.0
