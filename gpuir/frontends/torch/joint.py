@@ -144,6 +144,7 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
     """The traced graph, its placeholders and results under the names of what they are."""
     emit, dims = walk.emit, walk.dims
     places: dict[str, Value] = {}
+    tied: dict[int, Value] = {}  # one tensor under two names is one param
     given: list[Any] = []
     for node in joint.graph.find_nodes(op="placeholder"):
         value: Any = node.meta["val"]
@@ -157,8 +158,10 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
             given.append(emit.fill(1, type_, "seed"))
         elif kind in ("ParamAOTInput", "BufferAOTInput"):
             tensor = held[place.target]
-            made = emit.param(place.target, type_, lambda tensor=tensor: numbers(tensor))
-            places[place.target] = made
+            made = tied.get(id(tensor))
+            if made is None:
+                made = emit.param(place.target, type_, lambda tensor=tensor: numbers(tensor))
+            places[place.target] = tied[id(tensor)] = made
             given.append(made)
         else:
             given.append(emit.input(str(inputs[place.idx]), type_))

@@ -119,6 +119,7 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
     held: Mapping[str, Any] = {**program.state_dict, **program.constants}
     specs = {spec.arg.name: spec for spec in signature.input_specs}
     places: dict[str, Value] = {}
+    tied: dict[int, Value] = {}  # one tensor under two names is one param
     given: list[Any] = []
     for node in program.graph_module.graph.nodes:
         if node.op != "placeholder":
@@ -127,7 +128,10 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
         if not isinstance(value, torch.Tensor):
             given.append(dims(value) if isinstance(value, torch.SymInt) else value)
             continue
-        made = _place(held, emit, spec, dims.type(value))
+        tensor = held.get(str(spec.target))
+        made = tied.get(id(tensor)) or _place(held, emit, spec, dims.type(value))
+        if spec.kind is InputKind.PARAMETER:
+            tied[id(tensor)] = made
         places[spec.target or node.name] = made
         given.append(made)
     found = walk.run(program.graph_module, given)
