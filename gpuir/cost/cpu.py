@@ -26,33 +26,54 @@ GRAIN_FLOPS = 2 * 64**3
 # Bytes a clock from a core's own caches: Intel 64 and IA-32 Architectures Optimization Reference
 # Manual, cache hierarchy of Skylake Server and later (64 from L2 to L1).
 PRIVATE_BYTES_PER_CLOCK = 64
-# A store to memory first reads its line: McCalpin, STREAM, on counting bytes (write allocate).
-DRAM_WRITES = 2.0
 # Half of a footprint so many times a cache's size comes from it, and the sharper the power the
 # fewer in between. Assumed: least-recently-used replacement drops data just before it is read
 # again, other data take a part.
-HELD_SHARE, HELD_POWER = 0.75, 4.0
+HELD_SHARE, HELD_POWER = 0.83, 4.0
 # A product first brings its operands into the order that its inner loop reads (Goto, van de Geijn,
-# ACM TOMS 34(3), 2008), one with a vector does not. Times that they are moved for it: measured.
-PACKED = 1.5
-# A transpose uses a part of each line it touches: measured against a copy.
-TRANSPOSED = 4.0
+# ACM TOMS 34(3), 2008), one with a vector does not. Rows of a result whose arithmetic takes as long
+# as that: measured.
+PACKED_ROWS = 4.8
+PACKED_QUERIES = 1.7
+# Cells of a row of channels that a convolution computes together: a SIMD word of 512 bits
+# (oneDNN developer guide, "Understanding memory formats": nChw16c).
+BLOCK = 16
+FIRST = 4  # channels below which it takes them as they are (the same: the first convolution)
+UNFOLD_CLOCKS = 0.7  # a cell of the unfolded matrix: measured
+REORDERED = 4.5  # times more that images are moved, into that order and back: measured
+# Attention in blocks of keys, gone through whatever is masked, by blocks of queries: so many, from
+# so many queries on (PyTorch, ATen/native/cpu/FlashAttentionKernel.cpp, kv_split_size and
+# q_split_size). Clocks that one by the other begins and ends with: measured.
+KEYS_BLOCK, QUERY_BLOCKS = 512, {768: 256, 192: 64, 0: 32}
+BLOCK_CLOCKS = 1500.0
+# PyTorch, ATen/native/Convolution.cpp, use_mkldnn: convolutions that are unfolded into a matrix and
+# multiplied instead. One image of so few cells, with a window of at most 3; a window of one cell,
+# with fewer images than so many and one thread.
+UNFOLDED_CELLS, UNFOLDED_WINDOW, UNFOLDED_IMAGES = 20480, 3, 16
+TRANSPOSED = 4.8  # a transpose uses a part of each line it touches: measured against a copy
 # Instructions of a result's address and store that a GPU's thread issues for each cell and a SIMD
 # loop once for a word of them.
 SHARED_OPS = OWN_LANE_OPS - 1
-SUM_OPS = 0.25  # of what else an instruction takes, an addition to a sum: measured
+SUM_OPS = 0.36  # of what else an instruction takes, an addition to a sum: measured
 ROW_CLOCKS = 60.0  # a row of a softmax or norm begins and ends: measured on norms of short rows
+SUM_ROW_CLOCKS = 17.0  # of a sum
+SCAN_CLOCKS = 2.7  # an addition waits for the one before it: measured
+INDEX_CLOCKS = 1.1  # an index read: measured
+# What of a call is spent before the first cell, besides the launch, in times a library's set-up:
+# layer norm makes three tensors; oneDNN brings a convolution's weights and images in order.
+NORM_CALLS, CONV_CALLS = 0.19, 3.9
 
-_MEASURED = "measured on two cores of an AMD EPYC (Zen 5) under PyTorch 2.13"
+_MEASURED = "measured on a core of an AMD EPYC (Zen 5) under PyTorch 2.13"
 FACTORS = (
     Factor("product share", 0.44, 0.05, 1.0, 0.3, f"of the peak, in f32 products; {_MEASURED}"),
-    Factor("narrow product share", 0.93, 0.05, 1.0, 0.3, f"of theirs, in narrower; {_MEASURED}"),
-    Factor("convolution share", 0.65, 0.05, 2.0, 0.3, f"of the peak, in convolutions; {_MEASURED}"),
+    Factor("narrow product share", 0.75, 0.05, 1.0, 0.3, f"of theirs, in narrower; {_MEASURED}"),
+    Factor("convolution share", 0.85, 0.05, 2.0, 0.3, f"of the peak, in convolutions; {_MEASURED}"),
     Factor("attention share", 0.38, 0.02, 1.0, 0.3, f"of the peak, in attention; {_MEASURED}"),
-    Factor("lane share", 0.28, 0.02, 1.0, 0.3, f"of it, in all other arithmetic; {_MEASURED}"),
-    Factor("dram share", 1.0, 0.2, 2.0, 0.2, f"of the memory's bandwidth; {_MEASURED}"),
-    Factor("cache share", 0.8, 0.1, 2.0, 0.3, f"of the shared cache's bandwidth; {_MEASURED}"),
-    Factor("private share", 0.4, 0.05, 1.5, 0.3, f"of 64 bytes a clock and core; {_MEASURED}"),
+    Factor("lane share", 0.27, 0.02, 1.0, 0.3, f"of it, in all other arithmetic; {_MEASURED}"),
+    Factor("dram share", 1.1, 0.2, 2.0, 0.2, f"of the memory's bandwidth; {_MEASURED}"),
+    Factor("cache share", 0.76, 0.1, 2.0, 0.3, f"of the shared cache's bandwidth; {_MEASURED}"),
+    Factor("private share", 0.64, 0.05, 1.5, 0.3, f"of 64 bytes a clock and core; {_MEASURED}"),
+    Factor("set-up", 1.06e-5, 0.0, 1e-3, 0.3, f"seconds, of a library's primitive; {_MEASURED}"),
 )
 THREAD_START_S = 3e-6  # to wake the other cores; assumed
 
@@ -60,42 +81,134 @@ THREAD_START_S = 3e-6  # to wake the other cores; assumed
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """Cores divide the work as far as it goes; each then computes, or waits for bytes."""
     xp = s.xp
-    multiplies = work.kernel in _SHARES
-    pieces = work.products * work.visible / GRAIN_FLOPS if multiplies else work.points / GRAIN_CELLS
+    multiplies = work.kernel in _MULTIPLY
+    pieces = work.products / GRAIN_FLOPS if multiplies else work.points / GRAIN_CELLS
     cores = xp.minimum(xp.maximum(pieces, 1.0), float(target.sms))
     cores = s.put("cores at work", cores, "", "cost.cpu.GRAIN_CELLS, GRAIN_FLOPS")
     share = cores / target.sms
-    peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
-    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
-    flops = work.products * work.visible
-    stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
-    lane_ops = work.lane_ops
-    if not multiplies:
-        lane_ops = xp.maximum(lane_ops - SHARED_OPS * stored, 0.0)
-    if work.kind == "sum":
-        lane_ops = lane_ops * SUM_OPS
-    compute = lane_ops / (lanes * p["lane share"] * share)
-    if multiplies:
-        narrow = work.kernel in ("k.gemm", "k.experts") and work.dtype.bits < 32
-        reached = p["narrow product share" if narrow else _SHARES[work.kernel]]
-        compute = compute + flops / (peak * reached * share)
-    elif work.reduced and work.kind != "sum":
-        compute = compute + work.output_points * ROW_CLOCKS / (target.clock_hz * cores)
     memory = _memory_s(s, work, cores, target, p)
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
-    if work.kernel in ("k.gemm", "k.experts"):
-        vector = xp.minimum(work.extents["m"], work.extents["n"]) <= 1
-        wait = wait + xp.where(vector, 0.0, PACKED * memory)
-    roof = 0.0 if work.kernel == "k.conv" else flops / peak  # Winograd multiplies less
+    compute = _lanes_s(s, work, cores, target, p) + 0.0 * cores
+    roof = 0.0
+    if multiplies:
+        flops, calls = _MULTIPLY[work.kernel](s, work, target, p)
+        peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
+        compute = compute + flops / (peak * share)
+        wait = wait + calls * p["set-up"]
+        # Winograd multiplies less, and a masked score may be skipped
+        roof = 0.0 if work.kernel == "k.conv" else work.products * work.visible / peak
+    elif work.kind in ("norm", "rms"):
+        wait = wait + NORM_CALLS * p["set-up"]
     return Terms(s.put("arithmetic", compute, "s"), memory, s.put("waiting", wait, "s"), roof)
 
 
-_SHARES = {
-    "k.gemm": "product share",
-    "k.experts": "product share",
-    "k.conv": "convolution share",
-    "k.attention": "attention share",
+def _lanes_s(
+    s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str, Number]
+) -> Number:
+    """Seconds of what is not multiplied: instructions, and what waits for the one before."""
+    lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
+    ops, clocks = work.lane_ops + work.trait("simd ops"), 0.0
+    stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
+    if work.kernel == "k.attention":
+        ops = ops * _seen(s, work) / work.visible
+    if work.kernel not in _MULTIPLY:
+        ops = ops - SHARED_OPS * stored
+    if work.kernel == "k.gather":
+        clocks = INDEX_CLOCKS * work.operands[1].nbytes / work.operands[1].cell_bytes
+    if work.kernel == "k.reduce":
+        ops = ops * (SUM_OPS if work.kind == "sum" else 1.0)
+        clocks = work.output_points * (SUM_ROW_CLOCKS if work.kind == "sum" else ROW_CLOCKS)
+        if work.kind == "sum" and work.operands[-1].dims == work.operands[0].dims:
+            clocks = clocks + SCAN_CLOCKS * work.points
+    share = cores / target.sms
+    return ops / (lanes * p["lane share"] * share) + clocks / (target.clock_hz * cores)
+
+
+# ---------------------------------------------------------------------------- products
+
+# Each gives what is as good as so many flops at the peak, and how many times a library's set-up is
+# before them.
+
+
+def _product(
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number]
+) -> tuple[Number, Number]:
+    """Whole rows of the smaller side, and as many again to pack the other."""
+    fewest = s.xp.minimum(work.extents["m"], work.extents["n"])
+    packed = s.xp.where(fewest <= 1, 0.0, PACKED_ROWS / s.xp.maximum(fewest, 1.0))
+    narrow = work.dtype.bits < 32
+    reached = p["narrow product share" if narrow else "product share"]
+    flops = work.products * (1 + s.put("packing", packed)) / reached
+    calls = 1.0 if narrow and not work.dtype.is_integer else 0.0
+    return flops, calls * (2 * work.trait("active") if work.kernel == "k.experts" else 1.0)
+
+
+def _convolution(
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number]
+) -> tuple[Number, Number]:
+    """Channels fill whole SIMD words; or a matrix product where the images are unfolded."""
+    xp, unfolded = s.xp, _unfolds(s, work, target)
+    e, taps = work.extents, work.trait("window", 1.0)
+    upwards = work.trait("transposed")
+    depth, results = e["k"] / taps ** (1 - upwards), e["n"] / taps**upwards
+    whole = xp.ceil(results / BLOCK) * BLOCK / results
+    few = xp.minimum(xp.where(e["b"] > 1, 1.0, 0.0) + xp.where(depth < FIRST, 1.0, 0.0), 1.0)
+    whole = whole * xp.where(few > 0, 1.0, xp.ceil(depth / BLOCK) * BLOCK / depth)
+    if work.pipe == "vector":
+        whole = 1.0
+    direct = work.products * s.put("channels filled up", whole) / p["convolution share"]
+    matrix, _ = _product(s, work, target, p)
+    unfolding_s = e["b"] * e["m"] * e["k"] * UNFOLD_CLOCKS / target.clock_hz
+    unfolding_s = xp.where(taps > 1, unfolding_s, 0.0)
+    matrix = matrix + unfolding_s * target.peak(work.pipe, work.dtype, tf32=work.tf32) / target.sms
+    return xp.where(unfolded > 0, matrix, direct), xp.where(unfolded > 0, 0.0, CONV_CALLS)
+
+
+def _unfolds(s: Sheet, work: Work, target: Target) -> Number:
+    """1 for a convolution that PyTorch multiplies as a matrix, else 0."""
+    e, taps, widest = work.extents, work.trait("window", 1.0), work.trait("widest", 1.0)
+    cells, side = work.operands[0].nbytes / work.operands[0].cell_bytes, work.trait("cells", 1.0)
+    images = cells / (e["b"] * e["k"] / taps ** (1 - work.trait("transposed")) * side)
+    where = s.xp.where
+    counted = cells / where(
+        taps > widest**2, side ** (1 / 3), 1.0
+    )  # of volumes not the last extent
+    small = where(counted <= UNFOLDED_CELLS, 1.0, 0.0) * where(images <= 1, 1.0, 0.0)
+    small = small * where(s.xp.minimum(widest, taps / widest) <= UNFOLDED_WINDOW, 1.0, 0.0)
+    single = where(taps <= 1, 1.0, 0.0) * where(work.trait("stride") <= 1, 1.0, 0.0)
+    single = single * where(images < UNFOLDED_IMAGES, 1.0, 0.0) * (target.sms == 1)
+    return s.put("unfolded", where(e["b"] > 1, 0.0, s.xp.maximum(small, single)))
+
+
+def _attention(
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number]
+) -> tuple[Number, Number]:
+    """Keys are gone through in blocks, whatever of a block is masked; each block of queries packs
+    them anew."""
+    e, block = work.extents, 0.0
+    for least, size in sorted(QUERY_BLOCKS.items()):
+        block = s.xp.where(e["s"] >= least, float(size), block)
+    turns = e["b"] * e["h"] * s.xp.ceil(e["s"] / block) * s.xp.ceil(e["d"] / KEYS_BLOCK)
+    turning_s = s.put("blocks of queries by blocks of keys", turns) * BLOCK_CLOCKS / target.clock_hz
+    flops = work.products * _seen(s, work) * (1 + PACKED_QUERIES / e["s"]) / p["attention share"]
+    return flops + turning_s * target.peak(work.pipe, work.dtype) / target.sms, 0.0
+
+
+def _seen(s: Sheet, work: Work) -> Number:
+    """The share of all scores that is computed: on average half a block of keys beyond the mask."""
+    seen = s.xp.minimum(1.0, work.visible + 0.5 * KEYS_BLOCK / work.extents["d"])
+    return s.put("keys gone through", s.xp.where(work.visible < 1, seen, 1.0))
+
+
+_MULTIPLY = {
+    "k.gemm": _product,
+    "k.experts": _product,
+    "k.conv": _convolution,
+    "k.attention": _attention,
 }
+
+
+# ---------------------------------------------------------------------------- bytes
 
 
 def _memory_s(
@@ -103,24 +216,25 @@ def _memory_s(
 ) -> Number:
     """Each byte once, from the nearest level that holds all of them: of a table that is gathered
     from, all of it."""
-    read = sum((o.nbytes for o in work.operands if o.role != "written"), 0.0)
     footprint = s.put("footprint", s.xp.maximum(work.nbytes, 1.0), "bytes")
-    near, away = _byte_s(s, footprint, cores, target, p)
-    read_s, write_s = near + away, near + DRAM_WRITES * away
-    memory = read * read_s + (work.nbytes - read) * write_s
+    byte_s = _byte_s(s, footprint, cores, target, p)
+    memory = work.nbytes * byte_s
     if work.kernel == "k.gather":
         table = work.operands[0].nbytes
         around = s.put("table", s.xp.maximum(footprint, work.trait("table")), "bytes")
-        memory = memory + table * (sum(_byte_s(s, around, cores, target, p)) - read_s)
+        memory = memory + table * (_byte_s(s, around, cores, target, p) - byte_s)
+    if work.kernel == "k.conv":
+        images = work.operands[0].nbytes + work.operands[-1].nbytes
+        memory = memory + REORDERED * images * byte_s
     if work.kind == "transpose":
         memory = memory * TRANSPOSED
-    return s.put("memory", memory, "s", "cost.cpu.DRAM_WRITES, TRANSPOSED")
+    return s.put("memory", memory, "s", "cost.cpu.TRANSPOSED, REORDERED")
 
 
 def _byte_s(
     s: Sheet, footprint: Number, cores: Number, target: Target, p: Mapping[str, Number]
-) -> tuple[Number, Number]:
-    """Seconds a byte of a footprint takes in caches and in memory, by what each level holds."""
+) -> Number:
+    """Seconds that a byte of a footprint takes, by what each level of memory holds of it."""
     own = s.put("held by the cores", _held(footprint, target.sm.smem_bytes * cores))
     shared = s.put("held by the shared cache", _held(footprint, target.l2_bytes))
     own_rate = PRIVATE_BYTES_PER_CLOCK * target.clock_hz * cores * p["private share"]
@@ -128,8 +242,7 @@ def _byte_s(
     shared_rate = target.l2_bytes_per_s * cores / target.sms * p["cache share"]
     shared_rate = s.put("shared cache", shared_rate, "bytes/s")
     dram_rate = s.put("memory's rate", target.dram_bytes_per_s * p["dram share"], "bytes/s")
-    near = own / own_rate + (1 - own) * shared / shared_rate
-    return near, (1 - own) * (1 - shared) / dram_rate
+    return own / own_rate + (1 - own) * (shared / shared_rate + (1 - shared) / dram_rate)
 
 
 def _held(footprint: Number, size: Number) -> Number:

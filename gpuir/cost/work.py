@@ -43,9 +43,20 @@ LANE_OPS: dict[str, float] = {
     **dict.fromkeys(("mod", "fmod"), 16.0),
     "pow": 72.0,  # fitted: elementwise rows of P100, which it bounds there
 }
-# Instructions beyond those that a CPU's SIMD loop takes for a cell of a scalar function: filled by
-# `docs/calibrate.md`'s measurements.
-SIMD_OPS: dict[str, float] = {}
+# The same in a CPU's SIMD loop, where not as many: measured, in what else an instruction takes, on
+# an AMD EPYC (Zen 5) under PyTorch 2.13 (specs/measurements/cpu-epyc-zen5.csv). PyTorch has exp,
+# log, sin, erf and tanh to the last bit (SLEEF, MKL), and a shorter exp in silu, sigmoid and gelu.
+SIMD_OPS: dict[str, float] = {
+    **dict.fromkeys(("silu", "sigmoid"), 5.8),
+    **dict.fromkeys(("sin", "cos"), 33.0),
+    "gelu": 5.5,
+    "div": 1.25,
+    "sqrt": 10.0,
+    "exp": 19.0,
+    "log": 22.0,
+    "erf": 32.0,
+    "tanh": 68.0,
+}
 # The gradient of attention takes 2.5 times its operations, at 63 % of the A100's peak where the
 # attention reaches 73 % (Dao: FlashAttention-2, 2023, sections 1 and 4.1).
 BACKWARD_TIMES = 2.5 * 0.73 / 0.63
