@@ -56,11 +56,10 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
             + (f", of other GPUs than {without}" if without else ""),
             found="; ".join(sorted(skipped)),
         )
-    unseen: backtest.Backtest = {}
-    known: backtest.Backtest = {}
+    found = backtest.Backtests()
     if not quick:
-        unseen, known = backtest.both(batches, seed=seed, watch=note)
-        model = backtest.with_intervals(model, unseen, known)
+        found = backtest.backtests(batches, seed=seed, watch=note)
+        model = backtest.with_intervals(model, found)
     write(str(out), written(model))
-    text = card(out.name, tables, model, unseen, known, seed=seed, without=left_out)
+    text = card(out.name, tables, model, found, seed=seed, without=left_out)
     write(str(described), text)

@@ -17,7 +17,7 @@ from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Family, Number, Sheet
-from gpuir.cost.tile import estimate, trained
+from gpuir.cost.tile import estimate, familiar, trained
 from gpuir.cost.work import Work, operand_names, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
@@ -297,14 +297,22 @@ def explained(
     )
 
 
+BACKTESTS = {
+    "known": "on other shapes",
+    "calibrated": "on GPUs left out and calibrated",
+    "unseen": "on GPUs left out",
+}
+
+
 def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
     """The ends of the interval, and the backtest that they come from."""
     if cost.interval is None:
         return
-    test = trained(work, target).backtest(work, target)
+    known = trained(work, target)
+    test = known.backtest(work, familiar(work, target, known))
     place, _, dtype = test.partition(" ")
-    gpu = "on other shapes" if place == "known" else "on GPUs left out"
-    source = f"backtest of the family {family_of(work, target).name} {gpu}, {dtype or 'all dtypes'}"
+    family = family_of(work, target).name
+    source = f"backtest of the family {family} {BACKTESTS[place]}, {dtype or 'all dtypes'}"
     for name, end in zip(("low end", "high end"), cost.interval, strict=True):
         formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
         yield Line(name, end, "s", formula, f"one measurement in ten lies beyond: {source}")

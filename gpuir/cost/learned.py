@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -52,9 +52,13 @@ class Net:
 _interpolate: Callable[..., Number] = np.interp
 
 
+# Of a GPU, to a family of kernels: in its measurements; calibrated on some of one's own; neither.
+Familiar = Literal["known", "calibrated", "unseen"]
+
+
 @dataclass(frozen=True)
 class Interval:
-    """Logarithms of measured over predicted between which 80 % of the rows of a backtest lay, by
+    """Logarithms of measured over predicted between which 80 % of the rows are expected, by
     predicted device time: piecewise linear in its logarithm."""
 
     log_time: Array
@@ -74,7 +78,7 @@ class Trained:
 
     `devices` holds, for each GPU it had measurements of, how the logarithms of factors deviate
     there. `sizes` are the least and most flop ("flops") and bytes ("bytes") of the kernels that
-    were measured. `intervals` are by "known" or "unseen" GPU, and by dtype where it has its own.
+    were measured. `intervals` are by how familiar the GPU is, and by dtype where it has its own.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -86,12 +90,11 @@ class Trained:
     net: Net | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
 
-    def outside(self, work: Work, target: Target) -> tuple[str, ...]:
+    def outside(self, work: Work, familiar: Familiar) -> tuple[str, ...]:
         """What of one kernel the model has not been fitted on: "gpu", "dtype", "size"."""
-        calibrated = bool(target.factors)
         new = {
-            "gpu": target.device not in self.devices and not calibrated,
-            "dtype": work.dtype.name not in self.dtypes and not calibrated,
+            "gpu": familiar == "unseen",
+            "dtype": work.dtype.name not in self.dtypes and familiar != "calibrated",
             "size": bool(np.any(self.beyond(work))),
         }
         return tuple(name for name, is_new in new.items() if is_new)
@@ -104,15 +107,12 @@ class Trained:
             found = found | (size < least) | (size > most)
         return found
 
-    def backtest(self, work: Work, target: Target) -> str:
-        """Which of the intervals a kernel gets, or an empty text."""
-        known = target.device in self.devices or target.factors  # measured, or calibrated
-        place = "known" if known else "unseen"
-        keys = (f"{place} {work.dtype.name}", place)
+    def backtest(self, work: Work, familiar: Familiar) -> str:
+        """Which of the intervals a kernel gets, or an empty text. After a calibration on a family
+        that no backtest could calibrate, that of a known GPU."""
+        places = (familiar, "known") if familiar == "calibrated" else (familiar,)
+        keys = (key for place in places for key in (f"{place} {work.dtype.name}", place))
         return next((key for key in keys if key in self.intervals), "")
-
-    def interval(self, work: Work, target: Target) -> Interval | None:
-        return self.intervals.get(self.backtest(work, target))
 
 
 Model = Mapping[str, Trained]

@@ -81,6 +81,16 @@ def correction(work: Work, target: Target) -> Number:
     return np.exp(said) if said.ndim else float(np.exp(said))
 
 
+def calibrated(work: Work, family: str, target: Target) -> bool:
+    """Whether a calibration has said something of a family's kernels like this one."""
+    return family in _groups(target.factors) or label(work) in _groups(target.near)
+
+
+@lru_cache(maxsize=64)
+def _groups(paths: Table[float]) -> frozenset[str]:
+    return frozenset(path.partition(".")[0] for path in paths)
+
+
 @dataclass(frozen=True)
 class Points:
     """Kernels in the space of the logarithms of their columns, called `names`."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuir.cost import legal, near
 from gpuir.cost.families import family_of
-from gpuir.cost.learned import Array, Model, Trained, correction, factors, shipped
+from gpuir.cost.learned import Array, Familiar, Model, Trained, correction, factors, shipped
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Work, stacked, work_of
@@ -250,17 +250,25 @@ def interval(
     dtype or a size that was never measured.
     """
     known = trained(work, target, model)
-    found = known.interval(work, target)
-    if found is None:
+    test = known.backtest(work, familiar(work, target, known))
+    if not test:
         return time_s, time_s
     new = known.beyond(work) | (work.dtype.name not in known.dtypes)
-    return found.at(time_s, np.where(new, UNMEASURED, 1.0))
+    return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0))
 
 
 def trained(work: Work, target: Target, model: Model | None = None) -> Trained:
     """What training found for the family that a kernel belongs to."""
     model = shipped() if model is None else model
     return model.get(family_of(work, target).name, Trained())
+
+
+def familiar(work: Work, target: Target, known: Trained) -> Familiar:
+    """How familiar a target is to the family that a kernel belongs to."""
+    if target.device in known.devices:
+        return "known"
+    family = family_of(work, target).name
+    return "calibrated" if near.calibrated(work, family, target) else "unseen"
 
 
 # ---------------------------------------------------------------------------- one kernel
@@ -284,11 +292,12 @@ def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
     bound = max(terms, key=lambda term: term[1])[0]
     facts = tuple(_facts(work, target, s, time_s))
     known = trained(work, target)
+    place = familiar(work, target, known)
     between = None
-    if known.backtest(work, target):
+    if known.backtest(work, place):
         low_s, high_s = interval(work, target, time_s)
         between = (float(low_s), float(high_s))
-    return Cost(time_s, bound, BY, terms, facts, between, known.outside(work, target))
+    return Cost(time_s, bound, BY, terms, facts, between, known.outside(work, place))
 
 
 # A fact of a cost, and the quantity of the sheet that it is.

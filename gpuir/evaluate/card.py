@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from gpuir.cost.families import FAMILIES
-from gpuir.cost.learned import Model
+from gpuir.cost.learned import Interval, Model
 from gpuir.cost.tile import BY
-from gpuir.evaluate.backtest import Backtest, Misses
+from gpuir.evaluate.backtest import CALIBRATED_ON, Backtests, Misses, held, usual_spread
 from gpuir.evaluate.fit import COARSE, NET_DECAY, ROUNDS, ROWS
 from gpuir.evaluate.tables import Table
 
@@ -25,8 +25,7 @@ def card(
     name: str,
     tables: Sequence[Table],
     model: Model,
-    unseen: Backtest,
-    known: Backtest,
+    found: Backtests,
     *,
     seed: int,
     without: str = "",
@@ -46,7 +45,11 @@ def card(
         "log(predicted / measured). The spread of a factor holds back what it may be on one GPU;\n"
         f"networks pay for their squared weights ({NET_DECAY}).\n",
         "## Errors, mean (median) in %\n",
-        "".join(_errors(model, unseen, known)),
+        f"Calibrated: on {CALIBRATED_ON} rows of each family. Known: on half of its shapes, the\n"
+        "model fitted to the others.\n",
+        "".join(_errors(model, found)),
+        "## Intervals\n",
+        "".join(_intervals(model, found)),
         "## Factors\n",
         "".join(_factors(model)),
     ]
@@ -60,18 +63,40 @@ def _data(tables: Sequence[Table]) -> Iterator[str]:
         yield f"- {name}: {sum(map(len, t.batches)):,} of {t.count:,} rows\n"
 
 
-def _errors(model: Model, unseen: Backtest, known: Backtest) -> Iterator[str]:
-    yield "| family | GPU | dtypes | rows | GPU left out | half of its shapes left out |\n"
-    yield "|---|---|---|---|---|---|\n"
+def _errors(model: Model, found: Backtests) -> Iterator[str]:
+    yield "| family | GPU | dtypes | rows | GPU left out | then calibrated | known |\n"
+    yield "|---|---|---|---|---|---|---|\n"
     for name in model:
-        devices = sorted({m.device for m in (*unseen.get(name, ()), *known.get(name, ()))})
-        for device in devices:
-            sides = [[m for m in t.get(name, ()) if m.device == device] for t in (unseen, known)]
-            some = sides[0] or sides[1]
+        tests = [test.get(name, ()) for test in found.places().values()]
+        for device in sorted({m.device for test in tests for m in test}):
+            sides = [[m for m in test if m.device == device] for test in tests]
+            some = sides[0] or sides[2]
             dtypes = ", ".join(sorted({m.dtype for m in some}))
             rows = sum(len(m.error) for m in some)
-            left, half = (_percent(side) for side in sides)
-            yield f"| {name} | {device} | {dtypes} | {rows:,} | {left} | {half} |\n"
+            cells = " | ".join(_percent(side) for side in sides)
+            yield f"| {name} | {device} | {dtypes} | {rows:,} | {cells} |\n"
+
+
+def _intervals(model: Model, found: Backtests) -> Iterator[str]:
+    """Widths, and the share of a GPU's rows that intervals from the others hold."""
+    usual = [usual_spread(test) for test in (found.unseen, found.calibrated)]
+    yield "Ends in % of the prediction, mean along the predicted time, all dtypes; beside them\n"
+    yield "the share of a GPU's rows that intervals from the other GPUs' errors hold. In the\n"
+    yield f"middle family GPUs differ by exp({usual[0]:.3f}), calibrated exp({usual[1]:.3f}).\n\n"
+    yield "| family | unseen | held | calibrated | held | known |\n|---|---|---|---|---|---|\n"
+    shares = held(found.unseen), held(found.calibrated)
+    for name, trained in model.items():
+        ends = [_ends(trained.intervals.get(place)) for place in found.places()]
+        inside = [f"{100 * s[name]:.0f}" if name in s else "-" for s in shares]
+        cells = (name, ends[0], inside[0], ends[1], inside[1], ends[2])
+        yield "| " + " | ".join(cells) + " |\n"
+
+
+def _ends(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    low, high = (100 * np.mean(np.expm1(side)) for side in (interval.low, interval.high))
+    return f"{low:+.0f} to {high:+.0f}"
 
 
 def _percent(misses: Sequence[Misses]) -> str:

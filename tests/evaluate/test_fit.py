@@ -10,8 +10,8 @@ import pytest
 from gpuir.cost import work
 from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Trained, factors, read, written
-from gpuir.cost.tile import predict
-from gpuir.evaluate.backtest import Misses, halves, interval_of, leave_one_out, with_intervals
+from gpuir.cost.tile import familiar, predict
+from gpuir.evaluate.backtest import Backtests, Misses, halves, leave_one_out, with_intervals
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.fit import train
 from gpuir.ir.types import f32
@@ -57,14 +57,16 @@ def test_a_gpu_that_differs_is_known_to():
     model = train([measured("a100-pcie", 0), measured("l4", 1), slow], families=["stream"])
     there = predict(slow.works[0], slow.target, model=model).time_s
     assert np.abs(there / slow.latency_s - 1).mean() < 0.08
-    assert model["stream"].outside(slow.works[0], slow.target) == ()
-    assert model["stream"].outside(slow.works[0], load_target("b200")) == ("gpu",)
+    found, add = model["stream"], slow.works[0]
+    assert found.outside(add, familiar(add, slow.target, found)) == ()
+    assert found.outside(add, familiar(add, load_target("b200"), found)) == ("gpu",)
 
 
 def test_weights_are_read_as_they_were_written():
     model = train([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
     errors = [Misses(gpu, "f32", np.full(200, 1e-4), np.linspace(-0.1, 0.2, 200)) for gpu in GPUS]
-    model = with_intervals(model, {"stream": errors}, {"stream": errors})
+    found = {"stream": errors}
+    model = with_intervals(model, Backtests(found, found, found))
     again = read(written(model))
     assert written(again) == written(model)
     adds = measured("a100-pcie", 7).works[0]
@@ -72,24 +74,6 @@ def test_weights_are_read_as_they_were_written():
     one, other = (predict(adds, target, model=m) for m in (model, again))
     np.testing.assert_allclose(one.time_s, other.time_s, rtol=1e-3)
     np.testing.assert_allclose(one.low_s, other.low_s, rtol=1e-2)
-
-
-def test_an_interval_holds_four_of_five():
-    draw = np.random.default_rng(3)
-    seen = [Misses(g, "f32", np.full(4000, 1e-4), draw.normal(0.05, 0.1, 4000)) for g in GPUS]
-    interval = interval_of(seen, new_device=False)
-    fresh = draw.normal(0.05, 0.1, 4000)
-    low, high = interval.at(np.full(4000, 1e-4))
-    inside = (np.log(low / 1e-4) <= fresh) & (fresh <= np.log(high / 1e-4))
-    assert 0.78 <= inside.mean() <= 0.82
-
-
-def test_intervals_of_new_gpus_are_wider():
-    draw = np.random.default_rng(4)
-    time_s = draw.uniform(1e-5, 1e-3, 500)
-    seen = [Misses(g, "f32", time_s, draw.normal(0, 0.1, 500)) for g in GPUS]
-    (low, high), (lower, higher) = (interval_of(seen, new).at(1e-4) for new in (False, True))
-    assert lower < low < 1e-4 < high < higher
 
 
 def test_halves_share_no_shape():
