@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_on_another_gpu_too_however_few_there_were(count: int):
     for seed in range(400):
         apart = 0.1 * float(np.sqrt(USUAL_GPUS / draw.chisquare(USUAL_GPUS)))
         ends = ends_of(gpus(count, apart, 0.05, 1000 + seed), usual=0.1)
-        next_one = float(draw.normal(0, apart * (1 + 1 / count) ** 0.5))
+        next_one = float(draw.normal(0, apart * sqrt(1 + 1 / count)))
         shares.append(holds(ends, next_one + draw.normal(0, 0.05, 600)))
     assert 0.77 <= np.mean(shares) <= 0.83
 
