@@ -74,8 +74,10 @@ class Autodiff(Pass):
         )
 
     def output(self, g: Graph) -> Value:
-        """The output to differentiate."""
-        floats = {v.name: v for v in g.outputs if v.type.dtype.is_float}
+        """The output to differentiate: none that takes over an input, as a norm's new mean does."""
+        over = g.over or (None,) * len(g.outputs)
+        own = (v for v, taken in zip(g.outputs, over, strict=True) if taken is None)
+        floats = {v.name: v for v in own if v.type.dtype.is_float}
         if not floats:
             found = ", ".join(f"%{v.name}: {v.type}" for v in g.outputs)
             raise ModelError("no output to differentiate", expected="a float output", found=found)
