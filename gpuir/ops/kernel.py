@@ -497,11 +497,12 @@ class Experts(BodyKernel):
 @dataclass(frozen=True)
 class AttentionGradient(BodyKernel):
     """The gradients of q, k and v in one library call, the body's `t.attention_gradient`. Its nest
-    is that of the attention."""
+    is that of the attention. `orders` are the memory orders that results are written in."""
 
     name: ClassVar[str] = "k.attention_gradient"
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
     contraction: ClassVar[bool] = True
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @property
     def gradient(self) -> t.AttentionGradient:
@@ -522,7 +523,9 @@ class AttentionGradient(BodyKernel):
 
     def types(self) -> tuple[TensorType, ...]:
         assert self.gradient
-        return super().types()
+        types = super().types()
+        orders = (*self.orders, *((),) * (len(types) - len(self.orders)))
+        return tuple(_ordered((type,), order)[0] for type, order in zip(types, orders, strict=True))
 
     def space(self) -> Space:
         op, nest = self.gradient, self.forward().space()

@@ -73,11 +73,16 @@ class _Legalizer:
         ops = [n.op for n in body.nodes]
         if any(o.contraction for o in ops):
             kernel = contraction(op)
-            order = self.written_order(node)
-            if order and isinstance(kernel, k.Gemm | k.Attention):
-                first = len(node.results) == 1 or (isinstance(kernel, k.Attention) and kernel.stats)
-                return replace(kernel, order=order) if first else kernel
-            return kernel
+            orders = tuple(map(self.written_order, node.results))
+            match kernel:
+                case k.Gemm() | k.Attention() if len(orders) == 1 and orders[0]:
+                    return replace(kernel, order=orders[0])
+                case k.Attention(stats=True) if orders[0]:
+                    return replace(kernel, order=orders[0])
+                case k.AttentionGradient() if any(orders):
+                    return replace(kernel, orders=orders)
+                case _:
+                    return kernel
         if all(isinstance(o, t.LAYOUT) for o in ops):
             return self.layout(node, op)
         if (view := self.of_this_trip(op)) is not None:
@@ -124,12 +129,12 @@ class _Legalizer:
             return None
         return k.View((outer[gather.x], self.trip), replace(op.body, inputs=(gather.x, *rest)))
 
-    def written_order(self, node: Node) -> tuple[int, ...]:
-        """The memory order this contraction writes its result in, so that the transpose that
-        alone reads it moves nothing; empty when there is none."""
-        if node.results[0] in self.outputs:
+    def written_order(self, result: Value) -> tuple[int, ...]:
+        """The memory order a contraction writes this result in, so that the transpose that alone
+        reads it moves nothing; empty when there is none."""
+        if result in self.outputs:
             return ()
-        readers = [n for n in self.uses.get(node.results[0], []) if not is_gradient(n.op)]
+        readers = [n for n in self.uses.get(result, []) if not is_gradient(n.op)]
         if len(readers) != 1 or not isinstance(readers[0].op, t.Fused):
             return ()
         body = readers[0].op.body.nodes

@@ -14,7 +14,7 @@ Fold = Literal["sum", "prod", "max", "min", "mean"]
 
 
 class Reverse:
-    """Gradients by value, and the few ops that rules make them of.
+    """Gradients by value, and the few ops that rules make them of, in their simplest form.
 
     Only values in `needs` get one. A gradient has the shape and dtype of its value: `give` adds up
     what was broadcast and casts back. `again` holds the recomputed copy of a forward value, which
@@ -100,6 +100,8 @@ class Reverse:
     def map(self, fn: str, *args: Value | float) -> Value:
         """A `t.map`: values, then numbers as its immediates."""
         values = tuple(a for a in args if isinstance(a, Value))
+        if fn == "mul" and args[1:] == (1.0,):
+            return values[0]
         return self.b(t.Map(fn, values, tuple(a for a in args if not isinstance(a, Value))))
 
     def constant(self, type: TensorType, number: float = 0.0) -> Value:
@@ -113,6 +115,13 @@ class Reverse:
         return x if x.type.dtype == dtype else self.b(t.Cast(x, dtype))
 
     def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
+        match self.b.producer(x):
+            case t.Reshape(inner):
+                x = inner
+            case t.Constant(type, (number,)):
+                return self.constant(type.with_shape(shape), number)
+            case _:
+                pass
         return x if x.type.shape == shape else self.b(t.Reshape(x, shape))
 
     def transpose(self, x: Value, perm: Iterable[int]) -> Value:
@@ -125,7 +134,11 @@ class Reverse:
         return self.b(t.Transpose(x, (*range(rank - 2), rank - 1, rank - 2)))
 
     def broadcast(self, x: Value, shape: tuple[int, ...]) -> Value:
-        return x if x.type.shape == shape else self.b(t.Broadcast(x, shape))
+        match self.b.producer(x):
+            case t.Constant(type, (number,)):
+                return self.constant(type.with_shape(shape), number)
+            case _:
+                return x if x.type.shape == shape else self.b(t.Broadcast(x, shape))
 
     def reduce(self, fn: Fold, x: Value, axes: Iterable[int], keepdims: bool = True) -> Value:
         axes = tuple(axes)
