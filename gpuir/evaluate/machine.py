@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gpuir.evaluate.benchmarks import BENCHMARKS
 from gpuir.evaluate.kit import Kit, Run
 from gpuir.evaluate.timing import CudaWatch, HostWatch, Stopwatch
 from gpuir.ir.errors import UsageError
@@ -78,8 +79,9 @@ class Machine:
     @property
     def free_bytes(self) -> float:
         """Memory that tensors can have."""
-        if self.device == "cuda":
-            return float(self.torch.cuda.mem_get_info()[0])
+        if self.device == "cuda":  # what torch keeps of tensors that are gone is free too
+            cuda = self.torch.cuda
+            return float(cuda.mem_get_info()[0] + cuda.memory_reserved() - cuda.memory_allocated())
         try:
             return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         except (ValueError, OSError):
@@ -168,11 +170,11 @@ def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, floa
     torch = machine.torch
     cores = int(torch.get_num_threads())
     found: dict[str, float] = {"sms": cores, **_cache_sizes()}
-    peaks = {d: _product_rate(machine, d, budget_s) for d in ("f32", "f64", "bf16", "f16")}
+    peaks = {d: _product_rate(machine, d, budget_s) for d in ("f32", "f64", "bf16", "f16", "i8")}
     peaks["f32"] = max(peaks["f32"], _convolution_rate(machine, budget_s))
     for dtype in ("f32", "f64"):
         found[f"flops_per_s.vector.{dtype}"] = peaks[dtype]
-    for dtype in ("bf16", "f16"):
+    for dtype in ("bf16", "f16", "i8"):
         if peaks[dtype] > FASTER * peaks["f32"]:
             found[f"flops_per_s.tensor.{dtype}"] = peaks[dtype]
     found["clock_hz"] = peaks["f32"] / (2 * LANES[level] * cores)
@@ -194,9 +196,9 @@ def _product_rate(machine: Machine, dtype: str, budget_s: float) -> float:
     """flop/s of a large product, as large as takes a second; 0 where torch has none."""
     kit, best, extent = machine.kit(dtype), 0.0, 256
     while extent <= LARGEST:
+        run = BENCHMARKS["linear"].make(kit, {"m": extent, "n": extent, "k": extent})
         try:
-            a, b = kit.random(extent, extent), kit.random(extent, extent)
-            seconds = machine.least(lambda a=a, b=b: machine.torch.mm(a, b), budget_s)
+            seconds = machine.least(run, budget_s)
         except RuntimeError:
             return 0.0
         best = max(best, 2 * extent**3 / seconds)

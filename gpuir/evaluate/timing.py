@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import quantiles
 from time import perf_counter, thread_time
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ FEWEST, MOST = 5, 50  # runs of one measurement
 WARM = 3  # runs before it: a library picks its kernel, a cache fills
 FLUSH_BYTES = 1 << 28  # at least; writing so much outlasts the host's dispatch of the next call
 FLUSH_TIMES = 4  # the L2's size
+MOST_FLUSHES = 200
+WAKE_S = 0.3  # of work, after which a GPU has left its idle clock; assumed
 SAMPLE_S = 2e-4  # of one sample on a CPU, so that the clock's own cost does not count
 
 
@@ -41,9 +44,11 @@ class Stopwatch(Protocol):
 class CudaWatch:
     """Times calls on a GPU, each alone between two events, with the L2 full of other data.
 
-    The buffer that is written before each call takes longer than the host needs to launch the
-    next, so that the GPU never waits for the host and no dispatch is in what the events measure.
-    Clocks are left as they are. The result is the median.
+    The buffer is written before each call as often as it takes for the host to launch the call
+    meanwhile, all its kernels, so that the GPU never waits for the host and no dispatch is in what
+    the events measure. Clocks are left as they are; the GPU works for a while before the first
+    call, as an idle one has a lower clock. The result is the median. Events tell half a microsecond
+    (CUDA Runtime API, cudaEventElapsedTime).
     """
 
     torch: Any
@@ -53,23 +58,38 @@ class CudaWatch:
     @staticmethod
     def of(torch: Any, l2_bytes: int) -> CudaWatch:
         size = max(FLUSH_BYTES, FLUSH_TIMES * l2_bytes)
-        return CudaWatch(torch, torch.empty(size // 4, dtype=torch.int32, device="cuda"))
+        watch = CudaWatch(torch, torch.empty(size // 4, dtype=torch.int32, device="cuda"))
+        ends = perf_counter() + WAKE_S
+        while perf_counter() < ends:
+            watch._seconds(lambda: None, 1, 1)
+        return watch
 
     def __call__(self, run: Run, budget_s: float) -> Timing:
-        cuda = self.torch.cuda
         for _ in range(WARM):
             run()
-        cuda.synchronize()
+        self.torch.cuda.synchronize()
+        flushes = self._flushes(run)
         began = perf_counter()
-        self._seconds(run, 1)
+        self._seconds(run, 1, flushes)
         cost_s = max(perf_counter() - began, 1e-6)
-        return _median(self._seconds(run, round(min(max(budget_s / cost_s, FEWEST), MOST))))
+        count = round(min(max(budget_s / cost_s, FEWEST), MOST))
+        return _median(self._seconds(run, count, flushes))
 
-    def _seconds(self, run: Run, count: int) -> list[float]:
+    def _flushes(self, run: Run) -> int:
+        """How often the buffer is written, so that this lasts twice as long as the launches."""
+        (flush_s,) = self._seconds(self.buffer.zero_, 1, 1)
+        began = perf_counter()
+        run()
+        launches_s = perf_counter() - began
+        self.torch.cuda.synchronize()
+        return min(max(1, ceil(2 * launches_s / max(flush_s, 1e-6))), MOST_FLUSHES)
+
+    def _seconds(self, run: Run, count: int, flushes: int) -> list[float]:
         event = self.torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
         for start, end in pairs:
-            self.buffer.zero_()
+            for _ in range(flushes):
+                self.buffer.zero_()
             start.record()
             run()
             end.record()

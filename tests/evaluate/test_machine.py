@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from gpuir.evaluate.collect import measure
 from gpuir.evaluate.machine import Machine, gpu_numbers
 from gpuir.evaluate.plan import Case, read_plan, shipped_plan
-from gpuir.evaluate.timing import CudaWatch, HostWatch
+from gpuir.evaluate.timing import MOST_FLUSHES, CudaWatch, HostWatch
 from gpuir.ir.errors import UsageError
 from gpuir.targets.load import load_target
 
@@ -37,8 +37,8 @@ class Event:
 class Pretender:
     """torch, with tensors of `cuda` made on the CPU."""
 
-    def __init__(self, fail: str = "", dead: bool = False):
-        self.dead, self.synchronised = dead, 0
+    def __init__(self, fail: str = ""):
+        self.dead, self.synchronised = False, 0
         self.fail = fail
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
@@ -47,6 +47,8 @@ class Pretender:
                 multi_processor_count=98, total_memory=40 << 30
             ),
             mem_get_info=lambda: (1 << 30, 40 << 30),
+            memory_reserved=lambda: 3 << 28,
+            memory_allocated=lambda: 1 << 28,
             Event=Event,
             synchronize=self.synchronize,
             empty_cache=lambda: None,
@@ -74,6 +76,7 @@ class Pretender:
 def pretend(monkeypatch: pytest.MonkeyPatch):
     def with_torch(**how: Any) -> Machine:
         fake = Pretender(**how)
+        monkeypatch.setattr("gpuir.evaluate.timing.WAKE_S", 0.0)
         monkeypatch.setattr("gpuir.evaluate.machine.import_module", lambda name: fake)
         return Machine.of(A100)
 
@@ -103,8 +106,21 @@ def test_rows_are_measured_between_events_with_the_l2_flushed(pretend):
 
 
 def test_a_row_too_large_is_left_out(pretend):
-    note = measure(pretend(), Case("add", "f32", (("cells", 1 << 28),))).note
+    machine = pretend()
+    assert machine.free_bytes == 3 << 29  # with what torch only keeps for later tensors
+    note = measure(machine, Case("add", "f32", (("cells", 1 << 28),))).note
     assert note == "needs 3.22 GB of memory"
+
+
+def test_the_gpu_is_kept_busy_while_the_host_launches(pretend, monkeypatch):
+    """A call of many launches: the buffer is written until they are all under way."""
+    monkeypatch.setattr("gpuir.evaluate.timing.FLUSH_BYTES", 1 << 22)
+    monkeypatch.setattr("gpuir.evaluate.timing.FLUSH_TIMES", 0)
+    watch = pretend().watch
+    assert watch._flushes(lambda: None) == 1
+    (flush_s,) = watch._seconds(watch.buffer.zero_, 1, 1)
+    wanted = 2 * 0.05 / flush_s
+    assert watch._flushes(lambda: sleep(0.05)) >= min(wanted / 20, MOST_FLUSHES) > 1
 
 
 def test_what_a_gpu_does_not_have_is_left_out(pretend):
@@ -115,8 +131,10 @@ def test_what_a_gpu_does_not_have_is_left_out(pretend):
 
 
 def test_a_gpu_that_stopped_answering_ends_the_run(pretend):
+    machine = pretend()
+    machine.torch.dead, machine.torch.synchronised = True, 0
     with pytest.raises(UsageError, match="the GPU has stopped answering") as error:
-        measure(pretend(dead=True), SMALL)
+        measure(machine, SMALL)
     assert error.value.where == "softmax f32 rows=8 cols=16"
 
 
