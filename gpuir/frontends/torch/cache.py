@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
+from gpuir.frontends.torch.program import reason
 from gpuir.ir.errors import ModelError
 
 
@@ -35,16 +37,14 @@ class PastLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What attention reads: all there is. Without a past, that is the new ones alone."""
-        self.keys, self.values = (
-            self._put(self.keys, key_states),
-            self._put(self.values, value_states),
-        )
+        self.keys = self._put(self.keys, key_states)
+        self.values = self._put(self.values, value_states)
         self.seen = self.past + key_states.shape[-2]
         if not self.past:
             return key_states, value_states
         return self.keys, self.values
 
-    def _put(self, memory: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    def _put(self, memory: Any, new: torch.Tensor) -> torch.Tensor:
         room, n = memory.shape[-2], new.shape[-2]
         if n >= room:  # nothing of what was there is left
             return new[..., n - room :, :].contiguous()
@@ -67,39 +67,51 @@ class PastLayer(CacheLayerMixin):
         return -1
 
 
-def memory(
-    filled: Cache, past: int, new: int, where: str
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int | None]]:
-    """Room for the keys and the values of each layer of a cache that holds one token, and the
-    layers' windows."""
-    keys: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
-    windows: list[int | None] = []
-    for layer in filled.layers:
+def filled(run: Callable[..., Any], batch: int, where: str) -> list[Any]:
+    """The layers of the cache that a model makes of one token; ModelError for a model that keeps
+    something else than keys and values."""
+    ids = torch.zeros((batch, 1), dtype=torch.int64, device="meta")
+    try:
+        with torch.no_grad():
+            made = run(input_ids=ids, use_cache=True).get("past_key_values")
+        layers: list[Any] = list(made.layers)
+    except Exception as error:  # states of another kind are under other names
+        raise _no_phases(where, reason(error)) from error
+    for layer in layers:
         if not isinstance(layer, DynamicLayer):
-            raise ModelError(
-                "phases are not supported for this model",
-                where=where,
-                expected="layers that keep keys and values of each token",
-                found=type(layer).__name__,
-                fix="leave --phase out for a pass over the whole sequence",
-            )
-        window = getattr(layer, "sliding_window", None)
-        room = min(past + new, window or past + new)
-        if past and new > 1 and room < past + new:
-            raise ModelError(
-                "several tokens behind a past longer than the window are not supported",
-                where=where,
-                expected=f"at most {window} tokens in all, or one new one",
-                found=f"{past} + {new}",
-            )
-        keys.append(_room(layer.keys, room))
-        values.append(_room(layer.values, room))
-        windows.append(window)
+            raise _no_phases(where, type(layer).__name__)
+    return layers
+
+
+def _no_phases(where: str, found: str) -> ModelError:
+    return ModelError(
+        "phases are not supported for this model",
+        where=where,
+        expected="layers that keep the keys and values of each token",
+        found=found,
+        fix="leave --phase out for a pass over the whole sequence",
+    )
+
+
+def memory(
+    layers: Sequence[Any], past: int, new: int, where: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int | None]]:
+    """Room for the keys and the values of each layer, and the layers' windows."""
+    windows: list[int | None] = [getattr(layer, "sliding_window", None) for layer in layers]
+    rooms = [min(past + new, window or past + new) for window in windows]
+    if past and new > 1 and min(rooms) < past + new:
+        raise ModelError(
+            "several tokens behind a past longer than the window are not supported",
+            where=where,
+            expected=f"at most {min(rooms)} tokens in all, or one new one",
+            found=f"{past} + {new}",
+        )
+    keys = [_room(layer.keys, room) for layer, room in zip(layers, rooms, strict=True)]
+    values = [_room(layer.values, room) for layer, room in zip(layers, rooms, strict=True)]
     return keys, values, windows
 
 
-def _room(one: torch.Tensor, tokens: int) -> torch.Tensor:
+def _room(one: Any, tokens: int) -> torch.Tensor:
     return one.new_empty((*one.shape[:-2], tokens, one.shape[-1]))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpuir.frontends.torch.program import Program, reason
 from gpuir.ir.errors import ModelError, UsageError, nearest
@@ -46,6 +47,7 @@ LABELS = {  # the sizes of what a loss is computed from
     "image-cls": ("batch",),
     "audio-cls": ("batch",),
 }
+MASKED = ("switch_transformers",)  # models that fail without a mask
 PHASES = ("prefill", "decode")
 ATTENTION = ("sdpa", "eager")
 DTYPES = {
@@ -86,10 +88,14 @@ def program(
             raise UsageError(f"no {name} called {choice!r}", fix=nearest(choice, known))
     folder = path.removeprefix("hf:")
     with quiet():
+        from gpuir.frontends.torch import mixtures
+
         config = read_config(Path(folder))
         task, cls = find_class(config, task, folder)
         model = build(cls, config, DTYPES[dtype] if dtype else None, attention, folder)
         model.train(train)
+        if not train:
+            mixtures.adopt(model)
         sizes = Sizes(config, dict(dims or {}), folder)
         name = called(Path(folder))
         if phase is None:
@@ -363,7 +369,10 @@ def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) ->
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
     run = model.forward
-    fixed = {"use_cache": False} if "use_cache" in signature(run).parameters else {}
+    takes = signature(run).parameters
+    fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
+    if model.config.model_type in MASKED:
+        fixed["attention_mask"] = torch.ones(inputs["input_ids"].shape, device="meta")
     model.forward = as_run(lambda **given: tensors_of(run(**given, **fixed)), inputs)
     return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
 
@@ -379,15 +388,13 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
     sizes.tokens("seq", past) if phase == "prefill" else None
     run = model.forward
     takes = signature(run).parameters
-    one = {"input_ids": empty((batch, 1), torch.int64)}
-    with torch.no_grad():
-        filled = as_run(run, one)(**one, use_cache=True).get("past_key_values")
-    keys, values, windows = cache.memory(filled, past, new, name)
+    layers = cache.filled(as_run(run, ("input_ids", "use_cache")), batch, name)
+    keys, values, windows = cache.memory(layers, past, new, name)
     inputs = {"input_ids": empty((batch, new), torch.int64), "keys": keys, "values": values}
     fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
 
     def forward(input_ids: torch.Tensor, keys: Any, values: Any) -> tuple[torch.Tensor, ...]:
-        kept = cache.past(keys, values, windows, past)
+        kept: Any = cache.past(keys, values, windows, past)
         out = run(input_ids=input_ids, past_key_values=kept, use_cache=True, **fixed)
         return out.logits, *(x.keys for x in kept.layers), *(x.values for x in kept.layers)
 
@@ -405,7 +412,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
 
 def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:
     """The tensors of a model's output, in order."""
-    leaves = torch.utils._pytree.tree_leaves(output)
+    leaves = tree_leaves(output)
     return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
@@ -422,11 +429,13 @@ def as_run(forward: Callable[..., Any], inputs: Iterable[str]) -> Callable[..., 
 
     def run(**given: Any) -> Any:
         before = {name: getattr(masking_utils, name) for name in plain}
-        vars(masking_utils).update(plain)
         try:
+            for name, function in plain.items():
+                setattr(masking_utils, name, function)
             return forward(**given)
         finally:
-            vars(masking_utils).update(before)
+            for name, function in before.items():
+                setattr(masking_utils, name, function)
 
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in inputs]
     run.__signature__ = Signature(parameters)

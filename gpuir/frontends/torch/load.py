@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     if not any(writes(node.target) for m in modules for node in m.graph.nodes):
         return program
-    return program.run_decompositions({})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own deprecations
+        return program.run_decompositions({})
 
 
 def _load(program: ExportedProgram, walk: Walk) -> Model:

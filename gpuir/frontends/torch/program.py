@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, util
@@ -38,7 +39,8 @@ class Program:
         """The program as torch.export writes it down; ModelError with torch's reason when it
         cannot."""
         try:
-            with torch.set_grad_enabled(self.module.training):
+            with torch.set_grad_enabled(self.module.training), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
         except GpuirError:
             raise

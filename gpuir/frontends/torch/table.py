@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuir.frontends.torch import contraction, gradients, layout, pointwise, reduction
+from gpuir.frontends.torch import contraction, experts, gradients, layout, pointwise, reduction
 from gpuir.frontends.torch.node import Converter
 
 CONVERTERS: dict[str, Converter] = {
@@ -11,4 +11,5 @@ CONVERTERS: dict[str, Converter] = {
     **reduction.CONVERTERS,
     **contraction.CONVERTERS,
     **gradients.CONVERTERS,
+    **experts.CONVERTERS,
 }

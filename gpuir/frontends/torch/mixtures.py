@@ -1,0 +1,110 @@
+"""transformers' mixtures of experts, each one call of `gpuir::experts`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from gpuir.frontends.torch.experts import ACTIVATIONS, experts, gated
+
+NAME = "gpuir"  # of this way to run experts, among transformers' own
+
+
+def adopt(model: torch.nn.Module) -> None:
+    """Has every mixture of the model run as one call, where `t.Experts` can say what it computes.
+
+    A model that is trained keeps transformers' way, sorted rows and grouped products: its backward
+    pass is torch's.
+    """
+    ALL_EXPERTS_FUNCTIONS.register(NAME, run)
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if type(module).__name__ == "SwitchTransformersSparseMLP":
+            module.experts = Stacked(module.experts)
+            classifier = module.router.classifier.to(module.router.dtype)
+            classifier.to = partial(_same, classifier)  # it would be converted at each call
+        elif hasattr(module, "is_concatenated") and not module.has_post_expert_norm:
+            module.how = activation(module)
+            if module.how is not None:
+                module.config._experts_implementation = NAME
+
+
+def _same(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    return module
+
+
+def run(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """What a module of experts computes, as transformers calls it."""
+    up = self.gate_up_proj if self.has_gate else self.up_proj
+    down = self.down_proj
+    if self.is_transposed:
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    biases = (None, None)
+    if self.has_bias:
+        up_bias = self.gate_up_proj_bias if self.has_gate else self.up_proj_bias
+        biases = (up_bias, self.down_proj_bias)
+    return experts(hidden_states, top_k_index, top_k_weights, up, down, *biases, **self.how)
+
+
+def activation(module: Any) -> dict[str, Any] | None:
+    """The attributes of `t.Experts` that say what the module does between its products, found by
+    trying: its own code runs on a few numbers beside ours."""
+    rows = torch.linspace(-12, 12, 32).reshape(2, 16)
+    rows = torch.stack((rows, rows.flip(0, 1)))
+    try:
+        wanted = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
+    except Exception:  # it wants more than rows
+        return None
+    for how in candidates(module):
+        ours = gated(rows, **how) if module.has_gate else ACTIVATIONS[how["fn"]](rows)
+        if torch.allclose(ours, wanted, rtol=1e-4, atol=1e-5):
+            return how
+    return None
+
+
+def candidates(module: Any) -> Iterator[dict[str, Any]]:
+    def numbers(name: str, default: float | None) -> list[Any]:
+        found = (getattr(module, key, None) for key in (name, f"swiglu_{name}"))
+        return [default, *(n for n in found if isinstance(n, int | float))]
+
+    for fn, interleaved, alpha, beta, limit in product(
+        ACTIVATIONS, (False, True), numbers("alpha", 1.0), (0.0, 1.0), numbers("limit", None)
+    ):
+        yield {
+            "fn": fn,
+            "interleaved": interleaved,
+            "alpha": float(alpha),
+            "beta": beta,
+            "limit": None if limit is None else float(limit),
+        }
+
+
+class Stacked(torch.nn.Module):
+    """Switch Transformer's experts with their matrices in one tensor each, so that all of them are
+    one call. A token beyond an expert's capacity has no expert."""
+
+    def __init__(self, apart: Any):
+        super().__init__()
+        each = list(apart.values())
+        self.up = torch.nn.Parameter(torch.stack([x.wi.weight for x in each]))
+        self.down = torch.nn.Parameter(torch.stack([x.wo.weight for x in each]))
+        names = {name for name, f in ACTIVATIONS.items() if matches(f, each[0].act)}
+        self.fn = next(iter(names), None)
+
+    def forward(
+        self, hidden_states: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        which, shares = selected.argmax(-1), weights * selected.sum(-1)
+        return experts(hidden_states, which, shares, self.up, self.down, fn=self.fn)
+
+
+def matches(ours: Any, theirs: Any) -> bool:
+    numbers = torch.linspace(-6, 6, 16)
+    return torch.allclose(ours(numbers), theirs(numbers), rtol=1e-4, atol=1e-5)
