@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from gpuir.frontends.model import Model
+    from gpuir.frontends.torch.program import Program
 
-    Source = str | PathLike[str] | nn.Module | ExportedProgram
+    Source = str | PathLike[str] | nn.Module | ExportedProgram | Program
 
 
 class LoadOptions(TypedDict, total=False):
@@ -198,8 +199,8 @@ def _lowering(level: Level) -> tuple[Pass, ...]:
 
 def analyze(
     model: Graph | Source,
+    *given: str | Sequence[Any] | None,
     target: str | None = None,
-    *,
     predictor: str | Predictor = "tile",
     schedule: str | PathLike[str] = "",
     tf32: bool = False,
@@ -208,12 +209,20 @@ def analyze(
 ) -> Graph:
     """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
 
+        gpuir.analyze("model.onnx", "a100")
+        gpuir.analyze(module, (x,), target="h100-sxm")
+
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
     is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
     to use where it names a kernel. `target` is a name, a path, or either with numbers changed:
     `a100+sms=120`. `predictor` is a name too, or a function of yours. `tf32` lets f32 products run
     on the matrix units.
     """
+    for thing in given:  # the target, or a module's arguments
+        if isinstance(thing, str):
+            target = thing
+        elif thing is not None:
+            options["args"] = thing
     g = model if isinstance(model, Graph) else load(model, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from gpuir.ir.graph import Loc, Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
+DYNAMO = re.compile(r"^L\['\w+'\]\.?")  # what torch.compile calls the module it is given
 SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size")  # checks; nothing runs
 DEEPEST = 8  # decompositions within decompositions
 
@@ -91,6 +93,7 @@ class Walk:
         meta = node.meta
         stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
         path = [entry[0] for entry in stack.values()][-1] if stack else ""
+        path = DYNAMO.sub("", path)
         name = f"{path}/{node.name}" if path else node.name
         phase = "/backward" if meta.get("partitioner_tag") == "is_backward" else ""
         return f"{self.source}:{name}{phase}"

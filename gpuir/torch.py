@@ -1,0 +1,81 @@
+"""For PyTorch sessions: what torch.compile is about to run, reported before it runs.
+
+model = torch.compile(model, backend=gpuir.torch.backend("h100-sxm"))
+model(x)  # the report of every graph that is compiled goes to stderr; the result is the same
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from gpuir.analysis import LoadOptions, analyze, summary
+from gpuir.backends.report import Summary
+from gpuir.ir.errors import GpuirError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+    from gpuir.frontends.torch.program import Program
+
+Report = Callable[[Summary], None]
+Backend = Callable[["fx.GraphModule", "Sequence[torch.Tensor]"], Callable[..., Any]]
+
+
+def backend(target: str, report: Report | None = None, **options: Unpack[LoadOptions]) -> Backend:
+    """A backend for torch.compile: each graph is analysed for `target`, and then run unchanged.
+
+    `report` gets the summary of each, in the order that they are compiled; without it the table
+    goes to stderr. What cannot be analysed is said there too, and runs all the same.
+    """
+
+    def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        try:
+            found = summary(analyze(_program(module, inputs), target, **options))
+        except GpuirError as error:
+            print(f"gpuir: {error}", file=sys.stderr)
+        else:
+            (report or show)(found)
+        return module.forward
+
+    return compile
+
+
+def show(found: Summary) -> None:
+    """The report as a table, on stderr."""
+    from gpuir.backends.terminal import Layout, report
+
+    print(report([found], Layout()), file=sys.stderr)
+
+
+def named_backend(
+    module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """`torch.compile(model, backend="gpuir", options={"target": "h100-sxm"})`."""
+    given = dict(options or {})
+    if "target" not in given:
+        raise UsageError("no target given", fix='options={"target": "a100"}')
+    return backend(given.pop("target"), **given)(module, inputs)
+
+
+def _program(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Program:
+    """The graph as a module that holds its parameters, as the model did, and its other inputs."""
+    import torch
+
+    from gpuir.frontends.torch.program import Program
+
+    class Closed(torch.nn.Module):
+        def forward(self, *rest: torch.Tensor) -> Any:
+            others = iter(rest)
+            return module(*(getattr(self, n) if n in held else next(others) for n in names))
+
+    names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    pairs = dict(zip(names, inputs, strict=True))
+    held = {name: x for name, x in pairs.items() if isinstance(x, torch.nn.Parameter)}
+    closed = Closed()
+    for name, parameter in held.items():
+        closed.register_parameter(name, parameter)
+    rest = tuple(x for name, x in pairs.items() if name not in held)
+    return Program(closed, rest, name="graph")
