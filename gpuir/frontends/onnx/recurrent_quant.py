@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuir.frontends import recurrence
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.onnx import recurrent
 from gpuir.frontends.onnx.node import Converter, OnnxNode
@@ -46,12 +47,12 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
         gates = matmul_to_float(e, quantized, own, scale, zx, zw, None)
         if (bias := n.get(3)) is not None:
             both = recurrent.pick(bias, d, 0, e)
-            halves = (recurrent.part(both, i, 4 * hidden, e) for i in (0, 1))
+            halves = (recurrence.part(both, i, 4 * hidden, e) for i in (0, 1))
             gates = e(t.Map("add", (gates, e(t.Map("add", tuple(halves))))))
 
         def cell(
-            parts: recurrent.Weights,
-            f: list[recurrent.Activation],
+            parts: recurrence.Weights,
+            f: list[recurrence.Activation],
             now: Value,
             state: tuple[Value, ...],
             inside: Emitter,
@@ -62,7 +63,7 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
             scale = inside(t.Map("mul", (r_scale, scale)))
             product = matmul_to_float(inside, h, own_r, scale, zh, zr, None)
             added = inside(t.Map("add", (now, product)))
-            i, o, forget, c = (recurrent.part(added, k, hidden, inside) for k in range(4))
+            i, o, forget, c = (recurrence.part(added, k, hidden, inside) for k in range(4))
             kept = inside(t.Map("mul", (f[0](forget, inside), state[1])))
             new = inside(t.Map("mul", (f[0](i, inside), f[1](c, inside))))
             memory = inside(t.Map("add", (kept, new)))
@@ -73,8 +74,8 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
             zero if v is None else recurrent.pick(v, d, 0, e) for v in (n.get(5), n.get(6))
         )
         reverse = way == "reverse" or d == 1
-        direction = recurrent.Direction(
-            *(cell, functions[d], recurrent.Weights(gates, (), None, ()), init, lengths, reverse, 0)
+        direction = recurrence.Direction(
+            *(cell, functions[d], recurrence.Weights(gates, (), None, ()), init, lengths, reverse)
         )
         name = f"{n.name}.{'reverse' if reverse else 'forward'}"
         final, ys = direction.run(name, n.has_output(0), e)
