@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.ir.phases import in_phase
 from gpuir.ops import tensor as t
 from gpuir.passes.gradients import GRADIENTS
 from gpuir.passes.manager import Pass
-from gpuir.passes.phases import in_phase
 from gpuir.passes.reverse import Reverse
 
 

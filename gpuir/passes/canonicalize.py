@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
-from gpuir.passes.phases import phase_of
 
 
 @dataclass(frozen=True)

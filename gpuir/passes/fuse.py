@@ -9,9 +9,9 @@ from typing import Literal
 from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.phases import Phase, phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
-from gpuir.passes.phases import Phase, phase_of
 
 Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
 
