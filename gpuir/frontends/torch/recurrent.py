@@ -1,0 +1,96 @@
+"""nn.LSTM, GRU and RNN: a loop over time steps for each layer and direction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import joined, part, pick, transposed
+from gpuir.frontends.recurrence import (
+    Activation,
+    Cell,
+    Direction,
+    Weights,
+    gru_cell,
+    lstm_cell,
+    rnn_cell,
+)
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ops import tensor as t
+
+
+def mapped(fn: str) -> Activation:
+    return lambda x, e: e(t.Map(fn, (x,)))
+
+
+def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: bool) -> Weights:
+    """Of one direction, from its matrices and biases: X W + b for all steps at once, steps first.
+    `waits` for the reset gate the bias of a GRU's last gate; `turned` says that x has the batch
+    first."""
+    w, r, *biases = params
+    r = e(t.Transpose(r, (1, 0)))
+    gates = e(t.Matmul(x, e(t.Transpose(w, (1, 0)))))
+    late: Value | None = None
+    if biases:
+        ours, theirs = biases
+        hidden, (width,) = r.type.shape[0], theirs.type.shape
+        if waits:
+            late = part(e, theirs, 0, width - hidden, hidden)
+            theirs = e(t.Pad(part(e, theirs, 0, 0, width - hidden), (0,), (hidden,)))
+        gates = e(t.Map("add", (gates, e(t.Map("add", (ours, theirs))))))
+    if turned:
+        gates = e(t.Transpose(gates, (1, 0, 2)))
+    return Weights(gates, (r,), late, ())
+
+
+def recurrent(cell: Cell, functions: Sequence[str], states: int) -> Converter:
+    """input, hx (one state, or a list), params (a layer's matrices and biases, direction by
+    direction): the last layer's hidden states, then the states after the last step."""
+
+    def convert(n: TorchNode, e: Emitter) -> Results:
+        x, hx, params = n["input"], n.args["hx"], list(n.args["params"])
+        given: list[Value] = [hx] if isinstance(hx, Value) else list(hx)
+        directions = 2 if n.args["bidirectional"] else 1
+        runs = int(n.args["num_layers"]) * directions
+        each = 4 if n.args["has_biases"] else 2
+        if len(params) != runs * each:
+            raise ModelError(
+                f"{n.op}: projections (proj_size) are not supported",
+                expected=f"{runs * each} weights",
+                found=str(len(params)),
+            )
+        turned = bool(n.args["batch_first"])
+        finals: list[tuple[Value, ...]] = []
+        shown: list[Value] = []
+        for i in range(runs):
+            if i and i % directions == 0:
+                x, turned, shown = joined(e, shown, 2), False, []
+            own = params[i * each : (i + 1) * each]
+            w = weights(e, x, own, len(functions) == 2 and states == 1, turned)
+            init = tuple(pick(e, v, 0, i) for v in given)
+            direction = Direction(
+                cell, list(map(mapped, functions)), w, init, None, i % 2 == 1 and directions == 2
+            )
+            final, ys = direction.run(f"{n.name}.{i}", True, e)
+            assert ys is not None
+            finals.append(final)
+            shown.append(ys)
+        y = joined(e, shown, 2)
+        y = transposed(e, y, (1, 0, 2)) if n.args["batch_first"] else y
+        one = (1, *given[0].type.shape[1:])
+        last = (
+            joined(e, [e(t.Reshape(final[s], one)) for final in finals], 0) for s in range(states)
+        )
+        return y, *last
+
+    return convert
+
+
+CONVERTERS: dict[str, Converter] = {
+    "lstm.input": recurrent(lstm_cell(order="ifgo"), ("sigmoid", "tanh", "tanh"), 2),
+    "gru.input": recurrent(gru_cell(order="rz"), ("sigmoid", "tanh"), 1),
+    "rnn_tanh.input": recurrent(rnn_cell, ("tanh",), 1),
+    "rnn_relu.input": recurrent(rnn_cell, ("relu",), 1),
+}
