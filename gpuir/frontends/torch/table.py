@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gpuir.frontends.torch import contraction, experts, gradients, layout, pointwise, reduction
+from gpuir.frontends.torch import (
+    contraction,
+    experts,
+    gradients,
+    layout,
+    pointwise,
+    recurrent,
+    reduction,
+)
 from gpuir.frontends.torch.node import Converter
 
 CONVERTERS: dict[str, Converter] = {
@@ -12,4 +20,5 @@ CONVERTERS: dict[str, Converter] = {
     **contraction.CONVERTERS,
     **gradients.CONVERTERS,
     **experts.CONVERTERS,
+    **recurrent.CONVERTERS,
 }
