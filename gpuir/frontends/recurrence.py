@@ -20,8 +20,8 @@ class Weights:
     contribute to every gate at every time step, biases included."""
 
     gates: Value  # [T, B, G H]
-    recurrent: tuple[Value, ...]  # [H, G H], cut where a product waits for a gate
-    recurrent_bias: Value | None  # [H], only where it must wait for the reset gate
+    recurrent: tuple[Value, ...]  # [G H, H], cut where a product waits for a gate
+    recurrent_bias: Value | None  # [G H], only where a part of it must wait for the reset gate
     peepholes: tuple[Value, ...]  # [H] for i, o, f; or none
 
 
@@ -38,11 +38,16 @@ def part(x: Value, index: int, width: int, e: Emitter, count: int = 1) -> Value:
     return e(t.Slice(x, (*zeros, index * width), (*lead, count * width), (*ones, 1)))
 
 
+def times(e: Emitter, state: Value, weight: Value) -> Value:
+    """What the state contributes to the gates."""
+    return e(t.Matmul(state, e(t.Transpose(weight, (1, 0)))))
+
+
 def rnn_cell(
     w: Weights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
 ) -> tuple[Value, ...]:
     """H = f(x + H R)."""
-    product = e(t.Matmul(state[0], w.recurrent[0]))
+    product = times(e, state[0], w.recurrent[0])
     return (f[0](e(t.Map("add", (x, product))), e),)
 
 
@@ -59,7 +64,7 @@ def lstm_cell(coupled: bool = False, order: str = "iofg") -> Cell:
         """
         hidden, memory = state
         width = hidden.type.shape[-1]
-        gates = e(t.Map("add", (x, e(t.Matmul(hidden, w.recurrent[0])))))
+        gates = e(t.Map("add", (x, times(e, hidden, w.recurrent[0]))))
 
         def gate(name: str, peephole: int | None, c: Value) -> Value:
             g = part(gates, order.index(name), width, e)
@@ -89,14 +94,16 @@ def gru_cell(reset_last: bool = True, order: str = "zr") -> Cell:
     def cell(
         w: Weights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
     ) -> tuple[Value, ...]:
-        """z, r = f(x + H R); g = g(x + (r H) R), or with `reset_last` g(x + r (H R + b));
+        """z, r = f(x + H R + b); g = g(x + (r H) R), or with `reset_last` g(x + r (H R + b));
         H = g + z (H - g).
 
         Cho et al., Learning Phrase Representations, 2014.
         """
         (hidden,) = state
         width = hidden.type.shape[-1]
-        product = e(t.Matmul(hidden, w.recurrent[0]))
+        product = times(e, hidden, w.recurrent[0])
+        if w.recurrent_bias is not None:
+            product = e(t.Map("add", (product, w.recurrent_bias)))
 
         def gate(name: str) -> Value:
             index = order.index(name)
@@ -105,12 +112,9 @@ def gru_cell(reset_last: bool = True, order: str = "zr") -> Cell:
 
         update, reset = gate("z"), gate("r")
         if reset_last:
-            late = part(product, 2, width, e)
-            if w.recurrent_bias is not None:
-                late = e(t.Map("add", (late, w.recurrent_bias)))
-            late = e(t.Map("mul", (reset, late)))
+            late = e(t.Map("mul", (reset, part(product, 2, width, e))))
         else:
-            late = e(t.Matmul(e(t.Map("mul", (reset, hidden))), w.recurrent[1]))
+            late = times(e, e(t.Map("mul", (reset, hidden))), w.recurrent[1])
         new = f[1](e(t.Map("add", (part(x, 2, width, e), late))), e)
         change = e(t.Map("mul", (update, e(t.Map("sub", (hidden, new))))))
         return (e(t.Map("add", (new, change))),)

@@ -288,6 +288,9 @@ def repeated(body: Graph, carried: int) -> Graph:
     """The body of a loop, its products told how many bytes pass between two readings of a weight
     that each trip finds as the last one left it. The first `carried` inputs change."""
     kept = set(body.inputs[carried:])
+    for node in body.nodes:
+        if is_view(node) and kept.issuperset(node.op.operands):
+            kept.update(node.results)
     moved = {v for n in body.nodes if not is_view(n) for v in (*n.op.operands, *n.results)}
     traffic = sum(v.type.nbytes for v in moved)
 

@@ -112,28 +112,30 @@ def pick(x: Value, index: int, axis: int, e: Emitter) -> Value:
 
 def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weights:
     """Everything but the recurrence is done for all time steps at once: X W + b, steps first."""
-    w, r = (transposed(e, pick(n[i], direction, 0, e), (1, 0)) for i in (1, 2))
-    gates = e(t.Matmul(n[0], w))
-    hidden, width = r.type.shape
+    w, r = (pick(n[i], direction, 0, e) for i in (1, 2))
+    gates = e(t.Matmul(n[0], transposed(e, w, (1, 0))))
+    width, hidden = r.type.shape
     waits: Value | None = None
     bias = n.get(3)
     if bias is not None:
         both = pick(bias, direction, 0, e)
         ours, theirs = part(both, 0, width, e), part(both, 1, width, e)
-        if reset_last:
-            waits = part(theirs, 2, hidden, e)
-            theirs = e(t.Pad(part(theirs, 0, hidden, e, 2), (0,), (hidden,)))
-        gates = e(t.Map("add", (gates, e(t.Map("add", (ours, theirs))))))
+        waits = theirs if reset_last else None
+        bias = ours if reset_last else e(t.Map("add", (ours, theirs)))
+        gates = e(t.Map("add", (gates, bias)))
     if n.attr("layout", 0):
         gates = e(t.Transpose(gates, (1, 0, 2)))
     cut = (r,)
     if n.op == "GRU" and not reset_last:
-        cut = (part(r, 0, hidden, e, 2), part(r, 2, hidden, e))
+        cut = tuple(e(t.Slice(r, (i * hidden, 0), (m * hidden, hidden), (1, 1))) for i, m in CUTS)
     peepholes: tuple[Value, ...] = ()
     if n.op == "LSTM" and (given := n.get(7)) is not None:
         row = pick(given, direction, 0, e)
         peepholes = tuple(part(row, i, hidden, e) for i in range(3))
     return Weights(gates, cut, waits, peepholes)
+
+
+CUTS = ((0, 2), (2, 1))  # gates that a GRU's products make, from which on and how many
 
 
 def check(n: OnnxNode, gates: int, directions: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import joined, part, pick, transposed
+from gpuir.frontends.idioms import joined, pick, transposed
 from gpuir.frontends.recurrence import (
     Activation,
     Cell,
@@ -27,19 +27,14 @@ def mapped(fn: str) -> Activation:
 
 def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: bool) -> Weights:
     """Of one direction, from its matrices and biases: X W + b for all steps at once, steps first.
-    `waits` for the reset gate the bias of a GRU's last gate; `turned` says that x has the batch
-    first."""
+    `waits`: a part of the state's bias, for a GRU's reset gate; `turned`: x has the batch first."""
     w, r, *biases = params
-    r = e(t.Transpose(r, (1, 0)))
     gates = e(t.Matmul(x, e(t.Transpose(w, (1, 0)))))
     late: Value | None = None
     if biases:
         ours, theirs = biases
-        hidden, (width,) = r.type.shape[0], theirs.type.shape
-        if waits:
-            late = part(e, theirs, 0, width - hidden, hidden)
-            theirs = e(t.Pad(part(e, theirs, 0, 0, width - hidden), (0,), (hidden,)))
-        gates = e(t.Map("add", (gates, e(t.Map("add", (ours, theirs))))))
+        late = theirs if waits else None
+        gates = e(t.Map("add", (gates, ours if waits else e(t.Map("add", (ours, theirs))))))
     if turned:
         gates = e(t.Transpose(gates, (1, 0, 2)))
     return Weights(gates, (r,), late, ())
