@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from gpuir.interp.arrays import Array
+from gpuir.interp.multi_tensor import multi_tensor
+
 Routine = Callable[..., tuple[Array, ...]]  # (attrs, *operands) -> results
 
 
@@ -585,6 +587,7 @@ ROUTINES: dict[str, Routine] = {
     "inverse": inverse,
     "linear_attention": linear_attention,
     "max_roi_pool": max_roi_pool,
+    "multi_tensor": multi_tensor,
     "nms": nms,
     "roi_align": roi_align,
     "stft": stft,

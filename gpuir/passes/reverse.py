@@ -100,9 +100,18 @@ class Reverse:
     def map(self, fn: str, *args: Value | float) -> Value:
         """A `t.map`: values, then numbers as its immediates."""
         values = tuple(a for a in args if isinstance(a, Value))
-        if fn == "mul" and args[1:] == (1.0,):
-            return values[0]
-        return self.b(t.Map(fn, values, tuple(a for a in args if not isinstance(a, Value))))
+        numbers = tuple(a for a in args if not isinstance(a, Value))
+        if fn == "mul" and numbers and (scaled := self._scaled(values[0], numbers[0])):
+            return scaled
+        return self.b(t.Map(fn, values, numbers))
+
+    def _scaled(self, x: Value, number: float) -> Value | None:
+        """x times a number without an op: by one, or of a constant."""
+        match self.b.producer(x):
+            case t.Constant(type, (one,)):
+                return self.constant(type, one * number)
+            case _:
+                return x if number == 1 else None
 
     def constant(self, type: TensorType, number: float = 0.0) -> Value:
         return self.b(t.Constant(TensorType(type.shape, type.dtype), (number,)))

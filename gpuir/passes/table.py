@@ -14,11 +14,13 @@ from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
 from gpuir.passes.manager import Pass, Pipeline, make_pass
+from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
 from gpuir.passes.tile import TilePass
 
 PASSES: dict[str, type[Pass]] = {
-    p.name: p for p in (Canonicalize, Recognize, Autodiff, Fuse, Legalize, TilePass, Annotate)
+    p.name: p
+    for p in (Canonicalize, Recognize, Autodiff, Optimizer, Fuse, Legalize, TilePass, Annotate)
 }
 
 

@@ -1,0 +1,211 @@
+"""The optimiser's step: what becomes of each param whose gradient a graph gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gpuir.ir.build import Builder, begin
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.phases import in_phase
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+
+# How many tensors and blocks one launch takes, by the number of lists, and cells a block: PyTorch,
+# aten/src/ATen/native/cuda/MultiTensorApply.cuh, depth_to_max_tensors, depth_to_max_blocks and
+# kChunkSize.
+MOST_TENSORS = (110, 64, 48, 36, 30)
+MOST_BLOCKS = 320
+CHUNK = 65_536
+
+# Operations a cell: counted in the formulas of interp.multi_tensor.
+FLOPS = {"sgd": 6, "adam": 15, "add": 2, "lerp": 3, "addcmul": 3, "addcdiv": 3}
+STATES = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
+
+
+@dataclass(frozen=True)
+class Optimizer(Pass):
+    """Appends the optimiser's step, after autodiff: each param `w` with a gradient gets an output
+    `w.new` over it, and its states become params of role optimizer with outputs over them.
+
+    Formulas and defaults are those of torch.optim.SGD, Adam and AdamW; `weight_decay` None is 0.01
+    for adamw and 0 for the others. `fused` is one multi-tensor kernel that does it all
+    (`fused=True` in PyTorch), else one for each operation, as its `foreach` implementation, the
+    default on GPUs; a launch takes as many tensors as PyTorch's. `step` is the number of this
+    update: what corrects the bias is computed on the host, and costs nothing. Gradients are
+    divided by `loss_scale`, which fused kernels do on the way.
+    """
+
+    kind: str = "adamw"
+    fused: bool = False
+    lr: float = 1e-3
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float | None = None
+    step: int = 1
+    loss_scale: float = 1.0
+
+    name = "optimizer"
+    takes = gives = Level.graph
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("sgd", "adam", "adamw"):
+            fix = nearest(self.kind, ("sgd", "adam", "adamw"))
+            raise UsageError(f"pass 'optimizer': no optimiser {self.kind!r}", fix=fix)
+        if self.step < 1:
+            raise UsageError("pass 'optimizer': steps count from 1", found=f"step={self.step}")
+
+    @property
+    def decay(self) -> float:
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return 0.01 if self.kind == "adamw" else 0.0
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of what is kept of each param."""
+        if self.kind == "sgd":
+            return STATES["sgd"] if self.momentum else ()
+        return STATES["adam"]
+
+    def run(self, g: Graph) -> Graph:
+        pairs = with_gradients(g)
+        b = begin(g, Level.graph)
+        for node in g.nodes:
+            b.put(node)
+        b.locs = in_phase((f"{g.name}:{self.kind}",), "optimizer")
+        made: list[tuple[Value, Value]] = []
+        for alike in by_dtype(pairs):
+            made += self.update(b, alike)
+        olds = dict(made)
+        outputs = [*g.outputs, *olds]
+        over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)), *olds.values())
+        b.folded = list(g.folded)
+        return b.finish(outputs, over)
+
+    def update(
+        self, b: Builder, pairs: Sequence[tuple[Value, Value]]
+    ) -> Iterator[tuple[Value, Value]]:
+        """Appends the update of params with their gradients; gives what is new, with the old."""
+        params, grads = [w for w, _ in pairs], [g for _, g in pairs]
+        kept = [[b.param(f"{w.name}.{s}", g.type) for w, g in pairs] for s in self.states]
+        lists = (params, grads, *kept)
+        changed = (self.fused_step if self.fused else self.foreach_step)(b, lists)
+        renamed: dict[Value, Value] = {}
+        for old, new in zip((params, *kept), changed, strict=True):
+            for before, after in zip(old, new, strict=True):
+                value = Value(b.names.fresh(f"{before.name}.new"), after.type)
+                renamed[after] = value
+                b.roles[value.name] = "weight" if before in params else "optimizer"
+                if before not in params:
+                    b.roles[before.name] = "optimizer"
+                yield value, before
+        b.rename(0, renamed)
+
+    # -- the two ways
+
+    def fused_step(self, b: Builder, lists: Sequence[list[Value]]) -> list[list[Value]]:
+        """One kernel: of all lists it changes the params and the states."""
+        if self.kind == "sgd":
+            numbers = (self.lr, self.momentum, self.decay, float(self.nesterov), self.loss_scale)
+        else:
+            numbers = (self.lr, self.beta1, self.beta2, self.eps, self.decay)
+            numbers = (*numbers, float(self.kind == "adamw"), float(self.step), self.loss_scale)
+        fn = "sgd" if self.kind == "sgd" else "adam"
+        return launch(b, fn, lists, numbers, results=(0, *range(2, len(lists))))
+
+    def foreach_step(self, b: Builder, lists: Sequence[list[Value]]) -> list[list[Value]]:
+        """A kernel an operation, in the order of torch.optim's _multi_tensor_sgd and
+        _multi_tensor_adam."""
+        params, grads, *kept = lists
+
+        def each(fn: str, *lists: list[Value], by: float = 0.0) -> list[Value]:
+            return launch(b, fn, lists, (by,))[0]
+
+        if self.loss_scale != 1.0:
+            grads = each("div", grads, by=self.loss_scale)
+        if self.decay and self.kind == "adamw":
+            params = each("mul", params, by=1 - self.lr * self.decay)
+        elif self.decay:
+            grads = each("add", grads, params, by=self.decay)
+        if self.kind == "sgd":
+            if not kept:
+                return [each("add", params, grads, by=-self.lr)]
+            buffers = each("add", each("mul", kept[0], by=self.momentum), grads, by=1.0)
+            along = each("add", grads, buffers, by=self.momentum) if self.nesterov else buffers
+            return [each("add", params, along, by=-self.lr), buffers]
+        m = each("lerp", kept[0], grads, by=1 - self.beta1)
+        v = each("addcmul", each("mul", kept[1], by=self.beta2), grads, grads, by=1 - self.beta2)
+        root = each("div", each("sqrt", v), by=(1 - self.beta2**self.step) ** 0.5)
+        root = each("add_number", root, by=self.eps)
+        return [each("addcdiv", params, m, root, by=-self.lr / (1 - self.beta1**self.step)), m, v]
+
+
+def with_gradients(g: Graph) -> list[tuple[Value, Value]]:
+    """Each param with its gradient: of those that a buffer adds up, the sum."""
+    outputs = {v.name: v for v in g.outputs if g.role_of(v) == "gradient"}
+    pairs = [
+        (w, found)
+        for w in g.params
+        if (found := outputs.get(f"{w.name}.grad.new", outputs.get(f"{w.name}.grad"))) is not None
+    ]
+    if not pairs:
+        raise UsageError(
+            f"optimizer: @{g.name} gives no gradients of its params",
+            expected="outputs called like the params, with .grad behind",
+            fix="put autodiff before it",
+        )
+    return pairs
+
+
+def by_dtype(pairs: Sequence[tuple[Value, Value]]) -> list[list[tuple[Value, Value]]]:
+    """Params with their gradients, those of one dtype together."""
+    groups: dict[str, list[tuple[Value, Value]]] = {}
+    for w, g in pairs:
+        groups.setdefault(w.type.dtype.name, []).append((w, g))
+    return list(groups.values())
+
+
+def launch(
+    b: Builder,
+    fn: str,
+    lists: Sequence[list[Value]],
+    numbers: tuple[float, ...],
+    results: Sequence[int] = (0,),
+) -> list[list[Value]]:
+    """fn on lists of tensors, in as many launches as PyTorch takes: the lists that it changes, in
+    their places `results`."""
+    changed: list[list[Value]] = [[] for _ in results]
+    for part in launches(lists[0], len(lists)):
+        some = [values[part] for values in lists]
+        size = sum(v.type.size for v in some[0])
+        attrs: tuple[tuple[str, t.Number | str | tuple[t.Number, ...]], ...] = (
+            ("fn", fn),
+            ("lists", len(lists)),
+            ("numbers", numbers),
+        )
+        args = tuple(v for values in some for v in values)
+        gives = tuple(v.type.with_shape(v.type.shape) for i in results for v in some[i])
+        made = b.add(t.Routine("multi_tensor", args, gives, attrs, FLOPS.get(fn, 1) * size))
+        for i, values in enumerate(changed):
+            values += made[i * len(some[0]) : (i + 1) * len(some[0])]
+    return changed
+
+
+def launches(tensors: Sequence[Value], lists: int) -> Iterator[slice]:
+    """How tensors are cut into launches. One that alone has more cells than a launch takes is
+    counted as one."""
+    start, blocks = 0, 0
+    most = MOST_TENSORS[min(lists, len(MOST_TENSORS)) - 1]
+    for i, v in enumerate(tensors):
+        own = ceil(v.type.size / CHUNK)
+        if i > start and (i - start == most or blocks + own > MOST_BLOCKS):
+            yield slice(start, i)
+            start, blocks = i, 0
+        blocks += own
+    yield slice(start, len(tensors))

@@ -1,0 +1,112 @@
+"""The optimiser's step against torch.optim, and how it is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuir import interp
+from gpuir.ir.build import Builder
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.types import TensorType, f64
+from gpuir.ops import tensor as t
+from gpuir.passes.optimizer import Optimizer, launches
+from gpuir.passes.table import pipeline
+
+torch = pytest.importorskip("torch")
+
+SHAPES = ((3, 4), (4,), (4, 2))
+
+
+def model() -> Graph:
+    """mean((tanh(x w + b) v)²)"""
+    b = Builder(Level.graph, "mlp")
+    b.locs = ("m:mlp",)
+    x = b.input("x", TensorType((5, 3), f64))
+    w, bias, v = (b.param(n, TensorType(s, f64)) for n, s in zip("wbv", SHAPES, strict=True))
+    h = b(t.Map("tanh", (b(t.Map("add", (b(t.Matmul(x, w)), bias))),)))
+    y = b(t.Matmul(h, v))
+    return b.finish([b(t.Reduce("mean", b(t.Map("mul", (y, y))), (0, 1)), "loss")])
+
+
+CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
+    "sgd": ({"kind": "sgd"}, torch.optim.SGD, {}),
+    "sgd, decayed": (
+        {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 0.1},
+    ),
+    "sgd, nesterov": (
+        {"kind": "sgd", "momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True},
+    ),
+    "adam": ({"kind": "adam"}, torch.optim.Adam, {}),
+    "adam, decayed": (
+        {"kind": "adam", "weight_decay": 0.1, "beta1": 0.8},
+        torch.optim.Adam,
+        {"weight_decay": 0.1, "betas": (0.8, 0.999)},
+    ),
+    "adamw": ({"kind": "adamw", "beta2": 0.9}, torch.optim.AdamW, {"betas": (0.9, 0.9)}),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("name", CASES)
+def test_three_steps_are_those_of_torch(name, scale, fused):
+    options, kind, settings = CASES[name]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 3))
+    given = {n: rng.normal(size=s) for n, s in zip("wbv", SHAPES, strict=True)}
+    tensors = {n: torch.tensor(a, requires_grad=True) for n, a in given.items()}
+    theirs = kind(tensors.values(), lr=0.1, **settings)
+    for step in (1, 2, 3):
+        w, b, v = tensors.values()
+        loss = ((torch.tanh(torch.tensor(x) @ w + b) @ v) ** 2).mean()
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+
+        ours = Optimizer(fused=fused, lr=0.1, step=step, loss_scale=scale, **options)
+        g = ours.run(pipeline(f"autodiff{{loss_scale={scale}}}").run(model()))
+        given = {p.name: given.get(p.name, np.zeros(p.type.shape)) for p in g.params}
+        for graph in (g, pipeline("canonicalize,fuse,legalize").run(g)):
+            made = interp.run(graph, {"x": x, **given})
+            for n, value in tensors.items():
+                np.testing.assert_allclose(made[f"{n}.new"], value.detach(), rtol=1e-9, atol=1e-12)
+        given = {p: made[f"{p}.new"] for p in given}
+    assert {g.role_of(v) for v in g.params} <= {"weight", "optimizer"}
+    assert all(
+        over is not None for v, over in zip(g.outputs, g.over, strict=True) if ".new" in v.name
+    )
+
+
+def test_launches_are_cut_as_pytorch_cuts_them():
+    b = Builder(Level.graph, "many")
+    small = [b.param("w", TensorType((10,), f64)) for _ in range(100)]
+    assert [len(small[part]) for part in launches(small, 4)] == [36, 36, 28]
+    large = [b.param("w", TensorType((65_536 * 200,), f64)) for _ in range(3)]
+    assert [len(large[part]) for part in launches(large, 1)] == [1, 1, 1]
+    huge = [b.param("w", TensorType((65_536 * 400,), f64)), *small[:3]]
+    assert [len(huge[part]) for part in launches(huge, 1)] == [1, 3]
+
+
+def test_accumulated_gradients_are_what_is_applied():
+    g = pipeline("autodiff{accumulate=true},optimizer{kind=sgd,lr=1.0}").run(model())
+    rng = np.random.default_rng(0)
+    given = {v.name: rng.normal(size=v.type.shape) for v in (*g.inputs, *g.params)}
+    made = interp.run(g, given)
+    np.testing.assert_allclose(made["w.new"], given["w"] - made["w.grad.new"])
+
+
+def test_what_it_cannot_do_it_says():
+    with pytest.raises(UsageError, match="gives no gradients"):
+        pipeline("optimizer").run(model())
+    with pytest.raises(UsageError, match="no optimiser 'adamax'"):
+        pipeline("optimizer{kind=adamax}")
+    with pytest.raises(UsageError, match="count from 1"):
+        pipeline("optimizer{step=0}")
