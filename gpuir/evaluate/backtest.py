@@ -27,7 +27,7 @@ from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.calibrate import calibration
 from gpuir.evaluate.columns import Floats, Ints
-from gpuir.evaluate.fit import Watch, fitted, samples, usable
+from gpuir.evaluate.fit import AS_THEY_ARE, Watch, fitted, samples, usable
 from gpuir.evaluate.score import drawn
 
 COVERED = 0.8  # share of measurements that an interval is to hold
@@ -134,9 +134,10 @@ def _without(batches: Sequence[Batch], seed: int, device: str) -> _LeftOut:
         for name, target in {b.target.name: b.target for b in own}.items()
     }
     moved = [replace(b, target=targets[b.target.name]) for b in others]
-    known = {name: found for name, found in misses(own, model).items() if name in model}
-    after = {name: found for name, found in misses(moved, model).items() if name in model}
-    return _LeftOut(model, known, after)
+    told = (*model, *AS_THEY_ARE)
+    before, after = (misses(rows, model) for rows in (own, moved))
+    unseen, calibrated = ({n: t[n] for n in told if n in t} for t in (before, after))
+    return _LeftOut(model, unseen, calibrated)
 
 
 def _errors(left_out: Mapping[str, _LeftOut]) -> Backtests:
@@ -182,15 +183,23 @@ def misses(batches: Iterable[Batch], model: Model) -> dict[str, list[Misses]]:
 
 def with_intervals(model: Model, found: Backtests) -> dict[str, Trained]:
     """The model with the intervals that its backtests amount to. A family that was measured on one
-    GPU gets those of its known shapes, as far apart on other GPUs as GPUs usually are."""
-    usual = {place: usual_spread(backtest) for place, backtest in found.places().items()}
+    GPU gets those of its known shapes, as far apart on other GPUs as GPUs usually are; one that
+    nothing is fitted of has no known GPU."""
+    usual: dict[Familiar, float] = {
+        "unseen": usual_spread(found.unseen),
+        "calibrated": usual_spread(found.calibrated),
+    }
     done: dict[str, Trained] = {}
     for name, trained in model.items():
-        known = found.known.get(name, ())
+        known = () if name in AS_THEY_ARE else found.known.get(name, ())
+        errors: dict[Familiar, Sequence[Misses]] = {
+            "unseen": found.unseen.get(name) or known,
+            "calibrated": found.calibrated.get(name, ()),
+            "known": known,
+        }
         intervals: dict[str, Interval] = {}
-        for place, backtest in found.places().items():
-            errors = backtest.get(name, ()) or (known if place == "unseen" else ())
-            intervals |= _intervals(place, errors, None if place == "known" else usual[place])
+        for place, some in errors.items():
+            intervals |= _intervals(place, some, usual.get(place))
         done[name] = replace(trained, intervals=intervals)
     return done
 
@@ -275,8 +284,11 @@ def _ends_elsewhere(error: Floats, gpu: Ints, usual: float) -> Floats:
 
 def _variance(own: Floats, usual: float) -> float:
     """How far apart GPUs are, squared, given what each was off by when left out: n / (n - 1) times
-    as far from the mean of the n - 1 others as from that of all."""
+    as far from the mean of the n - 1 others as from that of all. One alone adds what it was off by
+    to what is usual."""
     n = len(own)
+    if n == 1:
+        return float(usual**2 + own[0] ** 2)
     squares = np.sum((own * (n - 1) / n) ** 2)
     return float((squares + USUAL_GPUS * usual**2) / (n - 1 + USUAL_GPUS))
 
@@ -310,6 +322,6 @@ def _student(freedom: float) -> Floats:
 
 def _quantiles(values: Floats, weights: Floats, shares: Floats) -> Floats:
     order = np.argsort(values, kind="stable")
-    total: Floats = np.cumsum(weights[order])
-    place = np.asarray(np.searchsorted(total, shares * total[-1]))
-    return values[order][np.minimum(place, len(values) - 1)]
+    total: Floats = np.cumsum(weights[order]) / np.sum(weights)
+    places = [min(int(np.searchsorted(total, share)), len(values) - 1) for share in shares]
+    return values[order][places]

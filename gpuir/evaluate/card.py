@@ -108,6 +108,8 @@ def _percent(misses: Sequence[Misses]) -> str:
 
 def _factors(model: Model) -> Iterator[str]:
     for name, trained in model.items():
+        if not trained.factors:
+            continue
         yield f"### {name}\n\n| factor | value | from GPU to GPU | what |\n|---|---|---|---|\n"
         for f in FAMILIES[name].factors:
             moves = [d.get(f.name, 0.0) for d in trained.devices.values()]

@@ -34,6 +34,9 @@ DOUBT = 0.05  # logarithms of an error above this weigh by their size, not its s
 HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
 ANCHORED = 3e-5  # what moving a factor from where it starts costs: what no row tells stays there
 NET_DECAY = 0.1  # what a squared weight of the network costs, in squared logarithms
+# Of a CPU a target states a level of instructions, and the rates of whichever machine it is: no
+# measurements make it known. Its shares stand in `gpuir.cost.cpu`, and calibration moves them.
+AS_THEY_ARE = ("cpu",)
 OWN_DECAY = 2.0  # the same of what a GPU's output weights differ by, over that
 
 Watch = Callable[[str], None]
@@ -82,7 +85,9 @@ def fitted(
     for name in families if families is not None else FAMILIES:
         found = samples(FAMILIES[name], batches, model)
         if found:
-            model[name] = _fit(torch, FAMILIES[name], found, seed)
+            family = FAMILIES[name]
+            plain = _plain(family, found)
+            model[name] = plain if name in AS_THEY_ARE else _fit(torch, family, found, plain, seed)
             if watch is not None:
                 watch(f"{name}: {sum(len(s.device_s) for s in found):,} rows")
     return model
@@ -138,18 +143,21 @@ def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Samp
 # ---------------------------------------------------------------------------- one family
 
 
-def _fit(torch: Any, family: Family, found: list[Sample], seed: int) -> Trained:
-    devices = sorted({s.device for s in found})
-    start = {f.name: f.value for f in family.factors}
-    trained = Trained(
-        factors=start,
-        devices={d: {} for d in devices},
+def _plain(family: Family, found: list[Sample]) -> Trained:
+    """The family as it stands, and what there are measurements of."""
+    fits = family.name not in AS_THEY_ARE
+    return Trained(
+        factors={f.name: f.value for f in family.factors} if fits else {},
+        devices={d: {} for d in sorted({s.device for s in found})} if fits else {},
         dtypes=tuple(sorted({s.dtype for s in found})),
         sizes={
             "flops": _span(s.work.flops for s in found),
             "bytes": _span(s.work.nbytes for s in found),
         },
     )
+
+
+def _fit(torch: Any, family: Family, found: list[Sample], trained: Trained, seed: int) -> Trained:
     cuts: list[Tiles] = []
     for _ in range(ROUNDS):
         model = {family.name: trained}

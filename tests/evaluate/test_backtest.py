@@ -92,6 +92,17 @@ def test_one_gpu_says_nothing_of_others_but_what_is_usual():
     assert set(model["x"].intervals) == {"known", "unseen"}
 
 
+def test_what_nothing_was_fitted_to_is_off_by_as_much_elsewhere():
+    """A CPU of listed rates that takes 1.5 times as long: the next may too, or 1 / 1.5."""
+    (alone,) = gpus(2, 0.0, 0.0, 0)[:1]
+    slow = replace(alone, error=alone.error + np.log(1.5))
+    found = with_intervals({"cpu": Trained()}, Backtests({"cpu": [slow]}, {"cpu": [alone]}))
+    ends = {place: i.at(1e-4) for place, i in found["cpu"].intervals.items()}
+    assert set(ends) == {"unseen", "calibrated"}
+    assert ends["unseen"][1] > 1.5e-4 > ends["calibrated"][1]
+    assert ends["unseen"][0] < 1e-4 / 1.5
+
+
 def test_what_is_usual_is_the_middle_family():
     tests = {name: gpus(400, apart, 0.01, 5) for name, apart in zip("abc", (0.02, 0.1, 0.3))}
     assert usual_spread(tests) == pytest.approx(0.1, rel=0.1)
