@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
-from gpuir.backends.report import Kernel, Summary
+from gpuir.backends.modules import module_of, modules
+from gpuir.backends.report import Kernel, Summary, Total, totals
 from gpuir.backends.terminal import Layout, tile_text
 from gpuir.simulate.memory import Memory
 
@@ -22,6 +23,7 @@ def json_text(summaries: Sequence[Summary], _: Layout) -> str:
 
 
 def _report(s: Summary) -> dict[str, Any]:
+    running = [x for x in s.kernels if x.runs]
     return {
         "model": s.model,
         "target": {
@@ -44,18 +46,9 @@ def _report(s: Summary) -> dict[str, Any]:
         "flops": s.flops,
         "bytes": s.bytes,
         "bound_s": dict(s.bounds),
-        "totals": [
-            {
-                "kind": total.kind,
-                "kernels": total.kernels,
-                "launches": total.launches,
-                "time_s": total.time_s,
-                "flops": total.flops,
-                "bytes": total.bytes,
-                "bound_s": dict(total.bounds),
-            }
-            for total in s.totals
-        ],
+        "totals": [_total(total) for total in s.totals],
+        "phases": [_total(total) for total in totals(running, lambda x: x.phase)],
+        "modules": [_total(module.total) for module in modules(running)],
         "memory": memory_record(s.memory),
         "coverage": {
             share.status: {
@@ -71,6 +64,18 @@ def _report(s: Summary) -> dict[str, Any]:
         "assumed": s.assumed,
         "warnings": s.warnings,
         "kernels": [_kernel(x) for x in s.kernels],
+    }
+
+
+def _total(total: Total) -> dict[str, Any]:
+    return {
+        "kind": total.kind,
+        "kernels": total.kernels,
+        "launches": total.launches,
+        "time_s": total.time_s,
+        "flops": total.flops,
+        "bytes": total.bytes,
+        "bound_s": dict(total.bounds),
     }
 
 
@@ -94,6 +99,8 @@ def _kernel(x: Kernel) -> dict[str, Any]:
         "shape": x.shape,
         "results": [str(v.type) for v in x.node.results],
         "locs": x.locs,
+        "module": ".".join(module_of(x.anchor)) if x.locs else "",
+        "phase": x.phase,
         "status": x.status,
         "runs": x.runs,
         "launches": x.launches,

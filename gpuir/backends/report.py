@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node
 from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.simulate.memory import Memory, memory
@@ -66,6 +67,11 @@ class Kernel:
     @property
     def kind(self) -> str:
         return self.node.op.name.removeprefix("k.")
+
+    @property
+    def phase(self) -> str:
+        """Of a training step: forward, backward, recomputed, optimizer."""
+        return phase_of(self.node) or "forward"
 
     @property
     def name(self) -> str:
@@ -256,7 +262,7 @@ def summarize(
         flops=sum(x.runs * x.flops for x in running),
         bytes=sum(x.runs * x.bytes for x in running),
         bounds=_bounds(running),
-        totals=tuple(_totals(running)),
+        totals=totals(running),
         coverage=coverage,
         nodes=sum(s.nodes for s in coverage) + len(folded),
         folded=len(folded),
@@ -332,24 +338,29 @@ def _bounds(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:
     return tuple(times.items())
 
 
-def _totals(kernels: Sequence[Kernel]) -> Iterator[Total]:
+def totals(
+    kernels: Iterable[Kernel], key: Callable[[Kernel], str] = lambda x: x.kind
+) -> tuple[Total, ...]:
+    """Kernels of one kind together, or of one `key`; the most time first."""
     kinds: dict[str, list[Kernel]] = {}
     for x in kernels:
         if not isinstance(x.node.op, k.View):
-            kinds.setdefault(x.kind, []).append(x)
-    totals = [
-        Total(
-            kind,
-            len(group),
-            sum(x.launches for x in group),
-            sum(x.time_s for x in group),
-            sum(x.runs * x.flops for x in group),
-            sum(x.runs * x.bytes for x in group),
-            _bounds(group),
-        )
-        for kind, group in kinds.items()
-    ]
-    yield from sorted(totals, key=lambda total: (-total.time_s, total.kind))
+            kinds.setdefault(key(x), []).append(x)
+    found = (total_of(kind, group) for kind, group in kinds.items())
+    return tuple(sorted(found, key=lambda total: (-total.time_s, total.kind)))
+
+
+def total_of(kind: str, kernels: Sequence[Kernel]) -> Total:
+    """These kernels together."""
+    return Total(
+        kind,
+        len(kernels),
+        sum(x.launches for x in kernels),
+        sum(x.time_s for x in kernels),
+        sum(x.runs * x.flops for x in kernels),
+        sum(x.runs * x.bytes for x in kernels),
+        _bounds(kernels),
+    )
 
 
 def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:

@@ -6,9 +6,11 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 from unicodedata import east_asian_width
 
-from gpuir.backends.report import Kernel, Summary, node_name
+from gpuir.backends.modules import modules
+from gpuir.backends.report import Kernel, Summary, node_name, totals
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.notes import Bound
 from gpuir.simulate.memory import Memory, Moment
@@ -25,6 +27,10 @@ STYLES = {  # of a title, of notes, and of words that mean something where they 
 }
 NAME_WIDTH = 22  # a layer's name gets at least so much room before columns are dropped
 GAP = 2
+LEAST_SHARE = 0.005  # of the time: modules below are not listed
+
+
+Group = Literal["kernel", "module", "phase"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Layout:
     color: bool = False
     top: int = 15
     memory: bool = False  # list who holds memory at the peak
+    group: Group = "kernel"  # what the table of totals adds up
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,7 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
     page.line()
     _head(s, page)
     _slowest(s, page, layout)
-    _totals(s, page)
+    _totals(s, page, layout)
     if layout.memory:
         _memory(s.memory, page, layout)
     _coverage(s, page)
@@ -400,14 +407,23 @@ def _alike(a: str, b: str) -> int:
     )
 
 
-def _totals(s: Summary, page: Page) -> None:
-    if not s.totals:
+def _totals(s: Summary, page: Page, layout: Layout) -> None:
+    """A row a kind of kernels, a phase of training, or a module."""
+    running = [x for x in s.kernels if x.runs]
+    if layout.group == "module":
+        tree = [m for m in modules(running) if m.total.time_s >= LEAST_SHARE * s.latency_s]
+        named = [("  " * m.depth + ".".join(m.path), m.total) for m in tree]
+    else:
+        by_phase = totals(running, lambda x: x.phase)
+        found = by_phase if layout.group == "phase" else s.totals
+        named = [(total.kind, total) for total in found]
+    if not named:
         return
     titles = ("launches", "time", "share", "flop", "bytes")
-    columns = [("kernel", False), *((title, True) for title in titles), ("bound", False)]
+    columns = [(layout.group, False), *((title, True) for title in titles), ("bound", False)]
     rows = [
         (
-            total.kind,
+            name,
             f"{total.launches:,}",
             quantity(total.time_s, "s"),
             percent(total.time_s, s.latency_s),
@@ -415,7 +431,7 @@ def _totals(s: Summary, page: Page) -> None:
             quantity(total.bytes, "bytes") if total.bytes else "-",
             bounds(total.bounds, total.time_s),
         )
-        for total in s.totals
+        for name, total in named
     ]
     page.line()
     page.table(columns, rows, drop=("bytes", "flop", "launches"))

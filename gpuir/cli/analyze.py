@@ -35,6 +35,13 @@ PIPED_WIDTH = 120
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
 )
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@click.option(
+    "--group-by",
+    type=click.Choice(["kernel", "module", "phase"]),
+    default="kernel",
+    show_default=True,
+    help="What the table of totals adds up: kinds of kernels, modules, phases of training.",
+)
 @click.option("--memory", is_flag=True, help="List who holds memory at the peak.")
 @options.output
 @options.load_modules
@@ -153,7 +160,9 @@ def layout(given: dict[str, Any]) -> Layout:
         width = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns
         width = max(width, 40) if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Layout(width, color, given["top"], given.get("memory", False))
+    return Layout(
+        width, color, given["top"], given.get("memory", False), given.get("group_by", "kernel")
+    )
 
 
 class Progress:

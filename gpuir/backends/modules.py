@@ -1,0 +1,71 @@
+"""Which module of the model a kernel belongs to, and what each module takes in all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuir.backends.report import Kernel, Total, total_of
+from gpuir.ir.graph import Loc
+from gpuir.ir.phases import PHASES
+from gpuir.ops import kernel as k
+
+Path = tuple[str, ...]
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module, or all those whose paths differ in numbers alone, with everything inside."""
+
+    path: Path  # `*` for a number
+    depth: int
+    total: Total
+
+
+def module_of(loc: Loc) -> Path:
+    """`bert.pt2:encoder.layer.0/linear/backward`, or `bert.onnx:/encoder/layer.0/MatMul` →
+    encoder, layer, 0."""
+    name = loc.partition(":")[2] or loc
+    parts = [part for part in name.split("/") if part]
+    if parts and parts[-1] in PHASES:
+        parts.pop()
+    return tuple(word for part in parts[:-1] for word in part.split(".") if word)
+
+
+def alike(path: Path) -> Path:
+    """The path without its numbers, by which layers are told apart."""
+    return tuple("*" if NUMBER.fullmatch(word) else word for word in path)
+
+
+def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:
+    """The tree of modules, each before those inside it, the most time first. A module that has one
+    module inside and no kernels of its own is one line with it."""
+    listed: dict[Path, list[Kernel]] = {}
+    for x in kernels:
+        if not isinstance(x.node.op, k.View):
+            path = alike(module_of(x.anchor)) if x.locs else ()
+            listed.setdefault(path, []).append(x)
+    children: dict[Path, set[Path]] = {}
+    inside: dict[Path, list[Kernel]] = {}
+    for path, group in listed.items():
+        for i in range(len(path) + 1):
+            inside.setdefault(path[:i], []).extend(group)
+            if i:
+                children.setdefault(path[: i - 1], set()).add(path[:i])
+
+    def tree(path: Path, start: int, depth: int) -> Iterator[Module]:
+        below = sorted(children.get(path, ()), key=lambda p: -sum(x.time_s for x in inside[p]))
+        if len(below) == 1 and path not in listed:
+            yield from tree(below[0], start, depth)
+            return
+        if path:
+            yield Module(path[start:], depth, total_of(".".join(path), inside[path]))
+        for child in below:
+            yield from tree(child, len(path), depth + bool(path))
+        if path in listed and below:
+            own = total_of(".".join(path), listed[path])
+            yield Module(("(itself)",), depth + bool(path), own)
+
+    return tuple(tree((), 0, 0))
