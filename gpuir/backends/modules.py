@@ -12,6 +12,7 @@ from gpuir.ir.phases import PHASES
 from gpuir.ops import kernel as k
 
 Path = tuple[str, ...]
+OWN = "(itself)"  # a module's kernels outside of those inside it
 NUMBER = re.compile(r"\d+")
 
 
@@ -65,7 +66,7 @@ def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:
         for child in below:
             yield from tree(child, len(path), depth + bool(path))
         if path in listed and below:
-            own = total_of(".".join(path), listed[path])
-            yield Module(("(itself)",), depth + bool(path), own)
+            own = total_of(".".join((*path, OWN)), listed[path])
+            yield Module((OWN,), depth + bool(path), own)
 
     return tuple(tree((), 0, 0))
