@@ -322,6 +322,6 @@ def _student(freedom: float) -> Floats:
 
 def _quantiles(values: Floats, weights: Floats, shares: Floats) -> Floats:
     order = np.argsort(values, kind="stable")
-    total: Floats = np.cumsum(weights[order]) / np.sum(weights)
-    places = [min(int(np.searchsorted(total, share)), len(values) - 1) for share in shares]
-    return values[order][places]
+    total: Floats = np.cumsum(weights[order])
+    places: Ints = np.searchsorted(total / total[-1], shares).astype(np.int64)
+    return values[order][np.minimum(places, len(values) - 1)]
