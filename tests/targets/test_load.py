@@ -75,8 +75,8 @@ def spec(tmp_path, monkeypatch):
 # ---- names
 
 
-def test_41_gpus_and_2_cpus_are_known():
-    assert len(target_names()) == 41 + 2
+def test_41_gpus_and_4_cpus_are_known():
+    assert len(target_names()) == 41 + 4
     assert {"a100-sxm-40gb", "h100-sxm-80gb", "l4", "t4", "mi300x"} <= set(target_names())
 
 
