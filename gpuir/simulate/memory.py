@@ -169,8 +169,13 @@ def _pool_bytes(target: Target | None) -> int:
 def workspace_bytes(op: Op, tile: Tile | None) -> int:
     """What a kernel needs beside operands and results while it runs: partial sums in f32 where
     blocks share a sum, and of attention the log-sum-exp of every row (Dao: FlashAttention-2, 2023,
-    section 3.1), unless that is a result already. cuDNN's own choice of algorithms is not known:
-    nothing is counted for it."""
+    section 3.1), unless that is a result already; of a mixture of experts the rows of both products
+    and of the activation, which vLLM's `fused_moe.py` holds as three caches at once. cuDNN's own
+    choice of algorithms is not known: nothing is counted for it."""
+    mix = op.experts if isinstance(op, k.Experts) else op
+    if isinstance(mix, t.Experts):
+        cells = sum(v.type.shape[1] for v in mix.weights) + mix.inter
+        return mix.which.type.size * cells * mix.result_types[0].dtype.bits // 8
     if isinstance(op, t.Attention | k.Attention) and (tile is None or tile.split == 1):
         return 4 * prod(op.q.type.shape[:-1]) if len(op.result_types) == 1 else 0
     if tile is None or tile.split == 1 or not op.contraction:
