@@ -344,7 +344,10 @@ def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path |
         "the rows of a GPU, then over GPUs. *Unseen*: the model was fitted without that GPU. "
         "*After 32 rows*: that model calibrated on 32 rows a family of that GPU, the others "
         "scored. *Known*: half of the shapes were fitted, the other half is scored, both ways. "
-        "*Published*: NeuSight's own figures for unseen GPUs. Intervals are to hold 80 %.\n",
+        "*Published*: NeuSight's own figures for unseen GPUs. Intervals are to hold 80 %; no row "
+        "helped to make the one that it is held against: an unseen GPU's are from the other GPUs' "
+        "errors (left out in their turn; calibrated likewise), a known GPU's from the other half "
+        "of the shapes.\n",
         headline(backtests),
         APART,
         told_apart(backtests["unseen"]),
