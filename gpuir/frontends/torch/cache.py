@@ -67,13 +67,12 @@ class PastLayer(CacheLayerMixin):
         return -1
 
 
-def filled(run: Callable[..., Any], batch: int, where: str) -> list[Any]:
-    """The layers of the cache that a model makes of one token; ModelError for a model that keeps
-    something else than keys and values."""
-    ids = torch.zeros((batch, 1), dtype=torch.int64, device="meta")
+def filled(run: Callable[..., Any], one: torch.Tensor, where: str) -> list[Any]:
+    """The layers of the cache that a model makes of one token each; ModelError for a model that
+    keeps something else than keys and values."""
     try:
         with torch.no_grad():
-            made = run(input_ids=ids, use_cache=True).get("past_key_values")
+            made = run(input_ids=one, use_cache=True).get("past_key_values")
         layers: list[Any] = list(made.layers)
     except Exception as error:  # states of another kind are under other names
         raise _no_phases(where, reason(error)) from error

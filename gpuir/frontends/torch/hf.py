@@ -69,6 +69,7 @@ def program(
     phase: str | None = None,
     past: int | None = None,
     train: bool = False,
+    device: str = "meta",
 ) -> Program:
     """The model of a config file, or of a folder with one, for a task and sizes.
 
@@ -76,7 +77,8 @@ def program(
     config's own. `phase` is a step of generation by a causal LM: `prefill` reads a prompt of `seq`
     tokens, `decode` adds one; either starts behind `past` tokens, whose keys and values are inputs
     and come out with the new ones written in. With `train` there are labels too, and the first
-    output is the loss. ModelError or UsageError where the config or a choice cannot be used.
+    output is the loss. On another `device` than meta there are weights, random ones. ModelError or
+    UsageError where the config or a choice cannot be used.
     """
     for name, choice, known in (
         ("task", task, TASKS),
@@ -92,11 +94,11 @@ def program(
 
         config = read_config(Path(folder))
         task, cls = find_class(config, task, folder)
-        model = build(cls, config, DTYPES[dtype] if dtype else None, attention, folder)
+        model = build(cls, config, DTYPES[dtype] if dtype else None, attention, device, folder)
         model.train(train)
         if not train:
             mixtures.adopt(model)
-        sizes = Sizes(config, dict(dims or {}), folder)
+        sizes = Sizes(config, dict(dims or {}), folder, device)
         name = called(Path(folder))
         if phase is None:
             if past is not None:
@@ -215,14 +217,14 @@ def _class_names(task: str, model_type: str) -> tuple[str, ...]:
 
 
 def build(
-    cls: Any, config: Any, dtype: torch.dtype | None, attention: str, where: str
+    cls: Any, config: Any, dtype: torch.dtype | None, attention: str, device: str, where: str
 ) -> torch.nn.Module:
-    """The model on the meta device: shapes and dtypes, no numbers.
+    """The model. On the meta device it has shapes and dtypes, no numbers.
 
     A class without sdpa computes attention by products and a softmax, as it would run.
     """
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             return cls._from_config(
                 config,
                 dtype=dtype or getattr(config, "dtype", None) or torch.float32,
@@ -246,6 +248,7 @@ class Sizes:
     config: Any
     given: Mapping[str, int]
     where: str
+    device: str = "meta"
     read: set[str] = field(default_factory=set[str])
     assumed: list[str] = field(default_factory=list[str])
 
@@ -283,6 +286,9 @@ class Sizes:
             self.assumed.append(text)
         return n
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
     def image(self) -> tuple[int, int]:
         """Height and width."""
         size = self.of_config("image_size")
@@ -297,7 +303,7 @@ HALVES = ("vision", "audio", "text")
 
 
 def ids(sizes: Sizes, dtype: torch.dtype, name: str = "seq") -> torch.Tensor:
-    return empty((sizes("batch", 1), sizes.tokens(name)), torch.int64)
+    return sizes.empty((sizes("batch", 1), sizes.tokens(name)), torch.int64)
 
 
 def target_ids(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
@@ -305,22 +311,20 @@ def target_ids(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
 
 
 def pixels(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
-    return empty((sizes("batch", 1), sizes.of_config("num_channels") or 3, *sizes.image()), dtype)
+    return sizes.empty(
+        (sizes("batch", 1), sizes.of_config("num_channels") or 3, *sizes.image()), dtype
+    )
 
 
 def spectrum(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
     """Of Whisper's layout; its encoder halves the frames to its number of positions."""
     positions = sizes.of_config("max_source_positions")
     frames = sizes("frames", 2 * positions if positions else None)
-    return empty((sizes("batch", 1), sizes.of_config("num_mel_bins") or 80, frames), dtype)
+    return sizes.empty((sizes("batch", 1), sizes.of_config("num_mel_bins") or 80, frames), dtype)
 
 
 def waveform(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
-    return empty((sizes("batch", 1), sizes("samples")), dtype)
-
-
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+    return sizes.empty((sizes("batch", 1), sizes("samples")), dtype)
 
 
 INPUTS: dict[str, Callable[[Sizes, torch.dtype], torch.Tensor]] = {
@@ -358,7 +362,7 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
             )
     found = {name: INPUTS[name](sizes, model.dtype) for name in names}
     if has_labels:
-        found["labels"] = empty(tuple(map(sizes, LABELS[str(task)])), torch.int64)
+        found["labels"] = sizes.empty(tuple(map(sizes, LABELS[str(task)])), torch.int64)
     return found
 
 
@@ -372,7 +376,7 @@ def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) ->
     takes = signature(run).parameters
     fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
     if model.config.model_type in MASKED:
-        fixed["attention_mask"] = torch.ones(inputs["input_ids"].shape, device="meta")
+        fixed["attention_mask"] = torch.ones_like(inputs["input_ids"])
     model.forward = as_run(lambda **given: tensors_of(run(**given, **fixed)), inputs)
     return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
 
@@ -388,9 +392,10 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
     sizes.tokens("seq", past) if phase == "prefill" else None
     run = model.forward
     takes = signature(run).parameters
-    layers = cache.filled(as_run(run, ("input_ids", "use_cache")), batch, name)
+    one = sizes.empty((batch, 1), torch.int64)
+    layers = cache.filled(as_run(run, ("input_ids", "use_cache")), one, name)
     keys, values, windows = cache.memory(layers, past, new, name)
-    inputs = {"input_ids": empty((batch, new), torch.int64), "keys": keys, "values": values}
+    inputs = {"input_ids": sizes.empty((batch, new), torch.int64), "keys": keys, "values": values}
     fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
 
     def forward(input_ids: torch.Tensor, keys: Any, values: Any) -> tuple[torch.Tensor, ...]:
