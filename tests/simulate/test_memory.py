@@ -263,6 +263,25 @@ def test_kernels_hold_less_than_ops_where_they_are_fused():
     assert eager.parts["activations"] == 2 * fused.parts["activations"]
 
 
+def test_experts_hold_the_rows_between_their_kernels():
+    """4 rows of 2 x 64 cells from the product in, 64 after the activation and 16 from the product
+    out, in f16, beside x, the choice, the shares, the weights and y."""
+    g = text(
+        "in %x: f16[2, 16]",
+        "in %which: i64[2, 2]",
+        "in %shares: f16[2, 2]",
+        "param %up: f16[3, 128, 16]",
+        "param %down: f16[3, 16, 64]",
+        "%y: f16[2, 16] = t.experts(%x, %which, %shares, %up, %down)",
+        out="%y",
+    )
+    ends = 2 * (2 * 16) * 2 + 4 * 8 + 4 * 2 + 3 * (128 * 16 + 16 * 64) * 2
+    for step in (g, pipeline("fuse,legalize").run(g)):
+        m = memory(step, block=1)
+        assert m.peak_bytes == ends + 4 * (128 + 64 + 16) * 2
+        assert m.parts["workspace"] == 4 * (128 + 64 + 16) * 2
+
+
 settings.register_profile("memory", deadline=None, suppress_health_check=list(HealthCheck))
 
 
