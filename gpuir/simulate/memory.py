@@ -167,15 +167,17 @@ def _pool_bytes(target: Target | None) -> int:
 
 
 def workspace_bytes(op: Op, tile: Tile | None) -> int:
-    """What a kernel needs beside operands and results while it runs: partial sums in f32 where
-    blocks share a sum, and of attention the log-sum-exp of every row (Dao: FlashAttention-2, 2023,
-    section 3.1), unless that is a result already; of a mixture of experts the rows of both products
-    and of the activation, which vLLM's `fused_moe.py` holds as three caches at once. cuDNN's own
-    choice of algorithms is not known: nothing is counted for it."""
-    mix = op.experts if isinstance(op, k.Experts) else op
-    if isinstance(mix, t.Experts):
-        cells = sum(v.type.shape[1] for v in mix.weights) + mix.inter
-        return mix.which.type.size * cells * mix.result_types[0].dtype.bits // 8
+    """What a kernel needs beside operands and results while it runs.
+
+    Partial sums in f32 where blocks share a sum; of attention the log-sum-exp of every row, unless
+    that is a result already, and of its gradient the sum of every row and dQ, all f32 (Dao:
+    FlashAttention-2, 2023, algorithms 1 and 2). cuDNN's choice of algorithms is not known: nothing
+    is counted for it.
+    """
+    if isinstance(op, k.AttentionGradient):
+        op = op.gradient
+    if isinstance(op, t.AttentionGradient):
+        return 4 * (prod(op.q.type.shape[:-1]) + op.q.type.size)
     if isinstance(op, t.Attention | k.Attention) and (tile is None or tile.split == 1):
         return 4 * prod(op.q.type.shape[:-1]) if len(op.result_types) == 1 else 0
     if tile is None or tile.split == 1 or not op.contraction:
@@ -279,23 +281,28 @@ class _Walk:
             self.free([held[v] for v in (*operands, *node.results)])
 
     def launch(self, nodes: list[Node], path: tuple[str, ...], run: _Run) -> None:
-        """Nodes that run as one: what only they read is never stored."""
-        made: list[_Storage] = []
+        """Nodes of one launch, or of one operator that runs alone: what passes between its steps
+        in registers is never stored."""
+        made: dict[_Storage, Op] = {}
         read: list[_Storage] = []
+        stored: set[_Storage] = set()
         for node in nodes:
             shared = run.view(node)
             for value in node.results:
                 storage = shared or run.taken_over(node, value)
                 if storage is None:
                     storage = self.make_for(value, run.graph)
-                    made.append(storage)
+                    made[storage] = node.op
                 run.hold(value, storage)
             run.lay_out(node)
             for value in dict.fromkeys(node.op.operands):
-                run.held[value].refs -= 1
-                read.append(run.held[value])
+                storage = run.held[value]
+                storage.refs -= 1
+                read.append(storage)
+                if storage in made and not is_passed_on(made[storage], node.op):
+                    stored.add(storage)
         for storage in made:
-            if storage.refs or len(nodes) == 1:
+            if storage.refs or storage in stored or len(nodes) == 1:
                 self.allocate(storage)
         if self.pool_bytes and any(node.op.contraction for node in nodes):
             self.allocate(self.make(self.pool_bytes, "workspace", resident=True))
@@ -438,6 +445,14 @@ def _taken_over(graph: Graph) -> Iterator[tuple[Value, Value]]:
             if value.type.nbytes != taken.type.nbytes:
                 break
             yield value, taken
+
+
+def is_passed_on(op: Op, to: Op) -> bool:
+    """Whether one step of an operator takes what another makes as it comes: cell by cell, or a
+    reduction what was computed cell by cell. A product, a gather or a scatter reads memory."""
+    if isinstance(to, t.REDUCING):
+        return isinstance(op, (*t.POINTWISE, *t.LAYOUT, *t.REDUCING))
+    return isinstance(to, (*t.POINTWISE, *t.LAYOUT)) or isinstance(op, t.Constant | t.Iota)
 
 
 def is_same(op: Op) -> bool:

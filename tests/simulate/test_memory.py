@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from strategies import graphs
 
 import gpuir
-from gpuir.analysis import load_text
+from gpuir import load_text
 from gpuir.ir.graph import Graph
 from gpuir.passes.table import pipeline
 from gpuir.simulate.memory import KINDS, Memory, available_bytes, memory
@@ -221,6 +221,41 @@ def test_attention_keeps_a_number_a_row():
         out="%y",
     )
     assert memory(g, block=1).parts["workspace"] == 4 * 2 * 8 * 64
+
+
+def test_what_an_operator_passes_on_to_itself_is_not_stored():
+    """A GELU of four steps and a product with its bias run alone; attention's scores are stored."""
+    g = load_text("""graph @g {
+  in %x: f32[10, 10]
+  %a: f32[10, 10] = t.map("mul", [%x], imm=[0.7]) at "m:gelu"
+  %b: f32[10, 10] = t.map("erf", [%a]) at "m:gelu"
+  %c: f32[10, 10] = t.map("mul", [%x, %b]) at "m:gelu"
+  %p: f32[10, 10] = t.matmul(%c, %x) at "m:linear"
+  %q: f32[10, 10] = t.map("add", [%p, %x]) at "m:linear"
+  %s: f32[10, 10] = t.matmul(%q, %x) at "m:attention"
+  %w: f32[10, 10] = t.softmax(%s, 1) at "m:attention"
+  %y: f32[10, 10] = t.matmul(%w, %q) at "m:attention"
+  out %y
+}
+""")
+    m = memory(g, block=1)
+    assert m.total.tolist() == [400, 800, 1200, 2000]
+    assert [moment.path for moment in m.moments] == [(), ("c",), ("q",), ("y",)]
+    assert {h.name for h in m.largest} == {"x", "q", "s", "w", "y"}
+
+
+def test_attention_writes_a_tokens_heads_side_by_side():
+    g = text(
+        "in %q: f16[2, 8, 64, 32]",
+        "%y: f16[2, 8, 64, 32] = t.attention(%q, %q, %q)",
+        "%t: f16[2, 64, 8, 32] = t.transpose(%y, [0, 2, 1, 3])",
+        "%flat: f16[128, 256] = t.reshape(%t, [128, 256])",
+        "%not: f16[16, 2048] = t.reshape(%y, [16, 2048])",
+        out="%flat, %not",
+    )
+    one = 2 * 8 * 64 * 32 * 2
+    rows = 4 * 2 * 8 * 64
+    assert live(g) == [one, 2 * one + rows, 2 * one, 2 * one, 3 * one]
 
 
 def test_what_fits_leaves_the_driver_and_the_context_their_share():
