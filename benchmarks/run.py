@@ -24,8 +24,9 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from gpuir.analysis import load_text, lower
+from gpuir.analysis import lower
 from gpuir.ir.graph import Graph
+from gpuir.loading import load_text
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuir.analysis import LoadOptions, analyze, explain, load, load_text, lower, summary
+    from gpuir.analysis import analyze, explain, lower, summary
     from gpuir.backends.report import Summary
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
+    from gpuir.loading import LoadOptions, load, load_text
     from gpuir.passes.manager import Pass, Pipeline
     from gpuir.passes.table import pipeline
     from gpuir.schedule import apply, extract, strip
@@ -56,9 +57,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gpuir.analysis": (
-        *("LoadOptions", "analyze", "explain", "load", "load_text", "lower", "summary"),
-    ),
+    "gpuir.analysis": ("analyze", "explain", "lower", "summary"),
+    "gpuir.loading": ("LoadOptions", "load", "load_text"),
     "gpuir.backends.report": ("Summary",),
     "gpuir.ir.errors": ("GpuirError",),
     "gpuir.ir.graph": ("Graph",),

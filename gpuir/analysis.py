@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from gpuir.backends.report import Device, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
-from gpuir.ir.errors import ModelError, TextError, UsageError, VerifyError
+from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level
-from gpuir.ir.verify import verify
+from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import KernelOp, View
 from gpuir.passes.annotate import IN_TF32, Annotate
 from gpuir.passes.canonicalize import Canonicalize
@@ -29,159 +24,7 @@ from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.export import ExportedProgram
-
-    from gpuir.frontends.model import Model
-    from gpuir.frontends.torch.program import Program
-
-    Source = str | PathLike[str] | nn.Module | ExportedProgram | Program
-
-
-class LoadOptions(TypedDict, total=False):
-    """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
-    whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
-    loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
-    exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
-    run on `args` and `kwargs`. Of a Hugging Face config, `task` chooses the class, `dtype` the
-    numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed (`sdpa`, `eager`); `phase` is
-    `prefill` or `decode`, behind `past` tokens; with `train` the loss is computed."""
-
-    dims: Mapping[str, int]
-    inputs: Mapping[str, tuple[int, ...]]
-    values: Mapping[str, Sequence[float]]
-    trip_counts: Mapping[str, int]
-    expert_skew: float
-    strict: bool
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    task: str | None
-    dtype: str | None
-    attention: str | None
-    phase: str | None
-    past: int | None
-    train: bool
-
-
-TAKES = {  # which options each kind of model has a use for
-    "an ONNX file": "dims inputs values trip_counts expert_skew strict",
-    "IR text, whose numbers are in the text already": "strict",
-    "a saved torch program": "dims expert_skew strict",
-    "a torch program": "args kwargs dims expert_skew strict",
-    "a function": "dims expert_skew strict",
-    "a Hugging Face config": "dims task dtype attention phase past train expert_skew strict",
-}
-
-
-def load(
-    model: Source,
-    *,
-    warn: Callable[[str], None] | None = None,
-    **options: Unpack[LoadOptions],
-) -> Graph:
-    """The graph of a model: an ONNX file; a torch program, exported and saved (`.pt2`) or live, or
-    a torch module with its arguments; a Hugging Face config (`hf:config.json`, or its folder); what
-    a function gives (`my.module:build`); gpuir's own text (`.gir`, or `-` for stdin) at any level.
-
-    What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
-    or TextError when the file cannot be used.
-    """
-    path = fspath(model) if isinstance(model, str | PathLike) else ""
-    if path.endswith(".gir") or path == "-":
-        return _load_text_file(path, options)
-    if path and not is_torch(path):
-        loaded = _load_onnx(path, options)
-    else:
-        loaded = _load_torch(path or cast("nn.Module | ExportedProgram", model), options)
-    say = warn or partial(warnings.warn, stacklevel=2)
-    for text in loaded.warnings:
-        say(text)
-    return loaded.graph
-
-
-def is_torch(path: str) -> bool:
-    """Whether the text names a torch program: `model.pt2`, `hf:config.json` or a folder with a
-    config, `my.module:build`."""
-    if path.startswith("hf:") or path.endswith(".pt2"):
-        return True
-    if Path(path).exists():
-        return Path(path).is_dir() or Path(path).name == "config.json"
-    return ":" in path and path.rpartition(":")[2].isidentifier()
-
-
-def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
-    """The options given; UsageError for one that this kind of model has no use for."""
-    takes = TAKES[kind].split()
-    given = {name: value for name, value in options.items() if value not in (None, {}, (), False)}
-    wrong = [name for name, value in given.items() if name not in takes and value]
-    if wrong:
-        raise UsageError(
-            f"{', '.join(wrong)} cannot be given for {kind}",
-            where=where,
-            fix=f"leave it out; {kind} takes {', '.join(takes)}",
-        )
-    return given
-
-
-def _load_onnx(path: str, options: LoadOptions) -> Model:
-    from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
-
-    return load_onnx(path, **_checked(options, "an ONNX file", path))
-
-
-def _load_torch(model: str | nn.Module | ExportedProgram, options: LoadOptions) -> Model:
-    if find_spec("torch") is None:
-        raise UsageError(
-            "PyTorch is not installed", fix="pip install 'gpuir[torch]', or export to ONNX"
-        )
-    from gpuir.frontends.torch import hf, program
-    from gpuir.frontends.torch.load import load as load_torch
-
-    if not isinstance(model, str):
-        return load_torch(model, **_checked(options, "a torch program", type(model).__name__))
-    if model.endswith(".pt2"):
-        return load_torch(model, **_checked(options, "a saved torch program", model))
-    if program.is_built(model):
-        given = _checked(options, "a function", model)
-        made = program.built(model, given.pop("dims", {}))
-    else:
-        given = _checked(options, "a Hugging Face config", model)
-        walk = {name: given.pop(name) for name in ("expert_skew", "strict") if name in given}
-        made, given = hf.program(model, **given), walk
-    return load_torch(made, **given)
-
-
-def _load_text_file(path: str, options: LoadOptions) -> Graph:
-    _checked(options, "IR text, whose numbers are in the text already", path)
-    try:
-        data = _read_stdin() if path == "-" else Path(path).read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
-    except UnicodeDecodeError as error:
-        raise ModelError("not a text file", where=path, found=str(error)) from error
-    return load_text(text, "<stdin>" if path == "-" else path)
-
-
-def _read_stdin() -> bytes:
-    if not sys.stdin:  # closed by whoever started us
-        raise UsageError("there is no stdin to read IR text from", fix="give the file's name")
-    return sys.stdin.buffer.read()
-
-
-def load_text(text: str, source: str = "<text>") -> Graph:
-    """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
-    from gpuir.text import parse  # and with it lark
-
-    graph = parse(text, source)
-    try:
-        verify(graph)
-    except VerifyError as error:
-        where = f"{source}: {error.where}"
-        raise TextError(
-            error.what, where=where, expected=error.expected, found=error.found
-        ) from error
-    return graph
+    from gpuir.loading import Source
 
 
 def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpuir.analysis import LoadOptions, analyze, summary
+from gpuir.analysis import analyze, summary
 from gpuir.backends.report import Summary
 from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.loading import LoadOptions
 
 if TYPE_CHECKING:
     import torch

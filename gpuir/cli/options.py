@@ -78,6 +78,22 @@ def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 model = click.argument("model", type=click.Path())
 
 
+training = (
+    click.option("--train", is_flag=True, help="A training step: forward, loss, backward."),
+    click.option(
+        "--autodiff", help="By whose rules: torch or gpuir.  [torch's, of its own programs]"
+    ),
+    click.option("--loss", help="The output to differentiate.  [the first float one]"),
+    click.option("--optimizer", help="Its step too: sgd, adam, adamw."),
+    click.option("--fused", is_flag=True, help="The optimizer's step in fused kernels."),
+    click.option("--accumulate", is_flag=True, help="Add gradients to those of earlier batches."),
+    click.option("--autocast", help="Mixed precision: bf16 or f16, with f32 weights."),
+    click.option(
+        "--checkpoint", help="Recompute modules in backward: a glob of paths, or every=2."
+    ),
+)
+
+
 def loading(f: F) -> F:
     """What a model leaves open."""
     return _stacked(
@@ -109,6 +125,7 @@ def loading(f: F) -> F:
             default=0.0,
             help="How unevenly routers choose experts: exponent of a power law.  [0: evenly]",
         ),
+        *training,
         click.option("--strict", is_flag=True, help="Refuse operators that are not modelled."),
     )(f)
 
@@ -131,6 +148,14 @@ def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
         "phase": given["phase"],
         "past": given["past"],
         "strict": given["strict"],
+        "train": given["train"],
+        "autodiff": given["autodiff"],
+        "loss": given["loss"],
+        "optimizer": given["optimizer"],
+        "fused": given["fused"],
+        "accumulate": given["accumulate"],
+        "autocast": given["autocast"],
+        "checkpoint": given["checkpoint"],
     }
 
 

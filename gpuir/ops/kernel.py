@@ -560,15 +560,18 @@ class Gather(BodyKernel):
 
 @dataclass(frozen=True)
 class Scatter(BodyKernel):
-    """Updates written where the indices say; the rest of the tensor is kept, in place."""
+    """Updates written where the indices say; the rest of the tensor is kept, in place. A tensor
+    made here, of constants, is written whole first."""
 
     name: ClassVar[str] = "k.scatter"
 
     def space(self) -> Space:
-        """i over the cells that are given."""
+        """i over the cells that are given, or of all that is written."""
         flat = super().space()
         scatters = [n.op for n in self.body.nodes if isinstance(n.op, t.SCATTERING)]
-        given = max((op.updates.type.size for op in scatters), default=flat.dims["i"])
+        there = set(self.body.inputs)
+        sizes = (op.updates.type.size if op.x in there else op.x.type.size for op in scatters)
+        given = max(sizes, default=flat.dims["i"])
         return Space({"i": given}, flat.reads, flat.writes)
 
 

@@ -36,6 +36,7 @@ def load(
     dims: Mapping[str, int] = {},
     expert_skew: float = 0.0,
     strict: bool = False,
+    train: bool = False,
     joint: bool = False,
 ) -> Model:
     """A program as a graph of level `graph`. Weights are not read.
@@ -44,14 +45,17 @@ def load(
     with its arguments, which is exported first. Composite operators (linear, layer_norm,
     scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
-    sizes their numbers, `expert_skew` says how unevenly routers choose experts. `joint` adds the
-    backward pass, as AOTAutograd derives it. Raises `ModelError`.
+    sizes their numbers, `expert_skew` says how unevenly routers choose experts. A module is put in
+    training mode by `train`; `joint` adds the backward pass, as AOTAutograd derives it. Raises
+    `ModelError`.
     """
     name = source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
     walk = Walk(name, emit, Dims(dict(dims)), strict)
     try:
         made = _program(source, args, kwargs)
+        if train and isinstance(made, Program):
+            made.module.train()
         if joint:
             model = load_joint(made, name, walk)
         else:

@@ -1,0 +1,286 @@
+"""Models in all forms to graphs: which frontend reads what, and the passes of a training step."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, VerifyError, nearest
+from gpuir.ir.graph import Graph
+from gpuir.ir.verify import verify
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.export import ExportedProgram
+
+    from gpuir.frontends.model import Model
+    from gpuir.frontends.torch.program import Program
+
+    Source = str | PathLike[str] | nn.Module | ExportedProgram | Program
+
+
+class LoadOptions(TypedDict, total=False):
+    """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
+    whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
+    loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
+    exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
+    run on `args` and `kwargs`. Of a Hugging Face config, `task` chooses the class, `dtype` the
+    numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed (`sdpa`, `eager`); `phase` is
+    `prefill` or `decode`, behind `past` tokens.
+
+    With `train` the graph is that of a training step: forward, and backward by torch's own rules
+    or ours (`autodiff`: `torch`, the default where torch made the model, or `gpuir`), of the output
+    `loss`, the first by default. `optimizer` adds its step (`sgd`, `adam`, `adamw`), in `fused`
+    kernels or not; `accumulate` adds gradients to those of earlier batches; `autocast` is mixed
+    precision in a dtype; `checkpoint` recomputes modules: a glob of their paths, or `every=2`."""
+
+    dims: Mapping[str, int]
+    inputs: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, Sequence[float]]
+    trip_counts: Mapping[str, int]
+    expert_skew: float
+    strict: bool
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    task: str | None
+    dtype: str | None
+    attention: str | None
+    phase: str | None
+    past: int | None
+    train: bool
+    autodiff: str | None
+    loss: str | None
+    optimizer: str | None
+    fused: bool
+    accumulate: bool
+    autocast: str | None
+    checkpoint: str | None
+
+
+TAKES = {  # which options each kind of model has a use for
+    "an ONNX file": "dims inputs values trip_counts expert_skew strict",
+    "IR text, whose numbers are in the text already": "strict",
+    "a saved torch program": "dims expert_skew strict",
+    "a torch program": "args kwargs dims expert_skew strict",
+    "a function": "dims expert_skew strict",
+    "a Hugging Face config": "dims task dtype attention phase past expert_skew strict",
+}
+TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")
+LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
+
+
+def load(
+    model: Source,
+    *,
+    warn: Callable[[str], None] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Graph:
+    """The graph of a model: an ONNX file; a torch program, exported and saved (`.pt2`) or live, or
+    a torch module with its arguments; a Hugging Face config (`hf:config.json`, or its folder); what
+    a function gives (`my.module:build`); gpuir's own text (`.gir`, or `-` for stdin) at any level.
+
+    What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
+    or TextError when the file cannot be used.
+    """
+    step = _Step.of(options)
+    path = fspath(model) if isinstance(model, str | PathLike) else ""
+    if path.endswith(".gir") or path == "-":
+        return step.run(_load_text_file(path, options), path)
+    if path and not is_torch(path):
+        loaded = _load_onnx(path, options)
+    else:
+        loaded = _load_torch(path or cast("nn.Module | ExportedProgram", model), options, step)
+    say = warn or partial(warnings.warn, stacklevel=2)
+    for text in loaded.warnings:
+        say(text)
+    return step.run(loaded.graph, path)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What of a training step is asked for; nothing without `train`."""
+
+    train: bool = False
+    autodiff: str | None = None
+    loss: str | None = None
+    optimizer: str | None = None
+    fused: bool = False
+    accumulate: bool = False
+    autocast: str | None = None
+    checkpoint: str | None = None
+
+    @classmethod
+    def of(cls, options: LoadOptions) -> _Step:
+        """Taken out of the options; UsageError for what makes no sense."""
+        names = ("train", *TRAINING)
+        given: dict[str, Any] = {n: options.pop(n) for n in names if n in options}
+        made = cls(**{name: value for name, value in given.items() if value})
+        asked = [name for name in TRAINING if getattr(made, name)]
+        if asked and not made.train:
+            raise UsageError(f"{', '.join(asked)} belongs to a training step", fix="add --train")
+        if made.autodiff not in (None, "torch", "gpuir"):
+            fix = nearest(made.autodiff, ("torch", "gpuir"))
+            raise UsageError(f"no autodiff called {made.autodiff!r}", fix=fix)
+        ours = [n for n in ("loss", "accumulate", "autocast", "checkpoint") if getattr(made, n)]
+        if made.autodiff == "torch" and ours:
+            raise UsageError(
+                f"{', '.join(ours)} needs gpuir's own derivatives", fix="--autodiff gpuir"
+            )
+        if made.fused and not made.optimizer:
+            raise UsageError("fused is how an optimizer runs", fix="add --optimizer adamw")
+        return made
+
+    @property
+    def by_torch(self) -> bool:
+        """Whether AOTAutograd derives the backward pass of a torch program."""
+        ours = self.loss or self.accumulate or self.autocast or self.checkpoint
+        return self.train and self.autodiff != "gpuir" and not ours
+
+    def run(self, graph: Graph, path: str) -> Graph:
+        """The graph with what is asked for and not in it yet."""
+        if not self.train:
+            return graph
+        from gpuir.passes.table import pipeline
+
+        passes = self.passes(graph)
+        try:
+            return pipeline(passes).run(graph) if passes else graph
+        except GpuirError as error:
+            error.where = error.where or path
+            raise
+
+    def passes(self, graph: Graph) -> str:
+        """The passes as text: `autocast{dtype=bf16},autodiff{every=2},optimizer{kind=adamw}`."""
+        scale = {"loss_scale": LOSS_SCALE} if self.autocast == "f16" else {}
+        found: list[str] = []
+        if self.autocast:
+            found.append(_pass("autocast", dtype=self.autocast))
+        if not any(role == "gradient" for _, role in graph.roles):
+            found.append(
+                _pass(
+                    "autodiff",
+                    loss=self.loss,
+                    accumulate=self.accumulate,
+                    **_checkpoint(self.checkpoint),
+                    **scale,
+                )
+            )
+        if self.optimizer:
+            found.append(_pass("optimizer", kind=self.optimizer, fused=self.fused, **scale))
+        return ",".join(found)
+
+
+def _pass(name: str, **options: str | bool | float | None) -> str:
+    """`autodiff{every=2}`: options that are not set are left out."""
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
+    return name + (f"{{{','.join(given)}}}" if given else "")
+
+
+def _checkpoint(text: str | None) -> dict[str, str | int]:
+    """`every=2`, or a glob of modules."""
+    if not text:
+        return {}
+    key, equals, count = text.partition("=")
+    if key == "every" and equals:
+        if not count.isdecimal() or int(count) < 1:
+            raise UsageError("checkpoint: not a number of modules", expected="every=2", found=text)
+        return {"every": int(count)}
+    return {"checkpoint": text}
+
+
+def is_torch(path: str) -> bool:
+    """Whether the text names a torch program: `model.pt2`, `hf:config.json` or a folder with a
+    config, `my.module:build`."""
+    if path.startswith("hf:") or path.endswith(".pt2"):
+        return True
+    if Path(path).exists():
+        return Path(path).is_dir() or Path(path).name == "config.json"
+    return ":" in path and path.rpartition(":")[2].isidentifier()
+
+
+def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
+    """The options given; UsageError for one that this kind of model has no use for."""
+    takes = TAKES[kind].split()
+    given = {name: value for name, value in options.items() if value not in (None, {}, (), False)}
+    wrong = [name for name, value in given.items() if name not in takes and value]
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)} cannot be given for {kind}",
+            where=where,
+            fix=f"leave it out; {kind} takes {', '.join(takes)}",
+        )
+    return given
+
+
+def _load_onnx(path: str, options: LoadOptions) -> Model:
+    from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
+
+    return load_onnx(path, **_checked(options, "an ONNX file", path))
+
+
+def _load_torch(
+    model: str | nn.Module | ExportedProgram, options: LoadOptions, step: _Step
+) -> Model:
+    if find_spec("torch") is None:
+        raise UsageError(
+            "PyTorch is not installed", fix="pip install 'gpuir[torch]', or export to ONNX"
+        )
+    from gpuir.frontends.torch import hf, program
+    from gpuir.frontends.torch.load import load as load_torch
+
+    training: dict[str, Any] = {"train": step.train, "joint": step.by_torch}
+    if not isinstance(model, str):
+        given = _checked(options, "a torch program", type(model).__name__)
+        return load_torch(model, **given, **training)
+    if model.endswith(".pt2"):
+        given = _checked(options, "a saved torch program", model)
+        return load_torch(model, **given, **training)
+    if program.is_built(model):
+        given = _checked(options, "a function", model)
+        made = program.built(model, given.pop("dims", {}))
+    else:
+        given = _checked(options, "a Hugging Face config", model)
+        walk = {name: given.pop(name) for name in ("expert_skew", "strict") if name in given}
+        made, given = hf.program(model, train=step.train, **given), walk
+    return load_torch(made, **given, **training)
+
+
+def _load_text_file(path: str, options: LoadOptions) -> Graph:
+    _checked(options, "IR text, whose numbers are in the text already", path)
+    try:
+        data = _read_stdin() if path == "-" else Path(path).read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
+    except UnicodeDecodeError as error:
+        raise ModelError("not a text file", where=path, found=str(error)) from error
+    return load_text(text, "<stdin>" if path == "-" else path)
+
+
+def _read_stdin() -> bytes:
+    if not sys.stdin:  # closed by whoever started us
+        raise UsageError("there is no stdin to read IR text from", fix="give the file's name")
+    return sys.stdin.buffer.read()
+
+
+def load_text(text: str, source: str = "<text>") -> Graph:
+    """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
+    from gpuir.text import parse  # and with it lark
+
+    graph = parse(text, source)
+    try:
+        verify(graph)
+    except VerifyError as error:
+        where = f"{source}: {error.where}"
+        raise TextError(
+            error.what, where=where, expected=error.expected, found=error.found
+        ) from error
+    return graph
