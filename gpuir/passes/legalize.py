@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
 from gpuir.ir.build import begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.passes.manager import Pass
 
 
@@ -313,34 +312,14 @@ def is_view(node: Node) -> bool:
 
 def view_strides(body: Graph, type: TensorType) -> tuple[int, ...] | None:
     """Element strides of the body's result as a view of its one operand, or None where cells
-    would have to move. numpy decides: its views are strided too."""
-    order = type.order or tuple(range(type.rank))
-    strides, step = [0] * type.rank, 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= type.shape[axis]
+    would have to move."""
     if type.size == 0:
         return None
-    view = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), type.shape, strides)
+    view: Strided | None = packed(type)
     for node in body.nodes:
-        op = node.op
-        match op:
-            case t.Reshape():
-                try:
-                    view = np.reshape(view, op.shape, copy=False)
-                except ValueError:
-                    return None
-            case t.Transpose():
-                view = view.transpose(op.perm)
-            case t.Broadcast():
-                view = np.broadcast_to(view, op.shape)
-            case t.Slice():
-                if any(s < 0 for s in op.steps):
-                    return None
-                rows = zip(op.starts, op.sizes, op.steps, strict=True)
-                view = view[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
-            case _:
-                return None
+        view = viewed(view, node.op)
+        if view is None:
+            return None
     return view.strides
 
 
