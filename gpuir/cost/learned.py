@@ -94,10 +94,14 @@ class Trained:
         """What of one kernel the model has not been fitted on: "gpu", "dtype", "size"."""
         new = {
             "gpu": familiar == "unseen",
-            "dtype": work.dtype.name not in self.dtypes and familiar != "calibrated",
+            "dtype": self.is_novel(work) and familiar != "calibrated",
             "size": bool(np.any(self.beyond(work))),
         }
         return tuple(name for name, is_new in new.items() if is_new)
+
+    def is_novel(self, work: Work) -> bool:
+        """Whether kernels compute in, or on, a dtype that was not measured."""
+        return work.novel or work.dtype.name not in self.dtypes
 
     def beyond(self, work: Work) -> Number:
         """Whether kernels are larger or smaller than any that were measured."""

@@ -253,7 +253,7 @@ def interval(
     test = known.backtest(work, familiar(work, target, known))
     if not test:
         return time_s, time_s
-    new = known.beyond(work) | (work.dtype.name not in known.dtypes)
+    new = known.beyond(work) | known.is_novel(work)
     return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0))
 
 

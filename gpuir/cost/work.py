@@ -17,7 +17,7 @@ import numpy as np
 from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
 from gpuir.ir.graph import Access, Graph, Space, Value
-from gpuir.ir.types import DType, f32
+from gpuir.ir.types import DType, f4e2m1, f32, i4, u4
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
@@ -64,6 +64,7 @@ SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, divis
 NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
 OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
 SCALE_BYTES = {"f4e2m1": 1 / 16, "i4": 2 / 128}  # a weight's share of its scale: nvfp4, int4 groups
+CONVERTED = (i4, u4, f4e2m1)  # dtypes of experts' weights that were measured converted
 DEQUANTISE_LANE_OPS = 2.0  # assumed: a stored weight unpacked and scaled, two to an instruction
 
 
@@ -104,6 +105,7 @@ class Work:
     tf32: bool = False  # f32 products may run on the matrix units, rounded to TF32
     kind: str = ""
     traits: tuple[tuple[str, Number], ...] = ()
+    novel: bool = False  # weights in a dtype that the measurements of its kind have not
 
     @cached_property
     def extents(self) -> dict[str, Number]:
@@ -148,7 +150,7 @@ class Work:
         """All that is no number: works that agree in it go into one of many kernels."""
         return (
             *(self.kernel, self.reduced, self.dtype, self.pipe, self.accumulator_bits),
-            *(self.tf32, self.kind, tuple(d for d, _ in self.dims)),
+            *(self.tf32, self.kind, self.novel, tuple(d for d, _ in self.dims)),
             *((o.dims, o.role) for o in self.operands),
             *(name for name, _ in self.traits),
         )
@@ -875,6 +877,7 @@ def experts(
         dtype=dtype,
         pipe="tensor",
         kind=f"{stack} {scheme_of(dtype, weight, block)}",
+        novel=stored not in (dtype, *CONVERTED),
         traits=(("tokens", tokens), ("sent", sent), ("into", into), *share.items()),
     )
 

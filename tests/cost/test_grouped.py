@@ -176,6 +176,10 @@ def test_what_was_never_measured_is_said():
     f32_mix = MIX.replace("bf16", "f32")
     (node,) = gpuir.analyze(gpuir.load_text(f32_mix), "v100-sxm-16gb").nodes
     assert node.cost is not None and node.cost.unseen == ("gpu", "dtype")
+    four, eight = PACKED.replace("f16", "bf16"), PACKED.replace("f16", "bf16").replace("u4", "u8")
+    for text, unseen in ((four, ()), (eight, ("dtype",))):
+        (node,) = gpuir.analyze(gpuir.load_text(text), "h100").nodes
+        assert node.cost is not None and node.cost.unseen == unseen
 
 
 @pytest.mark.parametrize("target", ["p100-pcie-16gb", "mi100", "b200", "t4"])
