@@ -5,6 +5,11 @@ and values) and walks over the keys in steps of `d`: q·k, the exponentials, p·
 chip (Dao et al., FlashAttention, NeurIPS 2022, and FlashAttention-2, ICLR 2024). Where strips are
 too few for the device, the walk is split among blocks whose parts a second pass combines (Dao et
 al., Flash-Decoding, 2023).
+
+Strips, steps and splits are those of each library's own rules: FlashAttention-2 and -3 (csrc/
+flash_attn and hopper of github.com/Dao-AILab/flash-attention), TensorRT-LLM (cpp/tensorrt_llm/
+kernels of github.com/NVIDIA/TensorRT-LLM) and the kernels it generates for sm_100, which FlashInfer
+ships too (include/flashinfer/trtllm/fmha of github.com/flashinfer-ai/flashinfer).
 """
 
 from __future__ import annotations
@@ -26,31 +31,69 @@ from gpuir.targets.target import Target
 # Blackwell Ultra", 2025: attention-layer instructions at double rate).
 EXPONENTIALS = 16.0
 EXPONENTIALS_OF = {"sm_103": 32.0}
+BANK_BYTES = 128.0  # that shared memory gives a clock: 32 banks of 4 bytes, the same guide
+SYNC_FLOPS = 2048.0  # a clock of an SM by `mma.sync` on sm_10x: assumed Ampere's, and so seen
 HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-2
-FEW_ROWS = 128.0  # assumed: rows up to which a strip is a cache read, whose walk may be split
+LATENT_HEAD = 512.0  # cells above which a head is a latent: DeepSeek-V2, arXiv 2405.04434
 STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
-UNSPLIT_STEPS = 4.0  # steps that are not worth splitting: FlashAttention's split heuristic
-MOST_SPLITS = 128.0  # of one strip: the same
-EAGER_BLOCKS = 8.0  # of an SM, up to which TensorRT-LLM splits walks: seen in its times
+FEW_ROWS = 128.0  # assumed: rows up to which a strip is a cache read, whose walk may be split
+UNSPLIT_STEPS = 4.0  # steps that are not worth splitting: hopper/heuristics.h, num_splits_heuristic
+MOST_SPLITS = 128  # of one strip: the same
+FULL, GOOD = (
+    0.8,
+    0.85,
+)  # shares of SMs that need no split, of the best filling that suffice: the same
+GATHERED_ROWS = 16.0  # assumed: rows of a strip whose parts one block combines
+
+# TensorRT-LLM's kernels of one query on a cache before sm_100 (decoderMaskedMultiheadAttention,
+# decoderXQAConstants.h, computeMultiBlockCount and mayHavePerfGain): XQA, of heads that share keys
+# with 2 to 32 in all, where a fourth of the SMs gets a block for each `XQA_KEYS` keys of a head;
+# else one without matrix instructions, a block for each head.
+XQA_KEYS, XQA_LEAST, XQA_WAVES, XQA_HEADS = 128.0, 4.0, 8.0, 32.0
+LANE_BLOCKS = 3.0  # of the other, that an SM holds: by its times, alike on A100, H100 and H200
+LANE_STEP = 2048.0  # cells of keys that one of its steps reads: the same
+LANE_UNSPLIT, LANE_SPLIT, LANE_WAVES = 1024.0, 512.0, 2.0  # its splits: the same
+GEN_SPLIT = 256.0  # keys that a split has at least, of the kernels generated for sm_100
+GEN_LATENT = 1024.0  # keys up to which these take 16 heads of a latent a block: fmhaKernels.cuh
 
 FACTORS = (
     Factor("compute share", 0.85, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
     Factor("softmax ops", 1.5, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
-    Factor("narrow ops", 5.5, 0.0, 40.0, 0.0, "lane instructions more to round a score to 8 bits"),
+    Factor("narrow ops", 1.0, 0.0, 40.0, 0.0, "lane instructions more to round a score to 8 bits"),
+    Factor(
+        "narrow layout ops",
+        5.0,
+        0.0,
+        40.0,
+        0.0,
+        "the same on sm_90 for the layout that its 8-bit products want: FlashAttention-3, 3.3",
+    ),
     Factor("overlap", 0.5, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
     Factor("dram share", 0.86, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
     Factor("l2 share", 0.64, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
     Factor("l2 kept", 0.3, 0.2, 1.0, 0.0, "of the L2, what the last call's operands may fill"),
+    Factor("sm bytes", 32.0, 8.0, 128.0, 0.0, "bytes a clock that one SM draws from the L2"),
     Factor("block start", 5000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
     Factor("head start", 8.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of its head"),
-    Factor("small start", 0.7, 0.1, 1.5, 0.0, "times block start, of tiles of few rows"),
+    Factor(
+        "small start",
+        0.5,
+        0.1,
+        1.5,
+        0.0,
+        "times block start, of sm_10x's tiles of few rows: one begins while another ends",
+    ),
+    Factor("lane start", 1.4, 0.1, 3.0, 0.0, "times block start, without matrix instructions"),
+    Factor("xqa start", 1.2, 0.5, 3.0, 0.0, "XQA: times block start"),
     Factor("step wait", 600.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
-    Factor("alone", 2.4, 1.0, 4.0, 0.0, "before sm_90: times slower that a block runs alone"),
-    Factor("unhidden", 0.3, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
+    Factor("unhidden", 0.4, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
+    Factor(
+        "cache unhidden", 0.25, 0.0, 1.0, 0.0, "the same of one query where loads are asynchronous"
+    ),
     Factor("op start", 3.5e-06, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
     Factor("cache op start", 3e-06, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
     Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
-    Factor("plan start", 1e-06, 1e-7, 1e-5, 0.0, "FlashAttention-3: seconds to plan its walks"),
+    Factor("inner combine", 1.5e-06, 1e-7, 1e-5, 0.0, "the same within the kernel"),
     Factor(
         "trtllm append start", 1.5e-06, 1e-8, 2e-5, 0.0, "TensorRT-LLM: instead of append start"
     ),
@@ -60,25 +103,57 @@ FACTORS = (
     Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
-    Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start"),
+    Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start, many queries"),
     Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
     Factor("triton op start", 1.0, 0.3, 4.0, 0.0, "Triton: times op start"),
 )
 
 
-def packs(work: Work, target: Target) -> bool:
-    """Whether a strip of many queries also takes the heads that share their keys: FlashAttention-3
-    (its pack_gqa). Every library packs those of one query on a cache."""
-    return target.isa.startswith("sm_90") and work.kind == ""
+def _is_blackwell(target: Target) -> bool:
+    return target.isa.startswith("sm_10")
 
 
-def _few(work: Work, xp: Any) -> Number:
-    """Fewer queries than this pack: TensorRT-LLM takes a single token for a prompt, and packs at
-    most 32 heads, but for latent attention (seen in its times)."""
+def _library(work: Work) -> str:
+    """Whose factors: FlashAttention-3 has those of FlashAttention."""
+    return "" if work.kind == "fa3" else work.kind
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Which of a library's kernels ran: 1 or 0, by shape."""
+
+    single: Number  # that of one query a sequence; TensorRT-LLM takes a first token for a prompt
+    lanes: Number  # TensorRT-LLM's without matrix instructions
+    xqa: Number  # its other of one query
+    whole: Number  # one that does all a call does: these two
+    synchronous: Number  # of the generation before, where TensorRT-LLM generates none for a head
+    packed: Number  # whose strips also take the heads that share keys
+
+
+def ran(work: Work, target: Target, xp: Any) -> Ran:
+    queries, keys, head = work.extents["s"], work.extents["d"], work.trait("head")
+    group = work.trait("group", 1.0)
+    single = xp.where(queries < 2, 1.0, 0.0)
     if work.kind != "trtllm":
-        return 2.0
-    crowd = xp.where(work.trait("head") > 512.0, 0.0, work.trait("group"))
-    return xp.where(crowd > 32.0, 1.0, xp.minimum(work.extents["d"], 2.0))
+        # FlashAttention-3's pack_gqa; of one query every library packs
+        newer = target.isa.startswith("sm_90") and work.kind == ""
+        packed = 1.0 if newer or work.kind == "fa3" else single
+        return Ran(single, 0.0, 0.0, 0.0, 0.0, packed)
+    single = single * xp.where(keys > 1, 1.0, 0.0)
+    if _is_blackwell(target):
+        odd = xp.where(head - 16 * xp.floor(head / 16) > 0, 1.0, 0.0)
+        return Ran(single, 0.0, 0.0, 0.0, odd, single)
+    whole = single * xp.where(head > LATENT_HEAD, 0.0, 1.0)
+    blocks = _key_heads(work) * xp.maximum(xp.floor(keys / XQA_KEYS), 1.0)
+    few = xp.where(XQA_LEAST * blocks < target.sms, 1.0, 0.0)
+    narrow = xp.where(work.operands[1].cell_bytes < head * (work.dtype.bits / 8), 1.0, few)
+    lanes = whole * xp.where(group < 2, 1.0, xp.where(group > XQA_HEADS, 1.0, narrow))
+    return Ran(single, lanes, whole - lanes, whole, 0.0, single - lanes)
+
+
+def _key_heads(work: Work) -> Number:
+    """Heads of keys, of all sequences."""
+    return work.extents["b"] * work.extents["h"] / work.trait("group", 1.0)
 
 
 @dataclass(frozen=True)
@@ -93,21 +168,16 @@ class Walk:
 
 
 def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
-    """How `tiles` cut an attention.
-
-    One query on a cache shares a tile with the other heads of its group; many do where `packs`.
-    """
+    """How `tiles` cut an attention. Heads that share their keys share a tile where `Ran.packed`."""
     xp, queries, keys = s.xp, work.extents["s"], work.extents["d"]
     group, visible = work.trait("group", 1.0), work.visible
     reach = work.trait("reach", keys)
     rows, step, split = tiles.dims["s"], tiles.dims["d"], tiles.split
-    packed = 1.0 if packs(work, target) else xp.where(queries < _few(work, xp), 1.0, 0.0)
+    packed = ran(work, target, xp).packed
     apart = group * xp.ceil(queries / rows)
     together = xp.ceil(queries * group / rows)
     strips = s.put("strips a key head", packed * together + (1 - packed) * apart)
-    blocks = s.put(
-        "blocks", work.extents["b"] * (work.extents["h"] / group) * strips * split, "", "x split"
-    )
+    blocks = s.put("blocks", _key_heads(work) * strips * split, "", "x split")
     span = xp.minimum(queries, xp.maximum(rows / (packed * group + 1 - packed), 1.0))
     masked = xp.where(visible < 1.0, 1.0, 0.0)
     windowed = xp.where(reach < keys, 0.5, 0.0)
@@ -126,65 +196,112 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     beside them, its exponentials, or the wait for its loads; a block begins with a wait of its own.
     """
     xp = s.xp
-    w = walk(s, work, tiles, target)
+    w, kernel = walk(s, work, tiles, target), ran(work, target, xp)
     peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
-    step_s = _step_s(s, work, tiles, target, p, peak)
-    resident = s.put("blocks an SM holds", _resident(s, work, tiles, target))
+    resident = s.put("blocks an SM holds", _resident(s, work, tiles, target, kernel))
+    step_s = _step_s(s, work, tiles, target, p, kernel, resident)
     load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / target.sms))
     compute_s = s.put("arithmetic", xp.maximum(load * w.steps, w.longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
-    wait_s = p["step wait"] / target.clock_hz
-    start_s = _start_s(s, work, tiles, target, p, w)
-    alone = 1.0 if has_clusters(target) else xp.minimum(resident, p["alone"])
-    alone_s = step_s * alone
-    chain_s = rounds * (start_s + w.steps * xp.maximum(alone_s, wait_s))
+    drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
+    wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
+    start_s = _start_s(s, work, tiles, target, p, w, kernel)
+    chain_s = rounds * (start_s + w.steps * xp.maximum(step_s, wait_s))
     busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
-    both = xp.maximum(busy_s, memory_s) + p["unhidden"] * xp.minimum(busy_s, memory_s)
+    open_share = p["unhidden"]
+    if has_clusters(target):  # and so loads that no thread waits for
+        single = kernel.single
+        open_share = single * p["cache unhidden"] + (1 - single) * p["unhidden"]
+    both = xp.maximum(busy_s, memory_s) + open_share * xp.minimum(busy_s, memory_s)
     exposed = s.put("exposed waits", both - xp.maximum(compute_s, memory_s), "s")
     _put_features(s, work, target, w)
-    combine = xp.where(tiles.split > 1, 1.0, 0.0) * p["combine start"]
-    plan = p["plan start"] if packs(work, target) else 0.0
-    op = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
-    fused = _fused(xp, work, target)
-    op = op * (fused + (1 - fused) * (p[f"{work.kind} op start"] if work.kind else 1.0)) + plan
-    latency = exposed + op + combine + _append(s, work, missed, target, p)
+    latency = exposed + _calls_s(s, work, tiles, target, p, missed, kernel)
     return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
 
 
+def _key_bytes(work: Work) -> Number:
+    """Of one key and its value."""
+    return work.operands[1].cell_bytes + work.operands[2].cell_bytes * work.extents["e"]
+
+
+def _port(target: Target, p: Mapping[str, Number]) -> Number:
+    """Bytes a second that one SM draws."""
+    return p["sm bytes"] * target.clock_hz
+
+
 def _step_s(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], peak: Number
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    kernel: Ran,
+    resident: Number,
 ) -> Number:
     """Seconds of the arithmetic of one step: its products, and of its exponentials what they do not
-    hide."""
+    hide, nor the other blocks of the SM."""
     xp, sms = s.xp, target.sms
     rows, step, value = tiles.dims["s"], tiles.dims["d"], work.extents["e"]
-    head = work.trait("head", value)
-    cells = xp.ceil(head / HEAD_STEP) * HEAD_STEP + xp.ceil(value / HEAD_STEP) * HEAD_STEP
-    share = p["compute share"] * (p[f"{work.kind} compute"] if work.kind else 1.0)
-    product_s = 2 * rows * step * cells * sms / (peak * share)
-    product_s = s.put("products of a step", product_s, "s")
+    cells = _padded(xp, work.trait("head", value), work, target, kernel)
+    cells = cells + _padded(xp, value, work, target, kernel)
+    library = _library(work)
+    share = p["compute share"] * (p[f"{library} compute"] if library else 1.0)
+    rate = target.peak("tensor", work.dtype)
+    old = kernel.synchronous
+    rate = rate * (1 - old) + old * SYNC_FLOPS * sms * target.clock_hz
+    product_s = 2 * rows * step * cells * sms / (rate * share)
+    # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
+    # and values from shared memory; XQA's warps share the keys out among them.
+    apart = old if has_clusters(target) else 1.0 - kernel.whole
+    bank_s = tiles.warps * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
+    bank_s = s.put("shared memory of a step", apart * bank_s, "s")
+    product_s = s.put("products of a step", product_s + (1 - p["overlap"]) * bank_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
     exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * target.clock_hz
-    each = p["softmax ops"] + (p["narrow ops"] if work.dtype.bits < 16 else 0.0)
+    each = p["softmax ops"]
+    if work.dtype.bits < 16:
+        each = each + p["narrow ops"]
+        each = each + (p["narrow layout ops"] if target.isa.startswith("sm_90") else 0.0)
     softmax_s = rows * step * (1 / exponentials + each / lanes)
     softmax_s = s.put("softmax of a step", softmax_s, "s")
     shorter = xp.minimum(product_s, softmax_s)
-    turns = xp.where(rows > STRIP, p["overlap"], 0.0)
+    turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
     return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
 
 
+def _padded(xp: Any, cells: Number, work: Work, target: Target, kernel: Ran) -> Number:
+    """Cells that a head's products take: TensorRT-LLM's own kernels, not those generated, come for
+    64 and 128 (its fmha_v2)."""
+    whole = xp.ceil(cells / HEAD_STEP) * HEAD_STEP
+    if work.kind != "trtllm":
+        return whole
+    double = xp.where(cells > 64, xp.maximum(whole, 128.0), whole)
+    own = kernel.synchronous if _is_blackwell(target) else 1.0
+    return own * double + (1 - own) * whole
+
+
 def _start_s(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    w: Walk,
+    kernel: Ran,
 ) -> Number:
     """Seconds from a block's start to its loop."""
-    value = work.extents["e"]
+    xp, value, library = s.xp, work.extents["e"], _library(work)
     own = p["block start"] + p["head start"] * (work.trait("head", value) + value) / 2
-    if work.kind:
-        own = own * p[f"{work.kind} start"]
-    own = own * s.xp.where(tiles.dims["s"] < STRIP, p["small start"], 1.0)
-    start = own * s.xp.minimum(w.blocks, 1.0)
+    if library == "trtllm":
+        many = (1 - kernel.single) * p["trtllm start"]
+        own = own * (many + kernel.xqa * p["xqa start"] + kernel.single - kernel.xqa)
+    elif library:
+        own = own * p[f"{library} start"]
+    own = own * xp.where(tiles.dims["s"] < STRIP, p["small start"], 1.0)
+    own = own * (1 - kernel.lanes) + kernel.lanes * p["lane start"] * p["block start"]
+    start = own * xp.minimum(w.blocks, 1.0)
     return s.put("block start", start / target.clock_hz, "s")
 
 
@@ -227,17 +344,41 @@ def _put_features(s: Sheet, work: Work, target: Target, w: Walk) -> None:
     s.put("appends", appends, "", "1 where a cache is written")
 
 
-def _fused(xp: Any, work: Work, target: Target) -> Number:
-    """1 where one kernel does all that a call does: TensorRT-LLM's before sm_100 for one query on a
-    cache, but of a latent."""
-    if work.kind != "trtllm" or target.isa.startswith("sm_10"):
-        return 0.0
-    plain = xp.where(work.trait("head") > 512.0, 0.0, 1.0)
-    return xp.where(work.extents["s"] < _few(work, xp), plain, 0.0)
+def _calls_s(
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    missed: Number,
+    kernel: Ran,
+) -> Number:
+    """Seconds of a call besides its blocks: its own start, the kernels before and after, and the
+    combination of split walks."""
+    xp, library = s.xp, _library(work)
+    start_s = xp.where(work.extents["s"] < 2, p["cache op start"], p["op start"])
+    if library:
+        start_s = start_s * (kernel.whole + (1 - kernel.whole) * p[f"{library} op start"])
+    if work.kind == "fa3":  # plans its walks in a kernel before: hopper/flash_prepare_scheduler.cu
+        start_s = start_s + target.launch_s
+    few = xp.where(tiles.dims["s"] < STRIP, 1.0, 0.0)
+    inner = few if _is_blackwell(target) else kernel.whole
+    rows = xp.minimum(work.extents["s"] * work.trait("group", 1.0), tiles.dims["s"])
+    parts = tiles.split * xp.minimum(rows, GATHERED_ROWS) * work.extents["e"] * 4.0  # in f32
+    combine_s = inner * p["inner combine"] + (1 - inner) * p["combine start"]
+    combine_s = xp.where(tiles.split > 1, 1.0, 0.0) * (combine_s + parts / _port(target, p))
+    combine_s = s.put("parts combined", combine_s, "s")
+    append_s = _append_s(s, work, missed, target, p, kernel)
+    return start_s + combine_s + append_s + _swapped_s(s, work, target, p, kernel)
 
 
-def _append(
-    s: Sheet, work: Work, missed: Number, target: Target, p: Mapping[str, Number]
+def _append_s(
+    s: Sheet,
+    work: Work,
+    missed: Number,
+    target: Target,
+    p: Mapping[str, Number],
+    kernel: Ran,
 ) -> Number:
     """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
     TensorRT-LLM's also the queries."""
@@ -248,16 +389,31 @@ def _append(
     dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
     l2_s = moved * (1 - missed) / (target.l2_bytes_per_s * p["l2 share"])
     start_s = p["trtllm append start" if trtllm else "append start"]
-    writes = xp.where(bytes_own > 0, 1.0, 0.0) * (1 - _fused(xp, work, target))
+    writes = xp.where(bytes_own > 0, 1.0, 0.0) * (1 - kernel.whole)
     return s.put("cache written", writes * (start_s + dram_s + l2_s), "s")
 
 
-def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
+def _swapped_s(
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], kernel: Ran
+) -> Number:
+    """FlashAttention-2 packs the heads that share keys by turning queries and results around, a
+    copy of each, but where all share the same (flash_api.cpp, seqlenq_ngroups_swapped)."""
+    xp = s.xp
+    if has_clusters(target) or work.kind:
+        return 0.0
+    several = xp.where(work.extents["h"] > work.trait("group", 1.0), kernel.single, 0.0)
+    swapped = xp.where(work.trait("group", 1.0) > 1, several, 0.0)
+    moved = 2 * (work.operands[0].nbytes + work.operands[3].nbytes)
+    copy_s = 2 * target.launch_s + moved / (target.l2_bytes_per_s * p["l2 share"])
+    return s.put("heads turned", swapped * copy_s, "s")
+
+
+def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -> Number:
     """Blocks an SM holds: by shared memory (queries, `stages` of keys and values) and registers.
     Of specialised warps, which take all registers, one."""
+    xp, sm, lanes = s.xp, target.sm, kernel.lanes
     if has_clusters(target):
-        return 1.0 + 0.0 * tiles.warps
-    xp, sm = s.xp, target.sm
+        return LANE_BLOCKS * lanes + (1 - lanes) * (1.0 + 0.0 * tiles.warps)
     rows, step, threads = tiles.dims["s"], tiles.dims["d"], tiles.warps * sm.warp
     value = work.extents["e"]
     head = work.trait("head", value)
@@ -267,73 +423,158 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Number:
     held = xp.minimum(
         xp.floor(sm.smem_bytes / smem), xp.floor(sm.registers / (registers * threads))
     )
-    return xp.maximum(held, 1.0)
+    return xp.maximum(held, 1.0) * (1 - lanes) + LANE_BLOCKS * lanes
 
 
 # ---------------------------------------------------------------------------- tiles
 
 
+@dataclass(frozen=True)
+class Shape:
+    """An attention as the rules of libraries see it."""
+
+    work: Work
+    target: Target
+    keys: Any
+    head: Any
+    group: Any
+    reach: Any  # keys that a query sees at most
+    rows: Any  # of all strips of a head
+    heads: Any  # that have strips of their own, of all sequences
+    single: Any  # one query, on a cache
+
+    def strips(self, rows: Any) -> Any:
+        return np.ceil(self.rows / rows) * self.heads
+
+
+Cut = tuple[Any, Any, Any, Any, Any]  # rows, step, stages, warps, split
+
+
 def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The tile that libraries take: rows by what the matrix instructions want, keys by what the
-    shared memory holds.
-
-    Sizes by head: FlashAttention-2 up to sm_89 and on sm_12x (kernel traits of flash-attention 2),
-    FlashAttention-3 on sm_90 (Shah et al., NeurIPS 2024; tile sizes of its hopper kernels), two
-    strips of 128 rows a block on sm_10x (flash-attention 2.8, FlashAttention-4).
-    """
-    queries, keys = np.asarray(work.extents["s"], float), np.asarray(work.extents["d"], float)
+    shared memory holds, splits by what the device lacks of blocks."""
+    keys = np.asarray(work.extents["d"], float)
     head = np.asarray(work.trait("head", work.extents["e"]), float)
     group = np.asarray(work.trait("group", 1.0), float)
-    cached = (queries < 2) & (keys > 1)
-    together = packs(work, target) | (queries < _few(work, np))
-    rows_at_hand = np.asarray(queries * np.where(together, group, 1.0))
-    if target.isa.startswith("sm_10"):
-        wide = (head > 256) & (head <= 512)
-        rows = np.select(
-            [
-                cached & (rows_at_hand <= 32),
-                cached & (rows_at_hand <= 64) | wide,
-                (rows_at_hand > 128) & (head <= 128),
-            ],
-            [16.0, 64.0, 256.0],
-            128.0,
-        )
-        step = np.select([head <= 256, head <= 512], [128.0, 64.0], 64.0)
-        warps, stages = np.where(rows > 64, 16.0, 8.0), np.where(head <= 128, 2.0, 1.0)
-    elif has_clusters(target):
-        rows = np.select([rows_at_hand <= 64, head <= 64], [64.0, 192.0], 128.0)
-        step = np.select(
-            [head <= 64, head <= 128, head <= 192, head <= 256], [128.0, 176.0, 112.0, 80.0], 64.0
-        )
-        warps = np.where(rows <= 64, 8.0, 12.0)
-        stages = np.where((head > 256) & (head <= 512), 1.0, 2.0)
-    else:
-        rows = np.where((rows_at_hand <= 64) | (head > 128), 64.0, 128.0)
-        step = np.select(
-            [head <= 64, (rows <= 64) & (head <= 128), head <= 256], [128.0, 128.0, 64.0], 32.0
-        )
-        warps, stages = np.where(head > 128, 8.0, 4.0), 1.0
-    if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
-        # one query of a head that shares its keys with none, or too many, or reads narrow ones
-        narrow = np.asarray(work.operands[1].cell_bytes) < head * (work.dtype.bits / 8)
-        own = cached & (head <= 512) & ((group < 2) | (group > 32) | narrow)
-        rows, step = np.where(own, 16.0, rows), np.where(own, 64.0, step)
-        warps, stages = np.where(own, 32.0, warps), np.where(own, 1.0, stages)
-    strips = np.ceil(rows_at_hand / rows) * work.extents["b"] * work.extents["h"]
-    strips = strips / np.where(together, group, 1.0)
-    most = np.ceil(np.asarray(work.trait("reach", keys)) / step)
-    wanted = (rows_at_hand <= FEW_ROWS) & (most > UNSPLIT_STEPS)
-    room: Any = 1.0
-    if work.kind == "trtllm" and not target.isa.startswith("sm_10"):
-        eager = cached & (head <= 512) & (group > 1) & (group <= 32)
-        wanted, room = wanted | eager, np.where(eager, EAGER_BLOCKS, 1.0)
-    split = np.minimum(np.floor(room * target.sms / strips), np.minimum(most, MOST_SPLITS))
-    split = np.where(wanted, np.maximum(split, 1.0), 1.0)
-    shape = np.broadcast_shapes(rows.shape, step.shape, split.shape)
-    one = np.ones(shape)
-    return Tiles(
-        {"b": one, "h": one, "s": rows * one, "d": step * one}, stages * one, warps * one, split
+    share = np.where(np.asarray(ran(work, target, np).packed) > 0, group, 1.0)
+    x = Shape(
+        work,
+        target,
+        keys,
+        head,
+        group,
+        np.asarray(work.trait("reach", keys)),
+        np.asarray(work.extents["s"] * share),
+        work.extents["b"] * work.extents["h"] / share,
+        (np.asarray(work.extents["s"]) < 2) & (keys > 1),
     )
+    if _is_blackwell(target):
+        cut = _of_blackwell(x)
+    else:
+        cut = _of_hopper(x) if has_clusters(target) else _of_ampere(x)
+        if work.kind == "trtllm":
+            cut = _of_trtllm(x, cut)
+    rows, step, stages, warps, split = (np.array(n, float) for n in np.broadcast_arrays(*cut))
+    one = np.ones(rows.shape)
+    return Tiles({"b": one, "h": one, "s": rows, "d": step}, stages, warps, split)
+
+
+def _of_ampere(x: Shape) -> Cut:
+    """FlashAttention-2, up to sm_89 and on sm_12x (flash_fwd_launch_template.h). Caches in pages
+    are read by its splitting kernel, of 64 rows; TensorRT-LLM's have them too. One query is split
+    among twice the SMs, and only where heads share keys (mha_varlen_fwd); by FlashAttention-3's
+    kernels of this generation as on the next."""
+    paged = (np.asarray(x.work.trait("append")) > 0) & (x.work.kind == "")
+    small = (x.rows <= 64) | (x.head > 128) | paged | (x.work.kind == "trtllm")
+    rows = np.where(small, 64.0, 128.0)
+    step = np.select(
+        [x.head <= 64, (rows <= 64) & (x.head <= 128), x.head <= 256], [128.0, 128.0, 64.0], 32.0
+    )
+    newer = x.work.kind == "fa3"
+    most = np.ceil(x.reach / step)
+    split = _flash_splits(x.strips(rows), x.target.sms * (1 if newer else 2), most)
+    wanted = x.rows <= FEW_ROWS if newer else x.single & (x.group > 1)
+    return rows, step, 1.0, np.where(x.head > 128, 8.0, 4.0), np.where(wanted, split, 1.0)
+
+
+def _of_hopper(x: Shape) -> Cut:
+    """FlashAttention-3 (Shah et al., NeurIPS 2024; hopper/tile_size.h): 64 rows of a latent."""
+    rows = np.select([(x.rows <= 64) | (x.head > LATENT_HEAD), x.head <= 64], [64.0, 192.0], 128.0)
+    step = np.select(
+        [x.head <= 64, x.head <= 128, x.head <= 192, x.head <= 256],
+        [128.0, 176.0, 112.0, 80.0],
+        64.0,
+    )
+    stages = np.where((x.head > 256) & (x.head <= LATENT_HEAD), 1.0, 2.0)
+    split = _flash_splits(x.strips(rows), x.target.sms, np.ceil(x.reach / step))
+    return (
+        rows,
+        step,
+        stages,
+        np.where(rows <= 64, 8.0, 12.0),
+        np.where(x.rows <= FEW_ROWS, split, 1.0),
+    )
+
+
+def _flash_splits(strips: Any, sms: int, most: Any) -> Any:
+    """The fewest splits that fill waves nearly as well as any: num_splits_heuristic of
+    hopper/heuristics.h, and of FlashAttention-2."""
+    n = np.arange(1.0, MOST_SPLITS + 1)
+    waves = np.asarray(strips)[..., None] * n / sms
+    possible = n <= np.minimum(most, sms)[..., None]
+    filled = np.where(possible, waves / np.ceil(waves), 0.0)
+    enough = filled >= GOOD * filled.max(axis=-1, keepdims=True)
+    return np.where(
+        (strips >= FULL * sms) | (most <= UNSPLIT_STEPS), 1.0, 1.0 + np.argmax(enough, axis=-1)
+    )
+
+
+def _of_blackwell(x: Shape) -> Cut:
+    """Of many queries two strips of 128 rows a block (FlashAttention-4). Of one, the kernels that
+    TensorRT-LLM generates: the fewest rows that hold the heads, 16 heads of a latent where they are
+    32 at most or walks are short, else 64; one wave of splits (fmhaKernels.cuh,
+    selectGqGenerationKernel, selectMlaGenerationKernel, computeCtaAndClusterConfig)."""
+    sms, latent = x.target.sms, x.head > LATENT_HEAD
+    sixteens = x.heads * np.ceil(x.group / 16)
+    parts = np.minimum(np.ceil(x.keys / GEN_SPLIT), np.maximum(np.floor(sms / sixteens), 1.0))
+    short = (x.keys <= GEN_LATENT * parts) & (sixteens <= sms)
+    rows = np.select(
+        [
+            x.single & (x.rows <= 16) | x.single & latent & (short | (x.group <= 32)),
+            x.single & (x.rows <= 32),
+            x.single & ((x.rows <= 64) | latent) | (x.head > 256) & (x.head <= LATENT_HEAD),
+            (x.rows > 128) & (x.head <= 128),
+        ],
+        [16.0, 32.0, 64.0, 256.0],
+        128.0,
+    )
+    step = np.where((x.head <= 256) | x.single & latent, 128.0, 64.0)
+    stages, warps = np.where(x.head <= 128, 2.0, 1.0), np.where(rows > 64, 16.0, 8.0)
+    if x.work.kind == "trtllm":
+        old = np.asarray(ran(x.work, x.target, np).synchronous) > 0
+        rows, step = np.where(old, 64.0, rows), np.where(old, 128.0, step)
+        warps = np.where(old, 4.0, warps)
+    split = np.minimum(np.floor(sms / x.strips(rows)), np.ceil(x.reach / GEN_SPLIT))
+    return rows, step, stages, warps, np.where(x.single, np.maximum(split, 1.0), 1.0)
+
+
+def _of_trtllm(x: Shape, cut: Cut) -> Cut:
+    """TensorRT-LLM's kernels of one query before sm_100; the others are cut alike."""
+    kernel = ran(x.work, x.target, np)
+    which = [np.asarray(kernel.xqa) > 0, np.asarray(kernel.lanes) > 0]
+    parts = np.floor(x.keys / XQA_KEYS)
+    parts = np.minimum(parts, np.round(np.sqrt(8 * parts)))
+    parts = np.minimum(parts, np.floor(XQA_WAVES * x.target.sms / _key_heads(x.work)))
+    own = np.where(x.reach < LANE_UNSPLIT, 1.0, np.ceil(x.reach / LANE_SPLIT))
+    heads = x.work.extents["b"] * x.work.extents["h"]
+    room: Any = np.floor(LANE_WAVES * x.target.sms / heads)
+    own = np.minimum(own, room)
+    lane = (16.0, np.maximum(LANE_STEP / x.head, 8.0), 1.0, 8.0, np.maximum(own, 1.0))
+    xqa = (64.0, 128.0, 3.0, 8.0, np.maximum(parts, 1.0))
+    rows, step, stages, warps, split = (
+        np.select(which, [a, b], c) for a, b, c in zip(xqa, lane, cut, strict=True)
+    )
+    return rows, step, stages, warps, split
 
 
 def candidates(work: Work, target: Target) -> Tiles:

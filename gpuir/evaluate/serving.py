@@ -102,9 +102,13 @@ def one(like: Number) -> Number:
 
 
 def prefill(s: Shapes) -> tuple[Work, ...]:
-    """Causal attention of whole prompts on themselves."""
+    """Causal attention of whole prompts on themselves, quantised before where `narrows`."""
     dtype, kv = _attention_dtypes(s.said)
+    cells = s["batch"] * s["isl"] * s["head_dim"]
+    keys = quantised(cells * s["kv_heads"], f8e4m3, 3.0)
+    narrowed = (quantised(cells * s["q_heads"], f8e4m3, 3.0), keys, keys)
     return (
+        *(narrowed if s.said["narrows"] == "yes" else ()),
         work.attention(
             s["batch"],
             s["q_heads"],
@@ -156,10 +160,12 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
 
 
 def _libraries(columns: Columns) -> Columns:
-    """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's, or others'
-    in the manner of FlashAttention; and whether the call also writes its keys to a cache, which
-    vLLM's did as a kernel apart up to 0.22, and SGLang's `fa3` seem to (their smallest rows take
-    no longer than those).
+    """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's,
+    FlashAttention-3's in SGLang's hands, which has them on older GPUs too, or others' in the manner
+    of FlashAttention; and whether the call also writes its keys to a cache, which vLLM's did as a
+    kernel apart up to 0.22, and SGLang's `fa3` seem to (their smallest rows take no longer than
+    those). SGLang 0.5.14 quantises queries, keys and values for Blackwell's fp8 kernels in the
+    call: its smallest rows take 6 us longer than those of 0.5.9.
 
     Nothing should be fitted to Triton's, that stand in where a stack has no kernel of its own; to
     TensorRT-LLM 1.3.0rc10, which reads the cache again for each head; and where a cache is narrower
@@ -170,9 +176,15 @@ def _libraries(columns: Columns) -> Columns:
     odd |= library.where("triton")
     if "compute_dtype" in columns.cells:
         odd |= columns.words("compute_dtype").where("ambiguous")
-    return columns.with_cells(
-        {"stack": library, "append": Words.yes_or_no(~apart), "rough": Words.yes_or_no(odd)}
-    )
+    narrows = source.where("trtllm_mha") & version.where("0.5.14")
+    narrows &= columns.words("attn_dtype").where("fp8")
+    cells = {
+        "stack": library,
+        "append": Words.yes_or_no(~apart),
+        "narrows": Words.yes_or_no(narrows),
+        "rough": Words.yes_or_no(odd),
+    }
+    return columns.with_cells(cells)
 
 
 def _encoders(columns: Columns) -> Columns:
@@ -185,6 +197,8 @@ def _encoders(columns: Columns) -> Columns:
 def _library(source: str) -> str:
     if "triton" in source:
         return "triton"
+    if source in ("fa3", "flash_attention"):
+        return "fa3"
     return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
 
 
@@ -401,7 +415,7 @@ KINDS = (
     Kind(
         name="attention, prefill",
         key=("system", *_ATTENTION, *_HEADS, "isl"),
-        words=(*_ATTENTION, "stack", "append", "rough"),
+        words=(*_ATTENTION, "stack", "append", "narrows", "rough"),
         shape=(*_HEADS, "isl"),
         or_zero=("window",),
         works=prefill,
