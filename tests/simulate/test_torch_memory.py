@@ -1,0 +1,48 @@
+"""Peaks against PyTorch's own accounting of the same program. See tools/torch_memory.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("torch")
+TOOL = Path(__file__).parent.parent.parent / "tools" / "torch_memory.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> Iterator[ModuleType]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec = importlib.util.spec_from_file_location("torch_memory", TOOL)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+
+
+MODELS = ("perceptron", "convolutions", "block", "block, scores in memory", "tower of 4 blocks")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_to_the_byte(tool: ModuleType, name: str):
+    eager, program, graph = tool.inference(tool.MODELS[name]())
+    assert tool.memory(graph, block=1).peak_bytes == program <= eager
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_within_one_percent(tool: ModuleType, name: str):
+    eager, joint, own = tool.training(name, tool.MODELS[name]())
+    assert tool.memory(joint, block=1).peak_bytes == pytest.approx(eager, rel=1e-4)
+    if name != "convolutions":  # whose norms autodiff takes apart: docs/memory.md
+        assert tool.memory(own, block=1).peak_bytes == pytest.approx(eager, rel=0.01)
+
+
+def test_hugging_face_models_keep_what_is_tied_once(tool: ModuleType):
+    pytest.importorskip("transformers")
+    eager, program, graph = tool.inference(tool.MODELS["GPT-2"]())
+    assert tool.memory(graph, block=1).peak_bytes == program == eager
