@@ -171,9 +171,14 @@ def workspace_bytes(op: Op, tile: Tile | None) -> int:
 
     Partial sums in f32 where blocks share a sum; of attention the log-sum-exp of every row, unless
     that is a result already, and of its gradient the sum of every row and dQ, all f32 (Dao:
-    FlashAttention-2, 2023, algorithms 1 and 2). cuDNN's choice of algorithms is not known: nothing
-    is counted for it.
+    FlashAttention-2, 2023, algorithms 1 and 2); of a mixture of experts the rows of both products
+    and of the activation, which vLLM's `fused_moe.py` holds as three caches at once. cuDNN's choice
+    of algorithms is not known: nothing is counted for it.
     """
+    mix = op.experts if isinstance(op, k.Experts) else op
+    if isinstance(mix, t.Experts):
+        cells = sum(v.type.shape[1] for v in mix.weights) + mix.inter
+        return mix.which.type.size * cells * mix.result_types[0].dtype.bits // 8
     if isinstance(op, k.AttentionGradient):
         op = op.gradient
     if isinstance(op, t.AttentionGradient):
