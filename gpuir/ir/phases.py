@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpuir.ir.graph import Loc, Node
+from gpuir.ir.graph import Graph, Loc, Node
 
 Phase = Literal["backward", "recomputed", "optimizer"]
 PHASES: tuple[Phase, ...] = ("backward", "recomputed", "optimizer")
@@ -19,3 +19,8 @@ def phase_of(node: Node) -> Phase | None:
     """The phase of a node; None is the forward pass."""
     word = node.locs[0].rpartition("/")[2] if node.locs else ""
     return next((phase for phase in PHASES if phase == word), None)
+
+
+def is_training(g: Graph) -> bool:
+    """Whether a graph has a backward pass already."""
+    return any(phase_of(node) == "backward" for node in g.nodes)

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node, Value
-from gpuir.ir.phases import in_phase
+from gpuir.ir.phases import in_phase, is_training
 from gpuir.ops import tensor as t
 from gpuir.passes.gradients import GRADIENTS
 from gpuir.passes.manager import Pass
@@ -88,8 +88,8 @@ class Autodiff(Pass):
 
     def variables(self, g: Graph) -> list[Value]:
         """The params and inputs to differentiate by."""
-        if any(role == "gradient" for _, role in g.roles):
-            raise UsageError(f"autodiff: @{g.name} has gradients already")
+        if is_training(g):
+            raise UsageError(f"autodiff: @{g.name} has a backward pass already")
         floats = [v for v in (*g.params, *g.inputs) if v.type.dtype.is_float]
         if not self.wrt:
             found = [v for v in floats if g.role_of(v) == "weight"]

@@ -33,7 +33,8 @@ class Fuse(Pass):
     result has the group's own shape; groups that meet in a pointwise op merge (diamonds). A
     reduction takes in the pointwise group that feeds it alone, and further reductions over the same
     axes of the same cells. The dequantisation of a weight joins the contraction that reads it.
-    Arithmetic on one index joins the gather that reads it. A slice that pointwise ops of its own
+    Arithmetic on one index joins the gather that reads it, and so does the sum that a model node
+    makes of the rows it gathers. A slice that pointwise ops of its own
     model node alone read (a gate of a recurrent cell) is a pointwise op: their kernel reads it in
     place. Chains of other layout ops make one group. The backward pass joins no launch of the
     forward pass. `max_ops` bounds the ops of a group; `epilogues` off keeps contractions alone.
@@ -229,8 +230,20 @@ class _Fuser:
                 )
             case "layout", "layout":
                 return self.is_closed(group, i)
+            case "alone", "reduce":
+                return self.is_bag(group, i)
             case _:
                 return False
+
+    def is_bag(self, group: Group, i: int) -> bool:
+        """Whether node i combines the rows that a gather of its own model node picks: a bag of
+        embeddings, which one kernel sums as it reads."""
+        node, gather = self.g.nodes[i], self.g.nodes[group.members[-1]]
+        if not (isinstance(node.op, t.Reduce) and isinstance(gather.op, t.Gather)):
+            return False
+        rows = tuple(range(gather.op.indices.type.rank))[-1:]
+        same = node.op.x == gather.results[0] and node.locs == gather.locs
+        return same and gather.op.axis == 0 and node.op.axes == rows and self.is_closed(group, i)
 
     def is_private(self, group: Group, i: int) -> bool:
         """Whether only the group itself and node i read what it makes."""
@@ -330,6 +343,9 @@ class _Fuser:
                 stack += self.g.nodes[i].op.operands
         if not params or not any(isinstance(self.g.nodes[i].op, t.POINTWISE) for i in taken):
             return  # no weight, or one that is read by its strides
+        stored = max(params, key=lambda v: v.type.size)
+        if stored.type.dtype.bits > weight.type.dtype.bits:
+            return  # rounded for this product: libraries multiply what lies in memory
         inside = {*taken, *group.members}
         for i in taken:
             for v in self.g.nodes[i].results:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuir.cost.table import Predictor
 from gpuir.ir.plugins import find_named
 from gpuir.passes.annotate import Annotate
+from gpuir.passes.autocast import Autocast
 from gpuir.passes.autodiff import Autodiff
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
@@ -20,7 +21,10 @@ from gpuir.passes.tile import TilePass
 
 PASSES: dict[str, type[Pass]] = {
     p.name: p
-    for p in (Canonicalize, Recognize, Autodiff, Optimizer, Fuse, Legalize, TilePass, Annotate)
+    for p in (
+        *(Canonicalize, Recognize, Autocast, Autodiff, Optimizer),
+        *(Fuse, Legalize, TilePass, Annotate),
+    )
 }
 
 
