@@ -83,7 +83,7 @@ class _Autocast:
                 return self.cast_back(op, was)
             case t.Experts():
                 return self.cast_all(op, (op.x, *op.weights), self.dtype)
-            case _ if isinstance(op, NARROW):
+            case _ if isinstance(op, NARROW) or self.is_bias(op):
                 return self.cast_all(op, op.operands, self.dtype)
             case _ if is_wide(op):
                 return self.cast_all(op, op.operands, f32)
@@ -110,6 +110,16 @@ class _Autocast:
             view = producer.substitute({producer.x: self.cast(producer.x, dtype)})
             return self.keep(v, dtype, view)
         return self.b(t.Cast(v, dtype), f"{v.name}.{dtype}")
+
+    def is_bias(self, op: Op) -> bool:
+        """Whether an op adds a weight to a product: it belongs to it, as in a linear layer."""
+        match op:
+            case t.Map("add", (a, b)):
+                makers = self.b.producer(a), self.b.producer(b)
+                product = [isinstance(maker, NARROW) for maker in makers]
+                return (product[0] and self.is_weight(b)) or (product[1] and self.is_weight(a))
+            case _:
+                return False
 
     def is_weight(self, v: Value) -> bool:
         """Whether v is a param, or a view of one."""
