@@ -89,7 +89,9 @@ def _recurrent(cell: str) -> Benchmark:
             work.gemm(batch, gates * hidden, hidden, dtype, tf32=tf32),
             work.pointwise(batch * hidden, reads, (dtype,) * (1 + (cell == "lstm")), ops=ops),
         ]
-        step[0] = replace(step[0], traits=(("between", step[1].nbytes - step[0].operands[-1].nbytes),))
+        step[0] = replace(
+            step[0], traits=(("between", step[1].nbytes - step[0].operands[-1].nbytes),)
+        )
         inputs = work.gemm(steps * batch, gates * hidden, e["features"], dtype, tf32=tf32)
         return (inputs, *(replace(w, traits=(*w.traits, ("times", steps))) for w in step))
 
