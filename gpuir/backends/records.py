@@ -6,12 +6,14 @@ import csv
 import json
 from collections.abc import Sequence
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuir.backends.modules import module_of, modules
 from gpuir.backends.report import Kernel, Summary, Total, totals
 from gpuir.backends.terminal import Layout, tile_text
-from gpuir.simulate.memory import Memory
+
+if TYPE_CHECKING:
+    from gpuir.simulate.memory import Memory
 
 SCHEMA = "gpuir.report/1"
 

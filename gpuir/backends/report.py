@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node
@@ -14,7 +14,9 @@ from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.simulate.memory import Memory, memory
+
+if TYPE_CHECKING:
+    from gpuir.simulate.memory import Memory
 
 Status = Literal["modelled", "approximated", "opaque"]
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
@@ -269,10 +271,16 @@ def summarize(
         assumed=(*graph.assumed, *device.assumed),
         warnings=warnings,
         batch=batch,
-        memory=held or memory(graph),
+        memory=held or _memory(graph),
         kernels=kernels,
         graph=graph,
     )
+
+
+def _memory(graph: Graph) -> Memory:
+    from gpuir.simulate.memory import memory  # and with it numpy
+
+    return memory(graph)
 
 
 def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]:

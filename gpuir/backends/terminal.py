@@ -6,14 +6,16 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from unicodedata import east_asian_width
 
 from gpuir.backends.modules import modules
 from gpuir.backends.report import Kernel, Summary, node_name, totals
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.notes import Bound
-from gpuir.simulate.memory import Memory, Moment
+
+if TYPE_CHECKING:
+    from gpuir.simulate.memory import Memory, Moment
 
 STYLES = {  # of a title, of notes, and of words that mean something where they fill a cell
     "bold": "1",

@@ -37,7 +37,6 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     import gpuir
     from gpuir.backends.terminal import Page
     from gpuir.cli.analyze import layout
-    from gpuir.cost.families import check_factors
     from gpuir.ir.errors import UsageError
 
     if given["settings"] and not name:
@@ -52,6 +51,8 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     )
     doubtful = 0
     if check:
+        from gpuir.cost.families import check_factors  # and with it numpy
+
         for t in targets:
             check_factors(t)
         doubtful = sum(show_check(t, page, everything=name is not None) for t in targets)
