@@ -34,10 +34,10 @@ class Fuse(Pass):
     reduction takes in the pointwise group that feeds it alone, and further reductions over the same
     axes of the same cells. The dequantisation of a weight joins the contraction that reads it.
     Arithmetic on one index joins the gather that reads it, and so does the sum that a model node
-    makes of the rows it gathers. A slice that pointwise ops of its own
-    model node alone read (a gate of a recurrent cell) is a pointwise op: their kernel reads it in
-    place. Chains of other layout ops make one group. The backward pass joins no launch of the
-    forward pass. `max_ops` bounds the ops of a group; `epilogues` off keeps contractions alone.
+    makes of the rows it gathers. A slice that pointwise ops of its own model node alone read (a
+    gate of a recurrent cell) is a pointwise op: their kernel reads it in place. Chains of other
+    layout ops make one group. The backward pass joins no launch of the forward pass. `max_ops`
+    bounds the ops of a group; `epilogues` off keeps contractions alone.
     """
 
     max_ops: int = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuir.frontends.torch import (
     contraction,
+    embedding,
     experts,
     gradients,
     layout,
@@ -21,4 +22,5 @@ CONVERTERS: dict[str, Converter] = {
     **gradients.CONVERTERS,
     **experts.CONVERTERS,
     **recurrent.CONVERTERS,
+    **embedding.CONVERTERS,
 }
