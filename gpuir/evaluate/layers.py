@@ -85,15 +85,14 @@ def _recurrent(cell: str) -> Benchmark:
     def works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
         batch, steps, hidden = e["batch"], e["steps"], e["hidden"]
         reads = (dtype,) * (2 * gates + 1)
-        step = [
-            work.gemm(batch, gates * hidden, hidden, dtype, tf32=tf32),
-            work.pointwise(batch * hidden, reads, (dtype,) * (1 + (cell == "lstm")), ops=ops),
-        ]
-        step[0] = replace(
-            step[0], traits=(("between", step[1].nbytes - step[0].operands[-1].nbytes),)
-        )
+        product = work.gemm(batch, gates * hidden, hidden, dtype, tf32=tf32)
+        writes = (dtype,) * (1 + (cell == "lstm"))
+        pointwise = work.pointwise(batch * hidden, reads, writes, ops=ops)
+        between = pointwise.nbytes - product.operands[-1].nbytes  # see `k.Gemm`
+        product = replace(product, traits=(("between", between),))
         inputs = work.gemm(steps * batch, gates * hidden, e["features"], dtype, tf32=tf32)
-        return (inputs, *(replace(w, traits=(*w.traits, ("times", steps))) for w in step))
+        each = (product, pointwise)
+        return (inputs, *(replace(w, traits=(*w.traits, ("times", steps))) for w in each))
 
     def make(kit: Kit, e: Mapping[str, int]) -> Run:
         layer = {"lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}[cell]
