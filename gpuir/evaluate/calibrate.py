@@ -6,11 +6,11 @@ the likeliest one given the measurements and how far such factors have been seen
 squares on the logarithm of the error with Gaussian priors, outliers weighing less (Huber, Robust
 Estimation of a Location Parameter, 1964), by Gauss-Newton with differences for derivatives.
 
-Factors and corrections are what priors allow, so both are made, unless the measurements speak
-against it: where less predicts rows that it has not seen better, by more than half a standard
-error. The rule of one standard error towards less (Breiman and others, Classification and
-Regression Trees, 1984, section 3.4.3) loses more: of 32 rows in five folds it sees gains of a
-twentieth, as products and attention have, in one draw of four.
+How far to go is for the measurements to say, divided in five. A GPU that the model was fitted to
+stays as it is unless more predicts rows that were not seen better, by a standard error (Breiman and
+others, Classification and Regression Trees, 1984, section 3.4.3). On any other, factors and
+corrections are what priors allow, and both are made unless less is better, by half of one: five
+folds of 32 rows see gains of a twentieth, as products and attention have, in one draw of four.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from gpuir.cost import near
 from gpuir.cost.families import family_of
-from gpuir.cost.learned import Array, Model, factors, shipped
+from gpuir.cost.learned import Array, Model, Trained, factors, shipped
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor
 from gpuir.cost.tile import predict
@@ -44,7 +44,6 @@ WORTH = 0.95  # of the error, that corrections from others must come below to be
 DOUBTS = (0.1, 0.2, 0.4)  # how far off a row by itself may be held to be (`near.NOISE`)
 MOST_NEAR = 200  # kernels of a kind that correct others
 FOLDS = 5  # of the measurements: each is predicted by a calibration on the others
-CLEAR = 0.5  # standard errors that more must be worse by for less to be done
 MOST = np.log(10.0)  # that a factor may move: Target.factors
 
 
@@ -99,7 +98,7 @@ def calibration(
     for group in groups(target, batches):
         names = sorted({family_of(w, target).name for b in group for w in b.works})
         errors = _held_out(target, group, model)
-        way = chosen(errors)
+        way = chosen(errors, all(target.device in model.get(n, Trained()).devices for n in names))
         known, target = target, _fitted(target, group, model, (way,))[way]
         moved = {p: v for p, v in target.factors.items() if p.partition(".")[0] in names}
         near = len(set(target.near.items()) - set(known.near.items()))
@@ -109,12 +108,14 @@ def calibration(
     return target, tuple(found)
 
 
-def chosen(errors: Mapping[Way, Floats]) -> Way:
-    """The most that is not clearly worse than the best way, row by row."""
+def chosen(errors: Mapping[Way, Floats], known: bool) -> Way:
+    """The way to go by how far off each row is in each: on a known GPU the least that is about as
+    good as the best, on others the most."""
     best = min(WAYS, key=lambda way: float(np.mean(errors[way])))
-    for way in WAYS:
+    for way in reversed(WAYS) if known else WAYS:
         more = errors[way] - errors[best]
-        if np.mean(more) <= CLEAR * np.std(more) / np.sqrt(len(more)):
+        clear = (1.0 if known else 0.5) * np.std(more) / np.sqrt(len(more))
+        if np.mean(more) <= clear:
             return way
     return best
 

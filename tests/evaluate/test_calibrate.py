@@ -84,10 +84,14 @@ def test_noise_moves_little():
 
 def test_what_predicts_unseen_rows_worse_is_not_done():
     sizes = {way: np.full(32, 0.1) for way in WAYS}
-    assert chosen(sizes) == WAYS[0]  # as good: what the priors allow
+    assert chosen(sizes, known=False) == WAYS[0]  # as good: what the priors allow
+    assert chosen(sizes, known=True) == NOTHING  # as good: what was fitted to that GPU
     worse = {**sizes, WAYS[0]: np.linspace(0.1, 0.5, 32), WAYS[2]: np.full(32, 0.11)}
-    assert chosen(worse) == WAYS[1]
-    assert chosen({way: np.full(32, 0.1 if way == NOTHING else 0.2) for way in WAYS}) == NOTHING
+    assert chosen(worse, known=False) == WAYS[1]
+    for known in (True, False):
+        for best in (NOTHING, WAYS[0]):
+            clear = {way: np.full(32, 0.1 if way == best else 0.2) for way in WAYS}
+            assert chosen(clear, known) == best
 
 
 def test_it_is_the_same_each_time():
@@ -125,7 +129,7 @@ def test_factors_stay_within_their_bounds():
 
 @pytest.mark.parametrize(("name", "most"), [("elementwise", 0.08), ("softmax", 0.15)])
 def test_recorded_measurements(name: str, most: float):
-    """32 rows a GPU of the NeuSight tables, five GPUs: little error, hardly more than before."""
+    """32 rows a GPU of the NeuSight tables, five GPUs: little error, no more than before."""
     pytest.importorskip("pyarrow")
     path = DATA / "neusight" / f"{name}.parquet"
     if not path.exists():
@@ -140,7 +144,7 @@ def test_recorded_measurements(name: str, most: float):
             gpus.setdefault(b.target.name, []).append(b.take(rows[: 3 if name[0] == "e" else 32]))
     assert len(gpus) == 5
     before, after = zip(*(errors(batches) for batches in gpus.values()))
-    assert np.mean(after) <= 1.02 * np.mean(before)
+    assert np.mean(after) <= np.mean(before)
     assert np.mean(after) < most
 
 
