@@ -32,7 +32,8 @@ STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta a
 P100_L2 = 0.78
 LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM table shows
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
-PARTS = 4.0  # of an SM, each with its lanes and scheduler: V100 architecture whitepaper
+# Parts of an SM, each with its lanes and scheduler: P100 and V100 architecture whitepapers.
+PARTS = {"sm_60": 2.0, "": 4.0}
 TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.06826, table 3.2
 
 FIT = "fitted on the NeuSight GEMM table"
@@ -42,11 +43,10 @@ FACTORS = (
     Factor("load slots", 1.9, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
     Factor("sliced slots", 1.16, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
     Factor("step clocks", 1100.0, 50.0, 4000.0, 0.15, f"until a step's operands are in; {FIT}"),
-    Factor("block clocks", 8000.0, 100.0, 10000.0, 0.15, f"to start and end a block; {FIT}"),
-    Factor("store clocks", 0.83, 0.0, 5.0, 0.0, f"a result cell and lane; {FIT}"),
+    Factor("block clocks", 2500.0, 100.0, 20000.0, 0.15, f"to start and end a block; {FIT}"),
+    Factor("stores", 0.65, 0.0, 3.0, 0.0, f"of a block, through the L2, that nothing hides; {FIT}"),
     Factor("tail", 0.92, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
     Factor("hiding", 3.0, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
-    Factor("exposed", 0.59, 0.0, 1.0, 0.0, f"of a later block's start and end; {FIT}"),
     Factor("joules", 1.05, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
     Factor("l2 joules", 4.3, 0.0, 20.0, 0.0, f"a byte through the L2, in flops; {FIT}"),
     Factor("dram joules", 32.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
@@ -98,7 +98,8 @@ class Cut:
     slices: Number  # parts of a step, each for a group of warps
     cells: Number  # of the result that a thread sums in a slice
     resident: Number  # blocks an SM holds
-    load: Number  # blocks of the busiest SM
+    load: Number  # blocks of the busiest SM, an unfilled round in part
+    most: Number  # the same, whole
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -106,7 +107,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     xp = s.xp
     cut = _cut(s, work, tiles, target, p)
     peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    busy_s = _busy_s(s, tiles, target, p, cut, peak)
+    busy_s = _busy_s(s, work, tiles, target, p, cut, peak)
     l2_bytes, dram_bytes, memory_s = _moved(s, work, tiles, target, p, cut)
     run_s = xp.maximum(busy_s, memory_s)
     slower = _slower(s, work, tiles, target, p, cut, l2_bytes, dram_bytes, run_s)
@@ -149,14 +150,22 @@ def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Num
     s.put("columns used", n / (across * tn))
     s.put("no batch", xp.where(b > 1.0, 0.0, 1.0))
     cells = tm * tn * slices / threads
-    return Cut((b, m, n, k), down, across, whole, steps, slices, cells, resident, load)
+    most = xp.ceil(rounds)
+    return Cut((b, m, n, k), down, across, whole, steps, slices, cells, resident, load, most)
 
 
 def _busy_s(
-    s: Sheet, tiles: Tiles, target: Target, p: Mapping[str, Number], cut: Cut, peak: Number
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    p: Mapping[str, Number],
+    cut: Cut,
+    peak: Number,
 ) -> Number:
     """Seconds of the busiest SM: its blocks' steps, each as long as its products or the wait for
-    its operands, and their starts and ends, which show in part."""
+    its operands; what they write, at once when their sums are done; and the starts and ends of as
+    many turns as it takes."""
     xp, sms, clock, sm = s.xp, float(target.sms), target.clock_hz, target.sm
     tm, tn, together = tiles.dims["m"], tiles.dims["n"], xp.minimum(cut.resident, cut.load)
     wide = sm.fp32_lanes > 64
@@ -164,13 +173,35 @@ def _busy_s(
     slots = 1.0 + loads / xp.sqrt(cut.cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
     slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
-    busy_parts = xp.minimum(1.0, together * tiles.warps / PARTS)
-    product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"] * busy_parts)
+    busy = s.put("lanes with warps", lanes_used(s, cut.most, tiles.warps, target))
+    product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"] * busy)
     wait_s = p["step clocks"] / clock / (together * cut.slices)
     step_s = (product_s ** p["hiding"] + wait_s ** p["hiding"]) ** (1.0 / p["hiding"])
-    own_s = (p["block clocks"] + p["store clocks"] * tm * tn / sm.fp32_lanes) / clock
-    shown = 1.0 + p["exposed"] * (cut.load / together - 1.0)
-    return cut.load * cut.steps * step_s + own_s * shown
+    tile_bytes = work.operands[-1].cell_bytes * tm * tn
+    store_s = p["stores"] * tile_bytes * sms / _l2_rate(target, p)
+    turn_s = p["block clocks"] / clock
+    return cut.load * (cut.steps * step_s + store_s) + turn_s * cut.load / together
+
+
+def lanes_used(s: Sheet, blocks: Number, warps: Number, target: Target) -> Number:
+    """The share of an SM's lanes that this many blocks keep busy while they run.
+
+    Blocks of two warps get the parts of an SM by pairs: the second the two that the first has, the
+    third and fourth the others. So one takes half as long as two, three or four: 64x64 tiles on
+    V100, whose step takes 1, 1.5, 1.6, 1.7, 2.4, 3.1, 3.3 and 3.5 times one block's where an SM
+    has 1 to 8 of them (NeuSight GEMM table).
+    """
+    xp, parts = s.xp, _of_isa(PARTS, target.isa)
+    if target.vendor != "NVIDIA":
+        return xp.minimum(1.0, blocks * warps / parts)
+    rounds = xp.floor(blocks / parts)
+    left = blocks - parts * rounds
+    return blocks / (parts * rounds + xp.minimum(parts, xp.maximum(1.0, parts / warps) * left))
+
+
+def _l2_rate(target: Target, p: Mapping[str, Number]) -> Number:
+    """Bytes that the L2 gives or takes a second."""
+    return target.l2_bytes_per_s * p["l2 share"] * (P100_L2 if target.isa == "sm_60" else 1.0)
 
 
 def _moved(
@@ -208,12 +239,11 @@ def _moved(
         "dram bytes",
         ragged_k * again_left * left * (cold + missed * (across / wide_n - 1.0))
         + ragged_w * again_right * right * (cold + missed * (down / tall_m - 1.0))
-        + ragged_n * out * (1.0 + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
+        + ragged_n * out * (cold + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
         "bytes",
     )
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
-    l2_rate = target.l2_bytes_per_s * p["l2 share"] * (P100_L2 if target.isa == "sm_60" else 1.0)
-    memory_s = xp.maximum(dram_s, l2_bytes / l2_rate)
+    memory_s = xp.maximum(dram_s, l2_bytes / _l2_rate(target, p))
     if target.isa.startswith("sm_6") and is_linear(work):
         reach = xp.minimum(left + right, (wide_n * tn + tall_m * tm) * k * cell)
         memory_s = memory_s * (1.0 + p["pages"] * xp.log1p(reach / TLB_BYTES))

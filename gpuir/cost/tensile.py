@@ -22,7 +22,7 @@ START = {
     "load slots": 1.1,
     "sliced slots": 1.01,
     "step clocks": 130.0,
-    "block clocks": 9300.0,
+    "block clocks": 5500.0,
     "hiding": 4.5,
     "joules": 1.0,
     "ragged": 0.6,

@@ -120,19 +120,38 @@ def doubted(columns: Columns) -> Columns:
     return columns.with_cells({"suspect": said})
 
 
-def odd_path(columns: Columns) -> Columns:
-    """P4's linear layers: of the same shapes, rows of the train campaign (maxwell_sgemm, about 20 %
-    of the peak) and of the test campaign (sgemm_128x128x8, about 70 %) came from different paths of
-    cuBLAS (README of the tables). Scored, but nothing is fitted to them."""
-    odd = columns.words("device").where("Tesla_P4") & columns.words("op").where("linear")
-    return columns.with_cells({"rough": Words.yes_or_no(odd)})
+# Likewise batched products, in jobs by b and m: up to these, what SMs bound ran at the base clock:
+# 1.11 times as long on P100, 1.12 on V100, up to 1.9 on A100 and 2.6 on T4, with steps from one b
+# or m to the next (train rows of few blocks; T4's end less sharply).
+BASE_CLOCK = {
+    "NVIDIA_A100-PCIE-40GB": (33, 66),
+    "Tesla_P100-PCIE-16GB": (33, 256),
+    "Tesla_T4": (66, 256),
+    "Tesla_V100-PCIE-32GB": (33, 256),
+}
+
+
+def odd_products(columns: Columns) -> Columns:
+    """Scored, but nothing is fitted to them: batched products measured at the base clock, and P4's
+    linear layers. Of the same shapes, rows of the train campaign (maxwell_sgemm, about 20 % of the
+    peak) and of the test campaign (sgemm_128x128x8, about 70 %) came from different paths of cuBLAS
+    (README of the tables)."""
+    device, op = columns.words("device"), columns.words("op")
+    b, m = columns.numbers("b", 0.0), columns.numbers("m", 0.0)
+    slow = np.zeros(columns.count, bool)
+    for name, (most_b, most_m) in BASE_CLOCK.items():
+        slow |= device.where(name) & (b <= most_b) & (m <= most_m)
+    slow &= columns.words("split").where("train") & op.where("bmm")
+    odd = device.where("Tesla_P4") & op.where("linear")
+    said = Words(slow.astype(np.int64), ("", "measured at the base clock"))
+    return columns.with_cells({"rough": Words.yes_or_no(odd), "suspect": said})
 
 
 KINDS = (
     Kind(
         name="eager products",
         key=("op", "b", "m", "n", "k"),
-        words=("op", "dtype", "rough"),
+        words=("op", "dtype", "rough", "suspect"),
         shape=("b", "m", "n", "k"),
         works=products,
         op=_op,
@@ -140,7 +159,7 @@ KINDS = (
         beside=("split", *LAUNCH),
         clock="events",
         devices=DEVICES,
-        prepare=odd_path,
+        prepare=odd_products,
     ),
     Kind(
         name="eager convolutions",

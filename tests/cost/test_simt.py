@@ -64,6 +64,10 @@ def test_the_kernel_is_the_librarys(target, b, m, n, k, taken):
         (V100, 256, 1024, 80, 1024, 4228 - 36, 0.2),
         (load_target("p100-pcie-16gb"), 96, 512, 256, 512, 1550 - 39, 0.1),
         (load_target("t4"), 1, 8192, 1536, 30522, 208733 - 46, 0.25),
+        # train: 3 blocks an SM of which each is 33 steps; blocks of 2 warps; blocks of 4 steps
+        (A100, 301, 63, 17, 264, 171 - 21, 0.08),
+        (V100, 72, 55, 58, 727, 124 - 31, 0.1),
+        (load_target("p100-pcie-16gb"), 601, 350, 267, 29, 1057 - 34, 0.08),
     ],
 )
 def test_measured_products(target, b, m, n, k, measured_us, error):
@@ -108,3 +112,19 @@ def test_many_at_once_are_as_each_alone():
     together = predict(gemm(m, n, k, f32, b=b), V100).time_s
     alone = [predict(gemm(*one[1:], f32, b=one[0]), V100).time_s[0] for one in zip(b, m, n, k)]
     assert together == pytest.approx(alone)
+
+
+def test_blocks_of_two_warps_share_parts_of_an_sm_by_pairs():
+    s, p100 = Sheet(), load_target("p100-pcie-16gb")
+    used = [simt.lanes_used(s, float(n), 2.0, V100) for n in range(1, 9)]
+    assert used == pytest.approx([1 / 2, 1 / 2, 3 / 4, 1, 5 / 6, 3 / 4, 7 / 8, 1])
+    assert simt.lanes_used(s, 1.0, 8.0, V100) == 1
+    assert simt.lanes_used(s, 1.0, 2.0, p100) == 1  # an SM of two parts
+
+
+def test_results_that_the_l2_holds_are_not_written_to_dram():
+    # 16 products of 512 x 512 by 32: outputs of 17 MB of the 40 MB of A100's L2, of V100's 6 MB
+    work = gemm(512.0, 512.0, 32.0, f32, b=16.0)
+    _, held = terms(work)
+    _, written = terms(work, V100)
+    assert held["dram bytes"] < 0.7 * written["dram bytes"]
