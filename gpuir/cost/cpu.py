@@ -33,8 +33,9 @@ HELD_SHARE, HELD_POWER = 0.83, 4.0
 # A product first brings its operands into the order that its inner loop reads (Goto, van de Geijn,
 # ACM TOMS 34(3), 2008), one with a vector does not. Rows of a result whose arithmetic takes as long
 # as that: measured.
-PACKED_ROWS = 4.8
+PACKED_ROWS = 2.4
 PACKED_QUERIES = 1.7
+PACKING = 1.0  # times that operands are moved for it, before anything is multiplied: measured
 # Cells of a row of channels that a convolution computes together: a SIMD word of 512 bits
 # (oneDNN developer guide, "Understanding memory formats": nChw16c).
 BLOCK = 16
@@ -50,6 +51,9 @@ BLOCK_CLOCKS = 1500.0
 # multiplied instead. One image of so few cells, with a window of at most 3; a window of one cell,
 # with fewer images than so many and one thread.
 UNFOLDED_CELLS, UNFOLDED_WINDOW, UNFOLDED_IMAGES = 20480, 3, 16
+# Times longer that weights from memory take than a stream from there takes longer than one from a
+# cache: measured on products of 1 to 64 rows, with 40 matrices in turn.
+AWAY = 3.2
 TRANSPOSED = 4.8  # a transpose uses a part of each line it touches: measured against a copy
 # Instructions of a result's address and store that a GPU's thread issues for each cell and a SIMD
 # loop once for a word of them.
@@ -93,6 +97,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     share = cores / target.sms
     memory = _memory_s(s, work, cores, target, p)
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
+    wait = wait + s.put("weights away", _away_s(s, work, cores, target, p), "s")
     compute = _lanes_s(s, work, cores, target, p) + 0.0 * cores
     roof = 0.0
     if multiplies:
@@ -100,6 +105,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
         compute = compute + flops / (peak * share)
         wait = wait + calls * p["set-up"]
+        if work.kernel in ("k.gemm", "k.experts"):
+            wait = wait + PACKING * xp.where(_fewest(s, work) <= 1, 0.0, memory)
         # Winograd multiplies less, and a masked score may be skipped
         roof = 0.0 if work.kernel == "k.conv" else work.products * work.visible / peak
     elif work.kind in ("norm", "rms"):
@@ -144,7 +151,7 @@ def _product(
     s: Sheet, work: Work, target: Target, p: Mapping[str, Number]
 ) -> tuple[Number, Number]:
     """Whole rows of the smaller side, and as many again to pack the other."""
-    fewest = s.xp.minimum(work.extents["m"], work.extents["n"])
+    fewest = _fewest(s, work)
     packed = s.xp.where(fewest <= 1, 0.0, PACKED_ROWS / s.xp.maximum(fewest, 1.0))
     narrow = work.dtype.bits < 32
     reached = p["narrow product share"] if narrow else p["product share"] * _used(target)
@@ -153,6 +160,11 @@ def _product(
     flops = work.products * (1 + s.put("packing", packed)) / reached
     calls = 1.0 if narrow and not work.dtype.is_integer else 0.0
     return flops, calls * (2 * work.trait("active") if work.kernel == "k.experts" else 1.0)
+
+
+def _fewest(s: Sheet, work: Work) -> Number:
+    """Rows or columns of the result, whichever are fewer; with one, a product is with a vector."""
+    return s.xp.minimum(work.extents["m"], work.extents["n"])
 
 
 def _convolution(
@@ -242,6 +254,17 @@ def _memory_s(
     if work.kind == "transpose":
         memory = memory * TRANSPOSED
     return s.put("memory", memory, "s", "cost.cpu.TRANSPOSED, REORDERED")
+
+
+def _away_s(s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str, Number]) -> Number:
+    """What a model's weights take longer, as all else that it moves has pushed them out since the
+    last run: libraries bring them in order first, so nothing hides it. Traits `weights`, the
+    kernel's own bytes of them, and `others`, those of all other kernels, where a model says so."""
+    own, footprint = work.trait("weights"), s.xp.maximum(work.nbytes, 1.0)
+    if "weights" not in dict(work.traits):
+        return 0.0
+    away = _byte_s(s, footprint + work.trait("others"), cores, target, p)
+    return AWAY * own * s.xp.maximum(away - _byte_s(s, footprint, cores, target, p), 0.0)
 
 
 def _byte_s(

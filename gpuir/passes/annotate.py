@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from gpuir.cost.families import check_factors
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
+from gpuir.cost.tile import cost_of, tile_cost
 from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import PluginError, UsageError
-from gpuir.ir.graph import Graph, Level, Node
+from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.plugins import blamed
 from gpuir.ir.types import f32
@@ -46,7 +47,8 @@ class Annotate(Pass):
     def run(self, g: Graph) -> Graph:
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
-        costed = cost_graph(g, pricing(self.predictor, target, self.tf32))
+        weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
+        costed = cost_graph(g, pricing(self.predictor, target, self.tf32, weights))
         _check_version(self.predictor, costed)
         notes = assumptions(g, target, self.tf32)
         return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
@@ -65,19 +67,38 @@ def _check_version(predictor: str | Predictor, costed: Graph) -> None:
         )
 
 
-def pricing(predictor: str | Predictor, target: Target, tf32: bool) -> Price:
+def pricing(
+    predictor: str | Predictor,
+    target: Target,
+    tf32: bool,
+    weights: frozenset[Value] = frozenset(),
+) -> Price:
     """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
-    equal works are costed once."""
+    equal works are costed once.
+
+    Of `weights`, given for a CPU, each run finds in the caches what the others left there: rates of
+    GPUs were measured so.
+    """
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
         return lambda op, tile: _asked(predict, op, tile, target, tf32)
     check_factors(target)
     known: dict[tuple[Work, Tile | None], Cost] = {}
 
+    total = sum(v.type.nbytes for v in weights)
+
     def price(op: k.KernelOp, tile: Tile | None) -> Cost:
-        key = work_of(op, tf32), tile
+        own = sum(v.type.nbytes for v in {*op.operands} & weights)
+        work = work_of(op, tf32)
+        if own:
+            traits = (*work.traits, ("weights", float(own)), ("others", float(total - own)))
+            work = replace(work, traits=traits)
+        key = work, tile
         if key not in known:
-            known[key] = predict(op, tile, target, tf32=tf32)
+            if predict is tile_cost:
+                known[key] = cost_of(work, tile or Tile(()), target)
+            else:
+                known[key] = predict(op, tile, target, tf32=tf32)
         return known[key]
 
     return price

@@ -11,7 +11,7 @@ from cost import kernels as op
 
 import gpuir
 from gpuir.cost import work
-from gpuir.cost.cpu import FACTORS, SCAN_CLOCKS, whole
+from gpuir.cost.cpu import AWAY, FACTORS, SCAN_CLOCKS, whole
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import estimate, predict
 from gpuir.ir.types import f32
@@ -112,6 +112,30 @@ def test_a_causal_mask_saves_whole_blocks_of_keys():
     )
     assert seconds(masked[0]) == pytest.approx(seconds(full[0]))
     assert seconds(masked[1]) / seconds(full[1]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_weights_that_other_layers_push_out_come_from_memory():
+    """Of a model of 300 MB; of one that the caches hold nothing is pushed out."""
+    plain = work.gemm(16.0, 768.0, 3072.0, f32)
+    own = 4.0 * 768 * 3072
+
+    def time(others: float) -> float:
+        traits = (("weights", own), ("others", others))
+        return seconds(replace(plain, traits=traits))
+
+    assert time(0.0) == seconds(plain)
+    memory = 1 / (CPU.dram_bytes_per_s * SHARE["dram share"])
+    assert 0 < time(1e7) - seconds(plain) < time(3e8) - seconds(plain) < AWAY * own * memory
+
+
+def test_a_model_larger_than_the_caches_waits_for_its_weights():
+    """The encoder's 340 MB of weights; on a CPU whose shared cache holds them, no more."""
+    small, large = (
+        gpuir.analyze(ENCODER, f"cpu+l2.bytes={n}", dims={"batch": 1, "seq": 16})
+        for n in (1 << 25, 1 << 34)
+    )
+    times = [gpuir.summary(g).latency_s for g in (small, large)]
+    assert times[0] - times[1] > 0.5 * 3.4e8 / CPU.dram_bytes_per_s
 
 
 def test_a_running_sum_waits_for_each_addition():
