@@ -51,4 +51,4 @@ def test_a_bag_reads_its_rows_not_its_table():
     ids = torch.zeros((2048, 32), dtype=torch.int64, device="meta")
     summary = gpuir.summary(gpuir.analyze(load(Program(module.eval(), (ids,))).graph, "a100"))
     rows, sums, indices = 2048 * 32 * 64 * 4, 2048 * 64 * 4, 2048 * 32 * 8
-    assert summary.bytes == pytest.approx(rows + sums + indices, rel=0.15)
+    assert sum(kernel.size for kernel in summary.kernels) == rows + sums + indices
