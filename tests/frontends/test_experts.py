@@ -3,6 +3,7 @@ where it has none, what the definition says."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from onnx import ModelProto
 from onnx_models import Array, agrees, expected, loaded, one_node, results
 
 import gpuir
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.passes.legalize import Legalize
@@ -180,6 +181,31 @@ def test_f8_weights_are_the_numbers_times_their_scales(block: int):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # OCP Microscaling Formats 1.0, 5.3.3
+
+
+@pytest.mark.parametrize(("kind", "block"), [("fp4", 32), ("nvfp4", 16)])
+def test_f4_weights_are_the_numbers_times_their_scales(kind: str, block: int):
+    plain = moe({})
+    codes = [draw.integers(0, 16, plain[i].shape) for i in (2, 4)]
+    dtype = ml_dtypes.float8_e8m0fnu if kind == "fp4" else ml_dtypes.float8_e4m3fn
+    shapes = [(*c.shape[:2], -(-c.shape[2] // block)) for c in codes]
+    scales = [(2.0 ** draw.integers(-2, 2, s)).astype(np.float32) for s in shapes]
+    each = [0.5 + draw.random(EXPERTS).astype(np.float32) for _ in codes]
+    for i, c, s, g in zip((2, 4), codes, scales, each, strict=True):
+        values = np.where(c < 8, 1, -1) * E2M1[c % 8]
+        plain[i] = (values * s.repeat(c.shape[2] // s.shape[2], 2) * g[:, None, None]).astype("f")
+    (wanted,) = expected(*case("MoE", plain, normalize_routing_weights=1))
+    x, scores, _, b1, _, b2 = plain
+    (w1, w2), (s1, s2) = (packed(c, 4) for c in codes), (s.astype(dtype) for s in scales)
+    operands = [x, scores, w1, s1, b1, w2, s2, b2, *[None] * 7, *each]
+    made, feeds = case("QMoE", known(operands), quant_type=kind)
+    m = loaded(made)
+    (found,) = results(m, **feeds).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+    assert sum(v.type.dtype.name == "f4e2m1" for v in m.graph.params) == 2
+
+
 # ---------------------------------------------------------------------------- how it is said
 
 
@@ -190,6 +216,17 @@ def test_the_expectation_of_routing_is_stated_and_adjustable():
     assert "power law of exponent 1.2" in skewed.assumed[0]
     (mix,) = (n.op for n in skewed.nodes if isinstance(n.op, t.Experts))
     assert mix.skew == 1.2
+
+
+def test_the_expectation_is_given_where_a_model_is_loaded(tmp_path: Path):
+    file, text = tmp_path / "moe.onnx", tmp_path / "moe.gir"
+    made, _ = case("MoE", known(moe({})))
+    file.write_bytes(made.SerializeToString())
+    g = gpuir.load(str(file), expert_skew=1.2)
+    text.write_text(gpuir.show(g))
+    assert "skew=1.2" in text.read_text() and gpuir.load(str(text)) == g
+    with pytest.raises(UsageError, match="expert_skew cannot be given for IR text"):
+        gpuir.load(str(text), expert_skew=1.2)
 
 
 def test_a_weight_that_a_view_transposes_moves_nothing():
@@ -226,7 +263,7 @@ REFUSED = [
     (case("MoE", moe({}), activation_type="swiglu"), "without fc3"),
     (case("MoE", moe({}), use_sparse_mixer=1), "use_sparse_mixer"),
     (case("QMoE", qmoe(4, 0, False)[:5]), "input 5 is missing"),
-    (case("QMoE", qmoe(4, 0, False), quant_type="nvfp4"), "int or fp8"),
+    (case("QMoE", qmoe(4, 0, False), quant_type="wfp4afp8"), "int, fp8, fp4, nvfp4"),
     (case("MoE", [*moe({})[:4], f(EXPERTS, HIDDEN, INTER + 1)]), "operands do not fit"),
 ]
 

@@ -36,7 +36,7 @@ from gpuir.frontends.onnx.quant import (
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType, i32, u2, u4, u8
+from gpuir.ir.types import DType, TensorType, f4e2m1, i32, u2, u4, u8
 from gpuir.ops import tensor as t
 
 Results = tuple[Value | None, ...]
@@ -320,8 +320,15 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
     onnxruntime normalises shares over the k best whatever normalize_routing_weights says, unless
     they come from scores of their own.
     """
-    if (kind := str(n.attr("quant_type", "int"))) not in ("int", "fp8"):
-        raise ModelError("QMoE: quant_type is not supported", expected="int or fp8", found=kind)
+    layers = {
+        "int": expert_weight,
+        "fp8": expert_f8_weight,
+        "fp4": expert_f4_weight,
+        "nvfp4": expert_f4_weight,
+    }
+    if (kind := str(n.attr("quant_type", "int"))) not in layers:
+        expected = ", ".join(layers)
+        raise ModelError("QMoE: quant_type is not supported", expected=expected, found=kind)
     k = int(n.attr("k", 1))
     best, which = e.add(t.TopK(n[1], k, 1))
     if (own := n.get(14)) is None:
@@ -331,8 +338,7 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
         if n.attr("normalize_routing_weights", 0):
             total = e(t.Reduce("sum", shares, (1,), keepdims=True))
             shares = e(t.Map("div", (shares, total)))
-    weight = expert_f8_weight if kind == "fp8" else expert_weight
-    fc1, fc2, fc3 = ((weight(n, e, i), n.get(4 + 3 * i)) for i in range(3))
+    fc1, fc2, fc3 = ((layers[kind](n, e, i), n.get(4 + 3 * i)) for i in range(3))
     return mixture(n, e, which, shares, (fc1, fc2, fc3))
 
 
@@ -367,11 +373,7 @@ def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     w = e(t.Cast(stored, dtype), fold=False)
     experts, rows, cells = stored.type.shape
     if block <= 0:
-        if i == 2:
-            raise ModelError("QMoE: fc3 in f8 has no scales", expected="block_size")
-        scales = n[15 + i]
-        scales = e(t.Reshape(cast(e, scales, dtype), (experts, 1, 1)), label(e, scales))
-        return e(t.Map("mul", (w, scales)))
+        return e(t.Map("mul", (w, global_scale(n, e, i, 2))))
     if rows % block or cells % block:
         raise ModelError(
             "QMoE: blocks do not divide the weights",
@@ -382,6 +384,31 @@ def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     each = (experts, rows // block, 1, cells // block, 1)
     scales = e(t.Reshape(cast(e, n[3 + 3 * i], dtype), each), label(e, n[3 + 3 * i]))
     return e(t.Reshape(e(t.Map("mul", (w, scales))), (experts, rows, cells)))
+
+
+def expert_f4_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
+    """Layer i of all experts from its f4e2m1 numbers: a scale a block of a row, one an expert."""
+    packed = n[2 + 3 * i] if i < 2 else n.get(8)
+    if packed is None:
+        return None
+    scales, dtype = n[3 + 3 * i], n[0].type.dtype
+    codes = e(t.Bitcast(unpacked(e, packed, 4), f4e2m1), label(e, packed))
+    experts, rows, cells = codes.type.shape
+    blocks = scales.type.shape[-1]
+    codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)), label(e, packed))
+    scales = e(t.Reshape(scales, (experts, rows, blocks, 1)), label(e, scales))
+    w = e(t.Map("mul", tuple(e(t.Cast(v, dtype), fold=False) for v in (codes, scales))))
+    w = e(t.Map("mul", (w, global_scale(n, e, i, 3))))
+    return e(t.Reshape(w, (experts, rows, cells)))
+
+
+def global_scale(n: OnnxNode, e: Emitter, i: int, axes: int) -> Value:
+    """The scale of each expert's layer i, as a number to `axes` axes of weights."""
+    if i == 2:
+        raise ModelError("QMoE: fc3 has no global scale", expected="fc1 and fc2, or blocks in f8")
+    scale = n[15 + i]
+    shape = (scale.type.size, *(1,) * axes)
+    return e(t.Reshape(cast(e, scale, n[0].type.dtype), shape), label(e, scale))
 
 
 def times(e: Emitter, a: Value, b: Value) -> Value:
