@@ -126,11 +126,10 @@ def pool(fn: Any, count: int) -> Converter:
             return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
         include = bool(n.args.get("count_include_pad", True))
         divisor = n.args.get("divisor_override")
-        extra = extra if include and any(extra) else ()
+        include = include or bool(divisor)
+        extra = extra if include and any(extra) and not divisor else ()
         y = e(t.Pool("mean", image, window, strides, low, high, dilations, include, extra))
         if divisor:
-            if (not include and any((*low, *high))) or extra:
-                raise ModelError(f"{n.op}: divisor_override at a padded edge is not supported")
             y = mapped(e, "mul", y.type.dtype, y, math.prod(window) / divisor)
         return reshaped(e, y, n.type.shape)
 

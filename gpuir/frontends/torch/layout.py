@@ -13,7 +13,7 @@ from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.frontends.torch.pointwise import of_dtype
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import TensorType, bool_, i64
+from gpuir.ir.types import DType, TensorType, bool_, i64
 from gpuir.ops import tensor as t
 
 
@@ -363,25 +363,95 @@ def scatter(n: TorchNode, e: Emitter) -> Value:
     combines |= {"amax": "max", "amin": "min"}
     if n.op.startswith("scatter_add"):
         reduce = "add"
-    if reduce not in combines or n.args.get("include_self") is False:
-        raise ModelError(f"{n.op}: {reduce} is not supported", fix="use scatter_add")
-    axis = n.axis(x.type.rank)
-    combine: Any = combines[reduce]
-    found = e(t.ScatterElements(x, at, cast(e, source, x.type.dtype), axis, combine))
+    axis, dtype = n.axis(x.type.rank), x.type.dtype
+    source = cast(e, source, dtype)
+    combine: Any = "add" if reduce == "mean" else combines[reduce]
+    alone = n.args.get("include_self") is False  # what is written does not count
+    if alone:
+        neutral = e.fill(of_dtype(neutral_of(combine, dtype), dtype), source.type)
+        x = e(t.ScatterElements(x, at, neutral, axis))
+    found = e(t.ScatterElements(x, at, source, axis, combine))
+    if reduce == "mean":
+        ones = e.fill(1, source.type)
+        count = e.fill(0 if alone else 1, x.type)
+        count = e(t.ScatterElements(count, at, ones, axis, "add"))
+        found = divided(e, found, e(t.Map("max", (count,), (of_dtype(1, dtype),))))
     return reshaped(e, found, n.type.shape)
+
+
+def neutral_of(combine: str, dtype: DType) -> float:
+    """What changes no number that it is combined with."""
+    most = float("inf") if dtype.is_float else 2 ** (dtype.bits - (dtype.kind == "int")) - 1
+    least = -most if dtype.is_float else -(2 ** (dtype.bits - 1)) * (dtype.kind == "int")
+    return {"add": 0, "mul": 1, "max": least, "min": most}[combine]
+
+
+def divided(e: Emitter, x: Value, y: Value) -> Value:
+    """x / y, rounded down for integers."""
+    if x.type.dtype.is_float:
+        return e(t.Map("div", (x, y)))
+    rest = e(t.Map("mod", (x, y)))
+    return e(t.Map("div", (e(t.Map("sub", (x, rest))), y)))
+
+
+def diagonal(n: TorchNode, e: Emitter) -> Value:
+    """Cells whose indices along two axes differ by `offset`: each row and one more of them laid
+    flat."""
+    x = n["self"]
+    rank = x.type.rank
+    a, b = n.axis(rank, "dim1"), n.axis(rank, "dim2")
+    x = transposed(e, x, [i for i in range(rank) if i not in (a, b)] + [a, b])
+    *lead, rows, columns = x.type.shape
+    offset, count = int(n.args["offset"]), n.type.shape[-1]
+    start = offset if offset >= 0 else -offset * columns
+    flat = reshaped(e, x, (*lead, rows * columns))
+    if not count:
+        return e.fill(0, n.type)
+    starts, steps = (0,) * len(lead), (1,) * len(lead)
+    return e(t.Slice(flat, (*starts, start), n.type.shape, (*steps, columns + 1)))
+
+
+def windows(n: TorchNode, e: Emitter) -> Value:
+    """unfold: windows of `size` every `step` cells along an axis, each along a new last axis."""
+    x = n["self"]
+    if not x.type.rank:
+        return reshaped(e, x, n.type.shape)
+    axis = n.axis(x.type.rank, "dimension")
+    size, step, count = int(n.args["size"]), int(n.args["step"]), n.type.shape[axis]
+    at = np.arange(count)[:, None] * step + np.arange(size)
+    found = e(t.Gather(x, e.constant(at, i64), axis))
+    rank = found.type.rank
+    return transposed(e, found, [*(i for i in range(rank) if i != axis + 1), axis + 1])
+
+
+def as_strided(n: TorchNode, e: Emitter) -> Value:
+    """Cells of the tensor laid flat, by strides: a slice of it, or picked one by one."""
+    x, strides, start = n["self"], n.args["stride"], n.args["storage_offset"] or 0
+    shape = n.type.shape
+    packed = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    flat = reshaped(e, x, (x.type.size,))
+    if all(a == b or size == 1 for a, b, size in zip(strides, packed, shape, strict=True)):
+        return reshaped(e, part(e, flat, 0, start, n.type.size), shape)
+    at = np.full(shape, start)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        at += (np.arange(size) * stride).reshape([-1 if i == axis else 1 for i in range(at.ndim)])
+    return e(t.Gather(flat, e.constant(at, i64)))
 
 
 def index_add(n: TorchNode, e: Emitter) -> Value:
     """self with alpha * source[i] added at, or copied to, self[index[i]] along `dim`."""
     x, at, source = n["self"], n["index"], n["source"]
-    axis = n.axis(x.type.rank)
     alpha = n.args.get("alpha", 1)
+    if not x.type.rank:
+        x, at, source = (reshaped(e, v, (1,)) for v in (x, at, source))
+    axis = n.axis(x.type.rank)
     if alpha != 1:
         source = e(t.Map("mul", (source,), (of_dtype(alpha, source.type.dtype),)))
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
     wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
     combine: Any = "add" if n.op.startswith("index_add") else "none"
-    return e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis, combine))
+    found = e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis, combine))
+    return reshaped(e, found, n.type.shape)
 
 
 def slice_scatter(n: TorchNode, e: Emitter) -> Value:
@@ -517,4 +587,7 @@ CONVERTERS: dict[str, Converter] = {
         )
     },
     "arange": arange,
+    "diagonal": diagonal,
+    "unfold": windows,
+    "as_strided": as_strided,
 }

@@ -238,6 +238,42 @@ def softplus(n: TorchNode, e: Emitter) -> Value:
     return e(t.Map("where", (large, x, y)))
 
 
+def nan_less(fn: str) -> Converter:
+    """fmax, fmin: the other number where one is NaN."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dtype = n.type.dtype
+        a, b = (cast(e, n[name], dtype) for name in ("self", "other"))
+        found = e(t.Map(fn, (a, b)))
+        if not dtype.is_float:
+            return found
+        found = e(t.Map("where", (e(t.Map("isnan", (b,))), a, found)))
+        return e(t.Map("where", (e(t.Map("isnan", (a,))), b, found)))
+
+    return convert
+
+
+def hypotenuse(n: TorchNode, e: Emitter) -> Value:
+    """sqrt(self^2 + other^2)."""
+    dtype = n.type.dtype
+    a, b = (mapped(e, "mul", dtype, n[name], n[name]) for name in ("self", "other"))
+    return mapped(e, "sqrt", dtype, mapped(e, "add", dtype, a, b))
+
+
+def less_from_one(fn: str) -> Converter:
+    """1 - fn(self): erfc."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        return mapped(e, "sub", n.type.dtype, 1, mapped(e, fn, n.type.dtype, n["self"]))
+
+    return convert
+
+
+def power_of_two(n: TorchNode, e: Emitter) -> Value:
+    dtype = n.type.dtype
+    return mapped(e, "exp", dtype, mapped(e, "mul", dtype, n["self"], math.log(2)))
+
+
 def log_to(base: float) -> Converter:
     """The logarithm to another base."""
 
@@ -346,6 +382,12 @@ CONVERTERS: dict[str, Converter] = {
     "round": round_,
     "hardswish": unary("hard_swish"),
     "log2": log_to(2),
+    "exp2": power_of_two,
+    "erfc": less_from_one("erf"),
+    "special_erfc": less_from_one("erf"),
+    "hypot": hypotenuse,
+    "fmax": nan_less("max"),
+    "fmin": nan_less("min"),
     "log10": log_to(10),
     "add": with_alpha("add"),
     "sub": with_alpha("sub"),

@@ -1,4 +1,4 @@
-"""Operators along axes: sums, softmax, norms, sorting, losses; and random numbers."""
+"""Operators along axes: sums, softmax, norms, sorting, losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
-from gpuir.ir.types import TensorType, bool_, f32, i64
+from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
 
 
@@ -129,6 +129,40 @@ def softmax(log: bool) -> Converter:
         return e(t.Softmax(x, n.axis(x.type.rank), log))
 
     return convert
+
+
+def safe_softmax(n: TorchNode, e: Emitter) -> Value:
+    """Zeros where a whole row is -inf."""
+    x = cast(e, n["self"], n.type.dtype)
+    axis = n.axis(x.type.rank)
+    hidden = over(e, "max", x, (axis,), True)
+    none = e(t.Map("eq", (hidden,), (float("-inf"),)))
+    return e(t.Map("where", (none, e.constant(0, x.type.dtype), e(t.Softmax(x, axis)))))
+
+
+def norm(n: TorchNode, e: Emitter) -> Value:
+    """The p-norm over axes: the root of the sum of powers, the largest, or how many are not 0."""
+    x, dtype, p = n["self"], n.type.dtype, float(n.args["ord"])
+    axes, keep = n.axes(x.type.rank), bool(n.args["keepdim"])
+    x = mapped(e, "abs", dtype, cast(e, x, dtype))
+    if p == 0:
+        return over(e, "sum", cast(e, truth(e, x), dtype), axes, keep)
+    if abs(p) == float("inf"):
+        return over(e, "max" if p > 0 else "min", x, axes, keep)
+    if p == 1:
+        return over(e, "sum", x, axes, keep)
+    if p == 2:
+        return e(t.Map("sqrt", (over(e, "sum", e(t.Map("mul", (x, x))), axes, keep),)))
+    total = over(e, "sum", mapped(e, "pow", dtype, x, p), axes, keep)
+    return mapped(e, "pow", dtype, total, 1 / p)
+
+
+def extremes(n: TorchNode, e: Emitter) -> Results:
+    """aminmax: both, along an axis or of all."""
+    x, dim = n["self"], n.args["dim"]
+    axes = n.axes(x.type.rank) if dim is None else (n.axis(x.type.rank),) * bool(x.type.rank)
+    keep = bool(n.args["keepdim"])
+    return tuple(reshaped(e, over(e, fn, x, axes, keep), n.type.shape) for fn in ("min", "max"))
 
 
 # ---------------------------------------------------------------------------- norms
@@ -284,39 +318,6 @@ def negative_log_likelihood(n: TorchNode, e: Emitter) -> Results:
     return (loss, total) if len(n.types) > 1 else loss
 
 
-# ---------------------------------------------------------------------------- random
-
-
-def drawn(e: Emitter, kind: str, type: TensorType, **settings: float) -> Value:
-    """Random numbers of a kind; no two graphs need draw the same ones."""
-    attrs = (("kind", kind), ("seed", 0), ("shape", type.shape), *settings.items())
-    made = TensorType(type.shape, bool_ if kind == "keep" else f32)
-    y = e(t.Routine("random", (), (made,), attrs, work=type.size), fold=False)
-    return cast(e, y, type.dtype)
-
-
-def random(kind: str, **settings: float) -> Converter:
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        return drawn(e, kind, n.type, **settings)
-
-    return convert
-
-
-def dropout(n: TorchNode, e: Emitter) -> Results:
-    """In training cells are dropped with probability p, the rest scaled by 1 / (1 - p)."""
-    x, p = n["input"], float(n.args["p"])
-    native = len(n.types) > 1
-    training = n.args.get("train", True)
-    mask_type = TensorType(x.type.shape, bool_)
-    if training is False or p == 0:
-        return (x, e.fill(True, mask_type)) if native else x
-    keep = drawn(e, "keep", mask_type, ratio=p)
-    scaled = e(t.Map("mul", (x,), (1 / (1 - p) if p < 1 else 0.0,)))
-    zero = e.constant(0, x.type.dtype)
-    y = e(t.Map("where", (keep, scaled, zero)))
-    return (y, keep) if native else y
-
-
 CONVERTERS: dict[str, Converter] = {
     "sum": reduction("sum"),
     "mean": reduction("mean"),
@@ -338,8 +339,11 @@ CONVERTERS: dict[str, Converter] = {
     "topk": top_k,
     "sort": sort,
     "argsort": sort,
-    **{name: softmax(log=False) for name in ("softmax", "_softmax", "_safe_softmax")},
+    **{name: softmax(log=False) for name in ("softmax", "_softmax")},
     **{name: softmax(log=True) for name in ("log_softmax", "_log_softmax")},
+    "_safe_softmax": safe_softmax,
+    "linalg_vector_norm": norm,
+    "aminmax": extremes,
     "layer_norm": layer_norm,
     "native_layer_norm": layer_norm,
     "rms_norm": rms_norm,
@@ -353,10 +357,4 @@ CONVERTERS: dict[str, Converter] = {
     "nll_loss_forward": negative_log_likelihood,
     "nll_loss2d_forward": negative_log_likelihood,
     "nll_loss_nd": negative_log_likelihood,
-    "dropout": dropout,
-    "native_dropout": dropout,
-    "rand": random("uniform"),
-    "rand_like": random("uniform"),
-    "randn": random("normal"),
-    "randn_like": random("normal"),
 }

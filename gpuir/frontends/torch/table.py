@@ -9,6 +9,7 @@ from gpuir.frontends.torch import (
     gradients,
     layout,
     pointwise,
+    random,
     recurrent,
     reduction,
 )
@@ -23,4 +24,5 @@ CONVERTERS: dict[str, Converter] = {
     **experts.CONVERTERS,
     **recurrent.CONVERTERS,
     **embedding.CONVERTERS,
+    **random.CONVERTERS,
 }
