@@ -563,12 +563,11 @@ def _of_trtllm(x: Shape, cut: Cut) -> Cut:
     kernel = ran(x.work, x.target, np)
     which = [np.asarray(kernel.xqa) > 0, np.asarray(kernel.lanes) > 0]
     parts = np.floor(x.keys / XQA_KEYS)
-    parts = np.minimum(parts, np.round(np.sqrt(8 * parts)))
-    parts = np.minimum(parts, np.floor(XQA_WAVES * x.target.sms / _key_heads(x.work)))
+    most = np.floor(XQA_WAVES * x.target.sms / _key_heads(x.work))
+    parts = np.minimum(np.minimum(parts, np.rint(np.sqrt(8 * parts))), most)
     own = np.where(x.reach < LANE_UNSPLIT, 1.0, np.ceil(x.reach / LANE_SPLIT))
-    heads = x.work.extents["b"] * x.work.extents["h"]
-    room: Any = np.floor(LANE_WAVES * x.target.sms / heads)
-    own = np.minimum(own, room)
+    most = np.floor(LANE_WAVES * x.target.sms / (x.work.extents["b"] * x.work.extents["h"]))
+    own = np.minimum(own, most)
     lane = (16.0, np.maximum(LANE_STEP / x.head, 8.0), 1.0, 8.0, np.maximum(own, 1.0))
     xqa = (64.0, 128.0, 3.0, 8.0, np.maximum(parts, 1.0))
     rows, step, stages, warps, split = (

@@ -235,7 +235,8 @@ def _latent(columns: Columns) -> Columns:
 
 def latent_attention(s: Shapes) -> tuple[Work, ...]:
     """Prefill with keys and values expanded to every head; decode on the latent, which all heads
-    share and which is key and value at once."""
+    share and which is key and value at once. Decoding writes the cache in the same call but by
+    FlashAttention-3 (its smallest rows take no longer than those of `fa3`)."""
     dtype, kv = _attention_dtypes(s.said)
     batch, heads = s["batch"], s["heads"]
     if s.said["phase"] == "prefill" and s.said["absorbed"] == "no":
@@ -272,7 +273,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 causal=True,
                 out=bf16,
                 shared=True,
-                append=s.said["phase"] == "prefill" or s.said["stack"] == "trtllm",
+                append=s.said["phase"] == "prefill" or s.said["stack"] != "fa3",
                 stack=s.said["stack"],
             ),
         )

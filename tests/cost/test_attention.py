@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -108,6 +110,77 @@ def test_writing_the_cache_costs_and_a_library_is_one_of_those_known():
     assert 1.0 < times["trtllm"] / times[""] < 1.6
     with pytest.raises(KeyError):
         seconds(prompt(8, 32, 4096, stack="mine"), gpu)
+
+
+@given(st.integers(1, 400), st.integers(1, 300), st.sampled_from([108, 132, 216]))
+def test_flash_attention_takes_the_fewest_splits_that_fill_waves_nearly_as_well_as_any(
+    strips, most, sms
+):
+    """Against its rule in words: efficiency = waves / ceil(waves), 85 % of the best suffices."""
+    kernel = cached(strips, 8, most * 176, kv_heads=1)
+    target = replace(load_target("h100"), sms=sms)
+    filled = {n: strips * n / sms for n in range(1, min(most, sms, 128) + 1)}
+    filled = {n: waves / np.ceil(waves) for n, waves in filled.items()}
+    wanted = min(n for n, share in filled.items() if share >= 0.85 * max(filled.values()))
+    if strips >= 0.8 * sms or most <= 4:
+        wanted = 1
+    assert float(choose(kernel, target).split[0]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("gpu", "batch", "keys", "kv_heads", "split"),
+    [
+        ("h100", 4, 100, 8, None),  # 4 x 32 blocks for 132 SMs: too few
+        ("h100", 5, 100, 8, 1),  # one block a sequence and head
+        ("h100", 4, 256, 8, 2),  # 2 x 128 keys
+        ("h100", 1, 65536, 8, 64),  # sqrt(8 x 512)
+        ("h100", 64, 65536, 8, 2),  # 8 blocks an SM
+        ("a100", 4, 100, 8, 1),
+        ("a100", 64, 8192, 32, None),  # heads that share nothing
+    ],
+)
+def test_tensorrt_llm_takes_xqa_where_a_fourth_of_the_sms_gets_a_block(
+    gpu, batch, keys, kv_heads, split
+):
+    kernel = cached(batch, 32, keys, kv_heads=kv_heads, stack="trtllm")
+    target = load_target(gpu)
+    found = attention.ran(kernel, target, np)
+    assert (float(found.xqa[0]), float(found.lanes[0])) == ((0, 1) if split is None else (1, 0))
+    if split is not None:
+        assert float(choose(kernel, target).split[0]) == split
+
+
+def test_flash_attention_2_splits_and_turns_only_heads_that_share_keys():
+    a100 = load_target("a100-sxm-80gb")
+    own, shared = cached(1, 8, 65536), cached(1, 64, 65536, kv_heads=8)
+    assert float(choose(own, a100).split[0]) == 1
+    assert float(choose(shared, a100).split[0]) > 8
+    newer = cached(1, 8, 65536, stack="fa3")
+    assert float(choose(newer, a100).split[0]) > 8
+    short = [cached(4, 64, 128, kv_heads=n) for n in (1, 8)]
+    assert seconds(short[1], "a100-sxm-80gb") - seconds(short[0], "a100-sxm-80gb") > a100.launch_s
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "rows"), [(16, 65536, 16), (128, 1024, 16), (128, 65536, 64)]
+)
+def test_blackwell_takes_few_heads_of_a_latent_where_walks_are_short(heads, keys, rows):
+    kernel = work.attention(
+        *arrays(64 if keys > 1024 else 1, heads, 1, keys, 576),
+        bf16,
+        value=np.array([512.0]),
+        kv_heads=np.array([1.0]),
+        shared=True,
+    )
+    assert float(choose(kernel, load_target("b200")).dims["s"][0]) == rows
+
+
+def test_heads_that_no_generated_kernel_has_are_slow_on_blackwell():
+    def times(head):
+        kernel = work.attention(*arrays(8, 16, 4096, 4096, head), bf16, stack="trtllm")
+        return seconds(kernel, "b200-sxm-180gb")
+
+    assert times(72) > 3 * times(80) > 3 * times(64)
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "b200", "b300-sxm-288gb"])
