@@ -6,8 +6,11 @@ import torch
 from torch.nn import functional
 
 from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, part
 from gpuir.frontends.idioms import experts as mixture
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 
 ACTIVATIONS = {
@@ -76,4 +79,46 @@ def convert(n: TorchNode, e: Emitter) -> Results:
     )
 
 
-CONVERTERS: dict[str, Converter] = {"gpuir::experts": convert}
+def grouped_product(n: TorchNode, e: Emitter) -> Results:
+    """self · mat2, where `offs` are the ends of groups: of the rows of self, each with a matrix of
+    mat2; of the columns of mat2; or of what is summed, each for a matrix of the result. The data
+    decide how large they are; here they are equal, as the graph says, and of more groups than rows
+    those that get none are left out."""
+    a, b, ends = n["self"], n["mat2"], n.get("offs")
+    if n.get("bias") is not None:
+        raise ModelError(f"{n.op}: a bias is not supported")
+    if ends is None:
+        return cast(e, e(t.Matmul(a, b)), n.type.dtype)
+    axes = (0 if b.type.rank == 3 else 1), (1 if a.type.rank == 3 else 0)
+    length = a.type.shape[axes[0]] if a.type.rank == 2 else b.type.shape[axes[1]]
+    count = min(ends.type.size, max(length, 1))
+    each = -(-length // count)
+    e.assume(f"rows spread over {ends.type.size} groups of a product evenly")
+    if a.type.rank == 2:
+        a = in_groups(e, a, axes[0], count, each)
+    if b.type.rank == 2:
+        b = in_groups(e, b, axes[1], count, each)
+    y = cast(e, e(t.Matmul(part(e, a, 0, 0, count), part(e, b, 0, 0, count))), n.type.dtype)
+    shape = n.type.shape
+    if len(shape) == 3:
+        return y if count == shape[0] else e(t.Pad(y, (0, 0, 0), (shape[0] - count, 0, 0)))
+    y = y if axes[0] == 0 and n["self"].type.rank == 2 else e(t.Transpose(y, (1, 0, 2)))
+    rows, columns = (count * each, shape[1]) if n["self"].type.rank == 2 else (shape[0], count * each)
+    y = e(t.Reshape(y, (rows, columns)))
+    return part(e, part(e, y, 0, 0, shape[0]), 1, 0, shape[1])
+
+
+def in_groups(e: Emitter, x: Value, axis: int, count: int, each: int) -> Value:
+    """A matrix as `count` matrices of `each` rows or columns, filled up with zeros."""
+    rest = count * each - x.type.shape[axis]
+    if rest:
+        x = e(t.Pad(x, (0, 0), (rest, 0) if axis == 0 else (0, rest)))
+    if axis == 0:
+        return e(t.Reshape(x, (count, each, x.type.shape[1])))
+    return e(t.Transpose(e(t.Reshape(x, (x.type.shape[0], count, each))), (1, 0, 2)))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "gpuir::experts": convert,
+    "_grouped_mm": grouped_product,
+}
