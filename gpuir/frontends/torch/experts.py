@@ -80,35 +80,35 @@ def convert(n: TorchNode, e: Emitter) -> Results:
 
 
 def grouped_product(n: TorchNode, e: Emitter) -> Results:
-    """self · mat2, where `offs` are the ends of groups: of the rows of self, each with a matrix of
-    mat2; of the columns of mat2; or of what is summed, each for a matrix of the result. The data
-    decide how large they are; here they are equal, as the graph says, and of more groups than rows
-    those that get none are left out."""
+    """self · mat2, where `offs` are the ends of groups: of rows of self, each with a matrix of mat2;
+    of columns of mat2, each with a matrix of self; or of what is summed, each for a matrix of the
+    result. The data decide how large they are; here they are equal, as the graph says, and of more
+    groups than rows those that get none are left out."""
     a, b, ends = n["self"], n["mat2"], n.get("offs")
     if n.get("bias") is not None:
         raise ModelError(f"{n.op}: a bias is not supported")
     if ends is None:
         return cast(e, e(t.Matmul(a, b)), n.type.dtype)
-    axes = (0 if b.type.rank == 3 else 1), (1 if a.type.rank == 3 else 0)
-    length = a.type.shape[axes[0]] if a.type.rank == 2 else b.type.shape[axes[1]]
-    count = min(ends.type.size, max(length, 1))
+    shape, groups = n.type.shape, ends.type.size
+    e.assume(f"rows spread over {groups} groups of a product evenly")
+    length = b.type.shape[1] if a.type.rank == 3 else a.type.shape[0 if b.type.rank == 3 else 1]
+    count = min(groups, max(length, 1))
     each = -(-length // count)
-    e.assume(f"rows spread over {ends.type.size} groups of a product evenly")
-    if a.type.rank == 2:
-        a = in_groups(e, a, axes[0], count, each)
-    if b.type.rank == 2:
-        b = in_groups(e, b, axes[1], count, each)
-    y = cast(e, e(t.Matmul(part(e, a, 0, 0, count), part(e, b, 0, 0, count))), n.type.dtype)
-    shape = n.type.shape
-    if len(shape) == 3:
-        return y if count == shape[0] else e(t.Pad(y, (0, 0, 0), (shape[0] - count, 0, 0)))
-    y = y if axes[0] == 0 and n["self"].type.rank == 2 else e(t.Transpose(y, (1, 0, 2)))
-    rows, columns = (count * each, shape[1]) if n["self"].type.rank == 2 else (shape[0], count * each)
-    y = e(t.Reshape(y, (rows, columns)))
-    return part(e, part(e, y, 0, 0, shape[0]), 1, 0, shape[1])
+    match a.type.rank, b.type.rank:
+        case 2, 3:
+            y = e(t.Matmul(divided(e, a, 0, count, each), part(e, b, 0, 0, count)))
+            y = part(e, e(t.Reshape(y, (count * each, shape[1]))), 0, 0, shape[0])
+        case 3, 2:
+            y = e(t.Matmul(part(e, a, 0, 0, count), divided(e, b, 1, count, each)))
+            y = e(t.Reshape(e(t.Transpose(y, (1, 0, 2))), (shape[0], count * each)))
+            y = part(e, y, 1, 0, shape[1])
+        case _:
+            y = e(t.Matmul(divided(e, a, 1, count, each), divided(e, b, 0, count, each)))
+            y = y if count == groups else e(t.Pad(y, (0, 0, 0), (groups - count, 0, 0)))
+    return cast(e, y, n.type.dtype)
 
 
-def in_groups(e: Emitter, x: Value, axis: int, count: int, each: int) -> Value:
+def divided(e: Emitter, x: Value, axis: int, count: int, each: int) -> Value:
     """A matrix as `count` matrices of `each` rows or columns, filled up with zeros."""
     rest = count * each - x.type.shape[axis]
     if rest:
