@@ -254,7 +254,7 @@ class Sizes:
 
     def __call__(self, name: str, default: int | None = None) -> int:
         self.read.add(name)
-        value = self.given.get(name, default)
+        value = self.given.get(name, 1 if name == "batch" else default)
         if value is None:
             raise UsageError(
                 f"the size {name!r} is not given", where=self.where, fix=f"--dims {name}=N"
@@ -303,7 +303,7 @@ HALVES = ("vision", "audio", "text")
 
 
 def ids(sizes: Sizes, dtype: torch.dtype, name: str = "seq") -> torch.Tensor:
-    return sizes.empty((sizes("batch", 1), sizes.tokens(name)), torch.int64)
+    return sizes.empty((sizes("batch"), sizes.tokens(name)), torch.int64)
 
 
 def target_ids(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
@@ -312,7 +312,7 @@ def target_ids(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
 
 def pixels(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
     return sizes.empty(
-        (sizes("batch", 1), sizes.of_config("num_channels") or 3, *sizes.image()), dtype
+        (sizes("batch"), sizes.of_config("num_channels") or 3, *sizes.image()), dtype
     )
 
 
@@ -320,11 +320,11 @@ def spectrum(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
     """Of Whisper's layout; its encoder halves the frames to its number of positions."""
     positions = sizes.of_config("max_source_positions")
     frames = sizes("frames", 2 * positions if positions else None)
-    return sizes.empty((sizes("batch", 1), sizes.of_config("num_mel_bins") or 80, frames), dtype)
+    return sizes.empty((sizes("batch"), sizes.of_config("num_mel_bins") or 80, frames), dtype)
 
 
 def waveform(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
-    return sizes.empty((sizes("batch", 1), sizes("samples")), dtype)
+    return sizes.empty((sizes("batch"), sizes("samples")), dtype)
 
 
 INPUTS: dict[str, Callable[[Sizes, torch.dtype], torch.Tensor]] = {
@@ -350,7 +350,8 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
             expected=f"a task among {', '.join(LABELS)}",
             fix="give --task, or build module and arguments in Python: my.module:build",
         )
-    if "decoder_input_ids" in takes and not has_labels:
+    shifts = has_labels and getattr(model.config, "decoder_start_token_id", None) is not None
+    if "decoder_input_ids" in takes and not shifts:
         names.append("decoder_input_ids")
     for name in names:
         if name not in INPUTS:
@@ -387,7 +388,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
 
     if past is None and phase == "decode":
         raise UsageError("decoding goes on from past tokens", where=name, fix="--past 4096")
-    past, batch = past or 0, sizes("batch", 1)
+    past, batch = past or 0, sizes("batch")
     new = sizes("seq", 1) if phase == "decode" else sizes("seq")
     sizes.tokens("seq", past) if phase == "prefill" else None
     run = model.forward
@@ -437,7 +438,8 @@ def as_run(forward: Callable[..., Any], inputs: Iterable[str]) -> Callable[..., 
         try:
             for name, function in plain.items():
                 setattr(masking_utils, name, function)
-            return forward(**given)
+            with quiet():
+                return forward(**given)
         finally:
             for name, function in before.items():
                 setattr(masking_utils, name, function)
