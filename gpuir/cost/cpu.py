@@ -96,8 +96,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     cores = s.put("cores at work", cores, "", "cost.cpu.GRAIN_CELLS, GRAIN_FLOPS")
     share = cores / target.sms
     memory = _memory_s(s, work, cores, target, p)
+    before = s.put("weights away", _away_s(s, work, cores, target, p), "s")
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
-    wait = wait + s.put("weights away", _away_s(s, work, cores, target, p), "s")
     compute = _lanes_s(s, work, cores, target, p) + 0.0 * cores
     roof = 0.0
     if multiplies:
@@ -106,12 +106,18 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         compute = compute + flops / (peak * share)
         wait = wait + calls * p["set-up"]
         if work.kernel in ("k.gemm", "k.experts"):
-            wait = wait + PACKING * xp.where(_fewest(s, work) <= 1, 0.0, memory)
+            before = before + PACKING * xp.where(_fewest(s, work) <= 1, 0.0, memory)
         # Winograd multiplies less, and a masked score may be skipped
         roof = 0.0 if work.kernel == "k.conv" else work.products * work.visible / peak
     elif work.kind in ("norm", "rms"):
         wait = wait + NORM_CALLS * p["set-up"]
-    return Terms(s.put("arithmetic", compute, "s"), memory, s.put("waiting", wait, "s"), roof)
+    compute = s.put("arithmetic", compute, "s")
+    beside = xp.maximum(compute, memory)
+    moved = s.put("bytes, packing too", memory + before, "s")
+    # What is moved before anything is multiplied hides nothing: it counts to the bytes, and what
+    # then is left of the time, to the waits.
+    wait = s.put("waiting", wait + beside + before - xp.maximum(compute, moved), "s")
+    return Terms(compute, moved, wait, roof)
 
 
 def _lanes_s(
@@ -260,9 +266,10 @@ def _away_s(s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str,
     """What a model's weights take longer, as all else that it moves has pushed them out since the
     last run: libraries bring them in order first, so nothing hides it. Traits `weights`, the
     kernel's own bytes of them, and `others`, those of all other kernels, where a model says so."""
-    own, footprint = work.trait("weights"), s.xp.maximum(work.nbytes, 1.0)
     if "weights" not in dict(work.traits):
         return 0.0
+    footprint = s.xp.maximum(work.nbytes, 1.0)
+    own = s.xp.minimum(work.trait("weights"), footprint)  # of a table no more than is read
     away = _byte_s(s, footprint + work.trait("others"), cores, target, p)
     return AWAY * own * s.xp.maximum(away - _byte_s(s, footprint, cores, target, p), 0.0)
 

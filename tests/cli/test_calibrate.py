@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,12 @@ def test_this_cpu_becomes_a_target(folder: Path, few: None):
     assert target.is_cpu and target.device in ("x86-64-v3", "x86-64-v4")
     assert target.source("dram.bytes_per_s").startswith("measured by gpuir calibrate on x86-64")
     assert "none doubtful" in run("targets", "mine.toml", "--check").stdout
+    model = str(Path(__file__).parents[2] / "examples" / "encoder.onnx")
+    args = ("--target", "mine.toml", "--dims", "batch=1,seq=16", "--format", "json")
+    (told,) = json.loads(run("analyze", model, *args).stdout)["reports"]
+    assert told["target"]["name"] == "mine"
+    low_s, high_s = told["interval_s"]
+    assert 1e-3 < low_s < told["latency_s"] < high_s < 10
 
 
 # ---------------------------------------------------------------------------- collect
