@@ -34,6 +34,9 @@ LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM t
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
 # Parts of an SM, each with its lanes and scheduler: P100 and V100 architecture whitepapers.
 PARTS = {"sm_60": 2.0, "": 4.0}
+# Of k, from where few rows share a page: P100's layers slow down with the bytes of their input, not
+# of their weight, by nothing at 16 KB a row and by all at 100 KB (NeuSight GEMM table).
+LONG_ROW_BYTES = 45e3
 TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.06826, table 3.2
 
 FIT = "fitted on the NeuSight GEMM table"
@@ -61,7 +64,7 @@ FACTORS = (
     Factor("lines", 1.7, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
     Factor("line depth", 280.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
     Factor("line share", 0.11, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
-    Factor("pages", 1.2, 0.0, 4.0, 0.0, f"of Pascal, when its TLB does not reach; {FIT}"),
+    Factor("pages", 1.2, 0.0, 4.0, 0.0, f"of Pascal, over log(1 + input / TLB); {FIT}"),
     Factor("overlap", 5.0, 1.5, 16.0, 0.0, f"norm that joins compute and memory; {FIT}"),
     Factor("split", 6.0, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
     Factor("split each", 4.5, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
@@ -82,7 +85,8 @@ JOULES = {
 
 # Issue slots on SMs of 128 lanes, where those of 64 issue loads in the second clock of a warp's
 # multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread. Pascal issues
-# two instructions a clock: sgemm_128x128x8 reaches 86 % on P4 (NeuSight GEMM table).
+# two instructions a clock: sgemm_128x128x8 reaches 86 % on P4 (NeuSight GEMM table); P4's number
+# does for P100's layers too, of 64 lanes an SM (74 and 81 % with 16 and 64 cells a thread).
 WIDE_SLOTS = {"sm_6": 1.2, "": 1.75}
 
 
@@ -168,7 +172,8 @@ def _busy_s(
     many turns as it takes."""
     xp, sms, clock, sm = s.xp, float(target.sms), target.clock_hz, target.sm
     tm, tn, together = tiles.dims["m"], tiles.dims["n"], xp.minimum(cut.resident, cut.load)
-    wide = sm.fp32_lanes > 64
+    old_layer = target.isa.startswith("sm_6") and is_linear(work)  # maxwell_sgemm_..._tn
+    wide = sm.fp32_lanes > 64 or old_layer
     loads = _of_isa(WIDE_SLOTS, target.isa) if wide else p["operand slots"]
     slots = 1.0 + loads / xp.sqrt(cut.cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
     slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
@@ -245,8 +250,9 @@ def _moved(
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     memory_s = xp.maximum(dram_s, l2_bytes / _l2_rate(target, p))
     if target.isa.startswith("sm_6") and is_linear(work):
-        reach = xp.minimum(left + right, (wide_n * tn + tall_m * tm) * k * cell)
-        memory_s = memory_s * (1.0 + p["pages"] * xp.log1p(reach / TLB_BYTES))
+        long = (k * cell / LONG_ROW_BYTES) ** 2.0
+        pages = xp.log1p(left / TLB_BYTES) * long / (1.0 + long)
+        memory_s = memory_s * (1.0 + p["pages"] * pages)
     return l2_bytes, dram_bytes, memory_s
 
 
