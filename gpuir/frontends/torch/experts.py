@@ -80,10 +80,10 @@ def convert(n: TorchNode, e: Emitter) -> Results:
 
 
 def grouped_product(n: TorchNode, e: Emitter) -> Results:
-    """self · mat2, where `offs` are the ends of groups: of rows of self, each with a matrix of mat2;
-    of columns of mat2, each with a matrix of self; or of what is summed, each for a matrix of the
-    result. The data decide how large they are; here they are equal, as the graph says, and of more
-    groups than rows those that get none are left out."""
+    """self · mat2, where `offs` are the ends of groups: of rows of self, each with a matrix of
+    mat2; of columns of mat2, each with a matrix of self; or of what is summed, each for a matrix of
+    the result. The data decide how large they are; here they are equal, as the graph says, and of
+    more groups than rows those that get none are left out."""
     a, b, ends = n["self"], n["mat2"], n.get("offs")
     if n.get("bias") is not None:
         raise ModelError(f"{n.op}: a bias is not supported")
