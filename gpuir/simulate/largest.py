@@ -35,12 +35,13 @@ def largest(memory_of: Callable[[int], Memory | None], least: int, most: int) ->
     it; `memory_of` gives None for a value that the model does not take.
 
     Memory is nearly a line in a batch, and a parabola at worst in a length: a step aims at where
-    the last two values lead, and once one does not fit, every other step halves what is left.
+    two values lead, and the one after a step that did not halve what is left does.
     """
     tried: dict[int, Memory] = {}
     fits, beyond, value = least - 1, most + 1, least
     impossible = None
-    while beyond - fits > 1:
+    aimed = False
+    while (left := beyond - fits) > 1:
         found = memory_of(value)
         if found is not None:
             tried[value] = found
@@ -50,20 +51,22 @@ def largest(memory_of: Callable[[int], Memory | None], least: int, most: int) ->
             beyond = value
         else:
             fits = value
-        value = min(max(_aim(tried, fits, beyond), fits + 1), beyond - 1)
+        is_slow = aimed and beyond <= most and beyond - fits > left / 2
+        aimed = not is_slow and beyond != impossible and fits in tried and len(tried) > 1
+        aim = _aim(tried, fits, beyond) if aimed else min(2 * value, (fits + beyond) // 2)
+        value = min(max(aim, fits + 1), beyond - 1)
     by_value = {n: tried[n] for n in sorted(tried)}
     return Largest(fits if fits >= least else None, by_value, impossible)
 
 
 def _aim(tried: Mapping[int, Memory], fits: int, beyond: int) -> int:
-    """The next value to try: where a line through two others says that memory is used up."""
-    half = (fits + beyond) // 2
-    others = [n for n in tried if n != fits]
-    if not others or fits not in tried:
-        return min(2 * fits, half)
-    other = beyond if beyond in tried else max(others)
-    if other == beyond and len(tried) % 2:
-        return half
-    spare, rest = tried[fits].spare_bytes or 0, tried[other].spare_bytes or 0
-    per_step = (spare - rest) / (other - fits)
-    return fits + int(spare / per_step) if per_step > 0 else half
+    """Where a line through two values says that memory is used up. Before one is known that does
+    not fit, it is the line of peaks, which what is reserved follows in jumps."""
+    near = tried[fits]
+    if beyond in tried:
+        room, over = near.spare_bytes or 0, -(tried[beyond].spare_bytes or 0)
+        return fits + int((beyond - fits) * room / (room + over))
+    other = max(n for n in tried if n != fits)
+    per_step = (near.peak_bytes - tried[other].peak_bytes) / (fits - other)
+    room = (near.available_bytes or 0) - near.peak_bytes
+    return fits + int(room / per_step) if per_step > 0 else (fits + beyond) // 2

@@ -45,8 +45,14 @@ def test_the_ends(available: int, least: int, most: int, value: int | None):
 
 
 def test_what_the_model_does_not_take_ends_the_search():
-    found = largest(lambda n: holding(n, 10**6) if n <= 512 else None, 1, 65536)
-    assert found.value == 512 and found.impossible == 513
+    asked: list[int] = []
+
+    def memory_of(n: int) -> Memory | None:
+        asked.append(n)
+        return holding(n, 10**6) if n <= 512 else None
+
+    found = largest(memory_of, 1, 65536)
+    assert found.value == 512 and found.impossible == 513 and len(asked) < 30
 
 
 def test_memory_that_shrinks_is_told():
