@@ -292,6 +292,27 @@ def dft(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
     return (as_parts(y, x.dtype),)
 
 
+def fft(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """A transform over `axes`: of real cells (r2c), back to them (c2r), or of complex ones (c2c).
+    `normalization` 1 divides by the root of the number of points, 2 by that number."""
+    axes, kind = tuple(attrs["axes"]), attrs["kind"]
+    extents = [x.shape[axis] for axis in axes]
+    if kind == "c2r":
+        extents[-1] = attrs["length"]
+        y: Array = np.fft.irfftn(x, extents, axes, norm="forward")
+    elif kind == "r2c" and attrs["onesided"]:
+        y = np.fft.rfftn(x, axes=axes)
+    elif kind == "r2c" or attrs["forward"]:
+        y = np.fft.fftn(x, axes=axes)
+    else:
+        y = np.fft.ifftn(x, axes=axes, norm="forward")
+    points = float(np.prod(extents))
+    y = y / (1.0, points**0.5, points)[attrs["normalization"]]
+    single = x.dtype in (np.float32, np.complex64)
+    names = ("float32", "float64") if kind == "c2r" else ("complex64", "complex128")
+    return (y.astype(names[0] if single else names[1]),)
+
+
 def stft(attrs: Mapping[str, Any], x: Array, window: Array | None = None) -> tuple[Array, ...]:
     """y[n, f, k] = the transform of x[n, f * step + i] * window[i], i below `frame`."""
     frame = attrs["frame"]
@@ -583,6 +604,7 @@ ROUTINES: dict[str, Routine] = {
     "deform_conv": deform_conv,
     "det": det,
     "dft": dft,
+    "fft": fft,
     "grid_sample": grid_sample,
     "inverse": inverse,
     "linear_attention": linear_attention,

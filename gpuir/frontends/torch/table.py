@@ -12,6 +12,7 @@ from gpuir.frontends.torch import (
     random,
     recurrent,
     reduction,
+    sampling,
 )
 from gpuir.frontends.torch.node import Converter
 
@@ -25,4 +26,5 @@ CONVERTERS: dict[str, Converter] = {
     **recurrent.CONVERTERS,
     **embedding.CONVERTERS,
     **random.CONVERTERS,
+    **sampling.CONVERTERS,
 }

@@ -1,0 +1,207 @@
+"""Resampling, Fourier transforms, distances, and what depends on the data: library routines."""
+
+from __future__ import annotations
+
+from math import log2, prod
+from typing import Any, Literal
+
+import numpy as np
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, reshaped, transposed
+from gpuir.frontends.torch.contraction import spread
+from gpuir.frontends.torch.node import Converter, TorchNode
+from gpuir.frontends.torch.pointwise import mapped
+from gpuir.frontends.torch.reduction import over
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Value
+from gpuir.ir.types import i64
+from gpuir.ops import tensor as t
+
+Mode = Literal["nearest", "linear", "cubic"]
+
+
+def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Converter:
+    """Image axes resampled to the result's extents, by the factors that the call gives, else by
+    their ratio. torch's nearest is the cell below, unless `exact`; its antialiased cubic has
+    another coefficient."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        x = n["input"] if "input" in n.args else n["self"]
+        count = x.type.rank - 2
+        given = n.args.get("scale_factors") or [n.args.get(f"scales_{a}") for a in "dhw"[-count:]]
+        if count == 1 and "scales" in n.args:
+            given = [n.args["scales"]]
+        ratios = zip(n.type.shape[2:], x.type.shape[2:], given or (None,) * count, strict=True)
+        scales = tuple(float(g) if g else a / b for a, b, g in ratios)
+        coords = "asymmetric" if mode == "nearest" and not exact else "half_pixel"
+        if n.args.get("align_corners"):
+            coords = "align_corners"
+        op = t.Resize(
+            x,
+            n.type.shape,
+            (1.0, 1.0, *scales),
+            mode,
+            coords,
+            "round_prefer_ceil" if exact else "floor",
+            -0.5 if antialias else -0.75,
+            antialias=antialias,
+        )
+        return e(op)
+
+    return convert
+
+
+def grid_sample(n: TorchNode, e: Emitter) -> Value:
+    """Work: a multiply-add for each tap of a cell; three operations an axis to place a point."""
+    x, grid = n["input"], n["grid"]
+    mode = ("linear", "nearest", "cubic")[n.args["interpolation_mode"]]
+    spatial = x.type.rank - 2
+    taps = {"nearest": 0, "linear": 2, "cubic": 4}[mode] ** spatial
+    attrs = (
+        ("mode", mode),
+        ("padding", ("zeros", "border", "reflection")[n.args["padding_mode"]]),
+        ("align_corners", bool(n.args["align_corners"])),
+    )
+    work = 2 * taps * n.type.size + grid.type.size // spatial * (3 * spatial + taps)
+    return e(t.Routine("grid_sample", (x, grid), (n.type,), attrs, work=work))
+
+
+def column_image(n: TorchNode, e: Emitter) -> Value:
+    """col2im: each column's cells added where its window was. Work: an addition a cell."""
+    x = n["self"]
+    alone = x.type.rank == 2
+    x = reshaped(e, x, (1, *x.type.shape)) if alone else x
+    image, block = tuple(n.args["output_size"]), tuple(n.args["kernel_size"])
+    strides, low, dilations = (spread(n.args[a], 2) for a in ("stride", "padding", "dilation"))
+    rows = zip(image, block, strides, low, low, dilations, strict=True)
+    counts = tuple(t.window_extent(*row) for row in rows)
+    shape = n.type.shape
+    gives = n.type.with_shape((1, *shape)) if alone else n.type
+    attrs = (
+        *(("image", image), ("block", block), ("counts", counts)),
+        *(("strides", strides), ("low", low), ("dilations", dilations)),
+    )
+    made = e(t.Routine("col2im", (x,), (gives,), attrs, work=x.type.size))
+    return reshaped(e, made, shape)
+
+
+def fourier(n: TorchNode, e: Emitter) -> Value:
+    """A discrete Fourier transform over axes: 5 n log2 n operations for n complex cells, as FFTW
+    counts (fftw.org/speed), half of that where one side is real."""
+    x = n["self"]
+    axes = tuple(a % x.type.rank for a in n.args["dim"])
+    kind = n.op.partition(".")[0].removeprefix("_fft_")
+    length = int(n.args.get("last_dim_size", 0))
+    wide = n.type.shape if kind == "c2r" else x.type.shape
+    points = prod(wide[a] for a in axes)
+    work = round(5 * prod(wide) * log2(max(points, 2)) / (1 if kind == "c2c" else 2))
+    attrs = (
+        *(("kind", kind), ("axes", axes), ("normalization", int(n.args["normalization"]))),
+        *(("onesided", bool(n.args.get("onesided"))), ("forward", bool(n.args.get("forward")))),
+        ("length", length),
+    )
+    return e(t.Routine("fft", (x,), (n.type,), attrs, work=work))
+
+
+def distances(n: TorchNode, e: Emitter) -> Value:
+    """cdist: the p-norm of the difference of each row of x1 and each of x2. As a product where p is
+    2 and there are more than 25 rows, as torch computes it."""
+    a, b, p = n["x1"], n["x2"], float(n.args["p"])
+    rows, columns = a.type.shape[-2], b.type.shape[-2]
+    mode = n.args["compute_mode"]
+    if p == 2 and (mode == 1 or (mode in (None, 0) and max(rows, columns) > 25)):
+        return euclidean(n, e, a, b)
+    *lead, _, width = a.type.shape
+    left = reshaped(e, a, (*lead, rows, 1, width))
+    right = reshaped(e, b, (*b.type.shape[:-2], 1, columns, width))
+    apart = e(t.Map("abs", (e(t.Map("sub", (left, right))),)))
+    return norm_of(e, apart, p)
+
+
+def norm_of(e: Emitter, x: Value, p: float) -> Value:
+    """The p-norm along the last axis of what is not negative."""
+    dtype, axes = x.type.dtype, (x.type.rank - 1,)
+    if p == 0:
+        return over(e, "sum", cast(e, e(t.Map("ne", (x,), (0.0,))), dtype), axes, False)
+    if p == float("inf"):
+        return over(e, "max", x, axes, False)
+    powers = x if p == 1 else mapped(e, "pow", dtype, x, p)
+    total = over(e, "sum", powers, axes, False)
+    return total if p == 1 else mapped(e, "pow", dtype, total, 1 / p)
+
+
+def euclidean(n: TorchNode, e: Emitter, a: Value, b: Value) -> Value:
+    """sqrt(a^2 + b^2 - 2 a b)."""
+    dtype = n.type.dtype
+    squares = [
+        over(e, "sum", mapped(e, "mul", dtype, x, x), (x.type.rank - 1,), True) for x in (a, b)
+    ]
+    order = (*range(b.type.rank - 2), b.type.rank - 1, b.type.rank - 2)
+    both = e(t.Matmul(a, transposed(e, b, order)))
+    total = mapped(e, "add", dtype, squares[0], transposed(e, squares[1], order))
+    total = mapped(e, "sub", dtype, total, mapped(e, "mul", dtype, both, 2))
+    return mapped(e, "sqrt", dtype, mapped(e, "max", dtype, total, 0))
+
+
+def pairs(n: TorchNode, e: Emitter) -> Value:
+    """pdist: the distances of all pairs of rows, each once."""
+    x, p = n["self"], float(n.args["p"])
+    first, second = np.triu_indices(x.type.shape[0], 1)
+    a, b = (e(t.Gather(x, e.constant(i, i64))) for i in (first, second))
+    return norm_of(e, e(t.Map("abs", (e(t.Map("sub", (a, b))),))), p)
+
+
+def masked_scatter(n: TorchNode, e: Emitter) -> Value:
+    """The cells where the mask holds, replaced by those of the source one after another: a scan,
+    and a pick."""
+    x, mask, source = n["self"], n["mask"], n["source"]
+    shape = n.type.shape
+    if mask.type.shape != shape:
+        mask = e(t.Broadcast(mask, shape))
+    if x.type.shape != shape:
+        x = e(t.Broadcast(x, shape))
+    flat = reshaped(e, cast(e, mask, i64), (n.type.size,))
+    place = e(t.Map("sub", (e(t.Cumulative("sum", flat, 0)),), (1,)))
+    place = e(t.Map("clip", (place,), (0, max(source.type.size - 1, 0))))
+    taken = e(t.Gather(reshaped(e, source, (source.type.size,)), place))
+    return e(t.Map("where", (mask, reshaped(e, taken, shape), x)))
+
+
+def nonzero(n: TorchNode, e: Emitter) -> Value:
+    """Indices of the cells that are not zero, a row each; how many there are is given."""
+    x = n["self"]
+    e.assume(f"{n.name}: {n.type.shape[0]} of {x.type.size} elements taken as nonzero")
+    gives = n.type.with_shape((max(x.type.rank, 1), n.type.shape[0]))
+    found = e(t.Routine("nonzero", (x,), (gives,), work=x.type.size))
+    return transposed(e, found, (1, 0))
+
+
+def scalar(n: TorchNode, e: Emitter) -> Any:
+    raise ModelError(
+        f"{n.op}: a number of the program depends on the data",
+        fix="compute with tensors in place of .item()",
+    )
+
+
+CONVERTERS: dict[str, Converter] = {
+    **dict.fromkeys((f"upsample_nearest{d}d" for d in (1, 2, 3)), upsample("nearest")),
+    **dict.fromkeys(
+        (f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)), upsample("nearest", exact=True)
+    ),
+    **dict.fromkeys(
+        ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), upsample("linear")
+    ),
+    "upsample_bicubic2d": upsample("cubic"),
+    "_upsample_bilinear2d_aa": upsample("linear", antialias=True),
+    "_upsample_bicubic2d_aa": upsample("cubic", antialias=True),
+    "grid_sampler_2d": grid_sample,
+    "grid_sampler_3d": grid_sample,
+    "col2im": column_image,
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), fourier),
+    "_cdist_forward": distances,
+    "_pdist_forward": pairs,
+    "masked_scatter": masked_scatter,
+    "nonzero": nonzero,
+    "_local_scalar_dense": scalar,
+}
