@@ -81,7 +81,7 @@ FACTORS = (
         0.1,
         1.5,
         0.0,
-        "times block start, of sm_10x's tiles of few rows: one begins while another ends",
+        "times block start, of tiles of few rows from sm_90 on: one begins while another ends",
     ),
     Factor("lane start", 1.4, 0.1, 3.0, 0.0, "times block start, without matrix instructions"),
     Factor("xqa start", 1.2, 0.5, 3.0, 0.0, "XQA: times block start"),
@@ -146,8 +146,7 @@ def ran(work: Work, target: Target, xp: Any) -> Ran:
     whole = single * xp.where(head > LATENT_HEAD, 0.0, 1.0)
     blocks = _key_heads(work) * xp.maximum(xp.floor(keys / XQA_KEYS), 1.0)
     few = xp.where(XQA_LEAST * blocks < target.sms, 1.0, 0.0)
-    narrow = xp.where(work.operands[1].cell_bytes < head * (work.dtype.bits / 8), 1.0, few)
-    lanes = whole * xp.where(group < 2, 1.0, xp.where(group > XQA_HEADS, 1.0, narrow))
+    lanes = whole * xp.where(group < 2, 1.0, xp.where(group > XQA_HEADS, 1.0, few))
     return Ran(single, lanes, whole - lanes, whole, 0.0, single - lanes)
 
 
@@ -559,7 +558,8 @@ def _of_blackwell(x: Shape) -> Cut:
 
 
 def _of_trtllm(x: Shape, cut: Cut) -> Cut:
-    """TensorRT-LLM's kernels of one query before sm_100; the others are cut alike."""
+    """TensorRT-LLM's kernels of one query before sm_100; the others are cut alike. XQA is sm_80's
+    on sm_90 too, but for 8-bit caches, which have one of few rows (mha_sm90.cu)."""
     kernel = ran(x.work, x.target, np)
     which = [np.asarray(kernel.xqa) > 0, np.asarray(kernel.lanes) > 0]
     parts = np.floor(x.keys / XQA_KEYS)
@@ -569,7 +569,14 @@ def _of_trtllm(x: Shape, cut: Cut) -> Cut:
     most = np.floor(LANE_WAVES * x.target.sms / (x.work.extents["b"] * x.work.extents["h"]))
     own = np.minimum(own, most)
     lane = (16.0, np.maximum(LANE_STEP / x.head, 8.0), 1.0, 8.0, np.maximum(own, 1.0))
-    xqa = (64.0, 128.0, 3.0, 8.0, np.maximum(parts, 1.0))
+    narrow = np.asarray(x.work.operands[1].cell_bytes) < x.head * (x.work.dtype.bits / 8)
+    xqa = (
+        np.where(narrow & has_clusters(x.target), 16.0, 64.0),
+        128.0,
+        3.0,
+        8.0,
+        np.maximum(parts, 1.0),
+    )
     rows, step, stages, warps, split = (
         np.select(which, [a, b], c) for a, b, c in zip(xqa, lane, cut, strict=True)
     )
