@@ -35,8 +35,9 @@ def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Conver
         ratios = zip(n.type.shape[2:], x.type.shape[2:], given or (None,) * count, strict=True)
         scales = tuple(float(g) if g else a / b for a, b, g in ratios)
         coords = "asymmetric" if mode == "nearest" and not exact else "half_pixel"
-        if n.args.get("align_corners"):
+        if n.args.get("align_corners"):  # whatever the factors: the ends meet the ends
             coords = "align_corners"
+            scales = tuple(a / b for a, b in zip(n.type.shape[2:], x.type.shape[2:], strict=True))
         op = t.Resize(
             x,
             n.type.shape,
