@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from gpuir.ir.build import Builder, begin
-from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.ir.build import begin
+from gpuir.ir.errors import ModelError, UsageError, nearest
+from gpuir.ir.graph import Graph, Level, Loc, Value
 from gpuir.ir.phases import in_phase, is_training
-from gpuir.ops import tensor as t
-from gpuir.passes.gradients import GRADIENTS
+from gpuir.passes.backward import dependent, live, prepare, sweep
 from gpuir.passes.manager import Pass
 from gpuir.passes.reverse import Reverse
 
@@ -49,18 +48,18 @@ class Autodiff(Pass):
     def run(self, g: Graph) -> Graph:
         wrt, loss = self.variables(g), self.output(g)
         b = begin(g, Level.graph)
-        needed = needs(g, wrt)
         b.reserve(v.name for n in g.nodes for v in n.results)
-        for node in g.nodes:
-            b.put(prepared(node, needed, b))
-        nodes = tuple(b.nodes)
+        needs = dependent(g.nodes, wrt)
+        nodes = prepare(g.nodes, needs, b.names)
+        for node in nodes:
+            b.put(node)
         forward = len(b.nodes)
         if loss.type.size != 1:
             b.assumed.append(f"the gradient is that of the sum of %{loss.name}")
-        r = Reverse(b, needed)
+        r = Reverse(b, needs)
         b.locs = in_phase(place(g, loss), "backward")
         r.give(loss, r.constant(loss.type, self.loss_scale))
-        backward(r, nodes, self.segments(g))
+        sweep(r, nodes, self.segments(g))
         gradients = {v: dv for v in wrt if (dv := r.take(v)) is not None}
         if missing := [f"%{v.name}" for v in wrt if v not in gradients]:
             b.assumed.append(f"%{loss.name} does not depend on {', '.join(missing)}")
@@ -153,88 +152,10 @@ class Autodiff(Pass):
         return outputs
 
 
-def needs(g: Graph, wrt: Sequence[Value]) -> set[Value]:
-    """The float values that depend on one of `wrt`."""
-    found = set(wrt)
-    for node in g.nodes:
-        if any(v in found for v in node.op.operands):
-            found.update(v for v in node.results if v.type.dtype.is_float)
-    return found
-
-
-def prepared(node: Node, needed: set[Value], b: Builder) -> Node:
-    """The node with the results that its gradient will read besides its own."""
-    op = node.op
-    if isinstance(op, t.Attention) and not op.stats and any(v in needed for v in op.operands):
-        op = replace(op, stats=True)
-        stats = Value(b.names.fresh(f"{node.results[0].name}.stats"), op.result_types[1])
-        return replace(node, op=op, results=(*node.results, stats))
-    return node
-
-
 def place(g: Graph, value: Value) -> tuple[Loc, ...]:
     """Where a value is made."""
     node = g.producers().get(value)
     return node.locs if node else (f"{g.name}:{value.name}",)
-
-
-def backward(r: Reverse, nodes: Sequence[Node], segments: Sequence[int | None]) -> None:
-    """Appends the gradients of `nodes`, last to first. A segment is run again before its first."""
-    again: dict[int, dict[Value, Value]] = {}
-    for node, segment in zip(reversed(nodes), reversed(segments), strict=True):
-        r.b.locs = in_phase(node.locs, "backward")
-        gradients = [r.take(v) for v in node.results]
-        if not any(gradients) or not any(r.wants(v) for v in node.op.operands):
-            continue
-        if segment is not None and segment not in again:
-            inside = [n for n, s in zip(nodes, segments, strict=True) if s == segment]
-            again[segment] = recompute(r, inside)
-            r.b.locs = in_phase(node.locs, "backward")
-        copies = again[segment] if segment is not None else {}
-        differentiate(r, node, copies, gradients)
-
-
-def differentiate(
-    r: Reverse, node: Node, copies: Mapping[Value, Value], gradients: Sequence[Value | None]
-) -> None:
-    """Gives the operands of one node their gradients."""
-    op, results = node.op.substitute(copies), [copies.get(v, v) for v in node.results]
-    rule = GRADIENTS.get(type(op))
-    where = f"{' + '.join(node.locs)}: {node}"
-    if rule is None:
-        raise ModelError(
-            f"no gradient of {op.name}",
-            where=where,
-            fix="leave out what is upstream of it: wrt=..., or give the node in primitives",
-        )
-    if gradients[0] is None:
-        return
-    try:
-        rule(r, op, results, gradients[0])
-    except GpuirError as error:
-        error.where = error.where or where
-        raise
-
-
-def recompute(r: Reverse, nodes: Sequence[Node]) -> dict[Value, Value]:
-    """Appends copies of the nodes, and gives the copy of each value they make."""
-    copies: dict[Value, Value] = {}
-    for node in nodes:
-        names = [f"{v.name}.again" for v in node.results]
-        made = r.b.add(node.op.substitute(copies), names, in_phase(node.locs, "recomputed"))
-        copies.update(zip(node.results, made, strict=True))
-    r.original.update((new, old) for old, new in copies.items())
-    return copies
-
-
-def live(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
-    """Those nodes whose results somebody reads."""
-    read, kept = set(outputs), list[Node]()
-    for node in reversed(nodes):
-        if any(v in read for v in node.results):
-            kept.append(node)
-            read.update(node.op.operands)
-    return kept[::-1]
 
 
 def module_pattern(glob: str) -> str:

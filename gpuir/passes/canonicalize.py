@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
+from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
@@ -124,13 +125,19 @@ RULES = (drop_identity, join_layouts, transpose_of_units, immediate, drop_neutra
 def merge_equal(g: Graph) -> Graph:
     """%a = op(x), %b = op(x)  →  %a = op(x), with %a for %b, within one graph or region. Control
     flow stays as it is, and routines too: some draw random numbers. So does what is recomputed to
-    save memory, though equal."""
+    save memory, though equal, and arithmetic on one index, which each reader does by itself."""
     seen: dict[tuple[Builder, Op], tuple[Value, ...]] = {}
 
     def rule(n: Node, b: Builder) -> tuple[Value, ...] | None:
         if n.op.control or isinstance(n.op, t.Routine | t.Opaque) or phase_of(n) == "recomputed":
             return None
+        if isinstance(n.op, t.Map) and is_index(n.results[0].type):
+            return None
         first = seen.setdefault((b, n.op), n.results)
         return None if first is n.results else first
 
     return rewrite(g, rule)
+
+
+def is_index(type: TensorType) -> bool:
+    return type.dtype.is_integer and type.size == 1

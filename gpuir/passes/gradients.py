@@ -237,11 +237,12 @@ def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> No
         r.give(a, r.b(t.Matmul(dy, r.turned(b))))
     if r.wants(b):
         if b.type.rank == 2:
-            a, dy = _rows(r, a), _rows(r, dy)
+            a, dy = rows(r, a), rows(r, dy)
         r.give(b, r.b(t.Matmul(r.turned(a), dy)))
 
 
-def _rows(r: Reverse, x: Value) -> Value:
+def rows(r: Reverse, x: Value) -> Value:
+    """A batch of matrices as one."""
     return r.reshape(x, (prod(x.type.shape[:-1]), x.type.shape[-1]))
 
 

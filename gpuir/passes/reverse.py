@@ -17,14 +17,14 @@ class Reverse:
     """Gradients by value, and the few ops that rules make them of, in their simplest form.
 
     Only values in `needs` get one. A gradient has the shape and dtype of its value: `give` adds up
-    what was broadcast and casts back. `again` holds the recomputed copy of a forward value, which
-    backward reads in its place.
+    what was broadcast and casts back. `original` says what a recomputed value is a copy of; `late`
+    are values whose gradient is kept for later, once it is known.
     """
 
     def __init__(self, b: Builder, needs: set[Value]):
         self.b, self.needs = b, needs
-        self.again: dict[Value, Value] = {}
         self.original: dict[Value, Value] = {}
+        self.late: dict[Value, Value | None] = {}
         self._gradients: dict[Value, Value] = {}
         self._parts: dict[Value, list[tuple[t.Slice, Value]]] = {}
 

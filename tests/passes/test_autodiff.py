@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from strategies import graphs
 
 from gpuir import interp
 from gpuir.ir.build import Builder
-from gpuir.ir.graph import Graph, Level, Op, Value
-from gpuir.ir.types import f64
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.types import TensorType, bool_, f64, i64
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.passes.derivatives import FLAT
 from gpuir.passes.gradients import GRADIENTS, no_gradient
 from gpuir.passes.table import pipeline
+from gpuir.text import parse, show
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -482,3 +486,201 @@ def test_every_tensor_op_is_checked_or_has_no_gradient():
     missing = {op.name for op in t.OPS.values() if op not in GRADIENTS}
     ours = {name for name in t.OPS if name.endswith("_gradient")}
     assert missing - ours == {"t.experts", "t.routine", "t.opaque", "t.loop", "t.cond", "t.fused"}
+
+
+# ---------------------------------------------------------------------------- control flow
+
+
+def agrees(g: Graph, loss: Callable[..., Any], wrt: str = "*", seed: int = 0) -> None:
+    """The gradients of a graph are torch's of `loss`, a function of its inputs and params by name,
+    before and after each step of the pipeline."""
+    rng = np.random.default_rng(seed)
+    given = {v.name: rng.uniform(-1, 1, v.type.shape) for v in (*g.inputs, *g.params)}
+    tensors = {name: torch.tensor(x, requires_grad=True) for name, x in given.items()}
+    value = loss(**tensors)
+    value.backward()
+    grad = pipeline(f'autodiff{{wrt="{wrt}"}}').run(g)
+    for graph in (grad, pipeline(LOWER).run(grad)):
+        found = interp.run(graph, given)
+        np.testing.assert_allclose(found[g.outputs[0].name], value.item(), rtol=1e-9)
+        for name, x in tensors.items():
+            if x.grad is not None:
+                np.testing.assert_allclose(found[f"{name}.grad"], x.grad, rtol=1e-8, atol=1e-12)
+
+
+def total(b: Builder, *values: Value) -> Value:
+    """The sum of all cells, each value weighted by itself."""
+    parts = [b(t.Reduce("sum", b(t.Map("mul", (v, v))), tuple(range(v.type.rank)))) for v in values]
+    loss = parts[0]
+    for part in parts[1:]:
+        loss = b(t.Map("add", (loss, part)))
+    return loss
+
+
+TRIPS, BATCH, WIDTH = 4, 2, 3
+
+
+def recurrent(index: Callable[[Builder, Value], Value], collects: bool = True) -> Graph:
+    """h = tanh(X[index(i)] W + h R + bias), each h times bias collected, too."""
+    b = Builder(Level.graph, "rnn")
+    b.locs = ("m:rnn",)
+    x = b.input("x", TensorType((TRIPS, BATCH, WIDTH), f64))
+    h = b.input("h", TensorType((BATCH, WIDTH), f64))
+    w, u = (b.param(name, TensorType((WIDTH, WIDTH), f64)) for name in "wu")
+    bias = b.param("bias", TensorType((WIDTH,), f64))
+    inner = Builder(Level.graph, "")
+    inner.locs = b.locs
+    trip, before = inner.input("i", TensorType((), i64)), inner.input("h", h.type)
+    xs, ws, us, biases = (inner.input(v.name, v.type) for v in (x, w, u, bias))
+    now = inner(t.Gather(xs, index(inner, trip), 0))
+    product = inner(t.Map("add", (inner(t.Matmul(now, ws)), inner(t.Matmul(before, us)))))
+    after = inner(t.Map("tanh", (inner(t.Map("add", (product, biases))),)), "after")
+    body = inner.finish([after, inner(t.Map("mul", (after, biases)))])
+    last, every = b.add(t.Loop(body, TRIPS, (h,), (x, w, u, bias)), ["last", "every"])
+    return b.finish([total(b, last, every) if collects else total(b, last)])
+
+
+def recurrent_loss(order: list[int], collects: bool = True) -> Callable[..., Any]:
+    def loss(x, h, w, u, bias):
+        sums = 0.0
+        for i in order:
+            h = torch.tanh(x[i] @ w + h @ u + bias)
+            sums = sums + ((h * bias) ** 2).sum() * collects
+        return sums + (h * h).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_gradient_of_a_loop(collects):
+    agrees(recurrent(lambda b, i: i, collects), recurrent_loss([0, 1, 2, 3], collects))
+
+
+def test_gradient_of_a_loop_that_reads_backwards():
+    def back(b: Builder, i: Value) -> Value:
+        return b(t.Map("add", (b(t.Map("neg", (i,))),), (TRIPS - 1,)))
+
+    agrees(recurrent(back), recurrent_loss([3, 2, 1, 0]))
+
+
+def test_gradient_of_a_loop_that_reads_one_place_twice():
+    def half(b: Builder, i: Value) -> Value:
+        return b(t.Map("div", (i,), (2,)))
+
+    agrees(recurrent(half), recurrent_loss([0, 0, 1, 1]))
+
+
+def test_the_weights_of_a_loop_get_one_product():
+    """Not one a trip: what the trips give is stacked."""
+    g = pipeline("autodiff").run(recurrent(lambda b, i: i))
+    loop = [n.op for n in g.nodes if isinstance(n.op, t.Loop)][-1]
+    inside = [n for n in loop.body.nodes if isinstance(n.op, t.Matmul)]
+    after = [n for n in g.nodes if isinstance(n.op, t.Matmul)]
+    assert (len(inside), len(after)) == (1, 2)  # by h; by w and by u
+
+
+def test_gradient_of_a_loop_in_a_loop():
+    """y = (y + x) * x, twice, then y = y w, all that three times."""
+    b = Builder(Level.graph, "nest")
+    b.locs = ("m:nest",)
+    y, x = (b.input(name, TensorType((2, 3), f64)) for name in "yx")
+    w = b.param("w", TensorType((3, 3), f64))
+    deep = Builder(Level.graph, "")
+    deep.locs = b.locs
+    deep.input("i", TensorType((), i64))
+    yy, xx = deep.input("y", y.type), deep.input("x", x.type)
+    made = deep(t.Map("mul", (deep(t.Map("add", (yy, xx))), xx)))
+    outer = Builder(Level.graph, "")
+    outer.locs = b.locs
+    outer.input("i", TensorType((), i64))
+    ya, xa, wa = (outer.input(v.name, v.type) for v in (y, x, w))
+    mid = outer.add(t.Loop(deep.finish([made]), 2, (ya,), (xa,)))[0]
+    body = outer.finish([outer(t.Matmul(mid, wa))])
+    (last,) = b.add(t.Loop(body, 3, (y,), (x, w)))
+
+    def loss(y, x, w):
+        for _ in range(3):
+            for _ in range(2):
+                y = (y + x) * x
+            y = y @ w
+        return (y * y).sum()
+
+    agrees(b.finish([total(b, last)]), loss)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_gradient_of_a_branch(seed):
+    """tanh(x w) where the first cell of p is positive, else x - w[0]."""
+    b = Builder(Level.graph, "branch")
+    b.locs = ("m:if",)
+    p = b.input("p", TensorType((), f64))
+    x, w = b.input("x", TensorType((2, 3), f64)), b.param("w", TensorType((3, 3), f64))
+    sides: list[Graph] = []
+    for side in ("then", "else"):
+        inner = Builder(Level.graph, side)
+        inner.locs = b.locs
+        xi, wi = inner.input("x", x.type), inner.input("w", w.type)
+        if side == "then":
+            y = inner(t.Map("tanh", (inner(t.Matmul(xi, wi)),)))
+        else:
+            row = inner(t.Slice(wi, (0, 0), (1, 3), (1, 1)))
+            y = inner(t.Map("sub", (xi, row)))
+        sides.append(inner.finish([y]))
+    (y,) = b.add(t.Cond(b(t.Map("gt", (p,), (0.0,))), sides[0], sides[1], (x, w)))
+
+    def loss(p, x, w):
+        y = torch.tanh(x @ w) if p > 0 else x - w[0]
+        return (y * y).sum()
+
+    agrees(b.finish([total(b, y)]), loss, "x w", seed)
+
+
+def test_a_loop_that_may_end_early_is_refused():
+    g = recurrent(lambda b, i: i)
+    loop = g.nodes[0].op
+    assert isinstance(loop, t.Loop)
+    go = Value("go", TensorType((), bool_))
+    last = Node(t.Constant(go.type, (True,)), (go,), g.nodes[0].locs)
+    body = loop.body
+    body = replace(body, nodes=(*body.nodes, last), outputs=(go, *body.outputs))
+    ends = replace(loop, body=body, has_condition=True)
+    g = replace(g, nodes=(replace(g.nodes[0], op=ends), *g.nodes[1:]))
+    with pytest.raises(ModelError, match="ends on a condition") as error:
+        pipeline("autodiff").run(g)
+    assert "m:rnn" in str(error.value)
+
+
+# ---------------------------------------------------------------------------- any graph
+
+
+@settings(max_examples=80)
+@given(graphs())
+def test_gradients_are_the_slopes_of_any_graph(g):
+    """In f64, along one direction in which all inputs and params change at once: what the
+    gradients say, and the difference quotient."""
+    text = show(g).replace("f32", "f64").replace("f16", "f64")
+    g = parse(text)
+    g = replace(g, outputs=g.outputs[:1], over=())
+    if not g.outputs[0].type.dtype.is_float:
+        return
+    grad = pipeline('autodiff{wrt="*"}').run(g)
+    rng = np.random.default_rng(0)
+    names = [v.name for v in (*g.inputs, *g.params)]
+    at = {v.name: rng.uniform(-1, 1, v.type.shape) for v in (*g.inputs, *g.params)}
+    way = {name: rng.uniform(-1, 1, x.shape) for name, x in at.items()}
+
+    def loss(step: float) -> float:
+        moved = {name: at[name] + step * way[name] for name in names}
+        return float(next(iter(interp.run(g, moved).values())).sum())
+
+    with np.errstate(all="ignore"):
+        found = interp.run(grad, at)
+        slope = sum(
+            float((found[f"{name}.grad"] * way[name]).sum())
+            for name in names
+            if f"{name}.grad" in found
+        )
+        quotient = (loss(1e-6) - loss(-1e-6)) / 2e-6
+    if np.isfinite(slope) and np.isfinite(quotient) and abs(slope) < 1e6:
+        np.testing.assert_allclose(slope, quotient, rtol=1e-3, atol=1e-3)
+    pipeline(LOWER).run(grad)
