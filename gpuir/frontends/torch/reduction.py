@@ -234,23 +234,25 @@ def batch_norm(n: TorchNode, e: Emitter) -> Results:
     running = [n.get(name) for name in ("running_mean", "running_var")]
     training = training or running[0] is None
     rank = x.type.rank
+    scale, bias = (per_channel(e, n.get(name), rank) for name in ("weight", "bias"))
     if training:
         axes = (0, *range(2, rank))
+        y = e(t.Normalize(x, axes, scale, bias, eps))
         wide = cast(e, x, f32) if x.type.dtype.bits < 32 else x
         middle = over(e, "mean", wide, axes, True)
         apart = e(t.Map("sub", (wide, middle)))
         spread = over(e, "mean", e(t.Map("mul", (apart, apart))), axes, True)
+        inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
     else:
         middle, spread = (per_channel(e, v, rank) for v in running)
         assert middle is not None and spread is not None
-        wide = cast(e, x, middle.type.dtype)
-        apart = e(t.Map("sub", (wide, middle)))
-    inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
-    y = e(t.Map("mul", (apart, inverse)))
-    for fn, name in (("mul", "weight"), ("add", "bias")):
-        if (v := per_channel(e, n.get(name), rank)) is not None:
-            y = e(t.Map(fn, (y, cast(e, v, y.type.dtype))))
-    y = cast(e, y, x.type.dtype)
+        apart = e(t.Map("sub", (cast(e, x, middle.type.dtype), middle)))
+        inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
+        y = e(t.Map("mul", (apart, inverse)))
+        for fn, v in (("mul", scale), ("add", bias)):
+            if v is not None:
+                y = e(t.Map(fn, (y, cast(e, v, y.type.dtype))))
+        y = cast(e, y, x.type.dtype)
     if len(n.types) == 1:
         return y
     saved = [
