@@ -257,7 +257,10 @@ class Sizes:
         value = self.given.get(name, 1 if name == "batch" else default)
         if value is None:
             raise UsageError(
-                f"the size {name!r} is not given", where=self.where, fix=f"--dims {name}=N"
+                f"the size {name!r} is not given",
+                where=self.where,
+                found=", ".join(f"{given}={n}" for given, n in self.given.items()),
+                fix=f"--dims {name}=N",
             )
         return value
 
@@ -277,9 +280,9 @@ class Sizes:
                     fix=nearest(name, self.read),
                 )
 
-    def tokens(self, name: str = "seq", past: int = 0) -> int:
+    def tokens(self, name: str, default: int | None = None, past: int = 0) -> int:
         """A number of tokens; assumed, where it is beyond what the config says, to work."""
-        n = self(name)
+        n = self(name, default)
         most = self.of_config("max_position_embeddings")
         if isinstance(most, int) and past + n > most > 0:
             text = f"{past + n} positions, where the config has max_position_embeddings={most}"
@@ -389,8 +392,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
     if past is None and phase == "decode":
         raise UsageError("decoding goes on from past tokens", where=name, fix="--past 4096")
     past, batch = past or 0, sizes("batch")
-    new = sizes("seq", 1) if phase == "decode" else sizes("seq")
-    sizes.tokens("seq", past) if phase == "prefill" else None
+    new = sizes.tokens("seq", 1 if phase == "decode" else None, past)
     run = model.forward
     takes = signature(run).parameters
     one = sizes.empty((batch, 1), torch.int64)

@@ -1,0 +1,231 @@
+"""Configs to programs: tasks, sizes, phases, training, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import gpuir  # noqa: E402
+from gpuir.frontends.torch import hf  # noqa: E402
+from gpuir.ir.errors import GpuirError, ModelError, UsageError  # noqa: E402
+from gpuir.ops import tensor as t  # noqa: E402
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 101,
+}
+
+
+def config(folder: Path, keys: dict[str, Any], **more: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(keys | more))
+    return str(folder)
+
+
+@pytest.mark.parametrize("form", ["hf:{}", "{}", "hf:{}/config.json", "{}/config.json"])
+def test_every_way_to_name_a_config(form: str, tmp_path: Path):
+    g = gpuir.load(form.format(config(tmp_path, LLAMA)), dims={"seq": 4})
+    assert g.name == tmp_path.name
+    assert [str(v.type) for v in g.inputs] == ["i64[1, 4]"]
+    assert [str(v.type) for v in g.outputs] == ["bf16[1, 4, 101]"]
+
+
+def test_a_config_needs_no_weights(tmp_path: Path):
+    """70 billion of them, in the memory of a library."""
+    big = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    path = config(tmp_path, LLAMA, **big, num_hidden_layers=80, num_key_value_heads=8)
+    model = hf.program(path, dims={"seq": 4}).module
+    assert sum(p.numel() for p in model.parameters()) > 68e9
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("task", "output"),
+    [
+        ("causal-lm", "f32[2, 7, 101]"),
+        ("masked-lm", "f32[2, 7, 101]"),
+        ("seq-cls", "f32[2, 2]"),
+        ("token-cls", "f32[2, 7, 2]"),
+        ("question-answering", "f32[2, 7]"),
+        ("feature", "f32[2, 7, 32]"),
+    ],
+)
+def test_tasks(task: str, output: str, tmp_path: Path):
+    more = {"is_decoder": True} if task == "causal-lm" else {}
+    g = gpuir.load(config(tmp_path, BERT, **more), task=task, dims={"batch": 2, "seq": 7})
+    assert str(g.outputs[0].type) == output
+
+
+@pytest.mark.parametrize(("dtype", "written"), [(None, "bf16"), ("f16", "f16"), ("f32", "f32")])
+def test_dtypes(dtype: str | None, written: str, tmp_path: Path):
+    g = gpuir.load(config(tmp_path, LLAMA), dims={"seq": 4}, dtype=dtype)
+    assert {v.type.dtype.name for v in g.params if v.type.rank == 2} == {written}
+
+
+def test_attention_is_one_causal_kernel_without_a_mask(tmp_path: Path):
+    path = config(tmp_path, LLAMA)
+    g = gpuir.load(path, dims={"seq": 16})
+    kernels = [n.op for n in g.nodes if isinstance(n.op, t.Attention)]
+    assert [(op.causal, op.mask) for op in kernels] == [(True, None)] * 2
+    assert {op.k.type.shape[1] for op in kernels} == {2}  # grouped heads stay grouped
+    eager = gpuir.load(path, dims={"seq": 16}, attention="eager")
+    assert not any(isinstance(n.op, t.Attention) for n in eager.nodes)
+
+
+# ---------------------------------------------------------------------------- phases
+
+
+def test_decode_writes_into_caches_in_place(tmp_path: Path):
+    g = gpuir.load(config(tmp_path, LLAMA), phase="decode", past=127, dims={"batch": 3})
+    caches = [v for v in g.inputs if g.role_of(v) == "cache"]
+    assert [v.name for v in caches] == ["keys_0", "keys_1", "values_0", "values_1"]
+    assert {v.type.shape for v in caches} == {(3, 2, 128, 8)}
+    assert g.over == (None, *caches)
+    assert [str(v.type) for v in g.outputs[:1]] == ["bf16[3, 1, 101]"]
+    costed = gpuir.analyze(g, "a100")
+    summary = gpuir.summary(costed)
+    assert summary.memory.parts["cache"] == 4 * 3 * 2 * 128 * 8 * 2
+    writes = [k for k in summary.kernels if k.node.op.name == "k.scatter"]
+    new = 3 * 2 * 8 * 2  # bytes of one layer's new keys
+    assert len(writes) == 4
+    assert all(k.size <= 10 * new for k in writes)  # those, their places, nothing of the past
+
+
+def test_prefill_computes_the_logits_of_the_last_token(tmp_path: Path):
+    g = gpuir.load(config(tmp_path, LLAMA), phase="prefill", dims={"seq": 32})
+    assert str(g.outputs[0].type) == "bf16[1, 1, 101]"
+    assert {v.type.shape for v in g.outputs[1:]} == {(1, 2, 32, 8)}
+
+
+def test_a_window_bounds_the_cache(tmp_path: Path):
+    path = config(tmp_path, LLAMA, model_type="mistral", sliding_window=16)
+    g = gpuir.load(path, task="causal-lm", phase="decode", past=99)
+    assert {v.type.shape for v in g.outputs[1:]} == {(1, 2, 16, 8)}
+
+
+def test_positions_beyond_the_config_are_assumed(tmp_path: Path):
+    g = gpuir.load(config(tmp_path, LLAMA), phase="decode", past=4000)
+    assert any("max_position_embeddings=256" in text for text in g.assumed)
+
+
+# ---------------------------------------------------------------------------- training
+
+
+def test_training_gives_the_loss_first(tmp_path: Path):
+    g = gpuir.load(config(tmp_path, BERT), dims={"batch": 2, "seq": 7}, train=True)
+    assert [v.name for v in g.inputs] == ["input_ids", "labels"]
+    assert g.outputs[0].type.shape == ()
+    weights = [v for v in g.params if v.type.dtype.kind == "float"]
+    assert sum(role == "gradient" for _, role in g.roles) == len(weights)
+
+
+# ---------------------------------------------------------------------------- what cannot be
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
+    ({"model_type": "lama"}, {}, ModelError, "did you mean llama"),
+    ({"model_type": None}, {}, ModelError, "no model_type"),
+    ({"architectures": ["LlamaForPoetry"]}, {}, ModelError, "--task causal-lm"),
+    ({"architectures": None}, {}, ModelError, "the config names no class"),
+    ({"hidden_size": "wide"}, {}, ModelError, "refuses the config"),
+    ({"num_attention_heads": 0}, {}, ModelError, "refuses the config"),
+    ({"vocab_size": -1}, {}, ModelError, "cannot be built from the config"),
+    ({}, {"dims": {}}, UsageError, "--dims seq=N"),
+    ({}, {"dims": {"sek": 4}}, UsageError, "found:    sek=4"),
+    ({}, {"dims": {"seq": 4, "target": 4}}, UsageError, "no dimension 'target'"),
+    ({}, {"task": "casual-lm"}, UsageError, "did you mean causal-lm"),
+    ({}, {"task": "masked-lm"}, UsageError, "does not do masked-lm"),
+    ({}, {"dtype": "fp16"}, UsageError, "did you mean"),
+    ({}, {"attention": "flash"}, UsageError, "sdpa"),
+    ({}, {"phase": "decoding", "past": 3}, UsageError, "did you mean decode"),
+    ({}, {"phase": "decode"}, UsageError, "--past 4096"),
+    ({}, {"past": 3}, UsageError, "--phase decode"),
+    ({}, {"phase": "decode", "past": 3, "task": "seq-cls"}, UsageError, "a causal LM"),
+    ({}, {"phase": "decode", "past": 3, "train": True}, UsageError, "training step"),
+    ({}, {"train": True, "task": "feature"}, UsageError, "no loss"),
+    ({}, {"inputs": {"x": (1,)}}, UsageError, "cannot be given for a Hugging Face config"),
+]
+
+
+@pytest.mark.parametrize(("keys", "options", "kind", "text"), WRONG)
+def test_what_cannot_be(
+    keys: dict[str, Any],
+    options: dict[str, Any],
+    kind: type[GpuirError],
+    text: str,
+    tmp_path: Path,
+):
+    given: Any = {"dims": {"seq": 4}} | options
+    if given.get("phase") == "decode":
+        given.pop("dims")
+    with pytest.raises(kind) as caught:
+        gpuir.load(config(tmp_path, LLAMA, **keys), **given)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(None, "cannot read"), ("{", "not a JSON file"), ("[]", "no model_type")],
+)
+def test_files_that_are_no_config(content: str | None, text: str, tmp_path: Path):
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ModelError, match=text):
+        gpuir.load(f"hf:{file}")
+
+
+def test_a_diffusers_config_says_what_to_do(tmp_path: Path):
+    keys = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.42.1"}
+    with pytest.raises(ModelError, match=r"my\.module:build"):
+        gpuir.load(config(tmp_path, keys))
+
+
+def test_phases_of_models_without_keys_and_values(tmp_path: Path):
+    keys = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 16}
+    path = config(tmp_path, keys | {"num_hidden_layers": 1, "vocab_size": 11, "state_size": 2})
+    with pytest.raises(ModelError, match="phases are not supported"):
+        gpuir.load(path, phase="decode", past=3)
+
+
+def test_without_transformers_the_extra_is_named(tmp_path: Path):
+    code = f"""
+import sys
+sys.modules["transformers"] = None
+import gpuir
+try:
+    gpuir.load("hf:{config(tmp_path, LLAMA)}", dims={{"seq": 4}})
+except gpuir.GpuirError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'gpuir[hf]'" in done.stdout
+
+
+def test_other_inputs_refuse_the_options(tmp_path: Path):
+    model = Path(__file__).parents[3] / "examples" / "encoder.onnx"
+    with pytest.raises(UsageError, match="task cannot be given for an ONNX file"):
+        gpuir.load(model, task="causal-lm")
