@@ -38,8 +38,8 @@ def test_inference_to_the_byte(tool: ModuleType, name: str):
 def test_training_within_one_percent(tool: ModuleType, name: str):
     eager, joint, own = tool.training(name, tool.MODELS[name]())
     assert tool.memory(joint, block=1).peak_bytes == pytest.approx(eager, rel=1e-4)
-    if name != "convolutions":  # whose norms autodiff takes apart: docs/memory.md
-        assert tool.memory(own, block=1).peak_bytes == pytest.approx(eager, rel=0.01)
+    off = 0.1 if name == "convolutions" else 0.01  # its skip's gradients are added earlier
+    assert tool.memory(own, block=1).peak_bytes == pytest.approx(eager, rel=off)
 
 
 def test_hugging_face_models_keep_what_is_tied_once(tool: ModuleType):
