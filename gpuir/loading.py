@@ -158,12 +158,15 @@ class _Step:
             raise
 
     def passes(self, graph: Graph) -> str:
-        """The passes as text: `autocast{dtype=bf16},autodiff{every=2},optimizer{kind=adamw}`."""
+        """The passes as text: `autocast{dtype=bf16},autodiff{every=2},optimizer{kind=adamw}`. What
+        a model spells out in primitives is recognized first: the gradient of a GELU or a norm needs
+        its input alone, that of its parts all that they compute."""
         scale = {"loss_scale": LOSS_SCALE} if self.autocast == "f16" else {}
-        found: list[str] = []
+        derived = any(role == "gradient" for _, role in graph.roles)
+        found: list[str] = [] if derived else ["canonicalize", "recognize"]
         if self.autocast:
             found.append(_pass("autocast", dtype=self.autocast))
-        if not any(role == "gradient" for _, role in graph.roles):
+        if not derived:
             found.append(
                 _pass(
                     "autodiff",
