@@ -1,0 +1,182 @@
+"""Training steps of whole models: values against torch.autograd, and what they keep."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuir import interp
+from gpuir.ir.graph import Graph
+from gpuir.ir.phases import phase_of
+from gpuir.passes.table import pipeline
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+LOWER = "canonicalize,fuse,legalize,tile{target=a100},annotate"
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.before(x)).chunk(3, -1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.between(x))))
+
+
+class Language(nn.Module):
+    """Two layers of a transformer, its head tied to the embedding, and the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(30, 16), nn.Embedding(8, 16)
+        self.layers = nn.ModuleList(Layer(16, 2) for _ in range(2))
+
+    def forward(self, tokens, labels):
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy((x @ self.words.weight.T).flatten(0, 1), labels.flatten())
+
+
+class Vision(nn.Module):
+    """Strided, depthwise and pointwise convolutions, both pools, group norm, upsampling."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.deep = nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+        self.norm, self.wide = nn.GroupNorm(4, 8), nn.Conv2d(8, 16, 1)
+        self.back, self.head = nn.ConvTranspose2d(16, 8, 2, 2), nn.Linear(8, 5)
+
+    def forward(self, x, y):
+        x = F.max_pool2d(F.relu(self.stem(x)), 3, 2, 1)
+        x = x + F.silu(self.norm(self.deep(x)))
+        x = F.avg_pool2d(F.hardswish(self.wide(x)), 2)
+        x = F.interpolate(self.back(x), scale_factor=2.0, mode="bilinear")
+        return F.cross_entropy(self.head(x.mean((2, 3))), y)
+
+
+def language() -> tuple[Any, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Language(), (torch.randint(0, 30, (2, 8)), torch.randint(0, 30, (2, 8)))
+
+
+def vision() -> tuple[Any, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Vision(), (torch.randn(2, 3, 16, 16), torch.tensor([1, 3]))
+
+
+def loaded(module: Any, args: tuple[Any, ...], joint: bool = False) -> Graph:
+    from gpuir.frontends.torch.load import load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load(module, args=args, joint=joint).graph
+
+
+def given(g: Graph, module: Any, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    held = {k: v.detach().numpy() for k, v in (*module.named_parameters(), *module.named_buffers())}
+    inputs = {v.name: x.numpy() for v, x in zip(g.inputs, args, strict=True)}
+    return inputs | {p.name: held[p.name] for p in g.params}
+
+
+@pytest.mark.parametrize("passes", ["", "canonicalize,recognize,"])
+@pytest.mark.parametrize("model", [language, vision])
+def test_gradients_are_those_of_torch(model, passes):
+    module, args = model()
+    loss = module(*args)
+    loss.backward()
+    g = pipeline(f"{passes}autodiff").run(loaded(module, args))
+    for graph in (g, pipeline(LOWER).run(g)):
+        found = interp.run(graph, given(g, module, args))
+        np.testing.assert_allclose(found[g.outputs[0].name], loss.item(), rtol=1e-5)
+        for name, p in module.named_parameters():
+            np.testing.assert_allclose(found[f"{name}.grad"], p.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [language, vision])
+def test_torchs_own_joint_graph_has_the_same_products(model):
+    """What AOTAutograd derives: as many contractions, as many operations in them."""
+    module, args = model()
+    ours = pipeline("canonicalize,recognize,autodiff").run(loaded(module, args))
+    theirs = pipeline("canonicalize,recognize").run(loaded(module, args, joint=True))
+    counts = [
+        sorted((n.op.name, n.op.flops()) for n in g.nodes if n.op.contraction)
+        for g in (ours, theirs)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_checkpointing_keeps_values_and_saves_memory():
+    """Each layer is run again; what is kept of it is its input."""
+    module, args = language()
+    g = pipeline("canonicalize,recognize").run(loaded(module, args))
+    plain = pipeline("autodiff").run(g)
+    values = given(g, module, args)
+    expected = interp.run(plain, values)
+    kept: list[int] = []
+    for options in ('checkpoint="layers.*"', "every=1", "every=2"):
+        again = pipeline(f"autodiff{{{options}}},canonicalize").run(g)
+        found = interp.run(again, values)
+        for name, x in expected.items():
+            if name.endswith(".grad"):
+                np.testing.assert_array_equal(found[name], x, err_msg=name)
+        recomputed = [n for n in again.nodes if phase_of(n) == "recomputed"]
+        assert sum(n.op.name == "t.attention" for n in recomputed) == 2
+        assert all("layers." in n.locs[0] for n in recomputed)
+        kept.append(saved(again))
+    assert kept[0] == kept[1] < saved(plain) / 3
+    assert kept[2] < kept[1]  # one segment, one input
+
+
+def saved(g: Graph) -> int:
+    """Bytes of what the forward pass makes and backward reads."""
+    forward = {v for n in g.nodes if phase_of(n) is None and n.op.operands for v in n.results}
+    read = {v for n in g.nodes if phase_of(n) is not None for v in n.op.operands}
+    return sum(v.type.nbytes for v in forward & read)
+
+
+def test_a_step_learns():
+    """Twenty steps of AdamW in bf16 halve the loss: autocast, autodiff and optimizer together."""
+    module, args = language()
+    text = "canonicalize,recognize,autocast,autodiff{{loss_scale=8.0}},"
+    text += "optimizer{{lr=0.01,step={},loss_scale=8.0}}"
+    g = loaded(module, args)
+    values = given(g, module, args)
+    losses: list[float] = []
+    for step in range(1, 21):
+        made = pipeline(text.format(step)).run(g)
+        known = {
+            p.name: values.get(p.name, np.zeros(p.type.shape, np.float32)) for p in made.params
+        }
+        found = interp.run(made, {v.name: values[v.name] for v in made.inputs} | known)
+        losses.append(float(found[g.outputs[0].name]))
+        for out, old in zip(made.outputs, made.over, strict=True):
+            if old is not None:
+                values[old.name] = found[out.name]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_whole_step_is_costed():
+    module, args = vision()
+    g = loaded(module, args)
+    train = "canonicalize,recognize,autocast,autodiff{accumulate=true},optimizer{fused=true}"
+    costed = pipeline(f"{train},{LOWER}").run(g)
+    assert all(n.cost is not None for n in costed.nodes)
+    assert {phase_of(n) for n in costed.nodes} == {None, "backward", "optimizer"}
+    # each param with its gradient's buffer and two states
+    assert sum(over is not None for over in costed.over) == 4 * len(g.params)
