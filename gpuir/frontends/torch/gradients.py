@@ -11,6 +11,7 @@ from gpuir.frontends.torch.contraction import hanging, spread
 from gpuir.frontends.torch.layout import padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
+from gpuir.frontends.torch.reduction import per_channel
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import bool_
@@ -54,6 +55,80 @@ def attention_backward(n: TorchNode, e: Emitter) -> Results:
     found = e.add(op)
     rest = [None if type is None else e.fill(0, type) for type in n.types[3:]]
     return *found[:3], *rest
+
+
+# ---------------------------------------------------------------------------- norms
+
+
+def layer_norm_backward(n: TorchNode, e: Emitter) -> Results:
+    """The gradients of input, weight and bias, those that `output_mask` asks for: two launches."""
+    dy, x, scale = n["grad_out"], n["input"], n.get("weight")
+    count = len(n.args["normalized_shape"])
+    axes = tuple(range(x.type.rank - count, x.type.rank))
+    shape = x.type.shape[-count:]
+    return norm_backward(n, e, dy, x, scale, axes, shape, eps_of(n, e, n["rstd"]))
+
+
+def group_norm_backward(n: TorchNode, e: Emitter) -> Results:
+    dy, x = n["grad_out"], n["input"]
+    axes, shape = tuple(range(1, x.type.rank)), (x.type.shape[1], *(1,) * (x.type.rank - 2))
+    scale = per_channel(e, n.get("weight"), x.type.rank)
+    eps = eps_of(n, e, n["rstd"])
+    return norm_backward(n, e, dy, x, scale, axes, shape, eps, int(n.args["group"]))
+
+
+def batch_norm_backward(n: TorchNode, e: Emitter) -> Results:
+    """In training that of a norm over all but channels; else a product with what is known."""
+    dy, x, rank = n["grad_out"], n["input"], n["input"].type.rank
+    scale, shape = per_channel(e, n.get("weight"), rank), (x.type.shape[1], *(1,) * (rank - 2))
+    axes, eps = (0, *range(2, rank)), float(n.args["eps"])
+    if n.args["train"]:
+        return norm_backward(n, e, dy, x, scale, axes, shape, eps)
+    middle, spread = (per_channel(e, n[f"running_{part}"], rank) for part in ("mean", "var"))
+    assert middle is not None and spread is not None
+    inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
+    slope = inverse if scale is None else e(t.Map("mul", (inverse, scale)))
+    dx = e(t.Map("mul", (dy, cast(e, slope, dy.type.dtype))))
+    normal = e(t.Map("mul", (e(t.Map("sub", (x, middle))), inverse)))
+    dw = e(t.Reduce("sum", e(t.Map("mul", (dy, normal))), axes))
+    found = (dx, dw, e(t.Reduce("sum", dy, axes)))
+    return tuple(v if w else None for v, w in zip(found, n.args["output_mask"], strict=True))
+
+
+def norm_backward(
+    n: TorchNode,
+    e: Emitter,
+    dy: Value,
+    x: Value,
+    scale: Value | None,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    eps: float,
+    groups: int | None = None,
+) -> Results:
+    """`shape` is the scale's, as it is multiplied with x."""
+    how = (eps, True, groups)
+    wants = n.args["output_mask"]
+    dx = e(t.NormalizeGradient(x, dy, axes, scale, *how)) if wants[0] else None
+    if not (wants[1] or wants[2]):
+        return dx, None, None
+    type = n.types[1] or n.types[2]
+    assert type is not None
+    dw, db = e.add(t.NormalizeScaleGradient(x, dy, axes, shape, True, *how))
+    found = (reshaped(e, v, type.shape) for v in (dw, db))
+    return dx, *(v if wanted else None for v, wanted in zip(found, wants[1:], strict=True))
+
+
+def eps_of(n: TorchNode, e: Emitter, inverse: Value) -> float:
+    """What was added to the variance whose inverse root this is: the forward pass computed it."""
+    op = e.builder.producer(inverse)
+    while isinstance(op, t.Reshape | t.Cast):
+        op = e.builder.producer(op.x)
+    if isinstance(op, t.Map) and op.fn == "rsqrt":
+        op = e.builder.producer(op.args[0])
+    if not (isinstance(op, t.Map) and op.fn == "add" and op.imm):
+        raise ModelError(f"{n.op}: its statistics are not those of a norm of this program")
+    return float(op.imm[0])
 
 
 # ---------------------------------------------------------------------------- convolutions, pools
@@ -178,6 +253,9 @@ FUSED = (
 CONVERTERS: dict[str, Converter] = {
     **dict.fromkeys(FUSED, attention),
     **dict.fromkeys((f"{name}_backward" for name in FUSED), attention_backward),
+    "native_layer_norm_backward": layer_norm_backward,
+    "native_group_norm_backward": group_norm_backward,
+    "native_batch_norm_backward": batch_norm_backward,
     "convolution_backward": conv_backward,
     **{f"max_pool{d}d_with_indices_backward": pool_backward("max", d) for d in (2, 3)},
     **{f"avg_pool{d}d_backward": pool_backward("mean", d) for d in (2, 3)},

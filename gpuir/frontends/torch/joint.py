@@ -19,6 +19,7 @@ from gpuir.frontends.torch.program import Program, reason
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
+from gpuir.ops import tensor as t
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 NO_DROPOUT = "dropout inside attention takes no time"
@@ -180,6 +181,8 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
         mutates = kind == "InputMutationAOTOutput"
         over.append(places[place.mutated_input.target] if mutates else None)
         if kind == "GradAOTOutput" and value not in gradients:
+            if emit.builder.producer(value) is None:  # a known number, or an input itself
+                value = emit(t.Map("identity", (value,)), fold=False)
             wanted = emit.names.claim(f"{place.grad_of.target}.grad")
             gradients[value] = Value(wanted, value.type)
             emit.builder.roles[wanted] = "gradient"
