@@ -28,6 +28,11 @@ def _table() -> Mapping[Any, Any]:
     }
 
 
+def is_mutable(target: Any) -> bool:
+    """Whether a call of it writes to an operand: some decompositions do."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
 _traced: dict[Any, fx.GraphModule | None] = {}
 
 
@@ -78,6 +83,8 @@ def _trace(
     try:
         with torch.no_grad():
             module = make_fx(call, decomposition_table=dict(_table()))(*metas)
+            if any(is_mutable(n.target) for n in module.graph.nodes):
+                module = make_fx(torch.func.functionalize(module))(*metas)
     except Exception:  # whatever a decomposition stumbles over: then there is none
         return None
     calls = [n.target for n in module.graph.nodes if n.op == "call_function"]

@@ -158,7 +158,8 @@ class Walk:
 
     def operator(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """The results of an ATen call, by its converter, or by what torch decomposes it to."""
-        packet, overload = target._schema.name.removeprefix("aten::"), target._overloadname
+        packet = target._schema.name.removeprefix("aten::").removeprefix("prims::")
+        overload = target._overloadname
         if packet in SKIPPED or packet.startswith("_assert_"):
             return None
         value = node.meta.get("val")
