@@ -408,11 +408,13 @@ class _Fuser:
         )
 
     def ordered(self) -> list[Group]:
-        """Groups so that each comes after those it reads, near to the model's order."""
+        """Groups so that each comes after those it reads, in the model's order of their last
+        members: one that waits for many (a gradient summed over layers) does not pull all that it
+        waits for ahead of what else they feed, which would hold their results."""
         groups = {id(f): f for v in self.producer if (f := self.group_of(v))}
         order: list[Group] = []
         done: set[int] = set()
-        for root in sorted(groups.values(), key=lambda f: f.members[0]):
+        for root in sorted(groups.values(), key=lambda f: f.members[-1]):
             stack = [(root, iter(self.feeders(root)))]
             while stack:
                 group, rest = stack[-1]
