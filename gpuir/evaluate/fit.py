@@ -25,15 +25,15 @@ from gpuir.evaluate.names import tiles_ran
 from gpuir.ir.errors import UsageError
 from gpuir.targets.target import Target
 
-ROWS = 400  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
+ROWS = 1000  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
 ROUNDS = 2  # times that tiles are chosen anew with the factors found
 COARSE = 0.1  # weight of rows that hold other kernels too, or that a profiler rounded
-STEPS = 100  # of the optimiser in a round
-UNITS = 16  # of the network's hidden layer
+STEPS = 200  # of the optimiser in a round
+UNITS = 24  # of the network's hidden layer
 DOUBT = 0.05  # logarithms of an error above this weigh by their size, not its square (Huber)
 HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
 ANCHORED = 3e-5  # what moving a factor from where it starts costs: what no row tells stays there
-NET_DECAY = 0.1  # what a squared weight of the network costs, in squared logarithms
+NET_DECAY = 0.02  # what a squared weight of the network costs, in squared logarithms
 # Of a CPU a target states a level of instructions, and the rates of whichever machine it is: no
 # measurements make it known. Its shares stand in `gpuir.cost.cpu`, and calibration moves them.
 AS_THEY_ARE = ("cpu",)
