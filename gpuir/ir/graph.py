@@ -14,7 +14,7 @@ from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
 
 Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
-Role = Literal["weight", "input", "gradient", "optimizer", "cache", "activation"]
+Role = Literal["weight", "buffer", "input", "gradient", "optimizer", "cache", "activation"]
 
 
 class Level(IntEnum):
@@ -143,7 +143,8 @@ class Graph:
 
     `over` is empty or goes along `outputs`: the input or param whose storage the output takes over
     (an updated cache, an optimiser's step), or None. `roles` names the values that hold something
-    else than params (weights), inputs (inputs) and results (activations) do.
+    else than params (weights), inputs (inputs) and results (activations) do; a buffer is a param
+    that is not trained.
     """
 
     level: Level

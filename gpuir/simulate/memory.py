@@ -25,6 +25,7 @@ Kind = Literal["weights", "gradients", "optimizer", "cache", "inputs", "activati
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KIND_OF: dict[Role, Kind] = {
     "weight": "weights",
+    "buffer": "weights",
     "gradient": "gradients",
     "optimizer": "optimizer",
     "cache": "cache",

@@ -139,6 +139,8 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
         made = tied.get(id(tensor)) or _place(held, emit, spec, dims.type(value))
         if spec.kind is InputKind.PARAMETER:
             tied[id(tensor)] = made
+        if spec.kind is not InputKind.USER_INPUT and not getattr(tensor, "requires_grad", False):
+            emit.builder.roles.setdefault(made.name, "buffer")
         places[spec.target or node.name] = made
         given.append(made)
     found = walk.run(program.graph_module, given)
