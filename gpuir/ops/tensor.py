@@ -977,6 +977,61 @@ class AttentionGradient(Op):
 
 
 @dataclass(frozen=True)
+class ExpertsGradient(Op):
+    """The gradients of x, `shares` and each matrix and bias that is there (up, down, gate, then
+    their biases) from that of the result of a `t.experts`, dy; other fields are its own. What is
+    between the products is computed again.
+    """
+
+    name: ClassVar[str] = "t.experts_gradient"
+    contraction: ClassVar[bool] = True
+    dy: Value
+    x: Value
+    which: Value
+    shares: Value
+    up: Value
+    down: Value
+    gate: Value | None = None
+    up_bias: Value | None = None
+    down_bias: Value | None = None
+    gate_bias: Value | None = None
+    fn: str = "silu"
+    interleaved: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+    skew: float = 0.0
+
+    def direct(self) -> Experts:
+        """The experts whose gradient this is."""
+        return Experts(
+            *(self.x, self.which, self.shares, self.up, self.down, self.gate),
+            *(self.up_bias, self.down_bias, self.gate_bias, self.fn, self.interleaved),
+            *(self.alpha, self.beta, self.limit, self.skew, self.dy.type.dtype),
+        )
+
+    @property
+    def weights(self) -> tuple[Value, ...]:
+        """The matrices of the experts."""
+        return self.direct().weights
+
+    @property
+    def subjects(self) -> tuple[Value, ...]:
+        """The operands whose gradients these are, in order."""
+        weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias, self.gate_bias)
+        return (self.x, self.shares, *(v for v in weights if v is not None))
+
+    def types(self) -> tuple[TensorType, ...]:
+        (y,) = self.direct().result_types
+        _check(y.shape == self.dy.type.shape, f"{self.name}: dy does not fit", y, self.dy.type)
+        return tuple(v.type.with_shape(v.type.shape) for v in self.subjects)
+
+    def flops(self) -> int:
+        """For each product that of dy and the other factor, and that by the weight."""
+        return 2 * self.direct().flops()
+
+
+@dataclass(frozen=True)
 class NormalizeGradient(Op):
     """The gradient of x from that of a `t.normalize` of it, dy; other fields are those of the norm.
 
@@ -1269,6 +1324,7 @@ OPS: dict[str, type[Op]] = {
             Experts,
             Resize,
             AttentionGradient,
+            ExpertsGradient,
             NormalizeGradient,
             NormalizeScaleGradient,
             ConvWeightGradient,
