@@ -41,6 +41,8 @@ LANE_OPS: dict[str, float] = {
     **dict.fromkeys(("gelu", "gelu_tanh"), 20.0),
     "tanh": 16.0,
     **dict.fromkeys(("mod", "fmod"), 16.0),
+    **dict.fromkeys(("atan2", "erfinv"), 24.0),
+    **dict.fromkeys(("lgamma", "lgamma_gradient"), 40.0),
     "pow": 72.0,  # fitted: elementwise rows of P100, which it bounds there
 }
 # The same in a CPU's SIMD loop, where not as many: measured, in what else an instruction takes, on
@@ -230,6 +232,9 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
             return _contraction(op, space, tf32)
         case k.AttentionGradient():
             return _attention_gradient(op, tf32)
+        case k.ExpertsGradient():
+            work = _experts(op.forward(), tf32)
+            return replace(work, flops=op.flops(), traits=(*work.traits, ("times", 2.0)))
         case k.Experts():
             return _experts(op, tf32)
         case k.Gather() | k.Scatter():
@@ -292,7 +297,7 @@ def _accesses(space: Space) -> list[tuple[Access, Role]]:
 
 def operand_names(op: k.KernelOp) -> tuple[str, ...]:
     """What to call each of a work's operands: the kernel's values, then its results."""
-    if isinstance(op, k.AttentionGradient):
+    if isinstance(op, k.AttentionGradient | k.ExpertsGradient):
         op = op.forward()
     reads = op.operands
     if isinstance(op, k.Gemm):

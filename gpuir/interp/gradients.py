@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from gpuir.interp.arrays import Array, cast, limit, to_numpy_dtype, wide
+from gpuir.interp.arrays import Array, NoMeaning, cast, limit, to_numpy_dtype, wide
+from gpuir.interp.scalars import FUNCTIONS
 from gpuir.interp.tensor import (
     Meaning,
     Operands,
@@ -48,6 +50,81 @@ def _attention(op: t.AttentionGradient, at: Operands) -> tuple[Array, ...]:
         cast(x.reshape(type.shape), type.dtype, saturate=False)
         for x, type in zip(results, types, strict=True)
     )
+
+
+def _experts(op: t.ExpertsGradient, at: Operands) -> tuple[Array, ...]:
+    """Expert by expert, on the rows of the tokens that chose it."""
+    x, which, shares, dy = at(op.x), at(op.which), wide(at(op.shares)), wide(at(op.dy))
+    made = {v: np.zeros(v.type.shape, wide(at(v)).dtype) for v in op.subjects}
+    for expert in range(op.up.type.shape[0]):
+        tokens, slots = np.nonzero(which == expert)
+        dout = dy[tokens] * shares[tokens, slots, None]
+        out, dx, parts = _expert(op, at, expert, wide(x[tokens]), dout)
+        np.add.at(made[op.x], tokens, dx)
+        made[op.shares][tokens, slots] += np.sum(dy[tokens] * out, axis=-1)
+        for v, part in parts.items():
+            made[v][expert] = part
+    return tuple(cast(a, v.type.dtype, saturate=False) for v, a in made.items())
+
+
+def _expert(
+    op: t.ExpertsGradient, at: Operands, expert: int, x: Array, dout: Array
+) -> tuple[Array, Array, dict[Value, Array]]:
+    """What one expert gives for rows x, their gradient, and those of its weights, from that of what
+    it gives."""
+
+    def weight(v: Value | None) -> Array:
+        return np.zeros(()) if v is None else wide(at(v))[expert]
+
+    mix = op.direct()
+    raw = x @ weight(op.up).T + weight(op.up_bias)
+    packed = op.gate is None and mix.is_gated
+    halves = (np.s_[:, ::2], np.s_[:, 1::2]) if op.interleaved else _halves(mix.inter)
+    if op.gate is not None:
+        g, u = x @ weight(op.gate).T + weight(op.gate_bias), raw
+    else:
+        g, u = (raw[halves[0]], raw[halves[1]]) if packed else (raw, raw)
+    bound = np.inf if op.limit is None else op.limit
+    cut, clipped = np.minimum(g, bound), np.clip(u, -bound, bound)
+    acted = FUNCTIONS[op.fn](cut * op.alpha) / op.alpha
+    inner = acted * (clipped + op.beta) if mix.is_gated else acted
+    out = inner @ weight(op.down).T + weight(op.down_bias)
+
+    dinner = dout @ weight(op.down)
+    dact = dinner * (clipped + op.beta) if mix.is_gated else dinner
+    dg = _slope(op.fn, dact, cut * op.alpha) * (g <= bound)
+    du = dinner * acted * (np.abs(u) <= bound)
+    parts: dict[Value, Array] = {op.down: dout.T @ inner}
+    of_bias = {op.down_bias: dout}
+    if op.gate is not None:
+        parts |= {op.up: du.T @ x, op.gate: dg.T @ x}
+        of_bias |= {op.up_bias: du, op.gate_bias: dg}
+        dx = du @ weight(op.up) + dg @ weight(op.gate)
+    else:
+        draw = dg
+        if packed:
+            draw = np.zeros_like(raw)
+            draw[halves[0]], draw[halves[1]] = dg, du
+        parts[op.up] = draw.T @ x
+        of_bias |= {op.up_bias: draw}
+        dx = draw @ weight(op.up)
+    parts |= {v: rows.sum(axis=0) for v, rows in of_bias.items() if v is not None}
+    return out, dx, parts
+
+
+def _halves(inter: int) -> tuple[Any, Any]:
+    return np.s_[:, :inter], np.s_[:, inter:]
+
+
+def _slope(fn: str, dy: Array, x: Array) -> Array:
+    """dy times the slope of an activation at x."""
+    if fn == "identity":
+        return dy
+    by_result = fn in ("relu", "sigmoid", "tanh")
+    gradient = FUNCTIONS.get(f"{fn}_gradient")
+    if gradient is None:
+        raise NoMeaning(f"t.experts_gradient: no slope of {fn!r}")
+    return gradient(dy, FUNCTIONS[fn](x) if by_result else x)
 
 
 def _normalized(
@@ -161,6 +238,7 @@ def _resize(op: t.ResizeGradient, at: Operands) -> Array:
 
 GRADIENTS: dict[type[Op], Meaning] = {
     t.AttentionGradient: _attention,
+    t.ExpertsGradient: _experts,
     t.NormalizeGradient: _normalize,
     t.NormalizeScaleGradient: _normalize_scale,
     t.ConvWeightGradient: conv_weight_gradient,

@@ -11,7 +11,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from gpuir.ir.errors import ModelError
-from gpuir.ir.graph import Access, Graph, Op, Space, Value, aligned
+from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
 from gpuir.ir.types import DType, TensorType, f32
 from gpuir.ops import tensor as t
 
@@ -49,6 +49,14 @@ def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Valu
 def _ordered(types: tuple[TensorType, ...], order: tuple[int, ...]) -> tuple[TensorType, ...]:
     """Result types as written in memory `order` (empty: row-major)."""
     return tuple(TensorType(t.shape, t.dtype, order) for t in types) if order else types
+
+
+def _each_ordered(
+    types: tuple[TensorType, ...], orders: tuple[tuple[int, ...], ...]
+) -> tuple[TensorType, ...]:
+    """Result types, each as written in its own memory order; the last may have none."""
+    orders = (*orders, *((),) * (len(types) - len(orders)))
+    return tuple(_ordered((type,), order)[0] for type, order in zip(types, orders, strict=True))
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -523,9 +531,7 @@ class AttentionGradient(BodyKernel):
 
     def types(self) -> tuple[TensorType, ...]:
         assert self.gradient
-        types = super().types()
-        orders = (*self.orders, *((),) * (len(types) - len(self.orders)))
-        return tuple(_ordered((type,), order)[0] for type, order in zip(types, orders, strict=True))
+        return _each_ordered(super().types(), self.orders)
 
     def space(self) -> Space:
         op, nest = self.gradient, self.forward().space()
@@ -545,6 +551,57 @@ class AttentionGradient(BodyKernel):
                 for type, way in zip(self.result_types, (queries, keys, keys, mask), strict=False)
             ),
             reduced=("d",),
+        )
+
+
+@dataclass(frozen=True)
+class ExpertsGradient(BodyKernel):
+    """The gradients of experts, the body's `t.experts_gradient`: like the experts several launches,
+    here one. Its nest is that of the experts; `orders` are as in `k.attention_gradient`."""
+
+    name: ClassVar[str] = "k.experts_gradient"
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+    orders: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def gradient(self) -> t.ExpertsGradient:
+        for node in self.body.nodes:
+            if isinstance(node.op, t.ExpertsGradient):
+                return node.op
+        raise ModelError("k.experts_gradient: the body holds none", fix="k.map maps")
+
+    def forward(self) -> Experts:
+        """The kernel whose gradient this is."""
+        mix = self.gradient.direct()
+        y = Value("y", mix.result_types[0])
+        inputs = tuple(dict.fromkeys(mix.operands))
+        body = Graph(Level.graph, "", inputs, (), (Node(mix, (y,)),), (y,))
+        return Experts(inputs, body)
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.gradient.x.type.dtype
+
+    def types(self) -> tuple[TensorType, ...]:
+        assert self.gradient
+        return _each_ordered(super().types(), self.orders)
+
+    def space(self) -> Space:
+        op, nest = self.gradient, self.forward().space()
+        ways = {op.x: ("m", "k"), op.dy: ("m", "k"), op.which: ("m",), op.shares: ("m",)}
+        weight = ("b", "n", "k")
+        return Space(
+            dims=nest.dims,
+            reads=tuple(
+                Access(outer.type, ways.get(inner, weight))
+                for outer, inner in zip(self.args, self.body.inputs, strict=True)
+            ),
+            writes=tuple(
+                Access(type, ways.get(v, weight))
+                for type, v in zip(self.result_types, op.subjects, strict=False)
+            ),
+            reduced=("k",),
         )
 
 
@@ -631,6 +688,7 @@ KERNELS: dict[str, type[Op]] = {
         Pool,
         Experts,
         AttentionGradient,
+        ExpertsGradient,
         Gather,
         Scatter,
         Copy,

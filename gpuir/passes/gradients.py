@@ -39,6 +39,10 @@ def _reshape(r: Reverse, op: t.Reshape, results: Sequence[Value], dy: Value) -> 
     r.give(op.x, r.reshape(dy, op.x.type.shape))
 
 
+def _parts(r: Reverse, op: t.Parts, results: Sequence[Value], dy: Value) -> None:
+    r.give(op.x, r.b(t.Parts(dy)))
+
+
 def _transpose(r: Reverse, op: t.Transpose, results: Sequence[Value], dy: Value) -> None:
     r.give(op.x, r.transpose(dy, sorted(range(len(op.perm)), key=op.perm.__getitem__)))
 
@@ -287,6 +291,16 @@ def _attention(r: Reverse, op: t.Attention, results: Sequence[Value], dy: Value)
         r.give(x, dx)
 
 
+def _experts(r: Reverse, op: t.Experts, results: Sequence[Value], dy: Value) -> None:
+    gradient = t.ExpertsGradient(
+        *(dy, op.x, op.which, op.shares, op.up, op.down, op.gate),
+        *(op.up_bias, op.down_bias, op.gate_bias, op.fn, op.interleaved),
+        *(op.alpha, op.beta, op.limit, op.skew),
+    )
+    for x, dx in zip(gradient.subjects, r.b.add(gradient), strict=True):
+        r.give(x, dx)
+
+
 # ---------------------------------------------------------------------------- windows, resampling
 
 
@@ -322,6 +336,7 @@ GRADIENTS: dict[type[Op], Rule] = {
     **dict.fromkeys((t.Cast, t.Broadcast), _same),
     t.Map: _map,
     t.Reshape: _reshape,
+    t.Parts: _parts,
     t.Transpose: _transpose,
     t.Slice: _slice,
     t.Concat: _concat,
@@ -340,6 +355,7 @@ GRADIENTS: dict[type[Op], Rule] = {
     t.Conv: _conv,
     t.ConvTranspose: _conv_transpose,
     t.Attention: _attention,
+    t.Experts: _experts,
     t.Pool: _pool,
     t.Resize: _resize,
 }

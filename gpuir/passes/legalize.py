@@ -78,7 +78,7 @@ class _Legalizer:
                     return replace(kernel, order=orders[0])
                 case k.Attention(stats=True) if orders[0]:
                     return replace(kernel, order=orders[0])
-                case k.AttentionGradient() if any(orders):
+                case k.AttentionGradient() | k.ExpertsGradient() if any(orders):
                     return replace(kernel, orders=orders)
                 case _:
                     return kernel
@@ -165,10 +165,13 @@ def accumulator(dtype: DType) -> DType:
     return f64 if dtype == f64 else f32
 
 
-def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts | k.AttentionGradient:
+Contraction = k.Gemm | k.Conv | k.Attention | k.Experts | k.AttentionGradient | k.ExpertsGradient
+
+
+def contraction(op: t.Fused) -> Contraction:
     """A body around one contraction  →  its kernel: what comes before it is the prologue of the
-    right operand, what comes after the epilogue. Experts and gradients of attention keep their
-    body."""
+    right operand, what comes after the epilogue. Experts, and gradients of whole libraries' calls,
+    keep their body."""
     body = op.body
     at = next(i for i, n in enumerate(body.nodes) if n.op.contraction)
     anchor = body.nodes[at]
@@ -210,6 +213,8 @@ def contraction(op: t.Fused) -> k.Gemm | k.Conv | k.Attention | k.Experts | k.At
             )
         case t.AttentionGradient():
             return k.AttentionGradient(op.args, body)
+        case t.ExpertsGradient():
+            return k.ExpertsGradient(op.args, body)
         case t.Experts():
             return k.Experts(op.args, body)
         case _:
@@ -366,8 +371,9 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
                 pass
             case t.Attention(mask=mask) | t.AttentionGradient(mask=mask) if mask not in inner:
                 pass
-            case t.Experts() as mix if inner & set(node.op.operands) <= set(mix.weights):
-                pass
+            case t.Experts() | t.ExpertsGradient() as mix:
+                if not inner & set(node.op.operands) <= set(mix.weights):
+                    return False
             case _:
                 return False
     return True
