@@ -78,6 +78,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             value = globals()[name] = getattr(import_module(home), name)
             return value
+    if name == "torch":  # the room for PyTorch sessions
+        return import_module("gpuir.torch")
     if name == "__version__":
         from importlib.metadata import version
 
