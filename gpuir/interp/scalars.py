@@ -74,6 +74,49 @@ def erf(x: Array) -> Array:
     return np.copysign(result, x).astype(x.dtype)
 
 
+def lgamma(x: Array) -> Array:
+    """The logarithm of the gamma function's size, number by number as Python's math has it."""
+
+    def one(v: float) -> float:
+        if math.isinf(v) or (v <= 0 and v == math.floor(v)):
+            return math.inf
+        return math.lgamma(v)
+
+    return np.vectorize(one, otypes=[np.float64])(np.asarray(x, np.float64)).astype(x.dtype)
+
+
+def digamma(x: Array) -> Array:
+    """The derivative of lgamma. Abramowitz and Stegun, Handbook of Mathematical Functions (1964),
+    6.3.5 (recurrence), 6.3.7 (reflection) and 6.3.18 (asymptotic series)."""
+    y = np.asarray(x, np.float64)
+    turned = y < 0.5
+    rest = np.where(turned, 1 - y, y)
+    result = np.where(turned, -math.pi / np.tan(math.pi * np.where(turned, y, 0.25)), 0.0)
+    result = np.where(turned & (y == np.floor(y)), np.nan, result)
+    result = np.where(y == 0, -np.copysign(np.inf, y), result)
+    while np.any(small := rest < 8):
+        result = np.where(small, result - 1 / np.where(small, rest, 1), result)
+        rest = np.where(small, rest + 1, rest)
+    q = 1 / (rest * rest)
+    series = q * (1 / 12 - q * (1 / 120 - q * (1 / 252 - q * (1 / 240 - q / 132))))
+    return (result + np.log(rest) - 0.5 / rest - series).astype(x.dtype)
+
+
+def erfinv(x: Array) -> Array:
+    """Winitzki's approximation (A handy approximation for the error function and its inverse,
+    2008), then Newton's steps on `erf`."""
+    y = np.asarray(x, np.float64)
+    inside = np.abs(y) < 1
+    safe = np.where(inside, y, 0.0)
+    log, a = np.log1p(-safe * safe), 0.147
+    half = 2 / (math.pi * a) + log / 2
+    z = np.copysign(np.sqrt(np.sqrt(half * half - log / a) - half), safe)
+    for _ in range(4):
+        z = z - (erf(z) - safe) * (math.sqrt(math.pi) / 2) * np.exp(z * z)
+    ends = np.where(np.abs(y) == 1, np.copysign(np.inf, y), np.nan)
+    return np.where(inside, z, ends).astype(x.dtype)
+
+
 def divide(x: Array, y: Array) -> Array:
     """Towards zero on integers."""
     if x.dtype.kind not in "iu":
@@ -147,6 +190,9 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{f"a{name}": getattr(np, f"arc{name}") for name in ("sin", "cos", "tan")},
     **{f"a{name}": getattr(np, f"arc{name}") for name in ("sinh", "cosh", "tanh")},
     "erf": erf,
+    "lgamma": lgamma,
+    "erfinv": erfinv,
+    "conj": np.conjugate,
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": _sigmoid,
     "softplus": lambda x: np.logaddexp(x, np.zeros_like(x)),
@@ -166,6 +212,10 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "pow": _power,
     "min": np.minimum,
     "max": np.maximum,
+    "atan2": np.arctan2,
+    "copysign": np.copysign,
+    "nextafter": np.nextafter,
+    "gcd": np.gcd,
     "mod": np.mod,
     "fmod": np.fmod,
     "bit_not": np.invert,
@@ -198,6 +248,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "silu_gradient": _silu_gradient,
     "mish_gradient": _mish_gradient,
     "hard_swish_gradient": _hard_swish_gradient,
+    "lgamma_gradient": lambda dy, x: dy * digamma(x),
     "leaky_relu_gradient": lambda dy, x, a: np.where(x > 0, dy, a * dy),
     "clip_gradient": lambda dy, x, low, high: np.where((x >= low) & (x <= high), dy, 0),
 }

@@ -72,6 +72,11 @@ def _bitcast(op: t.Bitcast, at: Operands) -> Array:
     return np.ascontiguousarray(at(op.x)).reshape(at(op.x).shape).view(to_numpy_dtype(op.dtype))
 
 
+def _parts(op: t.Parts, at: Operands) -> Array:
+    (type,) = op.types()
+    return np.ascontiguousarray(at(op.x)).view(to_numpy_dtype(type.dtype)).reshape(type.shape)
+
+
 # ---------------------------------------------------------------------------- data, layout
 
 
@@ -661,6 +666,7 @@ TENSOR: dict[type[Op], Meaning] = {
     t.Map: _map,
     t.Cast: lambda op, at: cast(at(op.x), op.dtype, op.saturate, op.rounding),
     t.Bitcast: _bitcast,
+    t.Parts: _parts,
     t.Constant: _constant,
     t.Iota: _iota,
     t.Reshape: _reshape,

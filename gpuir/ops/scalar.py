@@ -30,7 +30,8 @@ SCALARS: dict[str, Scalar] = {
             *("sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "erf"),
             *("sin", "cos", "tan", "asin", "acos", "atan"),
             *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-            *("bit_not",),
+            *("lgamma", "erfinv"),
+            *("bit_not", "conj"),
         )
     },
     "relu": Scalar(1),
@@ -46,6 +47,7 @@ SCALARS: dict[str, Scalar] = {
     "elu": Scalar(2, flops=4),  # x, alpha
     "clip": Scalar(3, flops=2),  # x, low, high
     **{name: Scalar(2) for name in ("add", "sub", "mul", "div", "pow", "min", "max")},
+    **{name: Scalar(2) for name in ("atan2", "copysign", "nextafter", "gcd")},
     **{name: Scalar(2, flops=2) for name in ("mod", "fmod")},  # sign of divisor, of dividend
     **{
         name: Scalar(2)
@@ -76,6 +78,7 @@ SCALARS: dict[str, Scalar] = {
     "silu_gradient": Scalar(2, flops=7),
     "mish_gradient": Scalar(2, flops=12),
     "hard_swish_gradient": Scalar(2, flops=4),
+    "lgamma_gradient": Scalar(2, flops=20),
     "leaky_relu_gradient": Scalar(3, flops=2),  # dy, x, alpha
     "clip_gradient": Scalar(4, flops=2),  # dy, x, low, high
 }

@@ -39,5 +39,11 @@ def viewed(x: Strided, op: Op) -> Strided | None:
         case t.Slice() if all(s > 0 for s in op.steps):
             rows = zip(op.starts, op.sizes, op.steps, strict=True)
             return x[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
+        case t.Parts() if op.x.type.dtype.kind == "complex":
+            strides = (*(2 * s for s in x.strides), 1)
+            return np.lib.stride_tricks.as_strided(x, (*x.shape, 2), strides)
+        case t.Parts() if x.strides[-1] == 1 and not any(s % 2 for s in x.strides[:-1]):
+            strides = tuple(s // 2 for s in x.strides[:-1])
+            return np.lib.stride_tricks.as_strided(x, x.shape[:-1], strides)
         case _:
             return None

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
-from gpuir.ir.types import DType, TensorType, bool_, f32, f64, i64
+from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from gpuir.ops.scalar import SCALARS
 
 Number = int | float | bool
@@ -123,6 +123,24 @@ class Bitcast(Op):
     def types(self) -> tuple[TensorType, ...]:
         _check(self.x.type.dtype.bits == self.dtype.bits, "t.bitcast: widths differ")
         return (TensorType(self.x.type.shape, self.dtype),)
+
+
+@dataclass(frozen=True)
+class Parts(Op):
+    """Complex numbers as pairs along a new last axis, real part and imaginary, or such pairs as
+    complex numbers: the same bytes."""
+
+    name: ClassVar[str] = "t.parts"
+    x: Value
+
+    def types(self) -> tuple[TensorType, ...]:
+        shape, dtype = self.x.type.shape, self.x.type.dtype
+        for part, both in ((f32, c64), (f64, c128)):
+            if dtype == both:
+                return (TensorType((*shape, 2), part),)
+            if dtype == part and shape[-1:] == (2,):
+                return (TensorType(shape[:-1], both),)
+        raise ModelError("t.parts: neither complex nor pairs", found=str(self.x.type))
 
 
 # ---------------------------------------------------------------------------- data
@@ -1280,7 +1298,7 @@ class Fused(Op):
         return sum(n.op.flops() for n in self.body.nodes)
 
 
-LAYOUT = (Reshape, Transpose, Broadcast, Slice)  # another view of the same cells
+LAYOUT = (Reshape, Transpose, Broadcast, Slice, Parts)  # another view of the same cells
 INDEXING = (Gather, GatherElements, GatherND)
 SCATTERING = (ScatterElements, ScatterND)
 POINTWISE = (Map, Cast, Bitcast)
@@ -1313,7 +1331,8 @@ def reduced_axes(op: Op) -> tuple[int, ...]:
 OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (
-        *(Map, Cast, Bitcast, Constant, Iota, Reshape, Transpose, Broadcast, Slice, Concat, Pad),
+        *(Map, Cast, Bitcast, Constant, Iota, Reshape, Transpose, Broadcast, Slice, Parts),
+        *(Concat, Pad),
         *(Gather, GatherElements, GatherND, ScatterElements, ScatterND),
         *(Reduce, ArgReduce, Cumulative, TopK, Softmax, Normalize, Pool),
         *(

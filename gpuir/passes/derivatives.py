@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import pi, sqrt
 
+from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.passes.reverse import Reverse
 
@@ -17,13 +18,18 @@ FLAT = (  # constant wherever they have a derivative, or of bits and truth
     *("sign", "ceil", "floor", "round", "trunc", "isnan", "isinf"),
     *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"),
     *("bit_not", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"),
+    *("gcd", "nextafter"),
 )
+OF_COMPLEX = ("identity", "neg", "conj", "add", "sub", "mul", "where")
 
 
 def gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[Value | None]:
-    """The gradient of each argument, trailing ones left out that have none."""
+    """The gradient of each argument, trailing ones left out that have none. That of a complex
+    number is the gradients of its parts, as PyTorch has it."""
     if fn in FLAT:
         return ()
+    if y.type.dtype.kind == "complex" and fn not in OF_COMPLEX:
+        raise ModelError(f"no gradient of {fn} of complex numbers", expected=", ".join(OF_COMPLEX))
     if fn in UNARY:
         (x,) = args
         assert isinstance(x, Value)
@@ -78,6 +84,11 @@ def _erf(r: Reverse, dy: Value, y: Value, x: Value) -> Value:
     return r.map("mul", r.map("mul", dy, 2 / sqrt(pi)), bell)
 
 
+def _erfinv(r: Reverse, dy: Value, y: Value, x: Value) -> Value:
+    """sqrt(pi) / 2 exp(y²) dy"""
+    return r.map("mul", r.map("mul", dy, sqrt(pi) / 2), r.map("exp", r.map("mul", y, y)))
+
+
 UNARY: dict[str, Unary] = {
     **{fn: _by_result(fn) for fn in ("relu", "sigmoid", "tanh")},
     **{fn: _by_operand(fn) for fn in ("gelu", "gelu_tanh", "silu", "mish")},
@@ -93,6 +104,9 @@ UNARY: dict[str, Unary] = {
     "log": lambda r, dy, y, x: r.map("div", dy, x),
     "log1p": lambda r, dy, y, x: r.map("div", dy, r.map("add", x, 1.0)),
     "erf": _erf,
+    "erfinv": _erfinv,
+    "lgamma": _by_operand("lgamma"),
+    "conj": lambda r, dy, y, x: r.map("conj", dy),
     "sin": _times("cos"),
     "cos": _minus(_times("sin")),
     "tan": lambda r, dy, y, x: r.map("mul", dy, _square(r, y, 1, 1.0)),
@@ -119,6 +133,8 @@ def _sub(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | 
 
 
 def _mul(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | None]:
+    if y.type.dtype.kind == "complex":
+        a, b = r.map("conj", a), r.map("conj", b) if isinstance(b, Value) else b
     return r.map("mul", dy, b), r.map("mul", dy, a)
 
 
@@ -139,6 +155,17 @@ def _pow(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | 
         r.map("where", r.map("eq", b, 0.0), zero, da),
         r.map("where", r.map("eq", a, 0.0), zero, db),
     )
+
+
+def _atan2(r: Reverse, dy: Value, y: Value, a: Value, b: Value) -> Sequence[Value | None]:
+    """b dy / (a² + b²), and -a dy / (a² + b²)"""
+    share = r.map("div", dy, r.map("add", r.map("mul", a, a), r.map("mul", b, b)))
+    return r.map("mul", share, b), r.map("neg", r.map("mul", share, a))
+
+
+def _copysign(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | None]:
+    """dy turned where a was; zero at zero"""
+    return (r.map("mul", dy, r.map("mul", r.map("sign", a), r.map("sign", y))),)
 
 
 def _extreme(keeps: str, drops: str) -> Several:
@@ -200,6 +227,8 @@ SEVERAL: dict[str, Several] = {
     "mul": _mul,
     "div": _div,
     "pow": _pow,
+    "atan2": _atan2,
+    "copysign": _copysign,
     "min": _extreme("lt", "gt"),
     "max": _extreme("gt", "lt"),
     "mod": _modulo("floor"),

@@ -43,6 +43,10 @@ def _parts(r: Reverse, op: t.Parts, results: Sequence[Value], dy: Value) -> None
     r.give(op.x, r.b(t.Parts(dy)))
 
 
+def _parts(r: Reverse, op: t.Parts, results: Sequence[Value], dy: Value) -> None:
+    r.give(op.x, r.b(t.Parts(dy)))
+
+
 def _transpose(r: Reverse, op: t.Transpose, results: Sequence[Value], dy: Value) -> None:
     r.give(op.x, r.transpose(dy, sorted(range(len(op.perm)), key=op.perm.__getitem__)))
 
@@ -340,6 +344,7 @@ GRADIENTS: dict[type[Op], Rule] = {
     t.Transpose: _transpose,
     t.Slice: _slice,
     t.Concat: _concat,
+    t.Parts: _parts,
     t.Pad: _pad,
     t.Gather: _gather,
     t.GatherElements: _gather_elements,

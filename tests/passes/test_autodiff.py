@@ -49,6 +49,8 @@ def build(case: Case, values: list[np.ndarray]) -> Graph:
     operands = [b.param(f"x{i}", interp.to_type(v)) for i, v in enumerate(values)]
     operands += [b.input(f"i{i}", interp.to_type(np.asarray(v))) for i, v in enumerate(case.given)]
     y = b.add(case.op(*operands), ["y"])[0]
+    if y.type.dtype.kind == "complex":
+        y = b(t.Parts(y))
     product = b(t.Map("mul", (y, b.input("weights", y.type))))
     loss = b(t.Reduce("sum", product, tuple(range(y.type.rank))), "loss")
     return b.finish([loss])
@@ -103,6 +105,11 @@ MAPS: dict[str, Case] = {
     "acosh": Case(of("acosh"), torch.acosh, ONE, 1.2, 3),
     **{fn: Case(of(fn), getattr(F, fn), ONE, -5, 5) for fn in ("relu", "silu", "mish")},
     "identity": Case(of("identity"), lambda x: x * 1, ONE),
+    "erfinv": Case(of("erfinv"), torch.erfinv, ONE, -0.9, 0.9),
+    "lgamma": Case(of("lgamma"), torch.lgamma, ONE, 0.3, 5),
+    "conj": Case(of("conj"), torch.conj, ONE),
+    "atan2": Case(of("atan2"), torch.atan2, TWO, 0.3, 2),
+    "copysign": Case(of("copysign"), torch.copysign, TWO, 0.3, 2),
     "softplus": Case(of("softplus"), F.softplus, ONE, -5, 5),
     "gelu": Case(of("gelu"), F.gelu, ONE, -3, 3),
     "gelu_tanh": Case(of("gelu_tanh"), lambda x: F.gelu(x, approximate="tanh"), ONE, -3, 3),
@@ -321,6 +328,7 @@ TENSOR: dict[str, Case] = {
         given=(cells([[0, 0, 3], [1, 2, 1]]),),
     ),
     "gather nd": Case(
+    "parts": Case(lambda x: t.Parts(x), lambda x: torch.view_as_complex(x), ((3, 4, 2),)),
         lambda x, i: t.GatherND(x, i),
         gather_nd,
         ((3, 4, 2),),
@@ -684,3 +692,20 @@ def test_gradients_are_the_slopes_of_any_graph(g):
     if np.isfinite(slope) and np.isfinite(quotient) and abs(slope) < 1e6:
         np.testing.assert_allclose(slope, quotient, rtol=1e-3, atol=1e-3)
     pipeline(LOWER).run(grad)
+
+
+def test_gradient_of_complex_numbers():
+    """Rotary embeddings as products of complex numbers: (x c) conj(c) - x, squared."""
+    b = Builder(Level.graph, "rotary")
+    b.locs = ("m:rotary",)
+    x, c = (b.input(name, TensorType((3, 2), f64)) for name in "xc")
+    z, w = b(t.Parts(x)), b(t.Parts(c))
+    turned = b(t.Map("mul", (b(t.Map("mul", (z, w))), b(t.Map("conj", (w,))))))
+    y = b(t.Parts(b(t.Map("sub", (turned, z)))))
+
+    def loss(x, c):
+        z, w = torch.view_as_complex(x), torch.view_as_complex(c)
+        y = torch.view_as_real(z * w * w.conj() - z)
+        return (y * y).sum()
+
+    agrees(b.finish([total(b, y)]), loss)

@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast
+from gpuir.frontends.idioms import cast, pick
 from gpuir.frontends.torch.node import Converter, TorchNode, dtype_of
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_
 from gpuir.ops import tensor as t
@@ -18,9 +17,14 @@ def of_dtype(number: Any, dtype: DType) -> int | float | bool:
     """A Python number as an immediate of operands of this dtype."""
     if dtype == bool_:
         return bool(number)
-    if not dtype.is_float:
+    if dtype.is_integer:
         return int(number)
     return float(number)
+
+
+def is_imaginary(number: Any) -> bool:
+    """Whether it has an imaginary part, which no immediate has."""
+    return isinstance(number, complex) and number.imag != 0
 
 
 def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
@@ -28,13 +32,17 @@ def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
     immediates."""
     values = list(args)
     imm: list[int | float | bool] = []
-    while len(values) > 1 and not isinstance(values[-1], Value):
+    while len(values) > 1 and not (isinstance(values[-1], Value) or is_imaginary(values[-1])):
         imm.insert(0, of_dtype(values.pop(), dtype))
     operands = tuple(
-        cast(e, v, dtype) if isinstance(v, Value) else e.constant(of_dtype(v, dtype), dtype)
-        for v in values
+        cast(e, v, dtype) if isinstance(v, Value) else constant(e, v, dtype) for v in values
     )
     return e(t.Map(fn, operands, tuple(imm)))
+
+
+def constant(e: Emitter, number: Any, dtype: DType) -> Value:
+    """A Python number as a value."""
+    return e.constant(number if is_imaginary(number) else of_dtype(number, dtype), dtype)
 
 
 def unary(fn: str) -> Converter:
@@ -44,6 +52,21 @@ def unary(fn: str) -> Converter:
         return mapped(e, fn, n.type.dtype, n["self"])
 
     return convert
+
+
+def sign_bit(n: TorchNode, e: Emitter) -> Value:
+    """Whether it is below zero, -0.0 too."""
+    x, dtype = n["self"], n["self"].type.dtype
+    if dtype == bool_:
+        return e.fill(False, x.type)
+    if dtype.is_float:
+        x = e(t.Map("copysign", (constant(e, 1, dtype), x)))
+    return mapped(e, "lt", dtype, x, 0)
+
+
+def digamma(n: TorchNode, e: Emitter) -> Value:
+    """The derivative of lgamma."""
+    return mapped(e, "lgamma_gradient", n.type.dtype, 1, n["self"])
 
 
 def binary(fn: str) -> Converter:
@@ -167,8 +190,7 @@ def where(n: TorchNode, e: Emitter) -> Value:
     dtype = n.type.dtype
     branches = [n.args[name] for name in ("self", "other")]
     operands = (
-        cast(e, v, dtype) if isinstance(v, Value) else e.constant(of_dtype(v, dtype), dtype)
-        for v in branches
+        cast(e, v, dtype) if isinstance(v, Value) else constant(e, v, dtype) for v in branches
     )
     return e(t.Map("where", (truth(e, n["condition"]), *operands)))
 
@@ -179,7 +201,7 @@ def masked_fill(n: TorchNode, e: Emitter) -> Value:
     dtype = x.type.dtype
     number = cast(e, value, dtype) if isinstance(value, Value) else None
     if number is None:
-        number = e.constant(of_dtype(value, dtype), dtype)
+        number = constant(e, value, dtype)
     return e(t.Map("where", (n["mask"], number, x)))
 
 
@@ -345,7 +367,7 @@ def to_type(n: TorchNode, e: Emitter) -> Value:
     """The result's dtype is all that tells."""
     x = n["self"]
     if x.type.dtype.kind == "complex" and n.type.dtype.kind != "complex":
-        raise ModelError(f"{n.op}: a complex number as a real one is not supported")
+        x = pick(e, e(t.Parts(x)), x.type.rank, 0)  # the real part alone
     return cast(e, x, n.type.dtype)
 
 
@@ -370,8 +392,8 @@ def viewed_as(n: TorchNode, e: Emitter) -> Value:
 
 
 SAME = (
-    *("abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "erf"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+    *("neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "erf"),
+    *("lgamma", "erfinv", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
     *("asinh", "acosh", "atanh", "sigmoid", "relu", "silu", "mish", "sign"),
 )
 
@@ -386,6 +408,9 @@ CONVERTERS: dict[str, Converter] = {
     "erfc": less_from_one("erf"),
     "special_erfc": less_from_one("erf"),
     "hypot": hypotenuse,
+    **{name: binary(name) for name in ("atan2", "copysign", "nextafter", "gcd")},
+    "signbit": sign_bit,
+    "digamma": digamma,
     "fmax": nan_less("max"),
     "fmin": nan_less("min"),
     "log10": log_to(10),
@@ -436,6 +461,7 @@ CONVERTERS: dict[str, Converter] = {
     "type_as": to_type,
     "clone": copied,
     "copy": copy,
+    "copy_": copy,
     "view.dtype": viewed_as,
     **dict.fromkeys(
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuir.frontends.torch import (
+    complex,
     contraction,
     embedding,
     experts,
@@ -18,6 +19,7 @@ from gpuir.frontends.torch.node import Converter
 
 CONVERTERS: dict[str, Converter] = {
     **pointwise.CONVERTERS,
+    **complex.CONVERTERS,
     **layout.CONVERTERS,
     **reduction.CONVERTERS,
     **contraction.CONVERTERS,

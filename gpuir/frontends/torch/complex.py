@@ -1,0 +1,110 @@
+"""Complex numbers: their parts, sizes and angles, as arithmetic on pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, pick
+from gpuir.frontends.torch.node import Converter, TorchNode
+from gpuir.frontends.torch.pointwise import mapped
+from gpuir.ir.graph import Value
+from gpuir.ops import tensor as t
+
+
+def is_complex(x: Any) -> bool:
+    return isinstance(x, Value) and x.type.dtype.kind == "complex"
+
+
+def parts(n: TorchNode, e: Emitter) -> Value:
+    """The same bytes as pairs, or as complex numbers."""
+    return e(t.Parts(n["self"]))
+
+
+def pair(e: Emitter, x: Value) -> tuple[Value, Value]:
+    """The real part and the imaginary one."""
+    both = e(t.Parts(x))
+    axis = x.type.rank
+    return pick(e, both, axis, 0), pick(e, both, axis, 1)
+
+
+def joined(e: Emitter, real: Value, imaginary: Value) -> Value:
+    """real + i imaginary."""
+    shape = t.broadcast(real.type.shape, imaginary.type.shape)
+    columns: list[Value] = []
+    for v in (real, imaginary):
+        v = v if v.type.shape == shape else e(t.Broadcast(v, shape))
+        columns.append(e(t.Reshape(v, (*shape, 1))))
+    return e(t.Parts(e(t.Concat(tuple(columns), len(shape)))))
+
+
+def complex_of(n: TorchNode, e: Emitter) -> Value:
+    return joined(e, n["real"], n["imag"])
+
+
+def polar(n: TorchNode, e: Emitter) -> Value:
+    """abs (cos angle + i sin angle)."""
+    size, angle = n["abs"], n["angle"]
+    columns = (e(t.Map("mul", (size, e(t.Map(fn, (angle,)))))) for fn in ("cos", "sin"))
+    return joined(e, *columns)
+
+
+def magnitude(e: Emitter, x: Value) -> Value:
+    """sqrt(real^2 + imaginary^2)."""
+    a, b = (e(t.Map("mul", (v, v))) for v in pair(e, x))
+    return e(t.Map("sqrt", (e(t.Map("add", (a, b))),)))
+
+
+def absolute(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    return magnitude(e, x) if is_complex(x) else mapped(e, "abs", n.type.dtype, x)
+
+
+def angle(n: TorchNode, e: Emitter) -> Value:
+    """The angle to the real axis: pi of a negative number; NaN stays."""
+    x, dtype = n["self"], n.type.dtype
+    if is_complex(x):
+        real, imaginary = pair(e, x)
+        return e(t.Map("atan2", (imaginary, real)))
+    x = cast(e, x, dtype)
+    zero = e(t.Map("mul", (x, x)))  # not below zero: the angle is 0, or pi where x turns it
+    return e(t.Map("atan2", (mapped(e, "mul", dtype, zero, 0), x)))
+
+
+def conjugate(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    return e(t.Map("conj", (x,))) if is_complex(x) else x
+
+
+def real(n: TorchNode, e: Emitter) -> Value:
+    x = n["self"]
+    return pair(e, x)[0] if is_complex(x) else x
+
+
+def imaginary(n: TorchNode, e: Emitter) -> Value:
+    return pair(e, n["self"])[1]
+
+
+def sign(n: TorchNode, e: Emitter) -> Value:
+    """x / |x|, and 0 of 0."""
+    x = n["self"]
+    if not is_complex(x):
+        return e(t.Map("sign", (x,)))
+    size = magnitude(e, x)
+    none = e(t.Map("eq", (size,), (0.0,)))
+    size = e(t.Map("where", (none, e.constant(1, size.type.dtype), size)))
+    return joined(e, *(e(t.Map("div", (v, size))) for v in pair(e, x)))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "view_as_real": parts,
+    "view_as_complex": parts,
+    "complex": complex_of,
+    "polar": polar,
+    "abs": absolute,
+    "angle": angle,
+    **dict.fromkeys(("conj", "_conj", "conj_physical", "_conj_physical"), conjugate),
+    "real": real,
+    "imag": imaginary,
+    "sgn": sign,
+}
