@@ -16,11 +16,11 @@ from gpuir.passes.reverse import Reverse
 
 
 def dependent(nodes: Sequence[Node], on: Iterable[Value]) -> set[Value]:
-    """The float values that depend on one of those, themselves included."""
+    """The float and complex values that depend on one of those, themselves included."""
     found = set(on)
     for node in nodes:
         if any(v in found for v in node.op.operands):
-            found.update(v for v in node.results if v.type.dtype.is_float)
+            found.update(v for v in node.results if v.type.dtype.kind in ("float", "complex"))
     return found
 
 

@@ -43,10 +43,6 @@ def _parts(r: Reverse, op: t.Parts, results: Sequence[Value], dy: Value) -> None
     r.give(op.x, r.b(t.Parts(dy)))
 
 
-def _parts(r: Reverse, op: t.Parts, results: Sequence[Value], dy: Value) -> None:
-    r.give(op.x, r.b(t.Parts(dy)))
-
-
 def _transpose(r: Reverse, op: t.Transpose, results: Sequence[Value], dy: Value) -> None:
     r.give(op.x, r.transpose(dy, sorted(range(len(op.perm)), key=op.perm.__getitem__)))
 
@@ -239,6 +235,8 @@ def _normalize(r: Reverse, op: t.Normalize, results: Sequence[Value], dy: Value)
 
 def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> None:
     """da = dy bᵀ, db = aᵀ dy; a matrix that a whole batch shares gets one product over its rows."""
+    if dy.type.dtype.kind == "complex":
+        raise ModelError("no gradient of a product of complex matrices")
     a, b = op.a, op.b
     dy = r.cast(dy, a.type.dtype)
     if r.wants(a):
@@ -340,11 +338,10 @@ GRADIENTS: dict[type[Op], Rule] = {
     **dict.fromkeys((t.Cast, t.Broadcast), _same),
     t.Map: _map,
     t.Reshape: _reshape,
-    t.Parts: _parts,
     t.Transpose: _transpose,
+    t.Parts: _parts,
     t.Slice: _slice,
     t.Concat: _concat,
-    t.Parts: _parts,
     t.Pad: _pad,
     t.Gather: _gather,
     t.GatherElements: _gather_elements,
