@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpuir.ops import tensor as t
 Strided = NDArray[Any]  # of one byte each: its strides count elements
 
 
+@lru_cache(4096)
 def packed(type: TensorType) -> Strided:
     """A tensor of this type, for its shape and strides alone: it must not be read."""
     order = type.order or range(type.rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,10 @@ from strategies import graphs
 
 import gpuir
 from gpuir import load_text
-from gpuir.ir.graph import Graph
+from gpuir.ir.build import Builder
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.types import TensorType, f32
+from gpuir.ops import tensor as t
 from gpuir.passes.table import pipeline
 from gpuir.simulate.memory import KINDS, Memory, available_bytes, memory
 from gpuir.targets.load import load_target
@@ -338,3 +343,17 @@ def test_what_is_taken_is_given_back(g: Graph):
         taken = [i for i, n in m.events if n >= 0]
         assert len(set(taken)) == len(taken) and freed <= set(taken)
         assert m.peak_bytes <= max(np.cumsum([n for _, n in m.events]))
+
+
+def test_ten_thousand_nodes_take_a_fraction_of_a_second():
+    b = Builder(Level.graph, "g")
+    x = b.input("x", TensorType((64, 64), f32))
+    for i in range(2500):
+        for op in (t.Matmul(x, x), t.Reshape(x, (64, 8, 8)), t.Map("exp", (x,))):
+            b.locs = (f"m:{i}{op.name}",)
+            y = b(op)
+        x = b(t.Map("add", (x, y)))
+    g = b.finish([x])
+    start = perf_counter()
+    assert memory(g).peak_bytes == 3 * 64 * 64 * 4  # exp and add run as one
+    assert perf_counter() - start < 3
