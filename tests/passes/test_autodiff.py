@@ -15,6 +15,7 @@ from gpuir import interp
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType, bool_, f64, i64
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
@@ -725,6 +726,8 @@ def test_gradients_are_the_slopes_of_any_graph(g):
     if not g.outputs[0].type.dtype.is_float:
         return
     grad = pipeline('autodiff{wrt="*"}').run(g)
+    assert show(parse(show(grad))) == show(grad)
+    assert [n.op.name for n in grad.nodes if phase_of(n) is None] == [n.op.name for n in g.nodes]
     rng = np.random.default_rng(0)
     names = [v.name for v in (*g.inputs, *g.params)]
     at = {v.name: rng.uniform(-1, 1, v.type.shape) for v in (*g.inputs, *g.params)}

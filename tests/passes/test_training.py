@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import onnx_models
 import pytest
 
 from gpuir import interp
@@ -106,6 +107,35 @@ def test_gradients_are_those_of_torch(model, passes):
         np.testing.assert_allclose(found[g.outputs[0].name], loss.item(), rtol=1e-5)
         for name, p in module.named_parameters():
             np.testing.assert_allclose(found[f"{name}.grad"], p.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_an_onnx_model_trains():
+    """Convolution, pooling and a Gemm to ONNX's own loss; file and torch module share weights."""
+    torch.manual_seed(0)
+    conv, linear = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 4 * 4, 5)
+    x, y = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
+    F.cross_entropy(linear(F.max_pool2d(F.relu(conv(x)), 2).flatten(1)), y).backward()
+    weights = {"w": conv.weight, "b": conv.bias, "v": linear.weight, "c": linear.bias}
+    nodes = [
+        onnx_models.node("Conv", ["x", "w", "b"], ["h"], pads=[1, 1, 1, 1], name="conv"),
+        onnx_models.node("Relu", ["h"], ["a"], name="relu"),
+        onnx_models.node("MaxPool", ["a"], ["p"], kernel_shape=[2, 2], strides=[2, 2], name="pool"),
+        onnx_models.node("Flatten", ["p"], ["f"], name="flatten"),
+        onnx_models.node("Gemm", ["f", "v", "c"], ["z"], transB=1, name="gemm"),
+        onnx_models.node("SoftmaxCrossEntropyLoss", ["z", "y"], ["loss"], name="loss"),
+    ]
+    inputs = [onnx_models.info_of("x", x.numpy()), onnx_models.info_of("y", y.numpy())]
+    known = [onnx_models.const(name, p.detach().numpy()) for name, p in weights.items()]
+    model = onnx_models.loaded(onnx_models.model(nodes, inputs, ["loss"], known))
+    g = pipeline("canonicalize,recognize,autodiff").run(model.graph)
+    values = {"x": x.numpy(), "y": y.numpy()} | {p.name: model.weights[p.name] for p in g.params}
+    for graph in (g, pipeline(LOWER).run(g)):
+        found = interp.run(graph, values)
+        # the linear layer's weight was transposed at load; biases of up to 16 numbers are constants
+        turned = next(p.name for p in g.params if p.type.shape == (64, 5))
+        for name, p in (("w", conv.weight), (turned, linear.weight)):
+            grad = p.grad if name == "w" else p.grad.T
+            np.testing.assert_allclose(found[f"{name}.grad"], grad, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("model", [language, vision])
