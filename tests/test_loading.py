@@ -1,0 +1,100 @@
+"""What kinds of models there are, which options each takes, and training steps as an option."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import gpuir
+from gpuir.loading import is_torch
+from gpuir.ops import kernel as k
+
+ENCODER = str(Path(__file__).parent.parent / "examples" / "encoder.onnx")
+DIMS = {"batch": 2, "seq": 16}
+
+
+@pytest.mark.parametrize(
+    ("path", "torch"),
+    [
+        ("model.pt2", True),
+        ("hf:config.json", True),
+        ("my.module:build", True),
+        ("folder/model.py:build", True),
+        ("model.onnx", False),
+        ("model.gir", False),
+        ("strange:name.onnx", False),
+    ],
+)
+def test_the_name_tells_what_made_it(path: str, torch: bool):
+    assert is_torch(path) is torch
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"task": "causal-lm"}, "task cannot be given for an ONNX file"),
+        ({"optimizer": "adamw"}, "add --train"),
+        ({"train": True, "autodiff": "jax"}, "no autodiff called 'jax'"),
+        ({"train": True, "autodiff": "torch", "autocast": "bf16"}, "--autodiff gpuir"),
+        ({"train": True, "fused": True}, "--optimizer"),
+        ({"train": True, "checkpoint": "every=none"}, "every=2"),
+        ({"train": True, "optimizer": "adamm"}, "adam"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: gpuir.LoadOptions, says: str):
+    with pytest.raises(gpuir.GpuirError, match=says):
+        gpuir.load(ENCODER, dims=DIMS, **options)
+
+
+def test_a_training_step_of_an_onnx_file():
+    plain = gpuir.load(ENCODER, dims=DIMS)
+    step = gpuir.load(ENCODER, dims=DIMS, train=True, optimizer="sgd", fused=True)
+    weights = {v.name for v in plain.params if v.type.dtype.is_float}
+    gradients = {name for name, role in step.roles if role == "gradient"}
+    assert gradients <= {f"{name}.grad" for name in weights}
+    assert {v.name for v in step.over if v} <= weights
+    assert len(gradients) > 100
+    forward, both = (sum(n.op.flops() for n in g.walk()) for g in (plain, step))
+    assert 2.5 * forward < both < 3.5 * forward
+
+
+def test_both_ways_to_the_gradients_launch_the_same_products():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 8, 32)
+    kinds: list[Counter[str]] = []
+    for how in ("torch", "gpuir"):
+        g = gpuir.load(layer, args=(x,), train=True, autodiff=how)
+        nodes = [n.op for n in gpuir.lower(g).nodes if not isinstance(n.op, k.View)]
+        kinds.append(Counter(op.name for op in nodes))
+        assert {name for name, role in g.roles if role == "gradient"} == {
+            f"{name}.grad" for name, _ in layer.named_parameters()
+        }
+    for kind in ("k.gemm", "k.attention", "k.attention_gradient"):
+        assert kinds[0][kind] == kinds[1][kind], kind
+
+
+def test_a_saved_program_keeps_its_weights_on_disk(tmp_path: Path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.LayerNorm(32))
+    program = torch.export.export(model, (torch.randn(4, 64),))
+    torch.export.save(program, tmp_path / "model.pt2")
+    (loaded, live) = (gpuir.load(source) for source in (tmp_path / "model.pt2", program))
+    assert [str(v) for v in loaded.nodes] == [str(v) for v in live.nodes]
+    assert [v.type for v in loaded.params] == [v.type for v in live.params]
+    from gpuir.frontends.torch.archive import open_program
+
+    weights = open_program(tmp_path / "model.pt2").state_dict.values()
+    assert {w.device.type for w in weights} == {"meta"}
+
+
+def test_a_file_that_is_no_program_says_so(tmp_path: Path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    bad = tmp_path / "bad.pt2"
+    bad.write_bytes(b"not a zip")
+    with pytest.raises(gpuir.GpuirError, match=r"torch\.export\.save"):
+        gpuir.load(bad)
+    with pytest.raises(gpuir.GpuirError, match="no such file"):
+        gpuir.load(tmp_path / "none.pt2")
