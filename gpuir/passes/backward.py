@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuir.ir.build import Builder, NameTable
@@ -41,9 +41,9 @@ def prepare(nodes: Sequence[Node], needs: set[Value], names: NameTable) -> list[
                 case t.Attention(stats=False):
                     node = more(node, replace(op, stats=True))
                 case t.Loop(has_condition=False):
-                    node = more(node, _Loop(op, needs).saving())
+                    node = more(node, _Loop(op, needs.__contains__).saving())
                 case t.Cond():
-                    node = more(node, _Cond(op, needs).saving())
+                    node = more(node, _Cond(op, needs.__contains__).saving())
                 case _:
                     pass
         prepared.append(node)
@@ -98,9 +98,9 @@ def differentiate(
     results = [copies.get(v, v) for v in node.results]
     match op:
         case t.Loop(has_condition=False):
-            _Loop(op, r.needs, r.original).differentiate(r, results, gradients)
+            _Loop(op, r.wants).differentiate(r, results, gradients)
         case t.Cond():
-            _Cond(op, r.needs, r.original).differentiate(r, results, gradients)
+            _Cond(op, r.wants).differentiate(r, results, gradients)
         case _:
             rule = GRADIENTS.get(type(op))
             if rule is None:
@@ -172,7 +172,7 @@ class _Loop:
     index, that sum is left for one product, or one scatter, after the loop (`late`).
     """
 
-    def __init__(self, op: t.Loop, needs: set[Value], original: Mapping[Value, Value] = {}):
+    def __init__(self, op: t.Loop, wants: Callable[[Value], bool]):
         self.op, self.body = op, op.body
         count = len(op.init)
         self.trip, self.carried = op.body.inputs[0], op.body.inputs[1 : 1 + count]
@@ -180,7 +180,7 @@ class _Loop:
         self.updated = op.body.outputs[:count]
         self.collected = op.body.outputs[count:]
         outer = zip((*op.init, *op.captures), op.body.inputs[1:], strict=True)
-        wanted = {inner for v, inner in outer if original.get(v, v) in needs}
+        wanted = {inner for v, inner in outer if wants(v)}
         while True:
             self.needs = dependent(op.body.nodes, wanted)
             pairs = zip(self.carried, self.updated, strict=True)
@@ -220,7 +220,7 @@ class _Loop:
         for c, dv in zip(carried, inputs, strict=False):
             r.give(updated[c], dv)
         for i, stack in stacks.items():
-            r.give(self.collected[i], self.at_trip(b, back, stack))
+            r.give(self.collected[i], b(from_stack(b, stack, back)))
         sweep(r, region.nodes)
         outputs = [region.or_zero(r.take(c), c) for c in carried]
         for v, before in zip(summed, inputs[len(carried) :], strict=True):
@@ -240,10 +240,6 @@ class _Loop:
 
     def stacked(self, v: Value) -> TensorType:
         return TensorType((self.op.trips, *v.type.shape), v.type.dtype)
-
-    def at_trip(self, b: Builder, back: Value, stack: Value, name: str = "") -> Value:
-        """The cells of the trip that `back` counts from the last: at index -1 - back."""
-        return b(t.Gather(stack, b(t.Map("bit_not", (back,)))), name)
 
     def saving(self) -> t.Loop:
         """The loop, its body giving what the gradient reads, too."""
@@ -280,13 +276,17 @@ class _Loop:
         outer: Mapping[Value, Value],
     ) -> Value:
         """The gradient of what one node captures, from those of all its trips, last to first."""
+
+        def every(v: Value) -> Value:
+            """What a value of the body was in each trip."""
+            return known[v] if v in known else r.broadcast(outer[v], self.stacked(v).shape)
+
         shape, rank = stack.type.shape, stack.type.rank
         starts = (self.op.trips - 1, *(0,) * (rank - 1))
         dy = r.b(t.Slice(stack, starts, shape, (-1, *(1,) * (rank - 1))))
         match node.op:
             case t.Matmul(a):
-                a = known[a] if a in known else r.broadcast(outer[a], self.stacked(a).shape)
-                a, dy = rows(r, a), rows(r, dy)
+                a, dy = rows(r, every(a)), rows(r, r.cast(dy, a.type.dtype))
                 return r.b(t.Matmul(r.turned(a), dy))
             case t.Gather(x, indices):
                 trips = self.op.trips
@@ -296,10 +296,15 @@ class _Loop:
                 if indices == self.trip:
                     places = r.b(t.Iota(TensorType((trips, 1), i64)))
                 else:
-                    places = r.reshape(known[indices], (trips, 1))
+                    places = r.reshape(every(indices), (trips, 1))
                 return r.b(t.ScatterND(r.constant(x.type), places, dy, "add"))
             case op:
                 raise AssertionError(op.name)
+
+
+def from_stack(b: Builder, stack: Value, back: Value) -> t.Gather:
+    """What the trip gave that `back` counts from the last: at index -1 - back."""
+    return t.Gather(stack, b(t.Map("bit_not", (back,))))
 
 
 def _factor(op: Op) -> Value | None:
@@ -341,7 +346,7 @@ class _Built:
             else:
                 stack = b.input(f"{v.name}.saved", loop.stacked(v))
                 captures.append(known[v])
-                op = t.Gather(stack, b(t.Map("bit_not", (self.back,))))
+                op = from_stack(b, stack, self.back)
             b.nodes.append(Node(op, (v,), b.locs))
         b.nodes += self.nodes
         return b.finish(self.outputs), captures
@@ -351,9 +356,9 @@ class _Cond:
     """A branch and its gradient, taken by the same predicate. What a branch's gradient reads is a
     result of the forward pass; where the other branch was taken it is zeros that nobody reads."""
 
-    def __init__(self, op: t.Cond, needs: set[Value], original: Mapping[Value, Value] = {}):
+    def __init__(self, op: t.Cond, wants: Callable[[Value], bool]):
         self.op = op
-        self.wanted = [i for i, v in enumerate(op.captures) if original.get(v, v) in needs]
+        self.wanted = [i for i, v in enumerate(op.captures) if wants(v)]
 
     def build(
         self, body: Graph, given: Collection[int], prepared: bool

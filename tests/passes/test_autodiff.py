@@ -632,6 +632,31 @@ def test_gradient_of_a_loop_that_reads_one_place_twice():
     agrees(recurrent(half), recurrent_loss([0, 0, 1, 1]))
 
 
+def test_gradient_of_a_loop_that_reads_where_it_is_told():
+    """The place is captured; every trip reads it."""
+    b = Builder(Level.graph, "told")
+    b.locs = ("m:told",)
+    place = b(t.Constant(TensorType((), i64), (1,)))
+    x, w = b.input("x", TensorType((3, 2, 2), f64)), b.param("w", TensorType((2, 2), f64))
+    inner = Builder(Level.graph, "")
+    inner.locs = b.locs
+    inner.input("i", TensorType((), i64))
+    y, xs, ws, at = (
+        inner.input(n, v.type) for n, v in (("y", w), ("xs", x), ("ws", w), ("at", place))
+    )
+    now = inner(t.Matmul(inner(t.Gather(xs, at)), ws))
+    body = inner.finish([inner(t.Map("add", (inner(t.Map("tanh", (y,))), now)))])
+    (last,) = b.add(t.Loop(body, 3, (w,), (x, w, place)))
+
+    def loss(x, w):
+        y = w
+        for _ in range(3):
+            y = torch.tanh(y) + x[1] @ w
+        return (y * y).sum()
+
+    agrees(b.finish([total(b, last)]), loss)
+
+
 def test_the_weights_of_a_loop_get_one_product():
     """Not one a trip: what the trips give is stacked."""
     g = pipeline("autodiff").run(recurrent(lambda b, i: i))
