@@ -365,13 +365,17 @@ class _Walk:
 
 def _launches(graph: Graph) -> Iterator[list[Node]]:
     """The nodes that run as one. Before kernels are made, the nodes in a row that stand for the
-    same model node do: eager execution has a kernel for each operator of its own."""
+    same model node do, library routines aside: eager execution has a kernel for each operator."""
     if graph.level != Level.graph:
         yield from ([node] for node in graph.nodes)
         return
-    for _, group in groupby(
-        enumerate(graph.nodes), lambda x: x[0] if x[1].op.control else x[1].locs
-    ):
+    alone = (t.Routine, t.Opaque, t.Loop, t.Cond)
+
+    def launch(place: tuple[int, Node]) -> object:
+        i, node = place
+        return i if isinstance(node.op, alone) else node.locs
+
+    for _, group in groupby(enumerate(graph.nodes), launch):
         yield [node for _, node in group]
 
 
@@ -384,7 +388,8 @@ class _Run:
         self.uses.update(set(graph.outputs))
         self.roles: dict[str, Kind] = {name: KIND_OF[role] for name, role in graph.roles}
         self.strided: dict[Value, Strided] = {}  # of values that are not packed
-        self.over = dict(_taken_over(graph))
+        self.updated = dict(pair for node in graph.nodes for pair in _updated(node))
+        self.over = dict(_over(graph, self.updated)) if graph.over else {}
 
     def hold(self, value: Value, storage: _Storage) -> None:
         storage.refs += self.uses[value]
@@ -424,33 +429,45 @@ class _Run:
         return self.held[first]
 
     def taken_over(self, node: Node, value: Value) -> _Storage | None:
-        """The storage of the input or param that a result is written over, where that can be: the
-        node is its last reader and reads each cell before it writes it."""
-        taken = self.over.get(value)
+        """The storage that a result is written over, where that can be: the node is its last reader
+        and reads each cell before it writes it."""
+        taken = self.over.get(value) or self.updated.get(value)
         if taken is None:
             return None
         storage = self.held[taken]
+        if storage.resident and value not in self.over:
+            return None
         read = [v for v in dict.fromkeys(node.op.operands) if self.held[v] is storage]
         last = storage.refs == len(read)
         return storage if last and all(is_in_place(node.op, v) for v in read) else None
 
 
-def _taken_over(graph: Graph) -> Iterator[tuple[Value, Value]]:
-    """The values that are written over an input or param: outputs, and what they are views of."""
-    if not graph.over:
-        return
-    pairs = zip(graph.outputs, graph.over, strict=True)
-    over: Mapping[Value, Value] = {v: o for v, o in pairs if o is not None}
-    producers = graph.producers()
-    for value, taken in over.items():
-        yield value, taken
-        while (node := producers.get(value)) and (
-            isinstance(node.op, t.Reshape | t.Transpose | k.View) or is_same(node.op)
-        ):
-            value = node.op.operands[0]
-            if value.type.nbytes != taken.type.nbytes:
-                break
-            yield value, taken
+def _updated(node: Node) -> Iterator[tuple[Value, Value]]:
+    """Results of a kernel on lists of tensors, each with what of the first list it is written over:
+    PyTorch's `_foreach_mul_` and its like work in place."""
+    op = node.op
+    if isinstance(op, t.Routine) and op.fn == "multi_tensor":
+        yield from zip(node.results, op.args, strict=False)
+    elif isinstance(op, t.Fused | k.Opaque) and len(op.body.nodes) == 1:
+        inner = dict(_updated(op.body.nodes[0]))
+        outer = dict(zip(op.body.inputs, op.args, strict=True))
+        for value, output in zip(node.results, op.body.outputs, strict=True):
+            if output in inner:
+                yield value, outer[inner[output]]
+
+
+def _over(graph: Graph, updated: Mapping[Value, Value]) -> Iterator[tuple[Value, Value]]:
+    """The values that are written over an input or param: outputs, and what they are views or
+    updates of."""
+    before = dict(updated)
+    for node in graph.nodes:
+        if isinstance(node.op, t.Reshape | t.Transpose | k.View) or is_same(node.op):
+            before[node.results[0]] = node.op.operands[0]
+    for value, taken in zip(graph.outputs, graph.over, strict=True):
+        at: Value | None = value
+        while taken is not None and at is not None and at.type.nbytes == taken.type.nbytes:
+            yield at, taken
+            at = before.get(at)
 
 
 def is_passed_on(op: Op, to: Op) -> bool:
