@@ -48,16 +48,52 @@ MEASURED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cutedsl", ("f4",)),
 )
 
+# Kernels that each launches where rows have 16 bits: to sort, to move rows, the products, the
+# activation, the sum. After NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/kernels (of CUTLASS's three sort,
+# of trtllmGenKernels two route) and the Python of vLLM's, SGLang's and FlashInfer's experts.
+LAUNCHES: dict[str, int] = {
+    "cutlass": 9,
+    "flashinfer": 9,
+    "trtllm": 5,
+    "sglang": 7,
+    "vllm": 7,
+    "oai": 7,
+    "marlin": 7,
+    "deepgemm": 8,
+    "cutedsl": 2,
+}
+LAUNCH_S = 2.5e-6  # one of them: about what fits without B200 come to
+# And those that quantise rows for the products.
+QUANTISING: dict[str, int] = {"f8": 1, "f8 block": 2, "f4": 2, "f8 converted": 1}
+# Those with a descriptor of each expert's matrices to set up, and not one list of tiles.
+DESCRIBED = ("cutlass", "flashinfer", "deepgemm", "cutedsl")
+# Whose products take their rows where they lie, and activate and quantise what they write; with
+# scales by blocks along k the activation is a kernel of its own (trtllmGenKernels/blockScaleMoe).
+FUSED = "trtllm"
+
 
 def stack_of(kernel_source: str) -> str:
     """Which implementation a serving framework's name for its kernel stands for."""
     return next((stack for part, stack in STACKS.items() if part in kernel_source), "cutlass")
 
 
+def _is_fused(kind: str) -> bool:
+    return kind.startswith(FUSED) and not kind.endswith("block")
+
+
 # ---------------------------------------------------------------------------- how long it takes
 
 
-def _factors() -> tuple[Factor, ...]:
+def _factors(stack: str, scheme: str) -> tuple[Factor, ...]:
+    """Those of an implementation. They start at what one never measured has: on A100, H100 and H200
+    others stream weights at 0.95 of the listed bandwidth and 4 clocks a KiB, and move rows at all
+    of it; fused products quantise what they write themselves."""
+    launches = LAUNCHES[stack] + QUANTISING.get(scheme, 0)
+    if scheme in QUANTISING and _is_fused(f"{stack} {scheme}"):
+        launches -= 1
+    launched_s = launches * LAUNCH_S
+    expert_s = 1e-7 if stack in DESCRIBED else 1e-8
+
     def f(name: str, value: float, low: float, high: float, spread: float, what: str) -> Factor:
         return Factor(name, value, low, high, spread, f"{what}; fitted on the kernel table moe")
 
@@ -68,25 +104,31 @@ def _factors() -> tuple[Factor, ...]:
         f("untuned rate", 0.25, 0.05, 1.0, 0.0, "the same, of kernels with a default tactic"),
         f("joule share", 0.5, 0.0, 1.0, 0.0, "exponent of the share of peak that the board feeds"),
         f("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
-        f("dram share", 0.9, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
-        f("weight clocks", 12.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
-        f("row share", 0.8, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
+        f("dram share", 0.95, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
+        f("weight clocks", 4.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
+        f("row share", 1.0, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
         f("row clocks", 60.0, 0.0, 300.0, 0.1, "of an SM, to move a KiB there"),
         f("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
-        f("overlap", 1.6, 1.0, 6.0, 0.0, "norm of compute and memory: 1 adds them"),
-        f("fixed", 2e-5, 1e-6, 8e-5, 0.1, "seconds of launches, sorting and filling pipelines"),
-        f("expert", 3e-8, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
+        f("overlap", 2.0, 1.0, 6.0, 0.0, "norm of compute and memory: 1 adds them"),
+        f("fixed", launched_s, 1e-6, 8e-5, 0.1, "seconds of launches, sorting, filling pipelines"),
+        f("expert", expert_s, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
         f("fill", 1.5e-6, 0.0, 6e-6, 0.1, "seconds to start and finish one more tile"),
         f("depth", 2e-9, 0.0, 2e-8, 0.1, "seconds a block takes for each cell of k"),
     )
 
 
-FACTORS = _factors()
 KIB = 1024.0
 STEP_BYTES = 64  # of k: assumed
 
 # Measured with the tactic that FlashInfer takes where it has not been tuned, on Hopper alone.
 UNTUNED = ("flashinfer f16", "flashinfer f8")
+
+# Whose products are pairs of SMs' on sm_100, each of which loads half of the tile of weights (PTX
+# ISA, tcgen05.mma with cta_group::2). Triton's are not.
+PAIRED = ("cutlass", "flashinfer", "trtllm", "deepgemm", "cutedsl")
+# The share of the listed rate that mma.sync has, which Marlin's kernels keep to on every GPU: 0.629
+# on H100 (Luo and others, arXiv:2402.13499). Assumed: an SM of sm_100 does as many a clock.
+MMA_SYNC = {"mma": 1.0, "wgmma": 0.629, "tcgen05": 0.629 / 2}
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -113,7 +155,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         compute = compute + s.put(f"products {name}", product, "s")
         memory = memory + s.put(f"weights {name}", active * n * k * cell * streaming, "s")
     touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
-    cells = touched * (2 * hidden + 2 * (into + 1) * width) + work.trait("tokens") * hidden
+    passed = 2 * hidden + 2 * (1 if _is_fused(work.kind) else into + 1) * width
+    cells = touched * passed + work.trait("tokens") * hidden
     moving = 1 / (target.dram_bytes_per_s * p["row share"]) + p["row clocks"] / (KIB * clocks)
     row_cell = work.operands[0].cell_bytes
     moved = s.put("rows moved", row_cell * cells * moving, "s", "between kernels")
@@ -144,7 +187,9 @@ def _product(
     rate = peak * p["compute share"]
     rate = rate * sustained(target, peak, True, work.dtype.bits) ** p["joule share"]
     feeding = target.l2_bytes_per_s * p["feed share"]
-    if instruction(target) != "wgmma":
+    if work.kind.startswith("marlin"):
+        rate = rate * MMA_SYNC[instruction(target)]
+    elif instruction(target) != "wgmma":
         ratio = p[f"{instruction(target)} rate"]
         rate, feeding = rate * ratio, feeding * ratio
     elif work.kind in UNTUNED:
@@ -153,7 +198,9 @@ def _product(
     count = s.put("blocks", _blocks(s, work, tiles) * xp.ceil(n / tn))
     load = p["tail"] * xp.ceil(count / sms) + (1 - p["tail"]) * xp.maximum(count / sms, 1.0)
     arithmetic = s.put("arithmetic of a tile", 2 * tm * tn * k / (rate / sms), "s")
-    loads = (tm * work.dtype.bits / 8 + tn * work.operands[1].cell_bytes) * k
+    paired = instruction(target) == "tcgen05" and work.kind.startswith(PAIRED)
+    weights = tn * work.operands[1].cell_bytes / (2 if paired else 1)
+    loads = (tm * work.dtype.bits / 8 + weights) * k
     loads = s.put("loads of a tile", loads / (feeding / sms), "s")
     tile = xp.maximum(arithmetic, loads) + p["fill"]
     return xp.maximum(load * tile, p["depth"] * k)
@@ -205,9 +252,16 @@ FEATURES = (
 BOUND = 0.25
 PLAIN = "experts cutlass f16"
 
+
+def _family(stack: str, scheme: str) -> Family:
+    name, factors = f"experts {stack} {scheme}", _factors(stack, scheme)
+    return Family(name, factors, candidates, seconds, choose, FEATURES, BOUND, carries=True)
+
+
 FAMILIES: dict[str, Family] = {
-    name: Family(name, FACTORS, candidates, seconds, choose, FEATURES, BOUND, carries=True)
-    for name in (f"experts {stack} {scheme}" for stack, schemes in MEASURED for scheme in schemes)
+    family.name: family
+    for stack, schemes in MEASURED
+    for family in (_family(stack, scheme) for scheme in schemes)
 }
 
 

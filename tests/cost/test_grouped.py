@@ -12,7 +12,7 @@ from gpuir.cost import grouped, routing, work
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
 from gpuir.cost.work import work_of
-from gpuir.ir.types import bf16, f4e2m1, f8e4m3
+from gpuir.ir.types import bf16, f4e2m1, f8e4m3, i4
 from gpuir.ops import kernel as k
 from gpuir.targets.load import load_target
 
@@ -199,3 +199,47 @@ def test_uneven_rows_read_fewer_experts_and_fill_fewer_tiles():
         )
         times = [g.nodes[0].cost.time_s for g in (even, skewed)]  # pyright: ignore
         assert (times[1] > times[0]) == is_slower
+
+
+def test_marlin_keeps_to_mma_sync():
+    """Of the listed rate all on A100, 0.629 on H100, half of that on B200, where products do twice
+    as many operations a clock. With nothing else to wait for, times go by these shares."""
+    found: list[float] = []
+    for name, share in (("a100-sxm-80gb", 1.0), ("h100-sxm-80gb", 0.629), ("b200", 0.629 / 2)):
+        target = load_target(name)
+        work = moe(16384, experts=8, topk=2, weight=i4, stack="marlin")
+        free = {"joule share": 0.0, "tail": 0.0, "fill": 0.0, "depth": 0.0, "feed share": 3.0}
+        p = {f.name: f.value for f in grouped.family_of(work).factors} | free
+        family = grouped.family_of(work)
+        terms = family.seconds(Sheet(), work, family.choose(work, target, p), target, p)
+        ideal = work.products / (target.peak("tensor", bf16) * p["compute share"] * share)
+        found.append(float(np.max(terms.compute)) / float(ideal))
+    assert found == pytest.approx([1.0] * 3, rel=0.05)
+
+
+def test_implementations_start_at_their_launches():
+    """Nine of CUTLASS, one more for fp8; five of TensorRT-LLM's, which quantises as it writes, but
+    not in blocks along k."""
+
+    def start(name: str, factor: str) -> float:
+        return {f.name: f.value for f in grouped.FAMILIES[f"experts {name}"].factors}[factor]
+
+    launches = {"cutlass f16": 9, "cutlass f8": 10, "trtllm f16": 5, "trtllm f8": 5}
+    launches |= {"trtllm f8 block": 7, "trtllm f4": 6, "cutedsl f4": 4}
+    for name, count in launches.items():
+        assert start(name, "fixed") == pytest.approx(count * grouped.LAUNCH_S)
+    assert start("cutlass f16", "expert") > start("trtllm f16", "expert")
+
+
+def test_fused_products_move_fewer_rows():
+    target = load_target("b200")
+    moved: dict[str, float] = {}
+    for stack in ("cutlass", "trtllm"):
+        s, work = Sheet(), moe(4096, stack=stack)
+        family = grouped.family_of(work)
+        p = {f.name: f.value for f in family.factors}
+        family.seconds(s, work, family.choose(work, target, p), target, p)
+        moved[stack] = float(s.values["rows moved"])
+    rows, tokens = 4096 * 8, 4096
+    cells = {n: rows * (2 * 4096 + 2 * n * 1536) + tokens * 4096 for n in (1, 3)}
+    assert moved["trtllm"] / moved["cutlass"] == pytest.approx(cells[1] / cells[3])
