@@ -7,7 +7,7 @@ which follows every storage from its allocation to its end. Inference is run twi
 own code, whose local variables live until their function returns, and by the exported program,
 which drops each at its last use, as gpuir does. Training is the module's own forward pass, a loss
 of one number, and `backward()`; gpuir counts the graph that AOTAutograd derives, and the one that
-its own `autodiff` does.
+its own `autodiff` does. A step of AdamW comes behind that one.
 """
 
 from __future__ import annotations
@@ -175,8 +175,9 @@ def inference(made: Made) -> tuple[int, int, Graph]:
         return eager, tracked(program, args, lambda: program(*args)), load(exported).graph
 
 
-def training(name: str, made: Made) -> tuple[int, Graph, Graph]:
-    """Peak of the module's own forward and backward pass, and the two graphs of them."""
+def training(name: str, made: Made) -> tuple[int, int, Graph, Graph]:
+    """Peak of the module's own forward and backward pass, and with a step of AdamW behind; and the
+    graphs of the first: AOTAutograd's and gpuir's own."""
     with torch.no_grad():
         wanted = target(name, first(made[0](*made[1])))
     loss, args = Loss(made[0].train()), (*made[1], wanted)
@@ -184,29 +185,44 @@ def training(name: str, made: Made) -> tuple[int, Graph, Graph]:
     with FakeTensorMode(allow_non_fake_inputs=True), fakes.inside(loss):
         fake = fakes(args)
         eager = tracked(loss, fake, lambda: loss(*fake).backward())
+        optimizer = torch.optim.AdamW(loss.parameters(), foreach=True)
+        optimizer.step()  # its states are there from now on
+        optimizer.zero_grad()
+
+        def step() -> None:
+            loss(*fake).backward()
+            optimizer.step()
+
+        stepped = tracked(loss, (optimizer, *fake), step)
     joint = load(loss, args=args, joint=True).graph
-    return eager, joint, pipeline("autodiff").run(load(loss, args=args).graph)
+    return eager, stepped, joint, pipeline("autodiff").run(load(loss, args=args).graph)
+
+
+def with_step(graph: Graph) -> Graph:
+    """A graph with gradients, and behind it a step of AdamW."""
+    return pipeline("optimizer{kind=adamw}").run(graph)
 
 
 def row(name: str) -> str:
     """A line of the table: bytes as PyTorch counts them, and by how much gpuir is off."""
     eager, program, graph = inference(MODELS[name]())
-    trained, joint, own = training(name, MODELS[name]())
+    trained, stepped, joint, own = training(name, MODELS[name]())
 
     def off(graph: Graph, counted: int) -> str:
         return f"{100 * (memory(graph, block=1).peak_bytes / counted - 1):+.2f} %"
 
     cells = (f"{program:,}", off(graph, program), off(graph, eager))
     cells += (f"{trained:,}", off(joint, trained), off(own, trained))
+    cells += (f"{stepped:,}", off(with_step(own), stepped))
     return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     print(
         "| model | inference, bytes | exported program | module's own code "
-        "| training, bytes | joint graph | autodiff |"
+        "| training, bytes | joint graph | autodiff | AdamW, bytes | autodiff |"
     )
-    print("|---|" + "---:|" * 6)
+    print("|---|" + "---:|" * 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in sys.argv[1:] or MODELS:

@@ -104,6 +104,26 @@ def test_an_optimiser_step_is_done_in_place_where_nobody_reads_the_old():
     assert live(late) == [1200, 1600, 2000, 2000]  # m.new takes over nothing; w is read after w.new
 
 
+def test_lists_of_tensors_are_updated_in_place():
+    """w * 0.9 - v over w, through a step in between; the square root of v is a list of its own."""
+
+    def step(fn: str, *args: str) -> str:
+        attrs = f'[["fn", "{fn}"], ["lists", {len(args)}], ["numbers", [0.9]]]'
+        return f't.routine("multi_tensor", [{", ".join(args)}], [f32[100]], attrs={attrs})'
+
+    g = text(
+        "param %w: f32[100]",
+        "param %v: f32[100]",
+        f"%scaled: f32[100] = {step('mul', '%w')}",
+        f"%root: f32[100] = {step('sqrt', '%v')}",
+        f"%more: f32[100] = {step('add_number', '%root')}",
+        f"%w.new: f32[100] = {step('addcdiv', '%scaled', '%v', '%more')}",
+        out="%w.new over %w",
+    )
+    assert live(g) == [800, 800, 1200, 1200, 1200]
+    assert live(pipeline("fuse,legalize").run(g)) == [800, 800, 1200, 1200, 1200]
+
+
 def test_a_product_is_not_written_over_what_it_reads():
     g = text(
         "in %x: f32[10, 10]",

@@ -36,10 +36,12 @@ def test_inference_to_the_byte(tool: ModuleType, name: str):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_within_one_percent(tool: ModuleType, name: str):
-    eager, joint, own = tool.training(name, tool.MODELS[name]())
-    assert tool.memory(joint, block=1).peak_bytes == pytest.approx(eager, rel=1e-4)
+    eager, stepped, joint, own = tool.training(name, tool.MODELS[name]())
+    assert tool.memory(joint, block=1).peak_bytes == pytest.approx(eager, rel=1e-3)
     off = 0.1 if name == "convolutions" else 0.01  # its skip's gradients are added earlier
     assert tool.memory(own, block=1).peak_bytes == pytest.approx(eager, rel=off)
+    step = tool.memory(tool.with_step(own), block=1)
+    assert step.peak_bytes == pytest.approx(stepped, rel=off)
 
 
 def test_hugging_face_models_keep_what_is_tied_once(tool: ModuleType):
