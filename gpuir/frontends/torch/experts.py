@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -32,6 +34,29 @@ def gated(
     return ACTIVATIONS[fn](gate * alpha) / alpha * (up + beta)
 
 
+def one_by_one(
+    x: torch.Tensor,
+    which: torch.Tensor,
+    shares: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    fn: str,
+    *how: Any,
+) -> torch.Tensor:
+    """`t.Experts`, one expert after another."""
+    y = torch.zeros_like(x)
+    for i in range(up.shape[0]):
+        token, place = torch.where(which == i)
+        rows = functional.linear(x[token], up[i], None if up_bias is None else up_bias[i])
+        apart = up.shape[1] == down.shape[2]
+        rows = ACTIVATIONS[fn](rows) if apart else gated(rows, fn, *how)
+        rows = functional.linear(rows, down[i], None if down_bias is None else down_bias[i])
+        y = y.index_add(0, token, (rows * shares[token, place, None]).to(x.dtype))
+    return y
+
+
 @torch.library.custom_op("gpuir::experts", mutates_args=())
 def experts(
     x: torch.Tensor,
@@ -47,19 +72,36 @@ def experts(
     beta: float = 0.0,
     limit: float | None = None,
 ) -> torch.Tensor:
-    """`t.Experts`, one expert after another."""
-    y = torch.zeros_like(x)
-    for i in range(up.shape[0]):
-        token, place = torch.where(which == i)
-        bias = None if up_bias is None else up_bias[i]
-        rows = functional.linear(x[token], up[i], bias)
-        if up.shape[1] != down.shape[2]:
-            rows = gated(rows, fn, interleaved, alpha, beta, limit)
-        else:
-            rows = ACTIVATIONS[fn](rows)
-        rows = functional.linear(rows, down[i], None if down_bias is None else down_bias[i])
-        y.index_add_(0, token, (rows * shares[token, place, None]).to(x.dtype))
-    return y
+    """`t.Experts`."""
+    biases = (up_bias, down_bias)
+    return one_by_one(x, which, shares, up, down, *biases, fn, interleaved, alpha, beta, limit)
+
+
+@torch.library.custom_op("gpuir::experts_gradient", mutates_args=())
+def experts_gradient(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    which: torch.Tensor,
+    shares: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    fn: str = "silu",
+    interleaved: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+) -> list[torch.Tensor]:
+    """`t.ExpertsGradient`."""
+    given = (x, which, shares, up, down, up_bias, down_bias)
+    operands: list[Any] = [
+        None if v is None else v.detach().requires_grad_(v is not which) for v in given
+    ]
+    with torch.enable_grad():
+        y = one_by_one(*operands, fn, interleaved, alpha, beta, limit)
+        wanted = [v for v in operands if v is not None and v is not operands[1]]
+        return list(torch.autograd.grad(y, wanted, dy, materialize_grads=True))
 
 
 @experts.register_fake
@@ -67,16 +109,41 @@ def _(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@experts_gradient.register_fake
+def _(dy: torch.Tensor, x: torch.Tensor, which: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(v) for v in (x, *rest) if isinstance(v, torch.Tensor)]
+
+
+def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.how = inputs[7:]
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    operands = ctx.saved_tensors
+    found = iter(experts_gradient(dy, *operands, *ctx.how))
+    made = [None if v is None or i == 1 else next(found) for i, v in enumerate(operands)]
+    return (*made, *(None for _ in ctx.how))
+
+
+experts.register_autograd(_backward, setup_context=_save)
+
+NAMES = ("x", "which", "shares", "up", "down")
+HOW = ("fn", "interleaved", "alpha", "beta", "limit")
+
+
+def operands(n: TorchNode) -> dict[str, Any]:
+    """The fields of `t.Experts`."""
+    biases = {name: n.get(name) for name in ("up_bias", "down_bias")}
+    return {name: n[name] for name in NAMES} | biases | {name: n.args[name] for name in HOW}
+
+
 def convert(n: TorchNode, e: Emitter) -> Results:
-    return mixture(
-        e,
-        t.Experts(
-            *(n[name] for name in ("x", "which", "shares", "up", "down")),
-            up_bias=n.get("up_bias"),
-            down_bias=n.get("down_bias"),
-            **{name: n.args[name] for name in ("fn", "interleaved", "alpha", "beta", "limit")},
-        ),
-    )
+    return mixture(e, t.Experts(**operands(n)))
+
+
+def convert_gradient(n: TorchNode, e: Emitter) -> Results:
+    return e.add(t.ExpertsGradient(n["dy"], **operands(n), skew=e.scope.expert_skew))
 
 
 def grouped_product(n: TorchNode, e: Emitter) -> Results:
@@ -120,5 +187,6 @@ def divided(e: Emitter, x: Value, axis: int, count: int, each: int) -> Value:
 
 CONVERTERS: dict[str, Converter] = {
     "gpuir::experts": convert,
+    "gpuir::experts_gradient": convert_gradient,
     "_grouped_mm": grouped_product,
 }

@@ -96,8 +96,7 @@ def program(
         task, cls = find_class(config, task, folder)
         model = build(cls, config, DTYPES[dtype] if dtype else None, attention, device, folder)
         model.train(train)
-        if not train:
-            mixtures.adopt(model)
+        mixtures.adopt(model)
         sizes = Sizes(config, dict(dims or {}), folder, device)
         name = called(Path(folder))
         if phase is None:
@@ -377,11 +376,14 @@ def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) ->
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
     run = model.forward
-    takes = signature(run).parameters
-    fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
-    if model.config.model_type in MASKED:
-        fixed["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    model.forward = as_run(lambda **given: tensors_of(run(**given, **fixed)), inputs)
+    fixed = {"use_cache": False} if "use_cache" in signature(run).parameters else {}
+    masked = model.config.model_type in MASKED
+
+    def forward(**given: Any) -> tuple[torch.Tensor, ...]:
+        mask = {"attention_mask": torch.ones_like(given["input_ids"])} if masked else {}
+        return tensors_of(run(**given, **mask, **fixed))
+
+    model.forward = as_run(forward, inputs)
     return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
 
 

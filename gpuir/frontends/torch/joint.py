@@ -41,7 +41,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
             exported = replace(source, **given).export()
         else:
             exported, held = source, {**source.state_dict}
-        held |= exported.constants
+        held = {**exported.constants, **held}  # buffers among the constants are fakes
         module, assumed = loss_alone(exported)
         args, kwargs = fakes(exported.example_inputs)
         stack.enter_context(fakes.inside(module))

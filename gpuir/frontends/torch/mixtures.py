@@ -17,10 +17,7 @@ NAME = "gpuir"  # of this way to run experts, among transformers' own
 
 def adopt(model: torch.nn.Module) -> None:
     """Has every mixture of the model run as one call, where `t.Experts` can say what it computes.
-
-    A model that is trained keeps transformers' way, sorted rows and grouped products: its backward
-    pass is torch's.
-    """
+    Others keep transformers' way: sorted rows and grouped products."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, run)
     modules: list[Any] = list(model.modules())
     for module in modules:

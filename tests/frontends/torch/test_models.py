@@ -156,6 +156,8 @@ MODELS: Mapping[str, tuple[Callable[[random.Random], Config], tuple[str, ...]]] 
             "switch_transformers",
             "SwitchTransformersForConditionalGeneration",
             num_experts=4,
+            dropout_rate=0.0,
+            router_jitter_noise=0.0,
             num_sparse_encoder_layers=1,
             num_sparse_decoder_layers=1,
             expert_capacity=3,
@@ -398,3 +400,33 @@ def test_timm(name: str):
     with torch.no_grad():
         wanted = results(module(x))
     check(Program(module, (x,), name=name), {"x": x.numpy(), "input": x.numpy()}, wanted)
+
+
+# ---------------------------------------------------------------------------- training mixtures
+
+
+@pytest.mark.parametrize("autodiff", ["torch", "gpuir"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "switch"])
+def test_gradients_of_mixtures(name: str, autodiff: str, tmp_path: Path):
+    """Each way to derive them gives those of transformers' own experts, one by one."""
+    pytest.importorskip("transformers")
+    program, own = built(name, tmp_path, train=True, dims={"batch": 2, "seq": 6})
+    inputs = {key: numbers(x) for key, x in program.kwargs.items()}
+    more = {"attention_mask": torch.ones_like(inputs["input_ids"])} if name == "switch" else {}
+    loss = own(**inputs, **more)[0]
+    loss.backward()
+    with torch.enable_grad():
+        model = load(program, train=True, joint=autodiff == "torch")
+    graph = model.graph
+    if autodiff == "gpuir":
+        graph = gpuir.pipeline("autodiff").run(graph)
+    found = dict(zip([v.name for v in graph.outputs], run(graph, model, flat(inputs)), strict=True))
+    np.testing.assert_allclose(next(iter(found.values())), loss.detach().numpy(), rtol=1e-4)
+    gradients = {n.removesuffix(".grad"): x for n, x in found.items() if n.endswith(".grad")}
+    wanted = {n: p.grad.numpy() for n, p in own.named_parameters() if p.grad is not None}
+    shared = gradients.keys() & wanted.keys()
+    assert len(shared) >= len(wanted) - 2 * 2 * 4  # Switch's experts are stacked
+    for key in shared:
+        scale = np.abs(wanted[key]).max()
+        np.testing.assert_allclose(gradients[key], wanted[key], rtol=1e-3, atol=1e-4 * scale)
+    assert any(isinstance(n.op, t.ExpertsGradient) for n in graph.nodes)
