@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.interp.arrays import Array
+from gpuir.interp.linalg import LINALG
 from gpuir.interp.multi_tensor import multi_tensor
 
 Routine = Callable[..., tuple[Array, ...]]  # (attrs, *operands) -> results
@@ -83,6 +84,69 @@ def weighted_taps(
             factor = factor * np.where(there, weight(points[:, axis] - index), 0)
             cells.append(cell)
         yield image[(slice(None), *cells)] * factor
+
+
+def windows_along(cells: int, results: int) -> list[slice]:
+    """From floor(i a / b) to ceil((i + 1) a / b): adaptive pools."""
+    return [slice(i * cells // results, -(-(i + 1) * cells // results)) for i in range(results)]
+
+
+def adaptive_pool(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The mean or the largest cell of each window, and where that is in the image laid flat."""
+    count, shape = attrs["count"], tuple(attrs["shape"])
+    spatial = x.shape[-count:]
+    y, at = np.zeros(shape, x.dtype), np.zeros(shape, np.int64)
+    places = np.arange(int(np.prod(spatial))).reshape(spatial)
+    axes = [windows_along(a, b) for a, b in zip(spatial, shape[-count:], strict=True)]
+    for index in np.ndindex(*shape[-count:]):
+        window = tuple(axis[i] for axis, i in zip(axes, index, strict=True))
+        flat = x[(..., *window)].reshape(*x.shape[:-count], -1)
+        if attrs["fn"] == "mean":
+            y[(..., *index)] = flat.mean(-1, dtype=np.result_type(x, np.float32))
+        else:
+            best = flat.argmax(-1)
+            y[(..., *index)] = np.take_along_axis(flat, best[..., None], -1)[..., 0]
+            at[(..., *index)] = places[window].reshape(-1)[best]
+    return (y,) if attrs["fn"] == "mean" else (y, at)
+
+
+def adaptive_pool_gradient(attrs: Mapping[str, Any], dy: Array) -> tuple[Array, ...]:
+    """Each mean's gradient, shared out evenly to the cells of its window."""
+    count, shape = attrs["count"], tuple(attrs["shape"])
+    dx = np.zeros(shape, np.result_type(dy, np.float32))
+    extents = zip(shape[-count:], dy.shape[-count:], strict=True)
+    axes = [windows_along(a, b) for a, b in extents]
+    for index in np.ndindex(*dy.shape[-count:]):
+        window = tuple(axis[i] for axis, i in zip(axes, index, strict=True))
+        cells = int(np.prod([w.stop - w.start for w in window]))
+        one = (slice(None),) * (dy.ndim - count)
+        share = dy[(*one, *index)] / cells
+        dx[(..., *window)] += share.reshape(*share.shape, *(1,) * count)
+    return (dx.astype(dy.dtype),)
+
+
+def search(attrs: Mapping[str, Any], line: Array, x: Array, *sorter: Array) -> tuple[Array, ...]:
+    """How many numbers of a sorted line (of each row's own) are below x, or up to it."""
+    if sorter:
+        line = np.take_along_axis(line, sorter[0], -1)
+    side = "right" if attrs["right"] else "left"
+    if line.ndim == 1:
+        return (np.searchsorted(line, x, side).astype(attrs["dtype"]),)
+    found = np.zeros(x.shape, attrs["dtype"])
+    for row in np.ndindex(*line.shape[:-1]):
+        found[row] = np.searchsorted(line[row], x[row], side)
+    return (found,)
+
+
+def mode(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The commonest number along an axis, the least of several, and its last place."""
+    rows = np.moveaxis(x, attrs["axis"], -1)
+    y, at = np.zeros(rows.shape[:-1], x.dtype), np.zeros(rows.shape[:-1], np.int64)
+    for i in np.ndindex(*y.shape):
+        values, counts = np.unique(rows[i], return_counts=True)
+        y[i] = values[counts.argmax()]
+        at[i] = np.flatnonzero(rows[i] == y[i])[-1]
+    return y, at
 
 
 def grid_sample(attrs: Mapping[str, Any], x: Array, grid: Array) -> tuple[Array, ...]:
@@ -599,6 +663,11 @@ def crop_and_resize(
 
 
 ROUTINES: dict[str, Routine] = {
+    **LINALG,
+    "adaptive_pool": adaptive_pool,
+    "adaptive_pool_gradient": adaptive_pool_gradient,
+    "search": search,
+    "mode": mode,
     "col2im": col2im,
     "crop_and_resize": crop_and_resize,
     "deform_conv": deform_conv,

@@ -263,7 +263,8 @@ def _cumulative(op: t.Cumulative, at: Operands) -> Array:
     x = wide(at(op.x))
     if op.reverse:
         x = np.flip(x, op.axis)
-    y = (np.cumsum if op.fn == "sum" else np.cumprod)(x, axis=op.axis, dtype=x.dtype)
+    fns = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+    y = fns[op.fn].accumulate(x, axis=op.axis, dtype=x.dtype)
     if op.exclusive and x.shape[op.axis]:
         one = [0] * x.ndim
         one[op.axis] = 1

@@ -445,10 +445,11 @@ class ArgReduce(Op):
 
 @dataclass(frozen=True)
 class Cumulative(Op):
-    """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself."""
+    """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself,
+    of a sum or product."""
 
     name: ClassVar[str] = "t.cumulative"
-    fn: Literal["sum", "prod"]
+    fn: Literal["sum", "prod", "max", "min"]
     x: Value
     axis: int
     exclusive: bool = False
@@ -456,6 +457,8 @@ class Cumulative(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.cumulative", self.axis, self.x.type)
+        neutral = self.fn in ("sum", "prod") or not self.exclusive
+        _check(neutral, "t.cumulative: no number before the first", "not exclusive")
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
 
     def flops(self) -> int:

@@ -194,6 +194,8 @@ def _cumulative(r: Reverse, op: t.Cumulative, results: Sequence[Value], dy: Valu
     if op.fn == "sum":
         r.give(op.x, r.b(t.Cumulative("sum", dy, op.axis, op.exclusive, not op.reverse)))
         return
+    if op.fn != "prod":
+        raise ModelError(f"t.cumulative {op.fn}: no gradient")
     through = r.map("mul", dy, results[0])
     total = r.b(t.Cumulative("sum", through, op.axis, op.exclusive, not op.reverse))
     r.give(op.x, r.map("div", total, op.x))

@@ -9,7 +9,6 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import bool_
 from gpuir.ops import tensor as t
@@ -157,21 +156,39 @@ def hanging(
 
 
 def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
-    """The mean over windows as wide as it takes to give so many: whole ones, if they divide."""
+    """The mean over windows as wide as it takes to give so many. Whole ones are a pool; others, of
+    unequal widths, a routine."""
     x, count = n["self"], len(n.args["output_size"])
     spatial, wanted = x.type.shape[-count:], n.type.shape[-count:]
+    if not n.type.size:
+        return e.fill(0, n.type)
     if any(a % b for a, b in zip(spatial, wanted, strict=True)):
-        raise ModelError(
-            f"{n.op}: the windows differ in width",
-            expected=f"extents that {list(wanted)} divides",
-            found=str(list(spatial)),
-        )
+        return uneven(n, e, "mean", count)[0]
     if all(size == 1 for size in wanted):
         return e(t.Reduce("mean", x, tuple(range(x.type.rank - count, x.type.rank)), True))
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
     image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
     none, one = (0,) * count, (1,) * count
     return reshaped(e, e(t.Pool("mean", image, window, window, none, none, one)), n.type.shape)
+
+
+def uneven(n: TorchNode, e: Emitter, fn: str, count: int) -> tuple[Value, ...]:
+    """Windows from floor(i a / b) to ceil((i + 1) a / b) along an axis of a cells and b results."""
+    x = n["self"]
+    rows = zip(x.type.shape[-count:], n.type.shape[-count:], strict=True)
+    work = n.type.size * math.prod(-(-a // b) for a, b in rows)
+    attrs = (("fn", fn), ("shape", n.type.shape), ("count", count))
+    gives = tuple(type for type in n.types if type is not None)
+    return e.add(t.Routine("adaptive_pool", (x,), gives, attrs, work=work))
+
+
+def adaptive_max(count: int) -> Converter:
+    """The largest of such windows, and where it is in the image laid flat."""
+
+    def convert(n: TorchNode, e: Emitter) -> Results:
+        return uneven(n, e, "max", count)
+
+    return convert
 
 
 # ---------------------------------------------------------------------------- attention
@@ -188,12 +205,25 @@ def attention(n: TorchNode, e: Emitter) -> Results:
     mask = n.get("attn_mask") or n.get("attn_bias")
     if mask is not None and mask.type.dtype != bool_:
         mask = cast(e, mask, q.type.dtype)
-    if q.type.rank == 3:
-        q, k, v = (reshaped(e, x, (x.type.shape[0], 1, *x.type.shape[1:])) for x in (q, k, v))
-        if mask is not None and mask.type.rank == 3:
-            mask = reshaped(e, mask, (mask.type.shape[0], 1, *mask.type.shape[1:]))
+    if not n.args.get("enable_gqa"):
+        lead = n.type.shape[:-2]
+        q, k, v = (widened(e, x, (*lead, *x.type.shape[-2:])) for x in (q, k, v))
+    if q.type.rank != 4:
+        if mask is not None and mask.type.rank > 2:
+            mask = widened(e, mask, (*q.type.shape[:-2], *mask.type.shape[-2:]))
+            mask = in_one_batch(e, mask)
+        q, k, v = (in_one_batch(e, x) for x in (q, k, v))
     y = e(t.Attention(q, k, v, mask, scale, causal=bool(n.args.get("is_causal"))))
     return reshaped(e, y, n.type.shape)
+
+
+def widened(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.type.shape == shape else e(t.Broadcast(x, shape))
+
+
+def in_one_batch(e: Emitter, x: Value) -> Value:
+    """[.., s, d]  →  [b, 1, s, d]"""
+    return reshaped(e, x, (math.prod(x.type.shape[:-2]), 1, *x.type.shape[-2:]))
 
 
 CONVERTERS: dict[str, Converter] = {
@@ -216,5 +246,6 @@ CONVERTERS: dict[str, Converter] = {
     **{f"max_pool{d}d_with_indices": pool("max", d) for d in (2, 3)},
     **{f"adaptive_avg_pool{d}d": adaptive_mean for d in (1, 2, 3)},
     **{f"_adaptive_avg_pool{d}d": adaptive_mean for d in (2, 3)},
+    **{f"adaptive_max_pool{d}d": adaptive_max(d) for d in (1, 2, 3)},
     "scaled_dot_product_attention": attention,
 }

@@ -10,7 +10,7 @@ from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.contraction import hanging, spread
 from gpuir.frontends.torch.layout import padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
-from gpuir.frontends.torch.pointwise import mapped
+from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.frontends.torch.reduction import per_channel
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -188,12 +188,14 @@ def pool_backward(fn: Any, count: int) -> Converter:
 
 
 def adaptive_mean_backward(n: TorchNode, e: Emitter) -> Value:
-    """Windows of one width alone, as in the forward pass."""
+    """Each window's share spread over its cells: windows of one width, or a routine."""
     x, dy = n["self"], n["grad_output"]
     count = 2 if "2d" in n.op else 3
     spatial, wanted = x.type.shape[-count:], dy.type.shape[-count:]
     if any(a % b for a, b in zip(spatial, wanted, strict=True)):
-        raise ModelError(f"{n.op}: the windows differ in width", found=f"{spatial}, {wanted}")
+        attrs = (("shape", n.type.shape), ("count", count))
+        work = dy.type.size * math.prod(-(-a // b) for a, b in zip(spatial, wanted, strict=True))
+        return e(t.Routine("adaptive_pool_gradient", (dy,), (n.type,), attrs, work=work))
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
     share = mapped(e, "mul", dy.type.dtype, dy, 1 / math.prod(window))
     lead = dy.type.shape[:-count]
@@ -240,8 +242,9 @@ def select_backward(n: TorchNode, e: Emitter) -> Value:
 
 def dropout_backward(n: TorchNode, e: Emitter) -> Value:
     dy, mask = n["grad_output"], n["mask"]
-    scaled = mapped(e, "mul", dy.type.dtype, dy, n.args["scale"])
-    return e(t.Map("where", (mask, scaled, e.constant(0, dy.type.dtype))))
+    dtype = n.type.dtype
+    scaled = mapped(e, "mul", dtype, dy, n.args["scale"])
+    return e(t.Map("where", (truth(e, mask), scaled, e.constant(0, dtype))))
 
 
 FUSED = (

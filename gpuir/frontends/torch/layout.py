@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
 from gpuir.frontends.torch.node import Converter, TorchNode
-from gpuir.frontends.torch.pointwise import of_dtype
+from gpuir.frontends.torch.pointwise import is_imaginary, of_dtype
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, i64
 from gpuir.ops import tensor as t
+
+Places = NDArray[np.int64]
 
 
 def reshape(n: TorchNode, e: Emitter) -> Value:
@@ -197,6 +201,8 @@ def pad_by(mode: Any) -> Converter:
     def convert(n: TorchNode, e: Emitter) -> Value:
         x = n["self"]
         low, high = padding(n.args["padding"], x.type.rank)
+        if not any((*low, *high)) or not n.type.size:
+            return reshaped(e, x, n.type.shape)
         return e(t.Pad(x, low, high, mode=mode))
 
     return convert
@@ -353,7 +359,8 @@ def scatter(n: TorchNode, e: Emitter) -> Value:
     x, at = n["self"], n["index"]
     source = n.args.get("src", n.args.get("value"))
     if not isinstance(source, Value):
-        source = e.fill(of_dtype(source, x.type.dtype), TensorType(at.type.shape, x.type.dtype))
+        number = source if is_imaginary(source) else of_dtype(source, x.type.dtype)
+        source = e.fill(number, TensorType(at.type.shape, x.type.dtype))
     if not x.type.rank:
         x, at, source = (reshaped(e, v, (1,)) for v in (x, at, source))
     for i, size in enumerate(at.type.shape):
@@ -404,9 +411,9 @@ def diagonal(n: TorchNode, e: Emitter) -> Value:
     *lead, rows, columns = x.type.shape
     offset, count = int(n.args["offset"]), n.type.shape[-1]
     start = offset if offset >= 0 else -offset * columns
-    flat = reshaped(e, x, (*lead, rows * columns))
     if not count:
         return e.fill(0, n.type)
+    flat = reshaped(e, x, (*lead, rows * columns))
     starts, steps = (0,) * len(lead), (1,) * len(lead)
     return e(t.Slice(flat, (*starts, start), n.type.shape, (*steps, columns + 1)))
 
@@ -424,6 +431,14 @@ def windows(n: TorchNode, e: Emitter) -> Value:
     return transposed(e, found, [*(i for i in range(rank) if i != axis + 1), axis + 1])
 
 
+def strided(shape: Sequence[int], strides: Sequence[int], start: int) -> Places:
+    """Where cells lie by strides in a tensor laid flat."""
+    at = np.full(shape, start)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        at += (np.arange(size) * stride).reshape([-1 if i == axis else 1 for i in range(at.ndim)])
+    return at
+
+
 def as_strided(n: TorchNode, e: Emitter) -> Value:
     """Cells of the tensor laid flat, by strides: a slice of it, or picked one by one."""
     x, strides, start = n["self"], n.args["stride"], n.args["storage_offset"] or 0
@@ -432,19 +447,66 @@ def as_strided(n: TorchNode, e: Emitter) -> Value:
     flat = reshaped(e, x, (x.type.size,))
     if all(a == b or size == 1 for a, b, size in zip(strides, packed, shape, strict=True)):
         return reshaped(e, part(e, flat, 0, start, n.type.size), shape)
-    at = np.full(shape, start)
-    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        at += (np.arange(size) * stride).reshape([-1 if i == axis else 1 for i in range(at.ndim)])
-    return e(t.Gather(flat, e.constant(at, i64)))
+    return e(t.Gather(flat, e.constant(strided(shape, strides, start), i64)))
+
+
+def put_at(e: Emitter, x: Value, at: Places, source: Value) -> Value:
+    """x with the source's cells at known places of it laid flat."""
+    cells = reshaped(e, cast(e, source, x.type.dtype), (source.type.size,))
+    flat = reshaped(e, x, (x.type.size,))
+    where = e.constant(at.reshape(-1, 1), i64)
+    return reshaped(e, e(t.ScatterND(flat, where, cells)), x.type.shape)
+
+
+def as_strided_scatter(n: TorchNode, e: Emitter) -> Value:
+    x, source = n["self"] if "self" in n.args else n["input"], n["src"]
+    at = strided(n.args["size"], n.args["stride"], n.args["storage_offset"] or 0)
+    return put_at(e, x, at, source)
+
+
+def diagonal_scatter(n: TorchNode, e: Emitter) -> Value:
+    """self with src written to its diagonal."""
+    x, rank = n["self"], n["self"].type.rank
+    cells = np.arange(x.type.size).reshape(x.type.shape)
+    axes = (n.axis(rank, "dim1"), n.axis(rank, "dim2"))
+    return put_at(e, x, np.diagonal(cells, int(n.args["offset"]), *axes), n["src"])
+
+
+def take(n: TorchNode, e: Emitter) -> Value:
+    """Cells of the tensor laid flat."""
+    x = n["self"]
+    return e(t.Gather(reshaped(e, x, (x.type.size,)), n["index"]))
+
+
+def put(n: TorchNode, e: Emitter) -> Value:
+    """self with cells of it laid flat written, or added to."""
+    x, at, source = n["self"], n["index"], n["source"]
+    where = reshaped(e, at, (at.type.size, 1))
+    cells = reshaped(e, source, (source.type.size,))
+    combine = "add" if n.args["accumulate"] else "none"
+    found = e(t.ScatterND(reshaped(e, x, (x.type.size,)), where, cells, combine))
+    return reshaped(e, found, x.type.shape)
+
+
+def resized(n: TorchNode, e: Emitter) -> Value:
+    """The first cells of the tensor laid flat; new memory behind them."""
+    x, size = n["self"], n.type.size
+    flat = reshaped(e, x, (x.type.size,))
+    if size > x.type.size:
+        flat = e(t.Pad(flat, (0,), (size - x.type.size,)))
+    return reshaped(e, part(e, flat, 0, 0, size), n.type.shape)
 
 
 def index_add(n: TorchNode, e: Emitter) -> Value:
     """self with alpha * source[i] added at, or copied to, self[index[i]] along `dim`."""
     x, at, source = n["self"], n["index"], n["source"]
+    at = at if at.type.rank else reshaped(e, at, (1,))
     alpha = n.args.get("alpha", 1)
     if not x.type.rank:
         x, at, source = (reshaped(e, v, (1,)) for v in (x, at, source))
     axis = n.axis(x.type.rank)
+    if source.type.rank == x.type.rank - 1 == 0:
+        source = reshaped(e, source, (1,))
     if alpha != 1:
         source = e(t.Map("mul", (source,), (of_dtype(alpha, source.type.dtype),)))
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
@@ -452,6 +514,15 @@ def index_add(n: TorchNode, e: Emitter) -> Value:
     combine: Any = "add" if n.op.startswith("index_add") else "none"
     found = e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis, combine))
     return reshaped(e, found, n.type.shape)
+
+
+def index_reduce(n: TorchNode, e: Emitter) -> Value:
+    """As `scatter_reduce`, the same index for all cells of a part of `source`."""
+    at, source = n["index"], n["source"]
+    axis = n.axis(source.type.rank)
+    shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
+    wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
+    return scatter(replace(n, args={**n.args, "index": wide, "src": source}), e)
 
 
 def slice_scatter(n: TorchNode, e: Emitter) -> Value:
@@ -500,7 +571,9 @@ def filled(argument: str, default: float = 0) -> Converter:
         number = n.args.get(argument, default)
         if isinstance(number, Value):
             return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
-        return e.fill(of_dtype(number, n.type.dtype), n.type)
+        if not is_imaginary(number):
+            number = of_dtype(number, n.type.dtype)
+        return e.fill(number, n.type)
 
     return convert
 
@@ -590,4 +663,11 @@ CONVERTERS: dict[str, Converter] = {
     "diagonal": diagonal,
     "unfold": windows,
     "as_strided": as_strided,
+    "as_strided_scatter": as_strided_scatter,
+    "diagonal_scatter": diagonal_scatter,
+    "take": take,
+    "put": put,
+    "resize": resized,
+    "_unsafe_resize": resized,
+    "index_reduce": index_reduce,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import log2, prod
 from typing import Any
 
+import torch
+
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped
-from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.frontends.idioms import cast, line, part, reshaped
+from gpuir.frontends.torch.node import Converter, Results, TorchNode, dtype_of
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
@@ -119,6 +121,125 @@ def sort(n: TorchNode, e: Emitter) -> Results:
         axis = n.axis(x.type.rank)
         found = e.add(t.TopK(x, x.type.shape[axis], axis, bool(n.args["descending"])))
     return found[1] if n.op.startswith("argsort") else found
+
+
+def running_extreme(fn: Any) -> Converter:
+    """cummax, cummin: along an axis so far, and the last place where it was reached."""
+
+    def convert(n: TorchNode, e: Emitter) -> Results:
+        x = n["self"]
+        if not x.type.rank:
+            return x, e.fill(0, TensorType((), i64))
+        axis = n.axis(x.type.rank)
+        y = e(t.Cumulative(fn, x, axis))
+        reached = e(t.Map("eq", (x, y)))
+        if x.type.dtype.is_float:  # once there is a NaN it stays
+            reached = e(t.Map("or", (reached, e(t.Map("isnan", (x,))))))
+        places = line(e, x.type.shape[axis], x.type.rank, axis, i64)
+        at = e(t.Map("where", (reached, places, e.constant(0, i64))))
+        return y, e(t.Cumulative("max", at, axis))
+
+    return convert
+
+
+def log_cumulative(n: TorchNode, e: Emitter) -> Value:
+    """log of the running sum of exponentials, less the largest and plus it again."""
+    x = n["self"]
+    if not x.type.rank:
+        return x
+    axis = n.axis(x.type.rank)
+    most = over(e, "max", x, (axis,), True)
+    most = e(t.Map("max", (most,), (-1e30 if x.type.dtype.bits >= 32 else -6e4,)))
+    total = e(t.Cumulative("sum", e(t.Map("exp", (e(t.Map("sub", (x, most))),))), axis))
+    return e(t.Map("add", (e(t.Map("log", (total,))), most)))
+
+
+def kth_value(n: TorchNode, e: Emitter) -> Results:
+    """The k-th smallest along an axis, and its place."""
+    return smallest(e, n["self"], int(n.args["k"]), n.args["dim"], bool(n.args["keepdim"]))
+
+
+def smallest(e: Emitter, x: Value, k: int, dim: int, keep: bool) -> tuple[Value, Value]:
+    if not x.type.rank:
+        return x, e.fill(0, TensorType((), i64))
+    axis = dim % x.type.rank
+    found = e.add(t.TopK(x, k, axis, False))
+    last = (part(e, v, axis, k - 1, 1) for v in found)
+    shape = tuple(1 if i == axis else size for i, size in enumerate(x.type.shape))
+    shape = shape if keep else (*shape[:axis], *shape[axis + 1 :])
+    value, place = (reshaped(e, v, shape) for v in last)
+    return value, place
+
+
+def median(n: TorchNode, e: Emitter) -> Results:
+    """The lower one of the two in the middle; NaN where there is one."""
+    x = n["self"]
+    whole = "dim" not in n.args
+    flat = reshaped(e, x, (x.type.size,)) if whole else x
+    dim = 0 if whole else n.args["dim"]
+    count = flat.type.shape[dim] if flat.type.rank else 1
+    if not flat.type.size:
+        return e.fill(float("nan") if x.type.dtype.is_float else 0, n.type)
+    value, place = smallest(e, flat, (count + 1) // 2, dim, bool(n.args.get("keepdim")))
+    if x.type.dtype.is_float and flat.type.rank:
+        keep = bool(n.args.get("keepdim"))
+        none = cast(e, e(t.Map("isnan", (flat,))), i64)
+        spoiled = over(e, "max", none, (dim % flat.type.rank,), keep)
+        spoiled = e(t.Map("ne", (spoiled,), (0,)))
+        value = e(t.Map("where", (spoiled, e.constant(float("nan"), x.type.dtype), value)))
+    return value if whole else (value, place)
+
+
+def number_median(n: TorchNode, e: Emitter) -> Results:
+    """nanmedian: of the numbers alone, which sorting puts before NaN."""
+    x = n["self"]
+    if not x.type.dtype.is_float or not x.type.rank:
+        return median(n, e)
+    whole = "dim" not in n.args
+    x = reshaped(e, x, (x.type.size,)) if whole else x
+    if not x.type.size:
+        return e.fill(float("nan"), n.type)
+    axis = 0 if whole else n.axis(x.type.rank)
+    ordered, places = e.add(t.TopK(x, x.type.shape[axis], axis, False))
+    good = cast(e, e(t.Map("not", (e(t.Map("isnan", (x,))),))), i64)
+    last = e(t.Map("sub", (over(e, "sum", good, (axis,), True),), (1,)))
+    middle = e(t.Map("div", (e(t.Map("max", (last,), (0,))),), (2,)))
+    value, place = (
+        reshaped(e, e(t.GatherElements(v, middle, axis)), n.type.shape) for v in (ordered, places)
+    )
+    return value if whole else (value, place)
+
+
+def commonest(n: TorchNode, e: Emitter) -> Results:
+    """mode: work as of sorting."""
+    x = n["self"]
+    if not x.type.rank:
+        return x, e.fill(0, TensorType((), i64))
+    axis = n.axis(x.type.rank)
+    shape = tuple(size for i, size in enumerate(x.type.shape) if i != axis)
+    gives = (TensorType(shape, x.type.dtype), TensorType(shape, i64))
+    work = round(x.type.size * log2(max(x.type.shape[axis], 2)))
+    found = e.add(t.Routine("mode", (x,), gives, (("axis", axis),), work=work))
+    return tuple(reshaped(e, v, n.type.shape) for v in found)
+
+
+def searched(n: TorchNode, e: Emitter) -> Value:
+    """searchsorted, bucketize: by bisection, a comparison a step."""
+    buckets = n.op.startswith("bucketize")
+    seen: Any = n.args["boundaries" if buckets else "sorted_sequence"]
+    x: Any = n.args["self"]
+    x = x if isinstance(x, Value) else e.constant(x, f32 if isinstance(x, float) else i64)
+    dtype = dtype_of(
+        torch.result_type(
+            *(n.fakes[a] for a in ("self", "boundaries" if buckets else "sorted_sequence"))
+        )
+    )
+    right = bool(n.args["right"]) or n.args.get("side") == "right"
+    sorter = n.get("sorter")
+    work = round(n.type.size * log2(max(seen.type.shape[-1], 2)))
+    attrs = (("right", right), ("dtype", "int32" if n.args["out_int32"] else "int64"))
+    args = (cast(e, seen, dtype), cast(e, x, dtype), *((sorter,) if sorter else ()))
+    return e(t.Routine("search", args, (n.type,), attrs, work=work))
 
 
 def softmax(log: bool) -> Converter:
@@ -338,6 +459,15 @@ CONVERTERS: dict[str, Converter] = {
     "std_mean": variance(root=True, mean=True),
     "cumsum": cumulative("sum"),
     "cumprod": cumulative("prod"),
+    "cummax": running_extreme("max"),
+    "cummin": running_extreme("min"),
+    "logcumsumexp": log_cumulative,
+    "kthvalue": kth_value,
+    "median": median,
+    "nanmedian": number_median,
+    "mode": commonest,
+    "searchsorted": searched,
+    "bucketize": searched,
     "topk": top_k,
     "sort": sort,
     "argsort": sort,

@@ -21,7 +21,8 @@ from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
 DYNAMO = re.compile(r"^L\['\w+'\]\.?")  # what torch.compile calls the module it is given
-SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size")  # checks; nothing runs
+# checks; nothing runs
+SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size", "_linalg_check_errors")
 DEEPEST = 8  # decompositions within decompositions
 
 
@@ -243,7 +244,7 @@ def numbers(tensor: torch.Tensor) -> Any:
 
     if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
         raise NumbersMissing("the tensor has no numbers", found=f"on device {tensor.device.type}")
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dtype = to_numpy_dtype(dtype_of(tensor.dtype))
     if tensor.dtype in NATIVE:
         return tensor.numpy()
