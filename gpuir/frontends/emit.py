@@ -340,6 +340,8 @@ class Emitter:
             self.captures.append(outside)
             return self.builder.capture(outside)
         here = self.builder.param(const.name, value.type)
+        if const.uniform:  # a first state of zeros is nothing to train
+            self.builder.roles[here.name] = "buffer"
         self.scope.weights[here.name] = const.array
         return here
 
