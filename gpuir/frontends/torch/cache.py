@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,9 +23,16 @@ class PastLayer(CacheLayerMixin):
 
     is_compileable = False
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, past: int, window: int | None):
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        past: int,
+        window: int | None,
+        places: torch.Tensor,
+    ):
         super().__init__()
-        self.keys, self.values = keys, values
+        self.keys, self.values, self.places = keys, values, places
         self.past, self.window, self.seen = past, window, past
         self.is_sliding = window is not None
         self.is_initialized = True
@@ -48,8 +56,7 @@ class PastLayer(CacheLayerMixin):
         room, n = memory.shape[-2], new.shape[-2]
         if n >= room:  # nothing of what was there is left
             return new[..., n - room :, :].contiguous()
-        at = torch.arange(n, device=new.device) + self.past % room
-        return memory.index_copy(-2, at, new)
+        return memory.index_copy(-2, self.places, new)
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -119,7 +126,20 @@ def past(
     values: Sequence[torch.Tensor],
     windows: Sequence[int | None],
     length: int,
+    new: int,
 ) -> Cache:
-    """A cache that holds `length` tokens."""
-    triples = zip(keys, values, windows, strict=True)
-    return Cache(layers=[PastLayer(k, v, length, window) for k, v, window in triples])
+    """A cache that holds `length` tokens, about to take `new` ones. Where those go is counted once
+    for all layers, and one place is a number that kernels are given."""
+
+    @cache
+    def places(room: int) -> torch.Tensor:
+        at = length % room
+        if new == 1:
+            return torch.full((1,), at, device=keys[0].device)
+        return torch.arange(at, at + new, device=keys[0].device)
+
+    layers: list[Any] = [
+        PastLayer(k, v, length, window, places(k.shape[-2]))
+        for k, v, window in zip(keys, values, windows, strict=True)
+    ]
+    return Cache(layers=layers)

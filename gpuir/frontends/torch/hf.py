@@ -404,7 +404,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
     fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
 
     def forward(input_ids: torch.Tensor, keys: Any, values: Any) -> tuple[torch.Tensor, ...]:
-        kept: Any = cache.past(keys, values, windows, past)
+        kept: Any = cache.past(keys, values, windows, past, new)
         out = run(input_ids=input_ids, past_key_values=kept, use_cache=True, **fixed)
         return out.logits, *(x.keys for x in kept.layers), *(x.values for x in kept.layers)
 
@@ -431,27 +431,29 @@ def as_run(forward: Callable[..., Any], inputs: Iterable[str]) -> Callable[..., 
 
     While exporting, transformers writes out every attention mask, because shapes might change and
     several sequences might be packed into one. Here they do not: a causal mask is a flag of the
-    attention kernel, and grouped heads stay grouped.
+    attention kernel. Grouped heads stay grouped also behind a mask, where transformers repeats
+    keys and values for the kernels that torch would choose.
     """
     from transformers import masking_utils
+    from transformers.integrations import sdpa_attention
 
-    plain = {"is_torchdynamo_exporting": lambda: False, "find_packed_sequence_indices": _unpacked}
+    changes = (
+        (masking_utils, "is_torchdynamo_exporting", lambda: False),
+        (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+        (sdpa_attention, "use_gqa_in_sdpa", lambda mask, key, value: True),
+    )
 
     def run(**given: Any) -> Any:
-        before = {name: getattr(masking_utils, name) for name in plain}
+        before = [(place, name, getattr(place, name)) for place, name, _ in changes]
         try:
-            for name, function in plain.items():
-                setattr(masking_utils, name, function)
+            for place, name, function in changes:
+                setattr(place, name, function)
             with quiet():
                 return forward(**given)
         finally:
-            for name, function in before.items():
-                setattr(masking_utils, name, function)
+            for place, name, function in before:
+                setattr(place, name, function)
 
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in inputs]
     run.__signature__ = Signature(parameters)
     return run
-
-
-def _unpacked(position_ids: torch.Tensor) -> None:
-    """One sequence in each row."""
