@@ -14,6 +14,11 @@ from gpuir.ops import tensor as t
 
 Strided = NDArray[Any]  # of one byte each: its strides count elements
 
+# In `Graph.assumed` of a program of PyTorch, whose slices, transposes and reshapes move nothing
+# where strides can say them (PyTorch, Tensor Views), and whose elementwise, reducing, joining and
+# scattering kernels take any strides (aten/src/ATen/TensorIterator.h).
+VIEWED = "slices and transposes are views, as in PyTorch, where the next kernel takes strides"
+
 
 @lru_cache(4096)
 def packed(type: TensorType) -> Strided:

@@ -9,19 +9,43 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
+from gpuir.ops.strides import VIEWED
 from gpuir.passes.manager import Pass
 
 
 @dataclass(frozen=True)
 class Canonicalize(Pass):
     """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
-    of transposes and of slices. Later passes see better after it; none relies on it."""
+    of transposes and of slices. In a program of PyTorch (`VIEWED`) a pointwise op reads what is
+    broadcast for it where it lies. Later passes see better after it; none relies on it."""
 
     name = "canonicalize"
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        return prune(merge_equal(rewrite(g, simplify)))
+        simpler = rewrite(g, simplify)
+        if VIEWED in g.assumed:
+            simpler = rewrite(simpler, read_unexpanded)
+        return prune(merge_equal(simpler))
+
+
+def read_unexpanded(n: Node, b: Builder) -> tuple[Value, ...] | None:
+    """t.map(fn, [broadcast(x), y])  →  t.map(fn, [x, y])  where y has the result's shape"""
+    match n.op:
+        case t.Map(fn, operands, imm):
+            pass
+        case _:
+            return None
+    bare = tuple(_unexpanded(v, b) for v in operands)
+    shape = t.broadcast(*(v.type.shape for v in bare))
+    if bare == operands or shape != n.results[0].type.shape:
+        return None
+    return b.add(t.Map(fn, bare, imm))
+
+
+def _unexpanded(v: Value, b: Builder) -> Value:
+    inner = b.producer(v)
+    return inner.x if isinstance(inner, t.Broadcast) else v
 
 
 def simplify(n: Node, b: Builder) -> tuple[Value, ...] | None:

@@ -11,7 +11,7 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.ops.strides import VIEWED, Strided, packed, viewed
 from gpuir.passes.manager import Pass
 
 
@@ -21,8 +21,9 @@ class Legalize(Pass):
     where every byte can stay in its place, else into copies.
 
     A view is free when the strides allow it and all its readers take strides: only the operands of
-    matrix products and attention do. A transpose that alone reads such a kernel's result is
-    written by that kernel in its own order.
+    matrix products and attention do, and in a program of PyTorch (`VIEWED`) those of pointwise,
+    reducing and joining kernels. A transpose that alone reads a product's result is written by that
+    kernel in its own order.
     """
 
     name = "legalize"
@@ -30,16 +31,17 @@ class Legalize(Pass):
     gives = Level.kernel
 
     def run(self, g: Graph) -> Graph:
-        return _Legalizer(g).run()
+        return _Legalizer(g, VIEWED in g.assumed).run()
 
 
 class _Legalizer:
-    def __init__(self, g: Graph, trip: Value | None = None):
-        self.g, self.trip = g, trip
+    def __init__(self, g: Graph, viewed: bool, trip: Value | None = None):
+        self.g, self.viewed, self.trip = g, viewed, trip
         self.uses = g.uses()
         self.outputs = set(g.outputs)
         self.producers = g.producers()
         self.new: dict[Value, Value] = {}
+        self.strided: dict[str, Strided] = {}  # views that have gaps, or another order
 
     def run(self) -> Graph:
         g = self.g
@@ -57,10 +59,11 @@ class _Legalizer:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = repeated(_Legalizer(op.body, op.body.inputs[0]).run(), 1 + len(op.init))
+                body = _Legalizer(op.body, self.viewed, op.body.inputs[0]).run()
+                body = repeated(body, 1 + len(op.init))
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
-                then, orelse = _Legalizer(op.then).run(), _Legalizer(op.orelse).run()
+                then, orelse = (_Legalizer(r, self.viewed).run() for r in (op.then, op.orelse))
                 return k.Cond(op.pred, then, orelse, op.captures)
             case t.Fused():
                 return self.fused(node, op)
@@ -98,18 +101,24 @@ class _Legalizer:
     # -- layout
 
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
-        strides = view_strides(op.body, op.args[0].type)
-        if strides is None:
+        (x,) = op.args
+        view = view_of(op.body, self.strided.get(x.name, packed(x.type)))
+        if view is None:
             return k.Copy(op.args, op.body)
         type = op.body.outputs[0].type
-        order = memory_order(type.shape, strides)
-        if not order and is_packed(type, strides):
+        order = memory_order(type.shape, view.strides)
+        if not order and is_packed(type, view.strides):
             return k.View(op.args, op.body)
         result = node.results[0]
         readers = self.uses.get(result, [])
-        strided = all(takes_strides(r.op, result, order) for r in readers)
-        if result in self.outputs or not readers or not strided or 0 in strides:
+        strided = all(
+            takes_strides(r.op, result, order) or (self.viewed and is_iterated(r.op, result, order))
+            for r in readers
+        )
+        if result in self.outputs or not readers or not strided or 0 in view.strides:
             return k.Copy(op.args, op.body)
+        if self.viewed:
+            self.strided[result.name] = view
         return k.View(op.args, op.body, order)
 
     def of_this_trip(self, op: t.Fused) -> k.View | None:
@@ -315,17 +324,16 @@ def is_view(node: Node) -> bool:
 # ---------------------------------------------------------------------------- views
 
 
-def view_strides(body: Graph, type: TensorType) -> tuple[int, ...] | None:
-    """Element strides of the body's result as a view of its one operand, or None where cells
-    would have to move."""
-    if type.size == 0:
+def view_of(body: Graph, x: Strided) -> Strided | None:
+    """The body's result as a view of its one operand, or None where cells would have to move."""
+    if x.size == 0:
         return None
-    view: Strided | None = packed(type)
     for node in body.nodes:
-        view = viewed(view, node.op)
+        view = viewed(x, node.op)
         if view is None:
             return None
-    return view.strides
+        x = view
+    return x
 
 
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -376,4 +384,28 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
                     return False
             case _:
                 return False
+    return True
+
+
+def is_iterated(op: Op, value: Value, order: tuple[int, ...]) -> bool:
+    """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, and still
+    along its innermost axis; another layout group always may."""
+    if not isinstance(op, t.Fused):
+        return False
+    if all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes):
+        return True
+    wide = [i for i, n in enumerate(value.type.shape) if n != 1]
+    if order and order[-1] != wide[-1]:
+        return False
+    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
+    for node in op.body.nodes:
+        if not inner & set(node.op.operands):
+            continue
+        match node.op:
+            case t.Map() | t.Cast() | t.Slice() | t.Concat() | t.Pad() | t.Reduce() | t.ArgReduce():
+                pass
+            case t.ScatterElements(x) | t.ScatterND(x) if x not in inner:
+                pass
+            case _:
+                return takes_strides(op, value, order)
     return True

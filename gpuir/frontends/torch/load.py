@@ -21,6 +21,7 @@ from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
+from gpuir.ops.strides import VIEWED
 
 HARMLESS = ("aten::detach_", "aten::lift_fresh_copy")  # in-place by name, not in what they do
 
@@ -51,6 +52,7 @@ def load(
     """
     name = source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
+    emit.builder.assumed.append(VIEWED)
     walk = Walk(name, emit, Dims(dict(dims)), strict)
     try:
         made = _program(source, args, kwargs)
