@@ -101,7 +101,13 @@ def estimate(
         time_s=s.put("time", busy * share + launch, "s"),
     )
     times = dict(work.traits).get("times")
-    return once if times is None else Estimate(*(n * times for n in vars(once).values()))
+    if times is None:
+        return once
+    count = s.put("times", times)
+    parts = vars(once).items()
+    return Estimate(
+        *(s.put(f"{name.removesuffix('_s')} in all", n * count, "s") for name, n in parts)
+    )
 
 
 # ---------------------------------------------------------------------------- which tile

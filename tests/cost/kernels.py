@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuir.ir.build import Builder
-from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, TensorType, f16, f32, i64
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -84,6 +84,18 @@ def attention(
         value("v", dtype, batch, groups, d, e),
         **fields,  # type: ignore[arg-type]
     )
+
+
+def attention_gradient(batch: int, heads: int, s: int, d: int, e: int) -> k.AttentionGradient:
+    forward = attention(batch, heads, s, d, e, stats=True)
+    y, stats = (Value(n, x) for n, x in zip(("y", "stats"), forward.result_types, strict=True))
+    dy = Value("dy", y.type)
+    args = (forward.q, forward.k, forward.v, y, stats, dy)
+    op = t.AttentionGradient(*args)
+    names = ("dq", "dk", "dv")
+    made = tuple(Value(n, x) for n, x in zip(names, op.result_types, strict=True))
+    body = Graph(Level.graph, "", args, (), (Node(op, made, ("m:attention/backward",)),), made)
+    return k.AttentionGradient(args, body)
 
 
 def gather(rows: int, width: int, count: int) -> k.Gather:

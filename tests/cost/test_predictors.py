@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from cost.kernels import attention, conv, gather, gemm, mapped, softmax
+from cost.kernels import attention, attention_gradient, conv, gather, gemm, mapped, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,7 +128,8 @@ EXTENT = st.one_of(st.integers(1, 40), st.sampled_from([64, 100, 512, 777, 4096]
 @st.composite
 def kernels(draw):
     n = EXTENT
-    kind = draw(st.sampled_from(["gemm", "conv", "attention", "map", "softmax", "gather"]))
+    kinds = ["gemm", "conv", "attention", "gradient", "map", "softmax", "gather"]
+    kind = draw(st.sampled_from(kinds))
     if kind == "gemm":
         dtype = draw(st.sampled_from([f16, f32]))
         return gemm(draw(n), draw(n), draw(n), dtype, draw(st.integers(1, 9)))
@@ -141,6 +142,9 @@ def kernels(draw):
             draw(st.integers(1, 4)), draw(st.integers(1, 16)), draw(n), draw(n),
             draw(st.sampled_from([16, 64, 128])), causal=draw(st.booleans()),
         )  # fmt: skip
+    if kind == "gradient":
+        heads = draw(st.integers(1, 16))
+        return attention_gradient(draw(st.integers(1, 4)), heads, draw(n), draw(n), 64)
     if kind == "map":
         fn = draw(st.sampled_from(["add", "pow"]))
         return mapped(fn, draw(st.sampled_from([f16, f32])), (draw(n), draw(n)), (1,))
