@@ -79,7 +79,7 @@ class _Autocast:
         if op.control:
             return within(self.cast_back(op, was), self.region, self.b.folded)
         match op:
-            case t.Routine() | t.Opaque():
+            case t.Routine() | t.Opaque() | t.Bitcast() | t.Parts():
                 return self.cast_back(op, was)
             case t.Experts():
                 return self.cast_all(op, (op.x, *op.weights), self.dtype)

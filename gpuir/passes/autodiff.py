@@ -111,7 +111,7 @@ class Autodiff(Pass):
         """The checkpointed segment that each node belongs to, if any."""
         if not self.checkpoint and not self.every:
             return [None] * len(g.nodes)
-        pattern = re.compile(module_pattern(self.checkpoint))
+        pattern = re.compile(module_pattern(self.checkpoint), re.DOTALL)
         found = [pattern.match(node.locs[0].partition(":")[2]) for node in g.nodes]
         modules = list(dict.fromkeys(m[1] for m in found if m))
         if not modules:

@@ -13,7 +13,7 @@ from gpuir import interp
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Op
-from gpuir.ir.types import DType, TensorType, bf16, f16, f32, f64
+from gpuir.ir.types import DType, TensorType, bf16, f16, f32, f64, i32
 from gpuir.ops import tensor as t
 from gpuir.passes.table import pipeline
 
@@ -114,6 +114,15 @@ def test_numbers_stay_near(g):
             x, y = expected[a.name].astype(float), found[b.name].astype(float)
             near = np.isclose(x, y, rtol=0.05, atol=0.05 * max(1, np.abs(x).max(initial=0)))
             assert near.mean(where=np.abs(x) < 1e4) > 0.9 if near.size else True
+
+
+def test_bits_and_complex_numbers_keep_their_width():
+    b = Builder(Level.graph, "g")
+    b.locs = ("m:op",)
+    x = b.input("x", TensorType((4, 2), f32))
+    y = b(t.Matmul(x, b.input("w", TensorType((2, 2), f32))))
+    g = b.finish([b(t.Parts(y)), b(t.Bitcast(y, i32))])
+    assert [v.type for v in pipeline("autocast").run(g).outputs] == [v.type for v in g.outputs]
 
 
 def test_gradients_come_after():
