@@ -246,7 +246,7 @@ def _load_torch(
     if model.endswith(".pt2"):
         given = _checked(options, "a saved torch program", model)
         return load_torch(model, **given, **training)
-    if program.is_built(model):
+    if program.is_built(model) and not model.startswith("hf:"):
         given = _checked(options, "a function", model)
         made = program.built(model, given.pop("dims", {}))
     else:

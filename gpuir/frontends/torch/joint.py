@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map
 
 from gpuir.frontends.model import Model, Weights
-from gpuir.frontends.torch.program import Program, reason
+from gpuir.frontends.torch.program import Program, reason, unheard
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -33,7 +32,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
     from torch._subclasses import FakeTensorMode
 
     fakes = Fakes()
-    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack, silence():
+    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack, unheard():
         if isinstance(source, Program):
             held = tensors_of(source.module)
             given = {"args": fakes(source.args), "kwargs": fakes(dict(source.kwargs))}
@@ -56,13 +55,6 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
             ) from error
     walk.emit.scope.assumed += assumed
     return _graph(traced.graph_module, exported.graph_signature.user_inputs, held, walk)
-
-
-@contextmanager
-def silence() -> Generator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module, util
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,8 +42,7 @@ class Program:
         """The program as torch.export writes it down; ModelError with torch's reason when it
         cannot."""
         try:
-            with torch.set_grad_enabled(self.module.training), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.set_grad_enabled(self.module.training), unheard():
                 return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
         except GpuirError:
             raise
@@ -49,11 +51,55 @@ class Program:
                 "torch.export cannot trace the model",
                 where=self.name,
                 found=reason(error),
-                fix="a branch or a shape that depends on data has to be taken out, or fixed",
+                fix=remedy(error),
             ) from error
 
 
-def reason(error: Exception) -> str:
+@contextmanager
+def unheard() -> Generator[None]:
+    """torch says nothing of its own, and what the model prints is no part of our results: a failed
+    export logs a traceback and prints the program so far, ahead of the error that says it all."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def remedy(error: Exception) -> str:
+    """What to do about an export that failed, by the kind of failure."""
+    text = f"{type(error).__name__}: {error}"
+    for words, fix in REMEDIES:
+        if any(word in text for word in words):
+            return fix
+    return "run the module on these arguments in PyTorch first: torch.export runs its code as it is"
+
+
+REMEDIES = (
+    (
+        ("ata-dependent", "DataDependent"),
+        "a branch or a shape that depends on data has to be taken out, or fixed",
+    ),
+    (("fake impl",), "give the operator a fake implementation: torch.library.register_fake"),
+    (
+        ("CUDA", "cuda", "NVIDIA"),
+        'the model need not be on a GPU: build it under torch.device("meta")',
+    ),
+    (
+        ("DeviceMismatch", "same device", "on device meta"),
+        'give module and arguments one device: build both under torch.device("meta")',
+    ),
+    (
+        ("dtype", "scalar type"),
+        "the model mixes dtypes: use the one it was written for (--dtype f32)",
+    ),
+)
+
+
+def reason(error: BaseException) -> str:
     """The first lines of what another library says, and its kind."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
@@ -80,8 +126,9 @@ def built(path: str, dims: Mapping[str, int] | None = None) -> Program:
         raise UsageError(f"no function {name!r} in it", where=path, fix=nearest(name, functions))
     _check_dims(build, dims or {}, path)
     try:
-        made = build(**(dims or {}))
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            made = build(**(dims or {}))
+    except (Exception, SystemExit) as error:
         raise ModelError("the function failed", where=path, found=reason(error)) from error
     return _program(made, path)
 
@@ -143,7 +190,7 @@ def _imported(place: str, path: str) -> ModuleType:
             "the module cannot be imported",
             where=path,
             expected="a module that Python finds from here, or the path of a .py file",
-            found=reason(error) if isinstance(error, Exception) else repr(error),
+            found=reason(error),
         ) from error
 
 
