@@ -23,6 +23,7 @@ from gpuir.ops import tensor as t
 DYNAMO = re.compile(r"^L\['\w+'\]\.?")  # what torch.compile calls the module it is given
 # checks; nothing runs
 SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size", "_linalg_check_errors")
+NUMBERS = ("item", "_local_scalar_dense")
 DEEPEST = 8  # decompositions within decompositions
 
 
@@ -166,6 +167,8 @@ class Walk:
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | torch.SymInt):
             return self.dims(value) if isinstance(value, torch.SymInt) else value
+        if packet in NUMBERS and isinstance(value, torch.SymFloat):
+            return args[0]  # which no shape can depend on: the tensor does as well
         name = f"{packet}.{overload or 'default'}"
         call = TorchNode(
             op=name,
