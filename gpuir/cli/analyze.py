@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +50,13 @@ PIPED_WIDTH = 120
 def command(**given: Any) -> None:
     """How long MODEL takes on a GPU, and why: a report of its kernels.
 
-    MODEL is an ONNX file, or IR text (.gir) of any level. Weights are not read.
+    MODEL is an ONNX file, a PyTorch program (.pt2, or my.module:build), a Hugging Face config
+    (hf:config.json), or IR text (.gir) of any level. Weights are not read.
 
     \b
     gpuir analyze model.onnx --target a100 --dims batch=8
     gpuir analyze model.onnx --target a100,h100-sxm,l4
+    gpuir analyze hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
     gpuir analyze model.onnx --target a100 --format schedule -o model.sched
     gpuir analyze model.onnx --target a100 --schedule model.sched
     """
@@ -67,9 +70,15 @@ def command(**given: Any) -> None:
     warnings: list[str] = []
     graphs = analyze(given, loaded, warnings)
     size = batch(given["dims"])
+    shape = replace(
+        layout(given["width"], given["output"]),
+        top=given["top"],
+        memory=given["memory"],
+        group=given["group_by"],
+    )
     summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
     with blamed(backend, f"the format {given['format']!r}"):
-        text = backend(summaries, layout(given))
+        text = backend(summaries, shape)
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(f"the format {given['format']!r} gives no text", found=repr(text))
     if given["format"] != "table" or given["output"]:
@@ -150,19 +159,16 @@ def refuse_opaque(g: Graph) -> None:
                 )
 
 
-def layout(given: dict[str, Any]) -> Layout:
+def layout(width: int | None, output: str | None = None) -> Layout:
     """The terminal's width and colour; in a pipe or a file, a fixed width and none."""
     from gpuir.backends.terminal import Layout
 
-    terminal = sys.stdout.isatty() and not given["output"]
-    width = given["width"]
+    terminal = sys.stdout.isatty() and not output
     if width is None:
         width = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns
         width = max(width, 40) if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Layout(
-        width, color, given["top"], given.get("memory", False), given.get("group_by", "kernel")
-    )
+    return Layout(width, color)
 
 
 class Progress:

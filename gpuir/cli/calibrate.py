@@ -89,7 +89,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     sources = {", ".join(numbers): how} if numbers else {}
     sources["factors, near"] = f"calibrated on {rows} kernels, {how}; {_errors(found)}"
     emit(dump_difference(head, {**numbers, **fitted}, sources), out)
-    shape = layout({"width": given["width"], "output": None, "top": 0})
+    shape = layout(given["width"])
     page = Page(shape.width, shape.color)
     show(found, page)
     if out and out != "-":

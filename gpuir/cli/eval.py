@@ -65,7 +65,7 @@ def command(kind: str, files: tuple[str, ...], **given: Any) -> None:
         head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
         emit(scores.json_text(tables, found, head), given["json_path"])
     if given["json_path"] != "-":
-        shape = layout({**given, "top": 0})
+        shape = layout(given["width"], given["output"])
         emit(scores.report(tables, found, shape), given["output"])
 
 

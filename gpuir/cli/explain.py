@@ -44,5 +44,5 @@ def command(node: str, **given: Any) -> None:
         warn(text)
     g = graphs[0]
     lines = gpuir.explain(g, node)
-    shape = layout({**given, "top": 0})
+    shape = layout(given["width"], given["output"])
     emit(explanation(gpuir.summary(g), find_kernel(g, node), lines, shape), given["output"])

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 @options.model
 @click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
 @click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
-@click.option("--min", "least", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--max", "most", type=click.IntRange(1), default=65536, show_default=True)
+@click.option(
+    "--min", "least", type=click.IntRange(1), default=1, show_default=True, help="Least to try."
+)
+@click.option(
+    "--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="Most to try."
+)
 @click.option("--eager", is_flag=True, help="Op by op, as PyTorch runs it; not fused.")
 @options.loading
 @options.pipeline
 @options.settings
-@click.option("--format", type=click.Choice(["table", "json"]), default="table")
+@click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
 @options.output
 @options.load_modules
@@ -44,7 +48,7 @@ def command(**given: Any) -> None:
     from gpuir.backends.fitting import fitting_json, fitting_text
 
     found = search(given, load_modules(given["modules"]))
-    shape = layout({**given, "top": 0})
+    shape = layout(given["width"], given["output"])
     text = fitting_json(found) if given["format"] == "json" else fitting_text(found, shape)
     emit(text, given["output"])
     if any(f.found.value is None for f in found):
@@ -74,7 +78,10 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
             f"--dims gives {dim} a value, and --dim searches it", fix="leave one of them out"
         )
 
-    refused: list[str] = []
+    passes = None
+    if given["pipeline"]:
+        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
+    refused: dict[int, str] = {}
 
     @cache
     def graph(value: int) -> Graph | None:
@@ -85,12 +92,11 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
         except ModelError as error:
             if value == least:
                 raise
-            refused.append(error.what)
+            refused[value] = error.what
             return None
         for text in said if value == least else ():
             warn(text)
-        if given["pipeline"]:
-            passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors)
+        if passes is not None:
             g = passes.run(g)
         return g if given["eager"] else gpuir.lower(g)
 
@@ -100,6 +106,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
 
     first = graph(least)
     name = first.name if first else ""
+    each = [(target, largest(partial(memory, target=target), least, most)) for target in targets]
     return [
         Fitting(
             model=name,
@@ -107,8 +114,8 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
             dim=dim,
             least=least,
             most=most,
-            found=largest(partial(memory, target=target), least, most),
-            refusal=refused[-1] if refused else "",
+            found=found,
+            refusal=refused.get(found.impossible or 0, ""),
         )
-        for target in targets
+        for target, found in each
     ]

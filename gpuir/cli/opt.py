@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given: Any) -> None:
     """Run passes on MODEL and print the graph they make.
 
-    MODEL is an ONNX file, IR text (.gir) of any level, or - for IR text on stdin. Without a
-    pipeline the graph comes out as it was read, checked.
+    MODEL is whatever `gpuir analyze` takes, or - for IR text on stdin. Without a pipeline the graph
+    comes out as it was read, checked.
 
     \b
     gpuir opt model.onnx --pipeline canonicalize,fuse,legalize

@@ -42,7 +42,7 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     if given["settings"] and not name:
         raise UsageError("--set changes a target, and none is given", fix="gpuir targets NAME ...")
     path = given["output"]
-    shape = layout({"width": width, "output": path, "top": 0})
+    shape = layout(width, path)
     page = Page(shape.width, shape.color)
     targets = (
         [gpuir.load_target(options.with_settings(name, given))]
