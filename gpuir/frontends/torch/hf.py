@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gpuir.frontends.torch.attention import attention, seen
 from gpuir.frontends.torch.program import Program, reason
 from gpuir.ir.errors import ModelError, UsageError, nearest
 
@@ -383,7 +384,7 @@ def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) ->
         mask = {"attention_mask": torch.ones_like(given["input_ids"])} if masked else {}
         return tensors_of(run(**given, **mask, **fixed))
 
-    model.forward = as_run(forward, inputs)
+    model.forward = as_run(forward, inputs, not train and has_windows(model))
     return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
 
 
@@ -408,7 +409,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
         out = run(input_ids=input_ids, past_key_values=kept, use_cache=True, **fixed)
         return out.logits, *(x.keys for x in kept.layers), *(x.values for x in kept.layers)
 
-    model.forward = as_run(forward, inputs)
+    model.forward = as_run(forward, inputs, has_windows(model))
     names = [f"{x}_{i}" for x in ("keys", "values") for i in range(len(keys))]
     return Program(
         model,
@@ -426,34 +427,75 @@ def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:
     return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def as_run(forward: Callable[..., Any], inputs: Iterable[str]) -> Callable[..., Any]:
+def as_run(
+    forward: Callable[..., Any], inputs: Iterable[str], windows: bool = False
+) -> Callable[..., Any]:
     """`forward` with these inputs alone, masks made as when the model runs.
 
     While exporting, transformers writes out every attention mask, because shapes might change and
     several sequences might be packed into one. Here they do not: a causal mask is a flag of the
-    attention kernel. Grouped heads stay grouped also behind a mask, where transformers repeats
-    keys and values for the kernels that torch would choose.
+    attention kernel and, with `windows`, so are a window and a past, as in FlashAttention. Grouped
+    heads stay grouped also behind a mask, where transformers repeats keys and values for the
+    kernels that torch would choose.
     """
     from transformers import masking_utils
     from transformers.integrations import sdpa_attention
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    changes = (
+    changes: list[tuple[Any, str, Any]] = [
         (masking_utils, "is_torchdynamo_exporting", lambda: False),
         (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
         (sdpa_attention, "use_gqa_in_sdpa", lambda mask, key, value: True),
-    )
+    ]
+    if windows:
+        changes.append((masking_utils, "_ignore_causal_mask_sdpa", _is_plain))
 
     def run(**given: Any) -> Any:
         before = [(place, name, getattr(place, name)) for place, name, _ in changes]
         try:
             for place, name, function in changes:
                 setattr(place, name, function)
+            if windows:
+                ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
             with quiet():
                 return forward(**given)
         finally:
             for place, name, function in before:
                 setattr(place, name, function)
+            if windows:
+                del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in inputs]
     run.__signature__ = Signature(parameters)
     return run
+
+
+def _is_plain(padding: torch.Tensor | None, *_: Any) -> bool:
+    """Whether a causal mask is what queries' places and a window say, no more."""
+    return padding is None
+
+
+def has_windows(model: Any) -> bool:
+    """Whether attention goes through transformers' table of kernels, and its causal masks are plain
+    ones, within windows or not: those of Llama 4 go by chunks."""
+    chunks = getattr(model.config, "attention_chunk_size", None)
+    return chunks is None and bool(model._supports_attention_backend)
+
+
+def attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """transformers' sdpa; what would need a causal mask with a past or a window is our operator."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    new, keys = query.shape[2], key.shape[2]
+    given = how.get("is_causal")
+    causal = getattr(module, "is_causal", True) if given is None else given
+    window = how.get("sliding_window") or keys
+    if mask is not None or not causal or new == 1 or (new == keys <= window):
+        return sdpa_attention_forward(module, query, key, value, mask, **how)
+    if how.get("position_bias") is not None:
+        mask = seen(new, keys, window - 1, query.device)[None, None]
+        return sdpa_attention_forward(module, query, key, value, mask, **how)
+    scale = how.get("scaling") or query.shape[-1] ** -0.5
+    return attention(query, key, value, scale, window - 1).transpose(1, 2).contiguous(), None

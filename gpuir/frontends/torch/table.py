@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuir.frontends.torch import (
+    attention,
     complex,
     contraction,
     embedding,
@@ -29,6 +30,7 @@ CONVERTERS: dict[str, Converter] = {
     **experts.CONVERTERS,
     **recurrent.CONVERTERS,
     **embedding.CONVERTERS,
+    **attention.CONVERTERS,
     **random.CONVERTERS,
     **sampling.CONVERTERS,
 }

@@ -229,3 +229,19 @@ def test_other_inputs_refuse_the_options(tmp_path: Path):
     model = Path(__file__).parents[3] / "examples" / "encoder.onnx"
     with pytest.raises(UsageError, match="task cannot be given for an ONNX file"):
         gpuir.load(model, task="causal-lm")
+
+
+def test_windows_and_pasts_are_attributes_of_attention(tmp_path: Path):
+    """No mask is made: query i of a chunk behind 60 tokens sees up to key 60 + i, 15 behind."""
+
+    def kernels(**options: Any) -> set[tuple[bool, int, int | None, Any]]:
+        g = gpuir.load(path, task="causal-lm", **options)
+        ops = [n.op for n in g.nodes if isinstance(n.op, t.Attention)]
+        return {(op.causal, op.offset, op.window, op.mask) for op in ops}
+
+    path = config(tmp_path, LLAMA, model_type="mistral", sliding_window=16)
+    assert kernels(dims={"seq": 64}) == {(True, 0, 15, None)}
+    assert kernels(dims={"seq": 16}) == {(True, 0, None, None)}
+    assert kernels(phase="decode", past=60) == {(False, 0, None, None)}
+    path = config(tmp_path, LLAMA)
+    assert kernels(phase="prefill", past=60, dims={"seq": 8}) == {(True, 60, None, None)}
