@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import inf
 
 from gpuir.ir.build import begin
 from gpuir.ir.errors import ModelError, UsageError, nearest
@@ -18,18 +19,17 @@ from gpuir.passes.reverse import Reverse
 
 @dataclass(frozen=True)
 class Autodiff(Pass):
-    """Appends the backward pass: the gradient of one output with respect to params.
+    """Appends the backward pass: of an output, `loss` or the first float one, the gradient with
+    respect to params, or what the globs `wrt` name. That of `w` becomes the output `w.grad`, of
+    role gradient. With `accumulate` it is added to a buffer kept from step to step, `w.grad`, and
+    the output `w.grad.new` takes that over. `loss_scale` multiplies every gradient, so that f16 can
+    hold the small ones. `checkpoint` and `every` name modules to run again in backward.
 
-    `loss` names the output, the first float one by default; one of several cells stands for their
-    sum. `wrt` is globs of the params and inputs to differentiate by, all float params by default;
-    the gradient of `w` becomes the output `w.grad`, of role gradient. With `accumulate` it is
-    added to a buffer kept from step to step, `w.grad`, and the output `w.grad.new` takes that
-    over. `loss_scale` multiplies every gradient, so that f16 can hold the small ones.
-
-    Backward reads what the forward pass computed, which therefore stays in memory; `checkpoint`
-    is a glob of modules by their path in the locations (`encoder.layer.*`), each of which is run
-    again instead, from its inputs. `every` makes one segment of so many of them; by itself it
-    means modules with a number for a name (`layers.0`).
+    A loss of several cells stands for their sum. Backward reads what the forward pass computed,
+    which therefore stays in memory; `checkpoint` is a glob of modules by their path in the
+    locations (`encoder.layer.*`), each of which is run again instead, from its inputs. `every`
+    makes one segment of so many of them; by itself it means modules with a number for a name
+    (`layers.0`).
 
     Griewank, Walther: Evaluating Derivatives, 2nd edition, 2008, chapters 3 and 12; Chen, Xu,
     Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016.
@@ -45,8 +45,17 @@ class Autodiff(Pass):
     name = "autodiff"
     takes = gives = Level.graph
 
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            found = f"every={self.every}"
+            raise UsageError(
+                "autodiff: a segment has no modules", expected="every=1 or more", found=found
+            )
+        if not 0 < self.loss_scale < inf:
+            raise UsageError("autodiff: no such loss_scale", found=f"loss_scale={self.loss_scale}")
+
     def run(self, g: Graph) -> Graph:
-        wrt, loss = self.variables(g), self.output(g)
+        loss, wrt = self.output(g), self.variables(g)
         b = begin(g, Level.graph)
         b.reserve(v.name for n in g.nodes for v in n.results)
         needs = dependent(g.nodes, wrt)

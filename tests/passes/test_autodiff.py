@@ -13,7 +13,7 @@ from strategies import graphs
 
 from gpuir import interp
 from gpuir.ir.build import Builder
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType, bool_, f64, i64
@@ -735,6 +735,27 @@ def test_a_loop_that_may_end_early_is_refused():
     with pytest.raises(ModelError, match="ends on a condition") as error:
         pipeline("autodiff").run(g)
     assert "m:rnn" in str(error.value)
+
+
+def test_what_it_cannot_do_it_says():
+    with pytest.raises(UsageError, match="a segment has no modules"):
+        pipeline("autodiff{every=-1}")
+    with pytest.raises(UsageError, match="no such loss_scale"):
+        pipeline("autodiff{loss_scale=0.0}")
+    with pytest.raises(UsageError, match="has a backward pass already"):
+        pipeline("autodiff,autodiff").run(recurrent(lambda b, i: i))
+    b = Builder(Level.graph, "none")
+    b.locs = ("m:none",)
+    x = b.input("x", TensorType((2,), f64))
+    with pytest.raises(UsageError, match="no float params") as error:
+        pipeline("autodiff").run(b.finish([x]))
+    assert 'wrt="x y"' in str(error.value)
+    with pytest.raises(ModelError, match="no output to differentiate"):
+        pipeline("autodiff").run(b.finish([b(t.Iota(TensorType((2,), i64)))]))
+    op = t.Opaque("Mystery", (b.param("w", x.type),), (x.type,))
+    with pytest.raises(ModelError, match=r"no gradient of t\.opaque") as error:
+        pipeline("autodiff").run(b.finish([b(op)]))
+    assert "m:none" in str(error.value)
 
 
 # ---------------------------------------------------------------------------- any graph
