@@ -25,10 +25,10 @@ from gpuir.evaluate.names import tiles_ran
 from gpuir.ir.errors import UsageError
 from gpuir.targets.target import Target
 
-ROWS = 600  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
+ROWS = 400  # of a batch, drawn by seed: batches weigh alike, and a fit takes minutes
 ROUNDS = 2  # times that tiles are chosen anew with the factors found
 COARSE = 0.1  # weight of rows that hold other kernels too, or that a profiler rounded
-STEPS = 150  # of the optimiser in a round
+STEPS = 100  # of the optimiser in a round
 UNITS = 24  # of the network's hidden layer
 DOUBT = 0.05  # logarithms of an error above this weigh by their size, not its square (Huber)
 HELD_BACK = 1e-4  # what a deviation of one spread costs: an error of 8 % in 30 independent rows
