@@ -39,10 +39,8 @@ STRIP = 64.0  # rows of one warp group, which has no other to take turns with: F
 FEW_ROWS = 128.0  # assumed: rows up to which a strip is a cache read, whose walk may be split
 UNSPLIT_STEPS = 4.0  # steps that are not worth splitting: hopper/heuristics.h, num_splits_heuristic
 MOST_SPLITS = 128  # of one strip: the same
-FULL, GOOD = (
-    0.8,
-    0.85,
-)  # shares of SMs that need no split, of the best filling that suffice: the same
+# The same: the share of SMs that needs no split, and of the best filling the share that will do.
+FULL, GOOD = 0.8, 0.85
 GATHERED_ROWS = 16.0  # assumed: rows of a strip whose parts one block combines
 
 # TensorRT-LLM's kernels of one query on a cache before sm_100 (decoderMaskedMultiheadAttention,

@@ -70,7 +70,8 @@ NORM_CALLS, CONV_CALLS = 0.19, 3.9
 # SIMD lanes of a core as wide as most of its software uses them, two units of 256 bits: PyTorch's
 # own loops, and MKL on CPUs that are not Intel's, take as long with AVX-512 as without. Measured.
 USED_LANES = 16
-SOFTWARE = 0.3  # of the f32 rate, products in a narrow dtype that a CPU has no instructions for
+# Of the f32 rate, products in a narrow dtype that a CPU has no instructions for: measured.
+SOFTWARE = 0.3
 
 _MEASURED = "measured on a core of an AMD EPYC (Zen 5) under PyTorch 2.13"
 FACTORS = (
@@ -200,9 +201,8 @@ def _unfolds(s: Sheet, work: Work, target: Target) -> Number:
     cells, side = work.operands[0].nbytes / work.operands[0].cell_bytes, work.trait("cells", 1.0)
     images = cells / (e["b"] * e["k"] / taps ** (1 - work.trait("transposed")) * side)
     where = s.xp.where
-    counted = cells / where(
-        taps > widest**2, side ** (1 / 3), 1.0
-    )  # of volumes not the last extent
+    last = where(taps > widest**2, side ** (1 / 3), 1.0)  # the extent of a volume left out
+    counted = cells / last
     small = where(counted <= UNFOLDED_CELLS, 1.0, 0.0) * where(images <= 1, 1.0, 0.0)
     small = small * where(s.xp.minimum(widest, taps / widest) <= UNFOLDED_WINDOW, 1.0, 0.0)
     single = where(taps <= 1, 1.0, 0.0) * where(work.trait("stride") <= 1, 1.0, 0.0)
