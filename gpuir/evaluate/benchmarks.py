@@ -117,31 +117,16 @@ def _convolution(op: str) -> Benchmark:
 _PRODUCTS = ("f32", "tf32", "f16", "bf16", "f64")
 
 
-def _attention_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
-    found = work.attention(
-        e["batch"],
-        e["heads"],
-        e["queries"],
-        e["keys"],
-        e["head"],
-        dtype,
-        kv_heads=e["kv_heads"],
+def _attention_works(causal: bool) -> Callable[[Extents, DType, bool], tuple[Work, ...]]:
+    """The keys of causal self-attention are its queries."""
+    return lambda e, dtype, tf32: (
+        work.attention(
+            *(e["batch"], e["heads"], e["queries"], e["queries" if causal else "keys"]),
+            *(e["head"], dtype),
+            kv_heads=e["kv_heads"],
+            causal=causal,
+        ),
     )
-    return (found,)
-
-
-def _causal_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
-    found = work.attention(
-        e["batch"],
-        e["heads"],
-        e["queries"],
-        e["queries"],
-        e["head"],
-        dtype,
-        kv_heads=e["kv_heads"],
-        causal=True,
-    )
-    return (found,)
 
 
 def _attention(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -352,13 +337,13 @@ BENCHMARKS: dict[str, Benchmark] = {
     **{op: _convolution(op) for op in _CONVOLUTIONS},
     "attention": Benchmark(
         ("batch", "heads", "kv_heads", "queries", "keys", "head"),
-        _attention_works,
+        _attention_works(causal=False),
         _attention,
         ("f32", "f16", "bf16"),
     ),
     "attention_causal": Benchmark(
         ("batch", "heads", "kv_heads", "queries", "head"),
-        _causal_works,
+        _attention_works(causal=True),
         _attention,
         ("f32", "f16", "bf16"),
     ),

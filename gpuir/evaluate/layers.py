@@ -79,7 +79,7 @@ _CELLS = {
 
 def _recurrent(cell: str) -> Benchmark:
     """One layer, one direction: all steps' inputs in one product, then a product and a map a step,
-    as `frontends.onnx` has recurrences."""
+    as `frontends.recurrence` writes them."""
     gates, ops = _CELLS[cell]
 
     def works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
