@@ -146,8 +146,11 @@ def castable(v: Value) -> bool:
 
 
 def is_wide(op: Op) -> bool:
-    """Whether an op runs in f32."""
+    """Whether an op runs in f32. Of norms that of a batch does not: it takes statistics and weights
+    in f32 beside cells of any width (the list has layer_norm and group_norm alone)."""
     match op:
+        case t.Normalize(axes=axes):
+            return 0 not in axes
         case t.Map(fn=fn):
             return fn in WIDE_MAPS
         case t.Reduce(fn=fn):

@@ -59,6 +59,7 @@ OTHERS: dict[str, Callable[..., Op]] = {
     "relu": lambda a: t.Map("relu", (a,)),
     "gelu": lambda a: t.Map("gelu", (a,)),
     "amax": lambda a: t.Reduce("max", a, (1,)),
+    "batch_norm": lambda a: t.Normalize(a, (0, 2)),
     "transpose": lambda a: t.Transpose(a, (0, 2, 1)),
     "max_pool1d": lambda a: t.Pool("max", a, (2,), (2,), (0,), (0,), (1,)),
 }
