@@ -49,6 +49,8 @@ LABELS = {  # the sizes of what a loss is computed from
     "audio-cls": ("batch",),
 }
 MASKED = ("switch_transformers",)  # models that fail without a mask
+STEPWISE = ("mamba", "falcon_mamba", "jamba")  # models whose scan is a Python loop over tokens
+MOST_STEPS = 4000  # of all layers; torch.export writes down some fifteen operators for each
 PHASES = ("prefill", "decode")
 ATTENTION = ("sdpa", "eager")
 DTYPES = {
@@ -225,13 +227,14 @@ def build(
     """
     try:
         with torch.device(device):
-            return cls._from_config(
+            model = cls._from_config(
                 config,
                 dtype=dtype or getattr(config, "dtype", None) or torch.float32,
                 attn_implementation="sdpa"
                 if attention == "sdpa" and cls._supports_sdpa
                 else "eager",
             )
+        return model.to(device)  # what torch.Tensor(..) makes is on the CPU all the same
     except Exception as error:  # a config whose numbers do not fit together, found in any layer
         raise ModelError(
             f"{cls.__name__} cannot be built from the config", where=where, found=reason(error)
@@ -376,6 +379,15 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
 def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) -> Program:
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
+    layers = getattr(model.config, "num_hidden_layers", 0)
+    if model.config.model_type in STEPWISE and layers * sizes("seq") > MOST_STEPS:
+        raise ModelError(
+            "transformers scans token by token, and so many steps are too many to write down",
+            where=sizes.where,
+            expected=f"at most {MOST_STEPS // layers} tokens, of {layers} layers",
+            found=str(sizes("seq")),
+            fix=f"--dims seq={MOST_STEPS // layers}: the time is nearly proportional",
+        )
     run = model.forward
     fixed = {"use_cache": False} if "use_cache" in signature(run).parameters else {}
     masked = model.config.model_type in MASKED

@@ -209,6 +209,8 @@ def test_phases_of_models_without_keys_and_values(tmp_path: Path):
     path = config(tmp_path, keys | {"num_hidden_layers": 1, "vocab_size": 11, "state_size": 2})
     with pytest.raises(ModelError, match="phases are not supported"):
         gpuir.load(path, phase="decode", past=3)
+    with pytest.raises(ModelError, match="at most 4000 tokens"):
+        gpuir.load(path, dims={"seq": 5000})
 
 
 def test_without_transformers_the_extra_is_named(tmp_path: Path):
