@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
 from gpuir.ir.types import DType, TensorType, f32
 from gpuir.ops import tensor as t
+
+Kind = TypeVar("Kind", bound=Op)
 
 
 @dataclass(frozen=True)
@@ -329,10 +331,24 @@ class Attention(KernelOp):
 
 @dataclass(frozen=True)
 class BodyKernel(KernelOp):
-    """A kernel whose meaning is its body, applied to `args`, which are all it sees."""
+    """A kernel whose meaning is its body, applied to `args`, which are all it sees. The body holds
+    one of `holds` at least."""
 
+    holds: ClassVar[tuple[type[Op], ...]] = ()
     args: tuple[Value, ...]
     body: Graph
+
+    def held(self, *kinds: type[Kind]) -> Kind:
+        """The first op of these kinds in the body."""
+        for node in self.body.nodes:
+            if isinstance(node.op, kinds):
+                return node.op
+        raise ModelError(
+            f"{self.name}: the body does not hold what the kernel is for",
+            expected=", ".join(kind.name for kind in kinds),
+            found=", ".join(node.op.name for node in self.body.nodes),
+            fix="k.map maps",
+        )
 
     def types(self) -> tuple[TensorType, ...]:
         given = [(v.type.shape, v.type.dtype) for v in self.args]
@@ -343,6 +359,8 @@ class BodyKernel(KernelOp):
                 expected=", ".join(str(v.type) for v in self.body.inputs),
                 found=", ".join(str(v.type) for v in self.args),
             )
+        if self.holds:
+            self.held(*self.holds)
         return tuple(v.type for v in self.body.outputs)
 
     def flops(self) -> int:
@@ -381,18 +399,12 @@ class Reduce(BodyKernel):
     """
 
     name: ClassVar[str] = "k.reduce"
+    holds: ClassVar[tuple[type[Op], ...]] = t.REDUCING
 
     @property
     def reduction(self) -> t.Reducing:
         """The first reduction of the body: r are the axes it runs over, o the others."""
-        found = next((n.op for n in self.body.nodes if isinstance(n.op, t.REDUCING)), None)
-        if found is None:
-            raise ModelError("k.reduce: the body reduces nothing", fix="k.map maps")
-        return found
-
-    def types(self) -> tuple[TensorType, ...]:
-        assert self.reduction
-        return super().types()
+        return self.held(*t.REDUCING)
 
     def space(self) -> Space:
         """Operands broadcast to the reduction's. A group norm's channels are in both o and r."""
@@ -426,18 +438,11 @@ class Pool(BodyKernel):
     its window."""
 
     name: ClassVar[str] = "k.pool"
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Pool, t.PoolGradient)
 
     @property
     def window(self) -> t.Pool | t.PoolGradient:
-        pools = (t.Pool, t.PoolGradient)
-        found = next((n.op for n in self.body.nodes if isinstance(n.op, pools)), None)
-        if found is None:
-            raise ModelError("k.pool: the body pools nothing", fix="k.map maps")
-        return found
-
-    def types(self) -> tuple[TensorType, ...]:
-        assert self.window
-        return super().types()
+        return self.held(t.Pool, t.PoolGradient)
 
     def space(self) -> Space:
         types = self.result_types
@@ -463,13 +468,11 @@ class Experts(BodyKernel):
     name: ClassVar[str] = "k.experts"
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
     contraction: ClassVar[bool] = True
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Experts,)
 
     @property
     def experts(self) -> t.Experts:
-        for node in self.body.nodes:
-            if isinstance(node.op, t.Experts):
-                return node.op
-        raise ModelError("k.experts: the body holds no experts", fix="k.map maps")
+        return self.held(t.Experts)
 
     @property
     def stored(self) -> tuple[Value, ...]:
@@ -477,10 +480,6 @@ class Experts(BodyKernel):
         mix = self.experts
         rows = {mix.x, mix.which, mix.shares}
         return tuple(v for v in self.body.inputs if v not in rows)
-
-    def types(self) -> tuple[TensorType, ...]:
-        assert self.experts
-        return super().types()
 
     @property
     def compute_dtype(self) -> DType:
@@ -510,14 +509,12 @@ class AttentionGradient(BodyKernel):
     name: ClassVar[str] = "k.attention_gradient"
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
     contraction: ClassVar[bool] = True
+    holds: ClassVar[tuple[type[Op], ...]] = (t.AttentionGradient,)
     orders: tuple[tuple[int, ...], ...] = ()
 
     @property
     def gradient(self) -> t.AttentionGradient:
-        for node in self.body.nodes:
-            if isinstance(node.op, t.AttentionGradient):
-                return node.op
-        raise ModelError("k.attention_gradient: the body holds none", fix="k.map maps")
+        return self.held(t.AttentionGradient)
 
     def forward(self) -> Attention:
         """The kernel whose gradient this is."""
@@ -530,7 +527,6 @@ class AttentionGradient(BodyKernel):
         return self.gradient.q.type.dtype
 
     def types(self) -> tuple[TensorType, ...]:
-        assert self.gradient
         return _each_ordered(super().types(), self.orders)
 
     def space(self) -> Space:
@@ -562,14 +558,12 @@ class ExpertsGradient(BodyKernel):
     name: ClassVar[str] = "k.experts_gradient"
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
     contraction: ClassVar[bool] = True
+    holds: ClassVar[tuple[type[Op], ...]] = (t.ExpertsGradient,)
     orders: tuple[tuple[int, ...], ...] = ()
 
     @property
     def gradient(self) -> t.ExpertsGradient:
-        for node in self.body.nodes:
-            if isinstance(node.op, t.ExpertsGradient):
-                return node.op
-        raise ModelError("k.experts_gradient: the body holds none", fix="k.map maps")
+        return self.held(t.ExpertsGradient)
 
     def forward(self) -> Experts:
         """The kernel whose gradient this is."""
@@ -584,7 +578,6 @@ class ExpertsGradient(BodyKernel):
         return self.gradient.x.type.dtype
 
     def types(self) -> tuple[TensorType, ...]:
-        assert self.gradient
         return _each_ordered(super().types(), self.orders)
 
     def space(self) -> Space:
