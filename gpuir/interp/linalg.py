@@ -57,7 +57,7 @@ def unpacked(packed: Array, pivots: Array) -> tuple[Array, Array, Array]:
     """P, L, U of `factored`."""
     rows, columns = packed.shape
     inner = min(rows, columns)
-    order: Array = np.arange(rows)
+    order = np.arange(rows, dtype=np.int64)
     for j, k in enumerate(pivots.reshape(-1)):
         order[[j, k - 1]] = order[[k - 1, j]]
     swaps = np.eye(rows, dtype=packed.dtype)[:, order]

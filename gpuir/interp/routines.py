@@ -125,6 +125,18 @@ def adaptive_pool_gradient(attrs: Mapping[str, Any], dy: Array) -> tuple[Array, 
     return (dx.astype(dy.dtype),)
 
 
+def edge_padding_gradient(attrs: Mapping[str, Any], dy: Array) -> tuple[Array, ...]:
+    """Of padding with the nearest cell: every gradient added to its cell's."""
+    dx = dy.astype(np.result_type(dy, np.float32))
+    for axis, (low, cells) in enumerate(zip(attrs["low"], attrs["shape"], strict=True)):
+        at = np.clip(np.arange(dx.shape[axis]) - low, 0, cells - 1)
+        rows = np.moveaxis(dx, axis, 0)
+        total = np.zeros((cells, *rows.shape[1:]), dx.dtype)
+        np.add.at(total, at, rows)
+        dx = np.moveaxis(total, 0, axis)
+    return (dx.astype(dy.dtype),)
+
+
 def search(attrs: Mapping[str, Any], line: Array, x: Array, *sorter: Array) -> tuple[Array, ...]:
     """How many numbers of a sorted line (of each row's own) are below x, or up to it."""
     if sorter:
@@ -666,6 +678,7 @@ ROUTINES: dict[str, Routine] = {
     **LINALG,
     "adaptive_pool": adaptive_pool,
     "adaptive_pool_gradient": adaptive_pool_gradient,
+    "edge_padding_gradient": edge_padding_gradient,
     "search": search,
     "mode": mode,
     "col2im": col2im,

@@ -8,7 +8,7 @@ from typing import Any
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.contraction import hanging, spread
-from gpuir.frontends.torch.layout import padding_around
+from gpuir.frontends.torch.layout import padding, padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.frontends.torch.reduction import per_channel
@@ -205,6 +205,14 @@ def adaptive_mean_backward(n: TorchNode, e: Emitter) -> Value:
     return reshaped(e, spread_out, x.type.shape)
 
 
+def edge_padding_backward(n: TorchNode, e: Emitter) -> Value:
+    """Each gradient added to that of the cell that was copied. Work: an addition a cell."""
+    x, dy = n["self"], n["grad_output"]
+    low, _ = padding(n.args["padding"], x.type.rank)
+    attrs = (("low", low), ("shape", x.type.shape))
+    return e(t.Routine("edge_padding_gradient", (dy,), (n.type,), attrs, work=dy.type.size))
+
+
 # ---------------------------------------------------------------------------- places
 
 
@@ -263,6 +271,7 @@ CONVERTERS: dict[str, Converter] = {
     **{f"max_pool{d}d_with_indices_backward": pool_backward("max", d) for d in (2, 3)},
     **{f"avg_pool{d}d_backward": pool_backward("mean", d) for d in (2, 3)},
     **{f"_adaptive_avg_pool{d}d_backward": adaptive_mean_backward for d in (2, 3)},
+    **{f"replication_pad{d}d_backward": edge_padding_backward for d in (1, 2, 3)},
     "embedding_dense_backward": embedding_backward,
     "slice_backward": slice_backward,
     "select_backward": select_backward,

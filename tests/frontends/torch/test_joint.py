@@ -1,0 +1,150 @@
+"""torch's joint graphs, their numbers beside autograd's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from gpuir.frontends.torch.load import load  # noqa: E402
+from gpuir.frontends.torch.walk import numbers  # noqa: E402
+from gpuir.interp import run  # noqa: E402
+from gpuir.ir.verify import verify  # noqa: E402
+
+
+class Loss(nn.Module):
+    """A number to differentiate: what `fn` makes of a module's result."""
+
+    def __init__(self, body: nn.Module, fn: Callable[..., Any]):
+        super().__init__()
+        self.body, self.fn = body, fn
+
+    def forward(self, *args: Any) -> Any:
+        return (self.fn(self.body, *args),)
+
+
+def squared(body: nn.Module, x: Any) -> Any:
+    y = body(x)
+    return (y * y).mean()
+
+
+def image(*layers: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A net on images: its layers behind a convolution, so that each has a gradient to pass on."""
+    return Loss(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers), squared), (
+        torch.randn(2, 3, 8, 8),
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        return self.inner(x, x, x, attn_mask=hidden, need_weights=False)[0]
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8, padding_idx=0)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.table(ids).amax(1))
+
+
+def last_state(body: nn.Module, x: Any) -> Any:
+    return body(x)[0].square().sum()
+
+
+def classes(loss: Callable[..., Any], *target: Any) -> tuple[nn.Module, tuple[Any, ...]]:
+    def fn(body: nn.Module, x: Any, *given: Any) -> Any:
+        return loss(body(x), *given)
+
+    return Loss(nn.Linear(6, 5), fn), (torch.randn(4, 6), *target)
+
+
+def zoo() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+    torch.manual_seed(0)
+    places = torch.tensor([0, 4, 2, 2])
+    near = torch.randn(4, 5)
+    odds = torch.rand(4, 5)
+    rows = torch.randn(2, 5, 16)
+    return {
+        "max pool": image(nn.MaxPool2d(3, 2, 1)),
+        "mean pool": image(nn.AvgPool2d(3, 2, 1)),
+        "mean pool of what is there": image(nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+        "adaptive mean": image(nn.AdaptiveAvgPool2d(4)),
+        "adaptive mean, unequal": image(nn.AdaptiveAvgPool2d((3, 5))),
+        "global mean": image(nn.AdaptiveAvgPool2d(1)),
+        "batch norm": image(nn.BatchNorm2d(4)),
+        "group norm": image(nn.GroupNorm(2, 4)),
+        "instance norm": image(nn.InstanceNorm2d(4, affine=True)),
+        "layer norm": image(nn.LayerNorm((8, 8))),
+        "channels apart": image(nn.Conv2d(4, 4, 3, 2, 1, groups=4)),
+        "dilated": image(nn.Conv2d(4, 6, 3, dilation=2, bias=False)),
+        "transposed": image(nn.ConvTranspose2d(4, 2, 3, 2, 1, 1)),
+        "nearest": image(nn.Upsample(scale_factor=2)),
+        "bilinear": image(nn.Upsample(scale_factor=2, mode="bilinear")),
+        "bilinear, corners": image(nn.Upsample(size=13, mode="bilinear", align_corners=True)),
+        "bicubic": image(nn.Upsample(scale_factor=2, mode="bicubic")),
+        "reflected": image(nn.ReflectionPad2d(2)),
+        "edges": image(nn.ReplicationPad2d(1)),
+        "shuffle": image(nn.PixelShuffle(2)),
+        "unfolded": image(nn.Unfold(2, stride=2)),
+        **{
+            fn.__name__: image(fn())
+            for fn in (
+                *(nn.ReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.LeakyReLU, nn.Hardswish),
+                *(nn.Hardsigmoid, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.PReLU, nn.LogSigmoid),
+                *(nn.Softsign, nn.CELU, nn.SELU, nn.ReLU6, nn.Hardtanh),
+            )
+        },
+        "attention": (Loss(Attention(), squared), (rows,)),
+        "encoder": (
+            Loss(nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True), squared),
+            (rows,),
+        ),
+        "embedding": (Loss(Bag(), squared), (torch.randint(0, 11, (4, 3)),)),
+        "GRU cell": (Loss(nn.GRUCell(16, 8), squared), (rows[0],)),
+        "RMS norm": (Loss(nn.Sequential(nn.Linear(16, 8), nn.RMSNorm(8)), squared), (rows,)),
+        "mse": classes(F.mse_loss, near),
+        "l1": classes(F.l1_loss, near),
+        "smooth l1": classes(F.smooth_l1_loss, near),
+        "huber": classes(F.huber_loss, near),
+        "bce": classes(F.binary_cross_entropy_with_logits, odds),
+        "cross entropy": classes(F.cross_entropy, places),
+        "smoothed": classes(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), places),
+        "kl": classes(lambda x, y: F.kl_div(x.log_softmax(1), y, reduction="batchmean"), odds),
+        "margin": classes(F.multi_margin_loss, places),
+        "cosine": classes(lambda x, y: 1 - F.cosine_similarity(x, y).mean(), near),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's export
+@pytest.mark.parametrize("name", list(zoo()))
+def test_joint_graph_computes_what_autograd_does(name: str):
+    module, args = zoo()[name]
+    module.train()
+    model = load(module, args=args, train=True, joint=True, strict=True)
+    verify(model.graph)
+    values = {v.name: numbers(x).copy() for v, x in zip(model.graph.inputs, args, strict=True)}
+    values |= {p.name: np.copy(model.weights[p.name]) for p in model.graph.params}
+    found = run(model.graph, values)
+    (loss,) = module(*args)
+    loss.backward()
+    first = next(v for v in model.graph.outputs if not v.type.shape)
+    np.testing.assert_allclose(found[first.name], float(loss), rtol=1e-4, atol=1e-6)
+    for weight, parameter in module.named_parameters():
+        np.testing.assert_allclose(
+            found[f"{weight}.grad"], parameter.grad.numpy(), rtol=2e-3, atol=2e-5, err_msg=weight
+        )
