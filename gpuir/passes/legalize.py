@@ -117,6 +117,9 @@ class _Legalizer:
         )
         if result in self.outputs or not readers or not strided or 0 in view.strides:
             return k.Copy(op.args, op.body)
+        moved = [r.results[0].type.size for r in readers if moves(r.op, view)]
+        if len(moved) > 1 and sum(moved) >= type.size:
+            return k.Copy(op.args, op.body)  # once for all, as whoever made it contiguous meant
         if self.viewed:
             self.strided[result.name] = view
         return k.View(op.args, op.body, order)
@@ -334,6 +337,12 @@ def view_of(body: Graph, x: Strided) -> Strided | None:
             return None
         x = view
     return x
+
+
+def moves(op: Op, x: Strided) -> bool:
+    """Whether a group is a layout that no strides of x can say."""
+    layout = isinstance(op, t.Fused) and all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes)
+    return isinstance(op, t.Fused) and layout and view_of(op.body, x) is None
 
 
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
