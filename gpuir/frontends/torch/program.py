@@ -108,11 +108,8 @@ def reason(error: BaseException) -> str:
 def is_built(path: str) -> bool:
     """Whether the path names a function: `my.module:build`, `folder/file.py:build`."""
     module, colon, function = path.rpartition(":")
-    return (
-        bool(colon)
-        and function.isidentifier()
-        and (module.endswith(".py") or all(part.isidentifier() for part in module.split(".")))
-    )
+    named = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+    return bool(colon) and function.isidentifier() and named and module != "hf"
 
 
 def built(path: str, dims: Mapping[str, int] | None = None) -> Program:

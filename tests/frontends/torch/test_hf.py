@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import gpuir  # noqa: E402
+from gpuir.cli.main import main  # noqa: E402
 from gpuir.frontends.torch import hf  # noqa: E402
 from gpuir.ir.errors import GpuirError, ModelError, UsageError  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
@@ -52,6 +54,24 @@ def test_every_way_to_name_a_config(form: str, tmp_path: Path):
     assert g.name == tmp_path.name
     assert [str(v.type) for v in g.inputs] == ["i64[1, 4]"]
     assert [str(v.type) for v in g.outputs] == ["bf16[1, 4, 101]"]
+
+
+def test_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine").mkdir()
+    config(tmp_path / "mine", LLAMA)
+    monkeypatch.chdir(tmp_path)
+    assert gpuir.load("hf:mine", dims={"seq": 4}).name == "mine"
+
+
+def test_the_command_line(tmp_path: Path):
+    words = ["analyze", config(tmp_path, LLAMA), "--target", "a100", "--dtype", "f16"]
+    words += ["--phase", "decode", "--past", "64", "--dims", "batch=2"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0
+    assert f"{tmp_path.name}-decode on NVIDIA A100" in done.output
+    assert "runs/s of batch 2" in done.output
+    refused = CliRunner().invoke(main, [*words, "--value", "x=1"])
+    assert refused.exit_code == 2
 
 
 def test_a_config_needs_no_weights(tmp_path: Path):

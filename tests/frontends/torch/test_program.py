@@ -1,4 +1,4 @@
-"""What a function of the user's gives, and how an export fails: in words, and nothing else."""
+"""Functions that build a program, and what is said of those that do not."""
 
 from __future__ import annotations
 
@@ -9,92 +9,94 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gpuir  # noqa: E402
-from gpuir.ir.errors import ModelError, UsageError  # noqa: E402
+from gpuir.frontends.torch.program import is_built  # noqa: E402
+from gpuir.ir.errors import GpuirError, ModelError, UsageError  # noqa: E402
 
-SOURCE = """
-import sys, torch
+CODE = """
+import torch
 from torch import nn
 
-class Given(nn.Module):
-    def __init__(self, f):
-        super().__init__()
-        self.f = f
-        self.w = nn.Parameter(torch.ones(4, 4))
+def build(batch: int = 1):
+    with torch.device("meta"):
+        return nn.Linear(8, 4), (torch.empty(batch, 8),)
 
+def named(batch=2):
+    pair = {"input1": torch.ones(batch, 3), "input2": torch.ones(batch, 3)}
+    return nn.Bilinear(3, 3, 5), (), pair
+
+def one():
+    return nn.ReLU(), torch.ones(7)
+
+def module_alone():
+    return nn.ReLU()
+
+def fails():
+    return nn.Linear(8, 4), undefined
+
+class Branch(nn.Module):
     def forward(self, x):
-        print("from the model")
-        return self.f(self.w, x)
+        return x + 1 if x.sum() > 0 else x
 
-@torch.library.custom_op("gpuir_tests::unknown", mutates_args=())
-def unknown(a: torch.Tensor) -> torch.Tensor:
-    return a * 2
+def branch():
+    return Branch(), (torch.ones(3),)
 
-def given(f):
-    return lambda: (Given(f), (torch.ones(2, 4),))
-
-exits = lambda: sys.exit(3)
-talks = given(lambda w, x: x @ w)
-branches = given(lambda w, x: x @ w if x.sum() > 0 else x)
-scaled = given(lambda w, x: x @ w * x.sum().item())
-mixed = given(lambda w, x: x[None].bmm(w.double()[None]))
-custom = given(lambda w, x: unknown(x @ w))
-on_a_gpu = given(lambda w, x: x @ w.cuda())
-elsewhere = given(lambda w, x: x + torch.ones(4, device="meta"))
+number = 3
 """
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("program") / "user.py"
-    path.write_text(SOURCE, "utf-8")
-    return path
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "models_of_mine.py").write_text(CODE)
+    return tmp_path / "models_of_mine.py"
+
+
+def test_a_file_or_a_module(file: Path, monkeypatch: pytest.MonkeyPatch):
+    assert str(gpuir.load(f"{file}:build").outputs[0].type) == "f32[1, 4]"
+    monkeypatch.chdir(file.parent)
+    g = gpuir.load("models_of_mine:build", dims={"batch": 6})
+    assert (g.name, str(g.outputs[0].type)) == ("models_of_mine", "f32[6, 4]")
+
+
+def test_what_it_may_give(file: Path):
+    assert [v.name for v in gpuir.load(f"{file}:named").inputs] == ["input1", "input2"]
+    assert str(gpuir.load(f"{file}:one").inputs[0].type) == "f32[7]"
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"),
+    ("name", "dims", "kind", "text"),
     [
-        ("branches", "a branch or a shape that depends on data has to be taken out, or fixed"),
-        ("mixed", "the model mixes dtypes: use the one it was written for (--dtype f32)"),
-        ("custom", "give the operator a fake implementation: torch.library.register_fake"),
-        ("on_a_gpu", 'the model need not be on a GPU: build it under torch.device("meta")'),
-        (
-            "elsewhere",
-            'give module and arguments one device: build both under torch.device("meta")',
-        ),
+        ("bild", {}, UsageError, "did you mean build"),
+        ("number", {}, UsageError, "no function 'number'"),
+        ("build", {"bach": 3}, UsageError, "did you mean batch"),
+        ("module_alone", {}, ModelError, "(module, args)"),
+        ("fails", {}, ModelError, "NameError: name 'undefined'"),
+        ("branch", {}, ModelError, "torch.export cannot trace the model"),
     ],
 )
-def test_why_it_cannot_be_exported(
-    source: Path, name: str, fix: str, capfd: pytest.CaptureFixture[str]
+def test_what_cannot_be(
+    name: str, dims: dict[str, int], kind: type[GpuirError], text: str, file: Path
 ):
-    with pytest.raises(ModelError) as caught:
-        gpuir.load(f"{source}:{name}")
-    assert (caught.value.what, caught.value.fix) == ("torch.export cannot trace the model", fix)
-    out, err = capfd.readouterr()
-    assert not out
-    assert "Traceback" not in err
-    assert "def forward" not in err  # the program so far
+    with pytest.raises(kind) as caught:
+        gpuir.load(f"{file}:{name}", dims=dims)
+    assert text in str(caught.value)
 
 
-def test_a_function_that_leaves(source: Path):
-    with pytest.raises(ModelError) as caught:
-        gpuir.load(f"{source}:exits")
-    assert caught.value.found == "SystemExit: 3"
+def test_modules_that_are_not_there(tmp_path: Path):
+    for path in ("no.such.module:build", f"{tmp_path}/none.py:build"):
+        with pytest.raises(UsageError, match="cannot be imported"):
+            gpuir.load(path)
 
 
-def test_what_a_model_prints_is_no_result(source: Path, capsys: pytest.CaptureFixture[str]):
-    gpuir.load(f"{source}:talks")
-    out, err = capsys.readouterr()
-    assert not out
-    assert "from the model" in err
-
-
-def test_a_number_read_from_a_tensor_is_that_tensor(source: Path):
-    graph = gpuir.load(f"{source}:scaled")
-    assert [str(n.op) for n in graph.nodes if n.op.name == "t.opaque"] == []
-    assert graph.nodes[-1].op.name == "t.map"
-
-
-def test_a_config_that_is_not_there_is_no_module():
-    with pytest.raises((ModelError, UsageError)) as caught:
-        gpuir.load("hf:nosuch")
-    assert caught.value.what == "cannot read the config"
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("my.module:build", True),
+        ("folder/file.py:build", True),
+        ("hf:config.json", False),
+        ("hf:llama", False),
+        ("model.onnx", False),
+        ("folder/model.pt2", False),
+    ],
+)
+def test_which_text_names_a_function(path: str, found: bool):
+    assert is_built(path) == found
