@@ -212,8 +212,8 @@ def is_torch(path: str) -> bool:
 def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
     """The options given; UsageError for one that this kind of model has no use for."""
     takes = TAKES[kind].split()
-    given = {name: value for name, value in options.items() if value not in (None, {}, (), False)}
-    wrong = [name for name, value in given.items() if name not in takes and value]
+    given = {name: value for name, value in options.items() if value}
+    wrong = [name for name in given if name not in takes]
     if wrong:
         raise UsageError(
             f"{', '.join(wrong)} cannot be given for {kind}",

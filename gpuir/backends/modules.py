@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ from gpuir.ops import kernel as k
 
 Path = tuple[str, ...]
 OWN = "(itself)"  # a module's kernels outside of those inside it
-NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def module_of(loc: Loc) -> Path:
 
 def alike(path: Path) -> Path:
     """The path without its numbers, by which layers are told apart."""
-    return tuple("*" if NUMBER.fullmatch(word) else word for word in path)
+    return tuple("*" if word.isdecimal() else word for word in path)
 
 
 def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:

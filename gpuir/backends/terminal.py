@@ -31,7 +31,6 @@ NAME_WIDTH = 22  # a layer's name gets at least so much room before columns are 
 GAP = 2
 LEAST_SHARE = 0.005  # of the time: modules below are not listed
 
-
 Group = Literal["kernel", "module", "phase"]
 
 
@@ -412,13 +411,14 @@ def _alike(a: str, b: str) -> int:
 def _totals(s: Summary, page: Page, layout: Layout) -> None:
     """A row a kind of kernels, a phase of training, or a module."""
     running = [x for x in s.kernels if x.runs]
-    if layout.group == "module":
-        tree = [m for m in modules(running) if m.total.time_s >= LEAST_SHARE * s.latency_s]
-        named = [("  " * m.depth + ".".join(m.path), m.total) for m in tree]
-    else:
-        by_phase = totals(running, lambda x: x.phase)
-        found = by_phase if layout.group == "phase" else s.totals
-        named = [(total.kind, total) for total in found]
+    match layout.group:
+        case "kernel":
+            named = [(total.kind, total) for total in s.totals]
+        case "phase":
+            named = [(total.kind, total) for total in totals(running, lambda x: x.phase)]
+        case "module":
+            tree = [m for m in modules(running) if m.total.time_s >= LEAST_SHARE * s.latency_s]
+            named = [("  " * m.depth + ".".join(m.path), m.total) for m in tree]
     if not named:
         return
     titles = ("launches", "time", "share", "flop", "bytes")

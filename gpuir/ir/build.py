@@ -184,8 +184,7 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
     A rule gives the values that replace the node's results, or None to keep the node. A value the
     rule has just made takes over the name it replaces, and with it the role; one that was there
     takes over the role. Nodes it made inherit the node's locations; when it made none, they go to
-    `folded`. Regions of control ops are rewritten by the same rule;
-    the regions of kernels are not.
+    `folded`. Regions of control ops are rewritten by the same rule; the regions of kernels are not.
     """
     level = graph.level if level is None else level
     b = begin(graph, level)
