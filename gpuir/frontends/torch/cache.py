@@ -54,9 +54,9 @@ class PastLayer(CacheLayerMixin):
 
     def _put(self, memory: Any, new: torch.Tensor) -> torch.Tensor:
         room, n = memory.shape[-2], new.shape[-2]
-        if n >= room:  # nothing of what was there is left
-            return new[..., n - room :, :].contiguous()
-        return memory.index_copy(-2, self.places, new)
+        if n == room and not self.past:  # all of it, in order
+            return new.contiguous()
+        return memory.index_copy(-2, self.places, new[..., max(n - room, 0) :, :])
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -133,10 +133,12 @@ def past(
 
     @cache
     def places(room: int) -> torch.Tensor:
-        at = length % room
-        if new == 1:
+        count = min(new, room)
+        at = (length + new - count) % room
+        if count == 1:
             return torch.full((1,), at, device=keys[0].device)
-        return torch.arange(at, at + new, device=keys[0].device)
+        line = torch.arange(at, at + count, device=keys[0].device)
+        return line if at + count <= room else line % room
 
     layers: list[Any] = [
         PastLayer(k, v, length, window, places(k.shape[-2]))
