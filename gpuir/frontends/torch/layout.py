@@ -264,7 +264,10 @@ def fitted(e: Emitter, x: Value, index: Value, axis: int) -> Value:
 def index(n: TorchNode, e: Emitter) -> Value:
     """self[indices]: integer tensors broadcast together, masks, None where an axis is whole."""
     x = n["self"]
-    places = index_places(n, e, x)
+    given = [i for i, v in enumerate(n.args["indices"]) if v is not None]
+    neighbours = given == list(range(given[0], given[0] + len(given)))
+    first = given[0] if neighbours else 0
+    places = index_places(n, e, n.type.shape[first] if first < n.type.rank else 1)
     axes = [axis for axis, _ in places]
     if len(axes) == 1:
         axis, only = places[0]
@@ -292,20 +295,29 @@ def back_in_place(e: Emitter, found: Value, axes: list[int], rank: int, type: Te
     return reshaped(e, found, type.shape)
 
 
-def index_places(n: TorchNode, e: Emitter, x: Value) -> list[tuple[int, Value]]:
-    """Each indexed axis with its integers. ModelError for a mask: how many it picks depends on the
-    data."""
+def index_places(n: TorchNode, e: Emitter, picked: int) -> list[tuple[int, Value]]:
+    """Each indexed axis with its integers: of a mask, those of the cells it picks, so many."""
     found: list[tuple[int, Value]] = []
-    for axis, v in enumerate(n.args["indices"]):
+    axis = 0
+    for v in n.args["indices"]:
         if v is None:
-            continue
-        if v.type.dtype == bool_:
-            raise ModelError(
-                f"{n.op}: how many cells a mask picks depends on the data",
-                fix="use torch.where, or multiply by the mask",
-            )
-        found.append((axis, cast(e, v, i64)))
+            axis += 1
+        elif v.type.dtype == bool_:
+            columns = nonzero_places(n, e, v, picked)
+            found += [(axis + i, pick(e, columns, 0, i)) for i in range(v.type.rank)]
+            axis += v.type.rank
+        else:
+            found.append((axis, cast(e, v, i64)))
+            axis += 1
     return found
+
+
+def nonzero_places(n: TorchNode, e: Emitter, x: Value, count: int) -> Value:
+    """The coordinates of the cells that are not zero, a row for each axis; how many there are is
+    given."""
+    e.assume(f"{n.name}: {count} of {x.type.size} elements taken as nonzero")
+    gives = TensorType((max(x.type.rank, 1), count), i64)
+    return e(t.Routine("nonzero", (x,), (gives,), work=x.type.size))
 
 
 def stacked(e: Emitter, indices: Sequence[Value]) -> Value:
@@ -323,10 +335,18 @@ def index_put(n: TorchNode, e: Emitter) -> Value:
     x, values = n["self"], n["values"]
     if len(masks := [v for v in n.args["indices"] if v is not None]) == 1:
         (mask,) = masks
-        if mask.type.dtype == bool_ and not values.type.rank and not n.args["accumulate"]:
-            wide = (*mask.type.shape, *(1,) * (x.type.rank - mask.type.rank))
-            return e(t.Map("where", (reshaped(e, mask, wide), cast(e, values, x.type.dtype), x)))
-    places = index_places(n, e, x)
+        inner = x.type.rank - mask.type.rank
+        alike = values.type.rank <= inner or values.type.shape[: -inner or None] == (1,)
+        if mask.type.dtype == bool_ and alike:  # the same for each cell that the mask picks
+            wide = reshaped(e, mask, (*mask.type.shape, *(1,) * inner))
+            values = reshaped(e, cast(e, values, x.type.dtype), values.type.shape[-inner or 9 :])
+            if n.args["accumulate"]:
+                values = e(t.Map("add", (x, values)))
+            return e(t.Map("where", (wide, values, x)))
+    given = [i for i, v in enumerate(n.args["indices"]) if v is not None]
+    if len(masks) == 1 and masks[0].type.dtype == bool_ and given != [0]:
+        raise ModelError(f"{n.op}: values behind a mask of inner axes are not supported")
+    places = index_places(n, e, values.type.shape[0] if values.type.rank else 1)
     axes = [axis for axis, _ in places]
     order = [*axes, *(i for i in range(x.type.rank) if i not in axes)]
     front = transposed(e, x, order)
@@ -448,6 +468,17 @@ def as_strided(n: TorchNode, e: Emitter) -> Value:
     if all(a == b or size == 1 for a, b, size in zip(strides, packed, shape, strict=True)):
         return reshaped(e, part(e, flat, 0, start, n.type.size), shape)
     return e(t.Gather(flat, e.constant(strided(shape, strides, start), i64)))
+
+
+def masked_select(n: TorchNode, e: Emitter) -> Value:
+    """The cells where the mask holds, which are so many as is given."""
+    x, mask = n["self"], n["mask"]
+    shape = t.broadcast(x.type.shape, mask.type.shape)
+    count = n.type.shape[0]
+    x, mask = broadcast_to(e, x, shape), broadcast_to(e, mask, shape)
+    size = x.type.size
+    at = nonzero_places(n, e, reshaped(e, mask, (size,)), count)
+    return e(t.Gather(reshaped(e, x, (size,)), reshaped(e, at, (count,))))
 
 
 def put_at(e: Emitter, x: Value, at: Places, source: Value) -> Value:
@@ -666,6 +697,7 @@ CONVERTERS: dict[str, Converter] = {
     "as_strided_scatter": as_strided_scatter,
     "diagonal_scatter": diagonal_scatter,
     "take": take,
+    "masked_select": masked_select,
     "put": put,
     "resize": resized,
     "_unsafe_resize": resized,

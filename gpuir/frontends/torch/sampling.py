@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped, transposed
+from gpuir.frontends.idioms import cast, pick, reshaped, transposed
 from gpuir.frontends.torch.contraction import spread
-from gpuir.frontends.torch.node import Converter, TorchNode
+from gpuir.frontends.torch.layout import nonzero_places
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.frontends.torch.reduction import over
 from gpuir.ir.errors import ModelError
@@ -171,11 +172,16 @@ def masked_scatter(n: TorchNode, e: Emitter) -> Value:
 
 def nonzero(n: TorchNode, e: Emitter) -> Value:
     """Indices of the cells that are not zero, a row each; how many there are is given."""
+    if not n["self"].type.rank:
+        return e.fill(0, n.type)
+    return transposed(e, nonzero_places(n, e, n["self"], n.type.shape[0]), (1, 0))
+
+
+def nonzero_columns(n: TorchNode, e: Emitter) -> Results:
+    """The same, an axis at a time."""
     x = n["self"]
-    e.assume(f"{n.name}: {n.type.shape[0]} of {x.type.size} elements taken as nonzero")
-    gives = n.type.with_shape((max(x.type.rank, 1), n.type.shape[0]))
-    found = e(t.Routine("nonzero", (x,), (gives,), work=x.type.size))
-    return transposed(e, found, (1, 0))
+    places = nonzero_places(n, e, x, n.type.shape[0])
+    return tuple(pick(e, places, 0, i) for i in range(len(n.types)))
 
 
 def scalar(n: TorchNode, e: Emitter) -> Any:
@@ -204,5 +210,6 @@ CONVERTERS: dict[str, Converter] = {
     "_pdist_forward": pairs,
     "masked_scatter": masked_scatter,
     "nonzero": nonzero,
+    "nonzero_numpy": nonzero_columns,
     "_local_scalar_dense": scalar,
 }

@@ -1,0 +1,104 @@
+"""Programs that gpuir has no answer to say so: what, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from gpuir.frontends.torch.load import load  # noqa: E402
+from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.ir.errors import ModelError  # noqa: E402
+
+X = (torch.ones(4, 6),)
+
+
+@torch.library.custom_op("gpuir_tests::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.flip(0).clone()
+
+
+@turned.register_fake
+def turned_type(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Inner(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return turned(x) + 1
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Inner()
+
+    def forward(self, x: Any) -> Any:
+        return self.first(x) * 2
+
+
+class Picked(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x[x.sum(1) > 0].sum(0)
+
+
+class Places(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.nonzero(x).sum(0)
+
+
+class Branch(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+class Scalar(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * x.sum().item()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_custom_operator_is_opaque_with_a_warning_that_says_where():
+    model = load(Program(Custom(), X))
+    assert [n.op.name for n in model.graph.nodes] == ["t.opaque", "t.map", "t.map"]
+    (warning,) = model.warnings
+    assert "turned" in warning and "first" in warning
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_custom_operator_is_refused_when_strict():
+    with pytest.raises(ModelError, match=r"turned.*no converter") as error:
+        load(Program(Custom(), X), strict=True)
+    assert "first" in str(error.value) and "--strict" in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [Picked(), Places()])
+def test_a_size_that_depends_on_the_data_is_asked_for(module: nn.Module):
+    with pytest.raises(ModelError, match="depends on the data") as error:
+        load(Program(module, X))
+    assert "--dims u0=N" in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [Picked(), Places()])
+def test_with_the_size_given_it_is_analysed_and_said(module: nn.Module):
+    model = load(Program(module, X), dims={"u0": 3}, strict=True)
+    assert any("taken as nonzero" in text for text in model.graph.assumed)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_branch_on_the_data_is_the_users_error():
+    with pytest.raises(ModelError, match="export") as error:
+        load(Program(Branch(), X), strict=True)
+    assert "Traceback" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_number_taken_from_a_tensor_stays_one_on_the_device():
+    model = load(Program(Scalar(), X), strict=True)
+    assert [n.op.name for n in model.graph.nodes] == ["t.reduce", "t.map"]

@@ -1,0 +1,88 @@
+"""torch's operators on samples of its OpInfo database. See tools/operators.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("expecttest", reason="torch's OpInfo database needs it")
+
+TOOL = Path(__file__).parents[3] / "tools" / "operators.py"
+
+# What is known to differ in some samples, and why.
+APART = {
+    "nn.functional.scaled_dot_product_attention",  # samples with dropout
+    "nn.functional.avg_pool1d",  # of integers, rounded towards zero
+    "nn.functional.avg_pool2d",
+    "nn.functional.avg_pool3d",
+    "nn.functional.pad",  # cropped to nothing, then its edge repeated
+    "nn.functional.embedding",  # whose weight is renormed first
+    "nn.functional.embedding_bag",
+}
+
+COMPOSITES = (
+    *("nn.functional.linear", "nn.functional.scaled_dot_product_attention", "einsum", "matmul"),
+    *(f"nn.functional.{name}_norm" for name in ("layer", "rms", "group", "batch", "instance")),
+    *(f"nn.functional.conv{d}d" for d in (1, 2, 3)),
+    *(f"nn.functional.conv_transpose{d}d" for d in (1, 2, 3)),
+    *(f"nn.functional.{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)),
+    *(f"nn.functional.adaptive_{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)),
+    *("nn.functional.embedding", "nn.functional.embedding_bag", "nn.functional.one_hot"),
+    *("nn.functional.pad", "nn.functional.interpolate", "nn.functional.grid_sample"),
+    *("nn.functional.pixel_shuffle", "nn.functional.unfold", "nn.functional.fold"),
+    *("nn.functional.cross_entropy", "nn.functional.nll_loss", "nn.functional.kl_div"),
+    *("nn.functional.dropout", "nn.functional.multi_head_attention_forward", "cdist"),
+    *("index_put", "scatter_reduce", "masked_scatter", "cummax", "sort", "topk", "unfold"),
+    *("view_as_complex", "polar", "angle", "fft.rfft", "fft.ifft", "linalg.svd", "linalg.solve"),
+)
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("operators", TOOL)
+    assert spec and spec.loader
+    module = sys.modules["operators"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def failures(tool: ModuleType, names: Any, dtypes: tuple[str, ...], count: int) -> list[str]:
+    """What does not agree, of so many samples each."""
+    found: list[str] = []
+    for cases in tool.samples(names, [tool.DTYPES[d] for d in dtypes]):
+        for case in tool.chosen(cases, count):
+            outcome = tool.check_within(case)
+            if case.operator not in APART and outcome.stage not in ("valued", "no program"):
+                found.append(f"{case.operator} {case.dtype}: {outcome.stage}: {outcome.note}")
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_core_operators_that_are_called_by_name(tool: ModuleType):
+    outcomes = [tool.check_within(case) for case in tool.DIRECT]
+    assert not [f"{o.case.operator}: {o.note}" for o in outcomes if o.stage != "valued"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_composites(tool: ModuleType):
+    assert not failures(tool, COMPOSITES, ("f32", "i64"), 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_core_operator_has_a_converter_or_is_decomposed(tool: ModuleType):
+    """Those that OpInfo has under their own names."""
+    core = tool.core_operators()
+    assert len(core) > 150
+    assert not failures(tool, sorted(core), ("f32", "bf16"), 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_complex_numbers(tool: ModuleType):
+    names = ("mul", "add", "real", "imag", "conj", "abs", "sum", "view_as_real", "exp", "matmul")
+    assert not failures(tool, names, ("c64",), 1)
