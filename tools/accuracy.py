@@ -69,7 +69,7 @@ GOALS = (
         lambda b: b.works[-1].kernel == "k.gemm" and b.dtype not in EAGER,
     ),
     Goal("attention", 12, None, lambda b: b.works[-1].kernel == "k.attention"),
-    Goal("mixture of experts", 15, None, lambda b: b.works[-1].kernel == "k.moe"),
+    Goal("mixture of experts", 15, None, lambda b: b.works[-1].kernel == "k.experts"),
     Goal("other", None, None, lambda b: True),
 )
 

@@ -479,8 +479,9 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
 def _of_ampere(x: Shape) -> Cut:
     """FlashAttention-2, up to sm_89 and on sm_12x (flash_fwd_launch_template.h). Caches in pages
     are read by its splitting kernel, of 64 rows; TensorRT-LLM's have them too. One query is split
-    among twice the SMs, and only where heads share keys (mha_varlen_fwd); by FlashAttention-3's
-    kernels of this generation as on the next."""
+    among twice the SMs, on a cache in pages only where heads share keys (mha_varlen_fwd; mha_fwd,
+    which PyTorch calls, does it always); by FlashAttention-3's kernels of this generation as on the
+    next."""
     paged = (np.asarray(x.work.trait("append")) > 0) & (x.work.kind == "")
     small = (x.rows <= 64) | (x.head > 128) | paged | (x.work.kind == "trtllm")
     rows = np.where(small, 64.0, 128.0)
@@ -490,7 +491,7 @@ def _of_ampere(x: Shape) -> Cut:
     newer = x.work.kind == "fa3"
     most = np.ceil(x.reach / step)
     split = _flash_splits(x.strips(rows), x.target.sms * (1 if newer else 2), most)
-    wanted = x.rows <= FEW_ROWS if newer else x.single & (x.group > 1)
+    wanted = x.rows <= FEW_ROWS if newer else x.single & ((x.group > 1) | ~paged)
     return rows, step, 1.0, np.where(x.head > 128, 8.0, 4.0), np.where(wanted, split, 1.0)
 
 

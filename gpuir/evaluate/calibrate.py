@@ -98,23 +98,26 @@ def calibration(
     for group in groups(target, batches):
         names = sorted({family_of(w, target).name for b in group for w in b.works})
         errors = _held_out(target, group, model)
-        way = chosen(errors, all(target.device in model.get(n, Trained()).devices for n in names))
-        known, target = target, _fitted(target, group, model, (way,))[way]
+        known = all(target.device in model.get(n, Trained()).devices for n in names)
+        mixed = len({w.dtype for b in group for w in b.works}) > 1
+        way = chosen(errors, known or mixed)
+        plain, target = target, _fitted(target, group, model, (way,))[way]
         moved = {p: v for p, v in target.factors.items() if p.partition(".")[0] in names}
-        near = len(set(target.near.items()) - set(known.near.items()))
+        near = len(set(target.near.items()) - set(plain.near.items()))
         before, after = (float(np.mean(errors[w])) for w in (NOTHING, way))
         rows = sum(map(len, group))
         found.append(Found(", ".join(names), rows, before, after, moved, near))
     return target, tuple(found)
 
 
-def chosen(errors: Mapping[Way, Floats], known: bool) -> Way:
-    """The way to go by how far off each row is in each: on a known GPU the least that is about as
-    good as the best, on others the most."""
+def chosen(errors: Mapping[Way, Floats], wary: bool) -> Way:
+    """The way to go by how far off each row is in each: when `wary` the least that is about as good
+    as the best, else the most. Wary of a known GPU, and of rows of several dtypes, where the mean
+    of a few is that of the noisiest."""
     best = min(WAYS, key=lambda way: float(np.mean(errors[way])))
-    for way in reversed(WAYS) if known else WAYS:
+    for way in reversed(WAYS) if wary else WAYS:
         more = errors[way] - errors[best]
-        clear = (1.0 if known else 0.5) * np.std(more) / np.sqrt(len(more))
+        clear = (1.0 if wary else 0.5) * np.std(more) / np.sqrt(len(more))
         if np.mean(more) <= clear:
             return way
     return best

@@ -107,7 +107,7 @@ def test_writing_the_cache_costs_and_a_library_is_one_of_those_known():
     gpu = "h100-sxm-80gb"
     assert seconds(prompt(8, 32, 1024, append=True), gpu) > seconds(prompt(8, 32, 1024), gpu)
     times = {stack: seconds(prompt(8, 32, 4096, stack=stack), gpu) for stack in ("", "trtllm")}
-    assert 1.0 < times["trtllm"] / times[""] < 1.6
+    assert 0.6 < times["trtllm"] / times[""] < 1.6
     with pytest.raises(KeyError):
         seconds(prompt(8, 32, 4096, stack="mine"), gpu)
 
@@ -150,10 +150,11 @@ def test_tensorrt_llm_takes_xqa_where_a_fourth_of_the_sms_gets_a_block(
         assert float(choose(kernel, target).split[0]) == split
 
 
-def test_flash_attention_2_splits_and_turns_only_heads_that_share_keys():
+def test_flash_attention_2_splits_and_turns_only_heads_that_share_keys_of_pages():
     a100 = load_target("a100-sxm-80gb")
     own, shared = cached(1, 8, 65536), cached(1, 64, 65536, kv_heads=8)
-    assert float(choose(own, a100).split[0]) == 1
+    assert float(choose(own, a100).split[0]) > 8
+    assert float(choose(cached(1, 8, 65536, append=True), a100).split[0]) == 1
     assert float(choose(shared, a100).split[0]) > 8
     newer = cached(1, 8, 65536, stack="fa3")
     assert float(choose(newer, a100).split[0]) > 8
