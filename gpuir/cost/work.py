@@ -315,13 +315,13 @@ def _cells(a: Access) -> int:
     return a.type.size
 
 
-def _operand(a: Access, space: Space, role: Role, inner: int = 1, taps: int = 1) -> Operand:
+def _operand(a: Access, space: Space, role: Role, inner: int = 1) -> Operand:
     """`inner` cells lie behind one index; a nest of fewer points than cells reads only those, one
     of none reads nothing."""
     cell_bytes = inner * a.type.dtype.bits / 8
     if not space.points and role != "written":
         return Operand(a.dims, cell_bytes, 0.0, role)
-    visited = cell_bytes * prod(space.dims[d] for d in a.dims) * taps
+    visited = cell_bytes * prod(space.dims[d] for d in a.dims)
     return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), role)
 
 
@@ -727,7 +727,6 @@ def pointwise(
     writes: Sequence[DType],
     *,
     ops: float = 1.0,
-    flops: float = 1.0,
     kind: str = "",
 ) -> Work:
     """A map over `cells`: every operand has that many, and each cell takes `ops` instructions
@@ -744,7 +743,7 @@ def pointwise(
             *(operand(d, "streamed") for d in reads),
             *(operand(d, "written") for d in writes),
         ),
-        flops=cells * flops,
+        flops=cells,
         products=0,
         lane_ops=cells * (ops + OWN_LANE_OPS),
         dtype=max((*reads, *writes), key=lambda d: d.bits),
@@ -765,32 +764,25 @@ def rows(
     dtype: DType,
     kind: str,
     *,
-    out: DType | None = None,
     parameters: int = 0,
-    extra: int = 0,
     ops: float | None = None,
 ) -> Work:
     """A reduction of `count` rows of `length`: a "softmax" or a "norm" that writes them (an "rms"
     norm by a kernel that takes a cell at a time), or a "sum" that writes a cell a row. `parameters`
-    are operands of one row; `extra` are operands as large as the first, a residual to add."""
-    out = out or dtype
-    cell, out_cell = dtype.bits / 8, out.bits / 8
-    cells = count * length
+    are operands of one row."""
+    cell, cells = dtype.bits / 8, count * length
     written = count if kind == "sum" else cells
     each = {"softmax": SOFTMAX_LANE_OPS, "norm": NORM_LANE_OPS, "rms": 4.0, "sum": 1.0}[kind]
     each = each if ops is None else ops
-    whole = Operand(("o", "r"), cell, cells * cell, "streamed")
+    kept = ("o",) if kind == "sum" else ("o", "r")
     return Work(
         kernel="k.reduce",
         dims=(("o", count), ("r", length)),
         reduced=("r",),
         operands=(
-            whole,
-            *(whole for _ in range(extra)),
+            Operand(("o", "r"), cell, cells * cell, "streamed"),
             *(Operand(("r",), cell, length * cell, "streamed") for _ in range(parameters)),
-            Operand(
-                ("o",) if kind == "sum" else ("o", "r"), out_cell, written * out_cell, "written"
-            ),
+            Operand(kept, cell, written * cell, "written"),
         ),
         flops=cells * each,
         products=0,

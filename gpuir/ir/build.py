@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Role, Value
-from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
 
 
@@ -96,8 +95,6 @@ class Builder:
         op: Op,
         names: Sequence[str] = (),
         locs: tuple[Loc, ...] | None = None,
-        tile: Tile | None = None,
-        cost: Cost | None = None,
     ) -> tuple[Value, ...]:
         """Appends a node and gives its results, typed by the op's own rule.
 
@@ -109,7 +106,7 @@ class Builder:
             for i, type in enumerate(op.result_types)
         )
         locs = self.locs if locs is None else locs
-        self._append(Node(op, results, locs, tile, cost))
+        self._append(Node(op, results, locs))
         return results
 
     def _append(self, node: Node) -> None:

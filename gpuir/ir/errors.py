@@ -54,10 +54,10 @@ class PluginError(GpuirError):
     """Something that a module of the user's adds did not work: a bug there, not here."""
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean a, b?` for a misspelt name, else the known names; for the `fix` of an error."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return f"did you mean {', '.join(close)}?"
     few = known if len(known) <= 40 else known[:10]

@@ -167,7 +167,6 @@ def scaler(n: OnnxNode, e: Emitter) -> Value:
 # ---------------------------------------------------------------------------- trees
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
-MEMBER = len(MODES)
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 

@@ -88,4 +88,3 @@ class OnnxNode:
 
 
 Converter = Callable[[OnnxNode, Emitter], "Value | tuple[Value | None, ...] | None"]
-Converters = Mapping[str, Converter]
