@@ -9,6 +9,7 @@ import torch
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, part, reshaped
+from gpuir.frontends.torch.complex import is_complex, magnitude
 from gpuir.frontends.torch.node import Converter, Results, TorchNode, dtype_of
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
@@ -265,7 +266,8 @@ def norm(n: TorchNode, e: Emitter) -> Value:
     """The p-norm over axes: the root of the sum of powers, the largest, or how many are not 0."""
     x, dtype, p = n["self"], n.type.dtype, float(n.args["ord"])
     axes, keep = n.axes(x.type.rank), bool(n.args["keepdim"])
-    x = mapped(e, "abs", dtype, cast(e, x, dtype))
+    x = magnitude(e, x) if is_complex(x) else mapped(e, "abs", dtype, x)
+    x = cast(e, x, dtype)
     if p == 0:
         return over(e, "sum", cast(e, truth(e, x), dtype), axes, keep)
     if abs(p) == float("inf"):
@@ -386,6 +388,7 @@ def batch_norm(n: TorchNode, e: Emitter) -> Results:
         v if not training else moved_to(n, e, v, new, x)
         for v, new in zip(running, (middle, spread), strict=True)
     ]
+    moved = [fitted(e, v, type) if v else v for v, type in zip(moved, n.types[-2:], strict=True)]
     if len(n.types) == 5:
         return y, *saved, *moved
     reserve = [empty(e, type) for type in n.types[3:-2]]

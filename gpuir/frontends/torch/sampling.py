@@ -210,6 +210,7 @@ CONVERTERS: dict[str, Converter] = {
     "_pdist_forward": pairs,
     "masked_scatter": masked_scatter,
     "nonzero": nonzero,
+    "argwhere": nonzero,
     "nonzero_numpy": nonzero_columns,
     "_local_scalar_dense": scalar,
 }

@@ -24,6 +24,7 @@ APART = {
     "nn.functional.pad",  # cropped to nothing, then its edge repeated
     "nn.functional.embedding",  # whose weight is renormed first
     "nn.functional.embedding_bag",
+    "grid_sampler_2d",  # bf16, which torch rounds at other steps
 }
 
 COMPOSITES = (
