@@ -42,7 +42,7 @@ def _lowering(level: Level) -> tuple[Pass, ...]:
 
 def analyze(
     model: Graph | Source,
-    *given: str | Sequence[Any] | None,
+    *given: str | PathLike[str] | Sequence[Any] | None,
     target: str | None = None,
     predictor: str | Predictor = "tile",
     schedule: str | PathLike[str] = "",
@@ -62,8 +62,10 @@ def analyze(
     on the matrix units.
     """
     for thing in given:  # the target, or a module's arguments
-        if isinstance(thing, str):
-            target = thing
+        if isinstance(thing, str | PathLike) and target is None:
+            target = fspath(thing)
+        elif isinstance(thing, str | PathLike):
+            raise UsageError("two targets are given", found=f"{target}, {thing}")
         elif thing is not None:
             options["args"] = thing
     g = model if isinstance(model, Graph) else load(model, **options)
