@@ -243,6 +243,10 @@ def group_norm_and_back(x: torch.Tensor, weight: torch.Tensor) -> Any:
     return back(y, x, mean, scale, weight, 2, 4, 36, 2, (True, True, True))
 
 
+def times_its_sum(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item()
+
+
 def directs() -> tuple[Case, ...]:
     """Core operators that OpInfo's programs do not call as they are exported."""
     x, grad, ids = some(2, 4, 6, 6), some(2, 4, 3, 3), torch.tensor([[1, 0], [2, 1]])
@@ -301,6 +305,8 @@ def directs() -> tuple[Case, ...]:
         direct("alias", rows),
         direct("copy", rows, some(8)),
         direct("randperm", 7),
+        direct("rand", (3, 4)),
+        Case("_local_scalar_dense", torch.float32, times_its_sum, (rows,)),
     )
 
 
@@ -391,7 +397,7 @@ def rows(outcomes: Iterable[Outcome]) -> tuple[dict[str, Row], dict[str, Row]]:
     return named, called
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[Outcome], which: str) -> str:
     named, called = rows(outcomes)
     core = sorted(core_operators())
     good = [name for name in core if name in called and called[name].valued]
@@ -402,7 +408,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "What gpuir makes of torch's operators: written by `tools/operators.py`, which exports",
         "samples of torch's OpInfo database, loads each strictly (every result's type is compared",
         "with torch's) and evaluates it beside torch. Some operators give random numbers or memory",
-        "as it was: of those the types alone are compared.",
+        f"as it was: of those the types alone are compared. Here: {which}.",
         "",
         "| | count |",
         "|---|---:|",
@@ -464,10 +470,11 @@ def main() -> int:
     for o in outcomes:
         if o.stage not in ("valued", "no program"):
             print(o.stage, o.case.operator, str(o.case.dtype)[6:], o.note)
-    text = table(outcomes)
+    count = f"{options.samples} sample(s)" if options.samples else "all samples"
+    text = table(outcomes, f"{count} of each operator in each of {options.dtypes}")
     if options.write:
         options.write.write_text(text)
-    print(*text.splitlines()[7:18], sep="\n")
+    print(*text.splitlines()[7:19], sep="\n")
     _, called = rows(outcomes)
     return any(not called.get(name, Row()).valued for name in core_operators())
 
