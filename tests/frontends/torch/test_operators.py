@@ -8,10 +8,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="torch's OpInfo database needs it")
+
+import gpuir  # noqa: E402
+from gpuir.frontends.torch.load import load  # noqa: E402
+from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.walk import numbers  # noqa: E402
+from gpuir.interp import run  # noqa: E402
 
 TOOL = Path(__file__).parents[3] / "tools" / "operators.py"
 
@@ -87,3 +94,22 @@ def test_every_core_operator_has_a_converter_or_is_decomposed(tool: ModuleType):
 def test_complex_numbers(tool: ModuleType):
     names = ("mul", "add", "real", "imag", "conj", "abs", "sum", "view_as_real", "exp", "matmul")
     assert not failures(tool, names, ("c64",), 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rotation_by_complex_numbers_moves_nothing_else():
+    """Views as complex numbers and back launch no kernel: cast, product, cast."""
+
+    class Rotary(torch.nn.Module):
+        def forward(self, x: Any, turn: Any) -> Any:
+            pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+            return torch.view_as_real(pairs * turn).flatten(3).type_as(x)
+
+    x = torch.randn(2, 5, 4, 8).half()
+    turn = torch.polar(torch.ones(5, 1, 4), torch.randn(5, 1, 4))
+    graph = load(Program(Rotary(), (x, turn)), strict=True).graph
+    kernels = gpuir.lower(graph)
+    assert [n.op.name for n in kernels.nodes if n.op.name != "k.view"] == ["k.map"] * 3
+    values = {v.name: numbers(a) for v, a in zip(graph.inputs, (x, turn), strict=True)}
+    (found,) = run(kernels, values).values()
+    np.testing.assert_array_equal(found, Rotary()(x, turn).numpy())
