@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -156,7 +156,24 @@ class Walk:
             if after and isinstance(after[0], str):  # invoke_subgraph's name for it
                 after = after[1:]
             return self.run(inner[0], tuple(after))
+        if name == "cond":
+            return self.branch(*args)
         raise ModelError(f"{name} is not supported", fix="export without it")
+
+    def branch(
+        self, pred: Any, then: fx.GraphModule, orelse: fx.GraphModule, operands: Sequence[Any] = ()
+    ) -> tuple[Any, ...]:
+        """torch.cond: the branch that is known to be taken, else both, as regions."""
+        if not isinstance(pred, Value):
+            return self.run(then if pred else orelse, operands)
+        made: list[tuple[Emitter, tuple[Value, ...]]] = []
+        for module in (then, orelse):
+            inner = Emitter("", inside=self.emit)
+            walk = replace(self, emit=inner, depth=self.depth + 1)
+            made.append((inner, tuple(inner.place(v) for v in walk.run(module, operands))))
+        captures = tuple(dict.fromkeys(v for inner, _ in made for v in inner.captures))
+        a, b = (replace(inner.builder.finish(out), inputs=captures) for inner, out in made)
+        return self.emit.add(t.Cond(pred, a, b, captures))
 
     def operator(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """The results of an ATen call, by its converter, or by what torch decomposes it to."""
