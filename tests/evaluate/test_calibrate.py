@@ -84,10 +84,10 @@ def test_noise_moves_little():
 
 def test_what_predicts_unseen_rows_worse_is_not_done():
     sizes = {way: np.full(32, 0.1) for way in WAYS}
-    assert chosen(sizes, known=False) == WAYS[0]  # as good: what the priors allow
-    assert chosen(sizes, known=True) == NOTHING  # as good: what was fitted to that GPU
+    assert chosen(sizes, wary=False) == WAYS[0]  # as good: what the priors allow
+    assert chosen(sizes, wary=True) == NOTHING  # as good: what was fitted to that GPU
     worse = {**sizes, WAYS[0]: np.linspace(0.1, 0.5, 32), WAYS[2]: np.full(32, 0.11)}
-    assert chosen(worse, known=False) == WAYS[1]
+    assert chosen(worse, wary=False) == WAYS[1]
     for known in (True, False):
         for best in (NOTHING, WAYS[0]):
             clear = {way: np.full(32, 0.1 if way == best else 0.2) for way in WAYS}
