@@ -9,6 +9,7 @@ factors; a small network may correct it by a bounded share, from counts and shap
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from gpuir.targets.target import Target
 BY = "tile@2"
 THREADED = 32_768  # kernels, from where threads pay
 UNMEASURED = 1.5  # assumed: how much further off the model may be where it never was measured
-CHUNK = 4096  # kernels predicted at once: their numbers stay in a core's cache
+CHUNK = 8192  # kernels predicted at once: their numbers stay in a core's cache
 
 
 def _where(test: bool, yes: float, no: float) -> float:
@@ -206,7 +207,7 @@ def predict(
     work = work.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
     part = partial(_predict_rows, work, target, tiles, model)
     if count > THREADED:
-        with ThreadPoolExecutor() as pool:  # numpy leaves the interpreter free
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # more wait for each other
             parts = list(pool.map(part, _chunks(count)))
     else:
         parts = [part(rows) for rows in _chunks(count)]
