@@ -98,3 +98,17 @@ def test_a_file_that_is_no_program_says_so(tmp_path: Path):
         gpuir.load(bad)
     with pytest.raises(gpuir.GpuirError, match="no such file"):
         gpuir.load(tmp_path / "none.pt2")
+
+
+def test_a_size_that_a_program_has_not_is_refused():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with pytest.raises(gpuir.GpuirError, match="no symbolic size is called batch"):
+        gpuir.load(model, args=(x,), dims={"batch": 8})
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+    (symbol,) = program.range_constraints
+    graph = gpuir.load(program, dims={symbol.name: 8})
+    assert graph.outputs[0].type.shape == (8, 4)
+    with pytest.raises(gpuir.GpuirError, match="a symbolic size is not given"):
+        gpuir.load(program)

@@ -63,6 +63,7 @@ def load(
         else:
             exported = made.export() if isinstance(made, Program) else made
             model = _load(functional(exported), walk)
+        walk.dims.check_all_used()
     except RecursionError:
         raise ModelError("the program is nested too deep", where=name) from None
     except GpuirError as error:

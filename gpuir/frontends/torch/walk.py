@@ -29,9 +29,10 @@ DEEPEST = 8  # decompositions within decompositions
 
 @dataclass
 class Dims:
-    """The numbers that symbolic sizes stand for."""
+    """The numbers that symbolic sizes stand for, and those that were asked for."""
 
     numbers: Mapping[str, int] = field(default_factory=dict[str, int])
+    used: set[str] = field(default_factory=set[str])
 
     def __call__(self, size: Any) -> int:
         """A size as a number; ModelError when it depends on one not given."""
@@ -39,6 +40,7 @@ class Dims:
             return size
         expression = size.node.expr
         free = {s: self.numbers[s.name] for s in expression.free_symbols if s.name in self.numbers}
+        self.used.update(s.name for s in free)
         found = expression.subs(free)
         if found.free_symbols:
             unknown = sorted(s.name for s in found.free_symbols)
@@ -49,6 +51,16 @@ class Dims:
                 fix=" ".join(f"--dims {name}=N" for name in unknown),
             )
         return int(found)
+
+    def check_all_used(self) -> None:
+        """ModelError when a number is given for a size that the program has not."""
+        unknown = [name for name in self.numbers if name not in self.used]
+        if unknown:
+            raise ModelError(
+                f"no symbolic size is called {', '.join(unknown)}",
+                expected=", ".join(sorted(self.used)) or "none: all sizes are numbers",
+                fix="export with dynamic_shapes, or leave it out",
+            )
 
     def type(self, tensor: torch.Tensor) -> TensorType:
         return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
