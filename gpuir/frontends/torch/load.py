@@ -139,7 +139,12 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
             given.append(dims(value) if isinstance(value, torch.SymInt) else value)
             continue
         tensor = held.get(str(spec.target))
-        made = tied.get(id(tensor)) or _place(held, emit, spec, dims.type(value))
+        try:
+            type = dims.type(value)
+        except ModelError as error:
+            error.where = f"{walk.source}:{spec.arg.name}"
+            raise
+        made = tied.get(id(tensor)) or _place(held, emit, spec, type)
         if spec.kind is InputKind.PARAMETER:
             tied[id(tensor)] = made
         if spec.kind is not InputKind.USER_INPUT and not getattr(tensor, "requires_grad", False):
