@@ -194,17 +194,23 @@ def adaptive_max(count: int) -> Converter:
 # ---------------------------------------------------------------------------- attention
 
 
+def scale_of(n: TorchNode, q: Value) -> float:
+    scale = n.args.get("scale")
+    return 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
+
+
+def mask_of(n: TorchNode, e: Emitter, q: Value) -> Value | None:
+    mask = n.get("attn_mask") or n.get("attn_bias")
+    return mask if mask is None or mask.type.dtype == bool_ else cast(e, mask, q.type.dtype)
+
+
 def attention(n: TorchNode, e: Emitter) -> Results:
     """scaled_dot_product_attention: one kernel. The scale is 1 / sqrt of the heads' width where the
     call says none. Causal: query i sees keys up to i."""
     q, k, v = (n[name] for name in ("query", "key", "value"))
     if n.args.get("dropout_p"):
         e.assume(f"{n.name}: dropout inside attention takes no time")
-    scale = n.args.get("scale")
-    scale = 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
-    mask = n.get("attn_mask") or n.get("attn_bias")
-    if mask is not None and mask.type.dtype != bool_:
-        mask = cast(e, mask, q.type.dtype)
+    scale, mask = scale_of(n, q), mask_of(n, e, q)
     if not n.args.get("enable_gqa"):
         lead = n.type.shape[:-2]
         q, k, v = (widened(e, x, (*lead, *x.type.shape[-2:])) for x in (q, k, v))

@@ -7,27 +7,16 @@ from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, reshaped
-from gpuir.frontends.torch.contraction import hanging, spread
-from gpuir.frontends.torch.layout import padding, padding_around
+from gpuir.frontends.torch.contraction import hanging, mask_of, scale_of, spread
+from gpuir.frontends.torch.layout import first_cell, padding, padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.frontends.torch.reduction import per_channel
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import bool_
 from gpuir.ops import tensor as t
 
 # ---------------------------------------------------------------------------- attention
-
-
-def scale_of(n: TorchNode, q: Value) -> float:
-    scale = n.args.get("scale")
-    return 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
-
-
-def mask_of(n: TorchNode, e: Emitter, q: Value) -> Value | None:
-    mask = n.get("attn_mask") or n.get("attn_bias")
-    return mask if mask is None or mask.type.dtype == bool_ else cast(e, mask, q.type.dtype)
 
 
 def attention(n: TorchNode, e: Emitter) -> Results:
@@ -236,8 +225,7 @@ def slice_backward(n: TorchNode, e: Emitter) -> Value:
     dy, shape = n["grad_output"], n.type.shape
     axis, step = n.axis(len(shape)), int(n.args["step"])
     length = shape[axis]
-    start = n.args["start"] or 0
-    start = min(max(start + length if start < 0 else start, 0), length)
+    start = first_cell(n, length)
     return padding_around(e, dy, axis, start, step, length)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
 from gpuir.frontends.torch.node import Converter, TorchNode
-from gpuir.frontends.torch.pointwise import is_imaginary, of_dtype
+from gpuir.frontends.torch.pointwise import floored, is_imaginary, of_dtype
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, i64
@@ -59,13 +59,18 @@ def expand(n: TorchNode, e: Emitter) -> Value:
     return x if x.type.shape == n.type.shape else e(t.Broadcast(x, n.type.shape))
 
 
+def first_cell(n: TorchNode, length: int) -> int:
+    """`start` of a slice of so many cells, as Python reads it."""
+    start = n.args["start"] or 0
+    return min(max(start + length if start < 0 else start, 0), length)
+
+
 def slice_(n: TorchNode, e: Emitter) -> Value:
     """self[.., start:end:step, ..] along `dim`, as Python cuts."""
     x = n["self"]
     axis, size = n.axis(x.type.rank), n.type.shape
     length = x.type.shape[axis]
-    start = n.args["start"] or 0
-    start = min(max(start + length if start < 0 else start, 0), length)
+    start = first_cell(n, length)
     step = n.args["step"]
     if size == x.type.shape and step == 1:
         return x
@@ -417,8 +422,7 @@ def divided(e: Emitter, x: Value, y: Value) -> Value:
     """x / y, rounded down for integers."""
     if x.type.dtype.is_float:
         return e(t.Map("div", (x, y)))
-    rest = e(t.Map("mod", (x, y)))
-    return e(t.Map("div", (e(t.Map("sub", (x, rest))), y)))
+    return floored(e, x.type.dtype, x, y)
 
 
 def diagonal(n: TorchNode, e: Emitter) -> Value:
@@ -561,8 +565,7 @@ def slice_scatter(n: TorchNode, e: Emitter) -> Value:
     x, source = n["self"], n["src"]
     axis = n.axis(x.type.rank)
     length, count = x.type.shape[axis], source.type.shape[axis]
-    start = n.args["start"] or 0
-    start = min(max(start + length if start < 0 else start, 0), length)
+    start = first_cell(n, length)
     step = n.args["step"]
     if count == length:
         return cast(e, source, x.type.dtype)

@@ -148,7 +148,12 @@ def divide(n: TorchNode, e: Emitter) -> Value:
         return e(t.Map(rounding, (quotient,))) if rounding else quotient
     if mode == "trunc":
         return mapped(e, "div", dtype, x, y)
-    rest = mapped(e, "mod", dtype, x, y)  # x - floor(x / y) y: what is left divides exactly
+    return floored(e, dtype, x, y)
+
+
+def floored(e: Emitter, dtype: DType, x: Any, y: Any) -> Value:
+    """x / y of integers, rounded down: what is left of x without its remainder divides exactly."""
+    rest = mapped(e, "mod", dtype, x, y)
     return mapped(e, "div", dtype, mapped(e, "sub", dtype, x, rest), y)
 
 
@@ -156,8 +161,7 @@ def floor_divide(n: TorchNode, e: Emitter) -> Value:
     dtype, x, y = n.type.dtype, n.args["self"], n.args["other"]
     if dtype.is_float:
         return e(t.Map("floor", (mapped(e, "div", dtype, x, y),)))
-    rest = mapped(e, "mod", dtype, x, y)
-    return mapped(e, "div", dtype, mapped(e, "sub", dtype, x, rest), y)
+    return floored(e, dtype, x, y)
 
 
 def power(n: TorchNode, e: Emitter) -> Value:
