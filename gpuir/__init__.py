@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from gpuir.passes.table import pipeline
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
+    from gpuir.simulate.timeline import Timeline, timeline
     from gpuir.targets.load import load_target, target_names
+    from gpuir.targets.profile import Profile, load_profile, profile_names
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
 
@@ -34,15 +36,18 @@ __all__ = [
     "Memory",
     "Pass",
     "Pipeline",
+    "Profile",
     "Schedule",
     "Summary",
     "Target",
     "Tile",
+    "Timeline",
     "analyze",
     "apply",
     "explain",
     "extract",
     "load",
+    "load_profile",
     "load_target",
     "load_text",
     "lower",
@@ -50,10 +55,12 @@ __all__ = [
     "parse",
     "parse_schedule",
     "pipeline",
+    "profile_names",
     "show",
     "strip",
     "summary",
     "target_names",
+    "timeline",
 ]
 
 _HOMES = {
@@ -67,7 +74,9 @@ _HOMES = {
     "gpuir.passes.table": ("pipeline",),
     "gpuir.schedule": ("apply", "extract", "strip"),
     "gpuir.simulate.memory": ("Memory", "memory"),
+    "gpuir.simulate.timeline": ("Timeline", "timeline"),
     "gpuir.targets.load": ("load_target", "target_names"),
+    "gpuir.targets.profile": ("Profile", "load_profile", "profile_names"),
     "gpuir.targets.target": ("Target",),
     "gpuir.text": ("parse", "parse_schedule", "show"),
 }

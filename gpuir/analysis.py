@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,31 +14,57 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import KernelOp, View
-from gpuir.passes.annotate import IN_TF32, Annotate
-from gpuir.passes.canonicalize import Canonicalize
-from gpuir.passes.fuse import Fuse
-from gpuir.passes.legalize import Legalize
+from gpuir.ops.strides import VIEWED
+from gpuir.passes.annotate import Annotate, tf32_of
 from gpuir.passes.manager import Pass, Pipeline, Watch
-from gpuir.passes.recognize import Recognize
+from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
 from gpuir.simulate.memory import memory
+from gpuir.simulate.timeline import timeline
 from gpuir.targets.load import load_target
+from gpuir.targets.profile import load_profile
 
 if TYPE_CHECKING:
     from gpuir.loading import Source
 
 
-def lower(graph: Graph, *, watch: Watch | None = None) -> Graph:
-    """The kernels of a graph, for no target yet: canonicalize, recognize, fuse, legalize."""
-    return Pipeline(_lowering(graph.level)).run(graph, watch=watch)
+def lower(
+    graph: Graph,
+    *,
+    profile: str | PathLike[str] | None = None,
+    watch: Watch | None = None,
+    passes: Mapping[str, type[Pass]] | None = None,
+) -> Graph:
+    """The kernels that a software stack makes of a graph, for no target yet.
+
+    `profile` is a name or a path: by default that of the graph, else `eager` for what came from
+    PyTorch and `ort` for the rest. A graph that is lowered already keeps its own; another is
+    refused. `passes` are those of the user's own modules, by name.
+    """
+    chosen = chosen_profile(graph, profile)
+    if graph.level >= Level.kernel:
+        return replace(graph, profile=chosen)
+    if graph.level == Level.fused:
+        return pipeline("legalize").run(replace(graph, profile=chosen), watch=watch)
+    steps = pipeline(load_profile(chosen).passes, passes)
+    return steps.run(replace(graph, profile=chosen), watch=watch)
 
 
-def _lowering(level: Level) -> tuple[Pass, ...]:
-    passes = {
-        Level.graph: (Canonicalize(), Recognize(), Fuse(), Legalize()),
-        Level.fused: (Legalize(),),
-    }
-    return passes.get(level, ())
+def chosen_profile(graph: Graph, profile: str | PathLike[str] | None) -> str:
+    """The profile to run a graph under, by name or path."""
+    given = None if profile is None else fspath(profile)
+    if given is None:
+        return graph.profile or ("eager" if VIEWED in graph.assumed else "ort")
+    name = load_profile(given).name
+    late = graph.level > Level.graph and graph.profile is not None
+    if late and load_profile(str(graph.profile)).name != name:
+        raise UsageError(
+            f"@{graph.name} is {graph.level.name} under another profile",
+            expected=graph.profile or "",
+            found=given,
+            fix="start from a graph of level graph",
+        )
+    return given
 
 
 def analyze(
@@ -46,7 +73,8 @@ def analyze(
     target: str | None = None,
     predictor: str | Predictor = "tile",
     schedule: str | PathLike[str] = "",
-    tf32: bool = False,
+    profile: str | PathLike[str] | None = None,
+    tf32: bool | None = None,
     watch: Watch | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
@@ -58,8 +86,9 @@ def analyze(
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
     is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
     to use where it names a kernel. `target` is a name, a path, or either with numbers changed:
-    `a100+sms=120`. `predictor` is a name too, or a function of yours. `tf32` lets f32 products run
-    on the matrix units.
+    `a100+sms=120`. `predictor` is a name too, or a function of yours. `profile` is the software
+    stack, as in `lower`; `tf32` lets all f32 products run on the matrix units, or none, in place of
+    those that the profile does.
     """
     for thing in given:  # the target, or a module's arguments
         if isinstance(thing, str | PathLike) and target is None:
@@ -71,11 +100,13 @@ def analyze(
     g = model if isinstance(model, Graph) else load(model, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
-    passes = _lowering(g.level)
+    g = lower(g, profile=profile, watch=watch)
+    rule = {None: "", True: "all", False: "none"}[tf32]
+    passes: tuple[Pass, ...] = ()
     if g.level < Level.tiled:
-        passes += (TilePass(target=str(target), schedule=fspath(schedule), tf32=tf32),)
+        passes += (TilePass(target=str(target), schedule=fspath(schedule), tf32=rule),)
     if g.level < Level.costed:
-        passes += (Annotate(predictor=predictor, tf32=tf32),)
+        passes += (Annotate(predictor=predictor, tf32=rule),)
     return Pipeline(passes).run(g, watch=watch)
 
 
@@ -95,13 +126,13 @@ def _check_target(g: Graph, target: str | None) -> None:
 
 
 def _check_done(
-    g: Graph, predictor: str | Predictor, schedule: str | PathLike[str], tf32: bool
+    g: Graph, predictor: str | Predictor, schedule: str | PathLike[str], tf32: bool | None
 ) -> None:
     """UsageError when something is asked for that the graph has behind it already."""
     late = [
         ("schedule", schedule and g.level >= Level.tiled),
         ("predictor", predictor != "tile" and g.level >= Level.costed),
-        ("tf32", tf32 and g.level >= Level.costed),
+        ("tf32", tf32 is not None and g.level >= Level.costed),
     ]
     for name, asked in late:
         if asked:
@@ -125,7 +156,7 @@ def explain(graph: Graph, name: str) -> tuple[Line, ...]:
     if not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
-    return explained(node.op, node.tile, target, node.cost, tf32=IN_TF32 in graph.assumed)
+    return explained(node.op, node.tile, target, node.cost, tf32=tf32_of(graph, node.op))
 
 
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
@@ -133,4 +164,5 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     assumptions."""
     target = load_target(str(graph.target))
     device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
-    return summarize(graph, device, tuple(warnings), batch, memory(graph, target))
+    run = timeline(graph, load_profile(chosen_profile(graph, None)))
+    return summarize(graph, device, run, tuple(warnings), batch, memory(graph, target))

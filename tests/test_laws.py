@@ -115,7 +115,7 @@ def test_costs_are_no_less_than_their_terms(g, target):
 
 @pytest.mark.parametrize(
     "text",
-    ["canonicalize,fuse{max_ops=8},legalize", 'fuse{epilogues=false},legalize,tile{target="a b"}'],
+    ["canonicalize,fuse{max_ops=8},legalize", 'fuse{rules=none},legalize,tile{target="a b"}'],
 )
 def test_pipelines_print_as_they_parse(text):
     assert str(pipeline(text)) == text

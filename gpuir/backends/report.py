@@ -17,6 +17,8 @@ from gpuir.ops import tensor as t
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
+    from gpuir.simulate.timeline import Timeline
+    from gpuir.targets.profile import Profile
 
 Status = Literal["modelled", "approximated", "opaque"]
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
@@ -194,7 +196,9 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Summary:
-    """One model on one target. `kernels` are in graph order, views and idle branches included.
+    """One model on one target under one profile. `latency_s` is from the host's start to the last
+    kernel's end, as `timeline` has it; `device_s` is what the kernels take. `kernels` are in graph
+    order, views and idle branches included.
 
     `interval` is where 80 % of measurements are expected, were all kernels off alike: the errors of
     one predictor on one device go together. Kernels that cannot say, of `certain_s`, count as they
@@ -204,7 +208,9 @@ class Summary:
     model: str
     device: Device
     by: tuple[str, ...]
+    timeline: Timeline
     latency_s: float
+    device_s: float
     interval: tuple[float, float] | None
     certain_s: float
     unseen: tuple[Unseen, ...]
@@ -225,6 +231,10 @@ class Summary:
     kernels: tuple[Kernel, ...] = field(repr=False)
     graph: Graph = field(repr=False)
 
+    @property
+    def profile(self) -> Profile:
+        return self.timeline.profile
+
     def slowest(self) -> list[Kernel]:
         """The kernels that take time, the slowest first."""
         return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
@@ -233,6 +243,7 @@ class Summary:
 def summarize(
     graph: Graph,
     device: Device,
+    timeline: Timeline,
     warnings: tuple[str, ...] = (),
     batch: int | None = None,
     held: Memory | None = None,
@@ -254,8 +265,10 @@ def summarize(
         model=graph.name,
         device=device,
         by=tuple(sorted({x.cost.by for x in kernels if x.cost.terms})),
-        latency_s=sum(x.time_s for x in running),
-        interval=_interval(running),
+        timeline=timeline,
+        latency_s=timeline.time_s,
+        device_s=sum(x.time_s for x in running),
+        interval=_interval(running, timeline.time_s),
         certain_s=sum(x.time_s for x in running if x.interval is None),
         unseen=tuple(_unseen(running)),
         launches=sum(x.launches for x in running),
@@ -268,7 +281,7 @@ def summarize(
         coverage=coverage,
         nodes=sum(s.nodes for s in coverage) + len(folded),
         folded=len(folded),
-        assumed=(*graph.assumed, *device.assumed),
+        assumed=(*graph.assumed, *device.assumed, *timeline.profile.assumptions),
         warnings=warnings,
         batch=batch,
         memory=held or _memory(graph),
@@ -316,12 +329,14 @@ def _time(graph: Graph) -> float:
     return sum(n.cost.time_s for n in graph.nodes if n.cost)
 
 
-def _interval(kernels: Iterable[Kernel]) -> tuple[float, float] | None:
+def _interval(kernels: Iterable[Kernel], latency_s: float) -> tuple[float, float] | None:
+    """Of the kernels alone; around them, the host takes what it takes."""
     timed = [x for x in kernels if x.time_s]
     if all(x.interval is None for x in timed):
         return None
     lows, highs = zip(*(x.interval or (x.time_s, x.time_s) for x in timed), strict=True)
-    return sum(lows), sum(highs)
+    around = latency_s - sum(x.time_s for x in timed)
+    return around + sum(lows), around + sum(highs)
 
 
 def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:

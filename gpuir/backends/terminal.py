@@ -208,6 +208,8 @@ def _head(s: Summary, page: Page) -> None:
     page.wrapped("latency", f"{quantity(s.latency_s, 's', 4)}, {rate(s)}")
     if s.interval is not None:
         page.wrapped("interval", interval(s))
+    page.wrapped("profile", f"{s.profile.name}: {s.profile.title}")
+    page.wrapped("host", host_text(s))
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:
@@ -221,7 +223,7 @@ def _head(s: Summary, page: Page) -> None:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
         page.wrapped("work", f"{flops}; device memory {moved}")
-        page.wrapped("bound", f"{bounds(s.bounds, s.latency_s)}, by share of time")
+        page.wrapped("bound", f"{bounds(s.bounds, s.device_s)}, by share of the kernels' time")
     page.wrapped("memory", memory_text(s.memory))
     if s.memory.available_bytes is not None:
         page.wrapped("fits", fits_text(s.memory))
@@ -231,6 +233,15 @@ def _head(s: Summary, page: Page) -> None:
     if not any(share.nodes for share in s.coverage[1:]):
         folded = f", {s.folded:,} of them folded away" if s.folded else ""
         page.wrapped("coverage", f"all {s.nodes:,} model nodes{folded}")
+
+
+def host_text(s: Summary) -> str:
+    """`the device waits 1.2 ms, 12 % of the time`."""
+    run = s.timeline
+    if not run.gaps_s:
+        return "the device never waits for it"
+    share = percent(run.gaps_s, s.latency_s)
+    return f"the device waits {quantity(run.gaps_s, 's')} for it, {share} of the time"
 
 
 def interval(s: Summary) -> str:
@@ -495,34 +506,56 @@ def _labelled(label: str, notes: Sequence[str], page: Page) -> None:
 
 def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     first = summaries[0]
-    page.heading(f"{first.model} on {len(summaries)} targets")
+    page.heading(f"{first.model} {_of_what(summaries)}")
     page.line()
     fastest = min(s.latency_s for s in summaries)
     ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
     titles = ("latency", *ends, "x fastest", "runs/s", "launches", "to spare")
+    names = run_names(summaries)
     columns = [("target", False), *((title, True) for title in titles), ("bound", False)]
     rows = [
         (
-            elided(s.device.name, max(page.width - 52, 16)),
+            elided(name, max(page.width - 52, 16)),
             quantity(s.latency_s, "s", 4),
             *(" to ".join(quantity(end, "s") for end in s.interval or ()) for _ in ends),
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
             _count(1 / s.latency_s) if s.latency_s else "-",
             f"{s.launches:,}",
             _spare(s.memory),
-            bounds(s.bounds, s.latency_s),
+            bounds(s.bounds, s.device_s),
         )
-        for s in summaries
+        for name, s in zip(names, summaries, strict=True)
     ]
     page.table(columns, rows, drop=("launches", "runs/s", "to spare", *ends))
     _by_kind(summaries, page)
     _coverage(first, page)
     page.line()
     page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
-    known = [s for s in summaries if s.interval is not None or s.unseen]
-    _labelled("fitted on", _of_each({s.device.name: (fitted(s),) for s in known}), page)
-    _labelled("assumed", _of_each({s.device.name: s.assumed for s in summaries}), page)
+    runs = list(zip(names, summaries, strict=True))
+    known = {n: (fitted(s),) for n, s in runs if s.interval is not None or s.unseen}
+    _labelled("fitted on", _of_each(known), page)
+    _labelled("assumed", _of_each({n: s.assumed for n, s in runs}), page)
     _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
+
+
+def run_names(summaries: Sequence[Summary]) -> list[str]:
+    """What tells the runs apart: `a100`, `eager`, or `a100 eager` where both differ."""
+    targets = [s.device.name for s in summaries]
+    profiles = [s.profile.name for s in summaries]
+    if len(set(profiles)) == 1:
+        return targets
+    if len(set(targets)) == 1:
+        return profiles
+    return [f"{target} {profile}" for target, profile in zip(targets, profiles, strict=True)]
+
+
+def _of_what(summaries: Sequence[Summary]) -> str:
+    """`on 3 targets`, `on a100 under 2 profiles`."""
+    targets = {s.device.name: s.device for s in summaries}
+    profiles = {s.profile.name for s in summaries}
+    on = f"{len(targets)} targets" if len(targets) > 1 else next(iter(targets))
+    under = f"{len(profiles)} profiles" if len(profiles) > 1 else next(iter(profiles))
+    return f"on {on} under {under}"
 
 
 def _spare(m: Memory) -> str:
@@ -552,7 +585,7 @@ def _by_kind(summaries: Sequence[Summary], page: Page) -> None:
     kinds = tuple(dict.fromkeys(total.kind for s in summaries for total in s.totals))
     if not kinds:
         return
-    names = [s.device.name for s in summaries]
+    names = run_names(summaries)
     times = [{total.kind: total.time_s for total in s.totals} for s in summaries]
     cells = [[quantity(t[kind], "s") if kind in t else "-" for kind in kinds] for t in times]
     page.line()

@@ -56,6 +56,7 @@ def command(**given: Any) -> None:
     \b
     gpuir analyze model.onnx --target a100 --dims batch=8
     gpuir analyze model.onnx --target a100,h100-sxm,l4
+    gpuir analyze model.pt2 --target a100 --profile eager,compiled,cudagraph
     gpuir analyze hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
     gpuir analyze model.onnx --target a100 --format schedule -o model.sched
     gpuir analyze model.onnx --target a100 --schedule model.sched
@@ -88,7 +89,8 @@ def command(**given: Any) -> None:
 
 
 def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[Graph]:
-    """The costed graph for each target; the model is loaded and lowered once."""
+    """The costed graph for each target and profile; the model is loaded once, and lowered once for
+    each profile."""
     import gpuir
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
@@ -98,6 +100,9 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
     ]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
+    profiles = [loaded.profile(name) for name in split_names(given["profile"])]
+    for name in profiles:
+        gpuir.load_profile(name)
     if given["settings"] and not targets:
         raise UsageError("--set changes a target, and none is given", fix="--target NAME")
     predictor = given["predictor"]
@@ -112,10 +117,13 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
     if given["pipeline"]:
         passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
         g = passes.run(g, watch=progress.made)
-    g = gpuir.lower(g, watch=progress.made)
+    lowered = [
+        gpuir.lower(g, profile=name, watch=progress.made, passes=loaded.passes)
+        for name in profiles or [None]
+    ]
     return [
         gpuir.analyze(
-            g,
+            kernels,
             name,
             predictor=predictor,
             schedule=given["schedule"],
@@ -123,6 +131,7 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
             watch=progress.made,
         )
         for name in targets or [None]
+        for kernels in lowered
     ]
 
 
@@ -132,7 +141,12 @@ def split_targets(text: str | None) -> list[str]:
         from gpuir.cli.targets import everything
 
         return list(everything())
-    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+    return split_names(text)
+
+
+def split_names(text: str | None) -> list[str]:
+    """`a, b` → `a`, `b`."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:

@@ -15,6 +15,7 @@ COMMANDS = (
     "opt",
     "schedule",
     "targets",
+    "profiles",
     "passes",
     "eval",
     "train",

@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
     from gpuir.passes.manager import Pass
 
-TABLES = ("PASSES", "PREDICTORS", "TARGETS", "BACKENDS")
+TABLES = ("PASSES", "PREDICTORS", "TARGETS", "PROFILES", "BACKENDS")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the modules add, by name. A target is the path of its spec file."""
+    """What the modules add, by name. A target or profile is the path of its file."""
 
     passes: dict[str, type[Pass]]
     predictors: dict[str, Predictor]
     targets: dict[str, str | Path]
+    profiles: dict[str, str | Path]
     backends: dict[str, Backend]
+
+    def profile(self, name: str) -> str:
+        """The path of the module's profile in place of its name."""
+        return str(self.profiles.get(name, name))
 
     def target(self, name: str) -> str:
         """`mine+sms=60` with the path of the module's target in place of its name."""
@@ -35,13 +40,13 @@ class Loaded:
 
 
 def load_modules(names: Iterable[str]) -> Loaded:
-    """The tables PASSES, PREDICTORS, TARGETS and BACKENDS of each module, put together.
+    """The tables PASSES, PREDICTORS, TARGETS, PROFILES and BACKENDS of each module, put together.
 
     A name is a module's, looked for in the current folder too, or the path of a `.py` file.
     """
     from gpuir.ir.errors import UsageError
 
-    loaded = Loaded({}, {}, {}, {})
+    loaded = Loaded({}, {}, {}, {}, {})
     for name in names:
         module = _import(name)
         tables: dict[str, dict[str, object]] = {
@@ -76,6 +81,7 @@ def _check(where: str, table: str, key: str, thing: object) -> None:
         "PASSES": (PASSES, is_pass, "a subclass of gpuir.passes.manager.Pass"),
         "PREDICTORS": (PREDICTORS, callable, "a function of op, tile and target"),
         "TARGETS": ((), lambda x: isinstance(x, str | Path), "the path of a spec file"),
+        "PROFILES": ((), lambda x: isinstance(x, str | Path), "the path of a profile's file"),
         "BACKENDS": (BACKENDS, callable, "a function of summaries and a layout"),
     }
     ours, fits, expected = rules[table]

@@ -166,8 +166,10 @@ settings = click.option(
     multiple=True,
     help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
 )
-pipeline = click.option(
-    "--pipeline", default="", help="Passes in place of canonicalize,recognize,fuse,legalize."
+pipeline = click.option("--pipeline", default="", help="Passes in place of the profile's.")
+profile = click.option(
+    "--profile",
+    help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
 )
 
 
@@ -182,7 +184,12 @@ def costing(f: F) -> F:
             default="",
             help="Tiles to use for the kernels that this file names.",
         ),
-        click.option("--tf32", is_flag=True, help="Let f32 products run on the matrix units."),
+        profile,
+        click.option(
+            "--tf32/--no-tf32",
+            default=None,
+            help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
+        ),
         pipeline,
     )(f)
 

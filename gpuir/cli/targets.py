@@ -11,7 +11,7 @@ from gpuir.cli.output import emit, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
-    from gpuir.targets.target import Target
+    from gpuir.targets.target import Row, Target
 
 
 @click.command()
@@ -112,13 +112,20 @@ def show_all(targets: list[Target], page: Page) -> None:
 
 
 def show_one(t: Target, page: Page) -> None:
+    show_rows([row for row in t.rows() if not row.field.startswith("near.")], page)
+    if t.near:
+        page.wrapped("near", f"{len(t.near)} kernels measured, that correct those like them", 6)
+    for field, why in t.doubts.items():
+        page.wrapped("doubt", f"{field}: {why}", 6)
+
+
+def show_rows(rows: list[Row], page: Page) -> None:
+    """Fields and their values, and behind a number the one of its source, listed below."""
     from gpuir.backends.units import quantity
 
     sources: dict[str, int] = {}
     shown: list[tuple[str, str, str]] = []
-    for row in t.rows():
-        if row.field.startswith("near."):
-            continue
+    for row in rows:
         number = isinstance(row.value, int | float) and not isinstance(row.value, bool)
         text = quantity(float(row.value), row.unit, 4) if number else _words(row.value)  # type: ignore[arg-type]
         mark = f"[{sources.setdefault(row.source, len(sources) + 1)}]" if row.source else ""
@@ -129,13 +136,9 @@ def show_one(t: Target, page: Page) -> None:
             page.line(f"{field:{widths[0]}}  {text:>{widths[1]}}  {mark}")
         else:
             page.wrapped(field, text, widths[0] + 2)
-    if t.near:
-        page.wrapped("near", f"{len(t.near)} kernels measured, that correct those like them", 6)
     page.line()
     for source, i in sources.items():
         page.wrapped(f"[{i}]", source, 5)
-    for field, why in t.doubts.items():
-        page.wrapped("doubt", f"{field}: {why}", 6)
 
 
 def _words(value: object) -> str:

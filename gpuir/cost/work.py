@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
-from gpuir.ir.graph import Access, Graph, Space, Value
+from gpuir.ir.graph import Access, Graph, Op, Space, Value
 from gpuir.ir.types import DType, f4e2m1, f32, i4, u4
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -196,6 +196,11 @@ def _product(numbers: Iterable[Number]) -> Number:
 
 
 # ---------------------------------------------------------------------------- from kernel to work
+
+
+def in_tf32(op: Op, rule: str) -> bool:
+    """Whether a rule (`none`, `conv`, `all`) lets an f32 kernel like this run in TF32."""
+    return rule == "all" or (rule == "conv" and isinstance(op, k.Conv))
 
 
 def work_of(op: k.KernelOp, tf32: bool = False) -> Work:

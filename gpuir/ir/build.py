@@ -62,6 +62,7 @@ class Builder:
         self.assumed: list[str] = []
         self.over: tuple[Value | None, ...] = ()
         self.roles: dict[str, Role] = {}
+        self.profile: str | None = None
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self.names = names or NameTable()
@@ -152,6 +153,7 @@ class Builder:
             folded=_gone(self.folded, self.nodes),
             assumed=tuple(dict.fromkeys(self.assumed)),
             target=self.target,
+            profile=self.profile,
             over=over if any(over) else (),
         )
         return replace(graph, roles=_kept(self.roles, graph))
@@ -159,11 +161,11 @@ class Builder:
 
 def begin(graph: Graph, level: Level) -> Builder:
     """The start of another graph with the ends of this one: its inputs and params, what its first
-    outputs take over, its roles, and what is folded and assumed."""
+    outputs take over, its roles, its profile, and what is folded and assumed."""
     b = Builder(level, graph.name, graph.target)
     b.folded += graph.folded
     b.assumed += graph.assumed
-    b.over = graph.over
+    b.over, b.profile = graph.over, graph.profile
     b.roles.update(graph.roles)
     for v in graph.inputs:
         b.input(v.name, v.type)

@@ -138,8 +138,9 @@ class Graph:
 
     `params` are the weights: a name and a type, never data. `folded` are the model nodes that no
     node stands for any more. `assumed` says in words what was taken for granted (a trip count, a
-    data-dependent length); reports print it. `target` names the device from level `tiled` on. A
-    region is a graph that sees only its own inputs.
+    data-dependent length); reports print it. `target` names the device from level `tiled` on, and
+    `profile` the software stack that a graph was lowered for. A region is a graph that sees only
+    its own inputs.
 
     `over` is empty or goes along `outputs`: the input or param whose storage the output takes over
     (an updated cache, an optimiser's step), or None. `roles` names the values that hold something
@@ -156,6 +157,7 @@ class Graph:
     folded: tuple[Loc, ...] = ()
     assumed: tuple[str, ...] = ()
     target: str | None = None
+    profile: str | None = None
     over: tuple[Value | None, ...] = ()
     roles: tuple[tuple[str, Role], ...] = ()
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from gpuir.cost.families import check_factors
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
 from gpuir.cost.tile import cost_of, tile_cost
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work, in_tf32, work_of
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
@@ -19,11 +19,16 @@ from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
 from gpuir.targets.load import load_target
+from gpuir.targets.profile import tf32_rule
 from gpuir.targets.target import Target
 
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
 
-IN_TF32 = "f32 products in TF32"
+TF32_WORDS = {
+    "all": "f32 products in TF32",
+    "conv": "f32 convolutions in TF32, other f32 products on the vector pipe",
+    "none": "f32 products on the vector pipe, TF32 off",
+}
 
 Price = Callable[[k.KernelOp, "Tile | None"], Cost]
 
@@ -31,8 +36,8 @@ Price = Callable[[k.KernelOp, "Tile | None"], Cost]
 @dataclass(frozen=True)
 class Annotate(Pass):
     """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, one that a
-    plug-in adds, or, from Python, any function that is a `Predictor`. `tf32` lets f32 products run
-    on the matrix units, as the tiles were made for.
+    plug-in adds, or, from Python, any function that is a `Predictor`. `tf32` says
+    which f32 products run in TF32, as the tiles were made for.
 
     A view is free. A loop costs its trips times the kernels of its body, a branch the dearer side;
     kernels inside carry the cost of running once.
@@ -42,15 +47,16 @@ class Annotate(Pass):
     takes: ClassVar[Level | None] = Level.tiled
     gives: ClassVar[Level | None] = Level.costed
     predictor: str | Predictor = "tile"
-    tf32: bool = False
+    tf32: str = ""
 
     def run(self, g: Graph) -> Graph:
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
         weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
-        costed = cost_graph(g, pricing(self.predictor, target, self.tf32, weights))
+        tf32 = tf32_rule(self.tf32, g)
+        costed = cost_graph(g, pricing(self.predictor, target, tf32, weights))
         _check_version(self.predictor, costed)
-        notes = assumptions(g, target, self.tf32)
+        notes = assumptions(g, target, tf32)
         return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
 
 
@@ -70,7 +76,7 @@ def _check_version(predictor: str | Predictor, costed: Graph) -> None:
 def pricing(
     predictor: str | Predictor,
     target: Target,
-    tf32: bool,
+    tf32: str,
     weights: frozenset[Value] = frozenset(),
 ) -> Price:
     """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
@@ -81,7 +87,7 @@ def pricing(
     """
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
-        return lambda op, tile: _asked(predict, op, tile, target, tf32)
+        return lambda op, tile: _asked(predict, op, tile, target, in_tf32(op, tf32))
     check_factors(target)
     known: dict[tuple[Work, Tile | None], Cost] = {}
 
@@ -89,7 +95,7 @@ def pricing(
 
     def price(op: k.KernelOp, tile: Tile | None) -> Cost:
         own = sum(v.type.nbytes for v in {*op.operands} & weights)
-        work = work_of(op, tf32)
+        work = work_of(op, in_tf32(op, tf32))
         if own:
             traits = (*work.traits, ("weights", float(own)), ("others", float(total - own)))
             work = replace(work, traits=traits)
@@ -98,7 +104,7 @@ def pricing(
             if predict is tile_cost:
                 known[key] = cost_of(work, tile or Tile(()), target)
             else:
-                known[key] = predict(op, tile, target, tf32=tf32)
+                known[key] = predict(op, tile, target, tf32=in_tf32(op, tf32))
         return known[key]
 
     return price
@@ -176,7 +182,7 @@ def _added(costs: Sequence[Cost], trips: int) -> tuple[float, float] | None:
     return trips * sum(lows), trips * sum(highs)
 
 
-def assumptions(g: Graph, target: Target, tf32: bool) -> list[str]:
+def assumptions(g: Graph, target: Target, tf32: str) -> list[str]:
     """What costing took for granted, in words."""
     has_tf32 = "tf32" in target.flops_per_s.tensor
     products = any(
@@ -185,4 +191,10 @@ def assumptions(g: Graph, target: Target, tf32: bool) -> list[str]:
     )
     if not (has_tf32 and products):
         return []
-    return [IN_TF32 if tf32 else "f32 products on the vector pipe, TF32 off"]
+    return [TF32_WORDS[tf32]]
+
+
+def tf32_of(g: Graph, op: k.KernelOp) -> bool:
+    """Whether a costed graph took this kernel to run in TF32, if it is of f32."""
+    rules = [rule for rule, words in TF32_WORDS.items() if words in g.assumed]
+    return any(in_tf32(op, rule) for rule in rules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError
@@ -36,12 +36,15 @@ class Fuse(Pass):
     Arithmetic on one index joins the gather that reads it, and so does the sum that a model node
     makes of the rows it gathers. A slice that pointwise ops of its own model node alone read (a
     gate of a recurrent cell) is a pointwise op: their kernel reads it in place. Chains of other
-    layout ops make one group. The backward pass joins no launch of the forward pass. `max_ops`
-    bounds the ops of a group; `epilogues` off keeps contractions alone.
+    layout ops make one group. The backward pass joins no launch of the forward pass.
+
+    `rules` says who may join whom, as a software stack allows it: `all`, or pairs of kinds like
+    `map>map map>reduce contraction>map`, what is made before what reads it. Without any (`none`)
+    only the ops of one model node share a launch. `max_ops` bounds the ops of a group.
     """
 
     max_ops: int = 64
-    epilogues: bool = True
+    rules: str = "all"
 
     name = "fuse"
     takes = Level.graph
@@ -54,6 +57,23 @@ class Fuse(Pass):
                 expected="max_ops=1 or more",
                 found=f"max_ops={self.max_ops}",
             )
+        kinds = get_args(Kind)
+        for rule in self.pairs or ():
+            if len(rule) != 2 or not all(kind in kinds for kind in rule):
+                raise UsageError(
+                    "pass 'fuse': this is no rule",
+                    expected="all, none, or pairs with spaces between: map>map contraction>map",
+                    found=">".join(rule),
+                    fix=f"kinds are {', '.join(kinds)}",
+                )
+
+    @property
+    def pairs(self) -> frozenset[tuple[str, ...]] | None:
+        """The pairs of kinds that may share a launch across model nodes; None is all."""
+        if self.rules == "all":
+            return None
+        rules = self.rules.split() if self.rules != "none" else []
+        return frozenset(tuple(rule.split(">")) for rule in rules)
 
     def run(self, g: Graph) -> Graph:
         return _Fuser(g, self).run()
@@ -107,6 +127,7 @@ class _Fuser:
         self.outputs = set(g.outputs)
         self.groups: list[Group | None] = [None] * len(g.nodes)
         self.params = set(g.params)
+        self.pairs = options.pairs
 
     # -- the walk
 
@@ -155,6 +176,8 @@ class _Fuser:
         feeder = self.group_of(op.indices)
         if feeder is None or feeder.kind != "map" or op.indices.type.size != 1:
             return
+        if not self.may_share(feeder.members, group.members):
+            return
         if feeder.phase == group.phase and self.is_private(feeder, group.members[0]):
             feeder.into = group
             group.members = [*feeder.members, *group.members]
@@ -176,6 +199,19 @@ class _Fuser:
         return (self.g.nodes[i] for i in group.members)
 
     # -- joining
+
+    def may_share(self, makers: list[int], readers: list[int]) -> bool:
+        """Whether the rules let what these nodes make be read in their own launch."""
+        if self.pairs is None:
+            return True
+        nodes = self.g.nodes
+        inside = set(readers)
+        for i in makers:
+            for j in {u for v in nodes[i].results for u in self.users.get(v, ())} & inside:
+                pair = kind_of(nodes[i].op), kind_of(nodes[j].op)
+                if nodes[i].locs != nodes[j].locs and pair not in self.pairs:
+                    return False
+        return True
 
     def join(self, i: int, op: Op) -> Group | None:
         """Puts node i into the group of one of its operands, if any may have it."""
@@ -204,7 +240,7 @@ class _Fuser:
     def accepts(self, group: Group, i: int, op: Op, kind: Kind) -> bool:
         if len(group.members) >= self.options.max_ops:
             return False
-        if group.phase != phase_of(self.g.nodes[i]):
+        if group.phase != phase_of(self.g.nodes[i]) or not self.may_share(group.members, [i]):
             return False
         shape = self.shape(i)
         made = (self.producer.get(v) for v in op.operands)
@@ -216,8 +252,7 @@ class _Fuser:
                 return False
             case "contraction", "map":
                 single = all(len(n.results) == 1 for n in self.members(group))
-                fits = self.options.epilogues and shape == group.shape and single
-                return fits and self.is_closed(group, i)
+                return shape == group.shape and single and self.is_closed(group, i)
             case "reduce", "map":
                 return shape == group.shape or shape == group.outer
             case "reduce", "reduce":
@@ -292,7 +327,7 @@ class _Fuser:
             return
         if feeder.kind != "map" or not self.fits(feeder.shape, group):
             return
-        if feeder.phase != group.phase:
+        if feeder.phase != group.phase or not self.may_share(feeder.members, group.members):
             return
         if group.kind != "map" and any(isinstance(n.op, t.Slice) for n in self.members(feeder)):
             return
@@ -353,6 +388,8 @@ class _Fuser:
                     return
         feeders = {f for i in taken for v in self.g.nodes[i].results if (f := self.group_of(v))}
         if any(f.phase != group.phase or any(i not in inside for i in f.members) for f in feeders):
+            return
+        if not self.may_share(sorted(taken), group.members):
             return
         for feeder in feeders:
             feeder.into = group

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gpuir.cost.legal import why_illegal
 from gpuir.cost.tile import best_tiles
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work, in_tf32, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Schedule, Tile
@@ -17,6 +17,7 @@ from gpuir.passes.manager import Pass
 from gpuir.schedule import Path as KernelPath
 from gpuir.schedule import addressed, apply
 from gpuir.targets.load import load_target
+from gpuir.targets.profile import tf32_rule
 from gpuir.targets.target import Target
 
 
@@ -25,8 +26,9 @@ class TilePass(Pass):
     """Gives every kernel with a loop nest a tile for `target`: the cheapest of the legal ones by
     the tile predictor, or what the file `schedule` says. What that leaves out is searched.
 
-    `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`. `tf32` lets
-    f32 products run on the matrix units.
+    `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`. `tf32` says
+    which f32 products run in TF32 on the matrix units, `none`, `conv` or `all`: by default those
+    that the graph's profile says, or none.
     """
 
     name: ClassVar[str] = "tile"
@@ -34,14 +36,14 @@ class TilePass(Pass):
     gives: ClassVar[Level | None] = Level.tiled
     target: str
     schedule: str = ""
-    tf32: bool = False
+    tf32: str = ""
 
     def run(self, g: Graph) -> Graph:
         target = load_target(self.target)
         schedule = Schedule(g.name, self.target, ())
         if self.schedule:
             schedule = read_schedule(self.schedule, self.target, target)
-        return tile_graph(g, schedule, target, self.tf32)
+        return tile_graph(g, schedule, target, tf32_rule(self.tf32, g))
 
 
 def schedule_in(path: str) -> Schedule:
@@ -71,7 +73,7 @@ def read_schedule(path: str, name: str, target: Target) -> Schedule:
     return Schedule(schedule.name, name, schedule.tiles)
 
 
-def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: bool = False) -> Graph:
+def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: str = "none") -> Graph:
     """The graph tiled by the schedule, checked, and by search where that has no tile.
 
     UsageError names the kernel whose tile is illegal, and why.
@@ -80,15 +82,15 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: bool = False)
     free: dict[Work, str] = {}
     for path, node in addressed(g):
         if isinstance(node.op, KernelOp) and node.op.tiled and path not in given:
-            free.setdefault(work_of(node.op, tf32), "/".join(path))
+            free.setdefault(work_of(node.op, in_tf32(node.op, tf32)), "/".join(path))
     known = best_tiles(free, target)
 
     def choose(path: KernelPath, node: Node, wanted: Tile | None) -> Tile:
         op = node.op
         assert isinstance(op, KernelOp), "the verifier has seen to it"
         if wanted is None:
-            return known[work_of(op, tf32)]
-        if why := why_illegal(op, wanted, target, tf32):
+            return known[work_of(op, in_tf32(op, tf32))]
+        if why := why_illegal(op, wanted, target, in_tf32(op, tf32)):
             raise UsageError(
                 f"the tile of %{'/'.join(path)} is not legal",
                 where=f"schedule @{schedule.name}",

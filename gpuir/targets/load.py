@@ -111,7 +111,7 @@ def _find(name: str) -> Path:
     plugins = installed("targets")
     for key in (name, wanted):
         if key in plugins:
-            return _plugin_path(plugins[key])
+            return plugin_path(plugins[key])
     base, _, rest = name.partition("+")
     if rest and base:
         raise TargetError(
@@ -125,7 +125,7 @@ def _find(name: str) -> Path:
     )
 
 
-def _plugin_path(point: EntryPoint) -> Path:
+def plugin_path(point: EntryPoint, what: str = "target") -> Path:
     """An entry point of group `gpuir.targets` is a path, or a function that gives one."""
     where = f"entry point {point.name} = {point.value}"
     try:
@@ -133,7 +133,7 @@ def _plugin_path(point: EntryPoint) -> Path:
         found = found() if callable(found) else found
     except Exception as error:  # a plug-in may fail in any way
         raise TargetError(
-            "the plug-in that provides this target does not load",
+            f"the plug-in that provides this {what} does not load",
             where=where,
             found=f"{type(error).__name__}: {error}",
             fix="upgrade or uninstall the package that declares it",
@@ -196,15 +196,15 @@ def _on_base(raw: Raw, path: Path, above: tuple[Path, ...]) -> Raw:
     if name is None:
         return raw
     if not isinstance(name, str):
-        _refuse("base is not text", where, "base", found=_shown(name), fix='write base = "a100"')
+        refuse("base is not text", where, "base", found=_shown(name), fix='write base = "a100"')
     if re.search(r"\+[\w.]+=", name):
         plain = name.partition("+")[0]
         fix = f'write base = "{plain}", and the numbers with their sources below'
-        _refuse("a base is a whole target", where, "base", found=name, fix=fix)
+        refuse("a base is a whole target", where, "base", found=name, fix=fix)
     own = name.endswith(".toml") or "/" in name or "\\" in name
     file = path.parent / name if own else _find(name)
     if file.resolve() in (path.resolve(), *above):
-        _refuse("a target cannot be its own base", where, "base", found=name, fix="name another")
+        refuse("a target cannot be its own base", where, "base", found=name, fix="name another")
     below = _on_base(read_spec(file), file, (path.resolve(), *above))
     target = target_of(below, str(file))  # what is wrong there is not blamed on this file
     base = file.stem if file in _spec_files() else target.base
@@ -223,8 +223,8 @@ def _laid_over(target: Target, below: Raw, raw: Raw, where: str) -> Raw:
         sources.pop(path, None)
         doubts.pop(path, None)
         fields[path] = value
-    sources |= _paths_to_text(raw, "sources", where)
-    doubts |= _paths_to_text(raw, "doubts", where)
+    sources |= paths_to_text(raw, "sources", where)
+    doubts |= paths_to_text(raw, "doubts", where)
     return {**_nested(fields), "sources": sources, "doubts": doubts}
 
 
@@ -328,20 +328,22 @@ def number_text(value: float) -> str:
 def target_of(raw: Raw, where: str) -> Target:
     """The target that a spec file's tables describe; TargetError at the first thing wrong."""
     raw = dict(raw)
-    notes = {name: _paths_to_text(raw, name, where) for name in ("sources", "doubts")}
+    notes = {name: paths_to_text(raw, name, where) for name in ("sources", "doubts")}
     raw |= {name: Table(found) for name, found in notes.items()}
-    target = cast(Target, _record(Target, raw, "", where))
+    target = cast(Target, record(Target, raw, "", where))
     _check_names(target, where)
     _check_values(target, where)
     _check_notes(target, notes, where)
     return target
 
 
-def _record(cls: type[Any], raw: Raw, prefix: str, where: str) -> Any:
+def record(cls: type[Any], raw: Raw, prefix: str, where: str) -> Any:
+    """A frozen dataclass from a table of a spec file, by its annotations; TargetError at the first
+    field that is unknown, missing or out of range."""
     known = specs(cls)
     for name in raw:
         if name not in known:
-            _refuse(
+            refuse(
                 f"no such field: {prefix}{name}",
                 where,
                 prefix + name,
@@ -353,7 +355,7 @@ def _record(cls: type[Any], raw: Raw, prefix: str, where: str) -> Any:
         if name in raw:
             values[name] = _value(spec, raw[name], path, where)
         elif spec.required:
-            _refuse(
+            refuse(
                 f"{path} is missing",
                 where,
                 path,
@@ -369,16 +371,16 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         return cast(Any, value)
     if is_dataclass(holds) or holds is Table:
         if not isinstance(value, dict):
-            _refuse(f"{path} is a table", where, path, found=_shown(value), fix=f"write [{path}]")
+            refuse(f"{path} is a table", where, path, found=_shown(value), fix=f"write [{path}]")
         inner = cast(Raw, value)
         if is_dataclass(holds):
-            return _record(cast(type[Any], holds), inner, path + ".", where)
+            return record(cast(type[Any], holds), inner, path + ".", where)
         assert spec.quantity
         if path in ("factors", "near"):
             return _multipliers(spec, inner, path, where)
         for key in inner:
-            if key not in DTYPES and key != "tf32":
-                _refuse(
+            if path.startswith("flops_per_s.") and key not in DTYPES and key != "tf32":
+                refuse(
                     f"no such dtype: {key}",
                     where,
                     f"{path}.{key}",
@@ -390,7 +392,7 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         return _number(spec, value, path, where)
     if holds is tuple:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in cast(Any, value)):
-            _refuse(
+            refuse(
                 f"{path} is a list of text",
                 where,
                 path,
@@ -399,7 +401,7 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
             )
         return tuple(cast(list[str], value))
     if type(value) is not holds:
-        _refuse(
+        refuse(
             f"{path} is not {_KINDS[holds]}",
             where,
             path,
@@ -416,7 +418,7 @@ def _multipliers(spec: Spec, groups: Raw, table: str, where: str) -> Table[float
     one = Spec(float, spec.quantity, False)
     for group, inner in groups.items():
         if not isinstance(inner, dict):
-            _refuse(
+            refuse(
                 f"{table}.{group} is a table",
                 where,
                 f"{table}.{group}",
@@ -426,7 +428,7 @@ def _multipliers(spec: Spec, groups: Raw, table: str, where: str) -> Table[float
         for name, value in cast(Raw, inner).items():
             path = f"{group}.{name}"
             if table == "near" and not _POINT.fullmatch(name):
-                _refuse(
+                refuse(
                     f"{name!r} is no kernel's extents",
                     where,
                     f"near.{path}",
@@ -456,7 +458,7 @@ def _number(spec: Spec, value: Any, path: str, where: str) -> float:
         what = fix = ""
     if what:
         expected, found = _expected(spec), _shown(value)
-        _refuse(f"{path} {what}", where, path, expected=expected, found=found, fix=fix)
+        refuse(f"{path} {what}", where, path, expected=expected, found=found, fix=fix)
     return spec.holds(value)
 
 
@@ -476,22 +478,23 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _refuse(
+def refuse(
     what: str, where: str, path: str = "", *, expected: str = "", found: str = "", fix: str
 ) -> NoReturn:
+    """TargetError at a field of a spec file."""
     at = f"{where}:{path}" if path else where
     raise TargetError(what, where=at, expected=expected, found=found, fix=fix)
 
 
-def _paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
-    """`"sms, dram" = "text"` → one entry a path."""
+def paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
+    """Sources or doubts: `"sms, dram" = "text"` → one entry a path."""
     found: dict[str, str] = {}
     entries = raw.get(table, {})
     if not isinstance(entries, dict):
-        _refuse(f"{table} is a table", where, table, found=_shown(entries), fix=f"write [{table}]")
+        refuse(f"{table} is a table", where, table, found=_shown(entries), fix=f"write [{table}]")
     for key, text in cast(Raw, entries).items():
         if not isinstance(text, str) or not text.strip():
-            _refuse(
+            refuse(
                 f"the {table[:-1]} of {key} is not text",
                 where,
                 f"{table}.{key}",
@@ -502,7 +505,7 @@ def _paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
             )
         for path in map(str.strip, key.split(",")):
             if path in found:
-                _refuse(
+                refuse(
                     f"[{table}] has two entries for {path}",
                     where,
                     f"{table}.{path}",
@@ -517,7 +520,7 @@ def _check_names(target: Target, where: str) -> None:
     for path, name in (("name", target.name), *(("aliases", a) for a in target.aliases)):
         bare = name.split("+", 1)[0] if path == "name" else name
         if not _NAME.fullmatch(bare):
-            _refuse(
+            refuse(
                 f"{name!r} cannot be the name of a target",
                 where,
                 path,
@@ -535,7 +538,7 @@ def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: 
     for table, entries in notes.items():
         for path in entries:
             if path not in possible:
-                _refuse(
+                refuse(
                     f"[{table}] names no field: {path}",
                     where,
                     f"{table}.{path}",
@@ -543,7 +546,7 @@ def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: 
                 )
     for path, quantity, _ in listed:
         if quantity and not target.source(path):
-            _refuse(
+            refuse(
                 f"{path} has no source",
                 where,
                 path,
@@ -563,7 +566,7 @@ def _check_values(target: Target, where: str) -> None:
     """What two numbers together make impossible."""
     sm, f32 = target.sm, target.flops_per_s.vector.get("f32")
     if f32 is None:
-        _refuse(
+        refuse(
             "flops_per_s.vector.f32 is missing",
             where,
             "flops_per_s.vector.f32",
@@ -572,7 +575,7 @@ def _check_values(target: Target, where: str) -> None:
         )
     most = target.sms * sm.fp32_lanes * sm.flops_per_lane_clock * target.clock_hz
     if not most / 50 <= f32 <= most * 50:
-        _refuse(
+        refuse(
             "flops_per_s.vector.f32 does not belong to these SMs and this clock",
             where,
             "flops_per_s.vector.f32",
@@ -584,7 +587,7 @@ def _check_values(target: Target, where: str) -> None:
     for table in ("vector", "tensor", "tensor_f16_acc"):
         for dtype, rate in getattr(target.flops_per_s, table).items():
             if not f32 / 100 <= rate <= f32 * 1000:
-                _refuse(
+                refuse(
                     f"flops_per_s.{table}.{dtype} is out of proportion to the f32 rate",
                     where,
                     f"flops_per_s.{table}.{dtype}",
@@ -606,7 +609,7 @@ def _check_values(target: Target, where: str) -> None:
     )
     for path, small, other, large in pairs:
         if small is not None and large is not None and small > large:
-            _refuse(
+            refuse(
                 f"{path} exceeds {other}",
                 where,
                 path,
@@ -630,7 +633,7 @@ def _numbers(chosen: Mapping[str, str | float], target: Target) -> dict[str, flo
             listed = [p for p, quantity, _ in walk(target) if quantity]
             below = [p for p in listed if p.startswith(path + ".")]
             close = nearest(path, known)
-            _refuse(
+            refuse(
                 f"{path} is a table, not a number" if below else f"no number is called {path}",
                 "set",
                 path,
@@ -662,7 +665,7 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     that the user sets too is taken as it is. Nothing else follows from anything.
     """
     flat = dict(_flat(raw))
-    sources = _paths_to_text(raw, "sources", str(raw["name"]))
+    sources = paths_to_text(raw, "sources", str(raw["name"]))
     before = {path: flat.get(path) for path in ("sms", "clock_hz")}
     new = {**flat, **chosen}
     sms = new["sms"] / flat["sms"]

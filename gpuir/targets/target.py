@@ -378,6 +378,8 @@ def walk(
         value, path = getattr(record, name), prefix + name
         if is_dataclass(value):
             yield from walk(value, path + ".")
+        elif name in ("sources", "doubts"):
+            continue
         elif isinstance(value, Table):
             for key, rate in cast(Rates, value).items():
                 yield f"{path}.{key}", known[name].quantity, rate

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -130,8 +131,8 @@ def _error(
 class _Plain(Transformer[Token, Any]):
     """Trees as plain tuples, made while parsing."""
 
-    def graph(self, level, name, target, *items):
-        return level, name, target, items
+    def graph(self, level, name, target, profile, *items):
+        return level, name, target, profile, items
 
     def region(self, *items):
         return "region", items
@@ -393,14 +394,15 @@ class _Build:
         return found
 
     def graph(self, tree: Any) -> Graph:
-        level, name, target, items = tree
-        return self.items(
+        level, name, target, profile, items = tree
+        graph = self.items(
             items,
             name,
             Level[str(level)],
             self.name(name),
             None if target is None else self.target(target),
         )
+        return graph if profile is None else replace(graph, profile=self.target(profile))
 
     def items(
         self, items: Any, at: Token, level: Level, name: str = "", target: str | None = None

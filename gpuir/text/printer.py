@@ -41,7 +41,8 @@ def _string(text: str) -> str:
 
 def _header(g: Graph) -> str:
     target = f" for {target_text(g.target)}" if g.target is not None else ""
-    return f"{g.level.name} @{quoted(g.name)}{target} "
+    under = f" under {target_text(g.profile)}" if g.profile is not None else ""
+    return f"{g.level.name} @{quoted(g.name)}{target}{under} "
 
 
 def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:
