@@ -11,6 +11,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import Phase, phase_of
 from gpuir.ops import tensor as t
+from gpuir.passes.chains import units
 from gpuir.passes.manager import Pass
 
 Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
@@ -39,8 +40,9 @@ class Fuse(Pass):
     layout ops make one group. The backward pass joins no launch of the forward pass.
 
     `rules` says who may join whom, as a software stack allows it: `all`, or pairs of kinds like
-    `map>map map>reduce contraction>map`, what is made before what reads it. Without any (`none`)
-    only the ops of one model node share a launch. `max_ops` bounds the ops of a group.
+    `map>map map>reduce contraction>map`, what is made before what reads it, and chains of ops like
+    `conv>add>relu` that the stack has one kernel for. Without any (`none`) only the ops of one
+    model node share a launch. `max_ops` bounds the ops of a group.
     """
 
     max_ops: int = 64
@@ -57,14 +59,13 @@ class Fuse(Pass):
                 expected="max_ops=1 or more",
                 found=f"max_ops={self.max_ops}",
             )
-        kinds = get_args(Kind)
-        for rule in self.pairs or ():
-            if len(rule) != 2 or not all(kind in kinds for kind in rule):
+        for rule in () if self.rules in ("all", "none") else self.rules.split():
+            if ">" not in rule:
                 raise UsageError(
                     "pass 'fuse': this is no rule",
-                    expected="all, none, or pairs with spaces between: map>map contraction>map",
-                    found=">".join(rule),
-                    fix=f"kinds are {', '.join(kinds)}",
+                    expected="all, none, or rules with spaces between: map>map conv>add>relu",
+                    found=rule,
+                    fix=f"kinds are {', '.join(get_args(Kind))}",
                 )
 
     @property
@@ -72,8 +73,15 @@ class Fuse(Pass):
         """The pairs of kinds that may share a launch across model nodes; None is all."""
         if self.rules == "all":
             return None
-        rules = self.rules.split() if self.rules != "none" else []
-        return frozenset(tuple(rule.split(">")) for rule in rules)
+        return frozenset(rule for rule in self._split() if set(rule) <= set(get_args(Kind)))
+
+    @property
+    def chains(self) -> tuple[tuple[str, ...], ...]:
+        """The chains of ops that share a launch."""
+        return tuple(rule for rule in self._split() if not set(rule) <= set(get_args(Kind)))
+
+    def _split(self) -> list[tuple[str, ...]]:
+        return [tuple(rule.split(">")) for rule in self.rules.split() if ">" in rule]
 
     def run(self, g: Graph) -> Graph:
         return _Fuser(g, self).run()
@@ -128,6 +136,7 @@ class _Fuser:
         self.groups: list[Group | None] = [None] * len(g.nodes)
         self.params = set(g.params)
         self.pairs = options.pairs
+        self.unit = units(g, options.chains)
 
     # -- the walk
 
@@ -209,7 +218,7 @@ class _Fuser:
         for i in makers:
             for j in {u for v in nodes[i].results for u in self.users.get(v, ())} & inside:
                 pair = kind_of(nodes[i].op), kind_of(nodes[j].op)
-                if nodes[i].locs != nodes[j].locs and pair not in self.pairs:
+                if self.unit[i] != self.unit[j] and pair not in self.pairs:
                     return False
         return True
 

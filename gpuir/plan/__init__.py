@@ -1,0 +1,1 @@
+"""Questions that try many answers: what they find is data."""
