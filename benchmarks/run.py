@@ -258,7 +258,7 @@ def kernels(rounds: int) -> Graph:
     out = ", ".join(f"%s{i}, %o{i}" for i in range(rounds))
     params = ["  param %w: f16[256, 512]", "  param %v: f32[96, 64]"]
     text = "\n".join(("graph @kernels {", *inputs, *params, *nodes, f"  out {out}", "}"))
-    return lower(load_text(text))
+    return lower(load_text(text), profile="ideal")
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
 from gpuir.simulate.memory import memory
-from gpuir.simulate.timeline import timeline
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile
 
@@ -38,23 +37,23 @@ def lower(
     """The kernels that a software stack makes of a graph, for no target yet.
 
     `profile` is a name or a path: by default that of the graph, else `eager` for what came from
-    PyTorch and `ort` for the rest. A graph that is lowered already keeps its own; another is
-    refused. `passes` are those of the user's own modules, by name.
+    PyTorch and `ort` for the rest. A graph that is lowered already keeps its own, or has none;
+    another is refused. `passes` are those of the user's own modules, by name.
     """
-    chosen = chosen_profile(graph, profile)
+    chosen = _chosen(graph, profile)
+    graph = replace(graph, profile=chosen)
     if graph.level >= Level.kernel:
-        return replace(graph, profile=chosen)
-    if graph.level == Level.fused:
-        return pipeline("legalize").run(replace(graph, profile=chosen), watch=watch)
-    steps = pipeline(load_profile(chosen).passes, passes)
-    return steps.run(replace(graph, profile=chosen), watch=watch)
+        return graph
+    text = "legalize" if graph.level == Level.fused else load_profile(str(chosen)).passes
+    return pipeline(text, passes).run(graph, watch=watch)
 
 
-def chosen_profile(graph: Graph, profile: str | PathLike[str] | None) -> str:
-    """The profile to run a graph under, by name or path."""
+def _chosen(graph: Graph, profile: str | PathLike[str] | None) -> str | None:
+    """The profile to run a graph under, by name or path; None for one that was lowered without."""
     given = None if profile is None else fspath(profile)
     if given is None:
-        return graph.profile or ("eager" if VIEWED in graph.assumed else "ort")
+        default = "eager" if VIEWED in graph.assumed else "ort"
+        return graph.profile or (default if graph.level == Level.graph else None)
     name = load_profile(given).name
     late = graph.level > Level.graph and graph.profile is not None
     if late and load_profile(str(graph.profile)).name != name:
@@ -164,5 +163,4 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     assumptions."""
     target = load_target(str(graph.target))
     device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
-    run = timeline(graph, load_profile(chosen_profile(graph, None)))
-    return summarize(graph, device, run, tuple(warnings), batch, memory(graph, target))
+    return summarize(graph, device, tuple(warnings), batch, memory(graph, target))

@@ -14,6 +14,7 @@ from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.targets.profile import load_profile
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
@@ -243,13 +244,12 @@ class Summary:
 def summarize(
     graph: Graph,
     device: Device,
-    timeline: Timeline,
     warnings: tuple[str, ...] = (),
     batch: int | None = None,
     held: Memory | None = None,
 ) -> Summary:
     """The records of a costed graph; UsageError when it is not costed. `held` is its memory on the
-    device; without it, that of no device in particular."""
+    device; without it, that of no device in particular. A graph without a profile runs as `ideal`."""
     if graph.level != Level.costed:
         raise UsageError(
             "a report needs costs",
@@ -257,6 +257,9 @@ def summarize(
             found=f"@{graph.name}, of level {graph.level.name}",
             fix="run it through `gpuir.analyze`, or the passes tile and annotate",
         )
+    from gpuir.simulate.timeline import timeline
+
+    run = timeline(graph, load_profile(graph.profile or "ideal"))
     kernels = tuple(_kernels(graph, (), 1))
     running = [x for x in kernels if x.runs]
     coverage = tuple(_coverage(graph, kernels))
@@ -265,10 +268,10 @@ def summarize(
         model=graph.name,
         device=device,
         by=tuple(sorted({x.cost.by for x in kernels if x.cost.terms})),
-        timeline=timeline,
-        latency_s=timeline.time_s,
+        timeline=run,
+        latency_s=run.time_s,
         device_s=sum(x.time_s for x in running),
-        interval=_interval(running, timeline.time_s),
+        interval=_interval(running, run.time_s),
         certain_s=sum(x.time_s for x in running if x.interval is None),
         unseen=tuple(_unseen(running)),
         launches=sum(x.launches for x in running),
@@ -281,7 +284,7 @@ def summarize(
         coverage=coverage,
         nodes=sum(s.nodes for s in coverage) + len(folded),
         folded=len(folded),
-        assumed=(*graph.assumed, *device.assumed, *timeline.profile.assumptions),
+        assumed=(*graph.assumed, *device.assumed, *run.profile.assumptions),
         warnings=warnings,
         batch=batch,
         memory=held or _memory(graph),

@@ -137,7 +137,7 @@ def test_a_step_launches_its_products_and_one_pointwise_kernel_behind_each(
     op: str, how: dict[str, Any], wanted: list[str]
 ):
     """What a step takes of the inputs' product, and gates of its own, are read in place."""
-    lowered = gpuir.lower(load(cell(op, **how)[0]).graph)
+    lowered = gpuir.lower(load(cell(op, **how)[0]).graph, profile="ideal")
     (loop,) = (n.op for n in lowered.nodes if isinstance(n.op, k.Loop))
     kernels = [n.op for n in loop.body.nodes if not isinstance(n.op, k.View)]
     assert [op.name.removeprefix("k.") for op in kernels] == wanted
@@ -146,7 +146,7 @@ def test_a_step_launches_its_products_and_one_pointwise_kernel_behind_each(
 
 def test_the_pointwise_kernel_of_an_lstm_reads_four_gates_and_its_memory():
     """And writes the new memory and the hidden state: seven times BATCH x HIDDEN cells in f32."""
-    lowered = gpuir.lower(load(cell("LSTM")[0]).graph)
+    lowered = gpuir.lower(load(cell("LSTM")[0]).graph, profile="ideal")
     (step,) = (n.op for n in lowered.walk() if isinstance(n.op, k.Map) and len(n.results) == 2)
     assert work_of(step).nbytes == 7 * BATCH * HIDDEN * 4
 
@@ -156,6 +156,9 @@ def test_lowered_cells_mean_the_same():
         made, inputs = cell(op, **how)
         model = load(made)
         weights = {p.name: model.weights[p.name] for p in model.graph.params}
-        before, after = (run(g, inputs | weights) for g in (model.graph, gpuir.lower(model.graph)))
+        before, after = (
+            run(g, inputs | weights)
+            for g in (model.graph, gpuir.lower(model.graph, profile="ideal"))
+        )
         for name, array in before.items():
             np.testing.assert_allclose(after[name], array, rtol=1e-5, atol=1e-6)

@@ -224,7 +224,7 @@ def check(program: Program, inputs: Mapping[str, np.ndarray], wanted: list[np.nd
     """The graph and its kernels give what torch gives; nothing is opaque; it has a cost."""
     model = load(program)
     assert not model.warnings
-    kernels = gpuir.lower(model.graph)
+    kernels = gpuir.lower(model.graph, profile="ideal")
     for graph in (model.graph, kernels):
         found = run(graph, model, inputs)
         assert len(found) == len(wanted)
@@ -324,7 +324,7 @@ def test_phases(name: str, past: int, new: int, tmp_path: Path):
             places = [(total - n + k) % room for k in range(n)]
             wanted = whole[:, :, whole.shape[2] - n :].numpy()
             np.testing.assert_allclose(memory[:, :, places], wanted, rtol=1e-3, atol=1e-3)
-    lowered = run(gpuir.lower(model.graph), model, flat(inputs))
+    lowered = run(gpuir.lower(model.graph, profile="ideal"), model, flat(inputs))
     for a, b in zip(lowered, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
