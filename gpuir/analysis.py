@@ -100,13 +100,18 @@ def analyze(
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
     g = lower(g, profile=profile, watch=watch)
-    rule = {None: "", True: "all", False: "none"}[tf32]
+    rule = rule_of(tf32)
     passes: tuple[Pass, ...] = ()
     if g.level < Level.tiled:
         passes += (TilePass(target=str(target), schedule=fspath(schedule), tf32=rule),)
     if g.level < Level.costed:
         passes += (Annotate(predictor=predictor, tf32=rule),)
     return Pipeline(passes).run(g, watch=watch)
+
+
+def rule_of(tf32: bool | None) -> str:
+    """Which products are to run in TF32, as passes take it: as the profile has it, all, or none."""
+    return {None: "", True: "all", False: "none"}[tf32]
 
 
 def _check_target(g: Graph, target: str | None) -> None:

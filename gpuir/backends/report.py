@@ -248,8 +248,9 @@ def summarize(
     batch: int | None = None,
     held: Memory | None = None,
 ) -> Summary:
-    """The records of a costed graph; UsageError when it is not costed. `held` is its memory on the
-    device; without it, that of no device in particular. A graph without a profile runs as `ideal`."""
+    """The records of a costed graph; UsageError when it is not costed. One without a profile runs
+    as under `ideal`. `held` is its memory on the device; without it, that of no device in
+    particular."""
     if graph.level != Level.costed:
         raise UsageError(
             "a report needs costs",

@@ -167,6 +167,11 @@ settings = click.option(
     help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
 )
 pipeline = click.option("--pipeline", default="", help="Passes in place of the profile's.")
+tf32 = click.option(
+    "--tf32/--no-tf32",
+    default=None,
+    help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
+)
 profile = click.option(
     "--profile",
     help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
@@ -185,11 +190,7 @@ def costing(f: F) -> F:
             help="Tiles to use for the kernels that this file names.",
         ),
         profile,
-        click.option(
-            "--tf32/--no-tf32",
-            default=None,
-            help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
-        ),
+        tf32,
         pipeline,
     )(f)
 

@@ -29,22 +29,26 @@ def command() -> None:
 @click.argument("file", type=click.Path())
 @options.model
 @click.option("--target", help="The GPU it is for.  [as the file says]")
-@click.option("--tf32", is_flag=True, help="Let f32 products run on the matrix units.")
+@options.profile
+@options.tf32
 @options.loading
 @options.load_modules
-def check(file: str, target: str | None, tf32: bool, **given: Any) -> None:
+def check(file: str, target: str | None, **given: Any) -> None:
     """Say of each tile in FILE that is not legal for MODEL why it is not.
 
     Exit status 1 if there is one.
     """
     import gpuir
+    from gpuir.analysis import rule_of
     from gpuir.passes.tile import schedule_in
+    from gpuir.targets.profile import tf32_rule
 
     found = schedule_in(file)
     name = target or found.target
     device = gpuir.load_target(load_modules(given["modules"]).target(name))
     g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
-    g = gpuir.strip(gpuir.lower(g))
+    g = gpuir.strip(gpuir.lower(g, profile=given["profile"]))
+    tf32 = tf32_rule(rule_of(given["tf32"]), g)
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
     fine = len(found.tiles) - len(illegal)
     total = f"{fine} of {len(found.tiles)} tiles are legal on {device.name}\n"
@@ -54,11 +58,12 @@ def check(file: str, target: str | None, tf32: bool, **given: Any) -> None:
 
 
 def reasons(
-    g: Graph, schedule: Schedule, target: Target, tf32: bool
+    g: Graph, schedule: Schedule, target: Target, tf32: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The paths whose tile is not legal, each with why."""
     from gpuir.backends.report import walk
     from gpuir.cost.legal import why_illegal
+    from gpuir.cost.work import in_tf32
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
 
@@ -68,5 +73,5 @@ def reasons(
         if not isinstance(op, KernelOp) or not op.tiled:
             names = ["/".join(p) for p, op in known.items() if op.tiled]
             yield path, f"no kernel with a tile\n  fix:      {nearest('/'.join(path), names)}"
-        elif why := why_illegal(op, tile, target, tf32):
+        elif why := why_illegal(op, tile, target, in_tf32(op, tf32)):
             yield path, "not legal\n  found:    " + f"{tile}\n{why}".replace("\n", "\n" + " " * 12)

@@ -36,7 +36,7 @@ TEXT = """graph @g {
 
 
 def summary() -> gpuir.Summary:
-    return gpuir.summary(gpuir.analyze(gpuir.load_text(TEXT), "a100"))
+    return gpuir.summary(gpuir.analyze(gpuir.load_text(TEXT), "a100", profile="ideal"))
 
 
 def test_layers_are_one_and_a_module_has_what_is_inside():

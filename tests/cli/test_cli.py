@@ -17,6 +17,7 @@ from gpuir.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent.parent
 ENCODER = str(ROOT / "examples/encoder.onnx")
+IDEAL = ("--profile", "ideal", "--no-tf32")
 DIMS = ("--dims", "batch=2,seq=16")
 MLP = """graph @mlp {
   in %x: f16[8, 1024]
@@ -94,12 +95,25 @@ def test_settings_change_the_target(folder: Path):
 
 
 def test_analysis_goes_on_from_any_level(folder: Path):
-    whole = run("analyze", "mlp.gir", "--target", "a100").stdout
-    for pipeline in ("", "fuse", "fuse,legalize", "fuse,legalize,tile{target=a100}"):
+    given = ("--target", "a100", "--profile", "ideal")
+    whole = run("analyze", "mlp.gir", *given).stdout
+    for pipeline in ("", "fuse", "fuse,legalize", "fuse,legalize,tile{target=a100,tf32=all}"):
         run("opt", "mlp.gir", "--pipeline", f"canonicalize,{pipeline}".strip(","), "-o", "g.gir")
-        assert run("analyze", "g.gir", "--target", "a100").stdout == whole
-    run("analyze", "mlp.gir", "--target", "a100", "--format", "ir", "-o", "g.gir")
+        assert run("analyze", "g.gir", *given).stdout == whole
+    run("analyze", "mlp.gir", *given, "--format", "ir", "-o", "g.gir")
     assert run("analyze", "g.gir").stdout == whole
+
+
+def test_profiles_are_compared_and_kept(folder: Path):
+    text = run("analyze", "mlp.gir", "--target", "a100", "--profile", "ort,ideal").stdout
+    assert "mlp on a100-sxm-40gb under 2 profiles" in text
+    assert re.search("^ort .*us", text, re.MULTILINE) and re.search("^ideal .*us", text, re.MULTILINE)
+    run("analyze", "mlp.gir", "--target", "a100", "--format", "ir", "-o", "g.gir")
+    assert Path("g.gir").read_text().startswith("costed @mlp for a100 under ort {")
+    error = run("analyze", "g.gir", "--profile", "eager", status=2).stderr
+    assert "@mlp is costed under another profile" in error and "expected: ort" in error
+    error = run("analyze", "mlp.gir", "--target", "a100", "--profile", "egaer", status=2).stderr
+    assert "no profile is called 'egaer'" in error and "did you mean eager?" in error
 
 
 def test_a_tiled_graph_keeps_its_target(folder: Path):
@@ -146,15 +160,15 @@ def test_strict_refuses_what_nobody_knows(folder: Path):
 
 
 def test_schedules_round_trip_and_are_checked(folder: Path):
-    args = ("analyze", "mlp.gir", "--target", "a100")
+    args = ("analyze", "mlp.gir", "--target", "a100", *IDEAL)
     run(*args, "--format", "schedule", "-o", "s.sched")
     assert run(*args, "--schedule", "s.sched").stdout == run(*args).stdout
-    assert "2 of 2 tiles are legal" in run("schedule", "check", "s.sched", "mlp.gir").stdout
+    assert "2 of 2 tiles are legal" in run("schedule", "check", "s.sched", "mlp.gir", *IDEAL).stdout
 
     text = (folder / "s.sched").read_text()
     bad = re.sub(r"%y: tile\(.*\)", "%y: tile(m=128, n=256, k=128; stages=5, warps=8)", text)
     (folder / "bad.sched").write_text(bad.replace("%p:", "%pp:"))
-    found = run("schedule", "check", "bad.sched", "mlp.gir", status=1).stdout
+    found = run("schedule", "check", "bad.sched", "mlp.gir", *IDEAL, status=1).stdout
     assert "%y: not legal" in found and "shared memory" in found and "did you mean p?" in found
     (folder / "bad.sched").write_text(bad)
     error = run(*args, "--schedule", "bad.sched", status=2).stderr
@@ -162,7 +176,7 @@ def test_schedules_round_trip_and_are_checked(folder: Path):
 
 
 def test_an_edit_changes_what_it_says(folder: Path):
-    args = ("analyze", "mlp.gir", "--target", "a100", "--format")
+    args = ("analyze", "mlp.gir", "--target", "a100", *IDEAL, "--format")
     (folder / "s.sched").write_text(
         "schedule @mlp for a100 { %y: tile(m=16, n=64, k=32; stages=2, warps=4) }\n"
     )
@@ -174,13 +188,13 @@ def test_an_edit_changes_what_it_says(folder: Path):
 
 
 def test_explain(folder: Path):
-    text = run("explain", "mlp.gir", "MatMul_3", "--target", "a100").stdout
+    text = run("explain", "mlp.gir", "MatMul_3", "--target", "a100", *IDEAL).stdout
     assert text.startswith("k.gemm %y on NVIDIA A100-SXM4-40GB\n")
     assert "= 2 * 1 * 8 * 4096 * 1024" in text
     lines = text.split("\n\n")[2].splitlines()
     last = next(line for line in lines if line.lstrip().startswith("time "))
     (report,) = json.loads(
-        run("analyze", "mlp.gir", "--target", "a100", "--format", "json").stdout
+        run("analyze", "mlp.gir", "--target", "a100", *IDEAL, "--format", "json").stdout
     )["reports"]
     time_s = next(x for x in report["kernels"] if x["path"] == ["y"])["cost"]["time_s"]
     assert eval(last.split("=", 1)[1], {"max": max}) == pytest.approx(time_s, rel=1e-5)
@@ -279,7 +293,7 @@ TARGETS = {"mine": Path("mine.toml").absolute()}
 def test_predictors_targets_and_backends_of_ones_own(folder: Path):
     (folder / "plugin.py").write_text(MODULE)
     run("targets", "l4", "--format", "toml", "-o", "mine.toml")
-    args = ("analyze", "mlp.gir", "--target", "mine", "--load", "plugin.py")
+    args = ("analyze", "mlp.gir", "--target", "mine", "--load", "plugin.py", *IDEAL)
     assert "twice@1" in run(*args, "--predictor", "twice").stdout
     assert run(*args, "--format", "count").stdout == "2\n"
     passes = "fuse,legalize,tile{target=t4},annotate{predictor=twice}"

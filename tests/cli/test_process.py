@@ -25,11 +25,11 @@ def loaded_by(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("form", ["table", "json", "schedule", "ir"])
-def test_analyze_of_an_onnx_file_loads_no_parser_and_no_checker(form):
+def test_analyze_of_an_onnx_file_loads_no_checker_and_no_torch(form):
     arguments = ("analyze", ENCODER, "--target", "a100", "--dims", "batch=1,seq=8")
     loaded = loaded_by(*arguments, "--format", form)
     assert {"numpy", "google.protobuf"} <= loaded
-    assert not loaded & {"onnx", "lark", "torch", "pandas", "rich", "ml_dtypes", "asyncio"}
+    assert not loaded & {"onnx", "torch", "pandas", "rich", "ml_dtypes", "asyncio"}
     assert "importlib.metadata" not in loaded  # plug-ins are looked for when a name is not ours
 
 

@@ -170,7 +170,7 @@ def test_the_predictor_is_chosen_and_signs():
 def test_f32_products_are_assumed_to_leave_tf32():
     g = graph(gemm(256, 256, 256, f32))
     assert costed(g).assumed == ("f32 products on the vector pipe, TF32 off",)
-    assert costed(g, tf32=True).assumed == ("f32 products in TF32",)
+    assert costed(g, tf32="all").assumed == ("f32 products in TF32",)
     assert costed(g, target="t4").assumed == ()  # has no TF32 to leave
     assert costed(graph(gemm(256, 256, 256, f16))).assumed == ()
 
