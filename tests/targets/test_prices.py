@@ -1,0 +1,85 @@
+"""Prices: dated, sourced, of GPUs that there are."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from gpuir.ir.errors import TargetError
+from gpuir.targets.load import load_target, target_names
+from gpuir.targets.prices import list_prices, own_price, price_of, read_prices
+
+GOOD = """
+[[list]]
+vendor = "A"
+what = "on demand"
+date = 2026-01-02
+page = "https://a.example/prices"
+[list.usd_per_hour]
+l4 = 0.8
+t4 = 0.5
+[[list]]
+vendor = "B"
+what = "on demand"
+date = 2026-01-03
+page = "https://b.example/prices"
+[list.usd_per_hour]
+l4 = 0.7
+"""
+
+
+def test_every_list_price_has_a_vendor_a_day_and_a_page():
+    prices = list_prices()
+    assert len(prices) >= 20
+    for name, price in prices.items():
+        assert name in target_names()
+        assert price.vendor and price.what and price.page.startswith("https://")
+        assert date(2024, 1, 1) <= date.fromisoformat(price.date) <= date(2030, 1, 1)
+        assert 0 < price.usd_per_hour < 20
+
+
+def test_the_lowest_of_several_lists_counts(tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_text(GOOD)
+    prices = read_prices(file)
+    assert prices["l4"].usd_per_hour == 0.7 and str(prices["l4"]) == "B, 2026-01-03"
+    assert prices["t4"].vendor == "A"
+
+
+def test_a_price_of_ones_own_counts_before_any_list_and_for_one_target_alone():
+    own = dict([own_price("a100", 9.0)])
+    assert price_of(load_target("a100"), own).usd_per_hour == 9.0
+    assert price_of(load_target("a100-sxm-80gb"), own).vendor != "your own"
+    changed = load_target("t4+sms=20")
+    assert price_of(changed) == list_prices()["t4"]
+    assert price_of(changed, dict([own_price("t4+sms=20", 0.1)])).usd_per_hour == 0.1
+    assert price_of(load_target("mi100")) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("l4 = 0.8", "l4 = -1", "not the price of an hour"),
+        ("l4 = 0.8", 'l4 = "0.8"', "not the price of an hour"),
+        ("l4 = 0.8", "l5 = 0.8", "no target is called l5"),
+        ("date = 2026-01-02", 'date = "2026"', "date is missing"),
+        ("https://a.example/prices", "a salesman", "the vendor's page as its source"),
+        ('vendor = "A"', "", "vendor is missing"),
+        ('vendor = "A"', 'vendr = "A"', "no field vendr"),
+        ("[[list]]", "[[lists]]\n[[list]]", "no such field: lists"),
+    ],
+)
+def test_a_wrong_list_is_refused(tmp_path, old, new, says):
+    file = tmp_path / "prices.toml"
+    file.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(TargetError) as error:
+        read_prices(file)
+    assert says in str(error.value) and str(file) in str(error.value)
+
+
+def test_a_wrong_price_of_ones_own_is_refused():
+    with pytest.raises(TargetError, match="not the price of an hour"):
+        own_price("a100", 0.0)
+    with pytest.raises(TargetError, match="no target is called"):
+        own_price("a1000000", 1.0)
