@@ -88,9 +88,11 @@ def command(**given: Any) -> None:
     emit(text, given["output"])
 
 
-def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[Graph]:
-    """The costed graph for each target and profile; the model is loaded once, and lowered once for
-    each profile."""
+def analyze(
+    given: dict[str, Any], loaded: Loaded, warnings: list[str], model: Graph | None = None
+) -> list[Graph]:
+    """The costed graph for each target and profile; the model is loaded once, unless it is given,
+    and lowered once for each profile."""
     import gpuir
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
@@ -110,7 +112,7 @@ def analyze(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> list[
     if predictor.partition("@")[0] in loaded.predictors:
         predictor = found
     progress = Progress(given["verbose"])
-    g = gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
+    g = model or gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
     progress.loaded(g)
     if given["strict"]:
         refuse_opaque(g)

@@ -1,0 +1,57 @@
+"""What fusing saves: by hand on a small graph, and in sum on a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gpuir
+from gpuir.backends.fusions import fusions, fusions_json, fusions_text
+from gpuir.backends.terminal import Layout
+
+ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
+TEXT = """graph @g {
+  in %x: f16[4096, 4096]
+  param %w: f16[4096, 4096]
+  param %b: f16[4096]
+  %p: f16[4096, 4096] = t.matmul(%x, %w) at "g:mm"
+  %a: f16[4096, 4096] = t.map("add", [%p, %b]) at "g:add"
+  %r: f16[4096, 4096] = t.map("relu", [%a]) at "g:relu"
+  out %r
+}
+"""
+APART = "canonicalize,fuse{rules=none},legalize"
+
+
+def both(g: gpuir.Graph, profile: str) -> tuple[gpuir.Summary, gpuir.Summary]:
+    fused = gpuir.analyze(g, "a100", profile=profile)
+    apart = gpuir.analyze(gpuir.pipeline(APART).run(g), "a100", profile=profile)
+    return gpuir.summary(fused), gpuir.summary(apart)
+
+
+def test_an_epilogue_saves_what_is_not_stored_between():
+    (f,) = fusions(*both(gpuir.load_text(TEXT), "ideal"))
+    assert f.launches == 3 and f.fused.launches == 1
+    assert f.bytes == 4 * 4096 * 4096 * 2  # two results written and read again
+    assert (
+        f.time_s == pytest.approx(sum(x.time_s for x in f.parts) - f.fused.time_s) and f.time_s > 0
+    )
+
+
+def test_a_stack_that_fuses_nothing_saves_nothing():
+    pair = both(gpuir.load_text(TEXT), "eager")
+    assert fusions(*pair) == ()
+    assert "No launch stands for several." in fusions_text(*pair, Layout(80))
+
+
+def test_of_a_model_savings_add_up():
+    g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
+    fused, apart = both(g, "ideal")
+    record = json.loads(fusions_json(fused, apart))
+    saved = sum(f["saved_s"] for f in record["fusions"])
+    assert saved == pytest.approx(apart.device_s - fused.device_s, rel=0.1)
+    text = fusions_text(fused, apart, Layout(80))
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"launches   {apart.launches:,} op by op, {fused.launches:,} fused" in text
