@@ -7,11 +7,11 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpuir.backends.report import Device, Summary, find_kernel, summarize
+from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Level
+from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import KernelOp, View
 from gpuir.ops.strides import VIEWED
@@ -157,7 +157,11 @@ def explain(graph: Graph, name: str) -> tuple[Line, ...]:
     node = find_kernel(graph, name).node
     if node.cost is None:
         raise UsageError(f"@{graph.name} is not costed", fix="run it through gpuir.analyze")
-    if not isinstance(node.op, KernelOp) or isinstance(node.op, View):
+    return _explained(graph, node)
+
+
+def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
+    if node.cost is None or not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
     return explained(node.op, node.tile, target, node.cost, tf32=tf32_of(graph, node.op))
@@ -168,4 +172,9 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     assumptions."""
     target = load_target(str(graph.target))
     device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
-    return summarize(graph, device, tuple(warnings), batch, memory(graph, target))
+    held = memory(graph, target)
+
+    def explain(x: Kernel) -> tuple[Line, ...]:
+        return () if x.rest else _explained(graph, x.node)
+
+    return summarize(graph, device, tuple(warnings), batch, held, explain)

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from gpuir.backends.report import Found, Summary, node_name
+from gpuir.backends.report import Found, Line, Summary, node_name
 from gpuir.backends.terminal import Layout, Page, cell_width, elided
 from gpuir.backends.units import percent, plain, quantity
 from gpuir.ops import kernel as k
 
 INLINE = 44  # a longer source stands below, once, under a number
-
-
-class Line(Protocol):
-    """One quantity: `formula` has its numbers filled in, `source` says where one comes from."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def formula(self) -> str: ...
-    @property
-    def source(self) -> str: ...
 
 
 def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout) -> str:

@@ -39,6 +39,22 @@ class Number(Protocol):
     def source(self) -> str: ...
 
 
+class Line(Protocol):
+    """One quantity behind a cost: `formula` has its numbers filled in, `source` says where one
+    comes from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def formula(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Device:
     """The target as a reader knows it, and what its specification takes for granted."""
@@ -203,7 +219,7 @@ class Summary:
 
     `interval` is where 80 % of measurements are expected, were all kernels off alike: the errors of
     one predictor on one device go together. Kernels that cannot say, of `certain_s`, count as they
-    are; it is None where none can.
+    are; it is None where none can. `explain` gives the lines that lead to a kernel's cost.
     """
 
     model: str
@@ -231,6 +247,7 @@ class Summary:
     memory: Memory
     kernels: tuple[Kernel, ...] = field(repr=False)
     graph: Graph = field(repr=False)
+    explain: Callable[[Kernel], Sequence[Line]] = field(repr=False, compare=False)
 
     @property
     def profile(self) -> Profile:
@@ -247,6 +264,7 @@ def summarize(
     warnings: tuple[str, ...] = (),
     batch: int | None = None,
     held: Memory | None = None,
+    explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
 ) -> Summary:
     """The records of a costed graph; UsageError when it is not costed. One without a profile runs
     as under `ideal`. `held` is its memory on the device; without it, that of no device in
@@ -291,6 +309,7 @@ def summarize(
         memory=held or _memory(graph),
         kernels=kernels,
         graph=graph,
+        explain=explain,
     )
 
 

@@ -9,7 +9,7 @@ from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.ir.plugins import find_named
 
-Backend = Callable[[Sequence[Summary], Layout], str]
+Backend = Callable[[Sequence[Summary], Layout], str | bytes]
 
 BACKENDS: dict[str, Backend] = {
     "table": terminal.report,

@@ -36,13 +36,15 @@ Group = Literal["kernel", "module", "phase"]
 
 @dataclass(frozen=True)
 class Layout:
-    """How wide a terminal is, whether it shows colour, and how many kernels to list."""
+    """How wide a terminal is, whether it shows colour, and how many kernels to list; or the name of
+    the file to be written, whose suffix may say in which form."""
 
     width: int = 120
     color: bool = False
     top: int = 15
     memory: bool = False  # list who holds memory at the peak
     group: Group = "kernel"  # what the table of totals adds up
+    file: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 
-def emit(text: str, path: str | None = None) -> None:
+def emit(text: str | bytes, path: str | None = None) -> None:
     """The result of a command, to stdout or to a file."""
     if path is not None and path != "-":
         write(path, text)
@@ -21,7 +21,10 @@ def emit(text: str, path: str | None = None) -> None:
         raise UsageError("there is no stdout to write to", fix="-o FILE")
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        if isinstance(text, bytes):
+            sys.stdout.buffer.write(text)
+        else:
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -30,7 +33,7 @@ def emit(text: str, path: str | None = None) -> None:
         raise UsageError("cannot write to stdout", found=str(error.strerror)) from error
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, text: str | bytes) -> None:
     """The file holds `text`, or what it held before if anything goes wrong on the way.
 
     A link stays one, and a file keeps its permissions. A device or a pipe (`/dev/null`) has
@@ -39,7 +42,7 @@ def write(path: str, text: str) -> None:
     from gpuir.ir.errors import UsageError
 
     target = Path(path)
-    data = text.encode("utf-8", "replace")
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
     try:
         if target.exists() and not target.is_file():
             with target.open("wb") as stream:
