@@ -30,7 +30,10 @@ PIPED_WIDTH = 120
 @options.loading
 @options.costing
 @click.option(
-    "--format", default="table", show_default=True, help="table, json, csv, ir, schedule."
+    "--format",
+    default="table",
+    show_default=True,
+    help="table, html, json, csv, roofline, ir, schedule.",
 )
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
@@ -76,11 +79,12 @@ def command(**given: Any) -> None:
         top=given["top"],
         memory=given["memory"],
         group=given["group_by"],
+        file=given["output"] or "",
     )
     summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
     with blamed(backend, f"the format {given['format']!r}"):
         text = backend(summaries, shape)
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(text, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(f"the format {given['format']!r} gives no text", found=repr(text))
     if given["format"] != "table" or given["output"]:
         for warning in warnings:
