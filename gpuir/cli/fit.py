@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="Most to try."
 )
-@click.option("--eager", is_flag=True, help="Op by op, as PyTorch runs it; not fused.")
 @options.loading
+@options.profile
 @options.pipeline
 @options.settings
 @click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -78,6 +78,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
             f"--dims gives {dim} a value, and --dim searches it", fix="leave one of them out"
         )
 
+    profile = loaded.profile(given["profile"]) if given["profile"] else None
     passes = None
     if given["pipeline"]:
         passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
@@ -98,7 +99,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
             warn(text)
         if passes is not None:
             g = passes.run(g)
-        return g if given["eager"] else gpuir.lower(g)
+        return gpuir.lower(g, profile=profile, passes=loaded.passes)
 
     def memory(value: int, target: Target) -> Memory | None:
         g = graph(value)
