@@ -34,7 +34,7 @@ class LoadOptions(TypedDict, total=False):
     exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
     run on `args` and `kwargs`. Of a Hugging Face config, `task` chooses the class, `dtype` the
     numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed (`sdpa`, `eager`); `phase` is
-    `prefill` or `decode`, behind `past` tokens.
+    `prefill` or `decode`, behind `past` tokens; with `mask` the attention mask is an input.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model, or `gpuir`), of the output
@@ -55,6 +55,7 @@ class LoadOptions(TypedDict, total=False):
     attention: str | None
     phase: str | None
     past: int | None
+    mask: bool
     train: bool
     autodiff: str | None
     loss: str | None
@@ -71,7 +72,7 @@ TAKES = {  # which options each kind of model has a use for
     "a saved torch program": "dims expert_skew strict",
     "a torch program": "args kwargs dims expert_skew strict",
     "a function": "dims expert_skew strict",
-    "a Hugging Face config": "dims task dtype attention phase past expert_skew strict",
+    "a Hugging Face config": "dims task dtype attention phase past mask expert_skew strict",
 }
 TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
@@ -129,7 +130,7 @@ class _Step:
         if made.autodiff not in (None, "torch", "gpuir"):
             fix = nearest(made.autodiff, ("torch", "gpuir"))
             raise UsageError(f"no autodiff called {made.autodiff!r}", fix=fix)
-        ours = [n for n in ("loss", "accumulate", "autocast", "checkpoint") if getattr(made, n)]
+        ours = [n for n in ("loss", "autocast", "checkpoint") if getattr(made, n)]
         if made.autodiff == "torch" and ours:
             raise UsageError(
                 f"{', '.join(ours)} needs gpuir's own derivatives", fix="--autodiff gpuir"
@@ -141,7 +142,7 @@ class _Step:
     @property
     def by_torch(self) -> bool:
         """Whether AOTAutograd derives the backward pass of a torch program."""
-        ours = self.loss or self.accumulate or self.autocast or self.checkpoint
+        ours = self.loss or self.autocast or self.checkpoint
         return self.train and self.autodiff != "gpuir" and not ours
 
     def run(self, graph: Graph, path: str) -> Graph:
@@ -176,6 +177,8 @@ class _Step:
                     **scale,
                 )
             )
+        elif self.accumulate:
+            found.append("accumulate")
         if self.optimizer:
             found.append(_pass("optimizer", kind=self.optimizer, fused=self.fused, **scale))
         return ",".join(found)

@@ -108,6 +108,9 @@ def loading(f: F) -> F:
             "--past", type=click.IntRange(1), help="Tokens behind which the phase begins."
         ),
         click.option(
+            "--mask", is_flag=True, help="A config's model gets an attention mask, as of padding."
+        ),
+        click.option(
             "--input", type=SHAPE, multiple=True, help="Shape of an input: x=1x3x224x224."
         ),
         click.option(
@@ -147,6 +150,7 @@ def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
         "attention": given["attention"],
         "phase": given["phase"],
         "past": given["past"],
+        "mask": given["mask"],
         "strict": given["strict"],
         "train": given["train"],
         "autodiff": given["autodiff"],

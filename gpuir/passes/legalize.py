@@ -23,20 +23,23 @@ class Legalize(Pass):
     A view is free when the strides allow it and all its readers take strides: only the operands of
     matrix products and attention do, and in a program of PyTorch (`VIEWED`) those of pointwise,
     reducing and joining kernels. A transpose that alone reads a product's result is written by that
-    kernel in its own order.
+    kernel in its own order, unless `absorb` is false: then it is a copy, as where each operator of
+    a program is run by itself.
     """
+
+    absorb: bool = True
 
     name = "legalize"
     takes = Level.fused
     gives = Level.kernel
 
     def run(self, g: Graph) -> Graph:
-        return _Legalizer(g, VIEWED in g.assumed).run()
+        return _Legalizer(g, VIEWED in g.assumed, self.absorb).run()
 
 
 class _Legalizer:
-    def __init__(self, g: Graph, viewed: bool, trip: Value | None = None):
-        self.g, self.viewed, self.trip = g, viewed, trip
+    def __init__(self, g: Graph, viewed: bool, absorb: bool, trip: Value | None = None):
+        self.g, self.viewed, self.absorb, self.trip = g, viewed, absorb, trip
         self.uses = g.uses()
         self.outputs = set(g.outputs)
         self.producers = g.producers()
@@ -59,11 +62,12 @@ class _Legalizer:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = _Legalizer(op.body, self.viewed, op.body.inputs[0]).run()
+                body = _Legalizer(op.body, self.viewed, self.absorb, op.body.inputs[0]).run()
                 body = repeated(body, 1 + len(op.init))
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
-                then, orelse = (_Legalizer(r, self.viewed).run() for r in (op.then, op.orelse))
+                regions = (op.then, op.orelse)
+                then, orelse = (_Legalizer(r, self.viewed, self.absorb).run() for r in regions)
                 return k.Cond(op.pred, then, orelse, op.captures)
             case t.Fused():
                 return self.fused(node, op)
@@ -143,7 +147,7 @@ class _Legalizer:
     def written_order(self, result: Value) -> tuple[int, ...]:
         """The memory order a contraction writes this result in, so that the transpose that alone
         reads it moves nothing; empty when there is none."""
-        if result in self.outputs:
+        if result in self.outputs or not self.absorb:
             return ()
         readers = [n for n in self.uses.get(result, []) if not is_gradient(n.op)]
         if len(readers) != 1 or not isinstance(readers[0].op, t.Fused):

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from gpuir.cost.table import Predictor
 from gpuir.ir.plugins import find_named
+from gpuir.passes.accumulate import Accumulate
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.autocast import Autocast
 from gpuir.passes.autodiff import Autodiff
+from gpuir.passes.bmm import Bmm
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
@@ -22,8 +24,8 @@ from gpuir.passes.tile import TilePass
 PASSES: dict[str, type[Pass]] = {
     p.name: p
     for p in (
-        *(Canonicalize, Recognize, Autocast, Autodiff, Optimizer),
-        *(Fuse, Legalize, TilePass, Annotate),
+        *(Canonicalize, Recognize, Autocast, Autodiff, Accumulate, Optimizer),
+        *(Bmm, Fuse, Legalize, TilePass, Annotate),
     )
 }
 

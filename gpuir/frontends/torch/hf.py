@@ -73,6 +73,7 @@ def program(
     attention: str = "sdpa",
     phase: str | None = None,
     past: int | None = None,
+    mask: bool = False,
     train: bool = False,
     device: str = "meta",
 ) -> Program:
@@ -81,7 +82,8 @@ def program(
     The task is by default that of the class that the config's `architectures` names, the dtype the
     config's own. `phase` is a step of generation by a causal LM: `prefill` reads a prompt of `seq`
     tokens, `decode` adds one; either starts behind `past` tokens, whose keys and values are inputs
-    and come out with the new ones written in. With `train` there are labels too, and the first
+    and come out with the new ones written in. With `mask` the attention mask is an input, as of a
+    batch that a tokenizer padded. With `train` there are labels too, and the first
     output is the loss. On another `device` than meta there are weights, random ones. ModelError or
     UsageError where the config or a choice cannot be used.
     """
@@ -107,10 +109,12 @@ def program(
         if phase is None:
             if past is not None:
                 raise UsageError("past tokens belong to a phase", fix="add --phase decode")
-            made = whole(model, sizes, task, train, name)
+            made = whole(model, sizes, task, train, name, mask)
         elif train or task != "causal-lm":
             found = "a training step" if train else f"the task {task or cls.__name__}"
             raise UsageError("phases are those of a causal LM that generates", found=found)
+        elif mask:
+            raise UsageError("a step of generation has no mask as an input", fix="leave it out")
         else:
             made = step(model, sizes, phase, past, name)
     sizes.check()
@@ -372,15 +376,32 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     found = {name: INPUTS[name](sizes, model.dtype) for name in names}
     if has_labels:
         found["labels"] = sizes.empty(tuple(map(sizes, LABELS[str(task)])), torch.int64)
+        if "next_sentence_label" in takes:  # without it BERT's pretraining has no loss
+            found["next_sentence_label"] = sizes.empty((sizes("batch"),), torch.int64)
     return found
+
+
+def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
+    """Which tokens of each sequence are there: all, as far as shapes can tell."""
+    if "input_ids" not in inputs or "attention_mask" not in signature(model.forward).parameters:
+        raise UsageError(
+            f"{type(model).__name__} reads no attention mask of tokens",
+            where=sizes.where,
+            fix="leave it out",
+        )
+    return torch.ones_like(inputs["input_ids"])
 
 
 # ---------------------------------------------------------------------------- programs
 
 
-def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) -> Program:
+def whole(
+    model: Any, sizes: Sizes, task: str | None, train: bool, name: str, mask: bool
+) -> Program:
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
+    if mask:
+        inputs["attention_mask"] = mask_of(model, inputs, sizes)
     layers = getattr(model.config, "num_hidden_layers", 0)
     if model.config.model_type in STEPWISE and layers * sizes("seq") > MOST_STEPS:
         raise ModelError(
@@ -392,7 +413,7 @@ def whole(model: Any, sizes: Sizes, task: str | None, train: bool, name: str) ->
         )
     run = model.forward
     fixed = {"use_cache": False} if "use_cache" in signature(run).parameters else {}
-    masked = model.config.model_type in MASKED
+    masked = model.config.model_type in MASKED and not mask
 
     def forward(**given: Any) -> tuple[torch.Tensor, ...]:
         mask = {"attention_mask": torch.ones_like(given["input_ids"])} if masked else {}

@@ -1,0 +1,48 @@
+"""Gradients added up from step to step, in a graph that has them already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpuir.ir.build import begin
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+
+
+@dataclass(frozen=True)
+class Accumulate(Pass):
+    """Adds each gradient `w.grad` that a graph gives to a buffer of that name, kept from step to
+    step; the output `w.grad.new` takes it over. `autodiff{accumulate=true}` does the same as it
+    derives them; this is for those that AOTAutograd has derived."""
+
+    name = "accumulate"
+    takes = gives = Level.graph
+
+    def run(self, g: Graph) -> Graph:
+        found = dict.fromkeys(v for v in g.outputs if g.role_of(v) == "gradient")
+        if not found:
+            raise UsageError(
+                f"accumulate: @{g.name} gives no gradients",
+                expected="outputs of role gradient",
+                fix="put autodiff before it",
+            )
+        b = begin(g, Level.graph)
+        b.reserve(v.name for n in g.nodes for v in n.results if v not in found)
+        buffers = {v: b.param(v.name, v.type) for v in found}
+        own = {v: Value(b.names.fresh(f"{v.name}.step"), v.type) for v in found}
+        sums: dict[Value, Value] = {}
+        for node in g.nodes:
+            results = tuple(own.get(v, v) for v in node.results)
+            b.put(replace(node, op=node.op.substitute(own), results=results))
+            b.locs = node.locs
+            for v in node.results:
+                if v in own:
+                    sums[v] = b(t.Map("add", (buffers[v], own[v])), f"{v.name}.new")
+                    b.roles[sums[v].name] = "gradient"
+        over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)))
+        return b.finish(
+            (sums.get(v, v) for v in g.outputs),
+            (buffers.get(v, o) for v, o in zip(g.outputs, over, strict=True)),
+        )
