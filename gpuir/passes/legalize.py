@@ -79,6 +79,8 @@ class _Legalizer:
         ops = [n.op for n in body.nodes]
         if any(o.contraction for o in ops):
             kernel = contraction(op)
+            if not self.absorb and not isinstance(kernel, k.Attention | k.AttentionGradient):
+                return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
             match kernel:
                 case k.Gemm() | k.Attention() if len(orders) == 1 and orders[0]:
@@ -147,7 +149,7 @@ class _Legalizer:
     def written_order(self, result: Value) -> tuple[int, ...]:
         """The memory order a contraction writes this result in, so that the transpose that alone
         reads it moves nothing; empty when there is none."""
-        if result in self.outputs or not self.absorb:
+        if result in self.outputs:
             return ()
         readers = [n for n in self.uses.get(result, []) if not is_gradient(n.op)]
         if len(readers) != 1 or not isinstance(readers[0].op, t.Fused):
