@@ -1,48 +1,76 @@
-"""What runs when: the host thread that launches kernels, and the stream that runs them."""
+"""What runs when: the host that launches kernels, the streams that run them, and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 from gpuir.ir.graph import Graph, Loc, Node
+from gpuir.ir.notes import Cost
+from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
-from gpuir.targets.profile import Host, Profile
+from gpuir.simulate.spans import HOST, Marks, Span
+from gpuir.simulate.streams import Job, busy, share_device
+from gpuir.targets.load import load_target
+from gpuir.targets.profile import NO_HOST, Host, Profile
+from gpuir.targets.target import Target
 
-Kind = Literal["call", "op", "launch", "kernel"]
+HOST_BOUND = 0.1  # of the time: a device that waits longer for the host is held up by it
 
 
 @dataclass(frozen=True)
 class Launch:
     """One kernel on its way to the device: which, for which op of the model, and how long it runs
-    there. A view launches nothing: it is `empty`."""
+    there; `between_s` holds that in 80 % of cases. A view launches nothing: it is `empty`.
+
+    `lane` is the host's thread. `share` is the part of the device it fills, and `after` the
+    launches it waits for: both count where several streams run.
+    """
 
     path: tuple[str, ...]
     op: Loc
     time_s: float
     empty: bool = False
+    kind: str = "map"
+    lane: str = HOST
+    between_s: tuple[float, float] | None = None
+    share: float = 1.0
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Span:
-    """Something that takes time on one lane: `host`, or `stream 0`. `launch` counts launches."""
+class Repeat:
+    """A loop: the launches of its body, `trips` times. Where those are all of one op of the model
+    (`inner`), a library runs it: no trip is a round of the executor."""
 
-    lane: str
-    kind: Kind
+    path: tuple[str, ...]
+    body: tuple[Launch | Repeat, ...]
+    trips: int
+    inner: bool
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An input on its way to the device, or an output back, and how long the bus takes for it."""
+
     name: str
-    start_s: float
-    end_s: float
-    launch: int | None = None
+    time_s: float
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One call of a model, from the host's first instruction to the end of the last kernel.
+    """One call of a model: from the host's first instruction until the last kernel or copy has
+    ended and the host is done.
 
-    `device_s` is what the kernels take together, `host_s` until the host is done, `gaps_s` how
-    long the device waits for the host, its first wait, `head_s`, included.
+    `device_s` is what the kernels take together, `host_s` when the host is done, `copies_s` what
+    copies take. `gaps_s` is how long the device runs neither a kernel nor a copy before its last
+    kernel ends: its first wait, `head_s`, included. `tail_s` is what comes after that kernel.
+    `interval` is the time if all kernels, and the host, are as quick as in the best tenth of cases,
+    or as slow as in the worst; None where no kernel can say.
+
+    `launches`, `starts` and `spans` leave out trips of a long loop that are like the one before: a
+    span of kind `loop` stands for them.
     """
 
     profile: Profile
@@ -51,125 +79,349 @@ class Timeline:
     host_s: float
     gaps_s: float
     head_s: float
+    tail_s: float
+    copies_s: float
     launches: tuple[Launch, ...] = field(repr=False)
     starts: tuple[float, ...] = field(repr=False)  # of each launch's kernel, on the device
-    spans: tuple[Span, ...] = field(repr=False)
+    marks: Marks = field(repr=False, compare=False)
+    interval: tuple[float, float] | None = None
 
-    @cached_property
+    @property
     def is_host_bound(self) -> bool:
         """Whether the device waits for the host for more than a tenth of the time."""
-        return self.gaps_s > 0.1 * self.time_s
+        return self.gaps_s > HOST_BOUND * self.time_s
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Everything that takes time on a lane, lane by lane."""
+        return tuple(self.marks.spans([("/".join(x.path), x.lane) for x in self.launches]))
+
+    @cached_property
+    def critical(self) -> tuple[Span, ...]:
+        """The chain that decides the end, from first to last: stretches of host, copies, and
+        kernels, each of which begins because the one before it ends."""
+        return tuple(self.marks.critical(self.time_s))
 
 
 def timeline(graph: Graph, profile: Profile) -> Timeline:
-    """A costed graph as `profile` runs it."""
-    return run(tuple(launches(graph)), profile)
+    """A costed graph as `profile` runs it on the graph's target.
+
+    On a CPU the kernels run in the host's own thread, and their times hold the calls: the host
+    takes no time besides.
+    """
+    target = load_target(graph.target) if graph.target else None
+    if target is not None and target.is_cpu:
+        profile = replace(profile, host=NO_HOST, copies=None, streams=1)
+    into, back = copies(graph, profile, target)
+    found = tuple(steps(graph) if profile.streams == 1 else dependent(graph))
+    result = run(found, profile, into, back)
+    if all(x.between_s is None for x in result.launches):
+        return result
+    low, high = (
+        run(tuple(_bounded(found, end)), _doubted(profile, end), into, back).time_s
+        for end in (0, 1)
+    )
+    return replace(result, interval=(low, high))
 
 
-def launches(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch]:
-    """Every launch of a costed graph in order, those of loops as often as they run."""
+def _doubted(profile: Profile, end: int) -> Profile:
+    """The profile with a host as quick (end 0) or as slow (1) as it may well be."""
+    by = profile.host.doubt ** (2 * end - 1)
+    return replace(profile, host=profile.host.scaled(by))
+
+
+def _bounded(found: Iterable[Launch | Repeat], end: int) -> Iterator[Launch | Repeat]:
+    for x in found:
+        if isinstance(x, Repeat):
+            yield replace(x, body=tuple(_bounded(x.body, end)))
+        else:
+            yield replace(x, time_s=x.between_s[end]) if x.between_s else x
+
+
+# ---- what is launched --------------------------------------------------------------------------
+
+
+def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]:
+    """The launches of a costed graph in order. Of two branches, the dearer runs."""
     for node in graph.nodes:
         here = (*path, node.results[0].name) if node.results else path
         op = node.op
         if isinstance(op, k.Loop):
-            body = tuple(launches(op.body, here))
-            for _ in range(op.trips):
-                yield from body
+            body = tuple(steps(op.body, here))
+            inner = {loc for x in op.body.nodes for loc in x.locs} <= set(node.locs)
+            yield Repeat(here, body, op.trips, inner)
         elif isinstance(op, k.Cond):
-            yield from launches(max((op.then, op.orelse), key=_time), here)
+            yield from steps(max((op.then, op.orelse), key=_time), here)
         elif node.cost is not None:
-            yield Launch(here, _op(node), node.cost.time_s, isinstance(op, k.View))
+            yield _launch(here, node, node.cost)
 
 
-def _op(node: Node) -> Loc:
-    return node.locs[0] if node.locs else ""
+def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
+    """PyTorch's autograd runs what is backward, or recomputed for it, in a thread of its own."""
+    return Launch(
+        path,
+        node.locs[0] if node.locs else "",
+        cost.time_s,
+        empty=isinstance(node.op, k.View),
+        kind=node.op.name.removeprefix("k."),
+        lane="autograd" if phase_of(node) in ("backward", "recomputed") else HOST,
+        between_s=cost.interval,
+        share=_share(cost),
+    )
+
+
+def _share(cost: Cost) -> float:
+    """The part of the device that a kernel keeps busy: of the blocks it can hold, of its bandwidth,
+    of its peak, the largest. All of it where the predictor does not say."""
+    facts = [cost.fact(name) for name in ("waves", "dram_share", "peak_share")]
+    known = [fact for fact in facts if fact is not None]
+    return min(1.0, max(known)) if cost.fact("waves") is not None else 1.0
 
 
 def _time(graph: Graph) -> float:
     return sum(n.cost.time_s for n in graph.nodes if n.cost)
 
 
-def run(items: Sequence[Launch], profile: Profile) -> Timeline:
-    """The launches in order: each kernel starts when it has been launched and the one before it has
-    ended (Lin et al., TPDS 2024, algorithm 1)."""
-    host = profile.host
-    if host.graph:
-        return _replayed(items, profile)
-    spans: list[Span] = []
-    starts: list[float] = []
-    ends: list[float] = []
-    now = host.call_s
-    spans.append(Span("host", "call", "call", 0.0, now))
-    free = 0.0  # when the stream is
-    before: Loc | None = None
-    for i, item in enumerate(items):
-        new = item.op != before
-        if item.empty:
-            now += host.between_s * new + host.empty_s
-            before = item.op
-            starts.append(free)
-            continue
-        now = _prepared(host, now, new, bool(starts))
-        if len(ends) >= host.queue:
-            now = max(now, ends[-host.queue])
-        spans.append(Span("host", "launch", "/".join(item.path), now, now + host.launch_s, i))
-        now += host.launch_s
-        start = max(free, now)
-        free = start + item.time_s
-        starts.append(start)
-        ends.append(free)
-        spans.append(Span("stream 0", "kernel", "/".join(item.path), start, free, i))
-        before = item.op
-    now += host.after_s if ends else 0.0
-    return _made(items, profile, now, starts, spans)
+def dependent(graph: Graph) -> Iterator[Launch]:
+    """The launches of a costed graph, each with those that it must wait for: whose results it
+    reads, views in between looked through. A loop is a chain that waits for all before it."""
+    made: dict[str, tuple[int, ...]] = {}  # launches that a value comes from
+    count = 0
+    for node in graph.nodes:
+        inner = list(_flat(steps(replace(graph, nodes=(node,)))))
+        after = tuple(dict.fromkeys(i for v in node.op.operands for i in made.get(v.name, ())))
+        if node.op.control:
+            after = tuple(range(count))
+        for launch in inner:
+            yield replace(launch, after=after)
+            after = after if launch.empty else (count,)
+            count += not launch.empty
+        made.update((v.name, after) for v in node.results)
 
 
-def _prepared(host: Host, now: float, new: bool, later: bool) -> float:
-    """When the host is ready to launch: the rest of the op before, the way here, its own start."""
-    if not new:
-        return now + host.next_s
-    return now + (host.after_s + host.between_s if later else 0.0) + host.before_s
+def _flat(found: Iterable[Launch | Repeat]) -> Iterator[Launch]:
+    for x in found:
+        if isinstance(x, Repeat):
+            for _ in range(x.trips):
+                yield from _flat(x.body)
+        else:
+            yield x
 
 
-def _replayed(items: Sequence[Launch], profile: Profile) -> Timeline:
-    """All launches as one CUDA graph: the host launches once."""
-    host = profile.host
-    launched = host.call_s + host.launch_s
-    spans = [
-        Span("host", "call", "call", 0.0, host.call_s),
-        Span("host", "launch", "graph", host.call_s, launched),
-    ]
-    starts: list[float] = []
-    free = launched
-    for i, item in enumerate(items):
-        starts.append(free)
-        if not item.empty:
-            end = free + host.graph_s + item.time_s
-            spans.append(Span("stream 0", "kernel", "/".join(item.path), free, end, i))
-            free = end
-    return _made(items, profile, launched, starts, spans)
+def copies(
+    graph: Graph, profile: Profile, target: Target | None
+) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+    """The inputs that a profile copies to the device, and the outputs that it copies back, which
+    take over no storage there."""
+    if profile.copies is None or target is None or target.pcie is None:
+        return (), ()
+    rate = profile.copies.share * target.pcie.bytes_per_s
+    over = graph.over or (None,) * len(graph.outputs)
+    return (
+        tuple(Copy(v.name, v.type.nbytes / rate) for v in graph.inputs),
+        tuple(
+            Copy(v.name, v.type.nbytes / rate)
+            for v, kept in zip(graph.outputs, over, strict=True)
+            if kept is None
+        ),
+    )
 
 
-def _made(
-    items: Sequence[Launch],
+# ---- when it runs ------------------------------------------------------------------------------
+
+
+def run(
+    found: Sequence[Launch | Repeat],
     profile: Profile,
-    host_s: float,
-    starts: list[float],
-    spans: list[Span],
+    into: Sequence[Copy] = (),
+    back: Sequence[Copy] = (),
 ) -> Timeline:
-    kernels = [s for s in spans if s.kind == "kernel"]
-    device = sum(s.end_s - s.start_s for s in kernels)
-    end = max((s.end_s for s in spans), default=0.0)
-    head = kernels[0].start_s if kernels else end
-    last = kernels[-1].end_s if kernels else 0.0
+    """The launches in order: each kernel starts when it has been launched and the one before it on
+    its stream has ended (Lin et al., TPDS 2024, algorithm 1).
+
+    Copies go through memory that is not pinned: the host waits for each.
+    """
+    clock = _Clock(profile.host, bounded=profile.streams == 1)
+    clock.call()
+    for copy in into:
+        clock.copy(copy, profile)
+    clock.go(found)
+    if profile.streams > 1:
+        clock.share(profile.streams)
+    clock.close()
+    last = clock.free
+    before = sum(copy.time_s for copy in into)
+    for copy in back:
+        clock.copy(copy, profile)
+    marks = clock.marks
+    ran = bool(marks.starts)
+    occupied = clock.device_s if profile.streams == 1 else busy(marks.starts, marks.ends)
+    time = max(clock.now, clock.free)
     return Timeline(
         profile=profile,
-        time_s=max(end, host_s) if not kernels else end,
-        device_s=device,
-        host_s=host_s,
-        gaps_s=max(last - device, 0.0) if kernels else 0.0,
-        head_s=head,
-        launches=tuple(items),
-        starts=tuple(starts),
-        spans=tuple(spans),
+        time_s=time,
+        device_s=clock.device_s,
+        host_s=clock.now,
+        gaps_s=max(last - occupied - before, 0.0) if ran else 0.0,
+        head_s=max(marks.starts[0] - before, 0.0) if marks.starts else time - before,
+        tail_s=time - last if ran else 0.0,
+        copies_s=before + sum(copy.time_s for copy in back),
+        launches=tuple(clock.launches),
+        starts=tuple(marks.starts),
+        marks=marks,
     )
+
+
+class _Clock:
+    """How far the host (`now`) and the stream (`free`) are, and the marks they leave.
+
+    `bounded` is the launch queue's limit, which is left out where several streams run: their
+    kernels' times are known only after all launches are.
+    """
+
+    def __init__(self, host: Host, bounded: bool):
+        self.host, self.bounded = host, bounded
+        self.now = self.free = self.device_s = 0.0
+        self.op: Loc | None = None
+        self.inside = False  # whether `op` has launched a kernel and is not over
+        self.launches: list[Launch] = []
+        self.pending: list[float] = []  # when the kernels launched end, for the queue
+        self.marks = Marks(host.graph, 0.0 if host.graph else host.launch_s)
+
+    def call(self) -> None:
+        self.now = self.host.call_s
+        self.marks.other.append(Span(HOST, "call", "call", 0.0, self.now))
+        if self.host.graph:
+            start, self.now = self.now, self.now + self.host.launch_s
+            self.marks.other.append(Span(HOST, "launch", "graph", start, self.now))
+            self.free = self.now
+
+    def copy(self, copy: Copy, profile: Profile) -> None:
+        assert profile.copies is not None
+        start = max(self.now + profile.copies.call_s, self.free)
+        self.now = self.free = start + copy.time_s
+        self.marks.other.append(Span("copy", "copy", copy.name, start, self.now))
+
+    def close(self) -> None:
+        """The end of the op that launched last."""
+        if self.inside:
+            self.now += self.host.after_s
+        self.inside = False
+
+    def go(self, found: Sequence[Launch | Repeat]) -> None:
+        i = 0
+        while i < len(found):
+            end = i
+            while end < len(found) and isinstance(found[end], Launch):
+                end += 1
+            if end > i:
+                self._straight(found[i:end])  # pyright: ignore[reportArgumentType]
+            if end < len(found):
+                loop = found[end]
+                assert isinstance(loop, Repeat)
+                self._repeat(loop)
+            i = end + 1
+
+    def _straight(self, items: Sequence[Launch]) -> None:
+        """The recurrence, for launches one after another. Locals: it runs a million times."""
+        host, marks = self.host, self.marks
+        if host.graph:
+            return self._replayed(items)
+        now, free, op, inside, device = self.now, self.free, self.op, self.inside, self.device_s
+        begins, starts, ends, causes = marks.begins, marks.starts, marks.ends, marks.causes
+        pending, limit = self.pending, host.queue if self.bounded else 1 << 62
+        step = host.after_s + host.between_s
+        first = {x.kind: host.before.get(x.kind, host.before_s) for x in items}
+        for x in items:
+            if x.empty:
+                if x.op != op:
+                    now += step if inside else host.between_s
+                    op, inside = x.op, False
+                now += host.empty_s
+                continue
+            if x.op == op and inside:
+                now += host.next_s
+            else:
+                now += (step if inside else host.between_s) if x.op != op else 0.0
+                now += first[x.kind]
+                op, inside = x.op, True
+            if len(pending) >= limit and pending[-limit] > now:
+                now = pending[-limit]
+                marks.waits.append((len(ends), now))
+            begins.append(now)
+            now += host.launch_s
+            start = now if now >= free else free
+            causes.append(-1 if now >= free else len(ends) - 1)
+            free = start + x.time_s
+            starts.append(start)
+            ends.append(free)
+            pending.append(free)
+            device += x.time_s
+            self.launches.append(x)
+        self.now, self.free, self.op, self.inside, self.device_s = now, free, op, inside, device
+
+    def _replayed(self, items: Sequence[Launch]) -> None:
+        """Kernels of the one CUDA graph that the host has launched."""
+        for x in items:
+            if x.empty:
+                continue
+            start = self.free + self.host.graph_s
+            self.marks.causes.append(len(self.marks.ends) - 1)
+            self.marks.begins.append(start)
+            self.marks.starts.append(start)
+            self.free = start + x.time_s
+            self.marks.ends.append(self.free)
+            self.device_s += x.time_s
+            self.launches.append(x)
+
+    def _repeat(self, loop: Repeat) -> None:
+        """Trips, until two in a row moved host and device on by the same: so do all the rest."""
+        before: tuple[float, float] | None = None
+        for trip in range(loop.trips):
+            now, free, device = self.now, self.free, self.device_s
+            if not loop.inner and not self.host.graph:
+                self.close()
+                self.now += self.host.trip_s
+                self.op = None
+            self.go(loop.body)
+            moved = self.now - now, self.free - free
+            left = loop.trips - trip - 1
+            if before is not None and left and self.bounded and self._steady(before, moved):
+                self._skip(loop, left, moved, self.device_s - device)
+                return
+            before = moved
+
+    def _steady(self, before: tuple[float, float], moved: tuple[float, float]) -> bool:
+        """Whether both moved on as in the trip before, and at one pace; in a graph there is no
+        host."""
+        pace = 1e-9 * (moved[0] + moved[1])
+        same = abs(moved[0] - before[0]) <= pace and abs(moved[1] - before[1]) <= pace
+        return same and (self.host.graph or abs(moved[0] - moved[1]) <= pace)
+
+    def _skip(self, loop: Repeat, left: int, moved: tuple[float, float], device_s: float) -> None:
+        name = f"{'/'.join(loop.path)}: {left:,} more trips"
+        for lane, since, by in ((HOST, self.now, moved[0]), ("stream 0", self.free, moved[1])):
+            if by:
+                self.marks.other.append(Span(lane, "loop", name, since, since + left * by))
+        self.now += left * moved[0]
+        self.free += left * moved[1]
+        self.device_s += left * device_s
+        self.pending = [end + left * moved[1] for end in self.pending[-self.host.queue :]]
+
+    def share(self, streams: int) -> None:
+        """Kernels on several streams, launched when the host has come to them."""
+        arrivals = (
+            [self.now] * len(self.launches)
+            if self.host.graph
+            else [begin + self.host.launch_s for begin in self.marks.begins]
+        )
+        jobs = [
+            Job(arrives, x.time_s, x.share, x.after)
+            for arrives, x in zip(arrivals, self.launches, strict=True)
+        ]
+        shared = share_device(jobs, streams)
+        self.marks.starts[:] = shared.starts
+        self.marks.ends[:] = shared.ends
+        self.marks.causes[:] = shared.causes
+        self.marks.streams = shared.streams
+        self.free = max(shared.ends, default=self.free)

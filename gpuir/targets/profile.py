@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, cast
@@ -12,14 +12,29 @@ from typing import Annotated, cast
 from gpuir.ir.errors import TargetError, UsageError, nearest
 from gpuir.ir.graph import Graph
 from gpuir.ir.plugins import installed
-from gpuir.targets.load import paths_to_text, plugin_path, read_spec, record, refuse, spec_folder
+from gpuir.targets.load import (
+    Raw,
+    paths_to_text,
+    plugin_path,
+    read_spec,
+    record,
+    refuse,
+    spec_folder,
+)
 from gpuir.targets.target import Quantity, Row, Table, walk
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
+Doubt = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
+Share = Annotated[float, Quantity("", 1e-3, 1)]
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _NO_TEXT: Table[str] = Table()
+_NO_TIMES: Table[HostTime] = Table()
 TF32 = ("none", "conv", "all")
+KINDS = (  # of kernels that are launched, as `gpuir.ops.kernel` names them
+    *("gemm", "conv", "attention", "map", "reduce", "pool", "experts"),
+    *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "opaque"),
+)
 
 
 @dataclass(frozen=True)
@@ -29,9 +44,13 @@ class Host:
     The five parts are those of Lin et al., TPDS 2024, section 4: `between_s` from one op to the
     next (T1), `before_s` from an op's start to its first launch (T2), `launch_s` the launch call
     (T4), `next_s` between two launches of an op (T5), `after_s` from the last launch to the op's
-    end (T3). An op that launches nothing (a view) takes `empty_s`, a call of the model `call_s`
-    before its first op. `graph_s` is what each kernel adds to the one launch of a CUDA graph, with
-    `graph` the whole call is one. `queue` launches may wait for the device before the host does.
+    end (T3). `before` is T2 of the ops whose first kernel is of that kind, where it is not
+    `before_s`. An op that launches nothing (a view) takes `empty_s`, a call of the model `call_s`
+    before its first op, a trip of a loop of the model `trip_s`.
+
+    With `graph` the whole call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
+    `queue` launches may wait for the device before the host does. On `doubt` times a host's parts
+    all together may well be longer, or shorter: 80 % of hosts are between.
     """
 
     between_s: HostTime
@@ -42,8 +61,30 @@ class Host:
     empty_s: HostTime
     call_s: HostTime
     queue: Queue
+    trip_s: HostTime = 0.0
     graph: bool = False
     graph_s: HostTime = 0.0
+    doubt: Doubt = 1.0
+    before: Table[HostTime] = _NO_TIMES
+
+    def scaled(self, by: float) -> Host:
+        """A host that takes `by` times as long for everything."""
+        names = (spec.name for spec in fields(self) if spec.name.endswith("_s"))
+        times = {name: by * getattr(self, name) for name in names if name != "graph_s"}
+        before = Table({kind: by * time for kind, time in self.before.items()})
+        return replace(self, before=before, **times)
+
+
+NO_HOST = Host(0, 0, 0, 0, 0, 0, 0, queue=1 << 20)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Inputs that come from the host's memory, and outputs that go back to it: each is a call of
+    `call_s` and its bytes at `share` of the PCIe link's rate; the host waits for it."""
+
+    call_s: HostTime
+    share: Share
 
 
 @dataclass(frozen=True)
@@ -51,7 +92,9 @@ class Profile:
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
     default: `none`, `conv` or `all`. `streams` is how many run independent branches beside each
-    other."""
+    other. Without `copies`, inputs lie on the device and outputs stay there.
+
+    `base` is the profile whose file this one's starts from."""
 
     name: str
     title: str
@@ -59,6 +102,8 @@ class Profile:
     tf32: str
     host: Host
     streams: Annotated[int, Quantity("", 1, 128)] = 1
+    copies: Copies | None = None
+    base: str = ""
     notes: str = ""
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
 
@@ -132,9 +177,78 @@ def _find(name: str) -> Path:
 
 @cache
 def _loaded(path: Path) -> Profile:
-    raw, where = dict(read_spec(path)), str(path)
-    raw["sources"] = Table(paths_to_text(raw, "sources", where))
-    profile = cast(Profile, record(Profile, raw, "", where))
+    return _profile_of(_whole(path, ()), str(path))
+
+
+def _whole(path: Path, above: tuple[Path, ...]) -> Raw:
+    """The tables of a file, those of its `base` under them where it names one: a number that the
+    file gives counts in place of the base's and needs a source of its own."""
+    raw, where = read_spec(path), str(path)
+    own = {**raw, "sources": paths_to_text(raw, "sources", where)}
+    base = raw.get("base")
+    if base is None:
+        return own
+    if not isinstance(base, str):
+        refuse("base is not text", where, "base", found=repr(base), fix='write base = "eager"')
+    near = base.endswith(".toml") or "/" in base or "\\" in base
+    file = path.parent / base if near else _find(base)
+    if file.resolve() in (path.resolve(), *above):
+        refuse("a profile cannot be its own base", where, "base", found=base, fix="name another")
+    below = _whole(file, (path.resolve(), *above))
+    profile = _profile_of(below, str(file))  # what is wrong there is not blamed on this file
+    given = set(_paths(own))
+    sources = {p: profile.source(p) for p, quantity, _ in walk(profile) if quantity}
+    kept = {p: text for p, text in sources.items() if p not in given}
+    below.pop("notes", None)
+    return {**_over(below, own), "sources": {**kept, **own["sources"]}}
+
+
+def _over(below: Raw, above: Raw) -> Raw:
+    """Tables with those of another file over them, field by field."""
+    both = dict(below)
+    for name, value in above.items():
+        old = below.get(name)
+        both[name] = (
+            _over(cast(Raw, old), cast(Raw, value))
+            if isinstance(value, dict) and isinstance(old, dict)
+            else value
+        )
+    return both
+
+
+def _paths(raw: Raw, prefix: str = "") -> Iterator[str]:
+    for name, value in raw.items():
+        if isinstance(value, dict) and (prefix or name != "sources"):
+            yield from _paths(cast(Raw, value), f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _profile_of(raw: Raw, where: str) -> Profile:
+    profile = cast(Profile, record(Profile, {**raw, "sources": Table(raw["sources"])}, "", where))
+    _check_words(profile, where)
+    numbers = [path for path, quantity, _ in walk(profile) if quantity]
+    known = {*numbers, *("host", "copies", "host.before", "passes", "tf32")}
+    for path in numbers:
+        if not profile.source(path):
+            refuse(
+                f"{path} has no source",
+                where,
+                path,
+                fix=f'add "{path}" = "..." under [sources]: a document, or `assumed: why`',
+            )
+    for path in profile.sources:
+        if path not in known:
+            refuse(
+                f"[sources] names no field: {path}",
+                where,
+                f"sources.{path}",
+                fix=nearest(path, known),
+            )
+    return profile
+
+
+def _check_words(profile: Profile, where: str) -> None:
     if not _NAME.fullmatch(profile.name):
         refuse(
             f"{profile.name!r} cannot be the name of a profile",
@@ -151,12 +265,11 @@ def _loaded(path: Path) -> Profile:
             found=profile.tf32,
             fix=f"one of {', '.join(TF32)}",
         )
-    for path_, quantity, _ in walk(profile):
-        if quantity and not profile.source(path_):
+    for kind in profile.host.before:
+        if kind not in KINDS:
             refuse(
-                f"{path_} has no source",
+                f"no kind of kernel is called {kind}",
                 where,
-                path_,
-                fix=f'add "{path_}" = "..." under [sources]: a document, or `assumed: why`',
+                f"host.before.{kind}",
+                fix=nearest(kind, KINDS),
             )
-    return profile

@@ -1,0 +1,115 @@
+"""The marks that a run leaves behind: as spans on lanes, and as the chain that decides its end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["call", "launch", "copy", "kernel", "loop", "host"]
+HOST = "host"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that takes time on one lane: `host`, `autograd` (the host's thread for backward
+    passes), `copy`, `stream 0` and on. `launch` is an index into the launches."""
+
+    lane: str
+    kind: Kind
+    name: str
+    start_s: float
+    end_s: float
+    launch: int | None = None
+
+
+@dataclass
+class Marks:
+    """When each launch began on the host, and its kernel started and ended on the device.
+
+    `causes` is the kernel that it waited for, -1 for the host. `waits` are launches that had to
+    wait for room in the queue, and until when. `streams` are those of the kernels, where there are
+    several. `graph` says that no kernel is launched alone.
+    """
+
+    graph: bool
+    launch_s: float
+    begins: list[float] = field(default_factory=list[float])
+    starts: list[float] = field(default_factory=list[float])
+    ends: list[float] = field(default_factory=list[float])
+    causes: list[int] = field(default_factory=list[int])
+    waits: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    streams: list[int] = field(default_factory=list[int])
+    other: list[Span] = field(default_factory=list[Span])
+
+    def spans(self, named: Sequence[tuple[str, str]]) -> Iterator[Span]:
+        """`named` has the name of each launch, and the lane of the thread that launches it."""
+        yield from self.other
+        if not self.graph:
+            for i, (name, lane) in enumerate(named):
+                yield Span(lane, "launch", name, self.begins[i], self.begins[i] + self.launch_s, i)
+        for i, (name, _) in enumerate(named):
+            yield Span(self._lane(i), "kernel", name, self.starts[i], self.ends[i], i)
+
+    def _lane(self, i: int) -> str:
+        return f"stream {self.streams[i] if self.streams else 0}"
+
+    def critical(self, end_s: float) -> list[Span]:
+        """From the first instruction to `end_s` without a hole. Kernels that follow each other on
+        one lane are one span, and so is what the host does between two that it waits for."""
+        chain: list[Span] = []
+        copies = [s for s in self.other if s.kind == "copy"]
+        last, t = max(self.ends, default=0.0), end_s
+        while copies and copies[-1].start_s >= last and t > last:
+            t = self._back(chain, copies.pop(), t)
+        since = max((s.end_s for s in copies), default=0.0)  # inputs are in
+        i = len(self.ends) if t > last else self._ending(t, len(self.ends))
+        if i == len(self.ends):  # the host is done later than the device
+            t, i = self._host(chain, i - 1, t, since)
+        while i >= 0:
+            if self.ends[i] < t:
+                chain.append(Span(self._lane(i), "loop", "more trips", self.ends[i], t))
+            end, first = i, i
+            while self._follows(first):
+                first = self.causes[first]
+            t = self.starts[first]
+            chain.append(Span(self._lane(i), "kernel", "", t, self.ends[end], end))
+            i = self.causes[first]
+            if i < 0:
+                t, i = self._host(chain, first, t, since)
+        for copy in reversed(copies):
+            t = self._back(chain, copy, t)
+        if t > 0:
+            chain.append(Span(HOST, "host", "", 0.0, t))
+        return chain[::-1]
+
+    def _follows(self, i: int) -> bool:
+        """Whether a kernel began as another, which it waited for, ended on the same stream."""
+        cause = self.causes[i]
+        return (
+            cause >= 0 and self.ends[cause] == self.starts[i] and self._lane(cause) == self._lane(i)
+        )
+
+    def _ending(self, t: float, before: int) -> int:
+        """The kernel, of those launched before that one, that is the last to end by then."""
+        if not self.streams:
+            return bisect_right(self.ends, t, hi=before) - 1
+        return max(((end, i) for i, end in enumerate(self.ends[:before]) if end <= t))[1]
+
+    def _host(self, chain: list[Span], launch: int, t: float, since: float) -> tuple[float, int]:
+        """A stretch of host up to `t`: from when it last waited for room in the queue, and then the
+        kernel that made room; or from `since`, and then no kernel."""
+        at = bisect_right(self.waits, (launch, float("inf"))) - 1
+        waited = at >= 0 and self.waits[at][1] >= since
+        start = self.waits[at][1] if waited else since
+        if start < t:
+            chain.append(Span(HOST, "host", "", start, t))
+        return start, self._ending(start, self.waits[at][0]) if waited else -1
+
+    def _back(self, chain: list[Span], copy: Span, t: float) -> float:
+        """A copy, and the host's part between it and what comes after."""
+        if copy.end_s < t:
+            chain.append(Span(HOST, "host", "", copy.end_s, t))
+        chain.append(copy)
+        return copy.start_s
