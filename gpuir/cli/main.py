@@ -12,6 +12,7 @@ COMMANDS = (
     "analyze",
     "explain",
     "fit",
+    "sweep",
     "opt",
     "schedule",
     "targets",

@@ -1,0 +1,223 @@
+"""A sweep for people and for programs: tables, CSV, JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import Any
+
+from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.units import percent, quantity
+from gpuir.plan.sweep import Dims, Point, Series, Sweep
+
+SCHEMA = "gpuir.sweep/1"
+DETAILED = 6  # series, up to which each has a table of its own
+
+
+def sweep_text(s: Sweep, layout: Layout) -> str:
+    """A table each for a few series, one line each for many, and who wins."""
+    page = Page(layout.width, layout.color)
+    if len(s.series) <= DETAILED:
+        for series in s.series:
+            _series(s, series, page)
+    else:
+        _overview(s, page)
+    _verdict(s, page)
+    return page.text()
+
+
+# ---------------------------------------------------------------------------- tables
+
+
+def _series(s: Sweep, series: Series, page: Page) -> None:
+    price = dict(s.prices).get(series.target)
+    page.heading(f"{s.model} on {_name(series)}")
+    if price:
+        page.line(f"{usd(price.usd_per_hour)} an hour ({price})", "dim")
+    page.line()
+    columns = [(t, True) for t in (series.dim, "latency", f"{_unit(s)}/s", "device", "memory")]
+    columns += [(f"per million {_unit(s)}", True)] if price else []
+    columns.append(("", False))
+    rows: list[list[str]] = []
+    for p in series.points:
+        row = [
+            f"{series.size(p):,}",
+            quantity(p.latency_s, "s"),
+            rate(p.items_per_s),
+            percent(p.device_s, p.latency_s),
+            quantity(p.reserved_bytes, "bytes"),
+        ]
+        row += [usd(p.usd_per_million or 0)] if price else []
+        rows.append([*row, ", ".join(_notes(s, series, p))])
+    page.table(columns, rows)
+    page.line()
+
+
+def _notes(s: Sweep, series: Series, p: Point) -> Iterable[str]:
+    """What there is to say of one size."""
+    if p is series.best:
+        yield "best"
+    for a, b in series.cliffs:
+        if b is p:
+            yield f"{percent(1 - b.items_per_s / a.items_per_s)} slower than {series.size(a):,}"
+    if p.is_host_bound:
+        yield "waits for the host"
+    if not p.fits:
+        yield "does not fit"
+
+
+def _overview(s: Sweep, page: Page) -> None:
+    """A line a series, the fastest first."""
+    found = sorted(s.series, key=lambda x: -x.best.items_per_s if x.best else 0.0)
+    dim = s.axes[0][0]
+    priced = bool(s.prices)
+    columns = [("target", False), ("profile", False)]
+    columns += [(name, True) for name, _ in s.axes[1:]]
+    columns += [(f"best {dim}", True), ("latency", True), (f"{_unit(s)}/s", True)]
+    columns += [("per million", True)] if priced else []
+    columns += [("no fit from", True), ("device-bound from", True), ("slower than the last", False)]
+    rows: list[list[str]] = []
+    for x in found:
+        best = x.best
+        row = [x.target, x.profile, *(f"{n:,}" for _, n in x.others)]
+        row += (
+            [f"{x.size(best):,}", quantity(best.latency_s, "s"), rate(best.items_per_s)]
+            if best
+            else ["-", "-", "-"]
+        )
+        if priced:
+            cost = best.usd_per_million if best else None
+            row.append("-" if cost is None else usd(cost))
+        row += [f"{x.size(p):,}" if p else "-" for p in (x.unfit, x.busy)]
+        rows.append([*row, ", ".join(f"{x.size(b):,}" for _, b in x.cliffs)])
+    page.heading(f"{s.model}: {dim} {', '.join(f'{n:,}' for n in s.axes[0][1])}")
+    page.line()
+    page.table(columns, rows, drop=("slower than the last", "device-bound from", "profile"))
+    page.line()
+
+
+def _verdict(s: Sweep, page: Page) -> None:
+    if (p := s.fastest) is not None:
+        page.wrapped("fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {_unit(s)}/s")
+    if (p := s.cheapest) is not None and p.usd_per_million is not None:
+        text = f"{_where(s, p)}: {usd(p.usd_per_million)} per million {_unit(s)}"
+        page.wrapped("cheapest", text)
+    for dims, why in s.refused:
+        page.wrapped("refused", f"{_dims(dims)}: {why}")
+    lists: dict[str, list[str]] = {}
+    for name, price in s.prices:
+        lists.setdefault(str(price), []).append(name)
+    for source, names in lists.items():
+        page.wrapped("prices", f"{source}: {', '.join(names)}")
+
+
+def _where(s: Sweep, p: Point) -> str:
+    under = f" under {p.profile}" if len({x.profile for x in s.points}) > 1 else ""
+    return f"{p.target}{under}, {_dims(p.dims)}"
+
+
+def _name(series: Series) -> str:
+    others = f", {_dims(series.others)}" if series.others else ""
+    return f"{series.target} under {series.profile}{others}"
+
+
+def _dims(dims: Dims) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in dims)
+
+
+def _unit(s: Sweep) -> str:
+    """What is counted: items of a batch, or runs where nothing is called a batch."""
+    return "runs" if all(p.items == 1 for p in s.points) else "items"
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def usd(value: float) -> str:
+    """`$0.0123`, `$12.30`: two digits behind the point, or three that count."""
+    return f"${value:,.2f}" if value >= 1 else f"${value:#.3g}"
+
+
+# ---------------------------------------------------------------------------- for programs
+
+
+def sweep_csv(s: Sweep) -> str:
+    """A row a run; times in seconds, prices in US dollars."""
+    names = [name for name, _ in s.axes]
+    series = {id(p): x for x in s.series for p in x.points}
+    titles = ["model", "target", "profile", *names, "items", "latency_s", "low_s", "high_s"]
+    titles += ["device_s", "items_per_s", "host_bound", "peak_bytes", "reserved_bytes"]
+    titles += ["available_bytes", "fits", "usd_per_hour", "usd_per_million", "best"]
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(titles)
+    for p in s.points:
+        low, high = p.interval or (None, None)
+        writer.writerow(
+            [s.model, p.target, p.profile, *(n for _, n in p.dims), p.items, p.latency_s, low, high]
+            + [p.device_s, p.items_per_s, int(p.is_host_bound), p.peak_bytes, p.reserved_bytes]
+            + [p.available_bytes, int(p.fits), p.usd_per_hour, p.usd_per_million]
+            + [int(p is series[id(p)].best)]
+        )
+    return out.getvalue()
+
+
+def sweep_json(s: Sweep) -> str:
+    """`{"schema": "gpuir.sweep/1", ...}`, as docs/sweep.md describes it."""
+    report = {
+        "schema": SCHEMA,
+        "model": s.model,
+        "axes": [{"dim": name, "values": values} for name, values in s.axes],
+        "points": [_record(p) for p in s.points],
+        "series": [_series_record(x) for x in s.series],
+        "fastest": s.fastest and _record(s.fastest),
+        "cheapest": s.cheapest and _record(s.cheapest),
+        "refused": [{"dims": dict(dims), "why": why} for dims, why in s.refused],
+        "prices": [{"target": name, **vars(price)} for name, price in s.prices],
+    }
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+
+
+def _record(p: Point) -> dict[str, Any]:
+    return {
+        "target": p.target,
+        "profile": p.profile,
+        "dims": dict(p.dims),
+        "items": p.items,
+        "latency_s": p.latency_s,
+        "interval_s": p.interval,
+        "device_s": p.device_s,
+        "items_per_s": p.items_per_s,
+        "host_bound": p.is_host_bound,
+        "peak_bytes": p.peak_bytes,
+        "reserved_bytes": p.reserved_bytes,
+        "available_bytes": p.available_bytes,
+        "fits": p.fits,
+        "usd_per_hour": p.usd_per_hour,
+        "usd_per_million": p.usd_per_million,
+    }
+
+
+def _series_record(x: Series) -> dict[str, Any]:
+    def size(p: Point | None) -> int | None:
+        return None if p is None else x.size(p)
+
+    return {
+        "target": x.target,
+        "profile": x.profile,
+        "others": dict(x.others),
+        "best": size(x.best),
+        "no_fit_from": size(x.unfit),
+        "device_bound_from": size(x.busy),
+        "cliffs": _cliffs(x),
+    }
+
+
+def _cliffs(x: Series) -> Sequence[dict[str, Any]]:
+    return [
+        {"from": x.size(a), "to": x.size(b), "lost": 1 - b.items_per_s / a.items_per_s}
+        for a, b in x.cliffs
+    ]

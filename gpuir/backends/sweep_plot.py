@@ -1,0 +1,116 @@
+"""A sweep as a picture: throughput, latency and price over one size. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+from gpuir.backends.sweep import rate, usd
+from gpuir.ir.errors import UsageError
+from gpuir.plan.sweep import Point, Series, Sweep
+
+LINES = 12  # of the series, the fastest: more cannot be told apart
+STYLE = {
+    "svg.hashsalt": "gpuir",  # or each file has ids of its own
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: what it shows of a point, and how a tick says it."""
+
+    title: str
+    value: Callable[[Point], float | None]
+    tick: Callable[[float], str]
+    band: bool = False
+
+
+def panels(s: Sweep) -> list[Panel]:
+    unit = "runs" if all(p.items == 1 for p in s.points) else "items"
+    found = [
+        Panel(f"{unit} a second", lambda p: p.items_per_s, rate),
+        Panel("milliseconds a run", lambda p: p.latency_s * 1e3, "{:g}".format, band=True),
+    ]
+    if s.prices:
+        found.append(Panel(f"US dollars per million {unit}", lambda p: p.usd_per_million, usd))
+    return found
+
+
+def sweep_plot(s: Sweep, form: str) -> bytes:
+    """The picture as `png` or `svg`, the same bytes for the same sweep. Hollow points do not fit;
+    the band is between what 80 % of measurements are expected."""
+    matplotlib = _matplotlib("matplotlib")
+    shown = panels(s)
+    chosen = sorted(s.series, key=lambda x: -x.best.items_per_s if x.best else 0.0)[:LINES]
+    with matplotlib.rc_context(STYLE):
+        figure = _matplotlib("matplotlib.figure").Figure(
+            figsize=(4.2 * len(shown), 4.2), layout="constrained"
+        )
+        axes = figure.subplots(1, len(shown), squeeze=False)[0]
+        for ax, panel in zip(axes, shown, strict=True):
+            for i, series in enumerate(chosen):
+                _line(ax, series, panel, f"C{i % 10}")
+            _scales(ax, s, panel)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+        left = len(s.series) - len(chosen)
+        more = f" (the fastest {len(chosen)} of {len(s.series)})" if left else ""
+        figure.suptitle(f"{s.model}{more}")
+        out = BytesIO()
+        dates = {"Date": None} if form == "svg" else {"Software": None}
+        figure.savefig(out, format=form, dpi=150, metadata=dates)
+    return out.getvalue()
+
+
+def _matplotlib(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            "pictures need matplotlib", found=str(error), fix="pip install 'gpuir[plot]'"
+        ) from error
+
+
+def _line(ax: Any, series: Series, panel: Panel, color: str) -> None:
+    points = [p for p in series.points if panel.value(p) is not None]
+    if not points:
+        return
+    sizes = [series.size(p) for p in points]
+    others = "".join(f", {name} {n}" for name, n in series.others)
+    name = f"{series.target} {series.profile}{others}"
+    ax.plot(sizes, [panel.value(p) for p in points], color=color, label=name, linewidth=1.4)
+    for fits, face in ((True, color), (False, "white")):
+        some = [p for p in points if p.fits is fits]
+        x, y = [series.size(p) for p in some], [panel.value(p) for p in some]
+        ax.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4)
+    if panel.band and all(p.interval for p in points):
+        lows, highs = zip(*(p.interval or (0.0, 0.0) for p in points), strict=True)
+        ends = [[1e3 * t for t in lows], [1e3 * t for t in highs]]
+        ax.fill_between(sizes, *ends, color=color, alpha=0.1, linewidth=0)
+
+
+def _scales(ax: Any, s: Sweep, panel: Panel) -> None:
+    ticker = _matplotlib("matplotlib.ticker")
+    dim, values = s.axes[0]
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(values, [f"{n:,}" for n in values])
+    ax.xaxis.set_minor_formatter(ticker.NullFormatter())
+    ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(ticker.FuncFormatter(_said(panel)))
+    ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+    ax.set_xlabel(dim)
+    ax.set_title(panel.title, fontsize=9)
+
+
+def _said(panel: Panel) -> Callable[[float, int], str]:
+    return lambda value, place: panel.tick(value)

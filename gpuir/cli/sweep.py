@@ -1,0 +1,228 @@
+"""`gpuir sweep`: a model at many sizes, on many GPUs: latency, throughput, memory and money."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.analyze import batch, layout, refuse_opaque, split_names, split_targets
+from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.output import check_ahead, emit, warn, write
+
+if TYPE_CHECKING:
+    from gpuir.ir.graph import Graph
+    from gpuir.plan.sweep import Sweep
+    from gpuir.targets.prices import Price
+    from gpuir.targets.target import Target
+
+PICTURES = (".png", ".svg")
+
+
+class Sizes(click.ParamType):  # type: ignore[type-arg]
+    """`1,2,4..256`: numbers, and from one to another by doubling; `NAME=` before where `named`."""
+
+    def __init__(self, named: bool):
+        self.named = named
+        self.name = "NAME=128..4096" if named else "1,2,4..256"
+
+    def get_metavar(self, param: Any = None, ctx: Any = None) -> str:
+        return self.name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, tuple[int, ...]]:
+        name, equals, text = value.rpartition("=")
+        if self.named != bool(equals and name.strip()):
+            self.fail(f"{value!r} is not like {self.name}", param, ctx)
+        try:
+            found = [n for part in text.split(",") for n in _sizes(part)]
+        except ValueError:
+            self.fail(f"{value!r} is not like {self.name}", param, ctx)
+        return name.strip() or "batch", tuple(dict.fromkeys(found))
+
+
+def _sizes(part: str) -> Iterable[int]:
+    """`4..100` → 4, 8, 16, 32, 64, 100."""
+    first, dots, last = part.partition("..")
+    n, end = int(first), int(last if dots else first)
+    if n < 1 or end < n:
+        raise ValueError
+    while n < end:
+        yield n
+        n *= 2
+    yield end
+
+
+price = click.option(
+    "--price",
+    type=options.Assignments("a100=2.5", float, many=True),
+    multiple=True,
+    help="US dollars an hour of a GPU, in place of the list price.",
+)
+
+
+@click.command()
+@options.model
+@click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
+@click.option("--batch", "batch_sizes", type=Sizes(named=False), help="Batches: 1,2,4..256.")
+@click.option(
+    "--dim",
+    "other_sizes",
+    type=Sizes(named=True),
+    multiple=True,
+    help="Another dimension, as --dims calls it: seq=128..4096 by doubling.",
+)
+@options.loading
+@options.settings
+@click.option("--predictor", default="tile", show_default=True, help="Who says how long.")
+@options.profile
+@click.option(
+    "--tf32/--no-tf32",
+    default=None,
+    help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
+)
+@options.pipeline
+@price
+@click.option(
+    "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
+)
+@click.option("--plot", type=click.Path(), help="A picture too: FILE.png or FILE.svg.")
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+@options.load_modules
+def command(**given: Any) -> None:
+    """MODEL at many sizes, on many GPUs, under several software stacks: how long a run takes, how
+    many items a second, in how much memory, and for how much money.
+
+    \b
+    gpuir sweep model.onnx --target a100 --batch 1,2,4..256
+    gpuir sweep model.onnx --target all --batch 1..256 --dims seq=128 --format csv -o sweep.csv
+    gpuir sweep model.pt2 --target a100,l4 --profile eager,compiled --batch 1..64 --plot sweep.svg
+    gpuir sweep hf:config.json --target h100 --dims batch=1 --dim seq=128..4096 --price h100=2.5
+    """
+    from gpuir.backends.sweep import sweep_csv, sweep_json, sweep_text
+    from gpuir.ir.errors import UsageError
+
+    plot = given["plot"]
+    if plot and not plot.endswith(PICTURES):
+        raise UsageError("--plot makes PNG and SVG", found=plot, fix="FILE.png or FILE.svg")
+    for path in (plot, given["output"]):
+        check_ahead(path)
+    found = run(given, load_modules(given["modules"]))
+    texts = {
+        "table": lambda: sweep_text(found, layout(given["width"], given["output"])),
+        "csv": lambda: sweep_csv(found),
+        "json": lambda: sweep_json(found),
+    }
+    text = texts[given["format"]]()
+    if plot:
+        from gpuir.backends.sweep_plot import sweep_plot
+
+        write(plot, sweep_plot(found, plot[-3:]))
+    emit(text, given["output"])
+
+
+def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
+    """Every run that is asked for; a model is loaded once for each choice of sizes."""
+    from functools import lru_cache
+
+    import gpuir
+    from gpuir.cost.table import find_predictor
+    from gpuir.ir.errors import UsageError
+    from gpuir.plan.sweep import sweep
+
+    axes = axes_of(given)
+    targets = targets_of(given, loaded)
+    own = prices_of(given)
+    profiles = [loaded.profile(name) for name in split_names(given["profile"])] or [None]
+    for name in profiles:
+        gpuir.load_profile(name or "eager")
+    how = options.load_options(given)
+    fixed = how.get("dims", {})
+    if twice := [name for name in axes if name in fixed]:
+        raise UsageError(
+            f"--dims gives {twice[0]} a value, and the sweep many", fix="leave one of them out"
+        )
+    passes = None
+    if given["pipeline"]:
+        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
+    predictor = find_predictor(given["predictor"], loaded.predictors)
+    said: dict[str, None] = {}
+
+    @lru_cache(maxsize=1)  # the same for every profile
+    def graph(dims: tuple[tuple[str, int], ...]) -> Graph:
+        options: Any = {**how, "dims": {**fixed, **dict(dims)}}
+        g = gpuir.load(given["model"], warn=lambda text: said.setdefault(text), **options)
+        if given["strict"]:
+            refuse_opaque(g)
+        return g if passes is None else passes.run(g)
+
+    def kernels(dims: Mapping[str, int], profile: str | None) -> Graph:
+        return gpuir.lower(graph(tuple(dims.items())), profile=profile, passes=loaded.passes)
+
+    def items(dims: Mapping[str, int]) -> int:
+        return batch((tuple({**fixed, **dims}.items()),)) or 1
+
+    with progress(prod(map(len, axes.values())), "sweep") as done:
+        found = sweep(
+            kernels,
+            axes,
+            targets,
+            profiles,
+            items=items,
+            own=own,
+            predictor=predictor,
+            tf32={None: "", True: "all", False: "none"}[given["tf32"]],
+            done=done,
+        )
+    for text in said:
+        warn(text)
+    return found
+
+
+def axes_of(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The sizes to try by dimension, the first of them the one to look along."""
+    from gpuir.ir.errors import UsageError
+
+    asked = [given["batch_sizes"]] if given["batch_sizes"] else []
+    axes: dict[str, tuple[int, ...]] = {}
+    for name, values in (*asked, *given["other_sizes"]):
+        if name in axes:
+            raise UsageError(f"{name} is swept twice", fix=f"--dim {name}=1,2,4..256 once")
+        axes[name] = values
+    if not axes:
+        raise UsageError("nothing to sweep", fix="--batch 1,2,4..256, or --dim seq=128..4096")
+    return axes
+
+
+def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
+    """The targets, each once."""
+    import gpuir
+    from gpuir.ir.errors import UsageError
+
+    names = [loaded.target(name) for name in split_targets(given["target"])]
+    if not names:
+        raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
+    found = [gpuir.load_target(options.with_settings(name, given)) for name in names]
+    return list({target.name: target for target in found}.values())
+
+
+def prices_of(given: dict[str, Any]) -> dict[str, Price]:
+    """Prices of one's own, by the target's name."""
+    from gpuir.targets.prices import own_price
+
+    return dict(own_price(name, amount) for pairs in given["price"] for name, amount in pairs)
+
+
+@contextmanager
+def progress(length: int, label: str) -> Generator[Callable[[], None]]:
+    """A bar on stderr, where that is a terminal; call what it gives after each step."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield lambda: bar.update(1)

@@ -1,0 +1,48 @@
+"""What a costed graph comes to on its device: how long, of which how sure, in how much memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuir.ir.graph import Graph
+from gpuir.simulate.memory import Memory, memory
+from gpuir.simulate.timeline import Timeline, timeline
+from gpuir.targets.profile import load_profile
+from gpuir.targets.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One run of a model. `items` is how many it does at once: its batch."""
+
+    graph: Graph
+    target: Target
+    timeline: Timeline
+    memory: Memory
+    items: int = 1
+
+    @property
+    def latency_s(self) -> float:
+        return self.timeline.time_s
+
+    @property
+    def item_s(self) -> float:
+        """Seconds for each of its items."""
+        return self.latency_s / self.items
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between what 80 % of measurements are expected, were all kernels off alike, as in a
+        report; None where no kernel can say."""
+        costs = [n.cost for n in self.graph.nodes if n.cost is not None and n.cost.time_s]
+        if all(c.interval is None for c in costs):
+            return None
+        around = self.latency_s - sum(c.time_s for c in costs)
+        ends = [c.interval or (c.time_s, c.time_s) for c in costs]
+        return around + sum(low for low, _ in ends), around + sum(high for _, high in ends)
+
+
+def outcome(graph: Graph, target: Target, items: int = 1) -> Outcome:
+    """The run of a costed graph under its profile, `ideal` where it has none."""
+    run = timeline(graph, load_profile(graph.profile or "ideal"))
+    return Outcome(graph, target, run, memory(graph, target), items)

@@ -1,0 +1,246 @@
+"""A model at many sizes, on many GPUs, under several software stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+from gpuir.cost.table import Predictor
+from gpuir.cost.tile import best_tiles
+from gpuir.cost.work import Work, in_tf32, work_of
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Graph, Node
+from gpuir.ir.notes import Schedule, Tile
+from gpuir.ops.kernel import KernelOp
+from gpuir.passes.annotate import Price as Costing
+from gpuir.passes.annotate import cost_graph, pricing
+from gpuir.plan.outcome import outcome
+from gpuir.schedule import Path, addressed, apply
+from gpuir.targets.prices import Price, price_of
+from gpuir.targets.profile import tf32_rule
+from gpuir.targets.target import Target
+
+Dims = tuple[tuple[str, int], ...]
+LEAST_DROP = 0.01  # of the throughput, from one size to the next: less is no cliff to speak of
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: of which sizes, where, under which stack, and what it comes to. `items` is how many
+    it does at once. `interval` is between what 80 % of measurements are expected."""
+
+    dims: Dims
+    target: str
+    profile: str
+    items: int
+    latency_s: float
+    interval: tuple[float, float] | None
+    device_s: float
+    is_host_bound: bool
+    peak_bytes: int
+    reserved_bytes: int
+    available_bytes: int
+    usd_per_hour: float | None = None
+
+    @property
+    def items_per_s(self) -> float:
+        return self.items / self.latency_s
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """US dollars for a million items, the GPU being busy all the time."""
+        if self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour / HOUR_S / self.items_per_s * 1e6
+
+    @property
+    def fits(self) -> bool:
+        return self.reserved_bytes <= self.available_bytes
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that differ in one size alone, from the least to the largest."""
+
+    target: str
+    profile: str
+    dim: str
+    others: Dims
+    points: tuple[Point, ...]
+
+    def size(self, point: Point) -> int:
+        return dict(point.dims)[self.dim]
+
+    @cached_property
+    def best(self) -> Point | None:
+        """The most items a second, of those that fit; of equals the least size."""
+        fitting = [p for p in self.points if p.fits]
+        return max(fitting, key=lambda p: p.items_per_s, default=None)
+
+    @cached_property
+    def unfit(self) -> Point | None:
+        """The least size that does not fit."""
+        return next((p for p in self.points if not p.fits), None)
+
+    @cached_property
+    def busy(self) -> Point | None:
+        """The least size from which on the device no longer waits for the host."""
+        waiting = [i for i, p in enumerate(self.points) if p.is_host_bound]
+        rest = self.points[waiting[-1] + 1 :] if waiting else self.points
+        return rest[0] if rest else None
+
+    @cached_property
+    def cliffs(self) -> tuple[tuple[Point, Point], ...]:
+        """Neighbours of which the larger does fewer items a second: a wave more, for few blocks."""
+        floor = 1 - LEAST_DROP
+        pairs = pairwise(self.points)
+        return tuple((a, b) for a, b in pairs if b.items_per_s < floor * a.items_per_s)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of one model. `refused` are the sizes that it does not take, and what it says."""
+
+    model: str
+    axes: tuple[tuple[str, tuple[int, ...]], ...]
+    points: tuple[Point, ...]
+    refused: tuple[tuple[Dims, str], ...] = ()
+    prices: tuple[tuple[str, Price], ...] = ()
+
+    @cached_property
+    def series(self) -> tuple[Series, ...]:
+        """The points along the first of the sizes, a series for each target, profile and choice of
+        the others."""
+        dim = self.axes[0][0]
+        groups: dict[tuple[str, str, Dims], list[Point]] = {}
+        for p in self.points:
+            others = tuple((name, n) for name, n in p.dims if name != dim)
+            groups.setdefault((p.target, p.profile, others), []).append(p)
+        return tuple(
+            Series(*key[:2], dim, key[2], tuple(sorted(group, key=lambda p: dict(p.dims)[dim])))
+            for key, group in groups.items()
+        )
+
+    @cached_property
+    def fastest(self) -> Point | None:
+        """The most items a second of all."""
+        best = [s.best for s in self.series if s.best]
+        return max(best, key=lambda p: p.items_per_s, default=None)
+
+    @cached_property
+    def cheapest(self) -> Point | None:
+        """The least money an item of all that have a price."""
+        best = [s.best for s in self.series if s.best and s.best.usd_per_million is not None]
+        return min(best, key=lambda p: p.usd_per_million or 0.0, default=None)
+
+
+def sweep(
+    kernels: Callable[[Mapping[str, int], str | None], Graph],
+    axes: Mapping[str, Sequence[int]],
+    targets: Sequence[Target],
+    profiles: Sequence[str | None] = (None,),
+    *,
+    items: Callable[[Mapping[str, int]], int] = lambda dims: 1,
+    own: Mapping[str, Price] | None = None,
+    predictor: str | Predictor = "tile",
+    tf32: str = "",
+    done: Callable[[], None] = lambda: None,
+) -> Sweep:
+    """Every choice of sizes along `axes`, on every target, under every profile.
+
+    `kernels` gives the kernels of the model with these sizes under a profile; a ModelError of it
+    makes the sizes refused, and is raised when the model refuses all. `items` says how many a run
+    does at once. `own` are prices by the name of the target, in place of those listed. `done` is
+    called after each choice of sizes.
+    """
+    devices = [_Device(target, predictor, price_of(target, own)) for target in targets]
+    points: list[Point] = []
+    refused: list[tuple[Dims, str]] = []
+    first: ModelError | None = None
+    model = ""
+    for values in product(*axes.values()):
+        dims = tuple(zip(axes, values, strict=True))
+        try:
+            graphs = [kernels(dict(dims), profile) for profile in profiles]
+        except ModelError as error:
+            first = first or error
+            refused.append((dims, error.what))
+            graphs = []
+        for g in graphs:
+            model = g.name
+            rule = tf32_rule(tf32, g)
+            works = _works(g, rule)
+            points += (_point(d, g, works, rule, dims, items(dict(dims))) for d in devices)
+        done()
+    if first is not None and not points:
+        raise first
+    place = {target.name: i for i, target in enumerate(targets)}
+    return Sweep(
+        model,
+        tuple((name, tuple(values)) for name, values in axes.items()),
+        tuple(sorted(points, key=lambda p: place[p.target])),
+        tuple(refused),
+        tuple((d.target.name, d.price) for d in devices if d.price),
+    )
+
+
+def _works(g: Graph, rule: str) -> dict[Path, Work]:
+    """What each kernel with a loop nest does."""
+    return {
+        path: work_of(node.op, in_tf32(node.op, rule))
+        for path, node in addressed(g)
+        if isinstance(node.op, KernelOp) and node.op.tiled
+    }
+
+
+def _point(
+    device: _Device, g: Graph, works: Mapping[Path, Work], rule: str, dims: Dims, items: int
+) -> Point:
+    run = outcome(device.costed(g, works, rule), device.target, items)
+    memory = run.memory
+    return Point(
+        dims,
+        device.target.name,
+        run.timeline.profile.name,
+        items,
+        run.latency_s,
+        run.interval,
+        run.timeline.device_s,
+        run.timeline.is_host_bound,
+        memory.peak_bytes,
+        memory.reserved_bytes,
+        memory.available_bytes or 0,
+        device.price.usd_per_hour if device.price else None,
+    )
+
+
+class _Device:
+    """A target with what is known of it so far: equal kernels of all sizes are tiled and costed
+    once."""
+
+    def __init__(self, target: Target, predictor: str | Predictor, price: Price | None):
+        self.target, self.predictor, self.price = target, predictor, price
+        self.tiles: dict[Work, Tile] = {}
+        self.costs: dict[str, Costing] = {}
+
+    def costed(self, g: Graph, works: Mapping[Path, Work], rule: str) -> Graph:
+        """The graph as `tile` and `annotate` would make it."""
+        new = {work: "/".join(path) for path, work in works.items() if work not in self.tiles}
+        self.tiles |= best_tiles(new, self.target)
+
+        def choose(path: Path, node: Node, wanted: Tile | None) -> Tile:
+            return self.tiles[works[path]]
+
+        tiled = apply(g, Schedule(g.name, self.target.name, ()), choose)
+        return cost_graph(tiled, self.costing(g, rule))
+
+    def costing(self, g: Graph, rule: str) -> Costing:
+        """The predictor; on a CPU one for each graph, whose weights its caches hold."""
+        if self.target.is_cpu:
+            return pricing(self.predictor, self.target, rule, frozenset(g.params))
+        if rule not in self.costs:
+            self.costs[rule] = pricing(self.predictor, self.target, rule)
+        return self.costs[rule]

@@ -1,0 +1,110 @@
+"""`gpuir sweep` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import gpuir
+from gpuir.cli.main import main
+
+ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+SHORT = ("--dims", "seq=32")
+
+
+def sweep(*args: str, status: int = 0) -> Result:
+    done = CliRunner().invoke(main, ("sweep", ENCODER, *args))
+    assert done.exit_code == status, (done.output, done.exception)
+    return done
+
+
+def test_csv_reads_back_and_says_what_analyze_says():
+    args = ("--target", "a100,t4", "--batch", "1,2..8", *SHORT, "--format", "csv")
+    text = sweep(*args).stdout
+    rows = list(csv.DictReader(StringIO(text)))
+    assert [r["batch"] for r in rows] == ["1", "2", "4", "8"] * 2
+    assert {r["model"] for r in rows} == {"encoder"}
+    for row in rows:
+        dims = {"batch": int(row["batch"]), "seq": 32}
+        alone = gpuir.summary(gpuir.analyze(ENCODER, row["target"], dims=dims))
+        assert float(row["latency_s"]) == alone.latency_s
+        assert float(row["items_per_s"]) == dims["batch"] / alone.latency_s
+        assert int(row["reserved_bytes"]) == alone.memory.reserved_bytes
+        price, rate = float(row["usd_per_hour"]), float(row["items_per_s"])
+        assert float(row["usd_per_million"]) == pytest.approx(price / 3600 / rate * 1e6)
+    assert sum(int(r["best"]) for r in rows) == 2
+    assert sweep(*args).stdout == text
+
+
+def test_json_has_all_points_and_what_is_found_among_them():
+    args = ("--target", "t4", "--batch", "1..4", *SHORT, "--profile", "ort,ideal")
+    found = json.loads(sweep(*args, "--format", "json").stdout)
+    assert found["schema"] == "gpuir.sweep/1"
+    assert found["axes"] == [{"dim": "batch", "values": [1, 2, 4]}]
+    assert [s["profile"] for s in found["series"]] == ["ort", "ideal"]
+        ("t4", "ort"),
+        ("t4", "ideal"),
+    ]
+    assert len(found["points"]) == 6 and found["fastest"] in found["points"]
+    (price,) = found["prices"]
+    assert price["target"] == "t4" and price["page"].startswith("https://")
+
+
+def test_the_table_of_a_few_and_of_many():
+    few = sweep("--target", "t4", "--batch", "1..8", *SHORT, "--price", "t4=0.5").stdout
+    assert "encoder on t4 under ort" in few and "$0.500 an hour (your own)" in few
+    assert len(re.findall(r"^ *[1248]  ", few, re.MULTILINE)) == 4
+    assert re.search(r"^fastest +t4, batch ", few, re.MULTILINE)
+    many = sweep("--target", "all", "--batch", "1,2", *SHORT).stdout
+    for name in gpuir.target_names():
+        assert re.search(rf"^{re.escape(name)} ", many, re.MULTILINE)
+    assert re.search(r"^mi100 .* - ", many, re.MULTILINE), "no list has a price of it"
+
+
+def test_sizes_that_do_not_fit_are_said():
+    args = ("--target", "t4", "--set", "dram.bytes=1.2e9", "--batch", "1,256", *SHORT)
+    text = sweep(*args).stdout
+    assert re.search(r"^ +256 .*does not fit$", text, re.MULTILINE)
+    assert re.search(r"^ +1 .*best", text, re.MULTILINE)
+
+
+def test_pictures_are_the_same_each_time(tmp_path):
+    pytest.importorskip("matplotlib")
+    for kind, head in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+        first, again = tmp_path / f"1.{kind}", tmp_path / f"2.{kind}"
+        for file in (first, again):
+            sweep("--target", "t4,l4", "--batch", "1..4", *SHORT, "--plot", str(file))
+        assert first.read_bytes().startswith(head)
+        assert first.read_bytes() == again.read_bytes()
+    text = (tmp_path / "1.svg").read_text()
+    assert "t4 ort" in text and "US dollars per million items" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "nothing to sweep"),
+        (("--batch", "8..4"), "is not like 1,2,4..256"),
+        (("--batch", "0"), "is not like 1,2,4..256"),
+        (("--dim", "8"), "is not like NAME=128..4096"),
+        (("--batch", "1", "--dims", "batch=2"), "--dims gives batch a value"),
+        (("--batch", "1", "--dim", "batch=2"), "batch is swept twice"),
+        (("--batch", "1", "--price", "t4=-1"), "not the price of an hour"),
+        (("--batch", "1", "--price", "t5=1"), "no target is called 't5'"),
+        (("--batch", "1", "--plot", "a.pdf"), "--plot makes PNG and SVG"),
+        (("--batch", "1", "--plot", "/nowhere/a.png"), "no such folder"),
+        (("--dim", "bach=1"), "did you mean batch?"),
+    ],
+)
+def test_what_is_wrong_is_said(args, says):
+    assert says in sweep("--target", "t4", *SHORT, *args, status=2).stderr
+
+
+def test_no_target():
+    assert "no target given" in sweep("--batch", "1", *SHORT, status=2).stderr

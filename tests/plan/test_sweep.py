@@ -1,0 +1,135 @@
+"""Sweeps: the numbers of single analyses, and what is found among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gpuir
+from gpuir.ir.errors import ModelError
+from gpuir.plan.sweep import Point, Series, sweep
+from gpuir.targets.prices import Price
+
+ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+
+
+def kernels(dims, profile):
+    return gpuir.lower(gpuir.load(ENCODER, dims={"seq": 32, **dims}), profile=profile)
+
+
+@pytest.fixture(scope="module")
+def found():
+    targets = [gpuir.load_target(name) for name in ("t4", "a100+sms=54", "x86-64-v3")]
+    own = {"t4": Price(0.36)}
+    axes = {"batch": [1, 4, 16]}
+    return sweep(
+        kernels, axes, targets, ["ort", "ideal"], items=lambda dims: dims["batch"], own=own
+    )
+
+
+def test_every_point_is_what_a_single_analysis_says(found):
+    assert len(found.points) == 3 * 2 * 3
+    for p in found.points:
+        g = gpuir.analyze(kernels(dict(p.dims), p.profile), p.target)
+        alone = gpuir.summary(g)
+        assert p.latency_s == alone.latency_s
+        assert p.device_s == pytest.approx(alone.timeline.device_s, rel=1e-12)
+        assert p.interval == pytest.approx(alone.interval, rel=1e-9)
+        assert p.peak_bytes == alone.memory.peak_bytes
+        assert p.reserved_bytes == alone.memory.reserved_bytes
+        assert p.fits is alone.memory.fits
+        assert p.is_host_bound == alone.timeline.is_host_bound
+
+
+def test_tf32_is_as_a_single_analysis_has_it():
+    target = gpuir.load_target("a100")
+    for rule, tf32 in (("all", True), ("none", False)):
+        (p,) = sweep(kernels, {"batch": [2]}, [target], tf32=rule).points
+        g = gpuir.analyze(kernels({"batch": 2}, None), "a100", tf32=tf32)
+        assert p.latency_s == gpuir.summary(g).latency_s
+
+
+def test_money_is_time_at_the_price_of_an_hour(found):
+    p = next(p for p in found.points if p.target == "t4" and p.items == 16)
+    assert p.usd_per_hour == 0.36
+    assert p.items_per_s == 16 / p.latency_s
+    assert p.usd_per_million == pytest.approx(1e6 * p.latency_s / 16 * 0.36 / 3600)
+    assert dict(found.prices)["t4"] == Price(0.36)
+    free = next(p for p in found.points if p.target == "x86-64-v3")
+    assert free.usd_per_million is None
+    assert found.cheapest is not None and found.cheapest.usd_per_million is not None
+
+
+def test_targets_come_as_given_and_sizes_in_order(found):
+    order = [(s.target, s.profile) for s in found.series]
+    names = ["t4", "a100-sxm-40gb+sms=54", "x86-64-v3"]
+    assert order == [(t, p) for t in names for p in ("ort", "ideal")]
+    assert all([s.size(p) for p in s.points] == [1, 4, 16] for s in found.series)
+
+
+def point(batch: int, latency_s: float, waits: bool = False, reserved: int = 1) -> Point:
+    return Point(
+        dims=(("batch", batch),),
+        target="t4",
+        profile="ort",
+        items=batch,
+        latency_s=latency_s,
+        interval=None,
+        device_s=latency_s,
+        is_host_bound=waits,
+        peak_bytes=reserved,
+        reserved_bytes=reserved,
+        available_bytes=10,
+    )
+
+
+def test_best_cliffs_and_ends_of_a_series():
+    points = (
+        point(1, 1.0, waits=True),
+        point(2, 1.0, waits=True),
+        point(4, 1.0),  # 4 a second
+        point(8, 2.5),  # 3.2: a cliff
+        point(16, 3.9),  # 4.1: the best that fits
+        point(32, 4.0, reserved=11),  # 8, but it does not fit
+    )
+    s = Series("t4", "ort", "batch", (), points)
+    assert s.best is points[4]
+    assert s.cliffs == ((points[2], points[3]),)
+    assert s.unfit is points[5]
+    assert s.busy is points[2]
+    nothing = Series("t4", "ort", "batch", (), (replace(points[5]),))
+    assert nothing.best is None and nothing.busy is nothing.points[0]
+
+
+def test_what_the_model_refuses_is_left_out_and_all_refused_is_an_error():
+    t4 = [gpuir.load_target("t4")]
+
+    def some(dims, profile):
+        return gpuir.lower(gpuir.load(ENCODER, dims={"batch": 1, **dims}), profile=profile)
+
+    found = sweep(some, {"seq": [512, 1024]}, t4)
+    assert [dict(p.dims)["seq"] for p in found.points] == [512]
+    ((dims, why),) = found.refused
+    assert dims == (("seq", 1024),) and "do not broadcast" in why
+    with pytest.raises(ModelError, match="do not broadcast"):
+        sweep(some, {"seq": [1024]}, t4)
+
+
+def test_several_sizes_make_a_series_for_each_choice_of_the_others():
+    def both(dims, profile):
+        return gpuir.lower(gpuir.load(ENCODER, dims=dims), profile=profile)
+
+    steps: list[int] = []
+    found = sweep(
+        both,
+        {"batch": [1, 2], "seq": [16, 32]},
+        [gpuir.load_target("t4")],
+        done=lambda: steps.append(1),
+    )
+    assert len(steps) == 4
+    assert [(s.dim, s.others, len(s.points)) for s in found.series] == [
+        ("batch", (("seq", 16),), 2),
+        ("batch", (("seq", 32),), 2),
+    ]
