@@ -1,0 +1,49 @@
+"""The eager profile launches what eager PyTorch dispatches: the same products, copies and the
+rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("torch")
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    loaded = ModuleType("")
+    for name in ("torch_memory", "eager_agreement"):
+        spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+        assert spec and spec.loader
+        sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("perceptron", "convolutions", "block", "block, scores in memory"),
+        *("tower of 4 blocks", "ResNet-50"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_inference_launches_what_is_dispatched(tool: ModuleType, name: str):
+    seen, ours = tool.inference(tool.MODELS[name]())
+    assert ours == seen and seen.total() > 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_launches_the_same_products(tool: ModuleType):
+    name = "block, scores in memory"
+    seen, ours = tool.training(name, tool.MODELS[name]())
+    assert ours["product"] == seen["product"] == 18
+    assert tool.share(seen, ours) > 0.95

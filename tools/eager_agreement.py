@@ -1,0 +1,106 @@
+"""Launches of the `eager` profile against the operators that eager PyTorch dispatches.
+
+usage: python tools/eager_agreement.py [MODEL...]
+
+PyTorch runs the model on the CPU under a `TorchDispatchMode`. An operator counts as one
+launch; views and allocations are left out, and so is what computes shapes from numbers alone.
+Training is the module's forward pass, a loss of one number, and `backward()`. Operators are told
+apart as products, copies and the rest: one number for each, and for all of them the share that both
+sides have.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_memory import MODELS, Loss, Made, first, target
+
+import gpuir
+from gpuir.ops import kernel as k
+
+FREE = {  # operators that launch nothing: views, allocations, and the scalars behind a mask
+    *("view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze"),
+    *("squeeze", "slice", "select", "split", "split_with_sizes", "detach", "as_strided", "alias"),
+    *("unbind", "narrow", "view_as_real", "view_as_complex", "unfold", "lift_fresh", "diagonal"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "scalar_tensor"),
+}
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
+COPIES = {"clone", "_to_copy", "copy_", "cat", "constant_pad_nd", "roll", "stack"}
+LAUNCHED = {k.Gemm: "product", k.Conv: "product", k.Copy: "copy"}
+
+
+class Counted(TorchDispatchMode):
+    """Counts what is dispatched, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in FREE:
+            kind = "product" if name in PRODUCTS else "copy" if name in COPIES else "rest"
+            self.ops[kind] += 2 if name == "convolution_backward" else 1
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(run: Callable[[], Any]) -> Counter[str]:
+    with Counted() as counted:
+        run()
+    return counted.ops
+
+
+def launched(graph: gpuir.Graph) -> Counter[str]:
+    """What the eager profile launches, by kind."""
+    kernels = gpuir.lower(graph, profile="eager").walk()
+    return Counter(
+        LAUNCHED.get(type(n.op), "rest") for n in kernels if not isinstance(n.op, k.View)
+    )
+
+
+def inference(made: Made) -> tuple[Counter[str], Counter[str]]:
+    """What PyTorch dispatches, and what gpuir launches."""
+    module, args = made
+    module.eval()
+    with torch.no_grad():
+        seen = dispatched(lambda: module(*args))
+    return seen, launched(gpuir.load(module, args=args))
+
+
+def training(name: str, made: Made) -> tuple[Counter[str], Counter[str]]:
+    module, args = made
+    with torch.no_grad():
+        wanted = target(name, first(module(*args)))
+    loss = Loss(module).train()
+    seen = dispatched(lambda: loss(*args, wanted).backward())
+    loss.zero_grad()
+    return seen, launched(gpuir.load(loss, args=(*args, wanted), train=True))
+
+
+def share(seen: Counter[str], ours: Counter[str]) -> float:
+    """Of all launches on either side, those that the other has too."""
+    return (seen & ours).total() / max((seen | ours).total(), 1)
+
+
+def main(names: list[str]) -> None:
+    columns = ("product", "copy", "rest")
+    print("| model | PyTorch: products, copies, rest | gpuir | both have |")
+    print("|---|---|---|---|")
+    for name in names or MODELS:
+        for what, (seen, ours) in (
+            ("", inference(MODELS[name]())),
+            (", training", training(name, MODELS[name]())),
+        ):
+            cells = (", ".join(str(c[kind]) for kind in columns) for c in (seen, ours))
+            print(f"| {name}{what} | {' | '.join(cells)} | {100 * share(seen, ours):.0f} % |")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(sys.argv[1:])
