@@ -1,0 +1,40 @@
+"""Figures by matplotlib as files: the same bytes for the same drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+from gpuir.ir.errors import UsageError
+
+FORMS = ("png", "svg", "pdf")
+STYLE = {
+    "svg.hashsalt": "gpuir",  # or each file has ids of its own
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "text.parse_math": False,  # a model's names may hold dollars
+}
+NAMELESS = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def matplotlib(module: str = "matplotlib") -> Any:
+    """matplotlib or a module of it; UsageError where it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            "pictures need matplotlib", found=str(error), fix="pip install 'gpuir[plot]'"
+        ) from error
+
+
+def picture(form: str, size: tuple[float, float], draw: Callable[[Any], None]) -> bytes:
+    """The figure that `draw` draws on, `size` inches wide and high, as one of `FORMS`."""
+    out = BytesIO()
+    with matplotlib().rc_context(STYLE):
+        figure = matplotlib("matplotlib.figure").Figure(figsize=size, layout="constrained")
+        draw(figure)
+        figure.savefig(out, format=form, dpi=200, metadata=NAMELESS[form])
+    return out.getvalue()
