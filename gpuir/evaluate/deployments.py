@@ -1,0 +1,215 @@
+"""Deployments of language models against their measurements: time per output token, prefill.
+
+A closed loop of `concurrency` clients keeps as many sequences in the batch. Each token then waits
+for a decoding step of all of them, and for its share of others' prompts: while a sequence gives its
+`osl` tokens, the others begin concurrency - 1 new ones,
+
+    tpot = decode(concurrency, isl + osl / 2) + (concurrency - 1) / osl · prefill(isl)
+
+What no step holds is not predicted: scheduling, sampling, detokenising, the network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.tile import predict
+from gpuir.cost.roofline import bounds
+from gpuir.evaluate.columns import Columns, Floats, TableFile
+from gpuir.evaluate.score import Errors, Group, Score, Scores, errors
+from gpuir.evaluate.served import (
+    Build,
+    Decoder,
+    Deployment,
+    Share,
+    Step,
+    collectives_s,
+    decoders,
+    launches,
+)
+from gpuir.evaluate.serving import DEVICES
+from gpuir.evaluate.tables import target_of
+
+KEY = ("model", "system", "framework", "mode", "ttft_ms", "tpot_ms", "isl", "osl", "concurrency")
+WORDS = ("model", "system", "framework", "mode", "gemm_dtype", "moe_dtype")
+NUMBERS = (
+    *("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "tp_size", "pp_size"),
+    *("attention_dp_size", "moe_tp_size", "moe_ep_size"),
+)
+NODE = 8  # GPUs that NVLink joins in the systems of the table
+ALL = "all"
+# Why models of the table have no facts in specs/decoders.toml.
+WITHOUT = {
+    "deepseek-ai/DeepSeek-R1": "latent attention, which transformers computes expanded",
+    "deepseek-ai/DeepSeek-V3": "latent attention, which transformers computes expanded",
+    "moonshotai/Kimi-K2.5": "latent attention, which transformers computes expanded",
+    "zhipuai/GLM-5": "sparse attention, of which no kernel is modelled",
+    "Qwen/Qwen3.5-397B-A17B": "linear attention, of which no kernel is modelled well",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured deployment under load."""
+
+    deployment: Deployment
+    system: str
+    isl: float
+    osl: float
+    concurrency: float
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a table that can be predicted, and how many rows are left out and why."""
+
+    file: str
+    count: int
+    runs: tuple[Run, ...]
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def read(path: str | Path) -> Runs:
+    """The deployments of a table; each measurement once."""
+    columns = TableFile(Path(path)).read((*WORDS, *NUMBERS))
+    known, skipped, seen = decoders(), Counter[str](), set[Any]()
+    runs: list[Run] = []
+    for row in _rows(columns):
+        found = _run(row, known)
+        if isinstance(found, str):
+            skipped[found] += 1
+        elif found in seen:
+            skipped["the same measurement again"] += 1
+        else:
+            seen.add(found)
+            runs.append(found)
+    return Runs(columns.file, columns.count, tuple(runs), dict(skipped))
+
+
+def _rows(columns: Columns) -> Iterator[dict[str, Any]]:
+    words = {n: columns.words(n) for n in WORDS}
+    numbers = {n: columns.numbers(n) for n in NUMBERS}
+    for i in range(columns.count):
+        said = {n: w.names[w.codes[i]] for n, w in words.items()}
+        yield {**said, **{n: float(v[i]) for n, v in numbers.items()}}
+
+
+def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
+    """The run, or why there is none."""
+    if row["mode"] != "agg":
+        return "prefill and decoding on different GPUs"
+    decoder = known.get(row["model"])
+    if decoder is None:
+        return WITHOUT.get(row["model"], f"no config of {row['model']}")
+    target = target_of(DEVICES.get(row["system"], row["system"]))
+    if target is None:
+        return f"no target is called {row['system']}"
+    if not row["concurrency"] > 0 or not row["tpot_ms"] > 0:
+        return "no concurrency, or no time"
+    if not row["tp_size"] <= NODE or row["pp_size"] > 1:
+        return "more than a node of GPUs"
+    if row["attention_dp_size"] > 1:
+        return "ranks with sequences of their own"
+    tp, mixed = int(row["tp_size"]), "num_experts_per_tok" in decoder.config
+    expert_tp, expert_ep = int(row["moe_tp_size"] or 1), int(row["moe_ep_size"] or 1)
+    if mixed and expert_tp * expert_ep != tp:
+        return "experts on other numbers of ranks than attention"
+    fp8 = {"fp8": decoder.fp8}
+    gemm, moe = row["gemm_dtype"] or "bf16", row["moe_dtype"] or "bf16"
+    deployment = Deployment(
+        decoder=decoder,
+        target=target,
+        framework=row["framework"],
+        products=fp8.get(gemm, gemm),
+        experts=fp8.get(moe, moe),
+        tp=tp,
+        expert_tp=expert_tp if mixed else 1,
+        expert_ep=expert_ep if mixed else 1,
+    )
+    return Run(
+        deployment=deployment,
+        system=row["system"],
+        **{n: row[n] for n in ("isl", "osl", "concurrency")},
+        ttft_s=row["ttft_ms"] * 1e-3,
+        tpot_s=row["tpot_ms"] * 1e-3,
+    )
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of each run, seconds: predicted, low, high and by the roofline (a row each) of a decoding
+    step, of a prompt, and of an output token."""
+
+    run: Run
+    decode_s: Floats
+    prefill_s: Floats
+
+    @property
+    def tpot_s(self) -> Floats:
+        others = (self.run.concurrency - 1) / self.run.osl
+        return self.decode_s + others * self.prefill_s
+
+
+def forecast(
+    runs: tuple[Run, ...], build: Build, watch: Callable[[str], None] = lambda _: None
+) -> list[Forecast]:
+    """All runs, those of one deployment together."""
+    shares: dict[tuple[str, int], Share] = {}
+    by_deployment: dict[Deployment, list[Run]] = {}
+    for run in runs:
+        by_deployment.setdefault(run.deployment, []).append(run)
+    found: list[Forecast] = []
+    for d, mine in by_deployment.items():
+        place = d.decoder.name, d.tp
+        if place not in shares:
+            watch(f"{d.decoder.name} on {d.tp} ranks")
+            shares[place] = Share.of(build, d.decoder.divided(d.tp))
+        isl, osl, clients = (
+            np.array([getattr(r, n) for r in mine]) for n in ("isl", "osl", "concurrency")
+        )
+        one = np.ones(len(mine))
+        decode = _seconds(shares[place], d, Step(clients, one, isl + osl / 2))
+        prefill = _seconds(shares[place], d, Step(one, isl, isl))
+        found += [Forecast(r, decode[:, i], prefill[:, i]) for i, r in enumerate(mine)]
+    return found
+
+
+def _seconds(share: Share, d: Deployment, step: Step) -> Floats:
+    total: Floats = np.zeros((4, len(step.tokens))) + collectives_s(d, step)
+    for times, work in launches(share, d, step):
+        p = predict(work, d.target)
+        roof = np.maximum(*bounds(work, d.target)) + d.target.launch_s
+        total += times * np.stack([p.time_s, p.low_s, p.high_s, np.broadcast_to(roof, p.time_s.shape)])
+    return total
+
+
+def score(forecasts: list[Forecast], file: str) -> Scores:
+    """Errors of the time per output token, by system, framework, model and dtype."""
+    rows: dict[Group, list[Floats]] = {}
+    totals: dict[Group, list[Floats]] = {}
+    for f in forecasts:
+        d = f.run.deployment
+        numbers = np.array([f.run.tpot_s, *f.tpot_s, np.nan])
+        dtype = d.experts if d.decoder.experts == "" else d.decoder.experts
+        by = (("model", d.decoder.name.partition("/")[2]), ("framework", d.framework))
+        group = Group(file, "tpot", f.run.system, dtype, d.target.name, by)
+        rows.setdefault(group, []).append(numbers)
+    return Scores(
+        groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())),
+        totals=tuple(Score(g, _errors(found), {}) for g, found in sorted(totals.items())),
+    )
+
+
+def _errors(rows: list[Floats]) -> Errors:
+    return errors(np.stack(rows, axis=1))
