@@ -249,12 +249,10 @@ def run(
     if profile.streams > 1:
         clock.share(profile.streams)
     clock.close()
-    last = clock.free
-    before = sum(copy.time_s for copy in into)
+    marks, before = clock.marks, sum(copy.time_s for copy in into)
+    last = clock.free if marks.starts else 0.0
     for copy in back:
         clock.copy(copy, profile)
-    marks = clock.marks
-    ran = bool(marks.starts)
     occupied = clock.device_s if profile.streams == 1 else busy(marks.starts, marks.ends)
     time = max(clock.now, clock.free)
     return Timeline(
@@ -262,9 +260,9 @@ def run(
         time_s=time,
         device_s=clock.device_s,
         host_s=clock.now,
-        gaps_s=max(last - occupied - before, 0.0) if ran else 0.0,
+        gaps_s=max(last - occupied - before, 0.0),
         head_s=max(marks.starts[0] - before, 0.0) if marks.starts else time - before,
-        tail_s=time - last if ran else 0.0,
+        tail_s=time - last,
         copies_s=before + sum(copy.time_s for copy in back),
         launches=tuple(clock.launches),
         starts=tuple(marks.starts),

@@ -1,0 +1,341 @@
+"""The timeline: by hand, against its laws, and at the size of real models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuir
+from gpuir.simulate.timeline import Copy, Launch, Repeat, Timeline, dependent, run, steps, timeline
+from gpuir.targets.profile import NO_HOST, Copies, Host, Profile, load_profile
+from gpuir.targets.target import Table
+
+US = 1e-6
+HOST = Host(
+    between_s=2 * US,
+    before_s=5 * US,
+    launch_s=3 * US,
+    next_s=1 * US,
+    after_s=4 * US,
+    empty_s=1 * US,
+    call_s=10 * US,
+    queue=1024,
+)
+
+
+def stack(host: Host = HOST, **fields) -> Profile:
+    return Profile("mine", "", "", "none", host, **fields)
+
+
+def launch(op: str, us: float, **fields) -> Launch:
+    return Launch((op,), op, us * US, **fields)
+
+
+def microseconds(values) -> list[float]:
+    return [round(1e6 * v, 6) for v in values]
+
+
+# ---- by hand -----------------------------------------------------------------------------------
+
+
+def test_two_ops_of_short_kernels_are_the_hosts_time():
+    """call 10, T1 2, T2 5, T4 3: the first kernel at 20. T3 4, T1 2, T2 5, T4 3: the second at 34.
+    T3 4 after it, while its kernel of 1 runs: the host is done at 38."""
+    t = run([launch("a", 1), launch("b", 1)], stack())
+    assert microseconds(t.starts) == [20, 34]
+    assert microseconds([t.time_s, t.host_s, t.device_s]) == [38, 38, 2]
+    assert microseconds([t.gaps_s, t.head_s, t.tail_s]) == [33, 20, 3]
+    assert t.is_host_bound
+
+
+def test_long_kernels_hide_the_host():
+    t = run([launch("a", 100), launch("b", 100)], stack())
+    assert microseconds(t.starts) == [20, 120]
+    assert microseconds([t.time_s, t.gaps_s, t.host_s]) == [220, 20, 38]
+    assert not t.is_host_bound
+
+
+def test_two_kernels_of_one_op_have_t5_between_them():
+    """20, then T5 1 and T4 3."""
+    t = run([launch("a", 1), launch("a", 1)], stack())
+    assert microseconds(t.starts) == [20, 24]
+    assert microseconds([t.host_s]) == [28]
+
+
+def test_a_view_takes_the_host_its_own_time_and_t1():
+    """call 10, T1 2, view 1, T1 2, T2 5, T4 3."""
+    t = run([launch("v", 0, empty=True), launch("a", 1)], stack())
+    assert microseconds(t.starts) == [23]
+    assert len(t.launches) == 1
+
+
+def test_the_kind_of_its_first_kernel_decides_an_ops_t2():
+    slow = replace(HOST, before=Table({"conv": 50 * US}))
+    t = run([launch("a", 1, kind="conv"), launch("b", 1)], stack(slow))
+    assert microseconds(t.starts) == [65, 79]
+
+
+def test_the_host_waits_for_room_in_the_queue():
+    """With room for one, the second launch (ready at 31) waits until the first kernel ends."""
+    t = run([launch("a", 100), launch("b", 1)], stack(replace(HOST, queue=1)))
+    assert microseconds(t.starts) == [20, 123]
+    chain = [(s.lane, *microseconds([s.start_s, s.end_s])) for s in t.critical]
+    assert chain == [("host", 0, 20), ("stream 0", 20, 120), ("host", 120, 127)]
+
+
+def test_a_graph_is_one_launch():
+    """call 10, T4 3, and then the kernels, each half a microsecond after the other."""
+    graph = stack(replace(HOST, graph=True, graph_s=0.5 * US))
+    t = run([launch("a", 1), launch("v", 0, empty=True), launch("b", 2)], graph)
+    assert microseconds(t.starts) == [13.5, 15]
+    assert microseconds([t.time_s, t.host_s, t.gaps_s]) == [17, 13, 14]
+    assert [s.kind for s in t.spans if s.lane == "host"] == ["call", "launch"]
+
+
+def test_copies_are_waited_for():
+    """call 10, a copy's call 2 and 50 on the bus, T1 2, T2 5, T4 3; kernel 100 until 172; the copy
+    back is called at 76 + 2, starts when the kernel ends and takes 7."""
+    both = stack(copies=Copies(2 * US, 1.0))
+    t = run([launch("a", 100)], both, [Copy("x", 50 * US)], [Copy("y", 7 * US)])
+    assert microseconds(t.starts) == [72]
+    assert microseconds([t.time_s, t.copies_s, t.tail_s, t.gaps_s]) == [179, 57, 7, 22]
+    assert [(s.lane, s.name) for s in t.critical] == [
+        ("host", ""), ("copy", "x"), ("host", ""), ("stream 0", ""), ("copy", "y"),
+    ]  # fmt: skip
+
+
+def test_the_backward_pass_is_launched_by_autograds_thread():
+    t = run([launch("a", 1), launch("b", 1, lane="autograd")], stack())
+    assert [s.lane for s in t.spans if s.kind == "launch"] == ["host", "autograd"]
+
+
+def test_the_chain_covers_all_of_the_time():
+    for kernels in ([5, 5, 5], [50, 1, 1, 50], [1, 1, 90]):
+        t = run([launch(str(i), us) for i, us in enumerate(kernels)], stack())
+        chain = t.critical
+        assert chain[0].start_s == 0 and chain[-1].end_s == t.time_s
+        assert all(a.end_s == b.start_s for a, b in zip(chain, chain[1:], strict=False))
+
+
+# ---- loops -------------------------------------------------------------------------------------
+
+
+def loop(body, trips: int, inner: bool = False) -> Repeat:
+    return Repeat(("loop",), tuple(body), trips, inner)
+
+
+@pytest.mark.parametrize("us", [1, 9, 200], ids=["host", "mixed", "device"])
+@pytest.mark.parametrize("queue", [1, 7, 64])
+def test_a_long_loop_is_as_all_its_trips_one_by_one(us: float, queue: int):
+    body = [launch("a", us), launch("v", 0, empty=True), launch("b", 2)]
+    mine = stack(replace(HOST, queue=queue))
+    short = run([launch("x", 30), loop(body, 500), launch("y", 1)], mine)
+    rolled = [launch("x", 30), *(loop(body, 1) for _ in range(500)), launch("y", 1)]
+    long = run(rolled, mine)
+    assert len(short.launches) < len(long.launches) == 1002
+    for name in ("time_s", "device_s", "host_s", "gaps_s"):
+        assert getattr(short, name) == pytest.approx(getattr(long, name), rel=1e-9)
+    chain = short.critical
+    assert chain[0].start_s == 0 and chain[-1].end_s == short.time_s
+    assert all(a.end_s == pytest.approx(b.start_s) for a, b in zip(chain, chain[1:], strict=False))
+
+
+def test_what_a_trip_costs_the_executor_counts_for_loops_of_the_model_only():
+    costly = stack(replace(HOST, trip_s=100 * US))
+    body = [launch("a", 1), launch("b", 1)]
+    own = run([loop(body, 10)], costly).host_s
+    assert own == pytest.approx(run([loop(body, 10)], stack()).host_s + 1000 * US)
+    library = run([loop(body[:1], 10, inner=True)], costly).host_s
+    assert library == pytest.approx(run([loop(body[:1], 10, inner=True)], stack()).host_s)
+
+
+def test_ten_thousand_trips_take_no_time():
+    body = [launch(str(i), 3) for i in range(200)]
+    began = perf_counter()
+    t = run([loop(body, 10_000)], load_profile("eager"))
+    assert perf_counter() - began < 1
+    assert t.device_s == pytest.approx(10_000 * 200 * 3 * US)
+
+
+def test_twenty_thousand_launches_take_fifty_milliseconds():
+    items = [launch(str(i), 3) for i in range(20_000)]
+    best = float("inf")
+    for _ in range(3):
+        began = perf_counter()
+        run(items, load_profile("eager"))
+        best = min(best, perf_counter() - began)
+    assert best < 0.05
+
+
+# ---- several streams ---------------------------------------------------------------------------
+
+BRANCHES = """costed @m for a100 {
+  in %x: f32[64]
+  %a: f32[64] = k.map({
+    in %x: f32[64]
+    %y: f32[64] = t.map("relu", [%x]) at "m:a"
+    out %y
+  }, [%x]) cost(time_s=1e-05, bound=memory, by="mine@1", memory=1e-05) at "m:a"
+  out %a
+}
+"""
+
+
+def two(share: float, streams: int, graph: bool = False) -> Timeline:
+    """Two kernels of 100 us that read one of 10, and one of 10 that reads both."""
+    items = [
+        launch("a", 10, share=1.0),
+        launch("b", 100, share=share, after=(0,)),
+        launch("c", 100, share=share, after=(0,)),
+        launch("d", 10, share=1.0, after=(1, 2)),
+    ]
+    return run(items, stack(replace(NO_HOST, graph=graph), streams=streams))
+
+
+def test_small_kernels_run_beside_each_other():
+    assert microseconds([two(0.4, 1).time_s, two(0.4, 2).time_s]) == [220, 120]
+    assert microseconds([two(0.4, 2, graph=True).time_s]) == [120]
+
+
+def test_kernels_that_fill_the_device_gain_nothing():
+    assert microseconds([two(1.0, 2).time_s]) == [220]
+    assert microseconds([two(0.75, 2).time_s]) == [170]
+
+
+def test_device_work_counts_once_where_kernels_overlap():
+    t = two(0.4, 2)
+    assert microseconds([t.device_s, t.gaps_s]) == [220, 0]
+    assert {s.lane for s in t.spans if s.kind == "kernel"} == {"stream 0", "stream 1"}
+    chain = t.critical
+    assert chain[0].start_s == 0 and chain[-1].end_s == t.time_s
+
+
+def test_branches_are_found_in_the_graph():
+    """The three projections of an attention layer read one value, and what follows waits."""
+    g = gpuir.analyze("examples/encoder.onnx", "a100", dims={"batch": 1, "seq": 16})
+    found = [x for x in dependent(g) if not x.empty]
+    assert len(found) == sum(not x.empty for x in steps(g) if isinstance(x, Launch))
+    assert all(j < i for i, x in enumerate(found) for j in x.after)
+    readers: dict[tuple[int, ...], int] = {}
+    for x in found:
+        readers[x.after] = readers.get(x.after, 0) + 1
+    assert max(n for after, n in readers.items() if after) >= 2
+
+
+# ---- laws --------------------------------------------------------------------------------------
+
+times = st.floats(0, 300).map(lambda us: us * US)
+hosts = st.builds(
+    Host,
+    *(st.floats(0, 30).map(lambda us: us * US) for _ in range(7)),
+    queue=st.integers(1, 8),
+)
+kernels = st.builds(
+    lambda op, time, empty: Launch((op,), op, 0.0 if empty else time, empty=empty),
+    st.sampled_from("abcdef"),
+    times,
+    st.booleans(),
+)
+launched = st.lists(
+    st.one_of(
+        kernels,
+        st.builds(
+            lambda body, trips, inner: Repeat(("l",), tuple(body), trips, inner),
+            st.lists(kernels, min_size=1, max_size=4),
+            st.integers(0, 30),
+            st.booleans(),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(launched, hosts)
+def test_no_quicker_than_the_device_or_the_host(items, host):
+    t = run(items, stack(host))
+    slack = 1e-12 + 1e-9 * t.time_s
+    assert t.time_s >= t.device_s - slack
+    assert t.time_s >= t.host_s - slack
+    assert t.time_s == pytest.approx(t.device_s + t.gaps_s + t.tail_s, abs=1e-12)
+    assert t == run(items, stack(host))
+
+
+@given(launched, hosts, st.floats(1, 3), st.data())
+def test_slower_parts_make_it_no_quicker(items, host, by, data):
+    before = run(items, stack(host)).time_s
+    part = data.draw(st.sampled_from([f for f in vars(host) if f.endswith("_s")]))
+    slower = replace(host, **{part: by * getattr(host, part)})
+    assert run(items, stack(slower)).time_s >= before * (1 - 1e-9)
+    assert run(items, stack(host.scaled(by))).time_s >= before * (1 - 1e-9)
+
+    def longer(x):
+        if isinstance(x, Repeat):
+            return replace(x, body=tuple(map(longer, x.body)))
+        return replace(x, time_s=x.time_s * data.draw(st.sampled_from([1.0, by])))
+
+    assert run([longer(x) for x in items], stack(host)).time_s >= before * (1 - 1e-9)
+
+
+@given(launched, hosts)
+def test_a_graph_is_never_slower_than_its_launches(items, host):
+    if not any(not x.empty for x in run(items, stack(host)).launches):
+        return
+    graph = run(items, stack(replace(host, graph=True))).time_s
+    assert graph <= run(items, stack(host)).time_s * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(times, st.floats(0.01, 1)), max_size=12), st.integers(1, 4), st.data())
+@settings(max_examples=60)
+def test_streams_keep_order_and_share_the_device(drawn, streams, data):
+    items: list[Launch] = []
+    for i, (time, share) in enumerate(drawn):
+        after = data.draw(st.lists(st.integers(0, i - 1), max_size=2)) if i else []
+        items.append(Launch((str(i),), str(i), time, share=share, after=tuple(after)))
+    t = run(items, stack(streams=streams))
+    alone = run(items, stack()).time_s
+    assert t.time_s <= alone * (1 + 1e-9) + 1e-9
+    ends = t.marks.ends
+    for i, x in enumerate(items):
+        assert all(t.starts[i] >= ends[j] - 1e-12 for j in x.after)
+        assert ends[i] - t.starts[i] >= x.time_s * (1 - 1e-9) - 1e-12
+    work = sum(x.time_s * x.share for x in items)
+    assert t.time_s >= work * (1 - 1e-9)
+
+
+# ---- whole graphs ------------------------------------------------------------------------------
+
+
+def test_the_interval_is_that_of_kernels_and_host():
+    """A host-bound run is as uncertain as its host, however sure the kernels are."""
+    g = gpuir.analyze("examples/encoder.onnx", "a100", dims={"batch": 1, "seq": 8})
+    eager = load_profile("eager")
+    t = timeline(g, eager)
+    assert t.interval is not None
+    low, high = t.interval
+    assert t.is_host_bound
+    assert low < t.time_s < high
+    doubt = eager.host.doubt
+    assert low == pytest.approx(t.host_s / doubt, rel=0.05)
+    assert high == pytest.approx(t.host_s * doubt, rel=0.05)
+    sure = replace(eager, host=replace(eager.host, doubt=1.0))
+    low, high = timeline(g, sure).interval or (0, 0)
+    assert high - low < 0.1 * t.time_s
+
+
+def test_on_a_cpu_there_is_no_host_beside_the_kernels():
+    g = gpuir.analyze("examples/encoder.onnx", "x86-64-v4", dims={"batch": 1, "seq": 8})
+    t = timeline(g, load_profile("ort"))
+    assert t.time_s == pytest.approx(t.device_s)
+    assert not t.copies_s
+
+
+def test_onnxruntime_copies_what_it_is_given():
+    g = gpuir.analyze("examples/encoder.onnx", "a100", dims={"batch": 8, "seq": 128})
+    t = timeline(g, load_profile("ort"))
+    names = [s.name for s in t.spans if s.kind == "copy"]
+    assert names == [v.name for v in (*g.inputs, *g.outputs)]
+    assert not timeline(g, load_profile("tensorrt")).copies_s
