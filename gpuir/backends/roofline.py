@@ -131,8 +131,8 @@ def _draw(axes: Any, summaries: Sequence[Summary]) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=_decades(rates + [p.rate for p in shown]))
     axes.set_xlabel("flop for each byte read or written")
     formatter = matplotlib("matplotlib.ticker").FuncFormatter
-    axes.xaxis.set_major_formatter(formatter(lambda x, _: f"{x:,g}" if x < 1e6 else f"{x:g}"))
-    axes.yaxis.set_major_formatter(formatter(lambda y, _: quantity(y, "flop/s", 1)))
+    axes.xaxis.set_major_formatter(formatter(_intensity))
+    axes.yaxis.set_major_formatter(formatter(_rate))
     axes.grid(True, which="major", linewidth=0.4, alpha=0.5)
     axes.set_title(_title(summaries, groups), loc="left", fontsize=9.5)
     alone = len(devices) == 1
@@ -152,6 +152,14 @@ def _draw(axes: Any, summaries: Sequence[Summary]) -> None:
         axes.scatter([], [], s=40, color=_colour(i), alpha=0.55, label=one.name)
     if series:
         axes.legend(loc="lower right", fontsize=8)
+
+
+def _intensity(value: float, _: int) -> str:
+    return f"{value:,g}" if value < 1e6 else f"{value:g}"
+
+
+def _rate(value: float, _: int) -> str:
+    return quantity(value, "flop/s", 1)
 
 
 def _of_runs(summaries: Sequence[Summary], groups: Sequence[list[Alike]]) -> Iterator[Series]:
