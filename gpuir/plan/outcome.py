@@ -32,14 +32,8 @@ class Outcome:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Between what 80 % of measurements are expected, were all kernels off alike, as in a
-        report; None where no kernel can say."""
-        costs = [n.cost for n in self.graph.nodes if n.cost is not None and n.cost.time_s]
-        if all(c.interval is None for c in costs):
-            return None
-        around = self.latency_s - sum(c.time_s for c in costs)
-        ends = [c.interval or (c.time_s, c.time_s) for c in costs]
-        return around + sum(low for low, _ in ends), around + sum(high for _, high in ends)
+        """Between what 80 % of measurements are expected; None where no kernel can say."""
+        return self.timeline.interval
 
 
 def outcome(graph: Graph, target: Target, items: int = 1) -> Outcome:
