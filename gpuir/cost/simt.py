@@ -459,7 +459,7 @@ def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
 def candidates(work: Work, target: Target) -> Tiles:
     """The library's kernels for this architecture, without a split."""
     n, m, slices, warps, *_ = _columns(_of_isa(SINGLE, target.isa), False)
-    return Tiles({"m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
+    return Tiles({"b": 1.0, "m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
@@ -476,7 +476,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             alone = cheapest(b, m, n, k, _of_isa(SINGLE, target.isa), target, True)
             taken = either(single, alone, taken)
     tn, tm, slices, warps, split = thinned(taken, single, m, n)
-    return Tiles({"m": tm, "n": tn, "k": STEP * slices}, 2.0, warps, split)
+    return Tiles({"b": 1.0, "m": tm, "n": tn, "k": STEP * slices}, 2.0, warps, split)
 
 
 def thinned(taken: Chosen, single: Number, m: Number, n: Number) -> Chosen:

@@ -189,7 +189,7 @@ def _tuned() -> tuple[np.ndarray, np.ndarray]:
 def candidates(work: Work, target: Target) -> Tiles:
     """Tensile's kernels for one product."""
     n, m, slices, warps = np.array(SINGLE.rows).T[:4]
-    return Tiles({"m": m, "n": n, "k": simt.STEP * slices}, 2.0, warps, 1.0)
+    return Tiles({"b": 1.0, "m": m, "n": n, "k": simt.STEP * slices}, 2.0, warps, 1.0)
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
@@ -205,7 +205,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         tn, tm, slices, warps, split = np.moveaxis(tuned[np.argmin(away, axis=-1)], -1, 0)
         taken = simt.either(b <= 1, taken, (tn, tm, slices, warps, split))
     tn, tm, slices, warps, split = simt.thinned(taken, b <= 1, m, n)
-    return Tiles({"m": tm, "n": tn, "k": simt.STEP * slices}, 2.0, warps, split)
+    return Tiles({"b": 1.0, "m": tm, "n": tn, "k": simt.STEP * slices}, 2.0, warps, split)
 
 
 FAMILY = Family("tensile", FACTORS, candidates, simt.seconds, choose, simt.FEATURES, simt.BOUND)

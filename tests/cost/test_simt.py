@@ -8,7 +8,7 @@ import pytest
 from gpuir.cost import simt, tensile
 from gpuir.cost.families import family_of
 from gpuir.cost.sheet import Sheet
-from gpuir.cost.tile import predict
+from gpuir.cost.tile import best_tiles, predict
 from gpuir.cost.work import Work, gemm
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
@@ -50,6 +50,16 @@ def test_lanes_and_amds_matrix_cores_are_two_families():
 )
 def test_the_kernel_is_the_librarys(target, b, m, n, k, taken):
     assert kernel(gemm(m, n, k, f32, b=b, bias=b == 1), target) == taken
+
+
+@pytest.mark.parametrize("target", [A100, V100, MI100, load_target("t4")], ids=lambda t: t.name)
+@pytest.mark.parametrize("b", [1, 128])
+def test_a_graphs_kernels_have_the_librarys_tile(target, b):
+    """What the table rows are predicted with is legal, so nothing else is searched for a graph."""
+    work = gemm(512, 512, 64, f32, b=b)
+    taken = family_of(work, target).choose(work, target, FACTORS)
+    (tile,) = best_tiles({work: "%c"}, target).values()
+    assert dict(tile.dims) == {d: n for d, n in taken.dims.items() if b > 1 or d != "b"}
 
 
 @pytest.mark.parametrize(
