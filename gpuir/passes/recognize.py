@@ -7,27 +7,58 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuir.ir.build import Builder, prune, rewrite
+from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.attention import AttentionMatcher
 from gpuir.passes.manager import Pass
 from gpuir.passes.matcher import Shape, Term, close
 
+NORMS = ("layer_norm", "rms_norm", "group_norm")
+FORMS = (
+    *("softmax", "log_softmax", "sigmoid", "softplus", "mish", "silu", "gelu", "gelu_tanh"),
+    *(*NORMS, "attention"),
+)
+OTHER_FORMS = ("ort_gelu", "ort_gelu_tanh", "matmul_scale")
+
 
 @dataclass(frozen=True)
 class Recognize(Pass):
     """Replaces softmax, GELU, SiLU, layer, RMS, instance and group norm, and attention, written in
-    primitives, by the one op each is. `norms` and `attention` turn off the last two.
+    primitives, by the one op each is.
 
     What is replaced has no other readers, so that it goes away. Scores set to -1e4 or less count
     as hidden. A query that may see no key at all gives zeros where primitives give NaN.
+
+    `forms` says which, as a software stack has it: `all`, names with spaces between (`layer_norm
+    gelu`), or names to leave out (`-attention`). `layer_norm` and `rms_norm` are over the last
+    axes; other norms are `group_norm`. Not among `all`: `ort_gelu` and `ort_gelu_tanh`, as
+    onnxruntime knows them, which are not those whose half is of the gate alone, x (0.5 (1 + ..));
+    and `matmul_scale`, a product that takes a number off its operands to its own result.
     """
 
-    attention: bool = True
-    norms: bool = True
+    forms: str = "all"
 
     name = "recognize"
     takes = gives = Level.graph
+
+    def __post_init__(self) -> None:
+        for form in self.forms.split():
+            if form.removeprefix("-") not in ("all", *FORMS, *OTHER_FORMS):
+                known = ("all", *FORMS, *OTHER_FORMS)
+                raise UsageError(
+                    f"pass 'recognize': no form is called {form}",
+                    expected=", ".join(known),
+                    fix=nearest(form, known),
+                )
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The forms to look for."""
+        said = self.forms.split()
+        without = {form[1:] for form in said if form.startswith("-")}
+        everything = "all" in said or len(without) == len(said)
+        return frozenset({*said, *(FORMS if everything else ())} - without)
 
     def run(self, g: Graph) -> Graph:
         return prune(self.rewritten(g))
@@ -41,7 +72,8 @@ class Recognize(Pass):
 class _Recognizer(AttentionMatcher):
     def __init__(self, g: Graph, options: Recognize):
         super().__init__(g)
-        self.options = options
+        self.forms = options.known
+        self.norms = not self.forms.isdisjoint(NORMS)
         self.gates: dict[Value, tuple[tuple[Value, int], ...]] = {}
 
     def rule(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
@@ -49,15 +81,17 @@ class _Recognizer(AttentionMatcher):
             return None  # of a region, which had its own turn
         match n.op:
             case t.Matmul():
-                return self.attention(n, b) if self.options.attention else None
+                found = self.attention(n, b) if "attention" in self.forms else None
+                moved = "matmul_scale" in self.forms and not found
+                return self.scaled_product(n, b) if moved else found
             case t.Map(fn):
                 self.note_gates(n)
                 op = self.pointwise(n, fn)
-            case t.Normalize() if self.options.norms:
+            case t.Normalize() if self.norms:
                 op = self.without_neutral(n.op)
-            case t.Cast() if self.options.norms:
+            case t.Cast() if self.norms:
                 op = self.narrow_norm(n.op)
-            case t.Reshape() if self.options.norms:
+            case t.Reshape() if "group_norm" in self.forms:
                 op = self.group_norm(n.op)
             case _:
                 op = None
@@ -86,9 +120,39 @@ class _Recognizer(AttentionMatcher):
             "reciprocal": (self.sigmoid,),
         }
         for rule in rules.get(fn, ()):
-            if (op := rule(v)) is not None:
+            if (op := rule(v)) is not None and self.is_known(op, v):
                 return op
         return None
+
+    def is_known(self, op: Op, v: Value) -> bool:
+        """Whether the stack has the form that v was found to be."""
+        form = form_of(op)
+        return form in self.forms or (f"ort_{form}" in self.forms and self.is_halved_with_x(v))
+
+    def is_halved_with_x(self, v: Value) -> bool:
+        """Whether the half of x (1 + gate) / 2 is of x or of the whole: GeluFusion and
+        FastGeluFusion of onnxruntime/core/optimizer match no other order."""
+        for gate, _ in self.gates.get(v, ()):
+            for more in self.users.get(gate, ()):
+                readers = self.users.get(more, set()) if self.terms(more)[:1] == ("add",) else ()
+                if any(self.factor(y) and y != v for y in readers):
+                    return False
+        return True
+
+    # -- products
+
+    def scaled_product(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
+        """(x * c) . (y * d)  →  (x . y) * (c * d)"""
+        op = n.op
+        assert isinstance(op, t.Matmul)
+        if not n.results[0].type.dtype.is_float:
+            return None
+        (x, c), (y, d) = (self.own_factor(v) or (v, 1.0) for v in (op.a, op.b))
+        dead = self.matched(n, (x, y)) if (x, y) != (op.a, op.b) else None
+        if dead is None:
+            return None
+        product = self.extra(b, replace(op, a=x, b=y), n, self.locs(dead))
+        return self.put(b, t.Map("mul", (product,), (c * d,)), n, dead)
 
     # -- softmax
 
@@ -299,7 +363,7 @@ class _Recognizer(AttentionMatcher):
     def norm(self, v: Value) -> Op | None:
         """c / sqrt(mean(c * c) + eps), and c * rsqrt(..), a scale among the factors or not
         →  t.normalize"""
-        if not self.options.norms:
+        if not self.norms:
             return None
         for c, under, scale in self.over_root(v):
             found = self.moments(under)
@@ -312,7 +376,7 @@ class _Recognizer(AttentionMatcher):
 
     def scaled_norm(self, v: Value) -> Op | None:
         """x * r + (bias - mean * r), where r = scale * rsqrt(var + eps)  →  t.normalize"""
-        if not self.options.norms:
+        if not self.norms:
             return None
         match self.terms(v):
             case ("add", Value() as a, Value() as b):
@@ -483,7 +547,7 @@ class _Recognizer(AttentionMatcher):
 
     def affine(self, v: Value) -> Op | None:
         """normalize(x) * w, normalize(x) + w  →  normalize(x, scale=w), normalize(x, bias=w)"""
-        if not self.options.norms:
+        if not self.norms:
             return None
         match self.terms(v):
             case ("mul", Value() as a, Value() as b):
@@ -548,6 +612,20 @@ class _Recognizer(AttentionMatcher):
             return replace(inner, x=x, axes=tuple(range(2, rank)))
         every = tuple(range(1, rank))
         return replace(inner, x=x, axes=every, groups=groups if groups > 1 else None)
+
+
+def form_of(op: Op) -> str:
+    """The form that an op is the whole of."""
+    match op:
+        case t.Map(fn):
+            return fn
+        case t.Softmax(log=log):
+            return "log_softmax" if log else "softmax"
+        case t.Normalize(x, axes, groups=None, center=center):
+            last = sorted(axes) == list(range(x.type.rank - len(axes), x.type.rank))
+            return "group_norm" if not last else "layer_norm" if center else "rms_norm"
+        case _:
+            return "group_norm"
 
 
 Powers = tuple[int, int]
