@@ -15,20 +15,22 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.passes.table import pipeline
 from gpuir.schedule import apply, extract, strip
+from gpuir.targets.profile import Profile, load_profile, profile_names
 from gpuir.text import parse, show
 
 settings.register_profile(
-    "laws", max_examples=150, deadline=None, suppress_health_check=list(HealthCheck)
+    "laws", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("laws")
 
-STEPS = ("canonicalize", "recognize", "fuse", "legalize", "tile{target=a100}", "annotate")
+PROFILES = [load_profile(name) for name in profile_names()]
 
 
-def levels(g: Graph) -> list[Graph]:
-    """The graph after each step of the pipeline, itself first."""
+def levels(g: Graph, profile: Profile) -> list[Graph]:
+    """The graph after each step of a profile's passes, of tiling and costing, itself first."""
     steps = [g]
-    pipeline(",".join(STEPS)).run(g, watch=lambda _, after: steps.append(after))
+    passes = pipeline(f"{profile.passes},tile{{target=a100}},annotate")
+    passes.run(g, watch=lambda _, after: steps.append(after))
     return steps
 
 
@@ -39,27 +41,27 @@ def results(g: Graph, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [found[v.name] for v in g.outputs]
 
 
-@given(graphs())
-def test_text_round_trips_at_every_level(g):
-    for step in levels(g):
+@given(graphs(), st.sampled_from(PROFILES))
+def test_text_round_trips_at_every_level(g, profile):
+    for step in levels(g, profile):
         assert show(parse(show(step))) == show(step)
         assert parse(show(step)).roles == step.roles
 
 
-@given(graphs())
-def test_passes_keep_roles_and_what_outputs_take_over(g):
-    for step in levels(g):
+@given(graphs(), st.sampled_from(PROFILES))
+def test_passes_keep_roles_and_what_outputs_take_over(g, profile):
+    for step in levels(g, profile):
         assert step.over == g.over
         for v in (*step.inputs, *step.params, *(r for n in step.nodes for r in n.results)):
             if v.name in dict(g.roles):
                 assert step.role_of(v) == dict(g.roles)[v.name]
 
 
-@given(graphs())
-def test_passes_keep_meaning_and_output_types(g):
+@given(graphs(), st.sampled_from(PROFILES))
+def test_passes_keep_meaning_and_output_types(g, profile):
     values = arrays(g)
     expected = results(g, values)
-    for step in levels(g):
+    for step in levels(g, profile):
         assert [v.type for v in step.outputs] == [v.type for v in g.outputs]
         for a, b in zip(results(step, values), expected, strict=True):
             np.testing.assert_allclose(
@@ -67,23 +69,24 @@ def test_passes_keep_meaning_and_output_types(g):
             )
 
 
-@given(graphs())
-def test_fuse_and_legalize_keep_flops(g):
+@given(graphs(), st.sampled_from(PROFILES))
+def test_fuse_and_legalize_keep_flops(g, profile):
     def flops(g: Graph) -> int:
         return sum(n.op.flops() for n in g.nodes)
 
     read = pipeline("canonicalize").run(g)  # what nobody reads is gone
-    fused = pipeline("fuse").run(read)
+    passes = {p.name: p for p in pipeline(profile.passes).passes}
+    fused = passes["fuse"].run(read)
     assert flops(fused) == flops(read)
-    assert flops(pipeline("legalize").run(fused)) == flops(read)
+    assert flops(passes["legalize"].run(fused)) == flops(read)
 
 
-@given(graphs())
-def test_every_location_is_kept_or_folded(g):
+@given(graphs(), st.sampled_from(PROFILES))
+def test_every_location_is_kept_or_folded(g, profile):
     def locs(g: Graph) -> set[str]:
         return {loc for n in g.walk() for loc in n.locs} | set(g.folded)
 
-    for step in levels(g):
+    for step in levels(g, profile):
         assert locs(step) == locs(g)
         assert not set(step.folded) & {loc for n in step.walk() for loc in n.locs}
 
