@@ -25,8 +25,14 @@ Report = Callable[[Summary], None]
 Backend = Callable[["fx.GraphModule", "Sequence[torch.Tensor]"], Callable[..., Any]]
 
 
-def backend(target: str, report: Report | None = None, **options: Unpack[LoadOptions]) -> Backend:
-    """A backend for torch.compile: each graph is analysed for `target`, and then run unchanged.
+def backend(
+    target: str,
+    report: Report | None = None,
+    profile: str | None = None,
+    **options: Unpack[LoadOptions],
+) -> Backend:
+    """A backend for torch.compile: each graph is analysed for `target` under `profile` (`eager`
+    without one), and then run unchanged.
 
     `report` gets the summary of each, in the order that they are compiled; without it the table
     goes to stderr. What cannot be analysed is said there too, and runs all the same.
@@ -34,7 +40,7 @@ def backend(target: str, report: Report | None = None, **options: Unpack[LoadOpt
 
     def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
         try:
-            found = summary(analyze(_program(module, inputs), target, **options))
+            found = summary(analyze(_program(module, inputs), target, profile=profile, **options))
         except GpuirError as error:
             print(f"gpuir: {error}", file=sys.stderr)
         else:

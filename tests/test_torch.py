@@ -30,8 +30,10 @@ def test_every_graph_is_reported_and_runs_unchanged():
     torch._dynamo.reset()
     model, x = Broken().eval(), torch.randn(8, 64)
     found: list[gpuir.Summary] = []
-    compiled = torch.compile(model, backend=gpuir.torch.backend("h100-sxm", found.append))
+    backend = gpuir.torch.backend("h100-sxm", found.append, profile="cudagraph")
+    compiled = torch.compile(model, backend=backend)
     torch.testing.assert_close(compiled(x), model(x))
+    assert {s.profile.name for s in found} == {"cudagraph"}
     flops = [sum(k.flops for k in s.kernels) for s in found]
     assert flops == [2 * 8 * 64 * 128 + 2 * 8 * 128, 2 * 8 * 128 * 4 + 8 * 4]  # bias and relu
 
