@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from unicodedata import east_asian_width
@@ -197,7 +197,8 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
     title = f"{s.device.title} ({s.device.name})" if s.device.title else s.device.name
     page.heading(f"{s.model} on {title}")
     page.line()
-    _head(s, page)
+    for label, text in head(s):
+        page.wrapped(label, text)
     _slowest(s, page, layout)
     _totals(s, page, layout)
     if layout.memory:
@@ -206,12 +207,13 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
     _notes(s, page)
 
 
-def _head(s: Summary, page: Page) -> None:
-    page.wrapped("latency", f"{quantity(s.latency_s, 's', 4)}, {rate(s)}")
+def head(s: Summary) -> Iterator[tuple[str, str]]:
+    """What is said first: of each line its label and text."""
+    yield "latency", f"{quantity(s.latency_s, 's', 4)}, {rate(s)}"
     if s.interval is not None:
-        page.wrapped("interval", interval(s))
-    page.wrapped("profile", f"{s.profile.name}: {s.profile.title}")
-    page.wrapped("host", host_text(s))
+        yield "interval", interval(s)
+    yield "profile", f"{s.profile.name}: {s.profile.title}"
+    yield "host", host_text(s)
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:
@@ -220,21 +222,21 @@ def _head(s: Summary, page: Page) -> None:
         parts.append(f"{s.views:,} free view{'s' * (s.views > 1)}")
     if s.idle:
         parts.append(f"{s.idle:,} in branches not taken")
-    page.wrapped("kernels", ", ".join(parts))
+    yield "kernels", ", ".join(parts)
     if s.latency_s:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
-        page.wrapped("work", f"{flops}; device memory {moved}")
-        page.wrapped("bound", f"{bounds(s.bounds, s.device_s)}, by share of the kernels' time")
-    page.wrapped("memory", memory_text(s.memory))
+        yield "work", f"{flops}; device memory {moved}"
+        yield "bound", f"{bounds(s.bounds, s.device_s)}, by share of the kernels' time"
+    yield "memory", memory_text(s.memory)
     if s.memory.available_bytes is not None:
-        page.wrapped("fits", fits_text(s.memory))
-    page.wrapped("predictor", ", ".join(s.by) or "none: nothing to run")
+        yield "fits", fits_text(s.memory)
+    yield "predictor", ", ".join(s.by) or "none: nothing to run"
     if s.interval is not None or s.unseen:
-        page.wrapped("fitted on", fitted(s))
+        yield "fitted on", fitted(s)
     if not any(share.nodes for share in s.coverage[1:]):
         folded = f", {s.folded:,} of them folded away" if s.folded else ""
-        page.wrapped("coverage", f"all {s.nodes:,} model nodes{folded}")
+        yield "coverage", f"all {s.nodes:,} model nodes{folded}"
 
 
 def host_text(s: Summary) -> str:
@@ -476,6 +478,12 @@ def _coverage(s: Summary, page: Page) -> None:
     if not any(share.nodes for share in s.coverage[1:]):
         return
     columns = [("coverage", False), ("nodes", True), ("flop", True), ("bytes", True), ("", False)]
+    page.line()
+    page.table(columns, coverage(s), drop=("flop", "bytes"))
+
+
+def coverage(s: Summary) -> list[tuple[str, ...]]:
+    """A row a status: nodes, and the share of flops and bytes; names of what is not modelled."""
     rows = [
         (
             share.status,
@@ -488,8 +496,7 @@ def _coverage(s: Summary, page: Page) -> None:
     ]
     if s.folded:
         rows.append(("folded", f"{s.folded:,}", "", "", "known at load, or no work left"))
-    page.line()
-    page.table(columns, rows, drop=("flop", "bytes"))
+    return rows
 
 
 def _notes(s: Summary, page: Page) -> None:
