@@ -227,8 +227,9 @@ def _paths(raw: Raw, prefix: str = "") -> Iterator[str]:
 def _profile_of(raw: Raw, where: str) -> Profile:
     profile = cast(Profile, record(Profile, {**raw, "sources": Table(raw["sources"])}, "", where))
     _check_words(profile, where)
-    numbers = [path for path, quantity, _ in walk(profile) if quantity]
-    known = {*numbers, *("host", "copies", "host.before", "passes", "tf32")}
+    listed = list(walk(profile))
+    numbers = [path for path, quantity, _ in listed if quantity]
+    known = {*(path for path, _, _ in listed), "host", "copies", "host.before"}
     for path in numbers:
         if not profile.source(path):
             refuse(

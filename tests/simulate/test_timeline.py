@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 
 import pytest
@@ -10,11 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuir
+from gpuir.ir.graph import Graph
 from gpuir.simulate.timeline import Copy, Launch, Repeat, Timeline, dependent, run, steps, timeline
 from gpuir.targets.profile import NO_HOST, Copies, Host, Profile, load_profile
 from gpuir.targets.target import Table
 
 US = 1e-6
+
+
+def encoder(target: str = "a100", batch: int = 1, seq: int = 8) -> Graph:
+    model = gpuir.load("examples/encoder.onnx", dims={"batch": batch, "seq": seq})
+    return gpuir.analyze(gpuir.lower(model, profile="ideal"), target)
+
+
 HOST = Host(
     between_s=2 * US,
     before_s=5 * US,
@@ -118,7 +127,7 @@ def test_the_chain_covers_all_of_the_time():
         t = run([launch(str(i), us) for i, us in enumerate(kernels)], stack())
         chain = t.critical
         assert chain[0].start_s == 0 and chain[-1].end_s == t.time_s
-        assert all(a.end_s == b.start_s for a, b in zip(chain, chain[1:], strict=False))
+        assert all(a.end_s == b.start_s for a, b in pairwise(chain))
 
 
 # ---- loops -------------------------------------------------------------------------------------
@@ -141,7 +150,7 @@ def test_a_long_loop_is_as_all_its_trips_one_by_one(us: float, queue: int):
         assert getattr(short, name) == pytest.approx(getattr(long, name), rel=1e-9)
     chain = short.critical
     assert chain[0].start_s == 0 and chain[-1].end_s == short.time_s
-    assert all(a.end_s == pytest.approx(b.start_s) for a, b in zip(chain, chain[1:], strict=False))
+    assert all(a.end_s == pytest.approx(b.start_s) for a, b in pairwise(chain))
 
 
 def test_what_a_trip_costs_the_executor_counts_for_loops_of_the_model_only():
@@ -172,17 +181,6 @@ def test_twenty_thousand_launches_take_fifty_milliseconds():
 
 
 # ---- several streams ---------------------------------------------------------------------------
-
-BRANCHES = """costed @m for a100 {
-  in %x: f32[64]
-  %a: f32[64] = k.map({
-    in %x: f32[64]
-    %y: f32[64] = t.map("relu", [%x]) at "m:a"
-    out %y
-  }, [%x]) cost(time_s=1e-05, bound=memory, by="mine@1", memory=1e-05) at "m:a"
-  out %a
-}
-"""
 
 
 def two(share: float, streams: int, graph: bool = False) -> Timeline:
@@ -216,7 +214,7 @@ def test_device_work_counts_once_where_kernels_overlap():
 
 def test_branches_are_found_in_the_graph():
     """The three projections of an attention layer read one value, and what follows waits."""
-    g = gpuir.analyze("examples/encoder.onnx", "a100", dims={"batch": 1, "seq": 16})
+    g = encoder(seq=16)
     found = [x for x in dependent(g) if not x.empty]
     assert len(found) == sum(not x.empty for x in steps(g) if isinstance(x, Launch))
     assert all(j < i for i, x in enumerate(found) for j in x.after)
@@ -311,7 +309,7 @@ def test_streams_keep_order_and_share_the_device(drawn, streams, data):
 
 def test_the_interval_is_that_of_kernels_and_host():
     """A host-bound run is as uncertain as its host, however sure the kernels are."""
-    g = gpuir.analyze("examples/encoder.onnx", "a100", dims={"batch": 1, "seq": 8})
+    g = encoder()
     eager = load_profile("eager")
     t = timeline(g, eager)
     assert t.interval is not None
@@ -327,14 +325,14 @@ def test_the_interval_is_that_of_kernels_and_host():
 
 
 def test_on_a_cpu_there_is_no_host_beside_the_kernels():
-    g = gpuir.analyze("examples/encoder.onnx", "x86-64-v4", dims={"batch": 1, "seq": 8})
+    g = encoder("x86-64-v4")
     t = timeline(g, load_profile("ort"))
     assert t.time_s == pytest.approx(t.device_s)
     assert not t.copies_s
 
 
 def test_onnxruntime_copies_what_it_is_given():
-    g = gpuir.analyze("examples/encoder.onnx", "a100", dims={"batch": 8, "seq": 128})
+    g = encoder(batch=8, seq=128)
     t = timeline(g, load_profile("ort"))
     names = [s.name for s in t.spans if s.kind == "copy"]
     assert names == [v.name for v in (*g.inputs, *g.outputs)]
