@@ -515,16 +515,33 @@ def _labelled(label: str, notes: Sequence[str], page: Page) -> None:
 
 def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     first = summaries[0]
-    page.heading(f"{first.model} {_of_what(summaries)}")
+    page.heading(f"{first.model} {of_what(summaries)}")
     page.line()
+    titles, rows = comparison(summaries)
+    columns = [(title, title not in ("target", "bound")) for title in titles]
+    room = max(page.width - 52, 16)
+    rows = [(elided(name, room), *row) for name, *row in rows]
+    ends = [title for title in titles if title.startswith("80 %")]
+    page.table(columns, rows, drop=("launches", "runs/s", "to spare", *ends))
+    _by_kind(summaries, page)
+    _coverage(first, page)
+    page.line()
+    page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
+    runs = list(zip(run_names(summaries), summaries, strict=True))
+    known = {n: (fitted(s),) for n, s in runs if s.interval is not None or s.unseen}
+    _labelled("fitted on", _of_each(known), page)
+    _labelled("assumed", _of_each({n: s.assumed for n, s in runs}), page)
+    _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
+
+
+def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Titles, and a row a run."""
     fastest = min(s.latency_s for s in summaries)
     ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
-    titles = ("latency", *ends, "x fastest", "runs/s", "launches", "to spare")
-    names = run_names(summaries)
-    columns = [("target", False), *((title, True) for title in titles), ("bound", False)]
+    titles = ("target", "latency", *ends, "x fastest", "runs/s", "launches", "to spare", "bound")
     rows = [
         (
-            elided(name, max(page.width - 52, 16)),
+            name,
             quantity(s.latency_s, "s", 4),
             *(" to ".join(quantity(end, "s") for end in s.interval or ()) for _ in ends),
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
@@ -533,18 +550,9 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
             _spare(s.memory),
             bounds(s.bounds, s.device_s),
         )
-        for name, s in zip(names, summaries, strict=True)
+        for name, s in zip(run_names(summaries), summaries, strict=True)
     ]
-    page.table(columns, rows, drop=("launches", "runs/s", "to spare", *ends))
-    _by_kind(summaries, page)
-    _coverage(first, page)
-    page.line()
-    page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
-    runs = list(zip(names, summaries, strict=True))
-    known = {n: (fitted(s),) for n, s in runs if s.interval is not None or s.unseen}
-    _labelled("fitted on", _of_each(known), page)
-    _labelled("assumed", _of_each({n: s.assumed for n, s in runs}), page)
-    _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
+    return titles, rows
 
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
@@ -558,7 +566,7 @@ def run_names(summaries: Sequence[Summary]) -> list[str]:
     return [f"{target} {profile}" for target, profile in zip(targets, profiles, strict=True)]
 
 
-def _of_what(summaries: Sequence[Summary]) -> str:
+def of_what(summaries: Sequence[Summary]) -> str:
     """`on 3 targets`, `on a100 under 2 profiles`."""
     targets = {s.device.name: s.device for s in summaries}
     profiles = {s.profile.name for s in summaries}
