@@ -69,7 +69,7 @@ def _report(s: Summary) -> dict[str, Any]:
         "folded_nodes": s.folded,
         "assumed": s.assumed,
         "warnings": s.warnings,
-        "kernels": [_kernel(x) for x in s.kernels],
+        "kernels": [kernel_record(x) for x in s.kernels],
     }
 
 
@@ -98,7 +98,7 @@ def memory_record(m: Memory) -> dict[str, Any]:
     }
 
 
-def _kernel(x: Kernel) -> dict[str, Any]:
+def kernel_record(x: Kernel) -> dict[str, Any]:
     return {
         "path": x.path,
         "op": x.node.op.name,

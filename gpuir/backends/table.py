@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpuir.backends import records, roofline, terminal, texts
+from gpuir.backends import records, roofline, terminal, texts, trace
 from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.ir.plugins import find_named
@@ -18,6 +18,7 @@ BACKENDS: dict[str, Backend] = {
     "roofline": roofline.roofline,
     "ir": texts.ir,
     "schedule": texts.schedule,
+    "trace": trace.trace,
 }
 
 

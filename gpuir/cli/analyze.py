@@ -33,7 +33,7 @@ PIPED_WIDTH = 120
     "--format",
     default="table",
     show_default=True,
-    help="table, html, json, csv, roofline, ir, schedule.",
+    help="table, html, json, csv, roofline, trace, ir, schedule.",
 )
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
