@@ -1,12 +1,15 @@
-"""Deployments of language models against their measurements: time per output token, prefill.
+"""Deployments of language models against their measurements: time per output token, and requests.
 
-A closed loop of `concurrency` clients keeps as many sequences in the batch. Each token then waits
-for a decoding step of all of them, and for its share of others' prompts: while a sequence gives its
-`osl` tokens, the others begin concurrency - 1 new ones,
+A closed loop of clients keeps as many sequences in the batch, or as many as the caches have room
+for. Each token then waits for a decoding step of all of them, and for its share of others' prompts:
+while a sequence gives its `osl` tokens, the others begin batch - 1 new ones,
 
-    tpot = decode(concurrency, isl + osl / 2) + (concurrency - 1) / osl · prefill(isl)
+    tpot = decode(batch, isl + osl / 2) + (batch - 1) / osl · added(isl)
+    request = clients / batch · (batch · added(isl) + osl · decode(batch, isl + osl / 2))
 
-What no step holds is not predicted: scheduling, sampling, detokenising, the network.
+where `added` is what a prompt adds to the step it is computed in. Work is conserved: a request
+takes as long as all that the GPUs do from its arrival to its end, whatever waits for what. What no
+step holds is not predicted: scheduling, sampling, detokenising, the network.
 """
 
 from __future__ import annotations
@@ -19,18 +22,20 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.tile import predict
 from gpuir.cost.roofline import bounds
+from gpuir.cost.tile import predict
 from gpuir.evaluate.columns import Columns, Floats, TableFile
 from gpuir.evaluate.score import Errors, Group, Score, Scores, errors
 from gpuir.evaluate.served import (
     Build,
     Decoder,
     Deployment,
+    Part,
     Share,
     Step,
     collectives_s,
     decoders,
+    held,
     launches,
 )
 from gpuir.evaluate.serving import DEVICES
@@ -43,7 +48,6 @@ NUMBERS = (
     *("attention_dp_size", "moe_tp_size", "moe_ep_size"),
 )
 NODE = 8  # GPUs that NVLink joins in the systems of the table
-ALL = "all"
 # Why models of the table have no facts in specs/decoders.toml.
 WITHOUT = {
     "deepseek-ai/DeepSeek-R1": "latent attention, which transformers computes expanded",
@@ -98,8 +102,8 @@ def _rows(columns: Columns) -> Iterator[dict[str, Any]]:
     words = {n: columns.words(n) for n in WORDS}
     numbers = {n: columns.numbers(n) for n in NUMBERS}
     for i in range(columns.count):
-        said = {n: w.names[w.codes[i]] for n, w in words.items()}
-        yield {**said, **{n: float(v[i]) for n, v in numbers.items()}}
+        row: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
+        yield row | {n: float(v[i]) for n, v in numbers.items()}
 
 
 def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
@@ -148,17 +152,24 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of each run, seconds: predicted, low, high and by the roofline (a row each) of a decoding
-    step, of a prompt, and of an output token."""
+    """Seconds of a run, each predicted, low, high and by the roofline: of a decoding step of
+    `batch` sequences, of a prompt by itself, and of what one adds to a decoding step."""
 
     run: Run
+    batch: float
     decode_s: Floats
-    prefill_s: Floats
+    prompt_s: Floats
+    added_s: Floats
 
     @property
     def tpot_s(self) -> Floats:
-        others = (self.run.concurrency - 1) / self.run.osl
-        return self.decode_s + others * self.prefill_s
+        return self.decode_s + (self.batch - 1) / self.run.osl * self.added_s
+
+    @property
+    def request_s(self) -> Floats:
+        """From a request's arrival to its last token: the turns of all clients, `batch` at once."""
+        turn = self.batch * self.added_s + self.run.osl * self.decode_s
+        return self.run.concurrency / self.batch * turn
 
 
 def forecast(
@@ -175,40 +186,59 @@ def forecast(
         if place not in shares:
             watch(f"{d.decoder.name} on {d.tp} ranks")
             shares[place] = Share.of(build, d.decoder.divided(d.tp))
-        isl, osl, clients = (
-            np.array([getattr(r, n) for r in mine]) for n in ("isl", "osl", "concurrency")
-        )
-        one = np.ones(len(mine))
-        decode = _seconds(shares[place], d, Step(clients, one, isl + osl / 2))
-        prefill = _seconds(shares[place], d, Step(one, isl, isl))
-        found += [Forecast(r, decode[:, i], prefill[:, i]) for i, r in enumerate(mine)]
+        found += _forecast(shares[place], d, mine)
     return found
 
 
-def _seconds(share: Share, d: Deployment, step: Step) -> Floats:
-    total: Floats = np.zeros((4, len(step.tokens))) + collectives_s(d, step)
+def _forecast(share: Share, d: Deployment, runs: list[Run]) -> Iterator[Forecast]:
+    isl, osl, clients = (
+        np.array([getattr(r, n) for r in runs]) for n in ("isl", "osl", "concurrency")
+    )
+    one = np.ones(len(runs))
+    batch = np.minimum(clients, held(share, d, isl + osl))
+    tokens, prompt = Part(batch, one, isl + osl / 2), Part(one, isl, isl)
+    decode_s, prompt_s = (seconds(share, d, Step((p,))) for p in (tokens, prompt))
+    both = seconds(share, d, Step((tokens, prompt)))
+    added_s = both - decode_s if d.mixes else prompt_s
+    for i, run in enumerate(runs):
+        yield Forecast(run, float(batch[i]), decode_s[:, i], prompt_s[:, i], added_s[:, i])
+
+
+def seconds(share: Share, d: Deployment, step: Step) -> Floats:
+    """Of a step: predicted, low, high and by the roofline, which has no collectives."""
+    told = collectives_s(d, step)
+    total: Floats = np.stack([told, told, told, 0.0 * told])
     for times, work in launches(share, d, step):
         p = predict(work, d.target)
-        roof = np.maximum(*bounds(work, d.target)) + d.target.launch_s
-        total += times * np.stack([p.time_s, p.low_s, p.high_s, np.broadcast_to(roof, p.time_s.shape)])
+        roof: Floats = np.maximum(*bounds(work, d.target)) + 0.0 * p.time_s
+        total += times * np.stack([p.time_s, p.low_s, p.high_s, roof])
     return total
 
 
+IMPOSSIBLE = "faster than its GPUs' peaks"
+
+
 def score(forecasts: list[Forecast], file: str) -> Scores:
-    """Errors of the time per output token, by system, framework, model and dtype."""
+    """Errors of the time per output token and of whole requests, by model, system, framework and
+    dtype. Those that no such GPUs can have served (a table's concurrency may be of several
+    deployments) are apart."""
     rows: dict[Group, list[Floats]] = {}
-    totals: dict[Group, list[Floats]] = {}
     for f in forecasts:
-        d = f.run.deployment
-        numbers = np.array([f.run.tpot_s, *f.tpot_s, np.nan])
-        dtype = d.experts if d.decoder.experts == "" else d.decoder.experts
-        by = (("model", d.decoder.name.partition("/")[2]), ("framework", d.framework))
-        group = Group(file, "tpot", f.run.system, dtype, d.target.name, by)
-        rows.setdefault(group, []).append(numbers)
-    return Scores(
-        groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())),
-        totals=tuple(Score(g, _errors(found), {}) for g, found in sorted(totals.items())),
-    )
+        d, run = f.run.deployment, f.run
+        request_s = run.ttft_s + run.osl * run.tpot_s
+        group = Group(
+            file=file,
+            op="tpot",
+            device=run.system,
+            dtype=d.decoder.experts or d.products,
+            target=d.target.name,
+            by=(("model", d.decoder.name.rpartition("/")[2]), ("framework", d.framework)),
+            suspect=IMPOSSIBLE if f.request_s[3] > request_s else "",
+        )
+        rows.setdefault(group, []).append(np.array([run.tpot_s, *f.tpot_s, np.nan]))
+        whole = np.array([request_s, *f.request_s, np.nan])
+        rows.setdefault(group._replace(op="request"), []).append(whole)
+    return Scores(groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())))
 
 
 def _errors(rows: list[Floats]) -> Errors:

@@ -10,15 +10,14 @@ TensorRT-LLM: the layers of their Llama, Qwen3, MiniMax and gpt-oss models).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuir.cost import grouped, work
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Operand, Work
+from gpuir.cost.work import Work
 from gpuir.evaluate import experts, serving
 from gpuir.evaluate.columns import Floats
 from gpuir.evaluate.kinds import Shapes
@@ -39,6 +38,10 @@ TOKENS = 256  # of the graph: any number that is more than a window of attention
 ALL_REDUCE_S = 5e-6
 LINK_SHARE = 0.7
 
+# The share of a GPU's memory that weights and caches may take: vLLM's default of
+# gpu_memory_utilization (vllm/config), TensorRT-LLM's of free_gpu_memory_fraction.
+MEMORY_SHARE = 0.9
+
 # Whose kernel the experts are on Hopper, and on Blackwell: sources named by the newest version of
 # each framework in aiconfigurator's tables of experts.
 EXPERTS: dict[tuple[str, str], tuple[str, str]] = {
@@ -49,12 +52,15 @@ EXPERTS: dict[tuple[str, str], tuple[str, str]] = {
     ("vllm", "fp8_block"): ("vllm_fused_moe", "vllm_flashinfer_trtllm"),
     ("vllm", "mxfp4"): ("vllm_oaitriton", "vllm_flashinfer_trtllm"),
 }
+# How unevenly tokens choose experts: the milder of the two skews that aiconfigurator measures
+# experts at, for those of trained models are never all as popular.
+SKEW = 1.01
 PACKED = {"mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")}  # on Hopper, and on Blackwell
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A language model: its config, and what its checkpoints are stored in (specs/decoders.toml)."""
+    """A language model: its config, and what its checkpoints hold (specs/decoders.toml)."""
 
     name: str
     source: str
@@ -100,19 +106,19 @@ class Product(NamedTuple):
 @dataclass(frozen=True)
 class Share:
     """What a rank has of a layer: its products, those of one input as one; the experts; the cells
-    and rows a token of the norms within attention."""
+    a token of the norms within attention."""
 
     config: Mapping[str, Any]
     products: tuple[Product, ...]
     experts: k.Experts | None
-    norms: tuple[tuple[int, int], ...]
+    norms: tuple[int, ...]
 
     @staticmethod
     def of(build: Build, config: Mapping[str, Any]) -> Share:
         graph = build(config, TOKENS)
         products: dict[Any, Product] = {}
         mix: k.Experts | None = None
-        norms: dict[str, tuple[int, int]] = {}
+        norms: dict[str, int] = {}
         for node in graph.nodes:
             found = PLACE.match(str(node.locs[0])) if node.locs else None
             module = found["module"] if found else ""
@@ -124,11 +130,32 @@ class Share:
                 case k.Experts():
                     mix = node.op
                 case k.Reduce() if module in ("self_attn.q_norm", "self_attn.k_norm"):
-                    rows, cells = node.op.space().dims.values()
-                    norms.setdefault(module, (rows // TOKENS, cells))
+                    norms.setdefault(module, node.op.operands[0].type.size // TOKENS)
                 case _:
                     pass
         return Share(config, tuple(products.values()), mix, tuple(norms.values()))
+
+    def weight_bytes(self, d: Deployment) -> float:
+        """What the rank's weights take, embedding and head among them."""
+        layers = d.decoder.config["num_hidden_layers"]
+        found = 2.0 * self.config["vocab_size"] * d.decoder.config["hidden_size"]
+        for p in self.products:
+            *_, last = product(p, d, np.ones(1))
+            times = 1 if p.module == "lm_head" else layers
+            found += times * float(np.sum(last.operands[1].nbytes))
+        if self.experts is not None:
+            stored = mixture(self.experts, d, np.full(1, 1e5))  # tokens enough for every expert
+            found += layers * float(np.sum(stored.operands[1].nbytes))
+        return found
+
+    def cached_bytes(self, d: Deployment, tokens: Floats) -> Floats:
+        """What the keys and values of a sequence of so many tokens take."""
+        _, kv_heads, head = self.head
+        each = 2 * kv_heads * head * (1 if d.has_narrow_cache else 2)
+        kept = [
+            times * np.minimum(tokens, window or np.inf) for times, window in d.decoder.attention
+        ]
+        return each * np.sum(kept, axis=0)
 
     @property
     def head(self) -> tuple[int, int, int]:
@@ -155,9 +182,15 @@ class Deployment:
     def is_blackwell(self) -> bool:
         return self.target.isa.startswith("sm_10")
 
-    @cached_property
-    def is_quantised(self) -> bool:
-        return self.products != "bf16"
+    @property
+    def has_narrow_cache(self) -> bool:
+        return self.decoder.cache_fp8 and self.products != "bf16"
+
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts share a step with tokens that are decoded: not in SGLang, unless asked to
+        (--enable-mixed-chunk in its server arguments)."""
+        return self.framework != "sglang"
 
     @property
     def attention_stack(self) -> str:
@@ -167,17 +200,27 @@ class Deployment:
         return "trtllm" if self.framework == "trtllm" else ""
 
 
-@dataclass(frozen=True)
-class Step:
+class Part(NamedTuple):
     """`sequences` with `new` tokens each, which see `keys`: arrays of one length."""
 
     sequences: Floats
     new: Floats
     keys: Floats
 
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass through the layers computes: prompts, tokens that are decoded, or both."""
+
+    parts: tuple[Part, ...]
+
     @property
     def tokens(self) -> Floats:
-        return self.sequences * self.new
+        return np.sum([p.sequences * p.new for p in self.parts], axis=0)
+
+    @property
+    def sequences(self) -> Floats:
+        return np.sum([p.sequences for p in self.parts], axis=0)
 
 
 def launches(share: Share, d: Deployment, step: Step) -> Iterator[tuple[int, Work]]:
@@ -187,14 +230,15 @@ def launches(share: Share, d: Deployment, step: Step) -> Iterator[tuple[int, Wor
     heads, kv_heads, head = share.head
     one = (1, step.sequences)
     yield 1, work.gather(tokens, hidden, bf16, share.config["vocab_size"])
-    yield 2 * layers, residual_norm(tokens, hidden)
-    yield 1, residual_norm(step.sequences, hidden)
-    for rows, cells in share.norms:
-        yield layers, work.rows(tokens * rows, cells, bf16, "rms", parameters=1)
+    yield 2 * layers, norm(tokens * hidden, residual=True)
+    yield 1, norm(step.sequences * hidden, residual=True)
+    for cells in share.norms:
+        yield layers, norm(tokens * cells, residual=False)
     pairs = tokens * (heads + kv_heads) * head / 2
-    yield layers, work.pointwise(pairs, (bf16,) * 2, (bf16,) * 2, ops=8.0, kind="scalar")
-    for times, window in d.decoder.attention:
-        yield times, attention(share, d, step, window)
+    yield layers, work.pointwise(pairs, (bf16,) * 2, (bf16,) * 2, ops=8.0)
+    for part in step.parts:
+        for times, window in d.decoder.attention:
+            yield times, attention(share, d, part, window)
     for p in share.products:
         times, rows = one if p.module == "lm_head" else (layers, tokens)
         for each in product(p, d, rows):
@@ -206,29 +250,26 @@ def launches(share: Share, d: Deployment, step: Step) -> Iterator[tuple[int, Wor
     else:
         cells = tokens * next(p.depth for p in share.products if p.module.startswith("mlp.down"))
         ops = work.LANE_OPS["silu"] + 1
-        yield layers, work.pointwise(cells, (bf16,) * 2, (bf16,), ops=ops, kind="scalar")
+        yield layers, work.pointwise(cells, (bf16,) * 2, (bf16,), ops=ops)
 
 
-def residual_norm(tokens: Number, hidden: int) -> Work:
-    """A norm of the sum of two, which is written too."""
-    norm = work.rows(tokens, hidden, bf16, "rms", parameters=1)
-    nbytes = tokens * hidden * 2.0
-    other = Operand(("o", "r"), 2.0, nbytes, "streamed"), Operand(("o", "r"), 2.0, nbytes, "written")
-    return replace(norm, operands=(norm.operands[0], other[0], *norm.operands[1:], other[1]))
+def norm(cells: Number, *, residual: bool) -> Work:
+    """A norm; of the sum of two, which is written too, with a `residual`. A row is read once."""
+    both = (bf16,) * (1 + residual)
+    return work.pointwise(cells, both, both, ops=work.NORM_LANE_OPS)
 
 
-def attention(share: Share, d: Deployment, step: Step, window: int) -> Work:
+def attention(share: Share, d: Deployment, part: Part, window: int) -> Work:
     heads, kv_heads, head = share.head
-    narrow = d.is_quantised and d.decoder.cache_fp8
     return work.attention(
-        step.sequences,
+        part.sequences,
         heads,
-        step.new,
-        step.keys,
+        part.new,
+        part.keys,
         head,
         bf16,
         kv_heads=kv_heads,
-        kv_dtype=f8e4m3 if narrow else bf16,
+        kv_dtype=f8e4m3 if d.has_narrow_cache else bf16,
         causal=True,
         window=window,
         append=True,
@@ -237,7 +278,7 @@ def attention(share: Share, d: Deployment, step: Step, window: int) -> Work:
 
 
 def product(p: Product, d: Deployment, rows: Floats) -> tuple[Work, ...]:
-    """Routers and the head stay in 16 bits, and so do layers of models with experts alone packed."""
+    """Routers and the head stay in 16 bits, and so does all of a model whose experts are packed."""
     plain = p.module in ("lm_head", "mlp.gate", "mlp.router") or d.decoder.experts
     said = {"dtype": "bf16" if plain else d.products, "whole": "no", "packs": "no"}
     size = np.ones(len(rows))
@@ -261,9 +302,16 @@ def mixture(op: k.Experts, d: Deployment, tokens: Floats) -> Work:
         weight=weight,
         shards=d.expert_tp,
         ranks=d.expert_ep,
+        skew=SKEW,
         stack=grouped.stack_of(sources[d.is_blackwell] if sources else ""),
         block=name == "fp8_block",
     )
+
+
+def held(share: Share, d: Deployment, tokens: Floats) -> Floats:
+    """How many sequences of so many tokens the caches of all ranks have room for."""
+    room = MEMORY_SHARE * d.target.dram_bytes - share.weight_bytes(d)
+    return np.maximum(np.floor(room / share.cached_bytes(d, tokens)), 1.0)
 
 
 def collectives_s(d: Deployment, step: Step) -> Floats:

@@ -18,7 +18,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Node
 from gpuir.ops import kernel as k
 
-SIZES = 64, 192  # tokens of the two graphs: fewer than any vocabulary, more than a tile's rows
+SIZES = 256, 768  # tokens of the two graphs: fewer than any vocabulary, more than a window
 
 # A Hugging Face config, tokens, profile → the kernels of a prompt of so many tokens.
 Build = Callable[[Mapping[str, Any], int, str], Graph]
