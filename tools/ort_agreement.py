@@ -35,12 +35,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpuir.analysis import lower
 from gpuir.frontends.emit import UnknownValue
 from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import GpuirError
-from gpuir.ir.graph import Graph
+from gpuir.ir.graph import Level
 from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.passes.fuse import GENERATORS
+from gpuir.passes.table import pipeline
+from gpuir.targets.profile import load_profile
 
 Shapes = Mapping[str, tuple[int, ...]]
 Groups = dict[str, int]  # the launch that each model node is in
@@ -54,6 +57,8 @@ CPU_ONLY = (
     *("NchwcTransformer", "NhwcTransformer", "TransposeOptimizer_CPUExecutionProvider"),
     *("QDQSelectorActionTransformer", "QDQS8ToU8Transformer", "Avx2WeightS8ToU8Transformer"),
 )
+# BiasSoftmaxFusion fuses nodes of CUDA alone (bias_softmax_fusion.cc): no file of a CPU shows it.
+CUDA_ONLY = ("add:keys>softmax",)
 SHAPE_ONLY = {
     *("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Shape", "Size"),
     *("Constant", "ConstantOfShape"),
@@ -126,14 +131,13 @@ def compare_model(
     try:
         optimised = optimise(model, level, cpu)
         ort, own = of_optimised(model.graph, optimised.graph)
-        kernels = lowered(model, shapes, profile)
+        ours = of_launches(model, profile)
     except GpuirError as error:
         result.problem = " ".join(str(error).split())[:100]
         return result
     except Exception as error:
         result.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         return result
-    ours = of_kernels(kernels)
     for node in model.graph.node:
         if node.op_type not in SHAPE_ONLY and (node.name in own or node.name in ours):
             result.kinds[node.name] = node.op_type
@@ -215,6 +219,10 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
             if v in producer:
                 groups.setdefault(producer[v].name, computes(i))
     own = set(groups)
+    for alike in twins(graph):  # merged as common subexpressions
+        launch = next((groups[name] for name in alike if name in groups), None)
+        for name in alike if launch is not None else ():
+            groups.setdefault(name, launch)
     for i, n in enumerate(nodes):
         launch = computes(i)
         stack = [v for v in n.output if v in producer]
@@ -229,6 +237,21 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
                     stack.append(v)
     gone = constant(graph) - own
     return {name: i for name, i in groups.items() if name not in gone}, own
+
+
+def twins(graph: Any) -> list[list[str]]:
+    """Nodes that compute the same from the same, in groups of two or more."""
+    first: dict[tuple[object, ...], Any] = {}
+    same: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
+    for n in graph.node:
+        read = tuple(same.get(v, v) for v in n.input)
+        attributes = tuple(sorted(a.SerializeToString() for a in n.attribute))
+        other = first.setdefault((n.domain, n.op_type, read, attributes), n)
+        if other is not n:
+            found.setdefault(other.name, [other.name]).append(n.name)
+            same.update(zip(n.output, other.output, strict=False))
+    return list(found.values())
 
 
 def constant(graph: Any) -> set[str]:
@@ -246,27 +269,33 @@ def constant(graph: Any) -> set[str]:
     return found
 
 
-def lowered(model: Any, shapes: Shapes, profile: str) -> Graph:
-    """gpuir's launches; shapes that depend on the data as if that were zero."""
+def of_launches(model: Any, profile: str) -> Groups:
+    """gpuir's launch that each model node is in, but for constants that several launches repeat.
+    Views are none. What a shape depends on of the data is taken as zero."""
     values: dict[str, Any] = {}
     while True:
         try:
             graph = load(model, values=values).graph
-            return lower(graph, profile=profile)
+            break
         except UnknownValue as error:
             v = error.value
             if v.name in values:
                 raise
             values[v.name] = np.zeros(v.type.shape, v.type.dtype.name.replace("bool", "bool_"))
-
-
-def of_kernels(g: Graph) -> Groups:
-    """The launch that each model node is in: the one with most of it. Views are none."""
+    fused = graph
+    passes = load_profile(profile).passes
+    for rule in CUDA_ONLY:
+        passes = passes.replace(rule, "")
+    for step in pipeline(passes).passes:
+        graph = step.run(graph)
+        fused = graph if graph.level == Level.fused else fused
+    views = {v.name for n in graph.nodes if isinstance(n.op, k.View) for v in n.results}
     groups: Groups = {}
-    for i, node in enumerate(g.nodes):
-        if isinstance(node.op, k.View):
+    for i, launch in enumerate(fused.nodes):
+        if launch.results and launch.results[0].name in views:
             continue
-        for loc in node.locs:
+        body = launch.op.body.nodes if isinstance(launch.op, t.Fused) else (launch,)
+        for loc in (loc for n in body if not isinstance(n.op, GENERATORS) for loc in n.locs):
             groups[loc.rpartition(":")[2].split("/")[0]] = i
     return groups
 

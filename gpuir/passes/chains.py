@@ -1,51 +1,191 @@
-"""Which ops a software stack runs as one: those of a model node, and chains that it has a fused
-kernel for."""
+"""Which ops a software stack runs as one: those of a model node, and chains of them that it has a
+fused kernel for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from gpuir.ir.graph import Graph, Op, Value
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import tensor as t
+
+Others = tuple[Value, ...]  # the operands that are not the chain's own
+_SILENT = (t.Constant, t.Reshape, t.Broadcast, t.Cast)  # no part of a unit's name
 
 
 def units(g: Graph, chains: Sequence[tuple[str, ...]]) -> list[int]:
     """A number for each node of a graph, the same for those that one kernel of the stack runs.
 
-    Ops of one model node have one. So have the ops of a chain like `conv>add>relu`, each read by
-    the next alone, the longest chain first.
+    The ops of one model node are a unit. A chain like `conv>add:same>relu` makes one of several,
+    each of which reads the last one, and that one alone does. A unit of several ops is called by
+    all: `mul+add`; as the first of a chain `conv*` is any that begins with a conv. Behind a colon
+    is what the op's other operands must be (`CONDITIONS`). Rules apply one after the other, and
+    again to what they made.
     """
-    first: dict[tuple[str, ...], int] = {}
-    unit = [first.setdefault(n.locs or (str(i),), i) for i, n in enumerate(g.nodes)]
-    if not chains:
-        return unit
-    readers: dict[Value, list[int]] = {}
-    for i, node in enumerate(g.nodes):
-        for v in dict.fromkeys(node.op.operands):
-            readers.setdefault(v, []).append(i)
-    taken: set[int] = set()
-    for chain in sorted(chains, key=len, reverse=True):
-        for i in range(len(g.nodes)):
-            found = _follow(g, i, chain, readers)
-            if found and not taken & set(found):
-                taken |= set(found)
-                for j in found:
-                    unit[j] = unit[i]
-    return unit
+    return _Units(g).joined([steps(chain) for chain in chains])
 
 
 def word(op: Op) -> str:
     """What a chain calls an op: the function of a map, else the op's own name: `add`, `conv`."""
-    return op.fn if isinstance(op, t.Map) else op.name.removeprefix("t.")
+    match op:
+        case t.Map(fn):
+            return fn
+        case t.Normalize(x, axes, groups=None, center=True) if axes == (x.type.rank - 1,):
+            return "layer_norm"
+        case _:
+            return op.name.removeprefix("t.")
 
 
-def _follow(g: Graph, i: int, chain: tuple[str, ...], readers: dict[Value, list[int]]) -> list[int]:
-    """The nodes of a chain that begins at node i; none if it is no such chain."""
-    found = [i] if word(g.nodes[i].op) == chain[0] else []
-    for name in chain[1:] if found else ():
-        results = g.nodes[found[-1]].results
-        after = readers.get(results[0], []) if len(results) == 1 else []
-        if len(after) != 1 or results[0] in g.outputs or word(g.nodes[after[0]].op) != name:
+# ---------------------------------------------------------------------------- conditions
+
+
+def is_row(others: Others, result: Value) -> bool:
+    return all(v.type.shape == result.type.shape[-1:] for v in others) and len(others) == 1
+
+
+def is_bias(others: Others, result: Value) -> bool:
+    both = result.type.rank == 2 and all(v.type.rank == 2 for v in others)
+    return is_row(others, result) or (both and len(others) == 1)
+
+
+def is_by_channel(others: Others, result: Value) -> bool:
+    if len(others) != 1 or result.type.rank < 2:
+        return False
+    shape = (1,) * (result.type.rank - others[0].type.rank) + others[0].type.shape
+    return shape == (1, result.type.shape[1], *(1,) * (result.type.rank - 2))
+
+
+def is_key_mask(others: Others, result: Value) -> bool:
+    if len(others) != 1 or others[0].type.rank > result.type.rank:
+        return False
+    *outer, keys = others[0].type.shape or (0,)
+    whole = 0
+    if others[0].type.rank == result.type.rank:
+        while whole < len(outer) and outer[whole] == result.type.shape[whole]:
+            whole += 1
+    return keys == result.type.shape[-1] and all(n == 1 for n in outer[whole:])
+
+
+CONDITIONS: dict[str, tuple[str, Callable[[Others, Value], bool]]] = {
+    "same": ("has the result's shape", lambda o, y: [v.type.shape for v in o] == [y.type.shape]),
+    "row": ("is one row, along the last axis", is_row),
+    "bias": ("is one row, or a matrix as the result is", is_bias),
+    "channels": ("has one number for each index of axis 1", is_by_channel),
+    "keys": ("has ones ahead of the last axis, but for leading axes as the result's", is_key_mask),
+    "matrix": ("has two axes", lambda o, _: [v.type.rank for v in o[-1:]] == [2]),
+    "3d": ("is of a result with three axes", lambda _, y: y.type.rank == 3),
+}
+OF_WEIGHTS = {"weight": "is computed from weights alone", "number": "is a number that is known"}
+
+Step = tuple[str, tuple[str, ...]]
+
+
+def steps(chain: tuple[str, ...]) -> tuple[Step, ...]:
+    """A chain's ops, each with its conditions. UsageError for a condition that there is not."""
+    known = (*CONDITIONS, *OF_WEIGHTS)
+    found: list[Step] = []
+    for text in chain:
+        name, *conditions = text.split(":")
+        for c in conditions:
+            if c not in known:
+                raise UsageError(
+                    f"pass 'fuse': {text}: no operand is called {c}",
+                    expected=", ".join(known),
+                    fix=nearest(c, known),
+                )
+        found.append((name, tuple(conditions)))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------- matching
+
+
+class _Units:
+    def __init__(self, g: Graph):
+        self.nodes = g.nodes
+        self.outputs = set(g.outputs)
+        first: dict[tuple[str, ...], int] = {}
+        self.unit = [first.setdefault(n.locs or (str(i),), i) for i, n in enumerate(g.nodes)]
+        self.members: dict[int, list[int]] = {}
+        self.readers: dict[Value, list[int]] = {}
+        self.known = set(g.params)  # weights, and what is computed from them alone
+        for i, node in enumerate(g.nodes):
+            self.members.setdefault(self.unit[i], []).append(i)
+            for v in dict.fromkeys(node.op.operands):
+                self.readers.setdefault(v, []).append(i)
+            if not node.op.control and self.known.issuperset(node.op.operands):
+                self.known.update(node.results)
+
+    def joined(self, chains: Sequence[tuple[Step, ...]]) -> list[int]:
+        heads: dict[str, list[int]] = {}
+        for root in self.members if chains else ():
+            heads.setdefault(word(self.head(root).op), []).append(root)
+        changed = bool(chains)
+        while changed:
+            changed = False
+            for chain in chains:
+                for root in heads.get(chain[0][0].split("+")[0].rstrip("*"), ()):
+                    if self.unit[root] == root and (found := self.follow(root, chain)):
+                        self.merge(found)
+                        changed = True
+        return self.unit
+
+    def head(self, root: int) -> Node:
+        """The first op of a unit that does something."""
+        ops = (self.nodes[i] for i in self.members[root])
+        return next((n for n in ops if not isinstance(n.op, _SILENT)), self.nodes[root])
+
+    def name(self, root: int) -> str:
+        ops = (self.nodes[i].op for i in self.members[root])
+        return "+".join(word(op) for op in ops if not isinstance(op, _SILENT))
+
+    def follow(self, root: int, chain: tuple[Step, ...]) -> list[int]:
+        """The units of a chain that begins with the one at `root`; none if it is no such chain."""
+        (first, conditions), *rest = chain
+        if not self.fits(self.head(root), None, conditions):
             return []
-        found.append(after[0])
-    return found
+        if not first.endswith("*") and self.name(root) != first:
+            return []
+        found = [root]
+        for name, conditions in rest:
+            made = [v for i in self.members[found[-1]] for v in self.nodes[i].results]
+            after = {v: self.behind(v, found[-1]) for v in made}
+            read = [v for v, units in after.items() if units]
+            if len(read) != 1 or self.outputs.intersection(made) or len(after[read[0]]) != 1:
+                return []
+            (then,) = after[read[0]]
+            reader = next(i for i in self.members[then] if read[0] in self.nodes[i].op.operands)
+            if self.name(then) != name or not self.fits(self.nodes[reader], read[0], conditions):
+                return []
+            found.append(then)
+        return found
+
+    def behind(self, v: Value, unit: int) -> set[int]:
+        """The other units that read v."""
+        return {self.unit[i] for i in self.readers.get(v, ())} - {unit}
+
+    def fits(self, node: Node, own: Value | None, conditions: tuple[str, ...]) -> bool:
+        """Whether the operands of an op beside the chain's own are as the conditions have it; of a
+        chain's first op, one of them."""
+        result = node.results[0] if node.results else None
+        if not conditions or result is None:
+            return not conditions
+        operands = node.op.operands
+        owns = operands if own is None else (own,)
+        return any(
+            all(self.holds(c, tuple(v for v in operands if v != one), result) for c in conditions)
+            for one in owns
+        )
+
+    def holds(self, condition: str, others: Others, result: Value) -> bool:
+        if condition in OF_WEIGHTS:
+            small = condition == "weight" or all(v.type.size == 1 for v in others)
+            return small and self.known.issuperset(others)
+        return CONDITIONS[condition][1](others, result)
+
+    def merge(self, found: list[int]) -> None:
+        first, *rest = found
+        for other in rest:
+            for i in self.members[other]:
+                self.unit[i] = first
+            self.members[first] = sorted(self.members[first] + self.members.pop(other))

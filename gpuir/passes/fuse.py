@@ -11,7 +11,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import Phase, phase_of
 from gpuir.ops import tensor as t
-from gpuir.passes.chains import units
+from gpuir.passes.chains import steps, units
 from gpuir.passes.manager import Pass
 
 Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
@@ -41,8 +41,8 @@ class Fuse(Pass):
 
     `rules` says who may join whom, as a software stack allows it: `all`, or pairs of kinds like
     `map>map map>reduce contraction>map`, what is made before what reads it, and chains of ops like
-    `conv>add>relu` that the stack has one kernel for. Without any (`none`) only the ops of one
-    model node share a launch. `max_ops` bounds the ops of a group.
+    `conv>add:same>relu` that the stack has one kernel for (passes/chains.py). Without any (`none`)
+    only the ops of one model node share a launch. `max_ops` bounds the ops of a group.
     """
 
     max_ops: int = 64
@@ -63,10 +63,12 @@ class Fuse(Pass):
             if ">" not in rule:
                 raise UsageError(
                     "pass 'fuse': this is no rule",
-                    expected="all, none, or rules with spaces between: map>map conv>add>relu",
+                    expected="all, none, or rules with spaces between: map>map conv>add:same>relu",
                     found=rule,
                     fix=f"kinds are {', '.join(get_args(Kind))}",
                 )
+        for chain in self.chains:
+            steps(chain)
 
     @property
     def pairs(self) -> frozenset[tuple[str, ...]] | None:

@@ -24,22 +24,24 @@ class Legalize(Pass):
     matrix products and attention do, and in a program of PyTorch (`VIEWED`) those of pointwise,
     reducing and joining kernels. A transpose that alone reads a product's result is written by that
     kernel in its own order, unless `absorb` is false: then it is a copy, as where each operator of
-    a program is run by itself.
+    a program is run by itself. With `strides` false operators give each other packed tensors, as in
+    onnxruntime: reshapes alone are views, and transposes of the last two axes that products read.
     """
 
     absorb: bool = True
+    strides: bool = True
 
     name = "legalize"
     takes = Level.fused
     gives = Level.kernel
 
     def run(self, g: Graph) -> Graph:
-        return _Legalizer(g, VIEWED in g.assumed, self.absorb).run()
+        return _Legalizer(g, VIEWED in g.assumed and self.strides, self).run()
 
 
 class _Legalizer:
-    def __init__(self, g: Graph, viewed: bool, absorb: bool, trip: Value | None = None):
-        self.g, self.viewed, self.absorb, self.trip = g, viewed, absorb, trip
+    def __init__(self, g: Graph, viewed: bool, options: Legalize, trip: Value | None = None):
+        self.g, self.viewed, self.options, self.trip = g, viewed, options, trip
         self.uses = g.uses()
         self.outputs = set(g.outputs)
         self.producers = g.producers()
@@ -62,12 +64,12 @@ class _Legalizer:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = _Legalizer(op.body, self.viewed, self.absorb, op.body.inputs[0]).run()
+                body = _Legalizer(op.body, self.viewed, self.options, op.body.inputs[0]).run()
                 body = repeated(body, 1 + len(op.init))
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
                 regions = (op.then, op.orelse)
-                then, orelse = (_Legalizer(r, self.viewed, self.absorb).run() for r in regions)
+                then, orelse = (_Legalizer(r, self.viewed, self.options).run() for r in regions)
                 return k.Cond(op.pred, then, orelse, op.captures)
             case t.Fused():
                 return self.fused(node, op)
@@ -79,7 +81,9 @@ class _Legalizer:
         ops = [n.op for n in body.nodes]
         if any(o.contraction for o in ops):
             kernel = contraction(op)
-            if not self.absorb and not isinstance(kernel, k.Attention | k.AttentionGradient):
+            if not self.options.absorb and not isinstance(
+                kernel, k.Attention | k.AttentionGradient
+            ):
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
             match kernel:
@@ -109,7 +113,7 @@ class _Legalizer:
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
         (x,) = op.args
         view = view_of(op.body, self.strided.get(x.name, packed(x.type)))
-        if view is None:
+        if view is None or not (self.options.strides or is_plain(op.body)):
             return k.Copy(op.args, op.body)
         type = op.body.outputs[0].type
         order = memory_order(type.shape, view.strides)
@@ -343,6 +347,15 @@ def view_of(body: Graph, x: Strided) -> Strided | None:
             return None
         x = view
     return x
+
+
+def is_plain(body: Graph) -> bool:
+    """Whether a layout is reshapes, or one transpose of the last two axes."""
+    ops = [n.op for n in body.nodes]
+    if len(ops) == 1 and isinstance(op := ops[0], t.Transpose):
+        rank = len(op.perm)
+        return op.perm == (*range(rank - 2), rank - 1, rank - 2)
+    return all(isinstance(op, t.Reshape) for op in ops)
 
 
 def moves(op: Op, x: Strided) -> bool:

@@ -147,12 +147,19 @@ class _Recognizer(AttentionMatcher):
         assert isinstance(op, t.Matmul)
         if not n.results[0].type.dtype.is_float:
             return None
-        (x, c), (y, d) = (self.own_factor(v) or (v, 1.0) for v in (op.a, op.b))
+        (x, c), (y, d) = (self.number_off(v) for v in (op.a, op.b))
         dead = self.matched(n, (x, y)) if (x, y) != (op.a, op.b) else None
         if dead is None:
             return None
         product = self.extra(b, replace(op, a=x, b=y), n, self.locs(dead))
         return self.put(b, t.Map("mul", (product,), (c * d,)), n, dead)
+
+    def number_off(self, v: Value) -> tuple[Value, float]:
+        """(x, c) where a model node of its own makes v as x * c, for one reader; else (v, 1)."""
+        x, c = self.own_factor(v) or (v, 1.0)
+        maker = self.node.get(x)
+        whole = maker is not None and maker.locs == self.node[v].locs and x != v
+        return (v, 1.0) if whole else (x, c)
 
     # -- softmax
 
