@@ -290,7 +290,7 @@ def summarize(
         timeline=run,
         latency_s=run.time_s,
         device_s=sum(x.time_s for x in running),
-        interval=_interval(running, run.time_s),
+        interval=run.interval,
         certain_s=sum(x.time_s for x in running if x.interval is None),
         unseen=tuple(_unseen(running)),
         launches=sum(x.launches for x in running),
@@ -350,16 +350,6 @@ def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
 
 def _time(graph: Graph) -> float:
     return sum(n.cost.time_s for n in graph.nodes if n.cost)
-
-
-def _interval(kernels: Iterable[Kernel], latency_s: float) -> tuple[float, float] | None:
-    """Of the kernels alone; around them, the host takes what it takes."""
-    timed = [x for x in kernels if x.time_s]
-    if all(x.interval is None for x in timed):
-        return None
-    lows, highs = zip(*(x.interval or (x.time_s, x.time_s) for x in timed), strict=True)
-    around = latency_s - sum(x.time_s for x in timed)
-    return around + sum(lows), around + sum(highs)
 
 
 def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:

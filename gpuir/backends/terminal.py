@@ -29,6 +29,7 @@ STYLES = {  # of a title, of notes, and of words that mean something where they 
 }
 NAME_WIDTH = 22  # a layer's name gets at least so much room before columns are dropped
 GAP = 2
+WAITS = "waits"  # a column of the comparison
 LEAST_SHARE = 0.005  # of the time: modules below are not listed
 
 Group = Literal["kernel", "module", "phase"]
@@ -213,7 +214,11 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     if s.interval is not None:
         yield "interval", interval(s)
     yield "profile", f"{s.profile.name}: {s.profile.title}"
-    yield "host", host_text(s)
+    if s.timeline.host_s:
+        yield "device", host_text(s)
+        yield "path", path_text(s)
+    if s.timeline.is_host_bound:
+        yield "advice", "larger batches hide the host: --crossover batch says from which on"
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:
@@ -240,12 +245,37 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
 
 
 def host_text(s: Summary) -> str:
-    """`the device waits 1.2 ms, 12 % of the time`."""
+    """`busy 37 % of the time, waits for the host 63 % (7.76 ms): host-bound`."""
     run = s.timeline
-    if not run.gaps_s:
-        return "the device never waits for it"
-    share = percent(run.gaps_s, s.latency_s)
-    return f"the device waits {quantity(run.gaps_s, 's')} for it, {share} of the time"
+    text = f"busy {percent(run.busy_s, s.latency_s)} of the time"
+    if run.gaps_s:
+        share = percent(run.gaps_s, s.latency_s)
+        text += f", waits for the host {share} ({quantity(run.gaps_s, 's')})"
+    if run.copies_s:
+        share = percent(run.copies_s, s.latency_s)
+        text += f", copies {share} ({quantity(run.copies_s, 's')})"
+    return f"{text}: host-bound" if run.is_host_bound else text
+
+
+def path_text(s: Summary) -> str:
+    """`host 8.2 ms, then kernels 4.0 ms`: the chain that decides the end, alternating pieces of one
+    sort added up where they are many."""
+    words = {"kernel": "kernels", "loop": "kernels", "copy": "copies", "host": "the host"}
+    chain: list[tuple[str, float]] = []
+    for span in s.timeline.critical:
+        word, time = words[span.kind], span.end_s - span.start_s
+        if chain and chain[-1][0] == word:
+            chain[-1] = word, chain[-1][1] + time
+        elif time:
+            chain.append((word, time))
+    if len(chain) <= 4:
+        return ", then ".join(f"{word} {quantity(time, 's')}" for word, time in chain)
+    sums: dict[str, float] = {}
+    for word, time in chain:
+        sums[word] = sums.get(word, 0.0) + time
+    largest = sorted(sums.items(), key=lambda pair: -pair[1])
+    listed = ", ".join(f"{word} {quantity(time, 's')}" for word, time in largest)
+    return f"{listed}, in {len(chain):,} turns"
 
 
 def interval(s: Summary) -> str:
@@ -253,7 +283,7 @@ def interval(s: Summary) -> str:
     low, high = s.interval or (s.latency_s, s.latency_s)
     text = f"{quantity(low, 's')} to {quantity(high, 's')} in 80 % of cases"
     if s.certain_s:
-        text += f"; {percent(s.certain_s, s.latency_s)} of the time has no interval"
+        text += f"; {percent(s.certain_s, s.device_s)} of the kernels' time has no interval"
     return text
 
 
@@ -265,8 +295,8 @@ def fitted(s: Summary) -> str:
         groups.setdefault((u.kinds, u.time_s), []).append(what)
     parts: list[str] = []
     for (kinds, time_s), what in groups.items():
-        share = percent(time_s, s.latency_s)
-        of = "" if share == "100 %" else f" for {', '.join(kinds)} ({share} of the time)"
+        share = percent(time_s, s.device_s)
+        of = "" if share == "100 %" else f" for {', '.join(kinds)} ({share} of the kernels' time)"
         parts.append(f"no measurements of {' or '.join(what)}{of}")
     return "; ".join(parts) or "measurements of this GPU, in these dtypes"
 
@@ -518,7 +548,7 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     page.heading(f"{first.model} {of_what(summaries)}")
     page.line()
     titles, rows = comparison(summaries)
-    columns = [(title, title not in ("target", "bound")) for title in titles]
+    columns = [(title, title not in (titles[0], "bound")) for title in titles]
     room = max(page.width - 52, 16)
     rows = [(elided(name, room), *row) for name, *row in rows]
     ends = [title for title in titles if title.startswith("80 %")]
@@ -526,6 +556,8 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     _by_kind(summaries, page)
     _coverage(first, page)
     page.line()
+    if WAITS in titles:
+        page.wrapped(WAITS, "share of the time that the device waits for the host")
     page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
     runs = list(zip(run_names(summaries), summaries, strict=True))
     known = {n: (fitted(s),) for n, s in runs if s.interval is not None or s.unseen}
@@ -538,13 +570,26 @@ def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tupl
     """Titles, and a row a run."""
     fastest = min(s.latency_s for s in summaries)
     ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
-    titles = ("target", "latency", *ends, "x fastest", "runs/s", "launches", "to spare", "bound")
+    waits = (WAITS,) if any(s.timeline.gaps_s > 0.01 * s.latency_s for s in summaries) else ()
+    what = "target" if len({s.device.name for s in summaries}) > 1 else "profile"
+    titles = (
+        what,
+        "latency",
+        *ends,
+        "x fastest",
+        *waits,
+        "runs/s",
+        "launches",
+        "to spare",
+        "bound",
+    )
     rows = [
         (
             name,
             quantity(s.latency_s, "s", 4),
             *(" to ".join(quantity(end, "s") for end in s.interval or ()) for _ in ends),
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
+            *(percent(s.timeline.gaps_s, s.latency_s) for _ in waits),
             _count(1 / s.latency_s) if s.latency_s else "-",
             f"{s.launches:,}",
             _spare(s.memory),

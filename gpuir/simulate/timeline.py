@@ -63,9 +63,10 @@ class Timeline:
     """One call of a model: from the host's first instruction until the last kernel or copy has
     ended and the host is done.
 
-    `device_s` is what the kernels take together, `host_s` when the host is done, `copies_s` what
-    copies take. `gaps_s` is how long the device runs neither a kernel nor a copy before its last
-    kernel ends: its first wait, `head_s`, included. `tail_s` is what comes after that kernel.
+    `device_s` is what the kernels take together, `busy_s` how long at least one runs, `host_s` when
+    the host is done, `copies_s` what copies take. `gaps_s` is how long the device runs neither a
+    kernel nor a copy before its last kernel ends: its first wait, `head_s`, included. `tail_s` is
+    what comes after that kernel.
     `interval` is the time if all kernels, and the host, are as quick as in the best tenth of cases,
     or as slow as in the worst; None where no kernel can say.
 
@@ -76,6 +77,7 @@ class Timeline:
     profile: Profile
     time_s: float
     device_s: float
+    busy_s: float
     host_s: float
     gaps_s: float
     head_s: float
@@ -259,6 +261,7 @@ def run(
         profile=profile,
         time_s=time,
         device_s=clock.device_s,
+        busy_s=occupied,
         host_s=clock.now,
         gaps_s=max(last - occupied - before, 0.0),
         head_s=max(marks.starts[0] - before, 0.0) if marks.starts else time - before,

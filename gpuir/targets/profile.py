@@ -120,12 +120,12 @@ class Profile:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What no document says, in words."""
-        together: dict[str, list[str]] = {}
-        for path, text in self.sources.items():
-            if text.startswith("assumed"):
-                together.setdefault(text, []).append(path)
-        return tuple(f"{', '.join(paths)}: {text}" for text, paths in together.items())
+        """That no document says some of its numbers, in words."""
+        paths = [path for path, text in self.sources.items() if text.startswith("assumed")]
+        if not paths:
+            return ()
+        numbers = ", ".join(path.removeprefix("host.") for path in paths)
+        return (f"profile {self.name}: {numbers}; `gpuir profiles {self.name}` says how",)
 
     def rows(self) -> list[Row]:
         """Every field that has a value, in the order of a profile's file."""
