@@ -1,0 +1,1 @@
+"""The report as a page to look at: one file that needs nothing else."""

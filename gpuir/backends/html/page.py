@@ -1,0 +1,154 @@
+"""One HTML file: text and tables as written here, charts and the kernel table by libraries that the
+file brings along, compressed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpuir.backends.html.data import data
+from gpuir.backends.report import Summary
+from gpuir.backends.terminal import Layout, comparison, coverage, head, of_what, rate, run_names
+from gpuir.backends.units import percent, plain, quantity
+from gpuir.ir.errors import UsageError
+
+HERE = Path(__file__).parent
+LIBRARIES = {  # of the browser: where the package from PyPI holds it
+    "plotly": ("plotly", "package_data/plotly.min.js"),
+    "datatables": ("itables", "html/dt_bundle.js"),
+}
+UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029"})
+
+
+def html(summaries: Sequence[Summary], _: Layout) -> str:
+    """The page: the same text for the same runs. It opens from disk, and asks for nothing."""
+    libraries = {name: _library(*place) for name, place in LIBRARIES.items()}
+    jinja = _installed("jinja2")
+    templates = jinja.Environment(
+        loader=jinja.FileSystemLoader(HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja.StrictUndefined,
+    )
+    return templates.get_template("page.html").render(
+        title=f"{summaries[0].model} {of_what(summaries)}",
+        runs=[_run(n, s) for n, s in zip(run_names(summaries), summaries, strict=True)],
+        comparison=comparison(summaries) if len(summaries) > 1 else None,
+        data=_script_safe(data(summaries)),
+        libraries=libraries,
+        style=(HERE / "page.css").read_text(),
+        script=(HERE / "page.js").read_text(),
+    )
+
+
+def _installed(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise _missing(module) from error
+
+
+def _library(package: str, path: str) -> str:
+    """A library's script, compressed, as base64."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise _missing(package)
+    script = (Path(spec.origin).parent / path).read_bytes()
+    return b64encode(gzip.compress(script, mtime=0)).decode()
+
+
+def _missing(package: str) -> UsageError:
+    return UsageError(
+        f"the HTML report needs {package}, which is not installed", fix="pip install 'gpuir[html]'"
+    )
+
+
+def _script_safe(value: Any) -> str:
+    """JSON that ends no script element, whatever a model's names hold."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
+
+
+def _run(name: str, s: Summary) -> dict[str, Any]:
+    return {
+        "name": name,
+        "device": s.device.title or s.device.name,
+        "tiles": list(_tiles(s)),
+        "facts": [(label, text) for label, text in head(s) if label != "latency"],
+        "coverage": coverage(s),
+        "assumed": s.assumed,
+        "warnings": s.warnings,
+        "holders": [
+            (
+                h.name or "-",
+                h.kind,
+                quantity(h.bytes, "bytes"),
+                percent(h.bytes, s.memory.peak_bytes),
+            )
+            for h in s.memory.largest[:20]
+        ],
+        "numbers": [(n.field, _number(n.value, n.unit), n.source) for n in s.device.numbers],
+        "says": _said(s),
+    }
+
+
+def _tiles(s: Summary) -> list[tuple[str, str, str]]:
+    """What a reader came for: label, figure, remark."""
+    low, high = s.interval or (None, None)
+    ends = f"{quantity(low, 's')} to {quantity(high, 's')} in 80 %" if low and high else ""
+    slowest = max(s.bounds, key=lambda pair: pair[1])
+    waits = percent(s.timeline.gaps_s, s.latency_s)
+    return [
+        ("Latency", quantity(s.latency_s, "s", 4), ends),
+        ("Rate", *_rate(s)),
+        ("Waiting for the host", waits, f"of the time; profile {s.profile.name}"),
+        ("Kernels' time", quantity(s.device_s, "s"), f"{s.launches:,} launches"),
+        ("Bound by", slowest[0] if slowest[1] else "-", percent(slowest[1], s.device_s)),
+        ("Memory at the peak", quantity(s.memory.peak_bytes, "bytes"), _fits(s)),
+    ]
+
+
+def _rate(s: Summary) -> tuple[str, str]:
+    """Of the text, what comes first and what is behind it."""
+    first, _, rest = rate(s).partition(" of batch ")
+    if not rest:
+        return first, ""
+    size, _, items = rest.partition(": ")
+    return items.removesuffix("/s") + " items/s", f"{first} of batch {size}"
+
+
+def _fits(s: Summary) -> str:
+    spare = s.memory.spare_bytes
+    if spare is None:
+        return ""
+    room = quantity(abs(spare), "bytes")
+    return f"fits, {room} to spare" if spare >= 0 else f"does not fit, {room} short"
+
+
+def _number(value: str | float | bool | tuple[str, ...], unit: str) -> str:
+    if isinstance(value, str | bool):
+        return str(value)
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return quantity(value, unit, 4) if unit else plain(value)
+
+
+def _said(s: Summary) -> dict[str, str]:
+    """What each chart shows, in words, for those who do not see it."""
+    kinds = ", ".join(f"{t.kind} {percent(t.time_s, s.device_s)}" for t in s.totals[:6])
+    held = sorted(s.memory.parts.items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{kind} {quantity(n, 'bytes')}" for kind, n in held if n)
+    return {
+        "roofline": f"{len(s.slowest()):,} kernels, {quantity(s.flops, 'flop')} and "
+        f"{quantity(s.bytes, 'bytes')} of device memory in all; the kernel table has each one.",
+        "time": f"The kernels' time by kind: {kinds}.",
+        "timeline": f"{s.launches:,} launches in {quantity(s.latency_s, 's', 4)}; the device waits "
+        f"for the host for {quantity(s.timeline.gaps_s, 's')}.",
+        "memory": f"{quantity(s.memory.peak_bytes, 'bytes')} at the peak: {parts}.",
+    }
