@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuir.backends import records, roofline, terminal, texts, trace
+from gpuir.backends.html.page import html
 from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.ir.plugins import find_named
@@ -14,6 +15,7 @@ Backend = Callable[[Sequence[Summary], Layout], str | bytes]
 BACKENDS: dict[str, Backend] = {
     "table": terminal.report,
     "json": records.json_text,
+    "html": html,
     "csv": records.csv_text,
     "roofline": roofline.roofline,
     "ir": texts.ir,
