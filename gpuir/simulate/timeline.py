@@ -144,7 +144,8 @@ def _bounded(found: Iterable[Launch | Repeat], end: int) -> Iterator[Launch | Re
 
 
 def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]:
-    """The launches of a costed graph in order. Of two branches, the dearer runs."""
+    """The launches of a costed graph in order. Of two branches, the dearer runs. What a loop costs
+    beyond its kernels, if its predictor says so, counts as one kernel more."""
     for node in graph.nodes:
         here = (*path, node.results[0].name) if node.results else path
         op = node.op
@@ -152,6 +153,10 @@ def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]
             body = tuple(steps(op.body, here))
             inner = {loc for x in op.body.nodes for loc in x.locs} <= set(node.locs)
             yield Repeat(here, body, op.trips, inner)
+            cost = node.cost
+            rest = cost.time_s - op.trips * _time(op.body) if cost else 0.0
+            if cost and rest > 1e-9 * cost.time_s:
+                yield replace(_launch(here, node, cost), time_s=rest, between_s=None)
         elif isinstance(op, k.Cond):
             yield from steps(max((op.then, op.orelse), key=_time), here)
         elif node.cost is not None:

@@ -59,7 +59,7 @@ def test_the_interval_adds_up_those_of_all_runs(s: Summary):
 def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
     softmax = next(x for x in s.kernels if x.kind == "reduce")
     assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)
-    assert "no measurements of this GPU for reduce (4.6 % of the time)" in report([s], Layout(120))
+    assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in report([s], Layout(120))
     known = [replace(n, cost=n.cost and replace(n.cost, unseen=())) for n in graph.nodes]
     text = report([summarize(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
     assert "fitted on  measurements of this GPU, in these dtypes" in text
