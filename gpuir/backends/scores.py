@@ -40,7 +40,7 @@ def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> 
                 "file": t.file,
                 "kind": t.kind,
                 "rows": t.count,
-                "scored": sum(map(len, t.batches)),
+                "scored": t.count - sum(t.skipped.values()),
                 "skipped": dict(t.skipped),
             }
             for t in tables

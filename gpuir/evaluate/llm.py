@@ -9,6 +9,7 @@ of the kernel model alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,15 +91,28 @@ class Profiled:
         }.get(part)
 
 
-def read(path: str | Path) -> tuple[Profiled, ...]:
+@dataclass(frozen=True)
+class Profile:
+    """The models of a table, and how many rows are left out and why."""
+
+    file: str
+    count: int
+    models: tuple[Profiled, ...]
+    skipped: Mapping[str, int]
+
+
+def read(path: str | Path) -> Profile:
     """The models of a table of vidur's."""
-    opened = TableFile(Path(path))
     kind = next(k for k in profiled.KINDS if k.clock == "profiler")
-    columns = opened.read(kind.reads)
-    return tuple(_profiled(columns, kind.devices))
+    columns = TableFile(Path(path)).read(kind.reads)
+    skipped = Counter[str]()
+    models = tuple(_profiled(columns, kind.devices, skipped))
+    return Profile(columns.file, columns.count, models, dict(skipped))
 
 
-def _profiled(columns: Columns, devices: Mapping[str, str]) -> Iterator[Profiled]:
+def _profiled(
+    columns: Columns, devices: Mapping[str, str], skipped: Counter[str]
+) -> Iterator[Profiled]:
     gpu, model, dtype = (columns.words(n) for n in ("gpu", "model", "dtype"))
     numbers = {n: columns.numbers(n) for n in (*EXTENTS, "tokens", "latency_us")}
     kinds = [np.unique(numbers[n], return_inverse=True)[1].astype(np.int64) for n in EXTENTS]
@@ -108,6 +122,7 @@ def _profiled(columns: Columns, devices: Mapping[str, str]) -> Iterator[Profiled
         device = gpu.names[gpu.codes[first]]
         target = target_of(devices.get(device, device))
         if target is None:
+            skipped[f"no target is called {device}"] += len(rows)
             continue
         extents = {n: int(numbers[n][first]) for n in EXTENTS}
         tokens = np.unique(numbers["tokens"][rows])
