@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,54 @@ if TYPE_CHECKING:
     from gpuir.evaluate.tables import Table
     from gpuir.targets.target import Target
 
-KINDS = ("kernels",)
-TO_COME = ("models", "collectives", "mig", "dlrm")
+KINDS = {"kernels": "gpuir.cli.eval", "models": "gpuir.cli.eval_models"}
+TO_COME = ("collectives", "mig", "dlrm")
 
 
-@click.command()
-@click.argument("kind")
+class Kinds(click.Group):
+    """A kind of measurement is a command; the modules of those not asked for stay unread."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(KINDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in KINDS:
+            return None
+        return getattr(import_module(KINDS[cmd_name]), cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in KINDS and not args[0].startswith("-"):
+            _refuse(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _refuse(kind: str) -> None:
+    from gpuir.ir.errors import UsageError, nearest
+
+    if kind in TO_COME:
+        raise UsageError(
+            f"`gpuir eval {kind}` does not exist yet", fix="gpuir eval kernels FILE..."
+        )
+    raise UsageError(
+        f"nothing called {kind!r} can be evaluated",
+        expected=", ".join(KINDS),
+        fix=nearest(kind, KINDS) + ": gpuir eval kernels FILE...",
+    )
+
+
+@click.group(cls=Kinds)
+def command() -> None:
+    """How far predictions are from measurements.
+
+    \b
+    gpuir eval kernels *.parquet --json scores.json
+    gpuir eval models labels.csv --configs model_configs.json
+    """
+
+
+@command.command()
 @click.argument("files", nargs=-1, type=click.Path())
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
 @click.option("--by", multiple=True, help="Tell rows apart by a column besides: framework.")
@@ -43,8 +86,8 @@ TO_COME = ("models", "collectives", "mig", "dlrm")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn.")
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
 @options.output
-def command(kind: str, files: tuple[str, ...], **given: Any) -> None:
-    """How far predictions are from measurements: KIND is kernels, FILES are tables of them.
+def kernels(files: tuple[str, ...], **given: Any) -> None:
+    """Kernels one by one: FILES are tables of measurements.
 
     Tables are parquet or csv files; what they hold is told by their columns (docs/eval.md).
 
@@ -56,34 +99,19 @@ def command(kind: str, files: tuple[str, ...], **given: Any) -> None:
     """
     from gpuir.backends import scores
     from gpuir.cli.analyze import layout
+    from gpuir.ir.errors import UsageError
 
-    _check(kind, files)
+    if not files:
+        raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
     _check_ahead(files, (given["json_path"], given["output"]))
     tables, found = evaluate(files, given)
     if given["json_path"]:
-        head = {"kind": kind, "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
+        head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
         head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
         emit(scores.json_text(tables, found, head), given["json_path"])
     if given["json_path"] != "-":
         shape = layout(given["width"], given["output"])
         emit(scores.report(tables, found, shape), given["output"])
-
-
-def _check(kind: str, files: Sequence[str]) -> None:
-    from gpuir.ir.errors import UsageError, nearest
-
-    if kind in TO_COME:
-        raise UsageError(
-            f"`gpuir eval {kind}` does not exist yet", fix="gpuir eval kernels FILE..."
-        )
-    if kind not in KINDS:
-        raise UsageError(
-            f"nothing called {kind!r} can be evaluated",
-            expected=", ".join(KINDS),
-            fix=nearest(kind, KINDS) + ": gpuir eval kernels FILE...",
-        )
-    if not files:
-        raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
 
 
 def _check_ahead(files: Sequence[str], written: Sequence[str | None]) -> None:

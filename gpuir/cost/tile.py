@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,10 +286,23 @@ def tile_cost(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = F
     return cost_of(work_of(op, tf32), tile or Tile(()), target)
 
 
-def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
+def trained_cost(model: Model) -> Callable[..., Cost]:
+    """The tile predictor with another model's numbers, as a predictor of its own."""
+
+    @lru_cache(4096)
+    def known(work: Work, tile: Tile, target: Target) -> Cost:
+        return cost_of(work, tile, target, model)
+
+    def cost(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
+        return known(work_of(op, tf32), tile or Tile(()), target)
+
+    return cost
+
+
+def cost_of(work: Work, tile: Tile, target: Target, model: Model | None = None) -> Cost:
     """The cost of a work under a tile: the estimate, as a signed note."""
     s = Sheet(SCALAR)
-    e = estimate(work, Tiles.of(tile), target, s=s)
+    e = estimate(work, Tiles.of(tile), target, s=s, model=model)
     terms: tuple[tuple[Bound, float], ...] = (
         ("compute", float(e.compute)),
         ("memory", float(e.memory)),
@@ -298,11 +311,11 @@ def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
     time_s = max(float(e.compute), float(e.memory)) + float(e.latency)
     bound = max(terms, key=lambda term: term[1])[0]
     facts = tuple(_facts(work, target, s, time_s))
-    known = trained(work, target)
+    known = trained(work, target, model)
     place = familiar(work, target, known)
     between = None
     if known.backtest(work, place):
-        low_s, high_s = interval(work, target, time_s)
+        low_s, high_s = interval(work, target, time_s, model)
         between = (float(low_s), float(high_s))
     return Cost(time_s, bound, BY, terms, facts, between, known.outside(work, place))
 

@@ -80,7 +80,7 @@ def test_calibrated_rows_are_not_scored(folder: Path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("models", "gemm.csv"), "`gpuir eval models` does not exist yet"),
+        (("mig", "gemm.csv"), "`gpuir eval mig` does not exist yet"),
         (("kernel", "gemm.csv"), "did you mean kernels?"),
         (("kernels",), "no table is given"),
         (("kernels", "gone.csv"), "cannot read the table"),

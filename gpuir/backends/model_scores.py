@@ -1,0 +1,189 @@
+"""Scores of whole models against measurements, as a table for a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpuir.backends.scores import SCHEMA
+from gpuir.backends.terminal import Layout, Page
+from gpuir.evaluate.models import (
+    PUBLISHED,
+    Errors,
+    Group,
+    Labels,
+    Predicted,
+    Result,
+    Times,
+)
+
+TITLES = {
+    "neusight": "NeuSight",
+    "habitat": "Habitat",
+    "roofline": "roofline",
+    "micro": "Li et al.",
+}
+LEGEND = (
+    "Errors in percent of the measurement, positive where too slow is predicted. unseen: by weights"
+    " that were trained without the GPU. inside: whether the measurement lies in the 80 % interval."
+)
+
+
+def json_text(labels: Labels, found: Sequence[Result], groups: Sequence[Group]) -> str:
+    """`{"schema", "kind": "models", "cases": [...], "groups": [...], "skipped": {...}}`."""
+    text = {
+        "schema": SCHEMA,
+        "kind": "models",
+        "file": labels.file,
+        "cases": [_case(r) for r in found],
+        "groups": [_group(g) for g in groups],
+        "skipped": dict(labels.skipped),
+    }
+    return json.dumps(text, indent=1, allow_nan=False) + "\n"
+
+
+def _case(r: Result) -> dict[str, Any]:
+    c, p = r.case, r.case.program
+    return {
+        "device": c.device,
+        "target": c.target.name,
+        "model": p.model,
+        "mode": p.mode,
+        "seqlen": p.seq,
+        "batch": p.batch,
+        "option": c.option,
+        "profile": c.profile,
+        "doubt": c.doubt,
+        "measured": _times(c.measured),
+        "predicted": _predicted(r.predicted, c.measured),
+        "unseen": None if r.unseen is None else _predicted(r.unseen, c.measured),
+        "published": {
+            name: {**_times(t), "error": _round(t.error(c.measured))}
+            for name, t in c.published.items()
+        },
+        **c.ratios,
+    }
+
+
+def _predicted(p: Predicted, measured: Times) -> dict[str, Any]:
+    return {
+        **_times(p.times),
+        "error": _round(p.times.error(measured)),
+        "interval_s": None if p.interval is None else [float(f"{x:.6g}") for x in p.interval],
+        "waiting": _round(p.waiting),
+        "launches": p.launches,
+    }
+
+
+def _times(t: Times) -> dict[str, float | None]:
+    """Seconds; null for a part that there is none of."""
+    return {n: None if math.isnan(v) else float(f"{v:.6g}") for n, v in asdict(t).items()}
+
+
+def _group(g: Group) -> dict[str, Any]:
+    numbers = {name: {k: _round(v) for k, v in asdict(e).items()} for name, e in g.errors.items()}
+    parts = {name: {k: _round(v) for k, v in asdict(e).items()} for name, e in g.parts.items()}
+    place = {"option": g.option, "mode": g.mode, "device": g.device, "doubted": g.doubted}
+    return {**place, "n": g.n, "errors": numbers, "parts": parts}
+
+
+def _round(x: float) -> float:
+    return round(x, 4)
+
+
+# ---------------------------------------------------------------------------- for a terminal
+
+
+def report(labels: Labels, found: Sequence[Result], groups: Sequence[Group], layout: Layout) -> str:
+    """Each case, then the groups' errors beside those of others, then what was left out."""
+    page = Page(layout.width, layout.color)
+    page.heading(f"{labels.file}: {len(found)} cases of whole models")
+    if found:
+        page.wrapped("", LEGEND, 0)
+        page.line()
+        _cases(page, found)
+        page.line()
+        page.line("mean absolute error by stack, mode and GPU, others' on the same cases")
+        _groups(page, groups)
+    if labels.skipped:
+        page.line()
+    for reason, count in sorted(labels.skipped.items()):
+        page.wrapped("skipped", f"{count} lines: {reason}")
+    return page.text()
+
+
+def _cases(page: Page, found: Sequence[Result]) -> None:
+    columns = [("gpu", False), ("model", False), ("mode", False), ("batch", True), ("seq", True)]
+    columns += [("stack", False), ("measured", True), ("predicted", True), ("error", True)]
+    columns += [("forward", True), ("backward", True), ("inside", False)]
+    has_unseen = any(r.unseen for r in found)
+    columns += [("unseen", True)] * has_unseen
+    columns += [(TITLES[p], True) for p in PUBLISHED] + [("doubt", False)]
+    rows: list[tuple[str, ...]] = []
+    for r in found:
+        c, p, times = r.case, r.case.program, r.predicted.times
+        low, high = r.predicted.interval or (math.nan, math.nan)
+        inside = "yes" if low <= c.measured.total_s <= high else "no" if low == low else "-"
+        train = p.mode == "train"
+        rows.append(
+            (
+                *(c.target.name, p.model, p.mode, str(p.batch), str(p.seq), c.profile),
+                _ms(c.measured.total_s),
+                _ms(times.total_s),
+                _percent(times.error(c.measured)),
+                _percent(times.error(c.measured, "forward_s")) if train else "-",
+                _percent(times.error(c.measured, "backward_s")) if train else "-",
+                inside,
+                *((_percent(r.unseen.times.error(c.measured)) if r.unseen else "-",) * has_unseen),
+                *(
+                    _percent(c.published[n].error(c.measured)) if n in c.published else "-"
+                    for n in PUBLISHED
+                ),
+                c.doubt,
+            )
+        )
+    drop = ("Li et al.", "roofline", "Habitat", "inside", "doubt", "forward", "backward")
+    page.table(columns, rows, drop=drop)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"
+
+
+def _percent(error: float) -> str:
+    return f"{error:+.1f}"
+
+
+def _groups(page: Page, groups: Sequence[Group]) -> None:
+    columns = [("stack", False), ("mode", False), ("gpu", False), ("cases", True)]
+    columns += [("mean", True), ("median", True), ("p90", True), ("bias", True)]
+    columns += [("forward", True), ("backward", True)]
+    has_unseen = any("unseen" in g.errors for g in groups)
+    columns += [("unseen", True), ("its p90", True)] * has_unseen
+    columns += [(TITLES[p], True) for p in PUBLISHED]
+    rows: list[tuple[str, ...]] = []
+    for g in groups:
+        own = g.errors["gpuir"]
+        unseen = g.errors.get("unseen")
+        rows.append(
+            (
+                g.option,
+                g.mode,
+                g.device + (" (doubted)" if g.doubted else ""),
+                str(g.n),
+                *(f"{x:.1f}" for x in (own.mean, own.median, own.p90)),
+                f"{own.bias:+.1f}",
+                *(_mean(g.parts.get(part)) for part in ("forward_s", "backward_s")),
+                *((_mean(unseen), f"{unseen.p90:.1f}" if unseen else "-") if has_unseen else ()),
+                *(_mean(g.errors.get(p)) for p in PUBLISHED),
+            )
+        )
+    drop = ("median", "Li et al.", "roofline", "Habitat", "forward", "backward", "bias")
+    page.table(columns, rows, drop=drop)
+
+
+def _mean(e: Errors | None) -> str:
+    return "-" if e is None else f"{e.mean:.1f}"

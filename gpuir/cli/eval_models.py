@@ -1,0 +1,137 @@
+"""`gpuir eval models`: whole models against measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.output import check_ahead, emit, note
+
+if TYPE_CHECKING:
+    from gpuir.cost.table import Predictor
+    from gpuir.evaluate.models import Case, Predicted, Program, Result
+    from gpuir.ir.graph import Graph
+    from gpuir.targets.target import Target
+
+
+@click.command()
+@click.argument("labels", type=click.Path())
+@click.option(
+    "--configs", required=True, type=click.Path(), help="Configs of the models, by name: JSON."
+)
+@click.option(
+    "--unseen",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="Score each GPU by weights trained without it too: a100-pcie-40gb.json, from"
+    " `gpuir train --without`.",
+)
+@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+def models(labels: str, configs: str, **given: Any) -> None:
+    """Whole models: LABELS is a table of cases, each a model, a mode, sizes and a GPU.
+
+    Each model is built from its config as it was measured (docs/eval.md), exported once for all
+    GPUs, and predicted; beside it stands what others predicted of the same case.
+
+    \b
+    gpuir eval models labels.csv --configs model_configs.json
+    gpuir eval models labels.csv --configs model_configs.json --unseen weights --json -
+    """
+    from gpuir.backends import model_scores
+    from gpuir.cli.analyze import layout
+    from gpuir.evaluate.models import groups, read_configs, read_labels, results
+
+    for path in (given["json_path"], given["output"]):
+        check_ahead(path)
+    known = read_configs(configs)
+    table = read_labels(labels, known)
+    with TemporaryDirectory() as folder:
+        predict = predictor(known, given["unseen"], Path(folder))
+        found = [said(r) for r in results(table.cases, predict)]
+    if given["json_path"]:
+        emit(model_scores.json_text(table, found, groups(found)), given["json_path"])
+    if given["json_path"] != "-":
+        shape = layout(given["width"], given["output"])
+        emit(model_scores.report(table, found, groups(found), shape), given["output"])
+
+
+def said(result: Result) -> Result:
+    case, times = result.case, result.predicted.times
+    error = times.error(case.measured)
+    note(f"{case.program} {case.option} on {case.target.name}: {error:+.1f} %")
+    return result
+
+
+def predictor(
+    configs: Mapping[str, Mapping[str, Any]], unseen: str | None, folder: Path
+) -> Callable[[Case], tuple[Predicted, Predicted | None]]:
+    """A case's predictions: by the weights that come with gpuir, and by those without its GPU. The
+    program, and what a stack makes of it, are kept until another is asked for."""
+    import gpuir
+    from gpuir.evaluate.models import load_options, predicted
+
+    @lru_cache(1)
+    def graph(program: Program) -> Graph:
+        begun = perf_counter()
+        config = configs[program.model]
+        place = folder / program.model
+        place.mkdir(exist_ok=True)
+        (place / "config.json").write_text(json.dumps(config))
+        g = gpuir.load(f"hf:{place}", warn=lambda _: None, **load_options(program, config))
+        note(f"{program}: {len(g.nodes):,} ops, {perf_counter() - begun:.1f} s")
+        return g
+
+    @lru_cache(2)
+    def lowered(program: Program, profile: str) -> Graph:
+        return gpuir.lower(graph(program), profile=profile)
+
+    @lru_cache(None)
+    def other(target: Target) -> Predictor | None:
+        return weights(unseen, target)
+
+    def predict(case: Case) -> tuple[Predicted, Predicted | None]:
+        g = lowered(case.program, case.profile)
+        without = other(case.target)
+
+        def by(chosen: str | Predictor) -> Predicted:
+            costed = gpuir.analyze(g, case.target.name, tf32=False, predictor=chosen)
+            return predicted(costed, case.profile)
+
+        return by("tile"), None if without is None else by(without)
+
+    return predict
+
+
+def weights(folder: str | None, target: Target) -> Predictor | None:
+    """The predictor by the weights in the folder that were trained without a target; None where it
+    has none."""
+    from gpuir.cost.learned import read
+    from gpuir.cost.tile import trained_cost
+    from gpuir.ir.errors import UsageError
+
+    if folder is None:
+        return None
+    if not Path(folder).is_dir():
+        raise UsageError(
+            "there is no such folder of weights",
+            where=folder,
+            fix=f"gpuir train TABLE... --without {target.name} --quick -o"
+            f" {folder}/{target.name}.json",
+        )
+    file = Path(folder) / f"{target.name}.json"
+    if not file.is_file():
+        return None
+    try:
+        return trained_cost(read(file.read_text("utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError("not a file of weights", where=str(file), found=repr(error)) from error
