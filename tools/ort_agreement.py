@@ -219,10 +219,7 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
             if v in producer:
                 groups.setdefault(producer[v].name, computes(i))
     own = set(groups)
-    for alike in twins(graph):  # merged as common subexpressions
-        launch = next((groups[name] for name in alike if name in groups), None)
-        for name in alike if launch is not None else ():
-            groups.setdefault(name, launch)
+    give_twins(graph, groups)
     for i, n in enumerate(nodes):
         launch = computes(i)
         stack = [v for v in n.output if v in producer]
@@ -237,6 +234,14 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
                     stack.append(v)
     gone = constant(graph) - own
     return {name: i for name, i in groups.items() if name not in gone}, own
+
+
+def give_twins(graph: Any, groups: Groups) -> None:
+    """Puts nodes that were merged with others, as they compute the same, into their groups."""
+    for alike in twins(graph):
+        launch = next((groups[name] for name in alike if name in groups), None)
+        for name in alike if launch is not None else ():
+            groups.setdefault(name, launch)
 
 
 def twins(graph: Any) -> list[list[str]]:
@@ -297,6 +302,7 @@ def of_launches(model: Any, profile: str) -> Groups:
         body = launch.op.body.nodes if isinstance(launch.op, t.Fused) else (launch,)
         for loc in (loc for n in body if not isinstance(n.op, GENERATORS) for loc in n.locs):
             groups[loc.rpartition(":")[2].split("/")[0]] = i
+    give_twins(model.graph, groups)
     return groups
 
 

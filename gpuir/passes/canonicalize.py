@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuir.ir.build import Builder, prune, rewrite
@@ -12,18 +13,24 @@ from gpuir.ops import tensor as t
 from gpuir.ops.strides import VIEWED
 from gpuir.passes.manager import Pass
 
+Rule = Callable[[Op, Builder], Op | Value | None]
+
 
 @dataclass(frozen=True)
 class Canonicalize(Pass):
     """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
     of transposes and of slices. In a program of PyTorch (`VIEWED`) a pointwise op reads what is
-    broadcast for it where it lies. Later passes see better after it; none relies on it."""
+    broadcast for it where it lies. Later passes see better after it; none relies on it. Without
+    `layouts` each layout op stays the model's own, as a stack runs it that does not join them."""
+
+    layouts: bool = True
 
     name = "canonicalize"
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        simpler = rewrite(g, simplify)
+        rules = RULES if self.layouts else [r for r in RULES if r not in LAYOUT_RULES]
+        simpler = rewrite(g, lambda n, b: simplify(n, b, rules))
         if VIEWED in g.assumed:
             simpler = rewrite(simpler, read_unexpanded)
         return prune(merge_equal(simpler))
@@ -48,11 +55,11 @@ def _unexpanded(v: Value, b: Builder) -> Value:
     return inner.x if isinstance(inner, t.Broadcast) else v
 
 
-def simplify(n: Node, b: Builder) -> tuple[Value, ...] | None:
+def simplify(n: Node, b: Builder, rules: Sequence[Rule]) -> tuple[Value, ...] | None:
     """op  →  a simpler one, or the value it equals, until no rule applies."""
     op: Op | Value = n.op
     while isinstance(op, Op):
-        new = next((new for rule in RULES if (new := rule(op, b)) is not None), None)
+        new = next((new for rule in rules if (new := rule(op, b)) is not None), None)
         if new is None:
             return None if op is n.op else b.add(op)
         op = new
@@ -143,6 +150,7 @@ def drop_neutral(op: Op, b: Builder) -> Value | None:
             return None
 
 
+LAYOUT_RULES = (join_layouts, transpose_of_units)
 RULES = (drop_identity, join_layouts, transpose_of_units, immediate, drop_neutral)
 
 

@@ -40,7 +40,9 @@ def word(op: Op) -> str:
 
 
 def is_row(others: Others, result: Value) -> bool:
-    return all(v.type.shape == result.type.shape[-1:] for v in others) and len(others) == 1
+    if not others:  # a number in the op itself
+        return result.type.shape[-1:] == (1,)
+    return [v.type.shape for v in others] == [result.type.shape[-1:]]
 
 
 def is_bias(others: Others, result: Value) -> bool:
@@ -73,6 +75,7 @@ CONDITIONS: dict[str, tuple[str, Callable[[Others, Value], bool]]] = {
     "channels": ("has one number for each index of axis 1", is_by_channel),
     "keys": ("has ones ahead of the last axis, but for leading axes as the result's", is_key_mask),
     "matrix": ("has two axes", lambda o, _: [v.type.rank for v in o[-1:]] == [2]),
+    "32bit": ("is of a result with at most 32 bits", lambda _, y: y.type.dtype.bits <= 32),
     "3d": ("is of a result with three axes", lambda _, y: y.type.rank == 3),
 }
 OF_WEIGHTS = {"weight": "is computed from weights alone", "number": "is a number that is known"}
@@ -136,8 +139,9 @@ class _Units:
         return next((n for n in ops if not isinstance(n.op, _SILENT)), self.nodes[root])
 
     def name(self, root: int) -> str:
-        ops = (self.nodes[i].op for i in self.members[root])
-        return "+".join(word(op) for op in ops if not isinstance(op, _SILENT))
+        ops = [self.nodes[i].op for i in self.members[root]]
+        loud = [op for op in ops if not isinstance(op, _SILENT)]
+        return "+".join(map(word, loud or ops))
 
     def follow(self, root: int, chain: tuple[Step, ...]) -> list[int]:
         """The units of a chain that begins with the one at `root`; none if it is no such chain."""

@@ -117,7 +117,8 @@ class _Legalizer:
             return k.Copy(op.args, op.body)
         type = op.body.outputs[0].type
         order = memory_order(type.shape, view.strides)
-        if not order and is_packed(type, view.strides):
+        free = self.options.strides or is_reshape(op.body)
+        if not order and is_packed(type, view.strides) and free:
             return k.View(op.args, op.body)
         result = node.results[0]
         readers = self.uses.get(result, [])
@@ -350,12 +351,20 @@ def view_of(body: Graph, x: Strided) -> Strided | None:
 
 
 def is_plain(body: Graph) -> bool:
-    """Whether a layout is reshapes, or one transpose of the last two axes."""
-    ops = [n.op for n in body.nodes]
-    if len(ops) == 1 and isinstance(op := ops[0], t.Transpose):
-        rank = len(op.perm)
-        return op.perm == (*range(rank - 2), rank - 1, rank - 2)
-    return all(isinstance(op, t.Reshape) for op in ops)
+    """Whether a layout is reshapes, or swaps the last two axes and else leaves them as they are."""
+    for op in (n.op for n in body.nodes):
+        match op:
+            case t.Reshape(x, shape) if shape[-2:] == x.type.shape[-2:]:
+                pass
+            case t.Transpose(perm=perm) if perm[:-2] == tuple(range(len(perm) - 2)):
+                pass
+            case _:
+                return is_reshape(body)
+    return True
+
+
+def is_reshape(body: Graph) -> bool:
+    return all(isinstance(n.op, t.Reshape) for n in body.nodes)
 
 
 def moves(op: Op, x: Strided) -> bool:
