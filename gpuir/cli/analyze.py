@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuir.cli import options
+from gpuir.cli import crossover, options
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, note, warn
 
@@ -47,6 +47,12 @@ PIPED_WIDTH = 120
     help="What the table of totals adds up: kinds of kernels, modules, phases of training.",
 )
 @click.option("--memory", is_flag=True, help="List who holds memory at the peak.")
+@click.option(
+    "--crossover",
+    metavar="DIM",
+    help="In place of the report: from which size of this dimension on the host does not hold the "
+    "device up.",
+)
 @options.output
 @options.load_modules
 @options.verbose
@@ -61,6 +67,7 @@ def command(**given: Any) -> None:
     gpuir analyze model.onnx --target a100,h100-sxm,l4
     gpuir analyze model.pt2 --target a100 --profile eager,compiled,cudagraph
     gpuir analyze hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
+    gpuir analyze model.onnx --target a100 --dims seq=128 --crossover batch
     gpuir analyze model.onnx --target a100 --format schedule -o model.sched
     gpuir analyze model.onnx --target a100 --schedule model.sched
     """
@@ -70,6 +77,9 @@ def command(**given: Any) -> None:
     from gpuir.ir.plugins import blamed
 
     loaded = load_modules(given["modules"])
+    if given["crossover"]:
+        emit(crossover.text_of(given, loaded), given["output"])
+        return
     backend = find_backend(given["format"], loaded.backends)
     warnings: list[str] = []
     graphs = analyze(given, loaded, warnings)

@@ -138,7 +138,8 @@ class Profile:
 def load_profile(name: str | Path) -> Profile:
     """The profile of a built-in name, of a `.toml` path, or of a plug-in's name. TargetError when
     nothing has that name or the file is wrong."""
-    return _loaded(_find(str(name)))
+    path = _find(str(name))
+    return _shipped(path) if path in _files().values() else _profile_of(_whole(path, ()), str(path))
 
 
 def tf32_rule(given: str, g: Graph) -> str:
@@ -176,7 +177,7 @@ def _find(name: str) -> Path:
 
 
 @cache
-def _loaded(path: Path) -> Profile:
+def _shipped(path: Path) -> Profile:
     return _profile_of(_whole(path, ()), str(path))
 
 

@@ -1,0 +1,102 @@
+"""From which size on a model is not held up by the host, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuir.backends.report import Device
+from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.units import percent, quantity
+from gpuir.plan.crossover import Crossover
+from gpuir.targets.profile import Profile
+
+SCHEMA = "gpuir.crossover/1"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The search along a dimension of one model on one device under one profile."""
+
+    model: str
+    device: Device
+    profile: Profile
+    dim: str
+    most: int
+    found: Crossover
+
+
+def crossing_text(crossings: Sequence[Crossing], layout: Layout) -> str:
+    """The answer, and every value that was tried, of each run."""
+    page = Page(layout.width, layout.color)
+    for i, c in enumerate(crossings):
+        if i:
+            page.line()
+        title = c.device.title or c.device.name
+        page.heading(f"{c.model} on {title} under {c.profile.name}: {c.dim} and the host")
+        page.line()
+        page.wrapped(c.dim, verdict(c))
+        page.line()
+        titles = (c.dim, "latency", f"per {c.dim}", "busy", "waits", "waits for the host")
+        rows = [
+            (
+                f"{n:,}",
+                quantity(t.time_s, "s", 4),
+                quantity(t.time_s / n, "s"),
+                percent(t.busy_s, t.time_s),
+                percent(t.gaps_s, t.time_s),
+                quantity(t.gaps_s, "s"),
+            )
+            for n, t in c.found.tried.items()
+        ]
+        page.table([(title, True) for title in titles], rows, drop=("waits for the host",))
+    return page.text()
+
+
+def verdict(c: Crossing) -> str:
+    """`from 6 on; at 5 the device waits for the host 12 % of the time`."""
+    found, held_up = c.found, c.found.held_up
+    if found.value is None:
+        last = max(found.tried)
+        limit = (
+            f"the model does not take {found.refused:,}"
+            if found.refused is not None
+            else f"no more than {c.most:,} was tried"
+        )
+        return f"host-bound even at {last:,}; {limit}"
+    if held_up is None:
+        return f"not host-bound at {found.value:,}, the least that was tried"
+    run = found.tried[held_up]
+    share = percent(run.gaps_s, run.time_s)
+    return (
+        f"not host-bound from {found.value:,} on; at {held_up:,} the device waits for the host "
+        f"{share} of the time"
+    )
+
+
+def crossing_json(crossings: Sequence[Crossing]) -> str:
+    """`{"schema": "gpuir.crossover/1", "runs": [...]}`; `value` is null where none was found."""
+    runs = [
+        {
+            "model": c.model,
+            "target": c.device.name,
+            "profile": c.profile.name,
+            "dim": c.dim,
+            "value": c.found.value,
+            "host_bound_at": c.found.held_up,
+            "refused": c.found.refused,
+            "tried": [
+                {
+                    "value": n,
+                    "latency_s": t.time_s,
+                    "busy_s": t.busy_s,
+                    "gaps_s": t.gaps_s,
+                    "host_bound": t.is_host_bound,
+                }
+                for n, t in c.found.tried.items()
+            ],
+        }
+        for c in crossings
+    ]
+    return json.dumps({"schema": SCHEMA, "runs": runs}, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,81 @@
+"""`gpuir analyze --crossover`: from which size on a model is not held up by the host."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from gpuir.cli.modules import Loaded
+from gpuir.cli.output import warn
+
+if TYPE_CHECKING:
+    from gpuir.backends.crossing import Crossing
+    from gpuir.ir.graph import Graph
+    from gpuir.simulate.timeline import Timeline
+
+MOST = 1 << 16
+
+
+def text_of(given: dict[str, Any], loaded: Loaded) -> str:
+    """The search as `--format` wants it."""
+    from gpuir.backends.crossing import crossing_json, crossing_text
+    from gpuir.cli.analyze import layout
+    from gpuir.ir.errors import UsageError
+
+    if given["format"] not in ("table", "json"):
+        raise UsageError(
+            f"--crossover has no format {given['format']}", fix="--format table or --format json"
+        )
+    found = search(given, loaded)
+    if given["format"] == "json":
+        return crossing_json(found)
+    return crossing_text(found, layout(given["width"], given["output"]))
+
+
+def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
+    """The search for each target and profile, from what `--dims` has on; a value is loaded once for
+    all of them."""
+    import gpuir
+    from gpuir.backends.crossing import Crossing
+    from gpuir.backends.report import Device
+    from gpuir.cli.analyze import analyze
+    from gpuir.ir.errors import ModelError
+    from gpuir.plan.crossover import crossover
+
+    dim: str = given["crossover"]
+    least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)
+
+    @cache
+    def graphs(value: int) -> list[Graph] | None:
+        said: list[str] = []
+        changed = {**given, "dims": (*given["dims"], ((dim, value),))}
+        try:
+            found = analyze(changed, loaded, said)
+        except ModelError:
+            if value == least:
+                raise
+            return None
+        for text in said if value == least else ():
+            warn(text)
+        return found
+
+    @cache
+    def run(value: int, i: int) -> Timeline | None:
+        found = graphs(value)
+        return None if found is None else gpuir.timeline(found[i], profiles[i])
+
+    first = graphs(least) or []
+    profiles = [gpuir.load_profile(g.profile or "ideal") for g in first]
+    devices = [gpuir.load_target(str(g.target)) for g in first]
+    most = max(MOST, least)
+    return [
+        Crossing(
+            g.name,
+            Device(devices[i].name, devices[i].title),
+            profiles[i],
+            dim,
+            most,
+            crossover(lambda value, i=i: run(value, i), least, most),
+        )
+        for i, g in enumerate(first)
+    ]

@@ -1,0 +1,92 @@
+"""The search for the size from which on the host does not hold the device up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuir.cli.main import main
+from gpuir.plan.crossover import crossover
+from gpuir.simulate.timeline import Launch, Timeline, run
+from gpuir.targets.profile import Host, Profile
+
+HOST = Host(1e-6, 4e-6, 3e-6, 1e-6, 2e-6, 1e-6, 10e-6, queue=1024)
+
+
+def of_size(n: int, per_item_s: float) -> Timeline:
+    """100 ops whose kernels take so long for each item."""
+    items = [Launch((str(i),), str(i), n * per_item_s) for i in range(100)]
+    return run(items, Profile("mine", "", "", "none", HOST))
+
+
+@given(st.floats(1e-8, 1e-5), st.integers(1, 20))
+def test_the_neighbour_below_is_held_up(per_item_s: float, least: int):
+    found = crossover(lambda n: of_size(n, per_item_s), least, 1 << 14)
+    assert found.value is not None
+    assert not of_size(found.value, per_item_s).is_host_bound
+    if found.held_up is None:
+        assert found.value == least
+    else:
+        assert found.tried[found.held_up].is_host_bound
+        assert found.value - found.held_up <= max(1, found.held_up // 32)
+    assert len(found.tried) <= 22
+
+
+def test_there_may_be_none():
+    found = crossover(lambda n: of_size(n, 1e-9), 1, 64)
+    assert found.value is None and found.held_up == 64
+    assert [*found.tried] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_sizes_that_the_model_does_not_take_end_the_search():
+    found = crossover(lambda n: of_size(n, 1e-9) if n <= 5 else None, 1, 1 << 16)
+    assert (found.value, found.held_up, found.refused) == (None, 5, 6)
+
+
+# ---- at the command line -----------------------------------------------------------------------
+
+
+def analyze(*args: str, status: int = 0) -> Result:
+    given = ("analyze", "examples/encoder.onnx", "--target", "a100", *args)
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == status, (done.output, done.exception)
+    return done
+
+
+def test_the_encoder_stops_being_host_bound_at_some_batch():
+    args = ("--dims", "seq=64", "--crossover", "batch", "--profile", "eager,cudagraph")
+    found = json.loads(analyze(*args, "--format", "json").stdout)
+    assert found["schema"] == "gpuir.crossover/1"
+    eager, graph = found["runs"]
+    assert graph["value"] == 1 and graph["host_bound_at"] is None
+    assert eager["value"] > 1
+    bound = {x["value"]: x["host_bound"] for x in eager["tried"]}
+    assert bound[eager["host_bound_at"]] and not bound[eager["value"]]
+    text = analyze(*args).stdout
+    assert f"not host-bound from {eager['value']} on" in text
+    assert "not host-bound at 1, the least that was tried" in text
+    report = analyze("--dims", f"seq=64,batch={eager['value']}", "--profile", "eager").stdout
+    assert "host-bound" not in report
+    report = analyze("--dims", "seq=64,batch=1", "--profile", "eager").stdout
+    assert ": host-bound" in report and "--crossover batch" in report
+
+
+def test_it_begins_where_dims_says():
+    args = ("--dims", "seq=512,batch=32", "--crossover", "batch", "--profile", "eager")
+    (only,) = json.loads(analyze(*args, "--format", "json").stdout)["runs"]
+    assert only["value"] == 32 and len(only["tried"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--dims", "seq=64", "--crossover", "bath"), "did you mean batch"),
+        (("--dims", "seq=64", "--crossover", "batch", "--format", "csv"), "no format csv"),
+    ],
+)
+def test_what_cannot_be_searched_is_said(args: tuple[str, ...], says: str):
+    assert says in analyze(*args, status=2).output

@@ -1,0 +1,150 @@
+"""Profiles: what ships, a user's own, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import gpuir
+from gpuir.ir.errors import TargetError
+from gpuir.ops.kernel import KERNELS
+from gpuir.targets.profile import KINDS, Host, load_profile, profile_names
+from gpuir.targets.target import Table
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
+
+MINE = """\
+base = "eager"
+name = "mine"
+title = "our server"
+
+[host]
+between_s = 2e-6
+before.conv = 20e-6
+
+[sources]
+"host.between_s, host.before.conv" = "measured on our server"
+"""
+
+
+@pytest.fixture
+def spec(tmp_path, monkeypatch):
+    """Writes `mine.toml` in a folder of its own, with one edit."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(old="", new="", name="mine.toml"):
+        assert old in MINE
+        Path(name).write_text(MINE.replace(old, new, 1), encoding="utf-8")
+        return name
+
+    return write
+
+
+# ---- what ships --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_number_has_a_source_and_every_pass_a_name(name: str):
+    p = load_profile(name)
+    assert p.name == name and p.title
+    assert all(row.source for row in p.rows() if isinstance(row.value, float))
+    assert str(gpuir.pipeline(p.passes))
+
+
+def test_kinds_are_those_of_the_kernels():
+    known = {name.removeprefix("k.") for name in KERNELS} - {"view", "loop", "cond"}
+    assert set(KINDS) == known
+
+
+def test_a_graph_replays_what_compiled_launches():
+    compiled, graph = load_profile("compiled"), load_profile("cudagraph")
+    assert graph.host.graph and not compiled.host.graph
+    assert graph.host.call_s == compiled.host.call_s
+    assert graph.passes == compiled.passes
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")
+def test_eagers_host_is_what_the_measurements_give():
+    path = ROOT / "tools/host_overheads.py"
+    module = importlib.util.spec_from_file_location("host_overheads", path)
+    assert module and module.loader
+    tool = importlib.util.module_from_spec(module)
+    module.loader.exec_module(tool)
+    shipped = {row.field: row.value for row in load_profile("eager").rows()}
+    for name, value in tool.derived(DATA).items():
+        assert shipped[f"host.{name}"] == pytest.approx(value), name
+
+
+def test_a_host_may_be_scaled():
+    host = Host(1, 2, 3, 4, 5, 6, 7, queue=9, graph_s=8, before=Table({"conv": 10.0}))
+    twice = host.scaled(2)
+    assert twice == Host(2, 4, 6, 8, 10, 12, 14, queue=9, graph_s=8, before=Table({"conv": 20.0}))
+
+
+# ---- a user's own ------------------------------------------------------------------------------
+
+
+def test_a_file_may_change_a_few_numbers_of_another(spec):
+    mine, eager = load_profile(spec()), load_profile("eager")
+    assert mine.name == "mine" and mine.base == "eager" and mine.passes == eager.passes
+    assert mine.host.between_s == 2e-6 and mine.host.before_s == eager.host.before_s
+    assert mine.host.before["conv"] == 20e-6
+    assert mine.host.before["gemm"] == eager.host.before["gemm"]
+    assert mine.source("host.between_s") == "measured on our server"
+    assert mine.source("host.before_s") == eager.source("host.before_s")
+
+
+def test_a_base_may_be_a_file_beside_it(spec):
+    spec()
+    Path("theirs.toml").write_text(
+        'base = "./mine.toml"\nname = "theirs"\n[host]\nafter_s = 1e-6\n'
+        '[sources]\n"host.after_s" = "measured"\n'
+    )
+    theirs = load_profile("theirs.toml")
+    assert (theirs.host.between_s, theirs.host.after_s) == (2e-6, 1e-6)
+
+
+def test_a_graph_keeps_its_profile_through_text(spec):
+    name = spec()
+    model = gpuir.load(ROOT / "examples/encoder.onnx", dims={"batch": 1, "seq": 8})
+    g = gpuir.analyze(model, "a100", profile=name)
+    again = gpuir.parse(gpuir.show(g))
+    assert gpuir.summary(again).profile.name == "mine"
+    assert gpuir.summary(again).latency_s == gpuir.summary(g).latency_s
+
+
+WRONG = [
+    ("between_s = 2e-6", "between_s = 2", "out of range.*expected: a number from 0 to 10e-3 s"),
+    ("between_s = 2e-6", 'between_s = "2us"', "is not a number"),
+    ("between_s = 2e-6", "betwen_s = 2e-6", "no such field.*did you mean.*between_s"),
+    ("before.conv", "before.cnov", "no kind of kernel is called cnov.*did you mean.*conv"),
+    ('base = "eager"', 'base = "eagr"', "no profile is called 'eagr'.*did you mean.*eager"),
+    ('base = "eager"', 'base = "./mine.toml"', "its own base"),
+    ('base = "eager"', "base = 7", "base is not text"),
+    ('base = "eager"\n', "", "passes is missing"),
+    ('name = "mine"', 'name = "My Stack"', "cannot be the name"),
+    ('name = "mine"', 'name = "mine"\ntf32 = "some"', "no such rule.*none, conv, all"),
+    (", host.before.conv", "", "host.before.conv has no source.*assumed: why"),
+    ("host.between_s,", "host.betwen_s,", "no source|names no field"),
+    ("[host]", "copies = { call_s = 1e-6, share = 2 }\n[host]", "copies.share is out of range"),
+    ("[host]", "[host", "."),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), WRONG)
+def test_what_is_wrong_in_a_file_is_said(spec, old: str, new: str, says: str):
+    with pytest.raises(TargetError) as error:
+        load_profile(spec(old, new))
+    assert re.search(says, str(error.value), re.DOTALL)
+    assert "mine.toml" in str(error.value) or "eagr" in new
+
+
+def test_no_such_file_or_name():
+    with pytest.raises(TargetError, match="no profile is called 'egar'"):
+        load_profile("egar")
+    with pytest.raises(TargetError):
+        load_profile("nowhere.toml")
