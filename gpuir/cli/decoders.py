@@ -38,7 +38,7 @@ def _layers(path: str | Path) -> tuple[Table, Scores]:
     from gpuir.evaluate.tables import Table
 
     read = llm.read(path)
-    found = llm.score(read.models, _build, note)
+    found = llm.score(read.models, build, note)
     return Table(read.file, "layers of language models", read.count, (), read.skipped), found
 
 
@@ -47,18 +47,20 @@ def _deployments(path: str | Path) -> tuple[Table, Scores]:
     from gpuir.evaluate.tables import Table
 
     read = deployments.read(path)
-    made = deployments.forecast(read.runs, _served, note)
+    made = deployments.forecast(read.runs, served, note)
     found = deployments.score(made, read.file)
     return Table(read.file, "deployments of language models", read.count, (), read.skipped), found
 
 
-def _build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:
+def build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:
+    """The kernels of a prompt under a profile, in the dtype that vidur measured."""
     from gpuir.analysis import lower
 
     return lower(_loaded(json.dumps(dict(config)), tokens, "f16"), profile=profile)
 
 
-def _served(config: Mapping[str, Any], tokens: int) -> Graph:
+def served(config: Mapping[str, Any], tokens: int) -> Graph:
+    """The kernels of a prompt, nothing fused: what servers launch is another matter."""
     from gpuir.analysis import lower
 
     return lower(_loaded(json.dumps(dict(config)), tokens, "bf16"), profile="eager")

@@ -109,7 +109,7 @@ def _rows(columns: Columns) -> Iterator[dict[str, Any]]:
 def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
     """The run, or why there is none."""
     if row["mode"] != "agg":
-        return "prefill and decoding on different GPUs"
+        return "prefill and decode on different GPUs"
     decoder = known.get(row["model"])
     if decoder is None:
         return WITHOUT.get(row["model"], f"no config of {row['model']}")

@@ -1,0 +1,25 @@
+"""Small decoders, and their graphs as `eval models` builds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+}
+QWEN = LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+MIXTURE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+}

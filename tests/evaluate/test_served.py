@@ -1,0 +1,162 @@
+"""A step as servers launch it: products merged and quantised, caches, collectives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluate.decoders import LLAMA, MIXTURE, QWEN
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from gpuir.cli.decoders import served as build
+from gpuir.evaluate.deployments import seconds
+from gpuir.evaluate.served import (
+    Decoder,
+    Deployment,
+    Part,
+    Product,
+    Share,
+    Step,
+    collectives_s,
+    decoders,
+    held,
+    launches,
+)
+from gpuir.targets.load import load_target
+
+B200, H100 = load_target("b200-sxm-180gb"), load_target("h100-sxm-80gb")
+
+
+def deployment(config: dict[str, Any], products: str = "bf16", **changes: Any) -> Deployment:
+    decoder = Decoder("mine", "a test", config)
+    return replace(Deployment(decoder, H100, "vllm", products, products, 1), **changes)
+
+
+def share(d: Deployment) -> Share:
+    return Share.of(build, d.decoder.divided(d.tp))
+
+
+def decode(sequences: float, keys: float) -> Step:
+    return Step((Part(*(np.array([float(n)]) for n in (sequences, 1, keys))),))
+
+
+def prompt(tokens: float) -> Step:
+    return Step((Part(*(np.array([float(n)]) for n in (1, tokens, tokens))),))
+
+
+def test_products_of_one_input_are_one():
+    assert share(deployment(LLAMA)).products == (
+        Product("self_attn.q_proj", 256 + 64 + 64, 256),
+        Product("self_attn.o_proj", 256, 256),
+        Product("mlp.gate_proj", 1024, 256),
+        Product("mlp.down_proj", 256, 512),
+        Product("lm_head", 1024, 256),
+    )
+
+
+def test_a_rank_has_a_part_of_the_products():
+    d = deployment(LLAMA, tp=2)
+    assert [(p.n, p.depth) for p in share(d).products] == [
+        *((192, 256), (256, 128), (512, 256), (256, 256), (512, 256))
+    ]
+    with pytest.raises(ValueError, match="8 heads on 3 ranks"):
+        d.decoder.divided(3)
+
+
+def test_norms_within_attention_and_experts_are_the_models():
+    assert share(deployment(LLAMA)).norms == ()
+    assert share(deployment(QWEN)).norms == (256, 64)
+    mixed = share(deployment(MIXTURE))
+    assert mixed.experts is not None
+    assert mixed.experts.experts.up.type.shape[0] == 16
+    assert {p.module for p in mixed.products} == {
+        *("self_attn.q_proj", "self_attn.o_proj", "mlp.gate", "lm_head"),
+    }
+
+
+def test_a_step_multiplies_every_weight_with_every_token():
+    d = deployment(LLAMA)
+    s = share(d)
+    works = [(times, w) for times, w in launches(s, d, decode(8, 100)) if w.kernel == "k.gemm"]
+    weights = 6 * (384 * 256 + 256 * 256 + 1024 * 256 + 256 * 512) + 1024 * 256
+    assert sum(float(np.sum(times * w.products)) for times, w in works) == 2 * 8 * weights
+    assert s.weight_bytes(d) == 2 * (weights + 1024 * 256)
+    assert s.weight_bytes(replace(d, products="fp8_static")) < s.weight_bytes(d)
+
+
+def test_a_prompt_goes_through_the_head_once():
+    d = deployment(LLAMA)
+    head = next(
+        w
+        for _, w in launches(share(d), d, prompt(300))
+        if w.kernel == "k.gemm"
+        and float(np.max(w.extents["n"])) == 1024
+        and np.max(w.extents["m"]) == 1
+    )
+    assert float(np.max(head.extents["k"])) == 256
+
+
+def test_experts_are_on_ranks_or_cut():
+    whole, cut, spread = (
+        deployment(MIXTURE, expert_tp=tp, expert_ep=ep) for tp, ep in ((1, 1), (4, 1), (1, 4))
+    )
+    s = share(whole)
+
+    def weights(d: Deployment) -> float:
+        return float(s.weight_bytes(d))
+
+    assert weights(whole) > weights(cut) == pytest.approx(weights(spread))
+
+
+def test_windows_bound_what_is_read_and_kept():
+    config = LLAMA | {"sliding_window": 128}
+    plain, windowed = deployment(LLAMA), deployment(config)
+    assert windowed.decoder.attention == ((3, 128), (3, 0))
+    s = share(plain)
+    tokens = np.array([64.0, 4096.0])
+    full, part = s.cached_bytes(plain, tokens), s.cached_bytes(windowed, tokens)
+    assert full.tolist() == [6 * 2 * 2 * 32 * 2 * n for n in (64, 4096)]
+    assert part[0] == full[0]
+    assert part[1] == full[1] * (128 + 4096) / (2 * 4096)
+    assert seconds(s, windowed, decode(64, 4096))[0] < seconds(s, plain, decode(64, 4096))[0]
+
+
+def test_a_prompt_among_decoded_tokens_shares_their_weights():
+    d = deployment(MIXTURE)
+    s = share(d)
+    both = Step((*decode(16, 500).parts, *prompt(64).parts))
+    alone = seconds(s, d, decode(16, 500)) + seconds(s, d, prompt(64))
+    assert np.all(seconds(s, d, both)[0] < alone[0])
+    assert d.mixes
+    assert not replace(d, framework="sglang").mixes
+
+
+def test_narrower_caches_hold_more():
+    wide = deployment(LLAMA, products="fp8_static")
+    narrow = replace(wide, decoder=Decoder("mine", "a test", LLAMA, cache_fp8=True))
+    s, tokens = share(wide), np.array([1e5, 1e12])
+    assert held(s, narrow, tokens)[0] == pytest.approx(2 * held(s, wide, tokens)[0], rel=1e-3)
+    assert held(s, wide, tokens)[1] == 1
+
+
+def test_collectives_grow_with_ranks_and_tokens():
+    one, two, eight = (deployment(LLAMA, tp=tp) for tp in (1, 2, 8))
+    step, longer = decode(8, 100), prompt(4096)
+    assert collectives_s(one, step).tolist() == [0]
+    assert 0 < collectives_s(two, step)[0] < collectives_s(eight, step)[0]
+    assert collectives_s(two, longer)[0] > collectives_s(two, step)[0]
+
+
+def test_all_that_is_a_decoder_has_a_source_and_can_be_built():
+    for name, decoder in decoders().items():
+        assert name == decoder.name
+        assert "config.json" in decoder.source
+        d = Deployment(decoder, B200, "trtllm", "nvfp4", "nvfp4", 2, 2)
+        s = share(d)
+        assert ("num_experts_per_tok" in decoder.config) == (s.experts is not None)
+        time_s, low_s, high_s, roof_s = seconds(s, d, decode(4, 1000))[:, 0]
+        assert 0 < roof_s < low_s <= time_s <= high_s
