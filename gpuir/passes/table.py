@@ -14,6 +14,7 @@ from gpuir.passes.autocast import Autocast
 from gpuir.passes.autodiff import Autodiff
 from gpuir.passes.bmm import Bmm
 from gpuir.passes.canonicalize import Canonicalize
+from gpuir.passes.convert import Convert, Extend, Pack
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
 from gpuir.passes.manager import Pass, Pipeline, make_pass
@@ -24,6 +25,7 @@ from gpuir.passes.tile import TilePass
 PASSES: dict[str, type[Pass]] = {
     p.name: p
     for p in (
+        *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Autocast, Autodiff, Accumulate, Optimizer),
         *(Bmm, Fuse, Legalize, TilePass, Annotate),
     )

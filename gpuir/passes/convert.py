@@ -1,0 +1,192 @@
+"""The same model in other types: in fewer bits, with a dimension padded, with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuir.ir.build import Builder
+from gpuir.ir.errors import ModelError, UsageError, nearest
+from gpuir.ir.graph import Graph, Level, Node, Op, Value, field_names
+from gpuir.ir.phases import is_training
+from gpuir.ir.types import DType, TensorType, bf16, f16, f32, i8
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+
+LEAST_WEIGHT = 1 << 16  # cells: what is smaller is not worth packing
+
+TypeOf = Callable[[TensorType], TensorType]
+AttributeOf = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Convert(Pass):
+    """Runs in `dtype`, f16 or bf16, all that is f32: weights, inputs and what comes of them, as
+    `module.half()` does, or a converter of ONNX files. What accumulates, still does so in f32."""
+
+    dtype: str = "f16"
+
+    name = "convert"
+    takes = gives = Level.graph
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("f16", "bf16"):
+            fix = nearest(self.dtype, ("f16", "bf16"))
+            raise UsageError(f"pass 'convert': cannot run in {self.dtype!r}", fix=fix)
+
+    def run(self, g: Graph) -> Graph:
+        _check_inference(g, self.name, "autocast{dtype=" + self.dtype + "}")
+        narrow = f16 if self.dtype == "f16" else bf16
+
+        def attribute(value: Any) -> Any:
+            return narrow if value == f32 else value
+
+        return _Retyped(lambda x: replace(x, dtype=attribute(x.dtype)), attribute).graph(g)
+
+
+@dataclass(frozen=True)
+class Extend(Pass):
+    """Makes dimensions of extent `old` longer, wherever that number stands for one: 50257 words
+    become 50304, in weights, results and sizes alike. ModelError where the model does not fit
+    together any more: the number stands for something else too."""
+
+    old: int = 0
+    new: int = 0
+
+    name = "extend"
+    takes = gives = Level.graph
+
+    def __post_init__(self) -> None:
+        if not 1 < self.old <= self.new:
+            raise UsageError(
+                "pass 'extend': a dimension becomes longer",
+                expected="extend{old=50257,new=50304}",
+                found=f"old={self.old}, new={self.new}",
+            )
+
+    def run(self, g: Graph) -> Graph:
+        def attribute(value: Any) -> Any:
+            return self.new if type(value) is int and value == self.old else value
+
+        def longer(type: TensorType) -> TensorType:
+            return replace(type, shape=tuple(map(attribute, type.shape)))
+
+        return _Retyped(longer, attribute).graph(g)
+
+
+@dataclass(frozen=True)
+class Pack(Pass):
+    """Stores the weights of products in 8 bits, with a scale for each column in the dtype they had:
+    a product reads the bytes and converts them on their way. Weights that others read too stay.
+    """
+
+    name = "pack"
+    takes = gives = Level.graph
+
+    def run(self, g: Graph) -> Graph:
+        _check_inference(g, self.name, "leave it out")
+        packed = {v.name for v in _packable(g)}
+        return _Retyped(lambda x: x, lambda value: value, packed).graph(g)
+
+
+def _check_inference(g: Graph, name: str, fix: str) -> None:
+    if is_training(g):
+        raise UsageError(f"{name}: @{g.name} has a backward pass", fix=fix)
+
+
+def _packable(g: Graph) -> list[Value]:
+    """Weights that products alone read, as right operands, transposed or not."""
+    uses = g.uses()
+
+    def is_right(v: Value, node: Node) -> bool:
+        match node.op:
+            case t.Matmul(a=a, b=b):
+                return b == v and a != v
+            case t.Transpose():
+                (result,) = node.results
+                inner = uses.get(result, [])
+                return bool(inner) and all(is_right(result, n) for n in inner)
+            case _:
+                return False
+
+    outputs = set(g.outputs)
+    return [
+        v
+        for v in g.params
+        if v.type.dtype in (f16, bf16, f32)
+        and v.type.rank == 2
+        and v.type.size >= LEAST_WEIGHT
+        and v not in outputs
+        and uses.get(v)
+        and all(is_right(v, n) for n in uses[v])
+    ]
+
+
+class _Retyped:
+    """A graph over again: its ends with other types, attributes changed, results as they follow.
+    Weights called `packed` become bytes, which products convert."""
+
+    def __init__(self, type_of: TypeOf, attribute_of: AttributeOf, packed: set[str] | None = None):
+        self.type_of, self.attribute_of = type_of, attribute_of
+        self.packed = packed or set[str]()
+
+    def graph(self, g: Graph) -> Graph:
+        b = Builder(g.level, g.name, g.target)
+        b.folded += g.folded
+        b.assumed += g.assumed
+        b.profile = g.profile
+        b.roles.update(g.roles)
+        b.reserve(v.name for n in g.nodes for v in n.results)
+        new: dict[Value, Value] = {}
+        for v in g.inputs:
+            new[v] = b.input(v.name, self.type_of(v.type))
+        for v in g.params:
+            type = self.type_of(v.type)
+            new[v] = b.param(v.name, type.with_dtype(i8) if v.name in self.packed else type)
+        for node in g.nodes:
+            b.locs = node.locs
+            op = self.op(node.op, new)
+            if isinstance(op, t.Matmul) and op.b.type.dtype == i8 and op.a.type.dtype.is_float:
+                op = replace(op, b=_converted(b, op.b, op.a.type.dtype))
+            try:
+                types = op.result_types
+            except ModelError as error:
+                error.where = error.where or " + ".join(node.locs)
+                raise
+            pairs = zip(node.results, types, strict=True)
+            results = tuple(Value(v.name, type) for v, type in pairs)
+            new.update(zip(node.results, results, strict=True))
+            b.put(replace(node, op=op, results=results))
+        over = [None if v is None else new[v] for v in g.over]
+        return b.finish((new[v] for v in g.outputs), over)
+
+    def op(self, op: Op, new: dict[Value, Value]) -> Op:
+        """The op with its operands, attributes and regions changed."""
+        changes: dict[str, Any] = {}
+        for name in field_names(type(op)):
+            value = getattr(op, name)
+            if name == "data" and isinstance(op, t.Constant):
+                continue  # numbers, not sizes
+            changes[name] = self.field(value, new)
+        return replace(op, **changes)
+
+    def field(self, value: Any, new: dict[Value, Value]) -> Any:
+        match value:
+            case Value():
+                return new[value]
+            case Graph():
+                return self.graph(value)
+            case TensorType():
+                return self.type_of(value)
+            case tuple():
+                return tuple(self.field(x, new) for x in value)  # pyright: ignore
+            case _:
+                return self.attribute_of(value)
+
+
+def _converted(b: Builder, w: Value, dtype: DType) -> Value:
+    """Bytes [.., k, n] times the scale of each column."""
+    scale = b.param(f"{w.name}.scale", TensorType(w.type.shape[-1:], dtype))
+    wide = b(t.Cast(w, dtype), f"{w.name}.wide")
+    return b(t.Map("mul", (wide, scale)), f"{w.name}.scaled")
