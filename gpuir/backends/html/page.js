@@ -67,7 +67,7 @@ function element(name, options = {}, ...children) {
 const COLOURS = {
   gemm: "#4a7bd0", conv: "#4a7bd0", attention: "#c9701a", experts: "#8c8f1f", map: "#2f9e5a",
   reduce: "#9a6fd6", pool: "#a37a4b", gather: "#1f98a6", scatter: "#cc5fa0", copy: "#d6504a",
-  collective: "#8c8f1f", opaque: "#83878f", host: "#83878f",
+  attention_gradient: "#b3882c", experts_gradient: "#6f8a3f", collective: "#8c8f1f", opaque: "#7d6b5d", host: "#83878f",
 };
 const MORE = ["#4a7bd0", "#c9701a", "#2f9e5a", "#9a6fd6", "#1f98a6", "#cc5fa0", "#a37a4b", "#d6504a"];
 const colour = (kind) => COLOURS[kind] ?? COLOURS.opaque;
@@ -94,7 +94,7 @@ function layout(more) {
   const ink = styled("ink");
   return {
     height: 420,
-    ...(printing ? { width: 680 } : {}),
+    ...(printing ? { width: 950 } : {}),
     margin: { l: 8, r: 8, t: 8, b: 8 },
     font: { family: "system-ui, sans-serif", size: 13, color: ink },
     paper_bgcolor: "rgba(0,0,0,0)",
@@ -138,12 +138,20 @@ function drawTime() {
   const parts = run.trees[chosen("tree")] ?? run.trees.kind;
   const own = parts.map(([, , time]) => time); // less what the parts inside take
   parts.forEach(([parent, , time]) => { if (parent >= 0) own[parent] -= time; });
-  const top = parts.map((_, i) => i);
-  parts.forEach(([parent], i) => { if (parent > 0) top[i] = top[parent]; });
-  const order = [...new Set(top)];
-  const byKind = chosen("tree") === "kind";
-  const shade = (i) =>
-    i === 0 ? styled("panel") : byKind ? colour(parts[top[i]][1]) : MORE[order.indexOf(top[i]) % MORE.length];
+  const children = (i) => parts.flatMap(([parent], j) => (parent === i ? [j] : []));
+  const kinds = chosen("tree") === "kind";
+  let fork = 0; // the part whose parts have colours of their own: below those that have nearly all
+  for (let next = 0; next !== undefined && !kinds; ) {
+    fork = next;
+    next = children(fork).find((i) => parts[i][2] > 0.8 * parts[fork][2] && children(i).length);
+  }
+  const branches = children(fork);
+  const branch = (i) => (i < 0 ? -1 : parts[i][0] === fork ? branches.indexOf(i) : branch(parts[i][0]));
+  const shade = (i) => {
+    const of = branch(i);
+    if (of < 0) return styled("panel");
+    return kinds ? colour(parts[branches[of]][1]) : MORE[of % MORE.length];
+  };
   const trace = {
     type: "icicle",
     ids: parts.map((_, i) => String(i)),
@@ -157,6 +165,7 @@ function drawTime() {
     texttemplate: "%{label}<br>%{customdata[1]}, %{customdata[2]}",
     hovertemplate: "%{customdata[0]}<br>%{customdata[1]}, %{customdata[2]}<br>%{customdata[3]}<extra></extra>",
     marker: { colors: parts.map((_, i) => shade(i)), line: { color: styled("page"), width: 1 } },
+    leaf: { opacity: 1 },
     tiling: { orientation: "v" },
     pathbar: { visible: false },
     maxdepth: 5,
@@ -224,19 +233,21 @@ function roofNames([left, right], [low, high]) {
   const place = find("chart-roofline");
   const size = place._fullLayout?._size;
   const rise = ((size?.h ?? 400) / (high - low)) / ((size?.w ?? place.clientWidth - 90) / (right - left));
-  const named = { showarrow: false, font: { size: 12, color: styled("quiet") }, bgcolor: styled("page"), borderpad: 1 };
+  const angle = Math.atan(rise);
+  const named = { showarrow: false, font: { size: 12, color: styled("quiet") } };
   const flat = run.roofs.flops
     .filter(([, rate]) => Math.log10(rate) < high)
     .map(([name, rate]) => ({
       ...named, x: right, y: Math.log10(rate), xanchor: "right", yanchor: "bottom",
-      text: escaped(`${name}, ${quantity(rate, "flop/s")}`), yshift: 1, bgcolor: "rgba(0,0,0,0)",
+      text: escaped(`${name}, ${quantity(rate, "flop/s")}`), yshift: 1,
     }));
   const slanted = run.roofs.bytes.map(([name, rate]) => {
     const start = Math.max(left, low - Math.log10(rate));
     const end = Math.min(right, high - Math.log10(rate));
     const x = start + 0.16 * (end - start);
     return {
-      ...named, x, y: x + Math.log10(rate), textangle: (-Math.atan(rise) * 180) / Math.PI,
+      ...named, x, y: x + Math.log10(rate), textangle: (-angle * 180) / Math.PI,
+      xshift: -9 * Math.sin(angle), yshift: 9 * Math.cos(angle), // above its line
       text: escaped(`${name}, ${quantity(rate, "bytes/s")}`), visible: end > start,
     };
   });
@@ -372,20 +383,20 @@ const plainText = (value, type) => (type === "display" ? escaped(value) : value)
 
 const COLUMNS = [
   { title: "layer", data: "name", render: (v, type) => (type === "display" ? `<button type="button" class="row">${escaped(v)}</button>` : v) },
-  { title: "kernel", data: "kind", render: plainText },
-  { title: "bound", data: "bound", render: plainText },
-  { title: "runs", data: "runs", render: number((v) => v.toLocaleString("en")), className: "figure" },
   { title: "time", data: "all", render: number((v) => quantity(v, "s")), className: "figure" },
   { title: "share", data: "share", render: number((v) => percent(v)), className: "figure" },
+  { title: "runs", data: "runs", render: number((v) => v.toLocaleString("en")), className: "figure" },
   { title: "each", data: "time", render: number((v) => quantity(v, "s")), className: "figure" },
-  { title: "80 %", data: "spread", orderable: false, className: "figure", render: plainText },
+  { title: "kernel", data: "kind", render: plainText },
+  { title: "bound", data: "bound", render: plainText },
   { title: "of peak", data: "peak", render: number((v) => percent(v)), className: "figure" },
+  { title: "80 %", data: "spread", orderable: false, className: "figure", render: plainText },
   { title: "waves", data: "waves", render: number((v) => significant(v, 2)), className: "figure" },
   { title: "occupancy", data: "occupancy", render: number((v) => percent(v)), className: "figure" },
-  { title: "flop", data: "flops", render: number((v) => (v ? quantity(v, "flop") : "-")), className: "figure" },
-  { title: "bytes", data: "bytes", render: number((v) => (v ? quantity(v, "bytes") : "-")), className: "figure" },
   { title: "tile", data: "tile", render: plainText },
   { title: "shape", data: "shape", render: plainText },
+  { title: "flop", data: "flops", render: number((v) => (v ? quantity(v, "flop") : "-")), className: "figure" },
+  { title: "bytes", data: "bytes", render: number((v) => (v ? quantity(v, "bytes") : "-")), className: "figure" },
   { title: "module", data: "module", render: plainText },
   { title: "phase", data: "phase", render: plainText },
 ];

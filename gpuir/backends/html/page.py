@@ -106,7 +106,7 @@ def _tiles(s: Summary) -> list[tuple[str, str, str]]:
     waits = percent(s.timeline.gaps_s, s.latency_s)
     return [
         ("Latency", quantity(s.latency_s, "s", 4), ends),
-        ("Rate", *_rate(s)),
+        _rate(s),
         ("Waiting for the host", waits, f"of the time; profile {s.profile.name}"),
         ("Kernels' time", quantity(s.device_s, "s"), f"{s.launches:,} launches"),
         ("Bound by", slowest[0] if slowest[1] else "-", percent(slowest[1], s.device_s)),
@@ -114,13 +114,13 @@ def _tiles(s: Summary) -> list[tuple[str, str, str]]:
     ]
 
 
-def _rate(s: Summary) -> tuple[str, str]:
-    """Of the text, what comes first and what is behind it."""
-    first, _, rest = rate(s).partition(" of batch ")
+def _rate(s: Summary) -> tuple[str, str, str]:
+    """Of items where the batch is known, else of runs."""
+    runs, _, rest = rate(s).partition(" of batch ")
     if not rest:
-        return first, ""
+        return "Runs a second", runs.removesuffix(" runs/s"), ""
     size, _, items = rest.partition(": ")
-    return items.removesuffix("/s") + " items/s", f"{first} of batch {size}"
+    return "Items a second", items.removesuffix("/s"), f"{runs} of batch {size}"
 
 
 def _fits(s: Summary) -> str:
