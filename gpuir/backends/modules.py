@@ -55,7 +55,7 @@ def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:
                 children.setdefault(path[: i - 1], set()).add(path[:i])
 
     def tree(path: Path, start: int, depth: int) -> Iterator[Module]:
-        below = sorted(children.get(path, ()), key=lambda p: -sum(x.time_s for x in inside[p]))
+        below = sorted(children.get(path, ()), key=lambda p: (-sum(x.time_s for x in inside[p]), p))
         if len(below) == 1 and path not in listed:
             yield from tree(below[0], start, depth)
             return
