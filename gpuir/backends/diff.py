@@ -1,0 +1,335 @@
+"""Two reports compared: what changed, kernel by kernel, and whether that is within a budget."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuir.backends.saved import METRICS, Entry, Run
+from gpuir.ir.errors import UsageError, nearest
+
+SAME = 1e-9  # relative: closer numbers are one
+
+# ---------------------------------------------------------------------------- kernel by kernel
+
+
+@dataclass(frozen=True)
+class Change:
+    """Kernels of the old report, and those of the new one that do their work. One side is empty
+    where the work came or went."""
+
+    old: tuple[Entry, ...]
+    new: tuple[Entry, ...]
+
+    @property
+    def what(self) -> str:
+        """What is another in it: `2 fused to 1`, `shape, tile`; empty where only its time is."""
+        if not self.old or not self.new:
+            return "new" if self.new else "gone"
+        if len(self.old) != len(self.new):
+            verb = "fused" if len(self.old) > len(self.new) else "split"
+            return f"{len(self.old)} {verb} to {len(self.new)}"
+        pairs = list(zip(self.old, self.new, strict=True))
+        named = ("op", "shape", "tile", "bound", "runs")
+        return ", ".join(x for x in named if any(getattr(a, x) != getattr(b, x) for a, b in pairs))
+
+    @property
+    def is_same(self) -> bool:
+        times = [sum(x.time_s for x in side) for side in (self.old, self.new)]
+        return math.isclose(*times, rel_tol=SAME) and not self.what
+
+
+@dataclass(frozen=True)
+class Group:
+    """Changes that are alike, as those of layers that repeat."""
+
+    changes: tuple[Change, ...]
+
+    @property
+    def one(self) -> Change:
+        return self.changes[0]
+
+    @property
+    def names(self) -> list[str]:
+        return [(c.new or c.old)[0].name for c in self.changes]
+
+    @property
+    def old_s(self) -> float:
+        return sum(x.time_s for c in self.changes for x in c.old)
+
+    @property
+    def new_s(self) -> float:
+        return sum(x.time_s for c in self.changes for x in c.new)
+
+    @property
+    def status(self) -> Literal["came", "went", "changed", "same"]:
+        if not self.one.old:
+            return "came"
+        if not self.one.new:
+            return "went"
+        return "same" if self.one.is_same else "changed"
+
+
+def groups(old: Sequence[Entry], new: Sequence[Entry]) -> tuple[Group, ...]:
+    """Every kernel of both, the largest difference first."""
+    alike: dict[object, list[Change]] = {}
+    for c in changes(old, new):
+        sides = tuple(tuple((x.op, x.shape) for x in side) for side in (c.old, c.new))
+        alike.setdefault((c.what, c.is_same, sides), []).append(c)
+    found = (Group(tuple(group)) for group in alike.values())
+    return tuple(sorted(found, key=lambda g: (-abs(g.new_s - g.old_s), g.names[0])))
+
+
+def changes(old: Sequence[Entry], new: Sequence[Entry]) -> Iterator[Change]:
+    """Kernels that stand for the same model nodes belong together; then those that have model nodes
+    in common, as where one was fused; then those of one op and shape, as where nodes have other
+    names."""
+    pairs, old, new = _paired(old, new, lambda x: (x.op, x.nodes) if x.nodes else None)
+    yield from pairs
+    shared, old, new = _sharing(old, new)
+    yield from shared
+    pairs, old, new = _paired(old, new, lambda x: (x.op, x.shape))
+    yield from pairs
+    yield from (Change((x,), ()) for x in old)
+    yield from (Change((), (x,)) for x in new)
+
+
+Rest = tuple[list[Change], list[Entry], list[Entry]]
+
+
+def _paired(
+    old: Iterable[Entry], new: Iterable[Entry], key: Callable[[Entry], Hashable | None]
+) -> Rest:
+    """Those of equal key one to one, in their order; and what is left of both."""
+    waiting: dict[Hashable, deque[Entry]] = {}
+    for x in old:
+        if (k := key(x)) is not None:
+            waiting.setdefault(k, deque()).append(x)
+    pairs: list[Change] = []
+    taken: set[int] = set()
+    rest: list[Entry] = []
+    for x in new:
+        if queue := waiting.get(key(x)):
+            pairs.append(Change((queue[0],), (x,)))
+            taken.add(id(queue.popleft()))
+        else:
+            rest.append(x)
+    return pairs, [x for x in old if id(x) not in taken], rest
+
+
+def _sharing(old: Sequence[Entry], new: Sequence[Entry]) -> Rest:
+    """Those that share model nodes, directly or through others, together; and what is left."""
+    holders: dict[str, list[int]] = {}
+    everything = [*old, *new]
+    for i, x in enumerate(everything):
+        for node in x.nodes:
+            holders.setdefault(node, []).append(i)
+    seen: set[int] = set()
+    found: list[Change] = []
+    rest: tuple[list[Entry], list[Entry]] = [], []
+    for i in range(len(everything)):
+        if i in seen:
+            continue
+        seen.add(i)
+        group, queue = [i], deque([i])
+        while queue:
+            for node in everything[queue.popleft()].nodes:
+                for j in holders.pop(node, ()):
+                    if j not in seen:
+                        seen.add(j)
+                        group.append(j)
+                        queue.append(j)
+        before = [everything[j] for j in sorted(group) if j < len(old)]
+        after = [everything[j] for j in sorted(group) if j >= len(old)]
+        if before and after:
+            found.append(Change(tuple(before), tuple(after)))
+        else:
+            rest[0].extend(before)
+            rest[1].extend(after)
+    return found, *rest
+
+
+# ---------------------------------------------------------------------------- run by run
+
+
+@dataclass(frozen=True)
+class Diff:
+    """One run of the old report beside one of the new."""
+
+    old: Run
+    new: Run
+    groups: tuple[Group, ...]
+
+    @property
+    def name(self) -> str:
+        """`a100 eager`; `a100 eager → compiled` where the two are not alike."""
+        sides = (self.old.target, self.new.target), (self.old.profile, self.new.profile)
+        return " ".join(" → ".join(dict.fromkeys(names)) for names in sides)
+
+    @property
+    def model(self) -> str:
+        return " → ".join(dict.fromkeys((self.old.model, self.new.model)))
+
+    @property
+    def changed(self) -> list[Group]:
+        return [g for g in self.groups if g.status != "same"]
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.changed or self.notes or self.old.values != self.new.values)
+
+    @property
+    def overlap(self) -> bool | None:
+        """Whether the intervals of the latencies have something in common; None without them."""
+        a, b = self.old.interval_s, self.new.interval_s
+        return None if a is None or b is None else a[0] <= b[1] and b[0] <= a[1]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else is not as it was, and may be why."""
+        a, b = self.old, self.new
+        found: list[str] = []
+        if a.batch != b.batch:
+            found.append(f"batch: {a.batch or '?'} → {b.batch or '?'}")
+        if a.predictors != b.predictors:
+            found.append(f"predictor: {', '.join(a.predictors)} → {', '.join(b.predictors)}")
+        if a.target == b.target:
+            found += [
+                f"target: {name} {a.numbers.get(name)} → {b.numbers.get(name)}"
+                for name in dict.fromkeys((*a.numbers, *b.numbers))
+                if a.numbers.get(name) != b.numbers.get(name)
+            ]
+        labels = ("assumed", "warnings") if a.name == b.name else ("warnings",)
+        for label in labels:
+            before, after = getattr(a, label), getattr(b, label)
+            found += [f"{label}, no longer: {text}" for text in before if text not in after]
+            found += [f"{label}, new: {text}" for text in after if text not in before]
+        return tuple(found)
+
+
+def compare(old: Sequence[Run], new: Sequence[Run]) -> tuple[Diff, ...]:
+    """The runs of both by name of target and profile; where each report has one run, these.
+    UsageError where one has no partner, or the models have nothing in common."""
+    if len(old) == len(new) == 1:
+        pairs = [(old[0], new[0])]
+    else:
+        partners = {run.name: run for run in new}
+        lone = {x.name for x in old} ^ set(partners)
+        if lone:
+            raise UsageError(
+                "the reports are not of the same targets and profiles",
+                expected="each run of one in the other too",
+                found="\n".join(
+                    f"{name}, in the {'new' if name in partners else 'old'} one alone"
+                    for name in sorted(lone)
+                ),
+                fix="--target and --profile choose runs, or analyze both for the same ones",
+            )
+        pairs = [(run, partners[run.name]) for run in old]
+    return tuple(_compared(a, b) for a, b in pairs)
+
+
+def _compared(old: Run, new: Run) -> Diff:
+    if old.model != new.model and old.kernels and new.kernels:
+        shared = {n for x in old.kernels for n in x.nodes} & {
+            n for x in new.kernels for n in x.nodes
+        }
+        if not shared:
+            raise UsageError(
+                "two different models",
+                expected="two versions of one: by name, or with nodes of the same names",
+                found=f"{old.model} and {new.model}",
+                fix="`gpuir analyze` each of them",
+            )
+    return Diff(old, new, groups(old.kernels, new.kernels))
+
+
+# ---------------------------------------------------------------------------- budgets
+
+UNITS: dict[str, dict[str, float]] = {
+    "s": {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
+    "bytes": {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30},
+    "flop": {"flop": 1, "kflop": 1e3, "Mflop": 1e6, "Gflop": 1e9, "Tflop": 1e12, "Pflop": 1e15},
+    "": {"": 1},
+}
+EXAMPLES = {
+    "s": "+3%, +50us or 12ms",
+    "bytes": "+3%, +100MB or 2GB",
+    "flop": "+3%, +10Mflop or 2Tflop",
+    "": "+3%, +0 or 400",
+}
+_BUDGET = re.compile(r"\s*(\w+)\s*=\s*([+-]?)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)\s*(%|[a-zA-Z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a metric may be: so much more than it was, by share or amount, or so much."""
+
+    text: str
+    metric: str
+    amount: float
+    of: Literal["share", "amount", "whole"]
+
+    def limit(self, old: float) -> float:
+        match self.of:
+            case "share":
+                return old * (1 + self.amount)
+            case "amount":
+                return old + self.amount
+            case "whole":
+                return self.amount
+
+
+@dataclass(frozen=True)
+class Check:
+    """One budget on one run."""
+
+    budget: Budget
+    diff: Diff
+
+    @property
+    def old(self) -> float:
+        return self.diff.old.values[self.budget.metric]
+
+    @property
+    def new(self) -> float:
+        return self.diff.new.values[self.budget.metric]
+
+    @property
+    def limit(self) -> float:
+        return self.budget.limit(self.old)
+
+    @property
+    def is_kept(self) -> bool:
+        return self.new <= self.limit + SAME * abs(self.limit)
+
+
+def read_budget(text: str) -> Budget:
+    """`latency=+3%`, `memory=+100MB`, `launches=+0`, `latency=12ms`; UsageError for anything
+    else."""
+    found = _BUDGET.fullmatch(text)
+    name = found[1] if found else text.partition("=")[0].strip()
+    if name not in METRICS:
+        raise UsageError(f"no budget for {name!r}", where=text, fix=nearest(name, METRICS))
+    units = UNITS[METRICS[name].unit]
+    example = EXAMPLES[METRICS[name].unit]
+    expected = f"{name}={example}"
+    if not found:
+        raise UsageError("not a budget", where=text, expected=expected)
+    _, sign, number, unit = found.groups()
+    amount = float(f"{sign}{number}")
+    if unit == "%" and sign:
+        return Budget(text, name, amount / 100, "share")
+    if unit not in units:
+        what = "a share says of what: with its sign" if unit == "%" else f"no unit {unit!r} of it"
+        what = what if unit else "which unit"
+        raise UsageError(f"not a budget: {what}", where=text, expected=expected)
+    return Budget(text, name, amount * units[unit], "amount" if sign else "whole")
+
+
+def checks(diffs: Sequence[Diff], budgets: Sequence[Budget]) -> tuple[Check, ...]:
+    return tuple(Check(budget, diff) for diff in diffs for budget in budgets)

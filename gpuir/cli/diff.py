@@ -1,0 +1,170 @@
+"""`gpuir diff`: two reports or two versions of a model compared, and budgets for what changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.analyze import analyze, batch, layout, split_names, split_targets
+from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.output import check_ahead, emit, note, warn
+
+if TYPE_CHECKING:
+    from gpuir.backends.saved import Run
+
+ALWAYS = (  # the options that mean something for reports too
+    *("old", "new", "budgets", "target", "profile"),
+    *("format", "top", "width", "output", "modules", "verbose"),
+)
+
+
+@click.command()
+@click.argument("old", type=click.Path())
+@click.argument("new", type=click.Path())
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="latency=+3%",
+    help="How much latency, device, host, memory, launches, flops, bytes or opaque may be: "
+    "latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
+)
+@click.option("--target", help="A GPU, or several. Of reports, the runs to compare.")
+@options.loading
+@options.costing
+@click.option(
+    "--format",
+    type=click.Choice(["table", "markdown", "json", "junit"]),
+    default="table",
+    show_default=True,
+)
+@click.option(
+    "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
+)
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+@options.load_modules
+@options.verbose
+def command(old: str, new: str, **given: Any) -> None:
+    """What changed from OLD to NEW, kernel by kernel. Each is a report (`gpuir analyze --format
+    json`) or a model; a model beside a report is analyzed for the report's targets and profiles.
+
+    Exit status 1 where a budget is exceeded.
+
+    \b
+    gpuir diff old.json new.json
+    gpuir diff old.onnx new.onnx --target a100,l4 --dims batch=8
+    gpuir diff main.json model.onnx --dims batch=8 --budget latency=+3% --budget launches=+0
+    gpuir diff old.json new.json --budget memory=+100MB --format junit -o budgets.xml
+    """
+    from dataclasses import replace
+
+    from gpuir.backends.diff import checks, compare, read_budget
+    from gpuir.backends.diff_text import FORMATS
+
+    check_ahead(given["output"])
+    budgets = [read_budget(text) for text in given["budgets"]]
+    diffs = compare(*runs(old, new, given))
+    checked = checks(diffs, budgets)
+    shape = replace(layout(given["width"], given["output"]), top=given["top"])
+    emit(FORMATS[given["format"]](diffs, checked, shape), given["output"])
+    over = [c for c in checked if not c.is_kept]
+    for c in over:
+        note(f"gpuir: over budget: {c.budget.text} on {c.diff.name}")
+    if over:
+        raise click.exceptions.Exit(1)
+
+
+def runs(old: str, new: str, given: dict[str, Any]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """What to compare. A model is analyzed for the targets and profiles that are asked for, else
+    for those of the report beside it."""
+    loaded = load_modules(given["modules"])
+    reports = {path: read(path, given, loaded) for path in (old, new) if is_report(path)}
+    if old in reports and new in reports:
+        refuse_model_options()
+        return reports[old], reports[new]
+    beside = next(iter(reports.values()), ())
+    old_runs, new_runs = (
+        reports[path] if path in reports else analyzed(path, given, loaded, beside)
+        for path in (old, new)
+    )
+    return old_runs, new_runs
+
+
+def is_report(path: str) -> bool:
+    return path.endswith(".json") and not path.startswith("hf:")
+
+
+def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
+    """The runs of a report; of `--target` and `--profile` alone where those are given."""
+    from pathlib import Path
+
+    import gpuir
+    from gpuir.backends.saved import read_report
+    from gpuir.ir.errors import UsageError
+
+    try:
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise UsageError("cannot read the report", where=path, found=error.strerror or "") from None
+    except UnicodeDecodeError:
+        raise UsageError("not a report of gpuir", where=path, found="bytes, not text") from None
+    found = read_report(text, path)
+    asked = {
+        "target": [
+            gpuir.load_target(options.with_settings(loaded.target(name), given)).name
+            for name in split_targets(given["target"])
+        ],
+        "profile": [
+            gpuir.load_profile(loaded.profile(name)).name for name in split_names(given["profile"])
+        ],
+    }
+    for kind, names in asked.items():
+        has = list(dict.fromkeys(getattr(run, kind) for run in found))
+        if missing := [name for name in names if name not in has]:
+            raise UsageError(
+                f"the report has no {kind} {missing[0]}", where=path, found=", ".join(has)
+            )
+        found = tuple(run for run in found if not names or getattr(run, kind) in names)
+    return found
+
+
+def refuse_model_options() -> None:
+    """UsageError for an option that would change nothing, as both sides are reports."""
+    from click.core import ParameterSource
+
+    from gpuir.ir.errors import UsageError
+
+    context = click.get_current_context()
+    for param in context.command.params:
+        given = context.get_parameter_source(str(param.name)) == ParameterSource.COMMANDLINE
+        if given and param.name not in ALWAYS:
+            raise UsageError(
+                f"{param.opts[0]} is for models, and both sides are reports",
+                fix="give it to `gpuir analyze`, which makes the reports",
+            )
+
+
+def analyzed(
+    path: str, given: dict[str, Any], loaded: Loaded, beside: tuple[Run, ...]
+) -> tuple[Run, ...]:
+    """A model as a report has it."""
+    import gpuir
+    from gpuir.backends.records import json_text
+    from gpuir.backends.saved import read_report
+    from gpuir.backends.terminal import Layout
+
+    wanted: dict[str, str | None] = {"model": path}
+    for kind in ("target", "profile"):
+        names = dict.fromkeys(getattr(run, kind) for run in beside)
+        wanted[kind] = given[kind] or ",".join(names) or None
+    warnings: list[str] = []
+    graphs = analyze(given | wanted, loaded, warnings)
+    for text in warnings:
+        warn(text)
+    summaries = [gpuir.summary(g, warnings=warnings, batch=batch(given["dims"])) for g in graphs]
+    found = read_report(json_text(summaries, Layout()), path)
+    names = {run.name for run in beside}
+    return tuple(run for run in found if not names or run.name in names)

@@ -1,0 +1,317 @@
+"""Reports compared: which kernels belong together, what is said of them, and budgets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpuir
+from gpuir.backends import records
+from gpuir.backends.diff import Diff, changes, checks, compare, groups, read_budget
+from gpuir.backends.diff_text import json_text, junit, markdown, table
+from gpuir.backends.report import Summary
+from gpuir.backends.saved import Entry, Run, read_report
+from gpuir.backends.terminal import Layout, cell_width
+from gpuir.ir.errors import UsageError
+
+LAYERS = """graph @layers {
+  in %x: f16[256, 512]
+  param %w: f16[512, 512]
+  param %v: f16[512, 512]
+  %a: f16[256, 512] = t.matmul(%x, %w) at "m.onnx:/layer.0/MatMul"
+  %b: f16[256, 512] = t.map("relu", [%a]) at "m.onnx:/layer.0/Relu"
+  %c: f16[256, 512] = t.matmul(%b, %v) at "m.onnx:/layer.1/MatMul"
+  %d: f16[256, 512] = t.map("relu", [%c]) at "m.onnx:/layer.1/Relu"
+  %e: f16[256, 512] = t.softmax(%d, 1) at "m.onnx:/Softmax"
+  out %e
+}
+"""
+
+
+def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) -> Summary:
+    return gpuir.summary(gpuir.analyze(gpuir.load_text(text), target, profile=profile), batch=256)
+
+
+def saved(*summaries: Summary) -> tuple[Run, ...]:
+    return read_report(records.json_text(summaries, Layout()), "report.json")
+
+
+def diff(old: Summary, new: Summary) -> Diff:
+    (found,) = compare(saved(old), saved(new))
+    return found
+
+
+def entry(name: str = "", time_s: float = 1e-6, op: str = "k.map", shape: str = "f32 i=8") -> Entry:
+    nodes = tuple(name.split("+")) if name else ()
+    return Entry(op, shape, "8", "memory", nodes, name or "v", 1, time_s)
+
+
+def whats(old: Sequence[Entry], new: Sequence[Entry]) -> dict[str, str]:
+    return {(c.new or c.old)[0].name: c.what for c in changes(old, new)}
+
+
+# ---------------------------------------------------------------------------- kernels
+
+
+def test_kernels_of_the_same_model_nodes_belong_together():
+    old = [entry("a"), entry("b"), entry("b"), entry("c", shape="f32 i=8")]
+    new = [entry("c", shape="f32 i=16"), entry("b"), entry("b"), entry("a")]
+    assert whats(old, new) == {"a": "", "b": "", "c": "shape"}
+
+
+def test_what_was_fused_or_split_is_one_change():
+    assert whats([entry("a"), entry("b"), entry("c")], [entry("a+b"), entry("c")]) == {
+        "b": "2 fused to 1",
+        "c": "",
+    }
+    assert whats([entry("a+b")], [entry("a"), entry("b")]) == {"a": "1 split to 2"}
+
+
+def test_without_names_in_common_op_and_shape_decide():
+    old, new = [entry("x1"), entry("x2", op="k.gemm")], [entry("y1"), entry("y2", shape="f32 i=9")]
+    assert whats(old, new) == {"y1": "", "y2": "new", "x2": "gone"}
+
+
+def test_layers_that_repeat_are_one_line():
+    old = [entry(f"layer.{i}/fc", 2e-6) for i in range(12)] + [entry("head", 5e-6)]
+    new = [entry(f"layer.{i}/fc", 3e-6) for i in range(12)] + [entry("head", 5e-6)]
+    layers, head = groups(old, new)
+    assert len(layers.changes) == 12 and layers.status == "changed"
+    assert layers.new_s - layers.old_s == pytest.approx(12e-6)
+    assert head.status == "same"
+
+
+ENTRIES = st.lists(
+    st.builds(
+        entry,
+        st.lists(st.sampled_from("abcdef"), max_size=3, unique=True).map("+".join),
+        st.floats(1e-9, 1.0),
+        st.sampled_from(["k.map", "k.gemm"]),
+        st.sampled_from(["f32 i=8", "f32 i=9"]),
+    ),
+    max_size=8,
+)
+
+
+@given(ENTRIES, ENTRIES)
+def test_every_kernel_is_in_one_change_and_no_time_is_lost(old: list[Entry], new: list[Entry]):
+    found = list(changes(old, new))
+    for side, given_ in (("old", old), ("new", new)):
+        got = [x for c in found for x in getattr(c, side)]
+        assert sorted(map(id, got)) == sorted(map(id, given_))
+    difference = sum(g.new_s - g.old_s for g in groups(old, new))
+    expected = sum(x.time_s for x in new) - sum(x.time_s for x in old)
+    assert difference == pytest.approx(expected, abs=1e-9)
+    assert all(g.status == "same" for g in groups(old, old))
+
+
+# ---------------------------------------------------------------------------- runs
+
+
+def test_a_model_beside_itself_differs_in_nothing():
+    d = diff(summary(), summary())
+    assert not d.differs and "nothing differs" in table([d], [], Layout())
+
+
+def test_fusion_is_seen_in_launches_and_kernels():
+    d = diff(summary("eager"), summary("compiled"))
+    assert d.name == "a100-sxm-40gb eager → compiled"
+    assert d.old.values["launches"] == 5 > d.new.values["launches"]
+    assert any("fused" in g.one.what for g in d.changed)
+    text = table([d], [], Layout(100))
+    assert "fused to 1" in text and max(map(cell_width, text.splitlines())) <= 100
+
+
+def test_the_error_of_the_predictions_is_beside_the_change():
+    old, new = summary(), summary()
+    assert diff(old, summary(target="l4")).overlap is not None
+    (a,), (b,) = saved(old), saved(new)
+    far = replace(b, interval_s=(1.0, 2.0), values={**b.values, "latency": 1.5})
+    (d,) = compare([a], [far])
+    assert d.overlap is False and "is beyond the error: " in table([d], [], Layout())
+    near = replace(far, interval_s=(0.0, 2.0))
+    assert "is within the error: " in markdown(compare([a], [near]), [], Layout())
+
+
+def test_runs_are_matched_by_name():
+    old = saved(summary("eager"), summary("compiled"), summary(target="l4"))
+    found = compare(old, old[::-1])
+    assert [d.old.name for d in found] == [d.new.name for d in found] == [run.name for run in old]
+    with pytest.raises(UsageError, match="not of the same targets") as error:
+        compare(old, old[:2])
+    assert "l4 eager, in the old one alone" in str(error.value)
+
+
+def test_other_models_are_refused_and_other_names_are_not():
+    other = LAYERS.replace("@layers", "@other")
+    assert diff(summary(), summary(text=other)).model == "layers → other"
+    for layer in ("MatMul", "Relu", "Softmax"):
+        other = other.replace(f'/{layer}"', f'/{layer}_9"')
+    with pytest.raises(UsageError, match="two different models"):
+        diff(summary(), summary(text=other))
+
+
+def test_what_else_changed_is_told():
+    d = diff(summary(), gpuir.summary(summary().graph, warnings=["odd"], batch=8))
+    assert d.notes == ("batch: 256 → 8", "warnings, new: odd")
+    (a,) = saved(summary())
+    faster = replace(a, numbers={**a.numbers, "sms": 200}, predictors=("tile@9",))
+    (d,) = compare([a], [faster])
+    assert "predictor: tile@2 → tile@9" in d.notes and "target: sms 108 → 200" in d.notes
+
+
+# ---------------------------------------------------------------------------- reports
+
+
+def report(**changed: Any) -> dict[str, Any]:
+    found = json.loads(records.json_text([summary()], Layout()))
+    found["reports"][0] |= changed
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "not a report"),
+        ('{"a": 1}', "not a report"),
+        ('{"schema": "gpuir.fit/1"}', "not a report"),
+        ('{"schema": "gpuir.report/2"}', "another version"),
+        ('{"schema": "gpuir.report/1"}', "has no reports"),
+        ('{"schema": "gpuir.report/1", "reports": []}', "of nothing"),
+        ('{"schema": "gpuir.report/1", "reports": [3]}', r"has no reports\[0\].latency_s"),
+        (json.dumps(report(latency_s="fast")), "latency_s is not what"),
+        (json.dumps(report(latency_s=-1)), "latency_s is not what"),
+        (json.dumps(report(latency_s=float("nan"))), "NaN is no number"),
+        (json.dumps(report(interval_s=[1])), "interval_s is not what"),
+        (json.dumps(report(kernels=[{}])), r"has no reports\[0\].kernels\[0\].op"),
+        (json.dumps(report(totals=None)), "totals is not what"),
+    ],
+)
+def test_what_is_no_report_is_said_to_be_none(text: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        read_report(text, "report.json")
+
+
+def test_a_field_more_does_not_matter():
+    assert read_report(json.dumps(report(extra=1)), "r.json") == saved(summary())
+
+
+# ---------------------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "limit"),
+    [
+        ("latency=+3%", 1.0, 1.03),
+        ("latency=-10%", 1.0, 0.9),
+        ("latency=+50us", 1.0, 1.00005),
+        ("latency = 12ms", 1.0, 0.012),
+        ("memory=+100MB", 1e9, 1.1e9),
+        ("memory=2GiB", 1e9, 2**31),
+        ("launches=+0", 7, 7),
+        ("launches=400", 7, 400),
+        ("opaque=+1", 0, 1),
+        ("flops=+1e-1%", 1e9, 1.001e9),
+        ("bytes=+0.5kB", 0, 500),
+    ],
+)
+def test_budgets(text: str, old: float, limit: float):
+    assert read_budget(text).limit(old) == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("latncy=+3%", "did you mean latency"),
+        ("latency", "not a budget"),
+        ("latency=", "not a budget"),
+        ("latency=+3", "which unit"),
+        ("latency=3%", "with its sign"),
+        ("latency=+3MB", "no unit 'MB'"),
+        ("memory=+3", "which unit"),
+        ("launches=+3us", "no unit 'us'"),
+        ("latency=+x%", "not a budget"),
+        ("latency=+3%%", "not a budget"),
+    ],
+)
+def test_what_is_no_budget_is_said_to_be_none(text: str, message: str):
+    with pytest.raises(UsageError) as error:
+        read_budget(text)
+    assert message in str(error.value)
+
+
+def test_a_budget_is_kept_up_to_its_limit():
+    (a,) = saved(summary())
+    for share, kept in ((1.03, True), (1.031, False), (0.5, True)):
+        b = replace(a, values={**a.values, "latency": share * a.values["latency"]})
+        (check,) = checks(compare([a], [b]), [read_budget("latency=+3%")])
+        assert check.is_kept is kept
+
+
+# ---------------------------------------------------------------------------- formats
+
+BUDGETS = [read_budget("latency=+3%"), read_budget("memory=1kB")]
+
+
+def test_json_has_the_numbers():
+    diffs = compare(saved(summary()), saved(summary("compiled")))
+    found = json.loads(json_text(diffs, checks(diffs, BUDGETS), Layout()))
+    (run,) = found["runs"]
+    assert found["kept"] is False and [b["kept"] for b in run["budgets"]] == [True, False]
+    assert run["metrics"]["launches"] == {"old": 5, "new": diffs[0].new.values["launches"]}
+    for side in ("old", "new"):
+        listed = [x for g in run["kernels"] for group in g[side] for x in group]
+        device = run["metrics"]["device"][side]
+        assert sum(x["time_s"] for x in listed) == pytest.approx(device, rel=1e-6)
+
+
+def test_junit_has_a_case_a_budget_and_run():
+    both = saved(summary(), summary(target="l4"))
+    diffs = compare(both, both)
+    suites = ElementTree.fromstring(junit(diffs, checks(diffs, BUDGETS), Layout()))
+    assert (suites.get("tests"), suites.get("failures")) == ("4", "2")
+    cases = {
+        (c.get("classname"), c.get("name")): c.find("failure") for c in suites.iter("testcase")
+    }
+    assert cases["l4 eager", "latency=+3%"] is None
+    failure = cases["l4 eager", "memory=1kB"]
+    assert failure is not None and "OVER" in str(failure.text)
+
+
+def test_markdown_keeps_its_tables_whatever_names_hold():
+    evil = LAYERS.replace("/Softmax", "a|b`c\\n<details>*_x_*")
+    diffs = compare(saved(summary()), saved(summary("compiled", text=evil)))
+    text = markdown(diffs, checks(diffs, BUDGETS), Layout())
+    assert "**1 of 2 budgets exceeded**" in text and text.count("</details>") == 1
+    cells: int | None = None
+    for line in text.splitlines():
+        count = line.replace("\\|", "").count("|") if line.startswith("|") else None
+        assert count is None or cells is None or count == cells, line
+        cells = count
+    assert "a\\|b'c?" in text or "a\\|b'c" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_tables_fit_their_width(width: int):
+    both = saved(summary(), summary(target="l4"))
+    other = saved(summary("compiled"), summary("compiled", target="l4"))
+    renamed = [replace(b, profile=a.profile) for a, b in zip(both, other, strict=True)]
+    diffs = compare(both, renamed)
+    text = table(diffs, checks(diffs, BUDGETS), Layout(width))
+    assert max(map(cell_width, text.splitlines())) <= width
+    assert "layers: 2 runs compared" in text
+
+
+def test_the_rest_of_the_kernels_is_counted():
+    d = diff(summary("eager"), summary("compiled"))
+    assert "1 more, -2.376 us: see --top" in table([d], [], Layout(top=0))
+    assert "1 more, 3 kernels as they were" in markdown([d], [], Layout(top=0))
