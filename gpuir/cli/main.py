@@ -13,6 +13,7 @@ COMMANDS = (
     "explain",
     "fit",
     "sweep",
+    "diff",
     "opt",
     "schedule",
     "targets",
