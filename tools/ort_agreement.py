@@ -117,18 +117,28 @@ def compare(
     """Both sides of one model file, its inputs fixed to `shapes`."""
     import onnx
 
-    model = onnx.load(file)
+    try:
+        model = onnx.load(file)
+    except Exception as error:
+        return Agreement(file.name, problem=" ".join(str(error).split())[:80])
     return compare_model(model, shapes, file.name, level=level, cpu=cpu, profile=profile)
 
 
 def compare_model(
-    model: Any, shapes: Shapes, name: str, *, level: str = "all", cpu: bool = False, profile: str
+    model: Any,
+    shapes: Shapes,
+    name: str,
+    *,
+    level: str = "all",
+    cpu: bool = False,
+    profile: str = "ort",
 ) -> Agreement:
-    fix_shapes(model, shapes)
-    for i, node in enumerate(model.graph.node):
-        node.name = f"n{i}"
+    """Both sides of a model, which is changed: its nodes get names of their own."""
     result = Agreement(name)
     try:
+        fix_shapes(model, shapes)
+        for i, node in enumerate(model.graph.node):
+            node.name = f"n{i}"
         optimised = optimise(model, level, cpu)
         ort, own = of_optimised(model.graph, optimised.graph)
         ours = of_launches(model, profile)

@@ -175,7 +175,8 @@ class _Units:
         if not conditions or result is None:
             return not conditions
         operands = node.op.operands
-        owns = operands if own is None else (own,)
+        whole = tuple(v for v in operands if v.type.shape == result.type.shape)
+        owns = (whole or operands) if own is None else (own,)
         return any(
             all(self.holds(c, tuple(v for v in operands if v != one), result) for c in conditions)
             for one in owns

@@ -32,9 +32,9 @@ class Recognize(Pass):
 
     `forms` says which, as a software stack has it: `all`, names with spaces between (`layer_norm
     gelu`), or names to leave out (`-attention`). `layer_norm` and `rms_norm` are over the last
-    axes; other norms are `group_norm`. Not among `all`: `ort_gelu` and `ort_gelu_tanh`, as
-    onnxruntime knows them, which are not those whose half is of the gate alone, x (0.5 (1 + ..));
-    and `matmul_scale`, a product that takes a number off its operands to its own result.
+    axes; other norms are `group_norm`. Not among `all`: `ort_gelu` and `ort_gelu_tanh`, in
+    the spellings that onnxruntime knows; and `matmul_scale`, a product that takes the number that
+    scales an operand to its own result.
     """
 
     forms: str = "all"
@@ -127,17 +127,33 @@ class _Recognizer(AttentionMatcher):
     def is_known(self, op: Op, v: Value) -> bool:
         """Whether the stack has the form that v was found to be."""
         form = form_of(op)
-        return form in self.forms or (f"ort_{form}" in self.forms and self.is_halved_with_x(v))
+        return form in self.forms or (f"ort_{form}" in self.forms and self.is_of_ort(v))
 
-    def is_halved_with_x(self, v: Value) -> bool:
-        """Whether the half of x (1 + gate) / 2 is of x or of the whole: GeluFusion and
-        FastGeluFusion of onnxruntime/core/optimizer match no other order."""
+    def is_of_ort(self, v: Value) -> bool:
+        """Whether GeluFusion or FastGeluFusion of onnxruntime/core/optimizer match v. The half of
+        x (1 + gate) / 2 is not of the gate alone, and of tanh it is of x alone; its cube is
+        Pow(x, 3), or x a factor of the whole."""
         for gate, _ in self.gates.get(v, ()):
+            match self.terms(gate):
+                case ("tanh", inner) if not (self.products(v) and self.has_cube(inner)):
+                    return False
+                case _:
+                    pass
             for more in self.users.get(gate, ()):
                 readers = self.users.get(more, set()) if self.terms(more)[:1] == ("add",) else ()
                 if any(self.factor(y) and y != v for y in readers):
                     return False
         return True
+
+    def has_cube(self, v: Term) -> bool:
+        """Whether v is (x + c x ** 3) * d, or (c x) * (..)."""
+        whole = self.factor(v)
+        match self.terms(whole[0]) if whole else ():
+            case ("add", a, b):
+                parts = (self.factor(a), self.factor(b))
+                return any(self.terms(p[0])[:1] == ("pow",) for p in parts if p)
+            case _:
+                return bool(self.products(v))
 
     # -- products
 

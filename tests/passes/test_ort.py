@@ -1,0 +1,346 @@
+"""The `ort` profile against onnxruntime: the launches of small models are those stated, and the
+nodes of the model that onnxruntime itself writes; of whole models, nearly all are."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import helper, numpy_helper
+
+from gpuir.analysis import lower
+from gpuir.ir.errors import UsageError
+from gpuir.passes.table import pipeline
+from gpuir.text import parse
+
+pytest.importorskip("onnxruntime")
+
+ROOT = Path(__file__).parent.parent.parent
+LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
+
+
+def agreement() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ort_agreement", ROOT / "tools/ort_agreement.py")
+    assert spec and spec.loader
+    module = sys.modules["ort_agreement"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model(inputs: str, body: str) -> onnx.ModelProto:
+    """A model in onnx's text format; inputs called w.. are weights, with random numbers."""
+    results = [line.split("=")[0].strip() for line in body.strip().splitlines()]
+    dtype = "double" if "double" in inputs else "float"
+    text = f"g ({inputs}) => ({dtype}[?] {results[-1]}) {{ {body} }}"
+    graph = onnx.parser.parse_graph(text)
+    rng = np.random.default_rng(0)
+    for i in [i for i in graph.input if i.name.startswith("w")]:
+        shape = [d.dim_value for d in i.type.tensor_type.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
+        array = (rng.random(shape) + 0.5).astype(dtype)
+        graph.initializer.append(numpy_helper.from_array(array, i.name))
+        graph.input.remove(i)
+    graph.output[0].type.tensor_type.ClearField("shape")
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+IMAGE = "float[2,8,6,6] x, float[8,8,1,1] w, float[8] w1, float[8] w2, float[8] w3, float[8] w4"
+ROWS = "float[2,6,8] x, float[2,6,8] s, float[8,8] w, float[8] w1, float[8] w2, float[8] w3"
+NUMBERS = """two = Constant <value = float {2.0}> ()
+    three = Constant <value = float {3.0}> ()
+    half = Constant <value = float {0.5}> ()
+    one = Constant <value = float {1.0}> ()
+    eps = Constant <value = float {0.00001}> ()
+    root = Constant <value = float {1.4142135}> ()
+    c = Constant <value = float {0.044715}> ()
+    d = Constant <value = float {0.7978846}> ()
+"""
+NORM = """m = ReduceMean <axes = [-1]> ({x})
+    a = Sub ({x}, m)
+    b = Pow (a, two)
+    v = ReduceMean <axes = [-1]> (b)
+    e = Add (v, eps)
+    r = Sqrt (e)
+    n = Div (a, r)
+    o = Mul (n, w1)
+    y = Add (o, w2)"""
+
+# What each is to show, the operands, the nodes, and the launches as groups of operators. The
+# optimiser that does it, in onnxruntime/core/optimizer, or the one that might be expected to.
+CASES = {
+    "ConvBNFusion": (
+        IMAGE,
+        "a = Conv (x, w)\ny = BatchNormalization (a, w1, w2, w3, w4)",
+        ["Conv BatchNormalization"],
+    ),
+    "ConvBNFusion, but the result is read twice": (
+        IMAGE,
+        "a = Conv (x, w)\nb = BatchNormalization (a, w1, w2, w3, w4)\ny = Add (a, b)",
+        ["Conv", "BatchNormalization", "Add"],
+    ),
+    "ConvMulFusion, ConvAddFusion": (
+        IMAGE + ", float[8,1,1] wm, float[1,8,1,1] wa",
+        "a = Conv (x, w, w1)\nb = Mul (a, wm)\ny = Add (b, wa)",
+        ["Conv Mul Add"],
+    ),
+    "ConvAddFusion, but of one number to each row": (
+        IMAGE + ", float[6,1] wm",
+        "a = Conv (x, w)\ny = Add (a, wm)",
+        ["Conv", "Add"],
+    ),
+    "ConvActivationFusion is not CUDA's": (
+        IMAGE,
+        "a = Conv (x, w)\ny = Relu (a)",
+        ["Conv", "Relu"],
+    ),
+    "ConvAddActivationFusion is not CUDA's": (
+        IMAGE,
+        "a = Conv (x, w)\nb = Add (a, x)\ny = Relu (b)",
+        ["Conv", "Add", "Relu"],
+    ),
+    "MatMulAddFusion": (
+        "float[6,8] x, float[8,8] w, float[8] w1",
+        "a = MatMul (x, w)\ny = Add (a, w1)",
+        ["MatMul Add"],
+    ),
+    "MatMulAddFusion, with more axes": (ROWS, "a = MatMul (x, w)\ny = Add (a, w1)", ["MatMul Add"]),
+    "MatMulAddFusion, of a matrix": (
+        "float[6,8] x, float[6,8] s, float[8,8] w",
+        "a = MatMul (x, w)\ny = Add (a, s)",
+        ["MatMul Add"],
+    ),
+    "MatMulAddFusion, but the residual has more axes": (
+        ROWS,
+        "a = MatMul (x, w)\ny = Add (a, s)",
+        ["MatMul", "Add"],
+    ),
+    "MatMulAddFusion, but of f64": (
+        "double[6,8] x, double[8,8] w, double[8] w1",
+        "a = MatMul (x, w)\ny = Add (a, w1)",
+        ["MatMul", "Add"],
+    ),
+    "GemmActivationFusion is not CUDA's": (
+        "float[6,8] x, float[8,8] w, float[8] w1",
+        "a = Gemm (x, w, w1)\ny = Relu (a)",
+        ["Gemm", "Relu"],
+    ),
+    "FuseReluClip": (
+        "float[6,8] x",
+        "a = Relu (x)\nz = Constant <value = float {0.0}> ()\n"
+        "six = Constant <value = float {6.0}> ()\ny = Clip (a, z, six)",
+        ["Relu Clip"],
+    ),
+    "NotWhereFusion": (
+        "bool[6,8] q, float[6,8] x, float[6,8] s",
+        "a = Not (q)\ny = Where (a, x, s)",
+        ["Not Where"],
+    ),
+    "MatMulScaleFusion": (
+        "float[2,6,8] x, float[2,8,6] s",
+        NUMBERS + "a = Mul (x, half)\nb = Div (s, two)\ne0 = MatMul (a, b)\ny = Mul (e0, three)",
+        ["Mul Div MatMul Mul"],
+    ),
+    "MatmulTransposeFusion": (
+        "float[2,6,8] x, float[2,6,8] s",
+        "a = Transpose <perm = [0, 2, 1]> (s)\nb = MatMul (x, a)\ny = Relu (b)",
+        ["MatMul", "Relu"],
+    ),
+    "MatmulTransposeFusion, but heads split from tokens": (
+        "float[2,6,4,8] x, float[2,4,8,6] s",
+        "a = Transpose <perm = [0, 2, 1, 3]> (x)\nb = MatMul (a, s)\ny = Relu (b)",
+        ["Transpose", "MatMul", "Relu"],
+    ),
+    "QuickGeluFusion": (ROWS, "a = Sigmoid (x)\ny = Mul (x, a)", ["Sigmoid Mul"]),
+    "QuickGeluFusion, with a factor": (
+        ROWS,
+        NUMBERS + "a = Mul (x, two)\nb = Sigmoid (a)\ny = Mul (x, b)",
+        ["Mul Sigmoid Mul"],
+    ),
+    "GeluFusion": (
+        ROWS,
+        NUMBERS + "a = Div (x, root)\nb = Erf (a)\ne0 = Add (b, one)\nf = Mul (x, e0)\n"
+        "y = Mul (f, half)",
+        ["Div Erf Add Mul Mul"],
+    ),
+    "GeluFusion, half of x first": (
+        ROWS,
+        NUMBERS + "a = Div (x, root)\nb = Erf (a)\ne0 = Add (b, one)\nf = Mul (x, half)\n"
+        "y = Mul (f, e0)",
+        ["Div Erf Add Mul Mul"],
+    ),
+    "GeluFusion, but half of the gate first": (
+        ROWS,
+        NUMBERS + "a = Div (x, root)\nb = Erf (a)\ne0 = Add (b, one)\nf = Mul (half, e0)\n"
+        "y = Mul (x, f)",
+        ["Div", "Erf", "Add", "Mul", "Mul"],
+    ),
+    "FastGeluFusion": (
+        ROWS,
+        NUMBERS + "a = Mul (x, c)\nb = Mul (a, x)\ne0 = Add (b, one)\nf = Mul (x, d)\n"
+        "g0 = Mul (e0, f)\nh = Tanh (g0)\ni = Add (h, one)\nj = Mul (x, half)\n"
+        "k = Mul (j, i)\ny = Relu (k)",
+        ["Mul Mul Add Mul Mul Tanh Add Mul Mul", "Relu"],
+    ),
+    "FastGeluFusion, with Pow": (
+        ROWS,
+        NUMBERS + "a = Pow (x, three)\nb = Mul (a, c)\ne0 = Add (x, b)\nf = Mul (e0, d)\n"
+        "g0 = Tanh (f)\nh = Add (g0, one)\ni = Mul (x, half)\nk = Mul (i, h)\ny = Relu (k)",
+        ["Pow Mul Add Mul Tanh Add Mul Mul", "Relu"],
+    ),
+    "FastGeluFusion, but x three times": (
+        ROWS,
+        NUMBERS + "a0 = Mul (x, x)\na = Mul (x, a0)\nb = Mul (a, c)\ne0 = Add (x, b)\n"
+        "f = Mul (e0, d)\ng0 = Tanh (f)\nh = Add (g0, one)\ni = Mul (x, half)\n"
+        "k = Mul (i, h)\ny = Relu (k)",
+        ["Mul", "Mul", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul", "Relu"],
+    ),
+    "FastGeluFusion, but half of the gate first": (
+        ROWS,
+        NUMBERS + "a = Pow (x, three)\nb = Mul (a, c)\ne0 = Add (x, b)\nf = Mul (e0, d)\n"
+        "g0 = Tanh (f)\nh = Add (g0, one)\ni = Mul (h, half)\nk = Mul (x, i)\ny = Relu (k)",
+        ["Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul", "Relu"],
+    ),
+    "BiasGeluFusion": (
+        ROWS,
+        NUMBERS + "k = Add (x, w1)\na = Div (k, root)\nb = Erf (a)\ne0 = Add (b, one)\n"
+        "f = Mul (k, e0)\ny = Mul (f, half)",
+        ["Add Div Erf Add Mul Mul"],
+    ),
+    "LayerNormFusion": (
+        ROWS,
+        NUMBERS + NORM.format(x="x"),
+        ["ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"],
+    ),
+    "SkipLayerNormFusion": (
+        ROWS,
+        "a = Add (x, s)\ny = LayerNormalization (a, w1, w2)",
+        ["Add LayerNormalization"],
+    ),
+    "SkipLayerNormFusion, with a bias": (
+        ROWS,
+        "a = Add (x, w3)\nb = Add (a, s)\ny = LayerNormalization (b, w1, w2)",
+        ["Add Add LayerNormalization"],
+    ),
+    "SkipLayerNormFusion, but the sum is read again": (
+        ROWS,
+        "a = Add (x, s)\nb = LayerNormalization (a, w1, w2)\ny = Add (a, b)",
+        ["Add", "LayerNormalization", "Add"],
+    ),
+    "SkipLayerNormFusion, but with four axes": (
+        "float[2,3,6,8] x, float[2,3,6,8] s, float[8] w1, float[8] w2",
+        "a = Add (x, s)\ny = LayerNormalization (a, w1, w2)",
+        ["Add", "LayerNormalization"],
+    ),
+    "SimplifiedLayerNormFusion": (
+        ROWS,
+        NUMBERS + "b = Pow (x, two)\nv = ReduceMean <axes = [-1]> (b)\ne0 = Add (v, eps)\n"
+        "r = Sqrt (e0)\nn = Div (x, r)\ny = Mul (n, w1)",
+        ["Pow ReduceMean Add Sqrt Div Mul"],
+    ),
+    "no softmax in primitives": (
+        ROWS,
+        "m = ReduceMax <axes = [-1]> (x)\na = Sub (x, m)\nb = Exp (a)\n"
+        "v = ReduceMean <axes = [-1]> (b)\ny = Div (b, v)",
+        ["ReduceMax", "Sub", "Exp", "ReduceMean", "Div"],
+    ),
+    "no attention but that of a few exporters": (
+        "float[2,4,6,8] q, float[2,4,8,6] k, float[2,4,6,8] v",
+        "a = MatMul (q, k)\nb = Softmax <axis = -1> (a)\ny = MatMul (b, v)",
+        ["MatMul", "Softmax", "MatMul"],
+    ),
+    "slices and transposes are launches": (
+        "float[2,6,8] x, float[8,8] w",
+        "a, b = Split <axis = 1> (x)\ne0 = MatMul (a, w)\nf = Transpose <perm = [1, 0, 2]> (e0)\n"
+        "y = Relu (f)",
+        ["Split", "MatMul", "Transpose", "Relu"],
+    ),
+    "quantising is no part of what it surrounds": (
+        "float[6,8] x, float[8,8] w",
+        NUMBERS + "z = Constant <value = int8 {0}> ()\na = QuantizeLinear (x, half, z)\n"
+        "b = DequantizeLinear (a, half, z)\ny = MatMul (b, w)",
+        ["QuantizeLinear", "DequantizeLinear", "MatMul"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_launches_are_the_nodes_of_the_optimised_model(name: str):
+    inputs, body, expected = CASES[name]
+    found = agreement().compare_model(model(inputs, body), {}, name)
+    assert not found.problem
+    order = list(found.kinds)
+
+    def said(side: dict[str, int]) -> list[str]:
+        groups = dict.fromkeys(found.groups(side)[n] for n in order)
+        return [" ".join(found.kinds[n] for n in order if n in group) for group in groups]
+
+    assert said(found.ort) == expected, "onnxruntime's"
+    assert said(found.ours) == expected, "gpuir's"
+
+
+def test_a_padding_mask_joins_its_softmax_on_cuda_alone():
+    """BiasSoftmaxFusion takes nodes of CUDA only, with a mask of keys, or one as large as the
+    scores; not with one that heads share."""
+
+    def launches(mask: str) -> int:
+        g = parse(
+            f"""graph @g {{
+          in %x: f32[2, 4, 6, 6]
+          in %m: f32[{mask}]
+          %a: f32[2, 4, 6, 6] = t.map("add", [%x, %m]) at "m:Add"
+          %y: f32[2, 4, 6, 6] = t.softmax(%a, -1) at "m:Softmax"
+          out %y
+        }}""".replace("-1", "3")
+        )
+        return len(lower(g, profile="ort").nodes)
+
+    assert (launches("2, 1, 1, 6"), launches("2, 4, 6, 6"), launches("1, 1, 6, 6")) == (1, 1, 2)
+
+
+# Node for node, of nets that others defined; ConstantOfShape makes their weights. What is less
+# than all of it is in docs/fusion.md.
+FLOORS = {"light_inception_v1": 1.0, "light_densenet121": 0.99}
+
+
+@pytest.mark.parametrize("file", LIGHT, ids=lambda f: f.stem)
+def test_classic_networks(file: Path):
+    net = onnx.load_model_from_string(file.read_bytes())
+    for i, n in enumerate(n for n in net.graph.node if n.op_type == "ConstantOfShape"):
+        value = numpy_helper.from_array(np.array([0.01 + i / 997], np.float32))
+        del n.attribute[:]  # equal weights would be merged, and what they make
+        n.attribute.append(helper.make_attribute("value", value))
+    found = agreement().compare_model(net, {}, file.name)
+    assert not found.problem
+    assert found.same >= FLOORS.get(file.stem, 1.0)
+    theirs, ours = found.counts
+    assert abs(ours / theirs - 1) <= 0.01
+
+
+def test_a_condition_that_there_is_not():
+    with pytest.raises(UsageError, match="no operand is called row1") as error:
+        pipeline('fuse{rules="add:row1>gelu"}')
+    assert "did you mean row" in error.value.fix
+
+
+def test_chains_are_found_in_time_linear_in_the_nodes():
+    """Ten thousand nodes, of which each third begins a chain: seconds would be a square."""
+    lines = ["graph @g {", "in %x0: f32[8, 8]", "param %w: f32[8, 8]", "param %b: f32[8]"]
+    for i in range(0, 9999, 3):
+        lines += [
+            f'%x{i + 1}: f32[8, 8] = t.matmul(%x{i}, %w) at "m:{i}"',
+            f'%x{i + 2}: f32[8, 8] = t.map("add", [%x{i + 1}, %b]) at "m:{i + 1}"',
+            f'%x{i + 3}: f32[8, 8] = t.map("relu", [%x{i + 2}]) at "m:{i + 2}"',
+        ]
+    g = parse("\n".join([*lines, "out %x9999", "}"]))
+    fuse = pipeline('fuse{rules="matmul>add:row add:row>gelu"}')
+    start = time.process_time()
+    fused = fuse.run(g)
+    assert time.process_time() - start < 10
+    assert len(fused.nodes) == 2 * 3333
