@@ -183,7 +183,9 @@ def _families(page: Page, families: Sequence[Score]) -> None:
 def _adds(total: Score, rows: Sequence[Score]) -> bool:
     """Whether a total says more than the rows above it."""
     g = total.group
-    same = [s for s in rows if s.group.dtype == g.dtype and g.device in (ALL, s.group.device)]
+    same = [
+        s for s in rows if g.dtype in (ALL, s.group.dtype) and g.device in (ALL, s.group.device)
+    ]
     return len(same) > 1
 
 

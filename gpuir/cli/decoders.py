@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gpuir.cli.output import note
+from gpuir.cli.output import emit, note
+from gpuir.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuir.evaluate.score import Scores
@@ -21,16 +22,54 @@ LAYERS = ("gpu", "model", "op", "tokens", "tp", "hidden", "latency_us")
 DEPLOYMENTS = ("model", "system", "framework", "ttft_ms", "tpot_ms", "concurrency")
 
 
-def evaluate(path: str | Path) -> tuple[Table, Scores] | None:
-    """The scores of a table of decoders; None where it is another."""
+def are_in(path: str | Path) -> bool:
+    """Whether a table is of decoders: their layers, or deployments of them."""
+    return _kind(path) is not None
+
+
+def _kind(path: str | Path) -> Callable[[str | Path], tuple[Table, Scores]] | None:
     from gpuir.evaluate.columns import TableFile
 
-    names = set(TableFile(Path(path)).names)
-    if names.issuperset(LAYERS):
-        return _layers(path)
-    if names.issuperset(DEPLOYMENTS):
-        return _deployments(path)
-    return None
+    names = TableFile(Path(path)).names
+    if set(LAYERS).issubset(names):
+        return _layers
+    return _deployments if set(DEPLOYMENTS).issubset(names) else None
+
+
+def evaluate(path: str | Path) -> tuple[Table, Scores]:
+    """The table and its scores. UsageError where it is of something else."""
+    kind = _kind(path)
+    if kind is None:
+        raise UsageError(
+            "no table of decoders",
+            where=str(path),
+            expected=f"the columns {', '.join(LAYERS)}, or {', '.join(DEPLOYMENTS)}",
+        )
+    return kind(path)
+
+
+def show(
+    path: str,
+    *,
+    json_path: str | None,
+    output: str | None,
+    width: int | None,
+    unseen: str | None,
+) -> None:
+    """The scores of a table to where a command's options say."""
+    from gpuir.backends import scores
+    from gpuir.cli.analyze import layout
+    from gpuir.cost.tile import BY
+
+    if unseen is not None:
+        raise UsageError("--unseen is for labels of whole models", where=path, fix="leave it out")
+    table, found = evaluate(path)
+    if json_path:
+        head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
+        head |= {"left_out": None, "seed": None}
+        emit(scores.json_text([table], found, head), json_path)
+    if json_path != "-":
+        emit(scores.report([table], found, layout(width, output)), output)
 
 
 def _layers(path: str | Path) -> tuple[Table, Scores]:

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("labels", type=click.Path())
-@click.option(
-    "--configs", required=True, type=click.Path(), help="Configs of the models, by name: JSON."
-)
+@click.option("--configs", type=click.Path(), help="Configs of the models, by name: JSON.")
 @click.option(
     "--unseen",
     type=click.Path(),
@@ -37,22 +35,37 @@ if TYPE_CHECKING:
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
 @options.output
-def models(labels: str, configs: str, **given: Any) -> None:
+def models(labels: str, configs: str | None, **given: Any) -> None:
     """Whole models: LABELS is a table of cases, each a model, a mode, sizes and a GPU.
 
     Each model is built from its config as it was measured (docs/eval.md), exported once for all
     GPUs, and predicted; beside it stands what others predicted of the same case.
 
+    Tables of decoders' layers and of deployments of language models are known by their columns.
+    Their configs are in them, or come with gpuir.
+
     \b
     gpuir eval models labels.csv --configs model_configs.json
+    gpuir eval models mlp_ops.parquet
+    gpuir eval models e2e_serving.parquet --json -
     gpuir eval models labels.csv --configs model_configs.json --unseen weights --json -
     """
     from gpuir.backends import model_scores
+    from gpuir.cli import decoders
     from gpuir.cli.analyze import layout
     from gpuir.evaluate.models import groups, read_configs, read_labels, results
+    from gpuir.ir.errors import UsageError
 
     for path in (given["json_path"], given["output"]):
         check_ahead(path)
+    if decoders.are_in(labels):
+        return decoders.show(labels, **given)
+    if configs is None:
+        raise UsageError(
+            "the models of these labels need their configs",
+            where=labels,
+            fix="--configs model_configs.json",
+        )
     known = read_configs(configs)
     table = read_labels(labels, known)
     with TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ import numpy as np
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.evaluate.columns import Columns, Floats, TableFile
-from gpuir.evaluate.score import Errors, Group, Score, Scores, errors
+from gpuir.evaluate.score import ALL, Errors, Group, Score, Scores, errors
 from gpuir.evaluate.served import (
     Build,
     Decoder,
@@ -223,6 +223,7 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
     dtype. Those that no such GPUs can have served (a table's concurrency may be of several
     deployments) are apart."""
     rows: dict[Group, list[Floats]] = {}
+    totals: dict[Group, list[Floats]] = {}
     for f in forecasts:
         d, run = f.run.deployment, f.run
         request_s = run.ttft_s + run.osl * run.tpot_s
@@ -235,10 +236,20 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
             by=(("model", d.decoder.name.rpartition("/")[2]), ("framework", d.framework)),
             suspect=IMPOSSIBLE if f.request_s[3] > request_s else "",
         )
-        rows.setdefault(group, []).append(np.array([run.tpot_s, *f.tpot_s, np.nan]))
-        whole = np.array([request_s, *f.request_s, np.nan])
-        rows.setdefault(group._replace(op="request"), []).append(whole)
-    return Scores(groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())))
+        for op, told in (
+            ("tpot", (run.tpot_s, *f.tpot_s, np.nan)),
+            ("request", (request_s, *f.request_s, np.nan)),
+        ):
+            rows.setdefault(group._replace(op=op), []).append(np.array(told))
+            if not group.suspect:
+                anywhere = Group(
+                    file, op, ALL, ALL, ALL, tuple((name, ALL) for name, _ in group.by)
+                )
+                totals.setdefault(anywhere, []).append(np.array(told))
+    return Scores(
+        groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())),
+        totals=tuple(Score(g, _errors(found), {}) for g, found in sorted(totals.items())),
+    )
 
 
 def _errors(rows: list[Floats]) -> Errors:

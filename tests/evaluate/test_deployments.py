@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuir.cli.decoders import evaluate
+from gpuir.cli.decoders import are_in, evaluate
 from gpuir.cli.decoders import served as build
 from gpuir.evaluate.deployments import IMPOSSIBLE, forecast, read, score
+from gpuir.ir.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "kernels" / "e2e_serving.parquet"
 COLUMNS = {
@@ -106,14 +107,14 @@ def test_what_no_gpu_can_do_is_apart(tmp_path: Path):
 
 
 def test_tables_are_told_by_their_columns(tmp_path: Path):
-    found = evaluate(table(tmp_path, {}, {"mode": "disagg"}))
-    assert found is not None
-    told, scores = found
+    told, scores = evaluate(table(tmp_path, {}, {"mode": "disagg"}))
     assert (told.count, sum(told.skipped.values())) == (2, 1)
     assert {s.group.op for s in scores.groups} == {"tpot", "request"}
     other = tmp_path / "other.csv"
     other.write_text("device,op\na,b\n")
-    assert evaluate(other) is None
+    assert not are_in(other)
+    with pytest.raises(UsageError, match="no table of decoders"):
+        evaluate(other)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")

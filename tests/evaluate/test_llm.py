@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from gpuir.cli.decoders import build
 from gpuir.cost.work import Work, work_of
 from gpuir.evaluate import llm
+from gpuir.evaluate.columns import Floats
 from gpuir.evaluate.steps import ATTENTION, OUTSIDE, placed, steps
 from gpuir.ops import kernel as k
 
@@ -116,10 +117,11 @@ def test_a_layer_is_the_sum_of_its_parts(tmp_path: Path):
     parts = [p for p in PARTS if p != "emb"]
     works = [w for p in parts for w in model.works(p)]
     total = llm.predicted(works, model.target, launches=False)[0]
-    measured = np.array([6 + sum(PARTS[p] for p in parts if p != "add")] * 2) * [1e-6, 8e-6]
+    measured_us = float(sum(PARTS[p] for p in parts) + PARTS["add"])
+    ratio: Floats = total * np.array((1e6, 1e6 / 8)) / measured_us
     layer = found[llm.LAYER, llm.MEASURED]
     assert layer.n == 2
-    assert layer.bias == pytest.approx(100 * float(np.mean(total / measured - 1)))
+    assert layer.bias == pytest.approx(100 * float(np.mean(ratio - 1)))
     assert {stack for _, stack in found} == {llm.MEASURED, *llm.PROFILES}
 
 
