@@ -4,15 +4,19 @@
 
 DATA holds kernels/host_overheads.csv, kernels/dlrm_e2e.csv and neusight/model_ops.parquet. Printed
 are T1 to T4 as measured, what share of them current hosts take, and the [host] table of
-specs/profiles/eager.toml; then, as a check, the same parts added up for an iteration of training
-beside its measured time.
+specs/profiles/eager.toml; then two checks against measured times of training iterations: the traced
+parts added up, and what gpuir's timeline says of DLRM on the machine that was traced. Needs
+gpuir[torch,eval].
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -122,6 +126,70 @@ def iterations(overheads: pd.DataFrame, measured: pd.DataFrame) -> Iterator[tupl
         yield model, batch, round(launched), total / 1e3, timed.iloc[0]
 
 
+# Recommendation models as they were trained (owensgroup/ml_perf_model, dlrm_benchmark.sh): widths
+# of the bottom and the top perceptron, tables of embeddings, numbers in a row, rows a lookup adds.
+DLRM = {
+    "DLRM_default": ((512, 512, 64), (1024, 1024, 1024, 1), 8, 64, 100),
+    "DLRM_MLPerf": ((13, 512, 256, 128), (1024, 1024, 512, 256, 1), 26, 128, 1),
+    "DLRM_DDP": ((128, 128, 128, 128), (512, 512, 512, 256, 1), 8, 128, 10),
+}
+ROWS = 10_000  # of a table: fewer than there were, which the host does not see
+TRACED = "v100-sxm-16gb+clock_hz=1.297e9"  # at the clock that init_vars.sh there sets
+
+
+def dlrm(name: str, batch: int) -> tuple[Any, tuple[Any, ...]]:
+    """The model with its loss, and arguments of that batch. All tables are looked up by one op."""
+    import torch
+    from torch import nn
+
+    bottom, top, tables, width, rows = DLRM[name]
+
+    def perceptron(widths: tuple[int, ...], last: nn.Module) -> nn.Module:
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            layers += [nn.Linear(a, b), nn.ReLU()]
+        return nn.Sequential(*layers[:-1], last)
+
+    class Dlrm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            pairs = tables * (tables + 1) // 2
+            self.bottom = perceptron(bottom, nn.ReLU())
+            self.top = perceptron((width + pairs, *top), nn.Sigmoid())
+            self.tables = nn.EmbeddingBag(tables * ROWS, width, mode="sum")
+            self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+            self.loss = nn.BCELoss()
+
+        def forward(self, dense: Any, chosen: Any, target: Any) -> Any:
+            x = self.bottom(dense)
+            found = self.tables(chosen).view(-1, tables, width)
+            both = torch.cat([x.unsqueeze(1), found], dim=1)
+            dots = torch.bmm(both, both.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+            return self.loss(self.top(torch.cat([x, dots], dim=1)), target)
+
+    chosen = torch.zeros(batch * tables, rows, dtype=torch.long)
+    return Dlrm(), (torch.randn(batch, bottom[0]), chosen, torch.rand(batch, 1))
+
+
+def predicted(measured: pd.DataFrame, share: float) -> Iterator[tuple[object, ...]]:
+    """For each timed run on a V100: measured, predicted with the host that was traced, the error in
+    percent, the share of the time that the device waits; then what its authors' model missed by."""
+    import gpuir
+
+    eager = gpuir.load_profile("eager")
+    traced = replace(eager, host=eager.host.scaled(1 / share))
+    for _, row in measured[(measured.gpu == "V100") & measured.model.isin(DLRM)].iterrows():
+        model, args = dlrm(row.model, int(row.batch))
+        graph = gpuir.load(
+            model, args=args, train=True, optimizer="sgd", accumulate=True, warn=lambda _: None
+        )
+        run = gpuir.timeline(gpuir.analyze(graph, TRACED, profile="eager"), traced)
+        ms = 1e3 * run.time_s
+        error = 100 * (ms / row.measured_iter_ms - 1)
+        waits = 100 * run.gaps_s / run.time_s
+        yield row.model, row.batch, row.measured_iter_ms, ms, error, waits, row.err_e2e_pct
+
+
 def derived(data: Path) -> dict[str, float]:
     """The numbers of specs/profiles/eager.toml."""
     overheads = pd.read_csv(data / "kernels/host_overheads.csv")
@@ -143,10 +211,17 @@ def main() -> None:
     print("specs/profiles/eager.toml, [host]:")
     for name, value in derived(data).items():
         print(f"  {name} = {1e6 * value:.3g}e-6")
+    measured = pd.read_csv(data / "kernels/dlrm_e2e.csv")
     print("\ntraced parts of an iteration beside its measured time, ms:")
-    rows = iterations(overheads, pd.read_csv(data / "kernels/dlrm_e2e.csv"))
-    columns = ["model", "batch", "ops", "host", "measured"]
-    table = pd.DataFrame(rows, columns=columns)  # pyright: ignore[reportArgumentType]
+    show(iterations(overheads, measured), ["model", "batch", "ops", "host", "measured"])
+    print("\nan iteration of DLRM as the timeline has it, ms, and errors, %:")
+    share = shares(times, overheads, found)[list(CURRENT)].mean()
+    columns = ["model", "batch", "measured", "predicted", "error", "waits", "theirs"]
+    show(predicted(measured, share), columns)
+
+
+def show(rows: Iterator[tuple[object, ...]], columns: list[str]) -> None:
+    table = pd.DataFrame([*rows], columns=columns)
     print(table.round(2).to_string(index=False))
 
 

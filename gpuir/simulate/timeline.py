@@ -16,6 +16,7 @@ from gpuir.targets.load import load_target
 from gpuir.targets.profile import NO_HOST, Host, Profile
 from gpuir.targets.target import Target
 
+AUTOGRAD = "autograd"  # the lane of the host's other thread
 HOST_BOUND = 0.1  # of the time: a device that waits longer for the host is held up by it
 
 
@@ -145,7 +146,11 @@ def _bounded(found: Iterable[Launch | Repeat], end: int) -> Iterator[Launch | Re
 
 def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]:
     """The launches of a costed graph in order. Of two branches, the dearer runs. What a loop costs
-    beyond its kernels, if its predictor says so, counts as one kernel more."""
+    beyond its kernels, if its predictor says so, counts as one kernel more. A gradient that is done
+    is handed to its param by an op that launches nothing, PyTorch's AccumulateGrad, unless it is
+    added to an earlier one, which the graph has."""
+    added = any("/accumulate/" in loc for node in graph.nodes for loc in node.locs[:1])
+    handed = {name for name, role in graph.roles if role == "gradient" and not added}
     for node in graph.nodes:
         here = (*path, node.results[0].name) if node.results else path
         op = node.op
@@ -161,6 +166,9 @@ def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]
             yield from steps(max((op.then, op.orelse), key=_time), here)
         elif node.cost is not None:
             yield _launch(here, node, node.cost)
+            for v in node.results:
+                if v.name in handed:
+                    yield Launch(here, f"{v.name} accumulated", 0.0, empty=True, lane=AUTOGRAD)
 
 
 def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
@@ -171,7 +179,7 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         cost.time_s,
         empty=isinstance(node.op, k.View),
         kind=node.op.name.removeprefix("k."),
-        lane="autograd" if phase_of(node) in ("backward", "recomputed") else HOST,
+        lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
         share=_share(cost),
     )

@@ -337,3 +337,21 @@ def test_onnxruntime_copies_what_it_is_given():
     names = [s.name for s in t.spans if s.kind == "copy"]
     assert names == [v.name for v in (*g.inputs, *g.outputs)]
     assert not timeline(g, load_profile("tensorrt")).copies_s
+
+
+def test_gradients_are_handed_over_by_autograds_thread():
+    """Once each, and by the kernel that adds them where there are earlier ones."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+
+    def launched(accumulate: bool) -> list[Launch]:
+        g = gpuir.load(module, args=(torch.randn(4, 8),), train=True, accumulate=accumulate)
+        costed = gpuir.analyze(g, "v100", profile="eager")
+        return [x for x in steps(costed) if isinstance(x, Launch)]
+
+    fresh, added = launched(False), launched(True)
+    assert sum(x.op.endswith(" accumulated") for x in fresh) == 4
+    assert sum("/accumulate/" in x.op for x in added) == 4
+    assert not any(x.op.endswith(" accumulated") for x in added)
+    lanes = [x.lane for x in fresh]
+    assert lanes == sorted(lanes, reverse=True)  # the host's forward, then autograd's backward
