@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from gpuir.frontends.model import Model
 from gpuir.frontends.onnx.load import load
@@ -45,6 +45,23 @@ def model_of(g: Any, opset: int = 17, domains: Sequence[str] = (), **more: Any) 
     versions = {"": opset, **{d: {"ai.onnx.ml": 3}.get(d, 1) for d in domains}}
     opsets = [helper.make_opsetid(d, v) for d, v in versions.items()]
     return helper.make_model(g, **{"opset_imports": opsets, "ir_version": 8, **more})
+
+
+def parsed(inputs: str, body: str) -> ModelProto:
+    """A model in onnx's text format; inputs called w.. are weights, with random numbers."""
+    results = [line.split("=")[0].strip() for line in body.strip().splitlines()]
+    dtype = "double" if "double" in inputs else "float"
+    text = f"g ({inputs}) => ({dtype}[?] {results[-1]}) {{ {body} }}"
+    graph = parser.parse_graph(text)
+    rng = np.random.default_rng(0)
+    for i in [i for i in graph.input if i.name.startswith("w")]:
+        shape = [d.dim_value for d in i.type.tensor_type.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
+        array = (rng.random(shape) + 0.5).astype(dtype)
+        graph.initializer.append(numpy_helper.from_array(array, i.name))
+        graph.input.remove(i)
+    graph.output[0].type.tensor_type.ClearField("shape")
+    return model_of(graph)
 
 
 def model(

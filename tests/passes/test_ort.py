@@ -11,9 +11,9 @@ from types import ModuleType
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
+from onnx_models import parsed
 
 from gpuir.analysis import lower
 from gpuir.ir.errors import UsageError
@@ -32,23 +32,6 @@ def agreement() -> ModuleType:
     module = sys.modules["ort_agreement"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def model(inputs: str, body: str) -> onnx.ModelProto:
-    """A model in onnx's text format; inputs called w.. are weights, with random numbers."""
-    results = [line.split("=")[0].strip() for line in body.strip().splitlines()]
-    dtype = "double" if "double" in inputs else "float"
-    text = f"g ({inputs}) => ({dtype}[?] {results[-1]}) {{ {body} }}"
-    graph = onnx.parser.parse_graph(text)
-    rng = np.random.default_rng(0)
-    for i in [i for i in graph.input if i.name.startswith("w")]:
-        shape = [d.dim_value for d in i.type.tensor_type.shape.dim]
-        dtype = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
-        array = (rng.random(shape) + 0.5).astype(dtype)
-        graph.initializer.append(numpy_helper.from_array(array, i.name))
-        graph.input.remove(i)
-    graph.output[0].type.tensor_type.ClearField("shape")
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 IMAGE = "float[2,8,6,6] x, float[8,8,1,1] w, float[8] w1, float[8] w2, float[8] w3, float[8] w4"
@@ -273,7 +256,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_launches_are_the_nodes_of_the_optimised_model(name: str):
     inputs, body, expected = CASES[name]
-    found = agreement().compare_model(model(inputs, body), {}, name)
+    found = agreement().compare_model(parsed(inputs, body), {}, name)
     assert not found.problem
     order = list(found.kinds)
 
