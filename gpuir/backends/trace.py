@@ -269,6 +269,8 @@ class _Run:
         for x, after in zip(spans, (*spans[1:], None), strict=True):
             facts = self._kernel(x)[1].get("cost", {}).get("facts", {})
             shares = {title: round(100 * facts.get(fact, 0), 1) for title, fact in SHARES.items()}
+            if x.kind == "loop":  # trips like the one before
+                shares = last
             if shares != last:
                 yield self._counter(name, x.start_s, shares)
             last = shares

@@ -18,7 +18,8 @@ import gpuir
 from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.backends.trace import trace
-from gpuir.simulate.timeline import Launch, run
+from gpuir.simulate.timeline import Launch, run, timeline
+from gpuir.targets.profile import load_profile
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "trace_event.schema.json").read_text())
@@ -202,9 +203,11 @@ def test_loops_and_branches_read_well():
     s = gpuir.summary(graph)
     kernels = slices(read(s), "kernel")
     assert len(kernels) == s.launches
-    eager = replace(s, timeline=run(s.timeline.launches, summary().profile))
+    eager = replace(s, timeline=timeline(graph, load_profile("eager")))
     events = read(eager)
-    assert len(slices(events, "cuda_runtime")) == s.launches
+    trips = [e for e in slices(events) if "more trips" in e["name"]]
+    assert [e["cat"] for e in trips] == ["user_annotation", "gpu_user_annotation"]
+    assert len(slices(events, "cuda_runtime")) == len(eager.timeline.launches) < s.launches
 
 
 def test_training_shows_its_phases(tmp_path: Path):
