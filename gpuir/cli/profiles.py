@@ -13,7 +13,7 @@ from gpuir.cli.output import emit
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
-    from gpuir.targets.profile import Profile
+    from gpuir.targets.profile import Host, Profile
 
 
 @click.command()
@@ -45,8 +45,30 @@ def command(
 
 
 def show_all(profiles: list[Profile], page: Page) -> None:
-    columns = [("name", False), ("tf32", False), ("stack", False)]
-    page.table(columns, [(p.name, p.tf32, p.title) for p in profiles])
+    titles = (("name", False), ("tf32", False), ("an op", True), ("a call", True), ("stack", False))
+    page.table(
+        titles,
+        [(p.name, p.tf32, *map(time_text, each_s(p.host)), p.title) for p in profiles],
+        drop=("tf32",),
+    )
+    page.line()
+    page.line("an op: what the host takes for one pointwise kernel; a call: once, before the first")
+    page.line("`gpuir profiles NAME` has the passes, every number, and where it comes from")
+
+
+def each_s(host: Host) -> tuple[float, float]:
+    """What an op of one pointwise kernel takes the host, T1 to T4, and a call besides; in a graph
+    the call has the only launch."""
+    if host.graph:
+        return 0.0, host.call_s + host.launch_s
+    op = host.between_s + host.before.get("map", host.before_s) + host.launch_s + host.after_s
+    return op, host.call_s
+
+
+def time_text(value: float) -> str:
+    from gpuir.backends.units import quantity
+
+    return quantity(value, "s") if value else "-"
 
 
 def show_one(p: Profile, page: Page) -> None:
