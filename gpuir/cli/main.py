@@ -14,6 +14,7 @@ COMMANDS = (
     "fit",
     "sweep",
     "diff",
+    "advise",
     "opt",
     "schedule",
     "targets",

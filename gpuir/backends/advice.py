@@ -1,0 +1,167 @@
+"""Advice for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuir.backends.sweep import rate, usd
+from gpuir.backends.terminal import Layout, Page, fits_text
+from gpuir.backends.units import percent, quantity
+from gpuir.plan.advise import LEAST_GAIN, Report, Trial
+from gpuir.plan.changes import Change, flags
+from gpuir.plan.outcome import Outcome
+
+SCHEMA = "gpuir.advice/1"
+
+
+def advice_text(r: Report, layout: Layout) -> str:
+    """What helps, the most first, then several at once, then other GPUs, then what was in vain."""
+    page = Page(layout.width, layout.color)
+    now = r.before
+    title = now.target.title or now.target.name
+    page.heading(f"{now.graph.name} on {title} ({now.target.name})")
+    page.line()
+    page.wrapped("now", f"{_run(now)}, profile {now.timeline.profile.name}")
+    if r.setup.options.get("autodiff") == "gpuir":
+        page.wrapped("backward", "by gpuir's derivatives, throughout: --autodiff gpuir")
+    if now.memory.fits is False:
+        page.wrapped("fits", fits_text(now.memory))
+    page.line()
+    if r.advice:
+        _table(r, page)
+        page.line()
+        said: list[Change] = []
+        for name, x in _named(r):
+            page.wrapped(name, " ".join(flags(r.setup, x.setup)), _margin(r))
+            if x.changes[-1] not in said:
+                said.append(x.changes[-1])
+                page.wrapped("", x.changes[-1].costs, _margin(r))
+        page.line()
+        sure = "larger than the prediction's error, in what differs between both runs"
+        page.wrapped("sure", sure)
+    else:
+        page.line(f"nothing found that gains {percent(LEAST_GAIN)}")
+    if r.faster:
+        page.wrapped("faster", _gpu(r, r.faster))
+    if r.cheaper:
+        page.wrapped("cheaper", _gpu(r, r.cheaper))
+    for why, texts in _in_vain(r).items():
+        page.wrapped(why, "; ".join(texts))
+    return page.text()
+
+
+def _named(r: Report) -> list[tuple[str, Trial]]:
+    """What is advised by its number, and what is tried together by theirs: `1 + 2`."""
+    both = (*r.advice, *r.together)
+    each = dict.fromkeys(id(change) for x in both for change in x.changes)
+    numbers = {change: str(i) for i, change in enumerate(each, 1)}
+    return [(" + ".join(numbers[id(change)] for change in x.changes), x) for x in both]
+
+
+def _margin(r: Report) -> int:
+    return max(len(name) for name, _ in _named(r)) + 2
+
+
+def _table(r: Report, page: Page) -> None:
+    per = "items" if r.before.items > 1 else "runs"
+    columns = [("", False), ("saves", True), ("a run", True), (f"{per}/s", True)]
+    columns += [("memory", True), ("sure", False), ("change", False)]
+    rows = [
+        [
+            name,
+            percent(x.gain),
+            quantity(x.after.latency_s, "s"),
+            rate(1 / x.after.item_s),
+            quantity(x.after.memory.reserved_bytes, "bytes"),
+            "yes" if x.is_certain else "no",
+            " + ".join(change.what for change in x.changes),
+        ]
+        for name, x in _named(r)
+        if x.after is not None
+    ]
+    page.table(columns, rows, drop=("memory",))
+
+
+def _run(run: Outcome) -> str:
+    """`3.70 ms a run, 2,159 items/s`."""
+    text = f"{quantity(run.latency_s, 's', 4)} a run"
+    if run.items > 1:
+        text += f" of {run.items:,}: {rate(1 / run.item_s)} items/s"
+    return text
+
+
+def _gpu(r: Report, x: Trial) -> str:
+    """`l4, 2.1 times as fast: 1.8 ms a run; $0.20 per million items instead of $0.31`."""
+    assert x.after is not None, "it was chosen for its run"
+    speed = f"{x.speedup:.3g} times as fast"
+    if x.speedup < 1:
+        speed = f"{1 / x.speedup:.3g} times as slow"
+    text = f"{x.after.target.name}, {speed}: {_run(x.after)}"
+    prices = x.usd(r.prices)
+    if prices:
+        text += f"; {usd(prices[1])} per million instead of {usd(prices[0])}"
+    return text
+
+
+def _in_vain(r: Report) -> dict[str, list[str]]:
+    """What was tried and is not advised, by the reason; not what something advised does as well."""
+    found: dict[str, list[str]] = {}
+    used = {change.what for x in r.together for change in x.changes}
+    for x in r.rest:
+        what = x.changes[0].what
+        if x.after is None:
+            found.setdefault("failed", []).append(f"{what} ({x.refusal})")
+        elif not x.fits:
+            found.setdefault("no room", []).append(f"{what} (it does not fit the memory)")
+        elif x.gain < LEAST_GAIN and what not in used:
+            change = "saves" if x.gain >= 0 else "costs"
+            found.setdefault("in vain", []).append(f"{what} ({change} {percent(abs(x.gain))})")
+    return found
+
+
+# ---------------------------------------------------------------------------- for programs
+
+
+def advice_json(r: Report) -> str:
+    """`{"schema": "gpuir.advice/1", ...}`, as docs/advise.md describes it."""
+    report = {
+        "schema": SCHEMA,
+        "model": r.before.graph.name,
+        "target": r.before.target.name,
+        "profile": r.before.timeline.profile.name,
+        "setup": vars(r.setup),
+        "before": _run_record(r.before),
+        "advice": [_record(r, x) for x in r.advice],
+        "together": [_record(r, x) for x in r.together],
+        "faster": r.faster and _record(r, r.faster),
+        "cheaper": r.cheaper and _record(r, r.cheaper),
+        "rest": [_record(r, x) for x in r.rest],
+    }
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+
+
+def _record(r: Report, x: Trial) -> dict[str, Any]:
+    prices = x.usd(r.prices)
+    return {
+        "changes": [{"kind": c.kind, "what": c.what, "costs": c.costs} for c in x.changes],
+        "options": flags(r.setup, x.setup),
+        "gain": x.gain,
+        "beyond_error": x.is_certain,
+        "after": x.after and _run_record(x.after),
+        "usd_per_million": prices and prices[1],
+        "refusal": x.refusal,
+    }
+
+
+def _run_record(run: Outcome) -> dict[str, Any]:
+    return {
+        "latency_s": run.latency_s,
+        "interval_s": run.interval,
+        "items": run.items,
+        "items_per_s": 1 / run.item_s,
+        "host_bound": run.timeline.is_host_bound,
+        "peak_bytes": run.memory.peak_bytes,
+        "reserved_bytes": run.memory.reserved_bytes,
+        "fits": run.memory.fits,
+    }

@@ -1,0 +1,176 @@
+"""`gpuir advise`: what to change so that a model runs faster, each change tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.analyze import batch, layout, refuse_opaque
+from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.output import check_ahead, emit, warn
+from gpuir.cli.sweep import price, prices_of, progress, targets_of
+
+if TYPE_CHECKING:
+    from gpuir.ir.graph import Graph
+    from gpuir.plan.advise import Bench, Report
+    from gpuir.plan.changes import Setup, Source
+    from gpuir.plan.outcome import Outcome
+
+STEPS = 75  # of the bar: runs that a report usually takes
+
+
+@click.command()
+@options.model
+@click.option("--target", help="The GPU. `gpuir targets` lists them.")
+@options.loading
+@options.settings
+@click.option("--predictor", default="tile", show_default=True, help="Who says how long.")
+@options.profile
+@click.option(
+    "--tf32/--no-tf32",
+    default=None,
+    help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
+)
+@options.pipeline
+@click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
+@price
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.output
+@options.load_modules
+def command(**given: Any) -> None:
+    """What to change so that MODEL runs faster on a GPU, or for less money: a few changes, each
+    tried by running the prediction with it.
+
+    \b
+    gpuir advise model.onnx --target a100 --dims batch=8,seq=128
+    gpuir advise hf:config.json --target l4 --dims batch=1,seq=512 --only precision,stack
+    gpuir advise hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
+    """
+    from gpuir.backends.advice import advice_json, advice_text
+
+    check_ahead(given["output"])
+    found = run(given, load_modules(given["modules"]))
+    shape = layout(given["width"], given["output"])
+    emit(advice_json(found) if given["as_json"] else advice_text(found, shape), given["output"])
+
+
+def run(given: dict[str, Any], loaded: Loaded) -> Report:
+    """The report; what the loader is not sure of is said once."""
+    from gpuir.ir.errors import UsageError, nearest
+    from gpuir.plan.advise import advise
+    from gpuir.plan.changes import KINDS
+
+    targets = targets_of(given, loaded)
+    if len(targets) > 1:
+        names = ", ".join(target.name for target in targets)
+        raise UsageError("advice is for one target", found=names, fix="give one --target")
+    kinds = (given["only"] or ",".join(KINDS)).split(",")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"no kind of change is called {kind!r}", fix=nearest(kind, KINDS))
+    own = prices_of(given)
+    said: dict[str, None] = {}
+    with progress(STEPS, "advise") as done:
+        test = bench(given, loaded, lambda text: said.setdefault(text), done)
+        found = advise(
+            test,
+            setup_of(given, loaded),
+            source_of(given["model"]),
+            kinds=[kind for kind in KINDS if kind in kinds],
+            prices=own,
+        )
+    for text in said:
+        warn(text)
+    return found
+
+
+def setup_of(given: dict[str, Any], loaded: Loaded) -> Setup:
+    """What the options say, as a setup."""
+    from gpuir.plan.changes import Setup
+
+    how = options.load_options(given)
+    if how.get("train") and not how.get("autodiff"):
+        how["autodiff"] = "gpuir"  # torch's own cannot be had with each change
+    dims = dict(how.pop("dims", {}))
+    if source_of(given["model"]) == "config":
+        dims.setdefault("batch", 1)  # as the loader has it
+    return Setup(
+        target=options.with_settings(loaded.target(given["target"].strip()), given),
+        profile=loaded.profile(given["profile"]) if given["profile"] else None,
+        tf32=given["tf32"],
+        passes=given["pipeline"],
+        dims=dims,
+        options={name: value for name, value in how.items() if value},
+    )
+
+
+def source_of(model: str) -> Source:
+    """What kind of model it is."""
+    from pathlib import Path
+
+    from gpuir.loading import is_torch
+
+    if model.endswith(".gir") or model == "-":
+        return "text"
+    if not is_torch(model):
+        return "onnx"
+    is_config = model.startswith("hf:") or (Path(model).exists() and not model.endswith(".pt2"))
+    return "config" if is_config else "torch"
+
+
+def bench(
+    given: dict[str, Any],
+    loaded: Loaded,
+    say: Callable[[str], Any],
+    done: Callable[[], None],
+) -> Bench:
+    """How setups are run; what two of them share is done once."""
+    import gpuir
+    from gpuir.cost.table import find_predictor
+    from gpuir.plan.advise import Bench
+    from gpuir.plan.outcome import outcome
+
+    predictor = find_predictor(given["predictor"], loaded.predictors)
+    models: dict[str, Graph] = {}
+    graphs: dict[str, Graph] = {}
+    lowered: dict[str, Graph] = {}
+
+    def model(setup: Setup) -> Graph:
+        key = json.dumps([setup.dims, setup.options], default=str, sort_keys=True)
+        if key not in models:
+            how: Any = {**setup.options, "dims": setup.dims}
+            models[key] = gpuir.load(given["model"], warn=say, **how)
+            if given["strict"]:
+                refuse_opaque(models[key])
+        return models[key]
+
+    def graph(setup: Setup) -> Graph:
+        key = json.dumps([setup.dims, setup.options, setup.passes], default=str, sort_keys=True)
+        if key not in graphs:
+            g = model(setup)
+            if setup.passes:
+                steps = gpuir.pipeline(
+                    setup.passes, loaded.passes, loaded.predictors, loaded.targets
+                )
+                g = steps.run(g)
+            graphs[key] = g
+        return graphs[key]
+
+    def kernels(setup: Setup) -> Graph:
+        g = graph(setup)
+        key = f"{id(g)} {setup.profile}"
+        if key not in lowered:
+            lowered[key] = gpuir.lower(g, profile=setup.profile, passes=loaded.passes)
+        return lowered[key]
+
+    def run(setup: Setup) -> Outcome:
+        g = gpuir.analyze(kernels(setup), setup.target, predictor=predictor, tf32=setup.tf32)
+        items = batch((tuple(setup.dims.items()),)) or 1
+        return outcome(g, gpuir.load_target(setup.target), items)
+
+    return Bench(graph, run, done)

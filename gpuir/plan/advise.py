@@ -1,0 +1,234 @@
+"""What to change so that a model runs faster, or for less money: each change tried, not guessed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpuir.ir.errors import ModelError, UsageError
+from gpuir.ir.graph import Graph
+from gpuir.plan.changes import KINDS, PROPOSALS, Case, Change, Kind, Setup, Source
+from gpuir.plan.outcome import Outcome
+from gpuir.targets.prices import Price, price_of
+
+LEAST_GAIN = 0.02  # of the time an item takes, or of its price: less is not worth a change
+TOGETHER = 3  # changes, of different kinds, tried at once
+NEAR = 0.05  # of the most items a second: the least batch that comes so near is advised
+
+Span = tuple[float, float, float]  # seconds, and between what they are expected
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Changes made together, and what came of them: a run, or why there is none."""
+
+    changes: tuple[Change, ...]
+    setup: Setup
+    before: Outcome
+    after: Outcome | None
+    refusal: str = ""
+
+    @property
+    def gain(self) -> float:
+        """The part of the time for each item that is saved; negative where it takes longer."""
+        return 1 - self.after.item_s / self.before.item_s if self.after else 0.0
+
+    @property
+    def speedup(self) -> float:
+        return self.before.item_s / self.after.item_s if self.after else 1.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has the memory, or had not before either."""
+        if self.after is None:
+            return False
+        return self.after.memory.fits is not False or self.before.memory.fits is False
+
+    @cached_property
+    def is_certain(self) -> bool:
+        """Whether the gain is larger than the prediction's error: kernels that both runs have are
+        off alike, and of all others those before take the least and those after the most that 80 %
+        of measurements do."""
+        if self.after is None:
+            return False
+        same = Counter[Span]()
+        if self.before.items == self.after.items and self.before.target == self.after.target:
+            same = Counter(_spans(self.before)) & Counter(_spans(self.after))
+        least = _bound(self.before, same, 1)
+        most = _bound(self.after, same, 2)
+        return most < least
+
+    def usd(self, prices: Mapping[str, Price]) -> tuple[float, float] | None:
+        """US dollars for a million items, before and after; None where a price is not known."""
+        if self.after is None:
+            return None
+        runs = (self.before, self.after)
+        found = [_usd(run, prices) for run in runs]
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def _spans(run: Outcome) -> list[Span]:
+    """Of each kernel its seconds, and between what they are expected."""
+    costs = (n.cost for n in run.graph.nodes if n.cost is not None and n.cost.time_s)
+    return [(c.time_s, *(c.interval or (c.time_s, c.time_s))) for c in costs]
+
+
+def _bound(run: Outcome, same: Counter[Span], end: int) -> float:
+    """Seconds for each item, kernels that are not `same` taking their least (1) or most (2)."""
+    other = Counter(_spans(run)) - same
+    late = sum(count * (span[end] - span[0]) for span, count in other.items())
+    return (run.latency_s + late) / run.items
+
+
+def _usd(run: Outcome, prices: Mapping[str, Price]) -> float | None:
+    price = price_of(run.target, prices)
+    return None if price is None else price.usd_per_hour / 3600 * run.item_s * 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What was tried. `advice` are single changes that gain, the most first; `together` several at
+    once, of different kinds; `faster` and `cheaper` another GPU, if one is; `rest` what gains too
+    little, does not fit, or cannot be."""
+
+    setup: Setup
+    before: Outcome
+    advice: tuple[Trial, ...]
+    together: tuple[Trial, ...]
+    faster: Trial | None
+    cheaper: Trial | None
+    rest: tuple[Trial, ...]
+    prices: Mapping[str, Price]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How things are tried: `graph` is the model before any stack lowers it, as a setup has it;
+    `run` what comes of it. `done` is called after each run."""
+
+    graph: Callable[[Setup], Graph]
+    run: Callable[[Setup], Outcome]
+    done: Callable[[], None] = lambda: None
+
+
+# ---------------------------------------------------------------------------- trying
+
+
+def advise(
+    bench: Bench,
+    setup: Setup,
+    source: Source,
+    *,
+    kinds: Sequence[Kind] = KINDS,
+    prices: Mapping[str, Price] | None = None,
+) -> Report:
+    """Every proposal tried by itself, then the best of different kinds together.
+
+    Nothing is advised that was not run. Of the changes of one kind, which exclude each other, the
+    best one goes into the combinations. What fails, fails as a trial, and the report says why.
+    """
+    own = prices or {}
+    now = bench.run(setup)
+    bench.done()
+    batches = [name for name in setup.dims if re.search("batch", name, re.IGNORECASE)]
+    batch = batches[0] if len(batches) == 1 else None
+    case = Case(setup, bench.graph(setup), now, batch, source)
+    trials = [
+        _tried(bench, setup, now, (change,))
+        for kind in kinds
+        for propose in PROPOSALS[kind]
+        for change in propose(case)
+    ]
+    here = [x for x in trials if x.changes[0].kind != "gpu"]
+    there = [x for x in trials if x.changes[0].kind == "gpu" and x.after and x.fits]
+    good = sorted((x for x in _chosen(here) if _is_worth(x)), key=lambda x: -x.gain)
+    kinds_of = {x.changes[0].kind for x in good}
+    hidden = [x for x in _chosen(here) if x.after and x.changes[0].kind not in kinds_of]
+    faster = max(there, key=lambda x: x.gain, default=None)
+    priced = [(usd, x) for x in there if (usd := x.usd(own))]
+    cheaper = min(priced, key=lambda pair: pair[0][1], default=None)
+    return Report(
+        setup=setup,
+        before=now,
+        advice=tuple(good),
+        together=tuple(_together(bench, setup, now, good, hidden)),
+        faster=faster if faster and faster.gain >= LEAST_GAIN else None,
+        cheaper=cheaper[1] if cheaper and 1 - cheaper[0][1] / cheaper[0][0] >= LEAST_GAIN else None,
+        rest=tuple(x for x in here if x not in good),
+        prices=own,
+    )
+
+
+def _is_worth(x: Trial) -> bool:
+    return x.gain >= LEAST_GAIN and x.fits
+
+
+def _tried(bench: Bench, setup: Setup, now: Outcome, changes: tuple[Change, ...]) -> Trial:
+    changed = setup
+    for change in changes:
+        changed = change.apply(changed)
+    try:
+        after = bench.run(changed)
+    except (ModelError, UsageError) as error:
+        return Trial(changes, changed, now, None, error.what)
+    finally:
+        bench.done()
+    return Trial(changes, changed, now, after)
+
+
+def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
+    """All, but of batches one that is larger and one that fills waves, of one padding the best
+    step, and no stack that takes more effort than another for the same gain."""
+    larger = [x for x in trials if _is_doubled(x) and x.fits]
+    most = max((x.speedup for x in larger), default=0.0)
+    near = [x for x in larger if x.speedup >= (1 - NEAR) * most]
+    waves = [x for x in trials if x.changes[0].kind == "batch" and not _is_doubled(x) and x.fits]
+    yield from near[:1]
+    yield from sorted(waves, key=lambda x: -x.gain)[:1]
+    paddings: dict[str, Trial] = {}
+    stacks: list[Trial] = []
+    for x in trials:
+        match x.changes[0].kind:
+            case "batch":
+                pass
+            case "padding":
+                old = x.changes[0].what.partition(" ")[0]
+                if old not in paddings or x.gain > paddings[old].gain:
+                    paddings[old] = x
+            case "stack":
+                if all(x.gain >= y.gain + LEAST_GAIN for y in stacks):
+                    stacks.append(x)
+            case _:
+                yield x
+    yield from (*paddings.values(), *stacks)
+
+
+def _is_doubled(x: Trial) -> bool:
+    return x.changes[0].kind == "batch" and "waves" not in x.changes[0].costs
+
+
+def _together(
+    bench: Bench, setup: Setup, now: Outcome, good: Sequence[Trial], hidden: Sequence[Trial]
+) -> Iterator[Trial]:
+    """The best two of different kinds, the best three: each that still gains over fewer. Then what
+    gains nothing but with those: kernels in fewer bits, where the host was what they waited for."""
+    best: dict[Kind, Change] = {}
+    for x in good:
+        best.setdefault(x.changes[0].kind, x.changes[0])
+    last = good[0] if good else None
+    for change in list(best.values())[1:TOGETHER]:
+        assert last is not None, "there is a best one"
+        trial = _tried(bench, setup, now, (*last.changes, change))
+        if trial.fits and trial.gain > last.gain:
+            last = trial
+            yield trial
+    for change in (x.changes[0] for x in sorted(hidden, key=lambda x: -x.gain)):
+        if last is None or change.kind in {c.kind for c in last.changes}:
+            continue
+        trial = _tried(bench, setup, now, (*last.changes, change))
+        if trial.fits and trial.speedup >= last.speedup / (1 - LEAST_GAIN):
+            last = trial
+            yield trial

@@ -1,0 +1,311 @@
+"""What could be done otherwise so that a model runs faster or for less: proposals, untried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import floor
+from typing import Any, Literal, get_args
+
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.types import f32
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.ops.strides import VIEWED
+from gpuir.plan.outcome import Outcome
+from gpuir.targets.load import load_target, target_names
+from gpuir.targets.target import Target
+
+Kind = Literal[
+    "batch",
+    "precision",
+    "weights",
+    "padding",
+    "attention",
+    "stack",
+    "optimizer",
+    "recomputing",
+    "gpu",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Source = Literal["config", "torch", "onnx", "text"]  # what a model is read from
+
+DOUBLINGS = 3  # of the batch
+WAVES = 3  # batches that fill a wave: those of so many kernels, the slowest
+# Extents to make dimensions a multiple of: 8 cells of 16 bits are what a thread loads at once
+# (cuBLAS documentation, Tensor Core usage), 64 the usual least side of a tile.
+ALIGNED = (8, 64)
+STACKS = {  # what else could run the same model
+    "eager": ("compiled", "cudagraph"),
+    "compiled": ("cudagraph",),
+    "ort": ("tensorrt",),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a prediction hangs on: what the model leaves open (`options` of loading, sizes
+    apart, in `dims`), `passes` on it as text, the GPU, the software stack, and whether f32 products
+    run in TF32."""
+
+    target: str
+    profile: str | None = None
+    tf32: bool | None = None
+    passes: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def with_dim(self, name: str, value: int) -> Setup:
+        return replace(self, dims={**self.dims, name: value})
+
+    def with_option(self, name: str, value: Any) -> Setup:
+        return replace(self, options={**self.options, name: value})
+
+    def with_pass(self, text: str) -> Setup:
+        return replace(self, passes=f"{self.passes},{text}" if self.passes else text)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to do otherwise: `what` it is, and what it `costs`, in words."""
+
+    kind: Kind
+    what: str
+    costs: str
+    apply: Callable[[Setup], Setup] = field(compare=False, repr=False)
+
+
+def flags(before: Setup, after: Setup) -> tuple[str, ...]:
+    """The options of the command line that make one setup of another: `--dims batch=16`."""
+    found: list[str] = []
+    if after.target != before.target:
+        found.append(f"--target {after.target}")
+    if after.profile != before.profile:
+        found.append(f"--profile {after.profile}")
+    if after.tf32 != before.tf32:
+        found.append("--tf32")
+    if after.passes != before.passes:
+        found.append(f"--pipeline '{after.passes}'")
+    for name, size in after.dims.items():
+        if size != before.dims.get(name):
+            found.append(f"--dims {name}={size}")
+    for name, value in after.options.items():
+        if value != before.options.get(name):
+            found.append(_flag(name, value))
+    return tuple(found)
+
+
+def _flag(name: str, value: Any) -> str:
+    if value is True:
+        return f"--{name}"
+    return f"--{name} {value}" if value else f"without --{name}"
+
+
+# ---------------------------------------------------------------------------- proposals
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What the proposals go by: the setup, the model's graph, and the run as it is now."""
+
+    setup: Setup
+    graph: Graph
+    now: Outcome
+    batch: str | None  # the dimension that is one
+    source: Source
+
+    @property
+    def target(self) -> Target:
+        return self.now.target
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.setup.options.get("train"))
+
+    def kernels(self) -> list[tuple[k.KernelOp, float, float]]:
+        """Kernels, the slowest first: op, seconds, waves."""
+        found = [
+            (n.op, n.cost.time_s, n.cost.fact("waves") or 0.0)
+            for n in self.now.graph.walk()
+            if isinstance(n.op, k.KernelOp) and n.cost is not None and n.cost.time_s
+        ]
+        return sorted(found, key=lambda x: -x[1])
+
+
+Proposal = Callable[[Case], Iterable[Change]]
+
+
+def larger_batches(case: Case) -> Iterator[Change]:
+    """Twice the batch, and so on."""
+    if case.batch is None:
+        return
+    for i in range(1, DOUBLINGS + 1):
+        yield _batch(case.batch, case.setup.dims[case.batch] << i)
+
+
+def whole_waves(case: Case) -> Iterator[Change]:
+    """Batches with which the blocks of a slow kernel fill its last wave."""
+    if case.batch is None:
+        return
+    now = case.setup.dims[case.batch]
+    sizes: dict[int, None] = {}
+    for _, _, waves in case.kernels():
+        for whole in (floor(waves), floor(waves) + 1):
+            size = floor(now * whole / waves) if waves else 0
+            if whole and now / 2 <= size <= 2 * now and size not in (0, now, 2 * now):
+                sizes.setdefault(size)
+        if len(sizes) >= WAVES:
+            break
+    for size in list(sizes)[:WAVES]:
+        yield _batch(case.batch, size, "fills whole waves of a slow kernel; ")
+
+
+def _batch(name: str, size: int, why: str = "") -> Change:
+    costs = f"{why}a run takes longer, and more memory; {size:,} items have to be there"
+    return Change("batch", f"{name} {size:,}", costs, lambda s: s.with_dim(name, size))
+
+
+def fewer_bits(case: Case) -> Iterator[Change]:
+    """bf16 where the GPU has units for it, else f16, in place of f32."""
+    rates = case.target.flops_per_s.tensor
+    dtype = next((d for d in ("bf16", "f16") if d in rates), None)
+    if dtype is None or not _has_f32_products(case):
+        return
+    if case.trains:
+        scaled = ", and the loss is scaled" if dtype == "f16" else ""
+        costs = f"mixed precision: weights stay f32{scaled}; watch the loss"
+        if not case.setup.options.get("autocast"):
+            yield Change(
+                "precision",
+                f"autocast in {dtype}",
+                costs,
+                lambda s: s.with_option("autocast", dtype),
+            )
+        return
+    costs = "check accuracy; half the memory for weights"
+    what = f"numbers in {dtype}"
+    if case.source == "config":
+        yield Change("precision", what, costs, lambda s: s.with_option("dtype", dtype))
+    else:
+        text = f"convert{{dtype={dtype}}}"
+        yield Change("precision", what, costs, lambda s: s.with_pass(text))
+
+
+def tf32(case: Case) -> Iterator[Change]:
+    """f32 products on the matrix units."""
+    if "tf32" in case.target.flops_per_s.tensor and _has_f32_products(case):
+        costs = "10 bits of mantissa in products; torch.set_float32_matmul_precision('high')"
+        yield Change("precision", "TF32", costs, lambda s: replace(s, tf32=True))
+
+
+def _has_f32_products(case: Case) -> bool:
+    return any(op.contraction and op.compute_dtype == f32 for op, _, _ in case.kernels())
+
+
+def packed_weights(case: Case) -> Iterator[Change]:
+    """Weights in 8 bits, where products wait for memory."""
+    if case.trains or case.graph.level != Level.graph:
+        return
+    waits = any(
+        n.cost is not None and n.cost.bound == "memory" and isinstance(n.op, k.Gemm)
+        for n in case.now.graph.walk()
+    )
+    if waits:
+        costs = "check accuracy; needs kernels that convert weights as they read them"
+        yield Change("weights", "weights in 8 bits", costs, lambda s: s.with_pass("pack"))
+
+
+def round_dimensions(case: Case) -> Iterator[Change]:
+    """Dimensions of weights that no vector of a load divides, made longer."""
+    if case.graph.level != Level.graph:
+        return
+    of_weights = {n for v in case.graph.params for n in v.type.shape}
+    odd: dict[int, None] = {}
+    for op, _, _ in case.kernels():
+        if isinstance(op, k.Gemm):
+            for name in ("n", "k"):
+                extent = op.nest.dims[name]
+                if extent % ALIGNED[0] and extent > ALIGNED[1] and extent in of_weights:
+                    odd.setdefault(extent)
+    for old in odd:
+        for new in dict.fromkeys(-(-old // step) * step for step in ALIGNED):
+            yield Change(
+                "padding",
+                f"{old:,} made {new:,}, wherever a dimension has it",
+                f"{new - old} rows of zeros in weights; ignore them in the output",
+                _extended(old, new),
+            )
+
+
+def _extended(old: int, new: int) -> Callable[[Setup], Setup]:
+    return lambda s: s.with_pass(f"extend{{old={old},new={new}}}")
+
+
+def fused_attention(case: Case) -> Iterator[Change]:
+    """One kernel in place of products and a softmax."""
+    spelt = any(isinstance(n.op, t.Softmax) for n in case.graph.walk())
+    costs = "no scores in memory; an attention mask must be one the kernel takes"
+    if case.source == "config" and case.setup.options.get("attention") == "eager":
+        yield Change(
+            "attention", "fused attention", costs, lambda s: s.with_option("attention", "sdpa")
+        )
+    elif spelt and not case.trains and case.graph.level == Level.graph:
+        text = 'canonicalize,recognize{forms="attention"}'
+        yield Change("attention", "fused attention", costs, lambda s: s.with_pass(text))
+
+
+def other_stacks(case: Case) -> Iterator[Change]:
+    """The same model compiled, or replayed as a CUDA graph."""
+    costs = {
+        "compiled": "torch.compile: minutes at the first call, and again for new shapes",
+        "cudagraph": "torch.compile(mode='reduce-overhead'): fixed shapes and addresses",
+        "tensorrt": "an engine to build for each GPU and range of shapes",
+    }
+    for name in STACKS.get(case.now.timeline.profile.name, ()):
+        if name == "tensorrt" and VIEWED in case.graph.assumed:
+            continue
+        what = f"the {name} profile"
+        yield Change("stack", what, costs[name], _under(name))
+
+
+def _under(name: str) -> Callable[[Setup], Setup]:
+    return lambda s: replace(s, profile=name)
+
+
+def fused_optimizer(case: Case) -> Iterator[Change]:
+    if case.setup.options.get("optimizer") and not case.setup.options.get("fused"):
+        costs = "none: an option of torch.optim, fused=True"
+        yield Change(
+            "optimizer", "a fused optimizer", costs, lambda s: s.with_option("fused", True)
+        )
+
+
+def no_recomputing(case: Case) -> Iterator[Change]:
+    if case.setup.options.get("checkpoint"):
+        costs = "activations stay in memory"
+        what = "no activation checkpointing"
+        yield Change("recomputing", what, costs, lambda s: s.with_option("checkpoint", None))
+
+
+def other_gpus(case: Case) -> Iterator[Change]:
+    for name in target_names():
+        other = load_target(name)
+        if name != case.target.name and not other.is_cpu and not case.target.is_cpu:
+            yield Change("gpu", name, f"another GPU: {other.title or name}", _on(name))
+
+
+def _on(name: str) -> Callable[[Setup], Setup]:
+    return lambda s: replace(s, target=name)
+
+
+PROPOSALS: Mapping[Kind, tuple[Proposal, ...]] = {
+    "batch": (larger_batches, whole_waves),
+    "precision": (fewer_bits, tf32),
+    "weights": (packed_weights,),
+    "padding": (round_dimensions,),
+    "attention": (fused_attention,),
+    "stack": (other_stacks,),
+    "optimizer": (fused_optimizer,),
+    "recomputing": (no_recomputing,),
+    "gpu": (other_gpus,),
+}

@@ -1,0 +1,139 @@
+"""Advice: every gain is that of a run, certain where errors cannot undo it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Graph, Level, Node
+from gpuir.ir.notes import Cost
+from gpuir.plan.advise import Bench, Trial, advise
+from gpuir.plan.changes import Change, Setup, flags
+from gpuir.plan.outcome import Outcome
+from gpuir.targets.load import load_target
+
+SETUP = Setup("t4", "eager", dims={"batch": 4, "seq": 8}, options={"optimizer": "adamw"})
+FITS = SimpleNamespace(fits=True, reserved_bytes=1)
+
+
+def outcome(*kernels: float, items: int = 4, host_s: float = 0.0, fits: bool = True) -> Outcome:
+    """A run of kernels whose times may be 20 % off, behind a host."""
+    costs = [
+        Cost(s, "compute", "tile@2", (("compute", s),), (), (0.8 * s, 1.2 * s)) for s in kernels
+    ]
+    graph = Graph(Level.costed, "g", nodes=tuple(Node(None, (), (), None, c) for c in costs))  # type: ignore
+    graph.__dict__["walk"] = lambda: iter(())
+    run: Any = SimpleNamespace(
+        time_s=sum(kernels) + host_s, interval=None, profile=SimpleNamespace(name="eager")
+    )
+    memory: Any = SimpleNamespace(fits=fits, reserved_bytes=1)
+    return Outcome(graph, load_target("t4"), run, memory, items)
+
+
+def trial(before: Outcome, after: Outcome) -> Trial:
+    change = Change("stack", "x", "y", lambda s: s)
+    return Trial((change,), SETUP, before, after)
+
+
+def test_a_gain_is_of_the_time_of_an_item():
+    x = trial(outcome(1.0, items=2), outcome(1.5, items=6))
+    assert x.gain == pytest.approx(1 - (1.5 / 6) / (1.0 / 2)) and x.speedup == pytest.approx(2)
+    assert trial(outcome(1.0), outcome(2.0)).gain == -1
+
+
+def test_kernels_of_both_runs_are_off_alike():
+    before = outcome(1.0, 0.5)
+    assert trial(before, outcome(1.0, 0.2)).is_certain, "0.5 takes 0.4 at least, 0.2 at most 0.24"
+    assert not trial(before, outcome(1.0, 0.4)).is_certain, "0.4 may take 0.48"
+    assert not trial(before, outcome(0.9, 0.5)).is_certain
+    assert trial(outcome(1.0, host_s=0.1), outcome(1.0)).is_certain, "the host's part alone"
+    assert not trial(outcome(1.0, items=4), outcome(1.9, items=8)).is_certain
+
+
+def bench(times: dict[str, float], batch_s: float = 1.0) -> tuple[Bench, list[Setup]]:
+    """A bench on which what a setup takes follows from its words."""
+    ran: list[Setup] = []
+
+    def run(setup: Setup) -> Outcome:
+        ran.append(setup)
+        if setup.profile == "cudagraph":
+            raise ModelError("it does not capture")
+        size = setup.dims["batch"]
+        share = times.get(str(setup.profile), 1.0) * times.get(setup.target, 1.0)
+        if setup.options.get("fused"):
+            share *= times["fused"]
+        made = outcome(share * (3.0 + batch_s * size), items=size, fits=size <= 16)
+        return replace(made, target=load_target(setup.target))
+
+    graph = Graph(Level.graph, "g")
+    return Bench(lambda setup: graph, run), ran
+
+
+def test_the_best_are_listed_first_and_tried_together():
+    test, ran = bench({"compiled": 0.6, "fused": 0.9, "l4": 0.5})
+    found = advise(test, SETUP, "torch")
+    assert [x.changes[0].what for x in found.advice] == [
+        "the compiled profile",
+        "batch 16",
+        "a fused optimizer",
+    ]
+    assert [round(x.gain, 3) for x in found.advice] == [
+        0.4,
+        round(1 - (19 / 16) / (7 / 4), 3),
+        0.1,
+    ]
+    two, three = found.together
+    assert [c.kind for c in three.changes] == ["stack", "batch", "optimizer"]
+    assert three.gain == pytest.approx(1 - 0.6 * 0.9 * (19 / 16) / (7 / 4))
+    assert two.gain < three.gain and three.setup in ran
+    (failed,) = [x for x in found.rest if x.refusal]
+    assert failed.changes[0].what == "the cudagraph profile"
+    assert failed.refusal == "it does not capture"
+    too_large = [x for x in found.rest if not x.fits and x.after]
+    assert [x.changes[0].what for x in too_large] == ["batch 32"]
+    assert found.faster is not None and found.faster.setup.target == "l4"
+    assert all(x.setup in ran for x in (*found.advice, *found.together))
+
+
+def test_the_least_batch_near_the_best_is_advised():
+    test, _ = bench({}, batch_s=10.0)
+    found = advise(test, SETUP, "torch", kinds=["batch"])
+    assert [x.changes[0].what for x in found.advice] == ["batch 8"]
+
+
+def test_nothing_is_advised_below_two_percent():
+    test, _ = bench({"compiled": 0.985, "fused": 0.99}, batch_s=1e6)
+    found = advise(test, SETUP, "torch", kinds=["batch", "stack", "optimizer"])
+    assert found.advice == () == found.together
+
+
+def test_a_dearer_stack_for_the_same_gain_is_not_advised():
+    runs = {"compiled": 0.5, "cudagraph": 0.495}
+
+    def run(setup: Setup) -> Outcome:
+        return outcome(runs.get(str(setup.profile), 1.0))
+
+    graph = Graph(Level.graph, "g")
+    found = advise(Bench(lambda s: graph, run), SETUP, "torch", kinds=["stack"])
+    assert [x.changes[0].what for x in found.advice] == ["the compiled profile"]
+
+
+def test_flags_say_what_differs():
+    after = replace(
+        SETUP.with_dim("batch", 8).with_option("fused", True).with_option("optimizer", None),
+        tf32=True,
+        profile="compiled",
+    ).with_pass("pack")
+    assert flags(SETUP, after) == (
+        "--profile compiled",
+        "--tf32",
+        "--pipeline 'pack'",
+        "--dims batch=8",
+        "without --optimizer",
+        "--fused",
+    )
+    assert flags(SETUP, SETUP) == ()
