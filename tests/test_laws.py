@@ -76,9 +76,10 @@ def test_fuse_and_legalize_keep_flops(g, profile):
 
     read = pipeline("canonicalize").run(g)  # what nobody reads is gone
     passes = {p.name: p for p in pipeline(profile.passes).passes}
-    fused = passes["fuse"].run(read)
-    assert flops(fused) == flops(read)
-    assert flops(passes["legalize"].run(fused)) == flops(read)
+    again = "fuse_loops" in passes  # loops compute again what they share
+    fused = passes["fuse_loops" if again else "fuse"].run(read)
+    assert flops(fused) >= flops(read) if again else flops(fused) == flops(read)
+    assert flops(passes["legalize"].run(fused)) == flops(fused)
 
 
 @given(graphs(), st.sampled_from(PROFILES))

@@ -372,6 +372,12 @@ class BodyKernel(KernelOp):
         return flat_space(self.args, types)
 
 
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether numpy broadcasts the one shape to the other."""
+    tail = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape, tail, strict=True))
+
+
 def flat_space(args: tuple[Value, ...], types: tuple[TensorType, ...]) -> Space:
     """i over the cells of the largest result; an operand of one cell is not indexed."""
     extent = max((type.size for type in types), default=1)
@@ -418,11 +424,13 @@ class Reduce(BodyKernel):
 
         def read(type: TensorType) -> Access:
             first = len(whole) - type.rank
+            if not broadcasts(type.shape, whole):  # the body brings it to the nest's shape
+                return Access(type, ("o", "r") if type.size * rows > prod(whole) else ("o",))
             wide = {first + i for i, n in enumerate(type.shape) if n != 1}
             return Access(type, ("o",) * bool(wide & kept) + ("r",) * bool(wide & reduced))
 
         def written(type: TensorType) -> Access:
-            return Access(type, ("o", "r") if type.shape == whole else ("o",))
+            return Access(type, ("o", "r") if type.size == prod(whole) else ("o",))
 
         return Space(
             dims={"o": prod(whole) // rows if rows else 1, "r": rows},

@@ -99,6 +99,10 @@ class _Legalizer:
             return self.layout(node, op)
         if (view := self.of_this_trip(op)) is not None:
             return view
+        if any(isinstance(o, NORMAL) for o in ops):
+            return k.Reduce(op.args, body)
+        if any(isinstance(o, t.POINTWISE) for o in ops) and all(isinstance(o, MIXED) for o in ops):
+            return k.Map(op.args, body)
         for kinds, kernel in WHOLE:
             if any(isinstance(o, kinds) for o in ops):
                 return kernel(op.args, body)
@@ -170,6 +174,9 @@ class _Legalizer:
         return first.perm if innermost >= len(first.perm) - 2 else ()
 
 
+# What says of a group that it runs over rows, and what a pointwise kernel may do besides.
+NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
+MIXED = (*t.POINTWISE, *t.LAYOUT, t.Constant, t.Iota, t.Concat, t.Pad, t.Routine)
 WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
     ((t.Routine, t.Opaque, t.TopK), k.Opaque),
     (t.SCATTERING, k.Scatter),

@@ -15,8 +15,10 @@ from gpuir.passes.autodiff import Autodiff
 from gpuir.passes.bmm import Bmm
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.convert import Convert, Extend, Pack
+from gpuir.passes.channels_last import ChannelsLast
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
+from gpuir.passes.loops import FuseLoops
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
@@ -27,7 +29,7 @@ PASSES: dict[str, type[Pass]] = {
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Bmm, Fuse, Legalize, TilePass, Annotate),
+        *(Bmm, ChannelsLast, Fuse, FuseLoops, Legalize, TilePass, Annotate),
     )
 }
 

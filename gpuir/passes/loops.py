@@ -1,0 +1,623 @@
+"""Groups tensor ops into launches as a compiler that writes loops does: PyTorch's Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuir.ir.build import begin, within
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.phases import phase_of
+from gpuir.ops import tensor as t
+from gpuir.ops.scalar import SCALARS
+from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.passes.manager import Pass
+
+GENERATORS = (t.Constant, t.Iota)
+JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
+INLINED = (*t.POINTWISE, *t.LAYOUT, *t.INDEXING, *JOINING)
+
+
+@dataclass(frozen=True)
+class FuseLoops(Pass):
+    """Groups ops into `t.fused` by the loops they run in, as torch.compile's Inductor does.
+
+    First what each loop computes: pointwise ops, layout ops, indexing and joining are computed
+    where they are read, in every loop that does (twice, when two do). Stored are results of
+    reductions and of library calls (products, convolutions, attention, sorts), operands of library
+    calls, outputs, and what has several readers and would read more than `reads` tensors or do more
+    than `ops` operations again; or, with one reader, more than `most` reads. A sum of `unroll`
+    terms at most is pointwise.
+
+    Then which loops are one launch: those that pass a tensor on at the index it is written at, or
+    read the same one at the same index, and run over as many cells (of a reduction: over all of
+    them, or one a row), most shared bytes first, two reductions only over the same rows. `far`
+    loops apart nothing is fused for a shared read alone; `max_loops` bound a launch. A bias joins
+    its product unless pointwise loops alone read the result. Nothing joins a library call else.
+
+    (torch 2.13: torch/_inductor/graph.py, run_node; ir.py, StorageBox; scheduler.py, can_fuse and
+    score_fusion; codegen/simd.py, can_fuse; fx_passes/post_grad.py, should_prefer_unfused_addmm;
+    the numbers are those of config.py.)
+    """
+
+    reads: int = 4
+    most: int = 8
+    ops: int = 30
+    unroll: int = 8
+    far: int = 64
+    max_loops: int = 64
+
+    name = "fuse_loops"
+    takes = Level.graph
+    gives = Level.fused
+
+    def run(self, g: Graph) -> Graph:
+        return _Fuser(g, self).run()
+
+
+class Read(NamedTuple):
+    """A tensor in memory as a loop reads it, cell by cell of a value: by strides, or (None) in a
+    way that no strides say."""
+
+    leaf: Value
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+
+
+class Sight(NamedTuple):
+    """What one cell of a value takes to compute."""
+
+    reads: frozenset[Read] = frozenset()
+    ops: int = 0
+
+
+class Index(NamedTuple):
+    """A tensor, and at which of its cells a loop stands in each trip: (extent, stride) from the
+    outermost dimension, merged where they can be."""
+
+    leaf: Value
+    dims: tuple[tuple[int, int], ...]
+    offset: int
+
+
+@dataclass(eq=False)
+class Launch:
+    """Loops that will be one launch, or a library call."""
+
+    members: list[int]  # places in the graph, in order
+    writes: set[Value]
+    reads: set[Value]
+    cells: int = 1  # of a reduction, its rows
+    row: int = 1  # cells of a row that a reduction runs over
+    indices: frozenset[Index] = frozenset()
+    irregular: frozenset[Value] = frozenset()  # read in a way that no index says
+    library: bool = False
+    backward: bool = False
+    loops: int = 1
+    first: int = 0
+    last: int = 0
+    into: Launch | None = field(default=None, repr=False)
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.row > 1
+
+
+class _Fuser:
+    def __init__(self, g: Graph, options: FuseLoops):
+        self.g, self.options = g, options
+        self.producer = {v: i for i, n in enumerate(g.nodes) for v in n.results}
+        self.users: dict[Value, list[int]] = {}
+        for i, n in enumerate(g.nodes):
+            for v in dict.fromkeys(n.op.operands):
+                self.users.setdefault(v, []).append(i)
+        self.outputs = set(g.outputs)
+        self.sights: dict[Value, Sight] = {}
+        self.stored: set[Value] = {*g.inputs, *g.params}
+        self.viewed: dict[Value, None] = {}  # layout results that have to be there
+        self.launches: list[Launch] = []
+        self.maker: dict[Value, Launch] = {}
+
+    def run(self) -> Graph:
+        taken: set[int] = set()
+        for i, node in enumerate(self.g.nodes):
+            if i in taken or isinstance(node.op, GENERATORS):
+                continue
+            if self.is_inlined(node):
+                self.inline(i, node)
+            elif isinstance(node.op, (*t.REDUCING, *t.SCATTERING)):
+                if isinstance(node.op, t.SCATTERING):
+                    self.settle(node.op.operands[0])
+                self.store(i)
+            else:
+                bias = self.bias_of(i, node)
+                taken |= set(bias)
+                self.call(i, bias)
+        for v in self.g.outputs:
+            self.settle(v)
+        self.fuse()
+        return self.build()
+
+    # -- what each loop computes
+
+    def is_inlined(self, node: Node) -> bool:
+        op = node.op
+        if isinstance(op, t.Routine):
+            return op.routine == "random" and not op.args
+        if isinstance(op, t.Reduce):
+            terms = prod(op.x.type.shape[a] for a in op.axes)
+            return terms == 1 or (terms <= self.options.unroll and node.results[0].type.size > 1)
+        return isinstance(op, INLINED) and len(node.results) == 1
+
+    def inline(self, i: int, node: Node) -> None:
+        """Computed where it is read, unless that would repeat too much."""
+        v = node.results[0]
+        for x in node.op.operands if isinstance(node.op, t.Pool | t.Resize) else ():
+            self.settle(x)
+        sight = self.sights[v] = self.sight(node)
+        reads, ops = len(sight.reads), sight.ops
+        users = self.users.get(v, [])
+        readers = len(users) + (v in self.outputs)
+        heavy = ops > self.options.ops
+        called = any(self.g.nodes[u].op.contraction for u in users)
+        if isinstance(node.op, t.LAYOUT) and not heavy:
+            return
+        if (
+            reads > self.options.most
+            or (readers > 1 and (heavy or reads > self.options.reads))
+            or (readers > 1 and ((called and reads > 1) or (v in self.outputs)))
+            or heavy
+        ):
+            self.store(i)
+
+    def sight(self, node: Node) -> Sight:
+        """What a cell of this node's result reads and does."""
+        shape = node.results[0].type.shape
+        op = node.op
+        reads: set[Read] = set()
+        for x in op.operands:
+            seen = self.seen(x)
+            match op:
+                case t.Map() | t.Cast() | t.Bitcast():
+                    reads |= {broadcast(r, x.type.shape, shape) for r in seen.reads}
+                case t.Gather(table, indices, axis) if x == indices and x != table:
+                    reads |= {spread(r, axis, len(shape), x.type.rank) for r in seen.reads}
+                case t.Reshape() | t.Transpose() | t.Broadcast() | t.Slice() | t.Parts():
+                    reads |= {laid_out(r, x.type.shape, op) for r in seen.reads}
+                case t.Reduce():
+                    terms = x.type.size // max(node.results[0].type.size, 1)
+                    reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(terms)}
+                case t.Pool():
+                    terms = prod(op.window)
+                    reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(terms)}
+                case t.Resize() if op.mode != "nearest":
+                    reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(4)}
+                case _:
+                    reads |= {Read(r.leaf, None, hash(node.results[0].name)) for r in seen.reads}
+        fresh = {id(x): self.seen(x).ops for x in op.operands}
+        own = (
+            0 if isinstance(op, t.LAYOUT) else SCALARS[op.fn].flops if isinstance(op, t.Map) else 1
+        )
+        return Sight(frozenset(reads), own + sum(fresh.values()))
+
+    def seen(self, v: Value) -> Sight:
+        """What it takes to have a cell of `v`: a read, where it is stored."""
+        if v in self.stored:
+            strides = tuple(packed(v.type).strides)
+            return Sight(frozenset({Read(v, strides)}), 1)
+        return self.sights.get(v, Sight())
+
+    def store(self, i: int, extra: Iterable[int] = ()) -> None:
+        """Makes the loop whose results are node i's."""
+        node = self.g.nodes[i]
+        if any(v in self.stored for v in node.results):
+            return
+        op, type = node.op, node.results[0].type
+        cells, row = type.size, 1
+        shape = type.shape
+        if isinstance(op, t.REDUCING) and not self.is_inlined(node):
+            x = op.operands[0]
+            shape = x.type.shape
+            row = prod(shape[a] for a in t.reduced_axes(op))
+            if isinstance(op, t.Normalize | t.NormalizeGradient):
+                row //= op.groups or 1
+            cells = x.type.size // max(row, 1)
+        elif isinstance(op, t.SCATTERING):
+            cells, shape = op.updates.type.size, op.updates.type.shape
+        reads: set[Read] = set()
+        for x in op.operands if not self.is_inlined(node) else ():
+            reads |= {broadcast(r, x.type.shape, shape) for r in self.seen(x).reads}
+        if self.is_inlined(node):
+            reads = set(self.sights[node.results[0]].reads)
+        places = {r: index(r, shape) for r in reads}
+        indices = {at for at in places.values() if at is not None}
+        regular = {at.leaf for at in indices}
+        irregular = {r.leaf for r, at in places.items() if at is None}
+        self.put(
+            Launch(
+                self.closure(i),
+                set(node.results),
+                regular | irregular,
+                cells,
+                row,
+                frozenset(indices),
+                frozenset(irregular),
+            )
+        )
+
+    def call(self, i: int, epilogue: tuple[int, ...]) -> None:
+        """A library call: its operands are in memory."""
+        node = self.g.nodes[i]
+        for x in node.op.operands:
+            self.settle(x)
+        members = [i, *epilogue]
+        for j in epilogue:
+            for x in self.g.nodes[j].op.operands:
+                if x not in node.results:
+                    self.settle(x)
+        results = self.g.nodes[members[-1]].results
+        reads = {x for j in members for x in self.g.nodes[j].op.operands if x not in node.results}
+        self.put(Launch(members, set(results), reads, library=True))
+
+    def put(self, launch: Launch) -> None:
+        launch.first = launch.last = len(self.launches)
+        launch.backward = phase_of(self.g.nodes[launch.members[-1]]) is not None
+        self.launches.append(launch)
+        self.stored |= launch.writes
+        self.maker.update(dict.fromkeys(launch.writes, launch))
+
+    def settle(self, v: Value) -> None:
+        """Has `v` in memory: as a view of what is there, where strides can say it."""
+        i = self.producer.get(v)
+        if v in self.stored or i is None or isinstance(self.g.nodes[i].op, GENERATORS):
+            return
+        base, chain = v, list[Op]()
+        while (j := self.producer.get(base)) is not None and base not in self.stored:
+            op = self.g.nodes[j].op
+            if not isinstance(op, t.LAYOUT):
+                break
+            chain.append(op)
+            base = op.operands[0]
+        x: Strided | None = packed(base.type)
+        for op in reversed(chain):
+            x = None if x is None else viewed(x, op)
+        if not chain or x is None or 0 in broadcast_strides(x):
+            self.store(i)
+            return
+        self.settle(base)
+        self.viewed[v] = None
+
+    def closure(self, i: int) -> list[int]:
+        """Node i and all that is computed on the way to it."""
+        found = {i}
+        stack = [i]
+        while stack:
+            for v in self.g.nodes[stack.pop()].op.operands:
+                j = self.producer.get(v)
+                if j is None or j in found or v in self.stored:
+                    continue
+                if not isinstance(self.g.nodes[j].op, GENERATORS):
+                    found.add(j)
+                    stack.append(j)
+        return sorted(found)
+
+    def bias_of(self, i: int, node: Node) -> tuple[int, ...]:
+        """The addition of a bias that the call of a product does itself."""
+        users = self.users.get(node.results[0], []) if isinstance(node.op, t.Matmul) else []
+        if len(users) != 1 or node.results[0] in self.outputs:
+            return ()
+        (j,) = users
+        match self.g.nodes[j].op:
+            case t.Map("add", args) if self.g.nodes[j].locs == node.locs:
+                (bias,) = (v for v in args if v != node.results[0])
+            case _:
+                return ()
+        if bias.type.rank != 1 or bias not in self.stored:
+            return ()
+        made = self.g.nodes[j].results[0]
+        return () if self.is_read_pointwise(made, packed(made.type)) else (j,)
+
+    def is_read_pointwise(self, v: Value, x: Strided) -> bool:
+        """Whether pointwise ops alone read a value that lies like `x`, through views or not."""
+        if v in self.outputs:
+            return False
+        for u in self.users.get(v, ()):
+            node = self.g.nodes[u]
+            if isinstance(node.op, t.LAYOUT):
+                y = viewed(x, node.op)  # None is a copy
+                if y is not None and not self.is_read_pointwise(node.results[0], y):
+                    return False
+            elif not isinstance(node.op, t.POINTWISE):
+                return False
+        return True
+
+    # -- which loops are one launch
+
+    def fuse(self) -> None:
+        """Fuses pairs, those first that share most, until none is left that may."""
+        for _ in range(10):  # scheduler.py, fuse_nodes
+            pairs = sorted(self.pairs(), key=lambda p: p[0], reverse=True)
+            fused = False
+            for _, a, b in pairs:
+                a, b = root(a), root(b)
+                if a is b:
+                    continue
+                if b.first < a.first:
+                    a, b = b, a
+                if self.score(a, b) and not self.is_cyclic(a, b):
+                    self.merge(a, b)
+                    fused = True
+            if not fused:
+                return
+
+    def pairs(self) -> Iterator[tuple[tuple[bool, int, int], Launch, Launch]]:
+        """Launches that touch the same tensor and may be one, with how much is in it."""
+        touching: dict[Value, dict[int, Launch]] = {}
+        for launch in self.launches:
+            if launch.into is None and not launch.library:
+                for v in (*launch.writes, *launch.reads):
+                    touching.setdefault(v, {})[launch.first] = launch
+        done: set[tuple[int, int]] = set()
+        for group in touching.values():
+            for (i, a), (j, b) in combinations(sorted(group.items()), 2):
+                if (i, j) in done or j - i > 8 * self.options.far:
+                    continue
+                done.add((i, j))
+                if score := self.score(a, b):
+                    alike = a.is_reduction == b.is_reduction
+                    apart = max(abs(a.first - b.first), abs(a.last - b.last))
+                    yield (alike, score, -apart), a, b
+
+    def score(self, a: Launch, b: Launch) -> int:
+        """The bytes that two launches need not move if they are one; 0 if they may not be. `a` is
+        the earlier."""
+        if a.library or b.library or a.backward != b.backward:
+            return 0
+        if a.loops + b.loops > self.options.max_loops or not fits(a, b):
+            return 0
+        passed = a.writes & b.reads
+        if any(isinstance(self.g.nodes[self.producer[v]].op, t.SCATTERING) for v in passed):
+            return 0
+        if passed:
+            if passed & b.irregular:
+                return 0
+            for at in b.indices:
+                if at.leaf in passed and not is_own_index(at, a, b):
+                    return 0
+            return sum(v.type.nbytes for v in passed)
+        shared = {at.leaf for at in a.indices & b.indices}
+        score = int(sum(v.type.nbytes for v in shared))
+        apart = max(abs(a.first - b.first), abs(a.last - b.last))
+        return score if score >= 10 and apart <= self.options.far else 0
+
+    def is_cyclic(self, a: Launch, b: Launch) -> bool:
+        """Whether something between the two waits for one and is waited for by the other."""
+        for source, sink in ((a, b), (b, a)):
+            seen: set[int] = set()
+            feeds = self.feeders(sink) - {id(source)}
+            stack = [self.by_id[f] for f in feeds]
+            while stack:
+                launch = stack.pop()
+                if id(launch) in seen or launch.last < source.first:
+                    continue
+                seen.add(id(launch))
+                found = self.feeders(launch)
+                if id(source) in found:
+                    return True
+                stack += [self.by_id[f] for f in found]
+        return False
+
+    @property
+    def by_id(self) -> dict[int, Launch]:
+        if not hasattr(self, "_by_id"):
+            self._by_id = {id(launch): launch for launch in self.launches}
+        return self._by_id
+
+    def feeders(self, launch: Launch) -> set[int]:
+        found = {id(root(self.maker[v])) for v in launch.reads if v in self.maker}
+        for v in launch.reads:
+            if v in self.viewed:
+                found |= {id(root(self.maker[w])) for w in (self.base(v),) if w in self.maker}
+        return found - {id(launch)}
+
+    def base(self, v: Value) -> Value:
+        """What a layout result is a view of, in memory."""
+        while v not in self.stored:
+            i = self.producer.get(v)
+            if i is None or not isinstance(self.g.nodes[i].op, t.LAYOUT):
+                break
+            v = self.g.nodes[i].op.operands[0]
+        return v
+
+    def merge(self, a: Launch, b: Launch) -> None:
+        """Takes b into a."""
+        b.into = a
+        a.members = sorted({*a.members, *b.members})
+        a.writes |= b.writes
+        a.reads = (a.reads | b.reads) - a.writes
+        if not a.is_reduction and b.is_reduction:
+            a.cells, a.row = b.cells, b.row
+        a.indices = frozenset(at for at in a.indices | b.indices)
+        a.irregular |= b.irregular
+        a.loops += b.loops
+        a.first, a.last = min(a.first, b.first), max(a.last, b.last)
+
+    # -- the result
+
+    def build(self) -> Graph:
+        g = self.g
+        b = begin(g, Level.fused)
+        launches = [launch for launch in self.launches if launch.into is None]
+        wanted = {*g.outputs, *self.viewed, *map(self.base, self.viewed)}
+        wanted.update(*(launch.reads for launch in launches))
+        for i, node in enumerate(g.nodes):
+            if not isinstance(node.op, GENERATORS):
+                continue
+            if any(v in wanted for v in node.results):
+                b.put(self.fused([i], set(node.results)))
+        made = {*g.inputs, *g.params}
+        kept: set[int] = set()
+        for launch in self.ordered(launches):
+            self.put_views(b, launch.reads, made, kept)
+            node = g.nodes[launch.members[0]]
+            kept.update(launch.members)
+            if node.op.control:
+                op = within(node.op, lambda region: _Fuser(region, self.options).run(), b.folded)
+                b.put(Node(op, node.results, node.locs))
+            else:
+                b.put(self.fused(launch.members, (launch.writes & wanted) or launch.writes))
+            made |= launch.writes
+        self.put_views(b, g.outputs, made, kept)
+        lost = [i for i in range(len(g.nodes)) if i not in kept]
+        there = {loc for n in b.nodes for loc in n.locs}
+        b.folded += [loc for i in lost for loc in g.nodes[i].locs if loc not in there]
+        return b.finish(g.outputs)
+
+    def put_views(self, b, values, made: set[Value], kept: set[int]) -> None:
+        for v in values:
+            if v not in self.viewed or v in made:
+                continue
+            members, x = list[int](), v
+            while x not in made:
+                i = self.producer[x]
+                members.append(i)
+                x = self.g.nodes[i].op.operands[0]
+            b.put(self.fused(sorted(members), {v}))
+            kept.update(members)
+            made.add(v)
+
+    def ordered(self, launches: list[Launch]) -> list[Launch]:
+        """Launches so that each comes after those it reads."""
+        order: list[Launch] = []
+        done: set[int] = set()
+        for start in sorted(launches, key=lambda x: x.last):
+            stack = [(start, iter(sorted(self.feeders(start), key=lambda f: self.by_id[f].last)))]
+            while stack:
+                launch, rest = stack[-1]
+                if id(launch) in done:
+                    stack.pop()
+                    continue
+                ahead = next((f for f in rest if f not in done), None)
+                if ahead is None:
+                    done.add(id(launch))
+                    order.append(launch)
+                    stack.pop()
+                else:
+                    other = self.by_id[ahead]
+                    stack.append((other, iter(sorted(self.feeders(other)))))
+        return order
+
+    def fused(self, members: list[int], outputs: set[Value]) -> Node:
+        """Nodes as one: a body in the model's order, the generators it reads repeated."""
+        nodes = [self.g.nodes[i] for i in members]
+        inside = {v for n in nodes for v in n.results}
+        stored = {v for n in nodes if n.op.contraction for v in n.op.operands}
+        generators: dict[int, Node] = {}
+        args: dict[Value, None] = {}
+        for node in nodes:
+            for v in node.op.operands:
+                i = self.producer.get(v)
+                if v in inside:
+                    continue
+                if i is not None and isinstance(self.g.nodes[i].op, GENERATORS) and v not in stored:
+                    generators[i] = self.g.nodes[i]
+                else:
+                    args[v] = None
+        everything = (*(generators[i] for i in sorted(generators)), *nodes)
+        results = tuple(v for n in nodes for v in n.results if v in outputs)
+        body = Graph(Level.graph, "", tuple(args), (), everything, results)
+        locs = tuple(dict.fromkeys(loc for n in everything for loc in n.locs))
+        return Node(t.Fused(tuple(args), body), results, locs)
+
+
+# ---------------------------------------------------------------------------- indices
+
+
+def root(launch: Launch) -> Launch:
+    while launch.into is not None:
+        launch = launch.into
+    return launch
+
+
+def strided(r: Read, shape: tuple[int, ...]) -> Strided:
+    return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, r.strides)
+
+
+def broadcast_strides(x: Strided) -> tuple[int, ...]:
+    """Strides of the dimensions that have more than one cell."""
+    return tuple(s for n, s in zip(x.shape, x.strides, strict=True) if n > 1)
+
+
+def broadcast(r: Read, shape: tuple[int, ...], to: tuple[int, ...]) -> Read:
+    """The read in each cell of a larger shape that `shape` broadcasts to."""
+    if r.strides is None or shape == to:
+        return r
+    if len(shape) > len(to):
+        return Read(r.leaf, None, r.offset)
+    lead = (0,) * (len(to) - len(shape))
+    own = zip(shape, r.strides, to[len(lead) :], strict=True)
+    return Read(r.leaf, (*lead, *(0 if n == 1 and m != 1 else s for n, s, m in own)), r.offset)
+
+
+def spread(r: Read, axis: int, rank: int, own: int) -> Read:
+    """The read of an index in each cell of what is gathered along `axis`."""
+    if r.strides is None:
+        return r
+    return Read(r.leaf, (*(0,) * axis, *r.strides, *(0,) * (rank - axis - own)), r.offset)
+
+
+def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
+    """The read in each cell of what a layout op makes."""
+    if r.strides is None:
+        return r
+    x = strided(r, shape)
+    y = viewed(x, op)
+    if y is None:
+        return Read(r.leaf, None, hash((r.strides, r.offset, op.result_types[0].shape)))
+    offset = r.offset
+    if isinstance(op, t.Slice):
+        offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
+    return Read(r.leaf, tuple(y.strides), offset)
+
+
+def index(r: Read, shape: tuple[int, ...]) -> Index | None:
+    """A read as a loop over `shape` does it; None where no strides say it."""
+    if r.strides is None or len(r.strides) != len(shape):
+        return None
+    dims: list[tuple[int, int]] = []
+    for n, s in zip(shape, r.strides, strict=True):
+        if n == 1:
+            continue
+        if dims and dims[-1][1] == n * s:
+            dims[-1] = (dims[-1][0] * n, s)
+        else:
+            dims.append((n, s))
+    return Index(r.leaf, tuple(dims), r.offset)
+
+
+def is_own_index(at: Index, a: Launch, b: Launch) -> bool:
+    """Whether what `a` writes is read by `b` in the trip that wrote it: cell by cell, in whatever
+    order its loops then run, or row by row."""
+    moving = sorted((d for d in at.dims if d[1]), key=lambda d: -d[1])
+    step = 1
+    for n, s in reversed(moving):
+        if s != step:
+            return False
+        step *= n
+    still = prod(n for n, s in at.dims if not s)
+    return step == at.leaf.type.size and (still == 1 or still == max(a.row, b.row))
+
+
+def fits(a: Launch, b: Launch) -> bool:
+    """Whether two launches run over the same cells: of a reduction, all of them or one a row."""
+    if a.is_reduction and b.is_reduction:
+        return (a.cells, a.row) == (b.cells, b.row)
+    if a.is_reduction or b.is_reduction:
+        whole, map_ = (a, b) if a.is_reduction else (b, a)
+        return map_.cells in (whole.cells * whole.row, whole.cells)
+    return a.cells == b.cells

@@ -1,0 +1,36 @@
+"""Fusing by loops: what holds of every graph."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from strategies import arrays, graphs
+
+from gpuir import interp
+from gpuir.ir.graph import Graph
+from gpuir.ir.verify import verify
+from gpuir.passes.table import pipeline
+
+settings.register_profile(
+    "loops", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
+)
+LOOPS = "bmm,canonicalize,channels_last,fuse_loops,legalize{absorb=false}"
+
+
+def results(g: Graph, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = interp.run(g, values)
+    return [found[v.name] for v in g.outputs]
+
+
+@settings(settings.get_profile("loops"))
+@given(graphs())
+def test_loops_keep_meaning(g):
+    values = arrays(g)
+    expected = results(g, values)
+    lowered = pipeline(LOOPS).run(g, watch=lambda name, after: verify(after, name))
+    for a, b in zip(results(lowered, values), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
