@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from io import BytesIO
@@ -31,9 +32,11 @@ def matplotlib(module: str = "matplotlib") -> Any:
 
 
 def picture(form: str, size: tuple[float, float], draw: Callable[[Any], None]) -> bytes:
-    """The figure that `draw` draws on, `size` inches wide and high, as one of `FORMS`."""
+    """The figure that `draw` draws on, `size` inches wide and high, as one of `FORMS`. Names are
+    shown as they are: no mathematics between dollars, a box for a letter that no font has."""
     out = BytesIO()
-    with matplotlib().rc_context(STYLE):
+    with matplotlib().rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = matplotlib("matplotlib.figure").Figure(figsize=size, layout="constrained")
         draw(figure)
         figure.savefig(out, format=form, dpi=200, metadata=NAMELESS[form])

@@ -1,0 +1,90 @@
+"""Any graph, under any profile, in any format; the same bytes every time; whole files or none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from strategies import graphs
+
+import gpuir
+from gpuir.backends.table import BACKENDS
+from gpuir.backends.terminal import Layout
+
+ROOT = Path(__file__).parent.parent
+ENCODER = ROOT / "examples" / "encoder.onnx"
+PROFILES = gpuir.profile_names()
+TARGETS = ("a100", "t4", "h100-sxm", "mi250x", "x86-64-v3")
+NEEDS = {"html": "plotly", "roofline": "matplotlib"}  # formats of the extras
+SLOW = ("html", "roofline")  # a tenth of the graphs will do
+FILES = {"roofline": "x.svg"}
+
+
+def is_there(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+FORMATS = [name for name in BACKENDS if name not in NEEDS or is_there(NEEDS[name])]
+drawn = 0
+
+
+@seed(5)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(graphs())
+def test_any_graph_under_any_profile_in_any_format(g):
+    global drawn
+    drawn += 1
+    target = TARGETS[drawn % len(TARGETS)]
+    for profile in PROFILES:
+        costed = gpuir.analyze(g, target, profile=profile)
+        assert gpuir.parse(gpuir.show(costed)) == costed
+        s = gpuir.summary(costed)
+        for form in FORMATS:
+            if form not in SLOW or drawn % 10 == 0:
+                layout = Layout(100, file=FILES.get(form, ""))
+                assert BACKENDS[form]([s], layout)
+                if form not in ("ir", "schedule"):
+                    assert BACKENDS[form]([s, replace(s)], layout)
+
+
+def analyze(form: str, output: Path) -> list[str]:
+    command = [sys.executable, "-m", "gpuir", "analyze", str(ENCODER), "--target", "a100"]
+    command += ["--dims", "batch=1,seq=16", "--format", form, "-o", str(output)]
+    return command
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_bytes_whatever_the_hash_seed(form: str, tmp_path: Path):
+    made: list[bytes] = []
+    for hashes in ("1", "2"):
+        output = tmp_path / hashes / FILES.get(form, "out")
+        output.parent.mkdir()
+        env = {**os.environ, "PYTHONHASHSEED": hashes}
+        subprocess.run(analyze(form, output), check=True, env=env, capture_output=True)
+        made.append(output.read_bytes())
+    assert made[0] == made[1] and len(made[0]) > 100
+
+
+def test_a_killed_run_leaves_the_file_as_it_was(tmp_path: Path):
+    output = tmp_path / "report.json"
+    output.write_text("before")
+    begun = time.perf_counter()
+    subprocess.run(analyze("json", tmp_path / "whole.json"), check=True, capture_output=True)
+    whole = (tmp_path / "whole.json").read_bytes()
+    took = time.perf_counter() - begun
+    for share in (0.3, 0.6, 0.8, 0.9, 1.0):
+        run = subprocess.Popen(analyze("json", output), stderr=subprocess.DEVNULL)
+        time.sleep(share * took)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        assert output.read_bytes() in (b"before", whole)
+    assert {p.name for p in tmp_path.iterdir()} == {"report.json", "whole.json"}
