@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuir.ir.build import begin, within
+from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
@@ -148,7 +148,7 @@ class _Fuser:
     def is_inlined(self, node: Node) -> bool:
         op = node.op
         if isinstance(op, t.Routine):
-            return op.routine == "random" and not op.args
+            return op.fn == "random" and not op.args
         if isinstance(op, t.Reduce):
             terms = prod(op.x.type.shape[a] for a in op.axes)
             return terms == 1 or (terms <= self.options.unroll and node.results[0].type.size > 1)
@@ -178,7 +178,7 @@ class _Fuser:
     def sight(self, node: Node) -> Sight:
         """What a cell of this node's result reads and does."""
         shape = node.results[0].type.shape
-        op = node.op
+        op, own = node.op, self.producer[node.results[0]]
         reads: set[Read] = set()
         for x in op.operands:
             seen = self.seen(x)
@@ -198,7 +198,7 @@ class _Fuser:
                 case t.Resize() if op.mode != "nearest":
                     reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(4)}
                 case _:
-                    reads |= {Read(r.leaf, None, hash(node.results[0].name)) for r in seen.reads}
+                    reads |= {Read(r.leaf, None, own) for r in seen.reads}
         fresh = {id(x): self.seen(x).ops for x in op.operands}
         own = (
             0 if isinstance(op, t.LAYOUT) else SCALARS[op.fn].flops if isinstance(op, t.Map) else 1
@@ -341,7 +341,7 @@ class _Fuser:
     def fuse(self) -> None:
         """Fuses pairs, those first that share most, until none is left that may."""
         for _ in range(10):  # scheduler.py, fuse_nodes
-            pairs = sorted(self.pairs(), key=lambda p: p[0], reverse=True)
+            pairs = sorted(self.pairs(), key=lambda p: p[0])
             fused = False
             for _, a, b in pairs:
                 a, b = root(a), root(b)
@@ -355,8 +355,8 @@ class _Fuser:
             if not fused:
                 return
 
-    def pairs(self) -> Iterator[tuple[tuple[bool, int, int], Launch, Launch]]:
-        """Launches that touch the same tensor and may be one, with how much is in it."""
+    def pairs(self) -> Iterator[tuple[tuple[int, ...], Launch, Launch]]:
+        """Launches that touch the same tensor and may be one, each with its place in the queue."""
         touching: dict[Value, dict[int, Launch]] = {}
         for launch in self.launches:
             if launch.into is None and not launch.library:
@@ -371,7 +371,7 @@ class _Fuser:
                 if score := self.score(a, b):
                     alike = a.is_reduction == b.is_reduction
                     apart = max(abs(a.first - b.first), abs(a.last - b.last))
-                    yield (alike, score, -apart), a, b
+                    yield (-alike, -score, apart, i, j), a, b
 
     def score(self, a: Launch, b: Launch) -> int:
         """The bytes that two launches need not move if they are one; 0 if they may not be. `a` is
@@ -398,32 +398,23 @@ class _Fuser:
     def is_cyclic(self, a: Launch, b: Launch) -> bool:
         """Whether something between the two waits for one and is waited for by the other."""
         for source, sink in ((a, b), (b, a)):
-            seen: set[int] = set()
-            feeds = self.feeders(sink) - {id(source)}
-            stack = [self.by_id[f] for f in feeds]
+            seen: set[Launch] = set()
+            stack = [x for x in self.feeders(sink) if x is not source]
             while stack:
                 launch = stack.pop()
-                if id(launch) in seen or launch.last < source.first:
+                if launch in seen or launch.last < source.first:
                     continue
-                seen.add(id(launch))
+                seen.add(launch)
                 found = self.feeders(launch)
-                if id(source) in found:
+                if source in found:
                     return True
-                stack += [self.by_id[f] for f in found]
+                stack += found
         return False
 
-    @property
-    def by_id(self) -> dict[int, Launch]:
-        if not hasattr(self, "_by_id"):
-            self._by_id = {id(launch): launch for launch in self.launches}
-        return self._by_id
-
-    def feeders(self, launch: Launch) -> set[int]:
-        found = {id(root(self.maker[v])) for v in launch.reads if v in self.maker}
-        for v in launch.reads:
-            if v in self.viewed:
-                found |= {id(root(self.maker[w])) for w in (self.base(v),) if w in self.maker}
-        return found - {id(launch)}
+    def feeders(self, launch: Launch) -> list[Launch]:
+        """The launches that make what this one reads, in order."""
+        found = {root(self.maker[v]) for x in launch.reads if (v := self.base(x)) in self.maker}
+        return sorted(found - {launch}, key=lambda x: x.last)
 
     def base(self, v: Value) -> Value:
         """What a layout result is a view of, in memory."""
@@ -478,8 +469,11 @@ class _Fuser:
         b.folded += [loc for i in lost for loc in g.nodes[i].locs if loc not in there]
         return b.finish(g.outputs)
 
-    def put_views(self, b, values, made: set[Value], kept: set[int]) -> None:
-        for v in values:
+    def put_views(
+        self, b: Builder, values: Iterable[Value], made: set[Value], kept: set[int]
+    ) -> None:
+        """Views that these values are of what is made."""
+        for v in self.in_order(values):
             if v not in self.viewed or v in made:
                 continue
             members, x = list[int](), v
@@ -491,26 +485,23 @@ class _Fuser:
             kept.update(members)
             made.add(v)
 
+    def in_order(self, values: Iterable[Value]) -> list[Value]:
+        return sorted((v for v in values if v in self.producer), key=self.producer.__getitem__)
+
     def ordered(self, launches: list[Launch]) -> list[Launch]:
-        """Launches so that each comes after those it reads."""
-        order: list[Launch] = []
-        done: set[int] = set()
+        """Launches so that each comes after those it reads, in the model's order of their last."""
+        order: dict[Launch, None] = {}
         for start in sorted(launches, key=lambda x: x.last):
-            stack = [(start, iter(sorted(self.feeders(start), key=lambda f: self.by_id[f].last)))]
+            stack = [(start, iter(self.feeders(start)))]
             while stack:
                 launch, rest = stack[-1]
-                if id(launch) in done:
-                    stack.pop()
-                    continue
-                ahead = next((f for f in rest if f not in done), None)
-                if ahead is None:
-                    done.add(id(launch))
-                    order.append(launch)
+                ahead = next((x for x in rest if x not in order), None)
+                if launch in order or ahead is None:
+                    order[launch] = None
                     stack.pop()
                 else:
-                    other = self.by_id[ahead]
-                    stack.append((other, iter(sorted(self.feeders(other)))))
-        return order
+                    stack.append((ahead, iter(self.feeders(ahead))))
+        return list(order)
 
     def fused(self, members: list[int], outputs: set[Value]) -> Node:
         """Nodes as one: a body in the model's order, the generators it reads repeated."""
@@ -578,7 +569,7 @@ def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
     x = strided(r, shape)
     y = viewed(x, op)
     if y is None:
-        return Read(r.leaf, None, hash((r.strides, r.offset, op.result_types[0].shape)))
+        return Read(r.leaf, None, r.offset)
     offset = r.offset
     if isinstance(op, t.Slice):
         offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
