@@ -14,7 +14,7 @@ import numpy as np
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.work import Work
+from gpuir.cost.work import SECTOR_BYTES, Work
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -63,7 +63,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """The longest of DRAM, L2, instructions and the waits of blocks, which hide each other but at
     the start and the end."""
     nest = cut(work, tiles, target, s)
-    memory = memory_s(s, work.nbytes, nest.blocks, target, p)
+    memory = memory_s(s, work.nbytes, nest.blocks, target, p, scattered(s, work, tiles))
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
@@ -81,6 +81,20 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("instructions a byte", work.lane_ops / s.xp.maximum(work.nbytes, 1.0))
     start = s.put("start and end", p["start clocks"] / clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
+
+
+def scattered(s: Sheet, work: Work, tiles: Tiles) -> Number:
+    """Bytes through the L2 beyond the cells themselves, where threads beside each other fetch cells
+    `apart` in memory, each in a sector of its own; rows of the result in one block share them, out
+    of the L1. (AMD's lines are longer, but MI100 copies keys no slower than sectors tell: products
+    of heads in NeuSight's traces, less the same products in its GEMM table.)"""
+    if "apart" not in dict(work.traits):
+        return 0.0
+    cell = work.dtype.bits / 8
+    line = s.xp.minimum(SECTOR_BYTES, cell * work.trait("apart"))
+    rows = tiles.along("i", work, s) / work.trait("row")
+    fetched = s.xp.maximum(line / s.xp.maximum(rows, 1.0), cell)
+    return s.put("scattered bytes", work.output_points * (fetched - cell), "bytes")
 
 
 def takes_cells(work: Work) -> bool:
@@ -107,10 +121,15 @@ def joined(
 
 
 def memory_s(
-    s: Sheet, nbytes: Number, blocks: Number, target: Target, p: Mapping[str, Number]
+    s: Sheet,
+    nbytes: Number,
+    blocks: Number,
+    target: Target,
+    p: Mapping[str, Number],
+    more: Number = 0.0,
 ) -> Number:
     """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and through the L2,
-    which SMs without a block do not draw on.
+    `more` there, which SMs without a block do not draw on.
 
     What ran before left the operands in the L2 as far as they fit: nearly all of those much
     smaller, nearly none of those larger.
@@ -123,7 +142,7 @@ def memory_s(
     dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
     active = xp.minimum(1.0, blocks / target.sms)
     l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
-    l2_s = s.put("l2 time", s.put("l2 bytes", nbytes, "bytes") / l2_rate, "s")
+    l2_s = s.put("l2 time", s.put("l2 bytes", nbytes + more, "bytes") / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
 
 

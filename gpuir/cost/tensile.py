@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuir.cost import simt
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Family, Number
+from gpuir.cost.sheet import Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
@@ -208,4 +208,15 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return Tiles({"b": 1.0, "m": tm, "n": tn, "k": simt.STEP * slices}, 2.0, warps, split)
 
 
-FAMILY = Family("tensile", FACTORS, candidates, simt.seconds, choose, simt.FEATURES, simt.BOUND)
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """Those of `cost.simt`. The bias of a layer is copied into the result first, by a kernel of its
+    own, and the product adds to that (README of the NeuSight tables; PyTorch on ROCm, addmm)."""
+    terms = simt.seconds(s, work, tiles, target, p)
+    if not simt.is_linear(work):
+        return terms
+    written = work.operands[-1].nbytes / (target.dram_bytes_per_s * p["dram share"])
+    copied = s.put("bias copied into the result", written + target.launch_s, "s")
+    return replace(terms, latency=terms.latency + copied)
+
+
+FAMILY = Family("tensile", FACTORS, candidates, seconds, choose, simt.FEATURES, simt.BOUND)

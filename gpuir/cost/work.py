@@ -45,6 +45,9 @@ LANE_OPS: dict[str, float] = {
     **dict.fromkeys(("lgamma", "lgamma_gradient"), 40.0),
     "pow": 72.0,  # fitted: elementwise rows of P100, which it bounds there
 }
+# Of `pow` by a number, those that PyTorch has shorter code for: aten/src/ATen/native/cuda/
+# PowKernel.cu. (No measured row has such an exponent.)
+POWERS = {2.0: 1.0, 3.0: 2.0, -2.0: 9.0, -1.0: 8.0, 0.5: 8.0, -0.5: 8.0}
 # The same in a CPU's SIMD loop, where not as many: measured, in what else an instruction takes, on
 # an AMD EPYC (Zen 5) under PyTorch 2.13 (specs/measurements/cpu-epyc-zen5.csv). PyTorch has exp,
 # log, sin, erf and tanh to the last bit (SLEEF, MKL), and a shorter exp in silu, sigmoid and gelu.
@@ -265,8 +268,21 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
         dtype=op.compute_dtype,
         pipe="vector",
         kind=_kind(op),
-        traits=(*_simd(body), *(_table(op) if isinstance(op, k.Gather) else ())),
+        traits=(*_simd(body), *_own_traits(op)),
     )
+
+
+def _own_traits(op: k.KernelOp) -> tuple[tuple[str, Number], ...]:
+    """What else a gather or a copy is told by."""
+    match op:
+        case k.Gather():
+            return _table(op)
+        case k.Copy(apart=step) if step > 1:
+            cells = op.result_types[0].shape
+            row = next((n for n in reversed(cells) if n != 1), 1)
+            return (("apart", float(step)), ("row", float(row)))
+        case _:
+            return ()
 
 
 def _table(op: k.Gather) -> tuple[tuple[str, Number], ...]:
@@ -513,8 +529,9 @@ def _lane_ops(body: Graph | None) -> float:
     total = 0.0
     for node in body.nodes if body else ():
         match node.op:
-            case t.Map(fn=fn):
-                total += lane_ops(fn) * node.results[0].type.size
+            case t.Map(fn=fn, imm=imm):
+                each = POWERS.get(imm[0]) if fn == "pow" and len(imm) == 1 else None
+                total += (lane_ops(fn) if each is None else each) * node.results[0].type.size
             case t.Cast() | t.Bitcast():
                 total += node.results[0].type.size
             case t.Softmax(x=x):

@@ -22,7 +22,7 @@ LEAD_SHARE = 0.45, 0.70
 LEAD_SHARES = {
     "layernorm": (0.60, 0.77),
     **dict.fromkeys(("bmm", "matmul"), (0.65, 0.85)),
-    **dict.fromkeys(("linear", "addmm"), (0.78, 0.85)),
+    **dict.fromkeys(("linear", "addmm"), (0.78, 0.65)),
     "conv": (0.40, 0.40),
 }
 

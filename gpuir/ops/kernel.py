@@ -635,9 +635,12 @@ class Scatter(BodyKernel):
 
 @dataclass(frozen=True)
 class Copy(BodyKernel):
-    """Data movement that no kernel absorbs: a layout change, concat, pad, broadcast, constants."""
+    """Data movement that no kernel absorbs: a layout change, concat, pad, broadcast, constants.
+    Where `apart` is above 1, threads beside each other fetch cells so far apart in memory; a kernel
+    that transposes by tiles does not."""
 
     name: ClassVar[str] = "k.copy"
+    apart: int = 1
 
 
 @dataclass(frozen=True)

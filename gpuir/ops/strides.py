@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -54,3 +55,15 @@ def viewed(x: Strided, op: Op) -> Strided | None:
             return np.lib.stride_tricks.as_strided(x, x.shape[:-1], strides)
         case _:
             return None
+
+
+def apart(x: Strided, ops: Iterable[Op]) -> int:
+    """How many cells lie, in memory, between neighbours in the result of layout ops on `x`: along
+    its innermost axis, or along that of what a reshape has to move."""
+    for op in ops:
+        view = viewed(x, op)
+        if view is None:
+            break
+        x = view
+    steps = [abs(s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1]
+    return max(steps[-1], 1) if steps else 1

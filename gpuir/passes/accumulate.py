@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from gpuir.ir.build import begin
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.phases import in_phase
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
@@ -36,9 +37,9 @@ class Accumulate(Pass):
         for node in g.nodes:
             results = tuple(own.get(v, v) for v in node.results)
             b.put(replace(node, op=node.op.substitute(own), results=results))
-            b.locs = node.locs
             for v in node.results:
                 if v in own:
+                    b.locs = in_phase((f"{g.name}:{v.name}/accumulate",), "backward")
                     sums[v] = b(t.Map("add", (buffers[v], own[v])), f"{v.name}.new")
                     b.roles[sums[v].name] = "gradient"
         over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)))

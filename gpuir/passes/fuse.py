@@ -510,5 +510,6 @@ class _Fuser:
             outputs = list(nodes[-1].results)
         everything = (*(generators[i] for i in sorted(generators)), *nodes)
         body = Graph(Level.graph, "", tuple(args), (), everything, tuple(outputs))
-        locs = tuple(dict.fromkeys(loc for n in everything for loc in n.locs))
+        named = (*nodes, *(generators[i] for i in sorted(generators)))  # what it is for, first
+        locs = tuple(dict.fromkeys(loc for n in named for loc in n.locs))
         return Node(t.Fused(tuple(args), body), tuple(outputs), locs)

@@ -11,7 +11,7 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import VIEWED, Strided, packed, viewed
+from gpuir.ops.strides import VIEWED, Strided, apart, packed, viewed
 from gpuir.passes.manager import Pass
 
 
@@ -26,10 +26,13 @@ class Legalize(Pass):
     kernel in its own order, unless `absorb` is false: then it is a copy, as where each operator of
     a program is run by itself. With `strides` false operators give each other packed tensors, as in
     onnxruntime: reshapes alone are views, and transposes of the last two axes that products read.
+    A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
+    fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
     """
 
     absorb: bool = True
     strides: bool = True
+    tiled: bool = True
 
     name = "legalize"
     takes = Level.fused
@@ -116,9 +119,11 @@ class _Legalizer:
 
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
         (x,) = op.args
-        view = view_of(op.body, self.strided.get(x.name, packed(x.type)))
+        source = self.strided.get(x.name, packed(x.type))
+        step = 1 if self.options.tiled else apart(source, (n.op for n in op.body.nodes))
+        view = view_of(op.body, source)
         if view is None or not (self.options.strides or is_plain(op.body)):
-            return k.Copy(op.args, op.body)
+            return k.Copy(op.args, op.body, step)
         type = op.body.outputs[0].type
         order = memory_order(type.shape, view.strides)
         free = self.options.strides or is_reshape(op.body)
@@ -131,10 +136,11 @@ class _Legalizer:
             for r in readers
         )
         if result in self.outputs or not readers or not strided or 0 in view.strides:
-            return k.Copy(op.args, op.body)
+            return k.Copy(op.args, op.body, step)
         moved = [r.results[0].type.size for r in readers if moves(r.op, view)]
         if len(moved) > 1 and sum(moved) >= type.size:
-            return k.Copy(op.args, op.body)  # once for all, as whoever made it contiguous meant
+            # once for all, as whoever made it contiguous meant
+            return k.Copy(op.args, op.body, step)
         if self.viewed:
             self.strided[result.name] = view
         return k.View(op.args, op.body, order)
@@ -174,6 +180,9 @@ class _Legalizer:
         return first.perm if innermost >= len(first.perm) - 2 else ()
 
 
+# What says of a group that it runs over rows, and what a pointwise kernel may do besides.
+NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
+MIXED = (*t.POINTWISE, *t.LAYOUT, t.Constant, t.Iota, t.Concat, t.Pad, t.Routine)
 # What says of a group that it runs over rows, and what a pointwise kernel may do besides.
 NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
 MIXED = (*t.POINTWISE, *t.LAYOUT, t.Constant, t.Iota, t.Concat, t.Pad, t.Routine)
