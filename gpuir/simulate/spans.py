@@ -30,7 +30,7 @@ class Marks:
 
     `causes` is the kernel that it waited for, -1 for the host. `waits` are launches that had to
     wait for room in the queue, and until when. `streams` are those of the kernels, where there are
-    several. `graph` says that no kernel is launched alone.
+    several. `graph` says that no kernel is launched alone, and the first `into` copies are inputs.
     """
 
     graph: bool
@@ -42,6 +42,7 @@ class Marks:
     waits: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     streams: list[int] = field(default_factory=list[int])
     other: list[Span] = field(default_factory=list[Span])
+    into: int = 0
 
     def spans(self, named: Sequence[tuple[str, str]]) -> Iterator[Span]:
         """`named` has the name of each launch, and the lane of the thread that launches it."""
@@ -60,10 +61,11 @@ class Marks:
         one lane are one span, and so is what the host does between two that it waits for."""
         chain: list[Span] = []
         copies = [s for s in self.other if s.kind == "copy"]
-        last, t = max(self.ends, default=0.0), end_s
-        while copies and copies[-1].start_s >= last and t > last:
-            t = self._back(chain, copies.pop(), t)
-        since = max((s.end_s for s in copies), default=0.0)  # inputs are in
+        loops = [s.end_s for s in self.other if s.kind == "loop" and s.lane != HOST]
+        last, t = max((*self.ends, *loops), default=0.0), end_s
+        for copy in reversed(copies[self.into :]):
+            t = self._copied(chain, copy, t)
+        since = max((s.end_s for s in copies[: self.into]), default=0.0)
         i = len(self.ends) if t > last else self._ending(t, len(self.ends))
         if i == len(self.ends):  # the host is done later than the device
             t, i = self._host(chain, i - 1, t, since)
@@ -78,8 +80,8 @@ class Marks:
             i = self.causes[first]
             if i < 0:
                 t, i = self._host(chain, first, t, since)
-        for copy in reversed(copies):
-            t = self._back(chain, copy, t)
+        for copy in reversed(copies[: self.into]):
+            t = self._copied(chain, copy, t)
         if t > 0:
             chain.append(Span(HOST, "host", "", 0.0, t))
         return chain[::-1]
@@ -107,7 +109,7 @@ class Marks:
             chain.append(Span(HOST, "host", "", start, t))
         return start, self._ending(start, self.waits[at][0]) if waited else -1
 
-    def _back(self, chain: list[Span], copy: Span, t: float) -> float:
+    def _copied(self, chain: list[Span], copy: Span, t: float) -> float:
         """A copy, and the host's part between it and what comes after."""
         if copy.end_s < t:
             chain.append(Span(HOST, "host", "", copy.end_s, t))

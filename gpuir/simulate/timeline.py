@@ -265,6 +265,7 @@ def run(
         clock.share(profile.streams)
     clock.close()
     marks, before = clock.marks, sum(copy.time_s for copy in into)
+    marks.into = len(into)
     last = clock.free if marks.starts else 0.0
     for copy in back:
         clock.copy(copy, profile)
