@@ -4,11 +4,13 @@ The products, experts and norms are those of the graph that transformers builds 
 rank's share of it. Servers launch fewer kernels than transformers, and this says which: products
 of one input as one product, weights in the deployment's dtype, the rotation as one kernel, residual
 additions within norms, attention that writes its cache, routing as one kernel (vLLM, SGLang and
-TensorRT-LLM: the layers of their Llama, Qwen3, MiniMax and gpt-oss models).
+TensorRT-LLM: the layers of their Llama, Qwen3, MiniMax, gpt-oss and DeepSeek models). Latent
+attention is decoded in its latent space, which transformers does not do.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +34,9 @@ from gpuir.targets.target import Target
 Build = Callable[[Mapping[str, Any], int], Graph]
 TOKENS = 256  # of the graph: any number that is more than a window of attention
 
+NORM = re.compile(r"self_attn\.\w*norm")
+EXPANDING = "self_attn.kv_b_proj"  # of the latent, to keys and values of every head
+
 # Collectives in two terms, the time of the smallest and bytes over a share of the links: medians of
 # all_reduce in CUDA graphs on A100, H100, H200 and B200 (aiconfigurator's collectives, 16 KiB and
 # below: 4 to 7 us; 64 MiB and above: 0.56 to 0.91 of the links), within 9 to 25 % of their rows.
@@ -51,6 +56,8 @@ EXPERTS: dict[tuple[str, str], tuple[str, str]] = {
     ("vllm", "bf16"): ("vllm_fused_moe", "vllm_flashinfer_trtllm"),
     ("vllm", "fp8_block"): ("vllm_fused_moe", "vllm_flashinfer_trtllm"),
     ("vllm", "mxfp4"): ("vllm_oaitriton", "vllm_flashinfer_trtllm"),
+    ("vllm", "int4_wo"): ("vllm_marlin", "vllm_marlin"),
+    ("sglang", "nvfp4"): ("", "sglang_flashinfer_trtllm_moe"),
 }
 # How unevenly tokens choose experts: the milder of the two skews that aiconfigurator measures
 # experts at, for those of trained models are never all as popular.
@@ -68,19 +75,37 @@ class Decoder:
     fp8: str = "fp8"
     experts: str = ""
     cache_fp8: bool = False
+    plain_attention: bool = False
 
     def divided(self, ranks: int) -> dict[str, Any]:
-        """One layer of a rank's share: heads, feed-forward and vocabulary divided as Megatron does
-        (arXiv 1909.08053, section 3), experts whole. ValueError where heads do not divide."""
+        """A layer of each kind, a rank's share: heads, feed-forward and vocabulary divided as
+        Megatron does (arXiv 1909.08053, section 3), experts whole. ValueError where heads do not
+        divide."""
         c = dict(self.config)
         if c["num_attention_heads"] % ranks:
             raise ValueError(f"{c['num_attention_heads']} heads on {ranks} ranks")
         c["num_attention_heads"] //= ranks
         c["num_key_value_heads"] = max(c["num_key_value_heads"] // ranks, 1)
         c["vocab_size"] = -(-c["vocab_size"] // ranks)
-        if "num_experts_per_tok" not in c:
+        if "num_experts_per_tok" not in c or "moe_intermediate_size" in c:
             c["intermediate_size"] //= ranks
-        return {**c, "num_hidden_layers": 1}
+        if "first_k_dense_replace" in c:
+            c["first_k_dense_replace"] = 1
+        return {**c, "num_hidden_layers": len(self.layers)}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """How many layers there are of each kind: all alike, or the first without experts."""
+        layers, first = (
+            self.config.get(n, 0) for n in ("num_hidden_layers", "first_k_dense_replace")
+        )
+        return (first, layers - first) if first else (layers,)
+
+    @property
+    def latent(self) -> int:
+        """Cells of what keys and values of all heads are made from (DeepSeek-V2, arXiv 2405.04434,
+        section 2.1), without the part that carries the position; 0 where each head has its own."""
+        return self.config.get("kv_lora_rank", 0)
 
     @property
     def attention(self) -> tuple[tuple[int, int], ...]:
@@ -96,17 +121,18 @@ def decoders() -> dict[str, Decoder]:
 
 
 class Product(NamedTuple):
-    """Columns and depth of the weights that one input is multiplied by."""
+    """Columns and depth of the weights that one input is multiplied by, in which kind of layer."""
 
     module: str
+    layer: int
     n: int
     depth: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank has of a layer: its products, those of one input as one; the experts; the cells
-    a token of the norms within attention."""
+    """What a rank has of the layers: its products, those of one input as one; the experts, in
+    layers of the last kind; the cells a token of the norms within attention."""
 
     config: Mapping[str, Any]
     products: tuple[Product, ...]
@@ -114,44 +140,48 @@ class Share:
     norms: tuple[int, ...]
 
     @staticmethod
-    def of(build: Build, config: Mapping[str, Any]) -> Share:
+    def of(build: Build, decoder: Decoder, ranks: int) -> Share:
+        config = decoder.divided(ranks)
         graph = build(config, TOKENS)
         products: dict[Any, Product] = {}
         mix: k.Experts | None = None
         norms: dict[str, int] = {}
         for node in graph.nodes:
             found = PLACE.match(str(node.locs[0])) if node.locs else None
-            module = found["module"] if found else ""
+            module, layer = (found["module"], int(found["layer"] or 0)) if found else ("", 0)
             match node.op:
-                case k.Gemm(a=a, b=b) if module.count(".") or module == "lm_head":
-                    depth, n = b.type.shape[-2:]
-                    before = products.get(a, Product(module, 0, depth))
-                    products[a] = before._replace(n=before.n + n)
+                case k.Gemm(a=a) if module.count(".") or module == "lm_head":
+                    dims = node.op.space().dims
+                    before = products.get(a, Product(module, layer, 0, dims["k"]))
+                    products[a] = before._replace(n=before.n + dims["n"])
                 case k.Experts():
                     mix = node.op
-                case k.Reduce() if module in ("self_attn.q_norm", "self_attn.k_norm"):
+                case k.Reduce() if NORM.fullmatch(module):
                     norms.setdefault(module, node.op.operands[0].type.size // TOKENS)
                 case _:
                     pass
-        return Share(config, tuple(products.values()), mix, tuple(norms.values()))
+        shares = tuple(_divided(p, ranks) for p in products.values())
+        return Share(config, shares, mix, tuple(norms.values()))
 
     def weight_bytes(self, d: Deployment) -> float:
         """What the rank's weights take, embedding and head among them."""
-        layers = d.decoder.config["num_hidden_layers"]
         found = 2.0 * self.config["vocab_size"] * d.decoder.config["hidden_size"]
         for p in self.products:
             *_, last = product(p, d, np.ones(1))
-            times = 1 if p.module == "lm_head" else layers
+            times = 1 if p.module == "lm_head" else d.decoder.layers[p.layer]
             found += times * float(np.sum(last.operands[1].nbytes))
         if self.experts is not None:
             stored = mixture(self.experts, d, np.full(1, 1e5))  # tokens enough for every expert
-            found += layers * float(np.sum(stored.operands[1].nbytes))
+            found += d.decoder.layers[-1] * float(np.sum(stored.operands[1].nbytes))
         return found
 
     def cached_bytes(self, d: Deployment, tokens: Floats) -> Floats:
         """What the keys and values of a sequence of so many tokens take."""
         _, kv_heads, head = self.head
-        each = 2 * kv_heads * head * (1 if d.has_narrow_cache else 2)
+        cells = 2 * kv_heads * head
+        if d.decoder.latent:
+            cells = d.decoder.latent + self.config["qk_rope_head_dim"]
+        each = cells * (1 if d.has_narrow_cache else 2)
         kept = [
             times * np.minimum(tokens, window or np.inf) for times, window in d.decoder.attention
         ]
@@ -159,9 +189,20 @@ class Share:
 
     @property
     def head(self) -> tuple[int, int, int]:
-        """Heads, those of keys and values, and cells of each."""
+        """Heads, those of keys and values, and cells of each, or those that are rotated."""
         c = self.config
+        if "kv_lora_rank" in c:
+            return c["num_attention_heads"], 1, c["qk_rope_head_dim"]
         return c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+
+
+def _divided(p: Product, ranks: int) -> Product:
+    """Shared experts have no size of their own in a config: theirs is divided afterwards."""
+    if not p.module.startswith("mlp.shared"):
+        return p
+    if p.module.endswith("down_proj"):
+        return p._replace(depth=p.depth // ranks)
+    return p._replace(n=p.n // ranks)
 
 
 @dataclass(frozen=True)
@@ -207,6 +248,14 @@ class Part(NamedTuple):
     new: Floats
     keys: Floats
 
+    @property
+    def tokens(self) -> Floats:
+        return self.sequences * self.new
+
+    @property
+    def is_decode(self) -> bool:
+        return bool(np.all(self.new == 1))
+
 
 @dataclass(frozen=True)
 class Step:
@@ -216,7 +265,7 @@ class Step:
 
     @property
     def tokens(self) -> Floats:
-        return np.sum([p.sequences * p.new for p in self.parts], axis=0)
+        return np.sum([p.tokens for p in self.parts], axis=0)
 
     @property
     def sequences(self) -> Floats:
@@ -238,19 +287,21 @@ def launches(share: Share, d: Deployment, step: Step) -> Iterator[tuple[int, Wor
     yield layers, work.pointwise(pairs, (bf16,) * 2, (bf16,) * 2, ops=8.0)
     for part in step.parts:
         for times, window in d.decoder.attention:
-            yield times, attention(share, d, part, window)
+            for each in attention(share, d, part, window):
+                yield times, each
     for p in share.products:
-        times, rows = one if p.module == "lm_head" else (layers, tokens)
+        times, rows = one if p.module == "lm_head" else (d.decoder.layers[p.layer], tokens)
+        if p.module == EXPANDING:
+            continue
         for each in product(p, d, rows):
             yield times, each
+        if p.module.endswith("down_proj"):
+            ops = work.LANE_OPS["silu"] + 1
+            yield times, work.pointwise(tokens * p.depth, (bf16,) * 2, (bf16,), ops=ops)
     if share.experts is not None:
-        count = share.experts.experts.up.type.shape[0]
-        yield layers, work.rows(tokens, count, f32, "softmax")
-        yield layers, mixture(share.experts, d, tokens)
-    else:
-        cells = tokens * next(p.depth for p in share.products if p.module.startswith("mlp.down"))
-        ops = work.LANE_OPS["silu"] + 1
-        yield layers, work.pointwise(cells, (bf16,) * 2, (bf16,), ops=ops)
+        times, count = d.decoder.layers[-1], share.experts.experts.up.type.shape[0]
+        yield times, work.rows(tokens, count, f32, "softmax")
+        yield times, mixture(share.experts, d, tokens)
 
 
 def norm(cells: Number, *, residual: bool) -> Work:
@@ -259,27 +310,71 @@ def norm(cells: Number, *, residual: bool) -> Work:
     return work.pointwise(cells, both, both, ops=work.NORM_LANE_OPS)
 
 
-def attention(share: Share, d: Deployment, part: Part, window: int) -> Work:
+def attention(share: Share, d: Deployment, part: Part, window: int) -> tuple[Work, ...]:
     heads, kv_heads, head = share.head
-    return work.attention(
+    if d.decoder.latent:
+        return latent_attention(share, d, part)
+    return (
+        work.attention(
+            part.sequences,
+            heads,
+            part.new,
+            part.keys,
+            head,
+            bf16,
+            kv_heads=kv_heads,
+            kv_dtype=f8e4m3 if d.has_narrow_cache else bf16,
+            causal=True,
+            window=window,
+            append=True,
+            stack=d.attention_stack,
+        ),
+    )
+
+
+def latent_attention(share: Share, d: Deployment, part: Part) -> tuple[Work, ...]:
+    """Prompts expand keys and values of every head; tokens that are decoded are turned into the
+    latent space, and what they find there back, a product a head each."""
+    c, stack, latent = share.config, d.attention_stack, d.decoder.latent
+    heads, rope = c["num_attention_heads"], c["qk_rope_head_dim"]
+    key, value = c["qk_nope_head_dim"], c["v_head_dim"]
+    if part.is_decode:
+        into = work.gemm(part.tokens, latent, key, bf16, b=heads)
+        found = work.attention(
+            part.sequences,
+            heads,
+            part.new,
+            part.keys,
+            latent + rope,
+            bf16,
+            value=latent,
+            kv_heads=1,
+            causal=True,
+            shared=True,
+            append=stack != "fa3",
+            stack=stack,
+        )
+        return into, found, work.gemm(part.tokens, value, latent, bf16, b=heads)
+    expand = next(p for p in share.products if p.module == EXPANDING)
+    found = work.attention(
         part.sequences,
         heads,
         part.new,
         part.keys,
-        head,
+        key + rope,
         bf16,
-        kv_heads=kv_heads,
-        kv_dtype=f8e4m3 if d.has_narrow_cache else bf16,
+        value=value,
         causal=True,
-        window=window,
-        append=True,
-        stack=d.attention_stack,
+        append=(latent + rope) / (heads * (key + rope + value)),  # the latent alone
+        stack=stack,
     )
+    return *product(expand, d, part.tokens), found
 
 
 def product(p: Product, d: Deployment, rows: Floats) -> tuple[Work, ...]:
     """Routers and the head stay in 16 bits, and so does all of a model whose experts are packed."""
     plain = p.module in ("lm_head", "mlp.gate", "mlp.router") or d.decoder.experts
+    plain = plain or (d.decoder.plain_attention and p.module.startswith("self_attn"))
     said = {"dtype": "bf16" if plain else d.products, "whole": "no", "packs": "no"}
     size = np.ones(len(rows))
     return serving.products(

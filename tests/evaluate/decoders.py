@@ -16,6 +16,24 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 1024,
 }
 QWEN = LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+LATENT = LLAMA | {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 48,
+    "n_routed_experts": 16,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 2,
+}
 MIXTURE = LLAMA | {
     "model_type": "qwen3_moe",
     "architectures": ["Qwen3MoeForCausalLM"],

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from gpuir.cli.decoders import are_in, evaluate
 from gpuir.cli.decoders import served as build
-from gpuir.evaluate.deployments import IMPOSSIBLE, forecast, read, score
+from gpuir.evaluate.deployments import DRAFTING, IMPOSSIBLE, forecast, read, score
 from gpuir.ir.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "kernels" / "e2e_serving.parquet"
@@ -67,9 +67,9 @@ def test_rows_that_are_not_predicted_say_why(tmp_path: Path, change: dict[str, s
 
 
 def test_a_measurement_is_scored_once(tmp_path: Path):
-    found = read(table(tmp_path, {}, {}, {"tpot_ms": "8"}))
-    assert (found.count, len(found.runs)) == (3, 2)
-    assert found.skipped == {"the same measurement again": 1}
+    found = read(table(tmp_path, {}, {}, {"tpot_ms": "7.001"}, {"tpot_ms": "8"}))
+    assert (found.count, len(found.runs)) == (4, 2)
+    assert found.skipped == {"the same measurement again": 2}
 
 
 def test_dtypes_are_the_checkpoints(tmp_path: Path):
@@ -104,6 +104,18 @@ def test_what_no_gpu_can_do_is_apart(tmp_path: Path):
         *(("request", "", 1), ("request", IMPOSSIBLE, 1)),
         *(("tpot", "", 1), ("tpot", IMPOSSIBLE, 1)),
     ]
+
+
+def test_what_may_draft_tokens_is_apart(tmp_path: Path):
+    change = {"model": "deepseek-ai/DeepSeek-R1", "tp_size": "8", "moe_tp_size": "8"}
+    rows = [
+        change | {"gemm_dtype": "fp8", "moe_dtype": "fp8", "framework": f}
+        for f in ("sglang", "trtllm")
+    ]
+    scores = score(forecast(read(table(tmp_path, *rows)).runs, build), "mine").groups
+    assert {(dict(s.group.by)["framework"], s.group.suspect) for s in scores} == {
+        *(("sglang", ""), ("trtllm", DRAFTING)),
+    }
 
 
 def test_tables_are_told_by_their_columns(tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluate.decoders import LLAMA, MIXTURE, QWEN
+from evaluate.decoders import LATENT, LLAMA, MIXTURE, QWEN
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -37,7 +37,7 @@ def deployment(config: dict[str, Any], products: str = "bf16", **changes: Any) -
 
 
 def share(d: Deployment) -> Share:
-    return Share.of(build, d.decoder.divided(d.tp))
+    return Share.of(build, d.decoder, d.tp)
 
 
 def decode(sequences: float, keys: float) -> Step:
@@ -50,11 +50,11 @@ def prompt(tokens: float) -> Step:
 
 def test_products_of_one_input_are_one():
     assert share(deployment(LLAMA)).products == (
-        Product("self_attn.q_proj", 256 + 64 + 64, 256),
-        Product("self_attn.o_proj", 256, 256),
-        Product("mlp.gate_proj", 1024, 256),
-        Product("mlp.down_proj", 256, 512),
-        Product("lm_head", 1024, 256),
+        Product("self_attn.q_proj", 0, 256 + 64 + 64, 256),
+        Product("self_attn.o_proj", 0, 256, 256),
+        Product("mlp.gate_proj", 0, 1024, 256),
+        Product("mlp.down_proj", 0, 256, 512),
+        Product("lm_head", 0, 1024, 256),
     )
 
 
@@ -110,6 +110,32 @@ def test_experts_are_on_ranks_or_cut():
         return float(s.weight_bytes(d))
 
     assert weights(whole) > weights(cut) == pytest.approx(weights(spread))
+
+
+def test_latent_attention_is_decoded_in_its_latent_space():
+    d = deployment(LATENT, tp=2)
+    s = share(d)
+    assert d.decoder.layers == (2, 4)
+    assert [(p.module, p.n, p.depth) for p in s.products if p.layer == 1] == [
+        ("self_attn.q_a_proj", 96 + 128 + 16, 256),
+        ("self_attn.q_b_proj", 4 * 48, 96),
+        ("self_attn.kv_b_proj", 4 * 80, 128),
+        ("self_attn.o_proj", 256, 4 * 48),
+        ("mlp.gate", 16, 256),
+        ("mlp.shared_experts.gate_proj", 128, 256),
+        ("mlp.shared_experts.down_proj", 256, 64),
+    ]
+    decoded, prompted = (
+        [(times, w) for times, w in launches(s, d, step) if w.kernel != "k.map"]
+        for step in (decode(8, 100), prompt(100))
+    )
+    (seen,) = [w for times, w in decoded if w.kernel == "k.attention" and times == 6]
+    assert float(np.max(seen.trait("head"))) == 128 + 16
+    assert float(np.max(seen.trait("kv_heads"))) == 1
+    assert sum(times for times, w in decoded if float(np.max(w.extents.get("b", 1))) == 4) == 12
+    (whole,) = [w for _, w in prompted if w.kernel == "k.attention"]
+    assert float(np.max(whole.trait("head"))) == 32 + 16
+    assert s.cached_bytes(d, np.array([1000.0])).tolist() == [6 * (128 + 16) * 2 * 1000]
 
 
 def test_windows_bound_what_is_read_and_kept():
