@@ -114,7 +114,7 @@ def _in_vain(r: Report) -> dict[str, list[str]]:
             found.setdefault("failed", []).append(f"{what} ({x.refusal})")
         elif not x.fits:
             found.setdefault("no room", []).append(f"{what} (it does not fit the memory)")
-        elif x.gain < LEAST_GAIN and what not in used:
+        elif x.gain < LEAST_GAIN and what not in used and x.changes[0].kind != "batch":
             change = "saves" if x.gain >= 0 else "costs"
             found.setdefault("in vain", []).append(f"{what} ({change} {percent(abs(x.gain))})")
     return found

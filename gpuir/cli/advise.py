@@ -163,8 +163,10 @@ def bench(
 
     def kernels(setup: Setup) -> Graph:
         g = graph(setup)
-        key = f"{id(g)} {setup.profile}"
+        key = f"{id(g)} {setup.profile} {setup.lowering}"
         if key not in lowered:
+            if setup.lowering:
+                g = gpuir.pipeline(setup.lowering, loaded.passes).run(g)
             lowered[key] = gpuir.lower(g, profile=setup.profile, passes=loaded.passes)
         return lowered[key]
 

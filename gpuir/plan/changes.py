@@ -23,6 +23,7 @@ Kind = Literal[
     "padding",
     "attention",
     "stack",
+    "layout",
     "optimizer",
     "recomputing",
     "gpu",
@@ -35,6 +36,7 @@ WAVES = 3  # batches that fill a wave: those of so many kernels, the slowest
 # Extents to make dimensions a multiple of: 8 cells of 16 bits are what a thread loads at once
 # (cuBLAS documentation, Tensor Core usage), 64 the usual least side of a tile.
 ALIGNED = (8, 64)
+COPIES = "channels_last"  # the pass that copies weights of convolutions in each call
 STACKS = {  # what else could run the same model
     "eager": ("compiled", "cudagraph"),
     "compiled": ("cudagraph",),
@@ -46,12 +48,13 @@ STACKS = {  # what else could run the same model
 class Setup:
     """All that a prediction hangs on: what the model leaves open (`options` of loading, sizes
     apart, in `dims`), `passes` on it as text, the GPU, the software stack, and whether f32 products
-    run in TF32."""
+    run in TF32. `lowering` are passes in place of those of the stack."""
 
     target: str
     profile: str | None = None
     tf32: bool | None = None
     passes: str = ""
+    lowering: str = ""
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -63,6 +66,11 @@ class Setup:
 
     def with_pass(self, text: str) -> Setup:
         return replace(self, passes=f"{self.passes},{text}" if self.passes else text)
+
+    @property
+    def pipeline(self) -> str:
+        """All passes that the user gives."""
+        return ",".join(text for text in (self.passes, self.lowering) if text)
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,8 @@ def flags(before: Setup, after: Setup) -> tuple[str, ...]:
         found.append(f"--profile {after.profile}")
     if after.tf32 != before.tf32:
         found.append("--tf32")
-    if after.passes != before.passes:
-        found.append(f"--pipeline '{after.passes}'")
+    if after.pipeline != before.pipeline:
+        found.append(f"--pipeline '{after.pipeline}'")
     for name, size in after.dims.items():
         if size != before.dims.get(name):
             found.append(f"--dims {name}={size}")
@@ -272,6 +280,24 @@ def _under(name: str) -> Callable[[Setup], Setup]:
     return lambda s: replace(s, profile=name)
 
 
+def channels_last(case: Case) -> Iterator[Change]:
+    """Weights of convolutions kept as a compiler wants them, in place of copies in each call."""
+    profile = case.now.timeline.profile
+    passes = profile.passes.split(",")
+    if (
+        COPIES in passes
+        and not case.trains
+        and any(isinstance(x, k.Conv) for x, *_ in case.kernels())
+    ):
+        text = ",".join(name for name in passes if name != COPIES)
+        yield Change(
+            "layout",
+            "weights with channels last",
+            "none: model.to(memory_format=torch.channels_last), once; inputs too",
+            lambda s: replace(s, profile=profile.name, lowering=text),
+        )
+
+
 def fused_optimizer(case: Case) -> Iterator[Change]:
     if case.setup.options.get("optimizer") and not case.setup.options.get("fused"):
         costs = "none: an option of torch.optim, fused=True"
@@ -305,6 +331,7 @@ PROPOSALS: Mapping[Kind, tuple[Proposal, ...]] = {
     "padding": (round_dimensions,),
     "attention": (fused_attention,),
     "stack": (other_stacks,),
+    "layout": (channels_last,),
     "optimizer": (fused_optimizer,),
     "recomputing": (no_recomputing,),
     "gpu": (other_gpus,),

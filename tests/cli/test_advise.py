@@ -155,3 +155,18 @@ def test_a_graph_that_is_lowered_already_has_no_advice_but_other_gpus(tmp_path: 
     run(*args)
     found = advise(str(file), "--target", "t4")
     assert found["advice"] == [] and found["faster"] is not None
+
+
+def test_weights_kept_as_a_compiler_copies_them(tmp_path: Path):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "resnet"
+    folder.mkdir()
+    small = {"model_type": "resnet", "architectures": ["ResNetForImageClassification"]}
+    small |= {"embedding_size": 64, "hidden_sizes": [128, 256], "depths": [1, 1]}
+    (folder / "config.json").write_text(json.dumps(small))
+    args = ("--target", "a100", "--dims", "batch=2,height=64", "--profile", "cudagraph")
+    found = advise(f"hf:{folder}", *args, "--only", "layout")
+    (x,) = (*found["advice"], *found["rest"])
+    assert x["changes"][0]["what"] == "weights with channels last"
+    again = by_hand(f"hf:{folder}", args, x["options"])
+    assert x["after"]["latency_s"] == again["latency_s"] < found["before"]["latency_s"]

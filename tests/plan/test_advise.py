@@ -15,6 +15,7 @@ from gpuir.plan.advise import Bench, Trial, advise
 from gpuir.plan.changes import Change, Setup, flags
 from gpuir.plan.outcome import Outcome
 from gpuir.targets.load import load_target
+from gpuir.targets.profile import load_profile
 
 SETUP = Setup("t4", "eager", dims={"batch": 4, "seq": 8}, options={"optimizer": "adamw"})
 FITS = SimpleNamespace(fits=True, reserved_bytes=1)
@@ -28,7 +29,7 @@ def outcome(*kernels: float, items: int = 4, host_s: float = 0.0, fits: bool = T
     graph = Graph(Level.costed, "g", nodes=tuple(Node(None, (), (), None, c) for c in costs))  # type: ignore
     graph.__dict__["walk"] = lambda: iter(())
     run: Any = SimpleNamespace(
-        time_s=sum(kernels) + host_s, interval=None, profile=SimpleNamespace(name="eager")
+        time_s=sum(kernels) + host_s, interval=None, profile=load_profile("eager")
     )
     memory: Any = SimpleNamespace(fits=fits, reserved_bytes=1)
     return Outcome(graph, load_target("t4"), run, memory, items)
