@@ -58,7 +58,7 @@ def is_by_channel(others: Others, result: Value) -> bool:
 
 
 def is_key_mask(others: Others, result: Value) -> bool:
-    if len(others) != 1 or others[0].type.rank > result.type.rank:
+    if len(others) != 1 or not result.type.rank or others[0].type.rank > result.type.rank:
         return False
     *outer, keys = others[0].type.shape or (0,)
     whole = 0
