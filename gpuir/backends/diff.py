@@ -234,18 +234,16 @@ def compare(old: Sequence[Run], new: Sequence[Run]) -> tuple[Diff, ...]:
 
 
 def _compared(old: Run, new: Run) -> Diff:
-    if old.model != new.model and old.kernels and new.kernels:
-        shared = {n for x in old.kernels for n in x.nodes} & {
-            n for x in new.kernels for n in x.nodes
-        }
-        if not shared:
-            raise UsageError(
-                "two different models",
-                expected="two versions of one: by name, or with nodes of the same names",
-                found=f"{old.model} and {new.model}",
-                fix="`gpuir analyze` each of them",
-            )
-    return Diff(old, new, groups(old.kernels, new.kernels))
+    found = Diff(old, new, groups(old.kernels, new.kernels))
+    alike = any(g.status in ("same", "changed") for g in found.groups)
+    if old.model != new.model and found.groups and not alike:
+        raise UsageError(
+            "two different models",
+            expected="two versions of one, with nodes of one name or kernels of one shape",
+            found=f"{old.model} and {new.model}",
+            fix="`gpuir analyze` each of them",
+        )
+    return found
 
 
 # ---------------------------------------------------------------------------- budgets

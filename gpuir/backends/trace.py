@@ -80,12 +80,13 @@ def _about(s: Summary) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Op:
-    """What the host does for one op of the model."""
+    """What the host does for one op of the model, and its launches."""
 
     loc: Loc
     lane: str
     start_s: float
     end_s: float
+    launches: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,13 @@ class _Run:
         yield self._complete("user_annotation", STEP, _Op("", HOST, 0.0, end), {})
         for _, ops in groupby(self._ops, lambda op: op.lane):
             yield from self._modules(list(ops))
-        for i, op in enumerate(self._ops):
-            args = {"External id": self.taken + i, "loc": op.loc}
+        for op in self._ops:
+            args = {"External id": self._external[op.launches[0]], "loc": op.loc}
             yield self._complete("cpu_op", _op_name(op.loc), op, args)
         for x in spans:
             if x.kind == "launch" and x.launch in self._calls:
                 name = "cudaGraphLaunch" if x.launch is None else "cudaLaunchKernel"
-                args = {"correlation": self._correlation(x.launch)}
+                args = self._links(x.launch)
                 yield self._complete("cuda_runtime", name, x, args)
             elif _is_host(x.lane) and x.kind != "launch" and x.end_s > x.start_s:
                 yield self._complete("user_annotation", x.name, x, {})
@@ -177,6 +178,16 @@ class _Run:
 
     def _correlation(self, launch: int | None) -> int:
         return self.taken if launch is None or None in self._calls else self.taken + 1 + launch
+
+    def _links(self, launch: int | None) -> Event:
+        """The numbers that tie a kernel to its launch call, and both to their op."""
+        op = {"External id": self._external[launch]} if launch in self._external else {}
+        return op | {"correlation": self._correlation(launch)}
+
+    @cached_property
+    def _external(self) -> dict[int | None, int]:
+        """The number of the op that a launch is for."""
+        return {x: self.taken + i for i, op in enumerate(self._ops) for x in op.launches}
 
     @cached_property
     def _ops(self) -> tuple[_Op, ...]:
@@ -196,13 +207,15 @@ class _Run:
             start = first.start_s - host.before.get(launch.kind, host.before_s)
             end, after = own[-1][1].end_s, bisect_right(begins[lane], own[-1][1].start_s)
             end = min([end + host.after_s, *begins[lane][after : after + 1]])
-            found.append(_Op(loc, lane, max(start, free[lane]), end))
+            made = tuple(x.launch for _, x in own)
+            found.append(_Op(loc, lane, max(start, free[lane]), end, made))
             free[lane] = end
         if not found and len({x.lane for x in run.spans if x.kind == "kernel"}) == 1:
             kernels = [x for x in run.spans if x.kind == "kernel" and x.launch is not None]
             for loc, group in groupby(kernels, lambda x: run.launches[x.launch or 0].op):
                 own = [*group]
-                found.append(_Op(loc, MODEL, own[0].start_s, own[-1].end_s))
+                made = tuple(x.launch for x in own)
+                found.append(_Op(loc, MODEL, own[0].start_s, own[-1].end_s, made))
         return tuple(found)
 
     def _modules(self, ops: Sequence[_Op]) -> list[Event]:
@@ -240,7 +253,7 @@ class _Run:
         stream = [lane for lane in self._lanes if not _is_host(lane)].index(x.lane)
         args = {"device": self.place, "context": 1, "stream": stream}
         if x.launch is not None:
-            args["correlation"] = self._correlation(x.launch)
+            args |= self._links(x.launch)
         return self._complete(DEVICE[x.kind], name, x, args | explained)
 
     def _arrows(self) -> Iterator[Event]:

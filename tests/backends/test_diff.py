@@ -9,17 +9,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import graphs
 
 import gpuir
 from gpuir.backends import records
 from gpuir.backends.diff import Diff, changes, checks, compare, groups, read_budget
-from gpuir.backends.diff_text import json_text, junit, markdown, table
+from gpuir.backends.diff_text import FORMATS, json_text, junit, markdown, table
 from gpuir.backends.report import Summary
 from gpuir.backends.saved import Entry, Run, read_report
 from gpuir.backends.terminal import Layout, cell_width
 from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph
 
 LAYERS = """graph @layers {
   in %x: f16[256, 512]
@@ -154,6 +156,8 @@ def test_other_models_are_refused_and_other_names_are_not():
     assert diff(summary(), summary(text=other)).model == "layers → other"
     for layer in ("MatMul", "Relu", "Softmax"):
         other = other.replace(f'/{layer}"', f'/{layer}_9"')
+    assert not diff(summary(), summary(text=other)).changed
+    other = other.replace("512", "640")
     with pytest.raises(UsageError, match="two different models"):
         diff(summary(), summary(text=other))
 
@@ -315,3 +319,15 @@ def test_the_rest_of_the_kernels_is_counted():
     d = diff(summary("eager"), summary("compiled"))
     assert "1 more, -2.376 us: see --top" in table([d], [], Layout(top=0))
     assert "1 more, 3 kernels as they were" in markdown([d], [], Layout(top=0))
+
+
+@settings(max_examples=15, deadline=None)
+@given(g=graphs())
+def test_any_graph_beside_itself_and_another_profile(g: Graph):
+    eager, ort = (gpuir.summary(gpuir.analyze(g, "a100", profile=p)) for p in ("eager", "ort"))
+    (same,) = compare(saved(eager), saved(eager))
+    assert not same.differs
+    diffs = compare(saved(eager), saved(ort))
+    for format in FORMATS.values():
+        assert format(diffs, checks(diffs, BUDGETS), Layout())
+    ElementTree.fromstring(junit(diffs, checks(diffs, BUDGETS), Layout()))

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from jsonschema import Draft202012Validator
+from strategies import graphs
 
 import gpuir
 from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.backends.trace import trace
+from gpuir.ir.graph import Graph
 from gpuir.simulate.timeline import Launch, run, timeline
-from gpuir.targets.profile import load_profile
+from gpuir.targets.profile import load_profile, profile_names
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "trace_event.schema.json").read_text())
@@ -100,6 +103,9 @@ def test_every_launch_is_a_call_an_arrow_and_a_kernel():
     assert numbers == [e["args"]["correlation"] for e in kernels]
     assert len(set(numbers)) == s.launches == 4 == sum(e["ph"] == "s" for e in events)
     assert {e["name"] for e in calls} == {"cudaLaunchKernel"}
+    ops = [e["args"]["External id"] for e in slices(events, "cpu_op")]
+    assert ops == [e["args"]["External id"] for e in calls]
+    assert ops == [e["args"]["External id"] for e in kernels]
 
 
 def test_times_are_those_of_the_timeline_in_microseconds():
@@ -231,3 +237,11 @@ def test_twenty_thousand_launches_are_a_matter_of_a_second():
     many: list[Launch] = [x for _ in range(5000) for x in s.timeline.launches if x.op]
     text = trace([replace(s, timeline=run(many, s.profile))], Layout())
     assert text.count('"kernel"') >= len(many) == 20_000
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@settings(max_examples=10, deadline=None)
+@given(g=graphs())
+def test_any_graph_under_any_profile(profile: str, g: Graph):
+    s = gpuir.summary(gpuir.analyze(g, "a100", profile=profile))
+    assert len(slices(read(s), "kernel")) == len(s.timeline.launches)
