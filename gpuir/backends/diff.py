@@ -203,6 +203,11 @@ class Diff:
                 for name in dict.fromkeys((*a.numbers, *b.numbers))
                 if a.numbers.get(name) != b.numbers.get(name)
             ]
+        found += [
+            f"{status} model nodes: {count} → {b.nodes.get(status, 0)}"
+            for status, count in a.nodes.items()
+            if count != b.nodes.get(status, 0)
+        ]
         labels = ("assumed", "warnings") if a.name == b.name else ("warnings",)
         for label in labels:
             before, after = getattr(a, label), getattr(b, label)

@@ -90,7 +90,12 @@ def read_report(text: str, where: str) -> tuple[Run, ...]:
         raise UsageError("not JSON", where=where, expected=expected, found=str(error)) from None
     named = cast(dict[str, object], found).get("schema") if isinstance(found, dict) else None
     if not isinstance(named, str) or not named.startswith("gpuir.report/"):
-        raise UsageError("not a report of gpuir", where=where, expected=f'"schema": "{SCHEMA}"')
+        raise UsageError(
+            "not a report of gpuir",
+            where=where,
+            expected=f'"schema": "{SCHEMA}"',
+            fix="`gpuir analyze --format json` makes one; a Hugging Face config is hf:FILE",
+        )
     if named != SCHEMA:
         raise UsageError(
             "a report of another version",

@@ -167,8 +167,10 @@ def test_what_else_changed_is_told():
     assert d.notes == ("batch: 256 → 8", "warnings, new: odd")
     (a,) = saved(summary())
     faster = replace(a, numbers={**a.numbers, "sms": 200}, predictors=("tile@9",))
+    faster = replace(faster, nodes={**a.nodes, "opaque": 2})
     (d,) = compare([a], [faster])
     assert "predictor: tile@2 → tile@9" in d.notes and "target: sms 108 → 200" in d.notes
+    assert "opaque model nodes: 0 → 2" in d.notes
 
 
 # ---------------------------------------------------------------------------- reports
