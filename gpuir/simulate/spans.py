@@ -28,9 +28,10 @@ class Span:
 class Marks:
     """When each launch began on the host, and its kernel started and ended on the device.
 
-    `causes` is the kernel that it waited for, -1 for the host. `waits` are launches that had to
-    wait for room in the queue, and until when. `streams` are those of the kernels, where there are
-    several. `graph` says that no kernel is launched alone, and the first `into` copies are inputs.
+    `causes` is the kernel that it waited for, -1 for the host. `waits` are launches before which
+    the host waited for the device, and until when. `streams` are those of the kernels, where there
+    are several. `graph` says that no kernel is launched alone, and the first `into` copies are
+    inputs.
     """
 
     graph: bool
@@ -68,7 +69,7 @@ class Marks:
         since = max((s.end_s for s in copies[: self.into]), default=0.0)
         i = len(self.ends) if t > last else self._ending(t, len(self.ends))
         if i == len(self.ends):  # the host is done later than the device
-            t, i = self._host(chain, i - 1, t, since)
+            t, i = self._host(chain, i, t, since)
         while i >= 0:
             if self.ends[i] < t:
                 chain.append(Span(self._lane(i), "loop", "more trips", self.ends[i], t))
@@ -100,8 +101,8 @@ class Marks:
         return max(((end, i) for i, end in enumerate(self.ends[:before]) if end <= t))[1]
 
     def _host(self, chain: list[Span], launch: int, t: float, since: float) -> tuple[float, int]:
-        """A stretch of host up to `t`: from when it last waited for room in the queue, and then the
-        kernel that made room; or from `since`, and then no kernel."""
+        """A stretch of host up to `t`: from when it last waited for the device, and the kernel that
+        it waited for; or from `since`, and no kernel."""
         at = bisect_right(self.waits, (launch, float("inf"))) - 1
         waited = at >= 0 and self.waits[at][1] >= since
         start = self.waits[at][1] if waited else since

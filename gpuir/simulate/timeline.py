@@ -10,6 +10,7 @@ from gpuir.ir.graph import Graph, Loc, Node
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
 from gpuir.simulate.spans import HOST, Marks, Span
 from gpuir.simulate.streams import Job, busy, share_device
 from gpuir.targets.load import load_target
@@ -17,6 +18,7 @@ from gpuir.targets.profile import NO_HOST, Host, Profile
 from gpuir.targets.target import Target
 
 AUTOGRAD = "autograd"  # the lane of the host's other thread
+SIZED_BY_DATA = ("compress", "nms", "nonzero", "unique")  # routines whose result has such a size
 HOST_BOUND = 0.1  # of the time: a device that waits longer for the host is held up by it
 
 
@@ -25,8 +27,9 @@ class Launch:
     """One kernel on its way to the device: which, for which op of the model, and how long it runs
     there; `between_s` holds that in 80 % of cases. A view launches nothing: it is `empty`.
 
-    `lane` is the host's thread. `share` is the part of the device it fills, and `after` the
-    launches it waits for: both count where several streams run.
+    `lane` is the host's thread, which goes on when the kernel has ended if it `waits` for the size
+    of what that computes. `share` is the part of the device it fills, and `after` the launches it
+    waits for: both count where several streams run.
     """
 
     path: tuple[str, ...]
@@ -35,6 +38,7 @@ class Launch:
     empty: bool = False
     kind: str = "map"
     lane: str = HOST
+    waits: bool = False
     between_s: tuple[float, float] | None = None
     share: float = 1.0
     after: tuple[int, ...] = ()
@@ -179,10 +183,18 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         cost.time_s,
         empty=isinstance(node.op, k.View),
         kind=node.op.name.removeprefix("k."),
+        waits=isinstance(node.op, k.Opaque) and _sizes_itself(node.op),
         lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
         share=_share(cost),
     )
+
+
+def _sizes_itself(op: k.Opaque) -> bool:
+    """Whether the size of a result is known only after the kernel, to the host that allocates it
+    (PyTorch documentation, torch.nonzero: on CUDA it causes host-device synchronization)."""
+    inside = (n.op for region in op.regions for n in region.nodes)
+    return any(isinstance(x, t.Routine) and x.fn in SIZED_BY_DATA for x in inside)
 
 
 def _share(cost: Cost) -> float:
@@ -290,8 +302,9 @@ def run(
 class _Clock:
     """How far the host (`now`) and the stream (`free`) are, and the marks they leave.
 
-    `bounded` is the launch queue's limit, which is left out where several streams run: their
-    kernels' times are known only after all launches are.
+    `bounded`: the host waits for the device, where the queue is full and where a size must be
+    known. That is left out where several streams run: their kernels' times are known only after all
+    launches are.
     """
 
     def __init__(self, host: Host, bounded: bool):
@@ -373,6 +386,9 @@ class _Clock:
             pending.append(free)
             device += x.time_s
             self.launches.append(x)
+            if x.waits and self.bounded and free > now:
+                now = free
+                marks.waits.append((len(ends), now))
         self.now, self.free, self.op, self.inside, self.device_s = now, free, op, inside, device
 
     def _replayed(self, items: Sequence[Launch]) -> None:

@@ -96,6 +96,13 @@ def test_the_host_waits_for_room_in_the_queue():
     assert chain == [("host", 0, 20), ("stream 0", 20, 120), ("host", 120, 127)]
 
 
+def test_the_host_waits_for_a_size_that_the_device_computes():
+    """The first kernel runs from 20 to 120; T3 4, T1 2, T2 5, T4 3 come after it."""
+    t = run([launch("nonzero", 100, waits=True), launch("b", 1)], stack())
+    assert microseconds(t.starts) == [20, 134]
+    assert [s.lane for s in t.critical] == ["host", "stream 0", "host"]
+
+
 def test_a_graph_is_one_launch():
     """call 10, T4 3, and then the kernels, each half a microsecond after the other."""
     graph = stack(replace(HOST, graph=True, graph_s=0.5 * US))
@@ -242,10 +249,12 @@ hosts = st.builds(
     queue=st.integers(1, 8),
 )
 kernels = st.builds(
-    lambda op, time, empty: Launch((op,), op, 0.0 if empty else time, empty=empty),
+    lambda op, time, sort: Launch(
+        (op,), op, 0.0 if sort == "view" else time, empty=sort == "view", waits=sort == "sized"
+    ),
     st.sampled_from("abcdef"),
     times,
-    st.booleans(),
+    st.sampled_from(["kernel", "kernel", "kernel", "view", "sized"]),
 )
 launched = st.lists(
     st.one_of(
@@ -385,3 +394,15 @@ def test_gradients_are_handed_over_by_autograds_thread():
     assert not any(x.op.endswith(" accumulated") for x in added)
     lanes = [x.lane for x in fresh]
     assert lanes == sorted(lanes, reverse=True)  # the host's forward, then autograd's backward
+
+
+def test_indices_of_what_is_not_zero_are_waited_for():
+    torch = pytest.importorskip("torch")
+
+    class Chosen(torch.nn.Module):
+        def forward(self, x):
+            return torch.nonzero(x.relu()).sum()
+
+    g = gpuir.load(Chosen(), args=(torch.randn(64, 64),), dims={"u0": 99}, warn=lambda _: None)
+    found = [x for x in steps(gpuir.analyze(g, "a100", profile="eager")) if isinstance(x, Launch)]
+    assert [x.op.rpartition("/")[2] for x in found if x.waits] == ["Chosen:nonzero"]
