@@ -317,8 +317,17 @@ def main() -> None:
     if given.write is None:
         print(text)
     else:
-        given.write.write_text(text)
+        given.write.write_text(text + by_hand(given.write))
     say("done")
+
+
+BY_HAND = "<!-- from here on by hand -->"
+
+
+def by_hand(path: Path) -> str:
+    """What the file holds from its mark on, which stays: whole models are scored by themselves."""
+    _, mark, rest = (path.read_text() if path.exists() else "").partition(BY_HAND)
+    return f"\n{mark}{rest}" if mark else ""
 
 
 def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Rows]:
