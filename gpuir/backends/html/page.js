@@ -426,7 +426,7 @@ function drawTable(DataTable) {
   find("table").setAttribute("aria-describedby", "hint");
   table = new DataTable("#table", {
     data: shown,
-    columns,
+    columns: columns.map((c) => ({ ...c, orderSequence: c.className ? ["desc", "asc"] : ["asc", "desc"] })),
     order: [[columns.findIndex((c) => c.data === "all"), "desc"]],
     pageLength: 25,
     lengthMenu: [10, 25, 100, { label: "all", value: -1 }],

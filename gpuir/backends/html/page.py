@@ -58,15 +58,16 @@ def _installed(module: str) -> Any:
 def _library(package: str, path: str) -> str:
     """A library's script, compressed, as base64."""
     spec = find_spec(package)
-    if spec is None or spec.origin is None:
+    script = Path(spec.origin).parent / path if spec and spec.origin else None
+    if script is None or not script.exists():
         raise _missing(package)
-    script = (Path(spec.origin).parent / path).read_bytes()
-    return b64encode(gzip.compress(script, mtime=0)).decode()
+    return b64encode(gzip.compress(script.read_bytes(), mtime=0)).decode()
 
 
 def _missing(package: str) -> UsageError:
     return UsageError(
-        f"the HTML report needs {package}, which is not installed", fix="pip install 'gpuir[html]'"
+        f"the HTML report needs {package}, which is not installed, or not in a version it knows",
+        fix="pip install 'gpuir[html]'",
     )
 
 

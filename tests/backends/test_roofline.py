@@ -1,0 +1,80 @@
+"""The roofline as records and as a picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import gpuir
+from gpuir.backends.report import Summary
+from gpuir.backends.roofline import ceilings, memories, points, roofline
+from gpuir.backends.terminal import Layout, alike
+from gpuir.ir.errors import UsageError
+
+HERE = Path(__file__).parent
+ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
+
+
+@cache
+def encoder(target: str, predictor: str = "tile", tf32: bool | None = None) -> Summary:
+    g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
+    return gpuir.summary(gpuir.analyze(g, target, predictor=predictor, tf32=tf32))
+
+
+def test_no_kernel_is_above_the_roofs_of_the_textbook_bound():
+    """What the roofline predicts lies under the highest ceiling, and under its memory's line."""
+    s = encoder("a100", "roofline")
+    groups = alike(s)
+    top = max(roof.rate for roof in ceilings(s, groups))
+    (dram,) = [m.rate for m in memories(s) if m.name == "memory"]
+    assert points(groups)
+    for p in points(groups):
+        assert p.rate <= min(top, p.intensity * dram)
+
+
+def test_ceilings_are_those_that_the_kernels_could_reach():
+    s = encoder("a100", tf32=True)
+    found = {roof.name: roof.rate for roof in ceilings(s, alike(s))}
+    assert found["tensor tf32"] == 156e12 and found["vector f32"] == 19.5e12
+    assert not any("f64" in name or "i8" in name for name in found)
+
+
+def test_memories_are_in_order_of_speed():
+    assert [m.name for m in memories(encoder("a100"))] == ["L2", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("X.PDF", b"%PDF")]
+)
+def test_the_files_name_says_the_form_and_the_same_runs_are_the_same_bytes(name: str, magic: bytes):
+    pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
+    runs = [encoder("a100"), encoder("l4")]
+    picture = roofline(runs, Layout(file=name))
+    assert picture.startswith(magic)
+    assert roofline(runs, Layout(file=name)) == picture
+    assert b"Matplotlib v" not in picture[:2000] if name.endswith("png") else True
+
+
+def test_one_run_shows_its_kinds_and_any_name():
+    pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
+    s = replace(encoder("a100"), model="$x_{1}$ <&> \\frac{")
+    assert len(roofline([s], Layout(file="one.svg"))) > 10_000
+
+
+def test_a_graph_without_arithmetic_is_drawn_too():
+    pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
+    moves = '%y: f32[64, 8] = t.transpose(%x, [1, 0]) at "m:T"'
+    text = f"graph @moves {{\n  in %x: f32[8, 64]\n  {moves}\n  out %y\n}}"
+    s = gpuir.summary(gpuir.analyze(gpuir.parse(text), "a100"))
+    assert not points(alike(s))
+    assert roofline([s], Layout(file="none.png")).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["", "roofline", "roofline.txt"])
+def test_without_such_a_name_the_fix_is_said(name: str):
+    with pytest.raises(UsageError, match="is a picture") as error:
+        roofline([encoder("a100")], Layout(file=name))
+    assert error.value.fix == "-o roofline.png"
