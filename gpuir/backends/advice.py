@@ -96,7 +96,7 @@ def _gpu(r: Report, x: Trial) -> str:
     assert x.after is not None, "it was chosen for its run"
     speed = f"{x.speedup:.3g} times as fast"
     if x.speedup < 1:
-        speed = f"{1 / x.speedup:.3g} times as slow"
+        speed = f"{1 / x.speedup:.3g} times as long"
     text = f"{x.after.target.name}, {speed}: {_run(x.after)}"
     prices = x.usd(r.prices)
     if prices:

@@ -132,7 +132,7 @@ def test_prices_of_ones_own_decide_what_is_cheaper():
     assert found["cheaper"]["changes"][0]["what"] == "t4"
     assert found["cheaper"]["usd_per_million"] < 0.1
     text = run("advise", ENCODER, *args).stdout
-    assert re.search(r"^cheaper +t4, .* times as slow: .* per million instead of \$", text, re.M)
+    assert re.search(r"^cheaper +t4, .* times as long: .* per million instead of \$", text, re.M)
 
 
 @pytest.mark.parametrize(
