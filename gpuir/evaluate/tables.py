@@ -33,7 +33,7 @@ KINDS: tuple[Kind, ...] = (
 OTHERS: dict[tuple[str, ...], str] = {
     ("library", "world_size", "bytes", "latency_us"): "collectives, for `eval collectives` to come",
     ("library", "tokens_per_rank", "latency_us"): "all-to-all, for `eval collectives` to come",
-    ("model", "ttft_ms", "tpot_ms"): "serving of whole models, for `eval models` to come",
+    ("model", "ttft_ms", "tpot_ms"): "deployments of language models: `gpuir eval models`",
     ("model", "option", "e2e_ms"): "latencies of whole models, for `eval models` to come",
     ("gpu", "measured_iter_ms"): "iterations of whole models, for `eval dlrm` to come",
     ("kind", "mean_us", "machine"): "host overheads, for `eval dlrm` to come",
