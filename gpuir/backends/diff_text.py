@@ -13,6 +13,8 @@ from gpuir.backends.terminal import GAP, Layout, Page, elided, pattern, printabl
 from gpuir.backends.units import percent, quantity
 
 SCHEMA = "gpuir.diff/1"
+KERNEL_WIDTH = 36  # of a kernel's kind and shape
+LAYER_WIDTH = 24  # a layer's name gets so much room before columns are dropped
 COLUMNS = ("change", "old", "new", "kernels", "what", "kernel", "layer")
 
 Format = Callable[[Sequence[Diff], Sequence[Check], Layout], str]
@@ -187,16 +189,25 @@ def _kernels(d: Diff, page: Page, top: int) -> None:
     found = d.changed
     page.line()
     if found[:top]:
-        columns = [(name, name in COLUMNS[:4]) for name in COLUMNS]
-        rows = [(*row(g)[:-2], elided(row(g)[-2], 36), row(g)[-1]) for g in found[:top]]
-        used = sum(max(len(r[i]) for r in (COLUMNS, *rows)) + GAP for i in range(len(COLUMNS) - 1))
-        rows = [(*r[:-1], elided(r[-1], max(page.width - used, 24))) for r in rows]
-        page.table(columns, rows, drop=("kernel", "kernels", "what", "old"))
+        rows = [dict(zip(COLUMNS, row(g), strict=True)) for g in found[:top]]
+        for x in rows:
+            x["kernel"] = elided(x["kernel"], KERNEL_WIDTH)
+        titles = list(COLUMNS)
+        for title in ("kernel", "kernels", "what", "old", ""):  # the first to go, and on
+            *others, layer = [max(len(t), *(len(x[t]) for x in rows)) for t in titles]
+            room = page.width - sum(width + GAP for width in others)
+            if room >= min(layer, LAYER_WIDTH) or not title:
+                break
+            titles.remove(title)
+        cells = [[*(x[t] for t in titles[:-1]), elided(x["layer"], max(room, 8))] for x in rows]
+        page.table([(t, t in ("change", "old", "new", "kernels")) for t in titles], cells)
     rest = found[top:]
     if rest:
         old, new = sum(g.old_s for g in rest), sum(g.new_s for g in rest)
         page.line(f"{len(rest):,} more, {difference('latency', old, new)}: see --top", "dim")
-    page.line(unchanged(d) if found else f"no kernel differs; {unchanged(d)}", "dim")
+    for text in ("" if found else "no kernel differs", unchanged(d)):
+        if text:
+            page.line(text, "dim")
 
 
 # ---------------------------------------------------------------------------- pull requests
