@@ -119,6 +119,7 @@ class _Fuser:
         self.outputs = set(g.outputs)
         self.sights: dict[Value, Sight] = {}
         self.stored: set[Value] = {*g.inputs, *g.params}
+        self.rows: dict[Value, Value] = {}  # what has a cell for each row, by what is made of rows
         self.viewed: dict[Value, None] = {}  # layout results that have to be there
         self.launches: list[Launch] = []
         self.maker: dict[Value, Launch] = {}
@@ -197,6 +198,8 @@ class _Fuser:
                     reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(terms)}
                 case t.Resize() if op.mode != "nearest":
                     reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(4)}
+                case t.Concat(axis=axis):
+                    reads |= {joined(r, axis, own) for r in seen.reads}
                 case _:
                     reads |= {Read(r.leaf, None, own) for r in seen.reads}
         fresh = {id(x): self.seen(x).ops for x in op.operands}
@@ -208,8 +211,13 @@ class _Fuser:
     def seen(self, v: Value) -> Sight:
         """What it takes to have a cell of `v`: a read, where it is stored."""
         if v in self.stored:
-            strides = tuple(packed(v.type).strides)
-            return Sight(frozenset({Read(v, strides)}), 1)
+            reads = {Read(v, tuple(packed(v.type).strides))}
+            if v in self.rows:
+                row = self.rows[v]
+                moving = tuple(packed(row.type).strides)
+                own = zip(row.type.shape, moving, strict=True)
+                reads.add(Read(row, tuple(0 if n == 1 else s for n, s in own)))
+            return Sight(frozenset(reads), 1)
         return self.sights.get(v, Sight())
 
     def store(self, i: int, extra: Iterable[int] = ()) -> None:
@@ -236,13 +244,20 @@ class _Fuser:
             reads = set(self.sights[node.results[0]].reads)
         places = {r: index(r, shape) for r in reads}
         indices = {at for at in places.values() if at is not None}
-        regular = {at.leaf for at in indices}
+        leaves = {r.leaf for r in reads} - set(self.rows.values())
         irregular = {r.leaf for r, at in places.items() if at is None}
+        if row > 1 and isinstance(op, t.Softmax | t.Normalize) and type.shape == shape:
+            axes = t.reduced_axes(op)
+            kept = tuple(1 if a in axes else n for a, n in enumerate(shape))
+            if prod(kept) == cells:
+                self.rows[node.results[0]] = Value(
+                    f"{node.results[0].name}/row", type.with_shape(kept)
+                )
         self.put(
             Launch(
                 self.closure(i),
                 set(node.results),
-                regular | irregular,
+                leaves,
                 cells,
                 row,
                 frozenset(indices),
@@ -286,7 +301,9 @@ class _Fuser:
         x: Strided | None = packed(base.type)
         for op in reversed(chain):
             x = None if x is None else viewed(x, op)
-        if not chain or x is None or 0 in broadcast_strides(x):
+        j = self.producer.get(base)
+        generated = j is not None and isinstance(self.g.nodes[j].op, GENERATORS)
+        if not chain or generated or x is None or 0 in broadcast_strides(x):
             self.store(i)
             return
         self.settle(base)
@@ -384,11 +401,11 @@ class _Fuser:
         if any(isinstance(self.g.nodes[self.producer[v]].op, t.SCATTERING) for v in passed):
             return 0
         if passed:
-            if passed & b.irregular:
+            read_as = {self.rows.get(v, v) for v in passed}  # a row may be read in any order
+            if read_as & b.irregular:
                 return 0
-            for at in b.indices:
-                if at.leaf in passed and not is_own_index(at, a, b):
-                    return 0
+            if any(at.leaf in read_as and not is_own_index(at, a, b) for at in b.indices):
+                return 0
             return sum(v.type.nbytes for v in passed)
         shared = {at.leaf for at in a.indices & b.indices}
         score = int(sum(v.type.nbytes for v in shared))
@@ -560,6 +577,11 @@ def spread(r: Read, axis: int, rank: int, own: int) -> Read:
     if r.strides is None:
         return r
     return Read(r.leaf, (*(0,) * axis, *r.strides, *(0,) * (rank - axis - own)), r.offset)
+
+
+def joined(r: Read, axis: int, place: int) -> Read:
+    """The read in each cell of what is joined along `axis`, which it must not depend on."""
+    return r if r.strides and r.strides[axis] == 0 else Read(r.leaf, None, place)
 
 
 def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
