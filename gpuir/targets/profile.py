@@ -168,6 +168,8 @@ def _find(name: str) -> Path:
     plugins = installed("profiles")
     if name in plugins:
         return plugin_path(plugins[name], "profile")
+    if Path(f"{name}.toml").is_file():
+        raise TargetError(f"no profile is called {name!r}", fix=f"for the file, write {name}.toml")
     close = nearest(name, profile_names())
     raise TargetError(
         f"no profile is called {name!r}",

@@ -143,6 +143,12 @@ def test_what_is_wrong_in_a_file_is_said(spec, old: str, new: str, says: str):
     assert "mine.toml" in str(error.value) or "eagr" in new
 
 
+def test_a_file_is_asked_for_by_its_name(spec):
+    spec()
+    with pytest.raises(TargetError, match="for the file, write mine.toml"):
+        load_profile("mine")
+
+
 def test_no_such_file_or_name():
     with pytest.raises(TargetError, match="no profile is called 'egar'"):
         load_profile("egar")
