@@ -65,8 +65,8 @@ function element(name, options = {}, ...children) {
 // ---- colours -----------------------------------------------------------------------------------
 
 const COLOURS = {
-  gemm: "#4a7bd0", conv: "#4a7bd0", attention: "#c9701a", experts: "#8c8f1f", map: "#2f9e5a",
-  reduce: "#9a6fd6", pool: "#a37a4b", gather: "#1f98a6", scatter: "#cc5fa0", copy: "#d6504a",
+  gemm: "#4a7bd0", conv: "#1f98a6", attention: "#c9701a", experts: "#8c8f1f", map: "#2f9e5a",
+  reduce: "#9a6fd6", pool: "#a8862a", gather: "#a9645a", scatter: "#cc5fa0", copy: "#d6504a",
   attention_gradient: "#b3882c", experts_gradient: "#6f8a3f", collective: "#8c8f1f", opaque: "#7d6b5d", host: "#83878f",
 };
 const MORE = ["#4a7bd0", "#c9701a", "#2f9e5a", "#9a6fd6", "#1f98a6", "#cc5fa0", "#a37a4b", "#d6504a"];
@@ -121,14 +121,18 @@ function drawComparison() {
     x: data.runs.map((r) => Object.fromEntries(r.kinds)[kind] ?? 0),
     marker: { color: colour(kind) },
   }));
-  bars.push({ name: "waiting for the host", x: data.runs.map((r) => r.gaps), marker: { color: styled("line") } });
+  const known = data.runs.map((r) => r.gaps + r.kinds.reduce((sum, [, t]) => sum + t, 0));
+  const rest = data.runs.map((r, i) => Math.max(r.latency - known[i], 0));
+  bars.push({ name: "waiting", x: data.runs.map((r) => r.gaps), marker: { color: styled("field") } });
+  bars.push({ name: "transfers", x: rest, marker: { color: styled("line") } });
   const traces = bars.map((bar) => ({
     type: "bar", orientation: "h", y: names, ...bar,
     customdata: bar.x.map((t) => quantity(t, "s")), hovertemplate: "%{customdata}",
   }));
   plot("comparison", traces, {
     barmode: "stack",
-    height: 120 + 40 * names.length,
+    height: 130 + 40 * names.length,
+    legend: { orientation: "h", y: -0.25, yanchor: "top", x: 0, traceorder: "normal" },
     xaxis: axis({ tickformat: "~s", ticksuffix: "s" }),
     yaxis: axis({ autorange: "reversed", type: "category" }),
   });
