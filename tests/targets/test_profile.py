@@ -145,7 +145,7 @@ def test_what_is_wrong_in_a_file_is_said(spec, old: str, new: str, says: str):
 
 def test_a_file_is_asked_for_by_its_name(spec):
     spec()
-    with pytest.raises(TargetError, match="for the file, write mine.toml"):
+    with pytest.raises(TargetError, match=r"for the file, write mine\.toml"):
         load_profile("mine")
 
 
