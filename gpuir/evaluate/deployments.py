@@ -25,6 +25,7 @@ import numpy as np
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.evaluate.columns import Columns, Floats, TableFile
+from gpuir.evaluate.experts import EXPERTS
 from gpuir.evaluate.score import ALL, Errors, Group, Score, Scores, errors
 from gpuir.evaluate.served import (
     Build,
@@ -41,12 +42,13 @@ from gpuir.evaluate.served import (
 from gpuir.evaluate.serving import DEVICES
 from gpuir.evaluate.tables import target_of
 
-KEY = ("model", "system", "framework", "mode", "ttft_ms", "tpot_ms", "isl", "osl", "concurrency")
 WORDS = ("model", "system", "framework", "mode", "gemm_dtype", "moe_dtype")
 NUMBERS = (
     *("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "tp_size", "pp_size"),
     *("attention_dp_size", "moe_tp_size", "moe_ep_size"),
 )
+LOAD = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "tp_size")
+LEAST, MOST = 1e-3, 1e9
 NODE = 8  # GPUs that NVLink joins in the systems of the table
 # Why models of the table have no facts in specs/decoders.toml.
 WITHOUT = {
@@ -115,18 +117,24 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
     target = target_of(DEVICES.get(row["system"], row["system"]))
     if target is None:
         return f"no target is called {row['system']}"
-    if not row["concurrency"] > 0 or not row["tpot_ms"] > 0:
-        return "no concurrency, or no time"
-    if not row["tp_size"] <= NODE or row["pp_size"] > 1:
+    if not all(LEAST <= row[n] <= MOST for n in LOAD):
+        return "a number of its load is missing, too small or too large"
+    if row["tp_size"] > NODE or row["pp_size"] > 1:
         return "more than a node of GPUs"
     if row["attention_dp_size"] > 1:
         return "ranks with sequences of their own"
-    tp, mixed = int(row["tp_size"]), "num_experts_per_tok" in decoder.config
-    expert_tp, expert_ep = int(row["moe_tp_size"] or 1), int(row["moe_ep_size"] or 1)
+    tp, expert_tp, expert_ep = (_ranks(row[n]) for n in ("tp_size", "moe_tp_size", "moe_ep_size"))
+    mixed = "num_experts_per_tok" in decoder.config
     if mixed and expert_tp * expert_ep != tp:
         return "experts on other numbers of ranks than attention"
+    if decoder.config["num_attention_heads"] % tp:
+        return "heads that its ranks do not divide"
+    if tp > 1 and target.link is None:
+        return f"several {target.name}, which have no links"
     fp8 = {"fp8": decoder.fp8}
     gemm, moe = row["gemm_dtype"] or "bf16", row["moe_dtype"] or "bf16"
+    if unknown := {gemm, moe} - set(EXPERTS):
+        return f"dtype {min(unknown)} is none we know of decoders"
     deployment = Deployment(
         decoder=decoder,
         target=target,
@@ -144,6 +152,11 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
         ttft_s=row["ttft_ms"] * 1e-3,
         tpot_s=row["tpot_ms"] * 1e-3,
     )
+
+
+def _ranks(number: float) -> int:
+    """How many ranks a column says; one where it says nothing, as of models without experts."""
+    return int(number) if number >= 1 else 1
 
 
 # ---------------------------------------------------------------------------- predictions

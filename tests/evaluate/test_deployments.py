@@ -50,8 +50,16 @@ def table(folder: Path, *changes: dict[str, str]) -> Path:
         ({"model": "zhipuai/GLM-5"}, "sparse attention, of which no kernel is modelled"),
         ({"model": "sparkle"}, "no config of sparkle"),
         ({"system": "sparkle"}, "no target is called sparkle"),
-        ({"concurrency": ""}, "no concurrency, or no time"),
-        ({"tpot_ms": "0"}, "no concurrency, or no time"),
+        *(
+            (change, "a number of its load is missing, too small or too large")
+            for change in (
+                *({"concurrency": ""}, {"tpot_ms": "0"}, {"osl": "-1"}, {"isl": "nan"}),
+                *({"tp_size": ""}, {"ttft_ms": "inf"}, {"concurrency": "sparkle"}),
+            )
+        ),
+        ({"tp_size": "3"}, "heads that its ranks do not divide"),
+        ({"system": "t4", "tp_size": "2"}, "several t4, which have no links"),
+        ({"moe_dtype": "sparkle"}, "dtype sparkle is none we know of decoders"),
         ({"tp_size": "16"}, "more than a node of GPUs"),
         ({"attention_dp_size": "4"}, "ranks with sequences of their own"),
         (
