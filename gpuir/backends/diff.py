@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gpuir.backends.saved import METRICS, Entry, Run
 from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.phases import PHASES
 
 SAME = 1e-9  # relative: closer numbers are one
 
@@ -85,11 +86,22 @@ def groups(old: Sequence[Entry], new: Sequence[Entry]) -> tuple[Group, ...]:
 
 
 def changes(old: Sequence[Entry], new: Sequence[Entry]) -> Iterator[Change]:
-    """Kernels that stand for the same model nodes belong together; then those that have model nodes
-    in common, as where one was fused; then those of one op and shape, as where nodes have other
-    names."""
-    pairs, old, new = _paired(old, new, lambda x: (x.op, x.nodes) if x.nodes else None)
-    yield from pairs
+    """Kernels of one op that stand for the same model nodes belong together; then those that have
+    nodes in common, as where one was fused; then those of one op and shape.
+
+    Exporters number nodes as they come (`mm_41`). Where the models have not the same nodes, numbers
+    may have moved on: kernels of one shape whose nodes differ in these alone come first then.
+    """
+    keys: list[Key] = [
+        lambda x: (x.op, x.shape, x.nodes),
+        lambda x: (x.op, x.nodes),
+        lambda x: (x.op, x.shape, bare(x)),
+    ]
+    if {n for x in old for n in x.nodes} != {n for x in new for n in x.nodes}:
+        keys[1:] = reversed(keys[1:])
+    for key in keys:
+        pairs, old, new = _paired(old, new, key)
+        yield from pairs
     shared, old, new = _sharing(old, new)
     yield from shared
     pairs, old, new = _paired(old, new, lambda x: (x.op, x.shape))
@@ -98,17 +110,21 @@ def changes(old: Sequence[Entry], new: Sequence[Entry]) -> Iterator[Change]:
     yield from (Change((), (x,)) for x in new)
 
 
+def bare(x: Entry) -> tuple[str, ...]:
+    """Its model nodes without their numbers: `h.0/mm_41/backward` → `h.0/mm/backward`."""
+    return tuple(_NUMBER.sub("", node) for node in x.nodes)
+
+
+_NUMBER = re.compile(rf"_\d+(?=(/({'|'.join(PHASES)}))?$)")
+Key = Callable[[Entry], Hashable]
 Rest = tuple[list[Change], list[Entry], list[Entry]]
 
 
-def _paired(
-    old: Iterable[Entry], new: Iterable[Entry], key: Callable[[Entry], Hashable | None]
-) -> Rest:
+def _paired(old: Sequence[Entry], new: Sequence[Entry], key: Key) -> Rest:
     """Those of equal key one to one, in their order; and what is left of both."""
     waiting: dict[Hashable, deque[Entry]] = {}
     for x in old:
-        if (k := key(x)) is not None:
-            waiting.setdefault(k, deque()).append(x)
+        waiting.setdefault(key(x), deque()).append(x)
     pairs: list[Change] = []
     taken: set[int] = set()
     rest: list[Entry] = []

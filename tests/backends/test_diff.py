@@ -76,6 +76,29 @@ def test_what_was_fused_or_split_is_one_change():
     assert whats([entry("a+b")], [entry("a"), entry("b")]) == {"a": "1 split to 2"}
 
 
+def test_numbers_of_nodes_move_on_where_one_is_added():
+    """As torch numbers them: a product of another shape comes first, and mm_1 is another one."""
+    big = "f32 i=64"
+    old = [entry("fc/mm"), entry("fc/mm_1/backward", shape=big), entry("fc/mm_2/backward")]
+    new = [
+        *(entry("fc/mm"), entry("fc/mm_1/backward", shape="f32 i=9")),
+        *(entry("fc/mm_2/backward", shape=big), entry("fc/mm_3/backward")),
+    ]
+    found = {c.new[0].name: (c.old[0].name if c.old else "", c.what) for c in changes(old, new)}
+    assert found == {
+        "fc/mm": ("fc/mm", ""),
+        "fc/mm_1/backward": ("", "new"),
+        "fc/mm_2/backward": ("fc/mm_1/backward", ""),
+        "fc/mm_3/backward": ("fc/mm_2/backward", ""),
+    }
+
+
+def test_numbers_of_nodes_are_trusted_where_all_are_there():
+    old = [entry("MatMul_3", shape="f32 i=8"), entry("MatMul_5", shape="f32 i=4")]
+    new = [entry("MatMul_3", shape="f32 i=16"), entry("MatMul_5", shape="f32 i=8")]
+    assert whats(old, new) == {"MatMul_3": "shape", "MatMul_5": "shape"}
+
+
 def test_without_names_in_common_op_and_shape_decide():
     old, new = [entry("x1"), entry("x2", op="k.gemm")], [entry("y1"), entry("y2", shape="f32 i=9")]
     assert whats(old, new) == {"y1": "", "y2": "new", "x2": "gone"}
