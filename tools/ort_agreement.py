@@ -242,6 +242,13 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
                 if groups.setdefault(maker.name, launch) == launch:
                     seen.add(v)
                     stack.append(v)
+    for n in graph.node:  # what a convolution took in keeps the convolution's name alone
+        maker = next((producer[v] for v in n.input if v in producer), None)
+        while maker is not None and maker.op_type in ("Transpose", "Cast"):
+            maker = producer.get(maker.input[0])
+        taken = maker is not None and maker.op_type.startswith("Conv") and maker.name in own
+        if taken and n.op_type in ("Add", "Mul", "BatchNormalization"):
+            groups.setdefault(n.name, groups[maker.name])
     gone = constant(graph) - own
     return {name: i for name, i in groups.items() if name not in gone}, own
 

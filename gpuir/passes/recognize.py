@@ -131,10 +131,12 @@ class _Recognizer(AttentionMatcher):
 
     def is_of_ort(self, v: Value) -> bool:
         """Whether GeluFusion or FastGeluFusion of onnxruntime/core/optimizer match v. The half of
-        x (1 + gate) / 2 is not of the gate alone, and of tanh it is of x alone; its cube is
-        Pow(x, 3), or x a factor of the whole."""
+        x (1 + gate) / 2 is not of the gate alone. Erf's x is divided by a number. The half of
+        tanh's is of x alone, and its cube is Pow(x, 3), or x a factor of the whole."""
         for gate, _ in self.gates.get(v, ()):
             match self.terms(gate):
+                case ("erf", inner) if self.terms(inner)[:1] != ("div",):
+                    return False
                 case ("tanh", inner) if not (self.products(v) and self.has_cube(inner)):
                     return False
                 case _:

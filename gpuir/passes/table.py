@@ -14,21 +14,22 @@ from gpuir.passes.autocast import Autocast
 from gpuir.passes.autodiff import Autodiff
 from gpuir.passes.bmm import Bmm
 from gpuir.passes.canonicalize import Canonicalize
-from gpuir.passes.convert import Convert, Extend, Pack
 from gpuir.passes.channels_last import ChannelsLast
+from gpuir.passes.convert import Convert, Extend, Pack
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
 from gpuir.passes.loops import FuseLoops
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
+from gpuir.passes.sink import Sink
 from gpuir.passes.tile import TilePass
 
 PASSES: dict[str, type[Pass]] = {
     p.name: p
     for p in (
         *(Convert, Extend, Pack),
-        *(Canonicalize, Recognize, Autocast, Autodiff, Accumulate, Optimizer),
+        *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
         *(Bmm, ChannelsLast, Fuse, FuseLoops, Legalize, TilePass, Annotate),
     )
 }
