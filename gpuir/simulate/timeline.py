@@ -124,10 +124,7 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
     result = run(found, profile, into, back)
     if all(x.between_s is None for x in result.launches):
         return result
-    low, high = (
-        run(tuple(_bounded(found, end)), _doubted(profile, end), into, back).time_s
-        for end in (0, 1)
-    )
+    low, high = (run(found, _doubted(profile, end), into, back, end).time_s for end in (0, 1))
     return replace(result, interval=(low, high))
 
 
@@ -135,14 +132,6 @@ def _doubted(profile: Profile, end: int) -> Profile:
     """The profile with a host as quick (end 0) or as slow (1) as it may well be."""
     by = profile.host.doubt ** (2 * end - 1)
     return replace(profile, host=profile.host.scaled(by))
-
-
-def _bounded(found: Iterable[Launch | Repeat], end: int) -> Iterator[Launch | Repeat]:
-    for x in found:
-        if isinstance(x, Repeat):
-            yield replace(x, body=tuple(_bounded(x.body, end)))
-        else:
-            yield replace(x, time_s=x.between_s[end]) if x.between_s else x
 
 
 # ---- what is launched --------------------------------------------------------------------------
@@ -186,7 +175,6 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         waits=isinstance(node.op, k.Opaque) and _sizes_itself(node.op),
         lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
-        share=_share(cost),
     )
 
 
@@ -220,7 +208,8 @@ def dependent(graph: Graph) -> Iterator[Launch]:
         if node.op.control:
             after = tuple(range(count))
         for launch in inner:
-            yield replace(launch, after=after)
+            share = _share(node.cost) if node.cost and not node.op.control else 1.0
+            yield replace(launch, after=after, share=share)
             after = after if launch.empty else (count,)
             count += not launch.empty
         made.update((v.name, after) for v in node.results)
@@ -262,13 +251,15 @@ def run(
     profile: Profile,
     into: Sequence[Copy] = (),
     back: Sequence[Copy] = (),
+    end: int | None = None,
 ) -> Timeline:
     """The launches in order: each kernel starts when it has been launched and the one before it on
     its stream has ended (Lin et al., TPDS 2024, algorithm 1).
 
-    Copies go through memory that is not pinned: the host waits for each.
+    Copies go through memory that is not pinned: the host waits for each. With `end`, each kernel
+    takes what that end of its interval says.
     """
-    clock = _Clock(profile.host, bounded=profile.streams == 1)
+    clock = _Clock(profile.host, profile.streams == 1, end)
     clock.call()
     for copy in into:
         clock.copy(copy, profile)
@@ -307,8 +298,8 @@ class _Clock:
     launches are.
     """
 
-    def __init__(self, host: Host, bounded: bool):
-        self.host, self.bounded = host, bounded
+    def __init__(self, host: Host, bounded: bool, end: int | None):
+        self.host, self.bounded, self.end = host, bounded, end
         self.now = self.free = self.device_s = 0.0
         self.op: Loc | None = None
         self.inside = False  # whether `op` has launched a kernel and is not over
@@ -350,6 +341,11 @@ class _Clock:
                 self._repeat(loop)
             i = end + 1
 
+    def _times(self, items: Sequence[Launch]) -> list[float]:
+        if self.end is None:
+            return [x.time_s for x in items]
+        return [x.between_s[self.end] if x.between_s else x.time_s for x in items]
+
     def _straight(self, items: Sequence[Launch]) -> None:
         """The recurrence, for launches one after another. Locals: it runs a million times."""
         host, marks = self.host, self.marks
@@ -359,8 +355,8 @@ class _Clock:
         begins, starts, ends, causes = marks.begins, marks.starts, marks.ends, marks.causes
         pending, limit = self.pending, host.queue if self.bounded else 1 << 62
         step = host.after_s + host.between_s
-        first = {x.kind: host.before.get(x.kind, host.before_s) for x in items}
-        for x in items:
+        first = {kind: host.before.get(kind, host.before_s) for kind in {x.kind for x in items}}
+        for x, time in zip(items, self._times(items), strict=True):
             if x.empty:
                 if x.op != op:
                     now += step if inside else host.between_s
@@ -380,11 +376,11 @@ class _Clock:
             now += host.launch_s
             start = now if now >= free else free
             causes.append(-1 if now >= free else len(ends) - 1)
-            free = start + x.time_s
+            free = start + time
             starts.append(start)
             ends.append(free)
             pending.append(free)
-            device += x.time_s
+            device += time
             self.launches.append(x)
             if x.waits and self.bounded and free > now:
                 now = free
@@ -393,16 +389,16 @@ class _Clock:
 
     def _replayed(self, items: Sequence[Launch]) -> None:
         """Kernels of the one CUDA graph that the host has launched."""
-        for x in items:
+        for x, time in zip(items, self._times(items), strict=True):
             if x.empty:
                 continue
             start = self.free + self.host.graph_s
             self.marks.causes.append(len(self.marks.ends) - 1)
             self.marks.begins.append(start)
             self.marks.starts.append(start)
-            self.free = start + x.time_s
+            self.free = start + time
             self.marks.ends.append(self.free)
-            self.device_s += x.time_s
+            self.device_s += time
             self.launches.append(x)
 
     def _repeat(self, loop: Repeat) -> None:
@@ -447,8 +443,10 @@ class _Clock:
             else [begin + self.host.launch_s for begin in self.marks.begins]
         )
         jobs = [
-            Job(arrives, x.time_s, x.share, x.after)
-            for arrives, x in zip(arrivals, self.launches, strict=True)
+            Job(arrives, time, x.share, x.after)
+            for arrives, time, x in zip(
+                arrivals, self._times(self.launches), self.launches, strict=True
+            )
         ]
         shared = share_device(jobs, streams)
         self.marks.starts[:] = shared.starts
