@@ -154,8 +154,7 @@ class _Run:
 
     def _host(self) -> Iterator[Event]:
         spans = self.s.timeline.spans
-        end = max([self.s.latency_s, *(x.end_s for x in spans)])
-        yield self._complete("user_annotation", STEP, _Op("", HOST, 0.0, end), {})
+        yield self._complete("user_annotation", STEP, _Op("", HOST, 0.0, self._end_s), {})
         for _, ops in groupby(self._ops, lambda op: op.lane):
             yield from self._modules(list(ops))
         for op in self._ops:
@@ -168,6 +167,10 @@ class _Run:
                 yield self._complete("cuda_runtime", name, x, args)
             elif _is_host(x.lane) and x.kind != "launch" and x.end_s > x.start_s:
                 yield self._complete("user_annotation", x.name, x, {})
+
+    @cached_property
+    def _end_s(self) -> float:
+        return max([self.s.latency_s, *(x.end_s for x in self.s.timeline.spans)])
 
     @cached_property
     def _calls(self) -> dict[int | None, Span]:
@@ -206,7 +209,7 @@ class _Run:
             launch, first = own[0]
             start = first.start_s - host.before.get(launch.kind, host.before_s)
             end, after = own[-1][1].end_s, bisect_right(begins[lane], own[-1][1].start_s)
-            end = min([end + host.after_s, *begins[lane][after : after + 1]])
+            end = min([end + host.after_s, self._end_s, *begins[lane][after : after + 1]])
             made = tuple(x.launch for _, x in own)
             found.append(_Op(loc, lane, max(start, free[lane]), end, made))
             free[lane] = end
