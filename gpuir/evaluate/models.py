@@ -256,9 +256,11 @@ def is_backward(node: Node) -> bool:
 
 
 def is_loss(node: Node) -> bool:
-    """Whether a node is of a loss's forward pass: `gpt2/nll_loss_forward`."""
-    names = (loc.rpartition("/")[2].rstrip("_0123456789").lstrip("_") for loc in node.locs)
-    return any(name in LOSS for name in names)
+    """Whether a node is of a loss's forward pass, as at `gpt2:nll_loss_forward_1`."""
+    if not node.locs or is_backward(node):
+        return False
+    name = node.locs[0].replace(":", "/").rpartition("/")[2]
+    return name.rstrip("_0123456789").lstrip("_") in LOSS
 
 
 Predict = Callable[[Case], tuple[Predicted, Predicted | None]]

@@ -99,3 +99,62 @@ def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99}
+LABELS = """\
+device,model,mode,seqlen,batch,option,num_layer,e2e_ms,fw_ms,bwall_ms,neusight_e2e_ms
+Tesla_V100-PCIE-32GB,gpt2,inf,16,4,none,2,0.5,0.5,,0.75
+NVIDIA_A100-PCIE-40GB,gpt2,inf,16,4,fusion,2,0.5,0.5,,
+NVIDIA_A100-SXM4-40GB,gpt2,train,16,4,dp4,,9,,,
+"""
+
+
+@pytest.fixture
+def labels(folder: Path) -> Path:
+    (folder / "labels.csv").write_text(LABELS)
+    (folder / "configs.json").write_text(json.dumps({"gpt2": MODEL}))
+    return folder
+
+
+def test_whole_models(labels: Path):
+    pytest.importorskip("transformers")
+    from gpuir.cost.learned import shipped, written
+
+    (labels / "weights").mkdir()
+    (labels / "weights/v100-pcie-32gb.json").write_text(written(shipped()))
+    where = ("labels.csv", "--configs", "configs.json", "--unseen", "weights")
+    result = run("models", *where, "--json", "scores.json")
+    assert result.exit_code == 0, result.stderr
+    scores = json.loads((labels / "scores.json").read_text())
+    v100, a100 = scores["cases"]
+    assert v100["published"]["neusight"]["error"] == 50.0
+    assert v100["unseen"]["total_s"] == v100["predicted"]["total_s"]  # they are the same weights
+    assert a100["unseen"] is None
+    assert v100["predicted"]["launches"] > a100["predicted"]["launches"]
+    assert scores["skipped"] == {"option dp4: several GPUs": 1}
+    assert [g["device"] for g in scores["groups"]] == [
+        *("v100-pcie-32gb", "all NVIDIA", "a100-pcie-40gb", "all NVIDIA")
+    ]
+    assert result.stderr.count("gpt2 inf 4x16") == 3  # exported once, predicted twice
+    assert "NeuSight" in result.stdout
+    narrow = run("models", *where, "--width", "100").stdout
+    assert max(map(len, narrow.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("labels.csv",), "need their configs"),
+        (("gone.csv", "--configs", "configs.json"), "cannot read the table"),
+        (("gemm.csv", "--configs", "configs.json"), "not a table of whole models"),
+        (("labels.csv", "--configs", "gone.json"), "cannot read the configs"),
+        (("labels.csv", "--configs", "labels.csv"), "not a JSON file"),
+        (("labels.csv", "--configs", "configs.json", "--unseen", "no"), "no such folder"),
+        (("labels.csv", "--configs", "configs.json", "--json", "no/x"), "no such folder"),
+    ],
+)
+def test_wrong_labels_are_said(labels: Path, args: tuple[str, ...], message: str):
+    result = run("models", *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
