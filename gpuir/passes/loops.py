@@ -268,16 +268,35 @@ class _Fuser:
     def call(self, i: int, epilogue: tuple[int, ...]) -> None:
         """A library call: its operands are in memory."""
         node = self.g.nodes[i]
+        packed_weight = self.packed_weight(node)
         for x in node.op.operands:
-            self.settle(x)
-        members = [i, *epilogue]
+            if self.producer.get(x) not in packed_weight:
+                self.settle(x)
+        members = [*packed_weight, i, *epilogue]
         for j in epilogue:
             for x in self.g.nodes[j].op.operands:
                 if x not in node.results:
                     self.settle(x)
         results = self.g.nodes[members[-1]].results
-        reads = {x for j in members for x in self.g.nodes[j].op.operands if x not in node.results}
+        inside = {v for j in members for v in self.g.nodes[j].results}
+        reads = {x for j in members for x in self.g.nodes[j].op.operands if x not in inside}
         self.put(Launch(members, set(results), reads, library=True))
+
+    def packed_weight(self, node: Node) -> list[int]:
+        """What the model node of a product does to a weight in fewer bits, before it multiplies:
+        then it is a call of a library that converts what it reads."""
+        if not isinstance(node.op, t.Matmul) or (j := self.producer.get(node.op.b)) is None:
+            return []
+        found = [] if node.op.b in self.stored else self.closure(j)
+        nodes = [self.g.nodes[i] for i in found]
+        made = {v for n in nodes for v in n.results}
+        ends = {v for n in nodes for v in n.op.operands} - made
+        own = all(
+            n.locs == node.locs and isinstance(n.op, (*t.POINTWISE, *t.LAYOUT)) for n in nodes
+        )
+        bits = node.op.b.type.dtype.bits
+        fewer = ends <= set(self.g.params) and any(v.type.dtype.bits < bits for v in ends)
+        return found if own and fewer else []
 
     def put(self, launch: Launch) -> None:
         launch.first = launch.last = len(self.launches)

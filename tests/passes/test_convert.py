@@ -28,14 +28,17 @@ TIED = """graph @tied {
   param %words: f32[1001, 128]
   param %up: f32[128, 512]
   param %small: f32[512, 4]
+  param %down: f32[256, 512]
   %x: f32[2, 8, 128] = t.gather(%words, %ids) at "m:embed"
   %h: f32[2, 8, 512] = t.matmul(%x, %up) at "m:up"
   %y: f32[2, 8, 4] = t.matmul(%h, %small) at "m:small"
+  %down.T: f32[512, 256] = t.transpose(%down, [1, 0]) at "m:down"
+  %z: f32[2, 8, 256] = t.matmul(%h, %down.T) at "m:down"
   %back: f32[128, 1001] = t.transpose(%words, [1, 0]) at "m:head"
   %scores: f32[2, 8, 1001] = t.matmul(%x, %back) at "m:head"
   %all: f32[16, 1001] = t.reshape(%scores, [16, 1001]) at "m:view"
   %first: f32[16, 1001] = t.slice(%all, [0, 0], [16, 1001], [1, 1]) at "m:slice"
-  out %y, %first
+  out %y, %z, %first
 }
 """
 
@@ -74,7 +77,7 @@ def test_a_longer_dimension_goes_everywhere():
     g = Extend(1001, 1024).run(parse(TIED))
     verify(g)
     assert "1001" not in show(g)
-    assert [str(v.type) for v in g.outputs] == ["f32[2, 8, 4]", "f32[16, 1024]"]
+    assert [str(v.type) for v in g.outputs] == ["f32[2, 8, 4]", "f32[2, 8, 256]", "f32[16, 1024]"]
     encoder = gpuir.load(ENCODER, dims={"batch": 1, "seq": 16})
     assert Extend(1_000_003, 1_000_004).run(encoder) == encoder
 
@@ -104,9 +107,12 @@ def test_packed_weights_are_read_as_bytes_in_the_products_own_launch():
     assert params["small"].dtype == bf16, "too small to matter"
     for profile in ("eager", "ort", "compiled", "ideal"):
         lowered = gpuir.lower(g, profile=profile)
-        (product,) = [n for n in lowered.nodes if "m:up" in n.locs and not isinstance(n.op, k.View)]
-        assert isinstance(product.op, k.Gemm) and product.op.prologue is not None
-        assert "up" in {v.name for v in product.op.operands}
+        for name in ("up", "down"):
+            (product,) = [
+                n for n in lowered.nodes if f"m:{name}" in n.locs and not isinstance(n.op, k.View)
+            ]
+            assert isinstance(product.op, k.Gemm) and product.op.prologue is not None, profile
+            assert name in {v.name for v in product.op.operands}
 
 
 def test_packing_makes_products_of_one_row_quicker_and_memory_less():
