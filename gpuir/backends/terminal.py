@@ -214,7 +214,7 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     if s.interval is not None:
         yield "interval", interval(s)
     yield "profile", f"{s.profile.name}: {s.profile.title}"
-    if s.timeline.host_s:
+    if s.latency_s > s.timeline.busy_s * (1 + 1e-9):
         yield "device", host_text(s)
         yield "path", path_text(s)
     if s.timeline.is_host_bound:
