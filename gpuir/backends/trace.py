@@ -26,7 +26,7 @@ from gpuir.simulate.memory import KINDS
 from gpuir.simulate.spans import HOST, Span
 
 Event = dict[str, Any]
-PROCESS = 100  # so far are processes apart: room for the numbers of their threads
+PROCESS = 200  # so far are processes apart: room for the numbers of 128 streams and more
 MODEL = "model"
 CRITICAL = "critical path"
 STEP = "ProfilerStep#0"  # torch.profiler's name of an iteration, by which tools find it
@@ -123,7 +123,9 @@ class _Run:
         """The thread of each lane, those of the host first. Perfetto takes threads of one number
         for one, in whatever process, and the one that has its process's number for the main one."""
         lanes = {HOST, *(x.lane for x in (*self.s.timeline.spans, *self._ops))}
-        ordered = sorted(lanes, key=lambda lane: (lane != HOST, not _is_host(lane), lane))
+        ordered = sorted(
+            lanes, key=lambda lane: (lane != HOST, not _is_host(lane), len(lane), lane)
+        )
         return {lane: self.pid + i for i, lane in enumerate((*ordered, CRITICAL))}
 
     def _names(self) -> Iterator[Event]:
