@@ -195,6 +195,11 @@ class _Run:
         return {x: self.taken + i for i, op in enumerate(self._ops) for x in op.launches}
 
     @cached_property
+    def _anchors(self) -> dict[tuple[str, ...], Loc]:
+        """The model node that each kernel is named after."""
+        return {x.path: x.anchor for x in self.s.kernels if x.locs}
+
+    @cached_property
     def _ops(self) -> tuple[_Op, ...]:
         """The ops of the model whose launches take the host's time, each with what the host does
         before and after its launches, up to where something else begins. Where none does, as of a
@@ -206,19 +211,22 @@ class _Run:
             begins.setdefault(x.lane, []).append(x.start_s)
         free = dict.fromkeys(begins, 0.0)
         found: list[_Op] = []
-        for (loc, lane), group in groupby(calls, lambda call: (call[0].op, call[1].lane)):
+        for (_, lane), group in groupby(calls, lambda call: (call[0].op, call[1].lane)):
             own = list(group)
             launch, first = own[0]
             start = first.start_s - host.before.get(launch.kind, host.before_s)
             end, after = own[-1][1].end_s, bisect_right(begins[lane], own[-1][1].start_s)
             end = min([end + host.after_s, self._end_s, *begins[lane][after : after + 1]])
             made = tuple(x.launch for _, x in own)
+            loc = self._anchors.get(launch.path, launch.op)
             found.append(_Op(loc, lane, max(start, free[lane]), end, made))
             free[lane] = end
         if not found and len({x.lane for x in run.spans if x.kind == "kernel"}) == 1:
             kernels = [x for x in run.spans if x.kind == "kernel" and x.launch is not None]
-            for loc, group in groupby(kernels, lambda x: run.launches[x.launch or 0].op):
+            for _, group in groupby(kernels, lambda x: run.launches[x.launch or 0].op):
                 own = [*group]
+                launch = run.launches[own[0].launch or 0]
+                loc = self._anchors.get(launch.path, launch.op)
                 made = tuple(x.launch for x in own)
                 found.append(_Op(loc, MODEL, own[0].start_s, own[-1].end_s, made))
         return tuple(found)
