@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +13,11 @@ from gpuir.cli.output import emit, note
 from gpuir.ir.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpuir.cost.learned import Model
     from gpuir.evaluate.score import Scores
     from gpuir.evaluate.tables import Table
     from gpuir.ir.graph import Graph
+    from gpuir.targets.target import Target
 
 # Columns that tell such a table → what evaluates it.
 LAYERS = ("gpu", "model", "op", "tokens", "tp", "hidden", "latency_us")
@@ -27,7 +29,7 @@ def are_in(path: str | Path) -> bool:
     return _kind(path) is not None
 
 
-def _kind(path: str | Path) -> Callable[[str | Path], tuple[Table, Scores]] | None:
+def _kind(path: str | Path) -> Callable[[str | Path, str | None], tuple[Table, Scores]] | None:
     from gpuir.evaluate.columns import TableFile
 
     names = TableFile(Path(path)).names
@@ -36,8 +38,9 @@ def _kind(path: str | Path) -> Callable[[str | Path], tuple[Table, Scores]] | No
     return _deployments if set(DEPLOYMENTS).issubset(names) else None
 
 
-def evaluate(path: str | Path) -> tuple[Table, Scores]:
-    """The table and its scores. UsageError where it is of something else."""
+def evaluate(path: str | Path, unseen: str | None = None) -> tuple[Table, Scores]:
+    """The table and its scores; those of GPUs alone that the folder `unseen` has weights for, by
+    those. UsageError where it is a table of something else."""
     kind = _kind(path)
     if kind is None:
         raise UsageError(
@@ -45,7 +48,7 @@ def evaluate(path: str | Path) -> tuple[Table, Scores]:
             where=str(path),
             expected=f"the columns {', '.join(LAYERS)}, or {', '.join(DEPLOYMENTS)}",
         )
-    return kind(path)
+    return kind(path, unseen)
 
 
 def show(
@@ -61,52 +64,71 @@ def show(
     from gpuir.cli.analyze import layout
     from gpuir.cost.tile import BY
 
-    if unseen is not None:
-        raise UsageError("--unseen is for labels of whole models", where=path, fix="leave it out")
-    table, found = evaluate(path)
+    table, found = evaluate(path, unseen)
     if json_path:
         head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
-        head |= {"left_out": None, "seed": None}
+        head |= {"left_out": "device" if unseen else None, "seed": None}
         emit(scores.json_text([table], found, head), json_path)
     if json_path != "-":
         emit(scores.report([table], found, layout(width, output)), output)
 
 
-def _layers(path: str | Path) -> tuple[Table, Scores]:
+def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
     from gpuir.evaluate import llm
     from gpuir.evaluate.tables import Table
 
     read = llm.read(path)
-    found = llm.score(read.models, build, note)
+    weights = _weights(unseen, {m.target for m in read.models})
+    models = [m for m in read.models if unseen is None or m.target.name in weights]
+    found = llm.score(models, build, note, weights)
     return Table(read.file, "layers of language models", read.count, (), read.skipped), found
 
 
-def _deployments(path: str | Path) -> tuple[Table, Scores]:
+def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
+    """Weights that were trained without a GPU, by its name; UsageError where none are there."""
+    from gpuir.cli.eval_models import read_weights
+
+    if folder is None:
+        return {}
+    found = {t.name: read_weights(folder, t) for t in targets}
+    there = {name: model for name, model in found.items() if model is not None}
+    if not there:
+        raise UsageError(
+            "no weights of these GPUs",
+            where=folder,
+            expected=", ".join(f"{name}.json" for name in sorted(found)),
+        )
+    return there
+
+
+def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
     from gpuir.evaluate import deployments
     from gpuir.evaluate.tables import Table
 
     read = deployments.read(path)
-    made = deployments.forecast(read.runs, served, note)
+    weights = _weights(unseen, {r.deployment.target for r in read.runs})
+    runs = [r for r in read.runs if unseen is None or r.deployment.target.name in weights]
+    made = deployments.forecast(runs, served, note, weights)
     found = deployments.score(made, read.file)
     return Table(read.file, "deployments of language models", read.count, (), read.skipped), found
 
 
 def build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:
-    """The kernels of a prompt under a profile, in the dtype that vidur measured."""
+    """The kernels of a prompt under a profile."""
     from gpuir.analysis import lower
 
-    return lower(_loaded(json.dumps(dict(config)), tokens, "f16"), profile=profile)
+    return lower(_loaded(json.dumps(dict(config)), tokens), profile=profile)
 
 
 def served(config: Mapping[str, Any], tokens: int) -> Graph:
     """The kernels of a prompt, nothing fused: what servers launch is another matter."""
     from gpuir.analysis import lower
 
-    return lower(_loaded(json.dumps(dict(config)), tokens, "bf16"), profile="eager")
+    return lower(_loaded(json.dumps({**config, "dtype": "bfloat16"}), tokens), profile="eager")
 
 
 @cache
-def _loaded(config: str, tokens: int, dtype: str) -> Graph:
+def _loaded(config: str, tokens: int) -> Graph:
     """A prompt of one sequence; transformers wants the config as a file."""
     from gpuir.loading import load
 
@@ -116,6 +138,5 @@ def _loaded(config: str, tokens: int, dtype: str) -> Graph:
             f"hf:{folder}",
             phase="prefill",
             dims={"batch": 1, "seq": tokens},
-            dtype=dtype,
             warn=lambda text: None,
         )

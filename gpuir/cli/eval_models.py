@@ -16,6 +16,7 @@ from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, note
 
 if TYPE_CHECKING:
+    from gpuir.cost.learned import Model
     from gpuir.cost.table import Predictor
     from gpuir.evaluate.models import Case, Predicted, Program, Result
     from gpuir.ir.graph import Graph
@@ -128,12 +129,17 @@ def predictor(
 def weights(folder: str | None, target: Target) -> Predictor | None:
     """The predictor by the weights in the folder that were trained without a target; None where it
     has none."""
-    from gpuir.cost.learned import read
     from gpuir.cost.tile import trained_cost
+
+    found = None if folder is None else read_weights(folder, target)
+    return None if found is None else trained_cost(found)
+
+
+def read_weights(folder: str, target: Target) -> Model | None:
+    """The weights in the folder that were trained without a target; None where it has none."""
+    from gpuir.cost.learned import read
     from gpuir.ir.errors import UsageError
 
-    if folder is None:
-        return None
     if not Path(folder).is_dir():
         raise UsageError(
             "there is no such folder of weights",
@@ -145,6 +151,6 @@ def weights(folder: str | None, target: Target) -> Predictor | None:
     if not file.is_file():
         return None
     try:
-        return trained_cost(read(file.read_text("utf-8")))
+        return read(file.read_text("utf-8"))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError("not a file of weights", where=str(file), found=repr(error)) from error

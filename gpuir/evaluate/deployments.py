@@ -15,13 +15,14 @@ step holds is not predicted: scheduling, sampling, detokenising, the network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpuir.cost.learned import Model
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.evaluate.columns import Columns, Floats, TableFile
@@ -185,9 +186,12 @@ class Forecast:
 
 
 def forecast(
-    runs: tuple[Run, ...], build: Build, watch: Callable[[str], None] = lambda _: None
+    runs: Iterable[Run],
+    build: Build,
+    watch: Callable[[str], None] = lambda _: None,
+    weights: Mapping[str, Model] | None = None,
 ) -> list[Forecast]:
-    """All runs, those of one deployment together."""
+    """All runs, those of one deployment together. A target in `weights` has a model of its own."""
     shares: dict[tuple[str, int], Share] = {}
     by_deployment: dict[Deployment, list[Run]] = {}
     for run in runs:
@@ -198,30 +202,32 @@ def forecast(
         if place not in shares:
             watch(f"{d.decoder.name} on {d.tp} ranks")
             shares[place] = Share.of(build, d.decoder, d.tp)
-        found += _forecast(shares[place], d, mine)
+        found += _forecast(shares[place], d, mine, (weights or {}).get(d.target.name))
     return found
 
 
-def _forecast(share: Share, d: Deployment, runs: list[Run]) -> Iterator[Forecast]:
+def _forecast(
+    share: Share, d: Deployment, runs: list[Run], model: Model | None
+) -> Iterator[Forecast]:
     isl, osl, clients = (
         np.array([getattr(r, n) for r in runs]) for n in ("isl", "osl", "concurrency")
     )
     one = np.ones(len(runs))
     batch = np.minimum(clients, held(share, d, isl + osl))
     tokens, prompt = Part(batch, one, isl + osl / 2), Part(one, isl, isl)
-    decode_s, prompt_s = (seconds(share, d, Step((p,))) for p in (tokens, prompt))
-    both = seconds(share, d, Step((tokens, prompt)))
+    decode_s, prompt_s = (seconds(share, d, Step((p,)), model) for p in (tokens, prompt))
+    both = seconds(share, d, Step((tokens, prompt)), model)
     added_s = both - decode_s if d.mixes else prompt_s
     for i, run in enumerate(runs):
         yield Forecast(run, float(batch[i]), decode_s[:, i], prompt_s[:, i], added_s[:, i])
 
 
-def seconds(share: Share, d: Deployment, step: Step) -> Floats:
+def seconds(share: Share, d: Deployment, step: Step, model: Model | None = None) -> Floats:
     """Of a step: predicted, low, high and by the roofline, which has no collectives."""
     told = collectives_s(d, step)
     total: Floats = np.stack([told, told, told, 0.0 * told])
     for times, work in launches(share, d, step):
-        p = predict(work, d.target)
+        p = predict(work, d.target, model=model)
         roof: Floats = np.maximum(*bounds(work, d.target)) + 0.0 * p.time_s
         total += times * np.stack([p.time_s, p.low_s, p.high_s, roof])
     return total

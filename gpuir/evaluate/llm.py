@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.learned import Model
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
@@ -33,6 +34,14 @@ LAYER = "layer"
 MEASURED = "measured kernels"
 EXTENTS = ("tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab", "gated")
 PROFILES = ("compiled", "eager")
+# Vidur's names of the parts; no more tokens than a model has room for, nor slower than a minute.
+KNOWN = (
+    *("emb", "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add"),
+    *("post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj"),
+)
+LEAST, MOST = 1e-3, 6e7
+NUMBERLESS = "a number is missing, too small or too large"
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}  # as transformers calls them
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ class Profiled:
             "num_attention_heads": e["q_heads"] // e["tp"],
             "num_key_value_heads": max(e["kv_heads"] // e["tp"], 1),
             "num_hidden_layers": 2,
-            "vocab_size": e["vocab"] // e["tp"],
+            "vocab_size": max(e["vocab"] // e["tp"], 1),
+            "dtype": DTYPES[self.dtype],
         }
         if e["gated"]:
             return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **share}
@@ -115,9 +125,17 @@ def _profiled(
 ) -> Iterator[Profiled]:
     gpu, model, dtype = (columns.words(n) for n in ("gpu", "model", "dtype"))
     numbers = {n: columns.numbers(n) for n in (*EXTENTS, "tokens", "latency_us")}
+    numbers["gated"] = np.where(numbers["gated"] > 0, 2.0, 1.0)  # no number here is 0
     kinds = [np.unique(numbers[n], return_inverse=True)[1].astype(np.int64) for n in EXTENTS]
     op = columns.words("op")
-    for rows in alike([gpu.codes, model.codes, dtype.codes, *kinds]):
+    good = np.all([(x >= LEAST) & (x <= MOST) for x in numbers.values()], axis=0)
+    known = op.where(*KNOWN)
+    for why, bad in ((NUMBERLESS, ~good), ("no part of a layer that we know", good & ~known)):
+        if bad.any():
+            skipped[why] += int(bad.sum())
+    kept = np.flatnonzero(good & known)
+    for group in alike([x[kept] for x in (gpu.codes, model.codes, dtype.codes, *kinds)]):
+        rows = kept[group]
         first = rows[0]
         device = gpu.names[gpu.codes[first]]
         target = target_of(devices.get(device, device))
@@ -125,6 +143,14 @@ def _profiled(
             skipped[f"no target is called {device}"] += len(rows)
             continue
         extents = {n: int(numbers[n][first]) for n in EXTENTS}
+        extents["gated"] -= 1
+        number = dtype.names[dtype.codes[first]]
+        if number not in DTYPES:
+            skipped[f"dtype {number} is none we know of layers"] += len(rows)
+            continue
+        if extents["hidden"] % extents["q_heads"] or extents["q_heads"] % extents["tp"]:
+            skipped["heads that do not divide"] += len(rows)
+            continue
         tokens = np.unique(numbers["tokens"][rows])
         parts: dict[str, Floats] = {}
         for code, name in enumerate(op.names):
@@ -138,7 +164,7 @@ def _profiled(
             file=columns.file,
             gpu=device,
             model=model.names[model.codes[first]],
-            dtype=dtype.names[dtype.codes[first]],
+            dtype=number,
             target=target,
             extents=extents,
             tokens=tokens,
@@ -149,47 +175,49 @@ def _profiled(
 # ---------------------------------------------------------------------------- predictions
 
 
-def predicted(works: Iterable[Work], target: Target, *, launches: bool) -> Floats:
-    """Seconds of kernels one after another: predicted, low, high, by the roofline; a column a row.
-    What hides between kernels is part of a time where their `launches` are."""
+def predicted(works: Iterable[Work], target: Target, model: Model | None = None) -> Floats:
+    """Seconds of kernels one after another, without their launches, by `model` or the weights that
+    come with gpuir: predicted, low, high, by the roofline; a column a row."""
     total: Floats = np.zeros((4, 1))
     for work in works:
-        p = predict(work, target)
-        roof: Floats = np.maximum(*bounds(work, target)) + target.launch_s
-        roof = np.broadcast_to(roof, p.time_s.shape)
-        each = np.stack([p.time_s, p.low_s, p.high_s, roof])
-        total = total + (each if launches else np.maximum(each - target.launch_s, 0.0))
+        p = predict(work, target, model=model)
+        roof: Floats = np.maximum(*bounds(work, target)) + 0.0 * p.time_s
+        kernel = np.stack([p.time_s, p.low_s, p.high_s]) - target.launch_s
+        total = total + np.vstack([np.maximum(kernel, 0.0), roof])
     return total
 
 
-def by_part(kernels: Iterable[Kernel], tokens: Floats, target: Target) -> dict[str, Floats]:
+def by_part(
+    kernels: Iterable[Kernel], tokens: Floats, target: Target, model: Model | None = None
+) -> dict[str, Floats]:
     """Seconds of each part of the first layer, and of the embedding, as `predicted`."""
     works: dict[str, list[Work]] = {}
     for kernel in kernels:
         if kernel.layer in (0, None) and kernel.part not in (ATTENTION, OUTSIDE, "lm_head"):
             works.setdefault(kernel.part, []).append(kernel.at(tokens))
-    return {part: predicted(some, target, launches=False) for part, some in works.items()}
+    return {part: predicted(some, target, model) for part, some in works.items()}
 
 
 def score(
-    models: Iterable[Profiled], build: Build, watch: Callable[[str], None] = lambda _: None
+    models: Iterable[Profiled],
+    build: Build,
+    watch: Callable[[str], None] = lambda _: None,
+    weights: Mapping[str, Model] | None = None,
 ) -> Scores:
     """Errors of each part, and of whole layers without attention, of the measured kernels and of
-    transformers' own under each profile."""
+    transformers' own under each profile. A target in `weights` has a model of its own."""
     rows: dict[Group, list[Floats]] = {}
     graphs: dict[str, tuple[Kernel, ...]] = {}
     for model in models:
         watch(f"{model.gpu}, {model.model}, {model.extents['tp']} ranks")
-        stacks = {
-            MEASURED: {
-                p: predicted(model.works(p), model.target, launches=False) for p in model.parts
-            }
-        }
+        own = (weights or {}).get(model.target.name)
+        measured = {p: predicted(model.works(p), model.target, own) for p in model.parts}
+        stacks = {MEASURED: measured}
         for profile in PROFILES:
             key = f"{profile} {model.config}"
             if key not in graphs:
                 graphs[key] = steps(build, model.config, profile)
-            stacks[profile] = by_part(graphs[key], model.tokens, model.target)
+            stacks[profile] = by_part(graphs[key], model.tokens, model.target, own)
         for stack, parts in stacks.items():
             for group, numbers in _compared(model, stack, parts):
                 rows.setdefault(group, []).append(numbers)

@@ -90,6 +90,26 @@ def test_a_table_is_models_and_their_parts(tmp_path: Path):
     assert llm.read(table(tmp_path, gpu="sparkle")).skipped == {"no target is called sparkle": 20}
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (",1024,True", ",,True", llm.NUMBERLESS),
+        (",256,512,8", ",256,inf,8", llm.NUMBERLESS),
+        (",fp16,64,2", ",fp16,-64,2", llm.NUMBERLESS),
+        ("a100,mine,add", "a100,mine,sparkle", "no part of a layer that we know"),
+        (",fp16,", ",sparkle,", "dtype sparkle is none we know of layers"),
+        (",2,256,512,8,", ",3,256,512,8,", "heads that do not divide"),
+    ],
+)
+def test_rows_that_are_no_layer_are_counted(tmp_path: Path, before: str, after: str, why: str):
+    path = table(tmp_path)
+    path.write_text(path.read_text().replace(before, after))
+    found = llm.read(path)
+    assert set(found.skipped) == {why}
+    kept = sum(np.isfinite(x).sum() for m in found.models for x in m.parts.values())
+    assert found.count == kept + found.skipped[why]
+
+
 def test_a_rank_has_its_share_of_heads_and_feed_forward(tmp_path: Path):
     (model,) = llm.read(table(tmp_path)).models
     config = model.config
@@ -105,7 +125,7 @@ def test_parts_of_the_graph_are_the_measured_ones(tmp_path: Path):
     (model,) = llm.read(table(tmp_path)).models
     parts = llm.by_part(steps(build, model.config, "eager"), model.tokens, model.target)
     for part in ("attn_post_proj", "mlp_down_proj", "add"):
-        own = llm.predicted(model.works(part), model.target, launches=False)
+        own = llm.predicted(model.works(part), model.target)
         assert parts[part] == pytest.approx(own, rel=1e-6)
 
 
@@ -116,7 +136,7 @@ def test_a_layer_is_the_sum_of_its_parts(tmp_path: Path):
     found = {(s.group.op, s.group.by[0][1]): s.errors for s in scores.groups}
     parts = [p for p in PARTS if p != "emb"]
     works = [w for p in parts for w in model.works(p)]
-    total = llm.predicted(works, model.target, launches=False)[0]
+    total = llm.predicted(works, model.target)[0]
     measured_us = float(sum(PARTS[p] for p in parts) + PARTS["add"])
     ratio: Floats = total * np.array((1e6, 1e6 / 8)) / measured_us
     layer = found[llm.LAYER, llm.MEASURED]
