@@ -104,6 +104,12 @@ def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
             found=layout.file or "no file",
             fix="-o roofline.png",
         )
+    if len(summaries) > len(COLOURS):
+        raise UsageError(
+            f"a roofline tells {len(COLOURS)} runs apart",
+            found=f"{len(summaries)}",
+            fix="fewer targets or profiles; `--format html` shows one at a time",
+        )
     return picture(form, (7.5, 5.0), lambda figure: _draw(figure.add_subplot(), summaries))
 
 

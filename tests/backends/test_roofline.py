@@ -73,6 +73,11 @@ def test_a_graph_without_arithmetic_is_drawn_too():
     assert roofline([s], Layout(file="none.png")).startswith(b"\x89PNG")
 
 
+def test_more_runs_than_colours_are_refused():
+    with pytest.raises(UsageError, match="tells 7 runs apart"):
+        roofline([encoder("a100")] * 8, Layout(file="x.png"))
+
+
 @pytest.mark.parametrize("name", ["", "roofline", "roofline.txt"])
 def test_without_such_a_name_the_fix_is_said(name: str):
     with pytest.raises(UsageError, match="is a picture") as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from gpuir.backends.modules import module_of, modules
@@ -73,7 +74,14 @@ def _group(x: Alike, s: Summary, words: Words) -> dict[str, Any]:
     one, cost = x.one, x.one.cost
     point = next(iter(points([x])), None)
     lines = [
-        [words(y.name), y.value, words(y.unit), y.formula, words(y.source)] for y in s.explain(one)
+        [
+            words(y.name),
+            y.value if isfinite(y.value) else None,
+            words(y.unit),
+            y.formula,
+            words(y.source),
+        ]
+        for y in s.explain(one)
     ]
     return {
         "name": layer(x),

@@ -34,6 +34,7 @@ function plain(value) {
 }
 
 function measured(value, unit) {
+  if (value === null) return "no limit";
   const prefixed = ["s", "Hz", "bytes", "bytes/s", "flop", "flop/s", "W", "J"].includes(unit);
   return prefixed ? quantity(value, unit, 4) : `${plain(value)} ${unit}`.trim();
 }
@@ -114,16 +115,18 @@ function plot(id, traces, more, listen = {}) {
 }
 
 function drawComparison() {
-  const kinds = [...new Set(data.runs.flatMap((r) => r.kinds.map(([kind]) => kind)))];
-  const names = data.runs.map((r) => escaped(r.name));
+  const fastest = Math.min(...data.runs.map((r) => r.latency));
+  const runs = data.runs.filter((r) => r.latency <= 10 * fastest);
+  const names = runs.map((r) => escaped(r.name));
+  const kinds = [...new Set(runs.flatMap((r) => r.kinds.map(([kind]) => kind)))];
   const bars = kinds.map((kind) => ({
     name: escaped(kind),
-    x: data.runs.map((r) => Object.fromEntries(r.kinds)[kind] ?? 0),
+    x: runs.map((r) => Object.fromEntries(r.kinds)[kind] ?? 0),
     marker: { color: colour(kind) },
   }));
-  const known = data.runs.map((r) => r.gaps + r.kinds.reduce((sum, [, t]) => sum + t, 0));
-  const rest = data.runs.map((r, i) => Math.max(r.latency - known[i], 0));
-  bars.push({ name: "waiting", x: data.runs.map((r) => r.gaps), marker: { color: styled("field") } });
+  const known = runs.map((r) => r.gaps + r.kinds.reduce((sum, [, t]) => sum + t, 0));
+  const rest = runs.map((r, i) => Math.max(r.latency - known[i], 0));
+  bars.push({ name: "waiting", x: runs.map((r) => r.gaps), marker: { color: styled("field") } });
   bars.push({ name: "transfers", x: rest, marker: { color: styled("line") } });
   const traces = bars.map((bar) => ({
     type: "bar", orientation: "h", y: names, ...bar,
