@@ -26,7 +26,7 @@ def advice_text(r: Report, layout: Layout) -> str:
     if r.setup.options.get("autodiff") == "gpuir":
         page.wrapped("backward", "by gpuir's derivatives, throughout: --autodiff gpuir")
     if now.memory.fits is False:
-        page.wrapped("fits", fits_text(now.memory))
+        page.wrapped("fits", f"{fits_text(now.memory)}; `gpuir fit` finds the largest that does")
     page.line()
     if r.advice:
         _table(r, page)
@@ -75,7 +75,8 @@ def _table(r: Report, page: Page) -> None:
             rate(1 / x.after.item_s),
             quantity(x.after.memory.reserved_bytes, "bytes"),
             "yes" if x.is_certain else "no",
-            " + ".join(change.what for change in x.changes),
+            " + ".join(change.what for change in x.changes)
+            + ("; does not fit yet" if x.after.memory.fits is False else ""),
         ]
         for name, x in _named(r)
         if x.after is not None
@@ -95,7 +96,9 @@ def _gpu(r: Report, x: Trial) -> str:
     """`l4, 2.1 times as fast: 1.8 ms a run; $0.20 per million items instead of $0.31`."""
     assert x.after is not None, "it was chosen for its run"
     speed = f"{x.speedup:.3g} times as fast"
-    if x.speedup < 1:
+    if abs(x.gain) < 0.01:
+        speed = "as fast"
+    elif x.speedup < 1:
         speed = f"{1 / x.speedup:.3g} times as long"
     text = f"{x.after.target.name}, {speed}: {_run(x.after)}"
     prices = x.usd(r.prices)

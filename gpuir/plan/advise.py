@@ -42,10 +42,13 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the memory, or had not before either."""
+        """Whether the device has the memory or, where it had not before, less is missing."""
         if self.after is None:
             return False
-        return self.after.memory.fits is not False or self.before.memory.fits is False
+        then, now = self.before.memory, self.after.memory
+        return now.fits is not False or (
+            then.fits is False and now.reserved_bytes < then.reserved_bytes
+        )
 
     @cached_property
     def is_certain(self) -> bool:

@@ -270,7 +270,9 @@ def other_stacks(case: Case) -> Iterator[Change]:
         "tensorrt": "an engine to build for each GPU and range of shapes",
     }
     for name in STACKS.get(case.now.timeline.profile.name, ()):
-        if name == "tensorrt" and VIEWED in case.graph.assumed:
+        if name == "tensorrt" and (VIEWED in case.graph.assumed or case.target.vendor != "NVIDIA"):
+            continue
+        if name == "cudagraph" and case.target.is_cpu:
             continue
         what = f"the {name} profile"
         yield Change("stack", what, costs[name], _under(name))

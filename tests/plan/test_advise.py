@@ -55,6 +55,13 @@ def test_kernels_of_both_runs_are_off_alike():
     assert not trial(outcome(1.0, items=4), outcome(1.9, items=8)).is_certain
 
 
+def test_what_needs_less_memory_helps_where_there_is_too_little():
+    before = outcome(1.0, fits=False)
+    assert not trial(before, outcome(1.0, fits=False)).fits, "as much is missing"
+    assert trial(before, outcome(1.0)).fits
+    assert not trial(outcome(1.0), outcome(1.0, fits=False)).fits
+
+
 def bench(times: dict[str, float], batch_s: float = 1.0) -> tuple[Bench, list[Setup]]:
     """A bench on which what a setup takes follows from its words."""
     ran: list[Setup] = []
