@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
+from typing import cast
 
 from gpuir.ir.graph import Graph, Loc, Node
 from gpuir.ir.notes import Cost
@@ -302,18 +304,20 @@ class _Clock:
         self.host, self.bounded, self.end = host, bounded, end
         self.now = self.free = self.device_s = 0.0
         self.op: Loc | None = None
+        self.lane = HOST
+        self.replaying = False
         self.inside = False  # whether `op` has launched a kernel and is not over
         self.launches: list[Launch] = []
         self.pending: list[float] = []  # when the kernels launched end, for the queue
         self.marks = Marks(host.graph, 0.0 if host.graph else host.launch_s)
 
-    def call(self) -> None:
-        self.now = self.host.call_s
-        self.marks.other.append(Span(HOST, "call", "call", 0.0, self.now))
-        if self.host.graph:
-            start, self.now = self.now, self.now + self.host.launch_s
-            self.marks.other.append(Span(HOST, "launch", "graph", start, self.now))
-            self.free = self.now
+    def call(self, lane: str = HOST) -> None:
+        """Into the model, or over to another thread: its backward pass, its optimizer. Each is a
+        function that is compiled, and captured, alone."""
+        self.close()
+        start, self.now = self.now, self.now + self.host.call_s
+        self.marks.other.append(Span(lane, "call", "call", start, self.now))
+        self.lane, self.op, self.replaying = lane, None, False
 
     def copy(self, copy: Copy, profile: Profile) -> None:
         assert profile.copies is not None
@@ -328,18 +332,18 @@ class _Clock:
         self.inside = False
 
     def go(self, found: Sequence[Launch | Repeat]) -> None:
-        i = 0
-        while i < len(found):
-            end = i
-            while end < len(found) and isinstance(found[end], Launch):
-                end += 1
-            if end > i:
-                self._straight(found[i:end])  # pyright: ignore[reportArgumentType]
-            if end < len(found):
-                loop = found[end]
-                assert isinstance(loop, Repeat)
-                self._repeat(loop)
-            i = end + 1
+        for lane, some in groupby(found, lambda x: x.lane if isinstance(x, Launch) else None):
+            if lane is None:
+                for loop in cast(Iterator[Repeat], some):
+                    self._repeat(loop)
+                continue
+            if lane != self.lane:
+                self.call(lane)
+            items = tuple(cast(Iterator[Launch], some))
+            if self.host.graph:
+                self._replayed(items)
+            else:
+                self._straight(items)
 
     def _times(self, items: Sequence[Launch]) -> list[float]:
         if self.end is None:
@@ -349,8 +353,6 @@ class _Clock:
     def _straight(self, items: Sequence[Launch]) -> None:
         """The recurrence, for launches one after another. Locals: it runs a million times."""
         host, marks = self.host, self.marks
-        if host.graph:
-            return self._replayed(items)
         now, free, op, inside, device = self.now, self.free, self.op, self.inside, self.device_s
         begins, starts, ends, causes = marks.begins, marks.starts, marks.ends, marks.causes
         pending, limit = self.pending, host.queue if self.bounded else 1 << 62
@@ -388,16 +390,20 @@ class _Clock:
         self.now, self.free, self.op, self.inside, self.device_s = now, free, op, inside, device
 
     def _replayed(self, items: Sequence[Launch]) -> None:
-        """Kernels of the one CUDA graph that the host has launched."""
+        """Kernels of one CUDA graph, which the host launches for the first of them."""
+        marks = self.marks
         for x, time in zip(items, self._times(items), strict=True):
             if x.empty:
                 continue
-            start = self.free + self.host.graph_s
-            self.marks.causes.append(len(self.marks.ends) - 1)
-            self.marks.begins.append(start)
-            self.marks.starts.append(start)
+            if not self.replaying:
+                since, self.now, self.replaying = self.now, self.now + self.host.launch_s, True
+                marks.other.append(Span(self.lane, "launch", "graph", since, self.now))
+            marks.causes.append(-1 if self.now > self.free else len(marks.ends) - 1)
+            start = max(self.free, self.now) + self.host.graph_s
+            marks.begins.append(start)
+            marks.starts.append(start)
             self.free = start + time
-            self.marks.ends.append(self.free)
+            marks.ends.append(self.free)
             self.device_s += time
             self.launches.append(x)
 
@@ -419,11 +425,12 @@ class _Clock:
             before = moved
 
     def _steady(self, before: tuple[float, float], moved: tuple[float, float]) -> bool:
-        """Whether both moved on as in the trip before, and at one pace; in a graph there is no
-        host."""
+        """Whether both moved on as in the trip before, and at one pace; in a graph the host may be
+        ahead."""
         pace = 1e-9 * (moved[0] + moved[1])
         same = abs(moved[0] - before[0]) <= pace and abs(moved[1] - before[1]) <= pace
-        return same and (self.host.graph or abs(moved[0] - moved[1]) <= pace)
+        ahead = self.host.graph and moved[0] <= moved[1]
+        return same and (ahead or abs(moved[0] - moved[1]) <= pace)
 
     def _skip(self, loop: Repeat, left: int, moved: tuple[float, float], device_s: float) -> None:
         name = f"{'/'.join(loop.path)}: {left:,} more trips"

@@ -125,8 +125,14 @@ def test_copies_are_waited_for():
 
 
 def test_the_backward_pass_is_launched_by_autograds_thread():
-    t = run([launch("a", 1), launch("b", 1, lane="autograd")], stack())
+    """After 20 and T3 4 another call of 10, T1 2, T2 5, T4 3."""
+    items = [launch("a", 1), launch("b", 1, lane="autograd")]
+    t = run(items, stack())
     assert [s.lane for s in t.spans if s.kind == "launch"] == ["host", "autograd"]
+    assert microseconds(t.starts) == [20, 44]
+    graph = run(items, stack(replace(HOST, graph=True)))
+    assert microseconds(graph.starts) == [13, 26]
+    assert [s.lane for s in graph.spans if s.kind == "launch"] == ["host", "autograd"]
 
 
 def test_the_chain_covers_all_of_the_time():
@@ -249,12 +255,16 @@ hosts = st.builds(
     queue=st.integers(1, 8),
 )
 kernels = st.builds(
-    lambda op, time, sort: Launch(
-        (op,), op, 0.0 if sort == "view" else time, empty=sort == "view", waits=sort == "sized"
+    lambda op, time, sort, lane: Launch(
+        *((op,), op, 0.0 if sort == "view" else time),
+        empty=sort == "view",
+        waits=sort == "sized",
+        lane=lane,
     ),
     st.sampled_from("abcdef"),
     times,
     st.sampled_from(["kernel", "kernel", "kernel", "view", "sized"]),
+    st.sampled_from(["host", "host", "autograd"]),
 )
 launched = st.lists(
     st.one_of(
