@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuir.cost.sheet import Family, Number, Sheet
 from gpuir.cost.work import Work
+from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -193,9 +194,23 @@ def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     return known[family.name]
 
 
+def known_as(family: Family, target: Target, trained: Trained) -> str:
+    """The GPU whose measurements tell of this one: itself or, where the family goes by dies, the
+    first that was measured of the same instruction set, which all but tells the die.
+
+    Where the measurements of a die are of several campaigns, whose ways of measuring differ by more
+    than its boards do, this makes no better predictions: of A100's streams and rows, of H200's
+    products by H100's (left out one at a time). Products on the lanes are of one campaign.
+    """
+    if target.device in trained.devices or not family.by_die:
+        return target.device
+    same = (d for d in trained.devices if load_target(d).isa == target.isa)
+    return next(same, target.device)
+
+
 def _factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     trained = model.get(family.name, _UNTRAINED)
-    deviations = trained.devices.get(target.device, {})
+    deviations = trained.devices.get(known_as(family, target, trained), {})
     found: dict[str, Number] = {}
     for f in family.factors:
         value = trained.factors.get(f.name, f.value) * np.exp(deviations.get(f.name, 0.0))
@@ -206,8 +221,8 @@ def _factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
 
 def correction(s: Sheet, family: Family, target: Target, model: Model) -> Number:
     """What the network multiplies the time by, from the quantities on the sheet."""
-    net = model.get(family.name, _UNTRAINED).net
-    if net is None or not family.features:
+    trained = model.get(family.name, _UNTRAINED)
+    if trained.net is None or not family.features:
         return 1.0
     features = [s.values[name] for name in family.features]
-    return s.xp.exp(family.bound * net(features, target.device))
+    return s.xp.exp(family.bound * trained.net(features, known_as(family, target, trained)))

@@ -521,4 +521,4 @@ def cheapest(
     return taken
 
 
-FAMILY = Family("simt", FACTORS, candidates, seconds, choose, FEATURES, BOUND)
+FAMILY = Family("simt", FACTORS, candidates, seconds, choose, FEATURES, BOUND, by_die=True)

@@ -219,4 +219,6 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return replace(terms, latency=terms.latency + copied)
 
 
-FAMILY = Family("tensile", FACTORS, candidates, seconds, choose, simt.FEATURES, simt.BOUND)
+FAMILY = Family(
+    "tensile", FACTORS, candidates, seconds, choose, simt.FEATURES, simt.BOUND, by_die=True
+)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gpuir.cost import simt, tensile
 from gpuir.cost.families import family_of
+from gpuir.cost.learned import Trained, shipped
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import best_tiles, predict
 from gpuir.cost.work import Work, gemm
@@ -138,3 +141,27 @@ def test_results_that_the_l2_holds_are_not_written_to_dram():
     _, held = terms(work)
     _, written = terms(work, V100)
     assert held["dram bytes"] < 0.7 * written["dram bytes"]
+
+
+def test_what_is_known_of_a_gpu_serves_others_with_its_die():
+    known, other = load_target("v100-pcie-32gb"), load_target("v100-pcie-16gb")
+    work = gemm(4096, 4096, 1024, f32, bias=True)
+    own, same = (predict(work, t).time_s[0] for t in (known, other))
+    assert same == pytest.approx(own, rel=0.01)  # they differ in memory alone
+
+
+def test_and_nobody_elses():
+    work, other = gemm(4096, 4096, 1024, f32, bias=True), load_target("a100-pcie-80gb")
+    with_kin = predict(work, other).time_s[0]
+    alone = predict(work, other, model=without("a100-pcie-40gb")).time_s[0]
+    assert 1.005 * alone < with_kin < 1.1 * alone
+    far = load_target("h100-sxm-80gb")
+    assert predict(work, far).time_s == predict(work, far, model=without("a100-pcie-40gb")).time_s
+
+
+def without(device: str) -> dict[str, Trained]:
+    found = dict(shipped())
+    t = found["simt"]
+    net = t.net and replace(t.net, own={d: x for d, x in t.net.own.items() if d != device})
+    devices = {d: x for d, x in t.devices.items() if d != device}
+    return found | {"simt": replace(t, devices=devices, net=net)}
