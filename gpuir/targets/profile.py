@@ -46,11 +46,12 @@ class Host:
     (T4), `next_s` between two launches of an op (T5), `after_s` from the last launch to the op's
     end (T3). `before` is T2 of the ops whose first kernel is of that kind, where it is not
     `before_s`. An op that launches nothing (a view) takes `empty_s`, a call of the model `call_s`
-    before its first op, a trip of a loop of the model `trip_s`.
+    before its first op, and so does one of its backward pass and one of its optimizer; a trip of a
+    loop of the model takes `trip_s`.
 
-    With `graph` the whole call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
-    `queue` launches may wait for the device before the host does. On `doubt` times a host's parts
-    all together may well be longer, or shorter: 80 % of hosts are between.
+    With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
+    `queue` launches may wait for the device before the host does. In 80 % of cases the host takes
+    between 1/`doubt` and `doubt` times as long for everything.
     """
 
     between_s: HostTime
