@@ -364,10 +364,10 @@ def view_of(body: Graph, x: Strided) -> Strided | None:
 
 
 def is_plain(body: Graph) -> bool:
-    """Whether a layout is reshapes, or swaps the last two axes and else leaves them as they are."""
+    """Whether a layout is reshapes, or swaps the last two axes, with another axis ahead perhaps."""
     for op in (n.op for n in body.nodes):
         match op:
-            case t.Reshape(x, shape) if shape[-2:] == x.type.shape[-2:]:
+            case t.Reshape(x, shape) if (1, *x.type.shape) == shape:
                 pass
             case t.Transpose(perm=perm) if perm[:-2] == tuple(range(len(perm) - 2)):
                 pass
