@@ -31,6 +31,7 @@ from gpuir.evaluate.tables import target_of
 from gpuir.targets.target import Target
 
 LAYER = "layer"
+MIDDLE = 1  # the layer between the first and the last
 MEASURED = "measured kernels"
 EXTENTS = ("tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab", "gated")
 PROFILES = ("compiled", "eager")
@@ -61,7 +62,8 @@ class Profiled:
     @property
     def config(self) -> dict[str, Any]:
         """A rank's share as a config of transformers: heads, feed-forward and vocabulary divided as
-        Megatron does (arXiv 1909.08053, section 3). Two layers: the last one's end differs."""
+        Megatron does (arXiv 1909.08053, section 3). Of three layers the middle one is predicted:
+        the ends of the others differ."""
         e = self.extents
         share = {
             "hidden_size": e["hidden"],
@@ -69,7 +71,7 @@ class Profiled:
             "intermediate_size": e["ffn"] // e["tp"],
             "num_attention_heads": e["q_heads"] // e["tp"],
             "num_key_value_heads": max(e["kv_heads"] // e["tp"], 1),
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 3,
             "vocab_size": max(e["vocab"] // e["tp"], 1),
             "dtype": DTYPES[self.dtype],
         }
@@ -190,10 +192,10 @@ def predicted(works: Iterable[Work], target: Target, model: Model | None = None)
 def by_part(
     kernels: Iterable[Kernel], tokens: Floats, target: Target, model: Model | None = None
 ) -> dict[str, Floats]:
-    """Seconds of each part of the first layer, and of the embedding, as `predicted`."""
+    """Seconds of each part of the layer in the middle, and of the embedding, as `predicted`."""
     works: dict[str, list[Work]] = {}
     for kernel in kernels:
-        if kernel.layer in (0, None) and kernel.part not in (ATTENTION, OUTSIDE, "lm_head"):
+        if kernel.layer in (MIDDLE, None) and kernel.part not in (ATTENTION, OUTSIDE, "lm_head"):
             works.setdefault(kernel.part, []).append(kernel.at(tokens))
     return {part: predicted(some, target, model) for part, some in works.items()}
 

@@ -8,6 +8,7 @@ of sizes is costed from them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +95,15 @@ def _kernel(small: Node, large: Node) -> Kernel:
 
 
 def placed(node: Node) -> tuple[str, int | None]:
-    """The part that a kernel belongs to, and its layer's number: those of its first model node."""
-    found = PLACE.match(str(node.locs[0])) if node.locs else None
+    """The part and the layer that a kernel belongs to: those of most of its model nodes, of the
+    first where as many are of others; only what is in no layer alone belongs to none."""
+    places = [_place(str(loc), node) for loc in node.locs]
+    within = Counter(p for p in places if p[1] is not None) or Counter(places)
+    return max(within, key=within.__getitem__, default=(OUTSIDE, None))
+
+
+def _place(loc: str, node: Node) -> tuple[str, int | None]:
+    found = PLACE.match(loc)
     if found is None:
         return OUTSIDE, None
     module, layer = found["module"], found["layer"]
