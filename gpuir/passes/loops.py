@@ -20,6 +20,9 @@ from gpuir.passes.manager import Pass
 
 GENERATORS = (t.Constant, t.Iota)
 JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
+# What Inductor takes apart into several ops that each read the operand (torch/_inductor/
+# decomposition.py, torch/_decomp/decompositions.py).
+TWICE = ("gelu", "gelu_tanh", "silu", "hard_swish", "mish", "softplus", "leaky_relu", "elu")
 INLINED = (*t.POINTWISE, *t.LAYOUT, *t.INDEXING, *JOINING)
 
 
@@ -97,6 +100,7 @@ class Launch:
     indices: frozenset[Index] = frozenset()
     irregular: frozenset[Value] = frozenset()  # read in a way that no index says
     library: bool = False
+    partial: bool = False  # a sum of which another is taken: its rows are not those of the tensor
     backward: bool = False
     loops: int = 1
     first: int = 0
@@ -163,7 +167,7 @@ class _Fuser:
         sight = self.sights[v] = self.sight(node)
         reads, ops = len(sight.reads), sight.ops
         users = self.users.get(v, [])
-        readers = len(users) + (v in self.outputs)
+        readers = sum(map(self.readings, users)) + (v in self.outputs)
         heavy = ops > self.options.ops
         called = any(self.g.nodes[u].op.contraction for u in users)
         if isinstance(node.op, t.LAYOUT) and not heavy:
@@ -175,6 +179,14 @@ class _Fuser:
             or heavy
         ):
             self.store(i)
+
+    def readings(self, i: int) -> int:
+        """How many of Inductor's ops read the operand of node i."""
+        op = self.g.nodes[i].op
+        twice = isinstance(op, t.Softmax | t.Normalize) or (
+            isinstance(op, t.Map) and op.fn in TWICE
+        )
+        return 2 if twice else 1
 
     def sight(self, node: Node) -> Sight:
         """What a cell of this node's result reads and does."""
@@ -262,8 +274,18 @@ class _Fuser:
                 row,
                 frozenset(indices),
                 frozenset(irregular),
+                partial=self.is_partial(node),
             )
         )
+
+    def is_partial(self, node: Node) -> bool:
+        """Whether a reduction's results are reduced further, by the same function."""
+        users = [self.g.nodes[u].op for u in self.users.get(node.results[0], ())]
+        match node.op, users:
+            case t.Reduce(fn), [t.Reduce(again)]:
+                return fn == again
+            case _:
+                return False
 
     def call(self, i: int, epilogue: tuple[int, ...]) -> None:
         """A library call: its operands are in memory."""
@@ -471,6 +493,7 @@ class _Fuser:
             a.cells, a.row = b.cells, b.row
         a.indices = frozenset(at for at in a.indices | b.indices)
         a.irregular |= b.irregular
+        a.partial |= b.partial
         a.loops += b.loops
         a.first, a.last = min(a.first, b.first), max(a.last, b.last)
 
@@ -651,5 +674,7 @@ def fits(a: Launch, b: Launch) -> bool:
         return (a.cells, a.row) == (b.cells, b.row)
     if a.is_reduction or b.is_reduction:
         whole, map_ = (a, b) if a.is_reduction else (b, a)
-        return map_.cells in (whole.cells * whole.row, whole.cells)
+        return map_.cells == whole.cells or (
+            map_.cells == whole.cells * whole.row and not whole.partial
+        )
     return a.cells == b.cells

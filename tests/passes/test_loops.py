@@ -16,7 +16,7 @@ from gpuir.passes.table import pipeline
 settings.register_profile(
     "loops", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
 )
-LOOPS = "bmm,canonicalize,channels_last,fuse_loops,legalize{absorb=false}"
+LOOPS = "bmm,canonicalize,channels_last,split_sums,fuse_loops,legalize"
 
 
 def results(g: Graph, values: dict[str, np.ndarray]) -> list[np.ndarray]:
