@@ -218,7 +218,8 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
         yield "device", host_text(s)
         yield "path", path_text(s)
     if s.timeline.is_host_bound:
-        yield "advice", "larger batches hide the host: --crossover batch says from which on"
+        one = "" if s.profile.host.graph else "one launch for all (--profile cudagraph) or "
+        yield "advice", f"{one}a larger batch (--crossover batch finds it) hides the host"
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:

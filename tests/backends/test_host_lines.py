@@ -1,0 +1,79 @@
+"""What reports say of the host: for runs that it bounds, and for runs that it does not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import gpuir
+from gpuir.backends.report import Summary
+from gpuir.backends.terminal import Layout, head, path_text, report
+
+PIECE = r"(the host|kernels|copies) [\d.]+ .?s"
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    """Its summary at a batch under a profile, lowered alike for all."""
+    costed = {
+        n: gpuir.analyze(
+            gpuir.lower(
+                gpuir.load("examples/encoder.onnx", dims={"batch": n, "seq": 64}), profile="ideal"
+            ),
+            "a100",
+        )
+        for n in (1, 32)
+    }
+    return lambda batch, profile: gpuir.summary(replace(costed[batch], profile=profile))
+
+
+def lines(s: Summary) -> dict[str, str]:
+    return dict(head(s))
+
+
+def test_a_host_bound_run_says_so_and_how_to_ask(encoder):
+    said = lines(encoder(1, "eager"))
+    assert re.fullmatch(
+        r"busy \d+ % of the time, waits for the host \d+ % \([\d.]+ .s\): host-bound",
+        said["device"],
+    )
+    assert re.fullmatch(rf"{PIECE}(, then {PIECE})*", said["path"])
+    assert "--crossover batch" in said["advice"] and "--profile cudagraph" in said["advice"]
+
+
+def test_a_run_of_long_kernels_needs_no_advice(encoder):
+    said = lines(encoder(32, "eager"))
+    assert "host-bound" not in said["device"] and "advice" not in said
+    assert said["path"].startswith("the host ") and ", then kernels " in said["path"]
+
+
+def test_copies_are_told(encoder):
+    said = lines(encoder(32, "ort"))
+    assert re.search(r", copies [\d.]+ % \([\d.]+ us\)", said["device"])
+    assert "copies" in said["path"]
+
+
+def test_many_turns_are_added_up(encoder):
+    """With room for one launch in the queue, host and kernels take turns."""
+    s = encoder(32, "eager")
+    tight = replace(s.profile, host=replace(s.profile.host, queue=1))
+    turns = replace(s, timeline=gpuir.timeline(s.graph, tight))
+    assert re.fullmatch(rf"{PIECE}, {PIECE}, in \d+ turns", path_text(turns))
+
+
+def test_the_device_alone_has_no_host(encoder):
+    assert not {"device", "path", "advice"} & {*lines(encoder(1, "ideal"))}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_comparison_has_what_the_device_waits(encoder, width: int):
+    names = ("eager", "cudagraph", "ideal")
+    text = report([encoder(1, name) for name in names], Layout(width))
+    first, *rows = [line for line in text.splitlines() if line.split()[:1] and "%" in line][:4]
+    assert first.split()[0] == "profile" and "waits" in first
+    assert [row.split()[0] for row in rows] == [*names]
+    assert all(len(line) <= width for line in text.splitlines())
+    busy = report([encoder(32, name) for name in ("cudagraph", "ideal")], Layout(width))
+    assert "waits" not in busy
