@@ -24,6 +24,7 @@ from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
 from gpuir.simulate.memory import KINDS
 from gpuir.simulate.spans import HOST, Span
+from gpuir.simulate.timeline import Launch
 
 Event = dict[str, Any]
 PROCESS = 200  # so far are processes apart: room for the numbers of 128 streams and more
@@ -51,7 +52,7 @@ def trace(summaries: Sequence[Summary], layout: Layout) -> str | bytes:
     taken = 1
     for i, s in enumerate(summaries):
         lines += (json.dumps(event, allow_nan=False) for event in _Run(s, i, taken).events())
-        taken += 1 + len(s.timeline.launches)
+        taken += len(s.timeline.launches)
     events = ",\n".join(lines)
     text = f'{json.dumps(head, allow_nan=False)[:-1]},\n"traceEvents": [\n{events}\n]}}\n'
     return gzip.compress(text.encode(), mtime=0) if layout.file.endswith(".gz") else text
@@ -86,13 +87,13 @@ class _Op:
     lane: str
     start_s: float
     end_s: float
-    launches: tuple[int | None, ...] = ()
+    launches: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The events of one run, the `place`th of the trace. A CUDA graph and all its kernels have the
-    correlation `taken`; launch `i` and its kernel share `taken + 1 + i`."""
+    """The events of one run, the `place`th of the trace. Launch `i` and its kernel have the
+    correlation `taken + i`; a CUDA graph and all its kernels that of its first."""
 
     s: Summary
     place: int
@@ -163,40 +164,59 @@ class _Run:
             args = {"External id": self._external[op.launches[0]], "loc": op.loc}
             yield self._complete("cpu_op", _op_name(op.loc), op, args)
         for x in spans:
-            if x.kind == "launch" and x.launch in self._calls:
-                name = "cudaGraphLaunch" if x.launch is None else "cudaLaunchKernel"
-                args = self._links(x.launch)
-                yield self._complete("cuda_runtime", name, x, args)
-            elif _is_host(x.lane) and x.kind != "launch" and x.end_s > x.start_s:
+            if _is_host(x.lane) and x.kind != "launch" and x.end_s > x.start_s:
                 yield self._complete("user_annotation", x.name, x, {})
+        for i, x in self._calls.items():
+            if x.launch is None:
+                args = {"correlation": self.taken + i}
+                yield self._complete("cuda_runtime", "cudaGraphLaunch", x, args)
+            else:
+                yield self._complete("cuda_runtime", "cudaLaunchKernel", x, self._links(i))
 
     @cached_property
     def _end_s(self) -> float:
         return max([self.s.latency_s, *(x.end_s for x in self.s.timeline.spans)])
 
     @cached_property
-    def _calls(self) -> dict[int | None, Span]:
-        """The calls that launch something and take time, by what they launch; None is a CUDA
-        graph."""
+    def _firsts(self) -> tuple[int, ...]:
+        """For each launch the first that the same call launches: itself, or where each thread of
+        the host replays a CUDA graph in its turn, that graph's first."""
+        lanes = [x.lane for x in self.s.timeline.launches]
+        if not self.s.profile.host.graph:
+            return tuple(range(len(lanes)))
+        found: list[int] = []
+        for i, lane in enumerate(lanes):
+            found.append(found[-1] if i and lane == lanes[i - 1] else i)
+        return tuple(found)
+
+    @cached_property
+    def _calls(self) -> dict[int, Span]:
+        """The calls that launch something and take time, by the first that they launch."""
         spans = self.s.timeline.spans
-        return {x.launch: x for x in spans if x.kind == "launch" and x.end_s > x.start_s}
+        lasting = [x for x in spans if x.kind == "launch" and x.end_s > x.start_s]
+        graphs = sorted((x for x in lasting if x.launch is None), key=lambda x: x.start_s)
+        alone = {x.launch: x for x in lasting if x.launch is not None}
+        return alone or dict(zip(dict.fromkeys(self._firsts), graphs, strict=False))
 
-    def _correlation(self, launch: int | None) -> int:
-        return self.taken if launch is None or None in self._calls else self.taken + 1 + launch
+    def _correlation(self, launch: int) -> int:
+        return self.taken + self._firsts[launch]
 
-    def _links(self, launch: int | None) -> Event:
+    def _links(self, launch: int) -> Event:
         """The numbers that tie a kernel to its launch call, and both to their op."""
         op = {"External id": self._external[launch]} if launch in self._external else {}
         return op | {"correlation": self._correlation(launch)}
 
     @cached_property
-    def _external(self) -> dict[int | None, int]:
+    def _external(self) -> dict[int, int]:
         """The number of the op that a launch is for."""
         return {x: self.taken + i for i, op in enumerate(self._ops) for x in op.launches}
 
+    def _loc(self, x: Launch) -> Loc:
+        """The model node that the launch's kernel is named after."""
+        return self._anchors.get(x.path, x.op)
+
     @cached_property
     def _anchors(self) -> dict[tuple[str, ...], Loc]:
-        """The model node that each kernel is named after."""
         return {x.path: x.anchor for x in self.s.kernels if x.locs}
 
     @cached_property
@@ -205,30 +225,29 @@ class _Run:
         before and after its launches, up to where something else begins. Where none does, as of a
         CUDA graph, what they take on the device, if that is one stream."""
         run, host = self.s.timeline, self.s.profile.host
-        calls = [(run.launches[i], x) for i, x in self._calls.items() if i is not None]
+        calls = [(i, x) for i, x in self._calls.items() if x.launch is not None]
         begins: dict[str, list[float]] = {}
         for x in sorted(run.spans, key=lambda x: x.start_s):
             begins.setdefault(x.lane, []).append(x.start_s)
         free = dict.fromkeys(begins, 0.0)
         found: list[_Op] = []
-        for (_, lane), group in groupby(calls, lambda call: (call[0].op, call[1].lane)):
-            own = list(group)
-            launch, first = own[0]
-            start = first.start_s - host.before.get(launch.kind, host.before_s)
-            end, after = own[-1][1].end_s, bisect_right(begins[lane], own[-1][1].start_s)
+        for (_, lane), group in groupby(calls, lambda x: (run.launches[x[0]].op, x[1].lane)):
+            pairs = list(group)
+            made, own = tuple(i for i, _ in pairs), [x for _, x in pairs]
+            launch = run.launches[made[0]]
+            start = own[0].start_s - host.before.get(launch.kind, host.before_s)
+            end, after = own[-1].end_s, bisect_right(begins[lane], own[-1].start_s)
             end = min([end + host.after_s, self._end_s, *begins[lane][after : after + 1]])
-            made = tuple(x.launch for _, x in own)
-            loc = self._anchors.get(launch.path, launch.op)
-            found.append(_Op(loc, lane, max(start, free[lane]), end, made))
+            found.append(_Op(self._loc(launch), lane, max(start, free[lane]), end, made))
             free[lane] = end
         if not found and len({x.lane for x in run.spans if x.kind == "kernel"}) == 1:
-            kernels = [x for x in run.spans if x.kind == "kernel" and x.launch is not None]
-            for _, group in groupby(kernels, lambda x: run.launches[x.launch or 0].op):
-                own = [*group]
-                launch = run.launches[own[0].launch or 0]
-                loc = self._anchors.get(launch.path, launch.op)
-                made = tuple(x.launch for x in own)
-                found.append(_Op(loc, MODEL, own[0].start_s, own[-1].end_s, made))
+            kernels = [(x.launch, x) for x in run.spans if x.kind == "kernel"]
+            launched = [(i, x) for i, x in kernels if i is not None]
+            for _, group in groupby(launched, lambda x: run.launches[x[0]].op):
+                pairs = list(group)
+                loc = self._loc(run.launches[pairs[0][0]])
+                start, end = pairs[0][1].start_s, pairs[-1][1].end_s
+                found.append(_Op(loc, MODEL, start, end, tuple(i for i, _ in pairs)))
         return tuple(found)
 
     def _modules(self, ops: Sequence[_Op]) -> list[Event]:
@@ -272,16 +291,14 @@ class _Run:
     def _arrows(self) -> Iterator[Event]:
         """From each launch call to its kernel; from that of a CUDA graph to the first of all."""
         for x in self.s.timeline.spans:
-            call = self._calls.get(x.launch) or self._calls.get(None)
-            if x.kind == "kernel" and call:
-                yield self._arrow("s", call)
-                yield self._arrow("f", x) | {"bp": "e"}
-                if call.launch is None:
-                    return
+            if x.kind == "kernel" and x.launch in self._calls:
+                number = self._correlation(x.launch)
+                yield self._arrow("s", self._calls[x.launch], number)
+                yield self._arrow("f", x, number) | {"bp": "e"}
 
-    def _arrow(self, ph: str, x: Span) -> Event:
+    def _arrow(self, ph: str, x: Span, number: int) -> Event:
         at = {"pid": self.pid, "tid": self._lanes[x.lane], "ts": _us(x.start_s)}
-        return {"ph": ph, "cat": "ac2g", "name": "ac2g", "id": self._correlation(x.launch), **at}
+        return {"ph": ph, "cat": "ac2g", "name": "ac2g", "id": number, **at}
 
     # ------------------------------------------------------------------------ counters
 

@@ -91,6 +91,8 @@ def check_arrows(events: list[Event]) -> None:
     assert Counter(e["id"] for e in arrows if e["ph"] == "s") == Counter(
         e["id"] for e in arrows if e["ph"] == "f"
     )
+    starts = {e["id"]: e["ts"] for e in arrows if e["ph"] == "s"}
+    assert all(starts[e["id"]] <= e["ts"] for e in arrows)
     for e in arrows:
         cat = ends[e["tid"], e["ts"], e["id"]]
         assert cat == ("cuda_runtime" if e["ph"] == "s" else "kernel")
@@ -223,6 +225,10 @@ def test_training_shows_its_phases(tmp_path: Path):
     s = gpuir.summary(gpuir.analyze(g, "a100", profile="eager"))
     modules = {e["args"]["module"] for e in slices(read(s), "python_function")}
     assert {"encoder.layer.0.fc", "backward.encoder.layer.0.fc"} <= modules
+    graphs = read(gpuir.summary(gpuir.analyze(g, "a100", profile="cudagraph")))
+    calls = [e["args"]["correlation"] for e in slices(graphs, "cuda_runtime")]
+    assert len(calls) == len(set(calls)) > 1
+    assert set(calls) == {e["args"]["correlation"] for e in slices(graphs, "kernel")}
 
 
 def test_a_trace_is_the_same_twice_and_compressed_where_the_file_says_so():
