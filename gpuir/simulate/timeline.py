@@ -229,18 +229,22 @@ def _flat(found: Iterable[Launch | Repeat]) -> Iterator[Launch]:
 def copies(
     graph: Graph, profile: Profile, target: Target | None
 ) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
-    """The inputs that a profile copies to the device, and the outputs that it copies back, which
-    take over no storage there."""
+    """The inputs that a profile copies to the device, and the outputs that it copies back: not what
+    stays there, as gradients, an optimiser's state or a cache, nor what takes over its storage."""
     if profile.copies is None or target is None or target.pcie is None:
         return (), ()
     rate = profile.copies.share * target.pcie.bytes_per_s
     over = graph.over or (None,) * len(graph.outputs)
     return (
-        tuple(Copy(v.name, v.type.nbytes / rate) for v in graph.inputs),
+        tuple(
+            Copy(v.name, v.type.nbytes / rate)
+            for v in graph.inputs
+            if graph.role_of(v) == "input" and v not in over
+        ),
         tuple(
             Copy(v.name, v.type.nbytes / rate)
             for v, kept in zip(graph.outputs, over, strict=True)
-            if kept is None
+            if kept is None and graph.role_of(v) in ("activation", "input", "weight")
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from time import process_time
 
 import pytest
@@ -12,7 +13,18 @@ from hypothesis import strategies as st
 
 import gpuir
 from gpuir.ir.graph import Graph
-from gpuir.simulate.timeline import Copy, Launch, Repeat, Timeline, dependent, run, steps, timeline
+from gpuir.simulate.timeline import (
+    Copy,
+    Launch,
+    Repeat,
+    Timeline,
+    copies,
+    dependent,
+    run,
+    steps,
+    timeline,
+)
+from gpuir.targets.load import load_target
 from gpuir.targets.profile import NO_HOST, Copies, Host, Profile, load_profile
 from gpuir.targets.target import Table
 
@@ -416,3 +428,12 @@ def test_indices_of_what_is_not_zero_are_waited_for():
     g = gpuir.load(Chosen(), args=(torch.randn(64, 64),), dims={"u0": 99}, warn=lambda _: None)
     found = [x for x in steps(gpuir.analyze(g, "a100", profile="eager")) if isinstance(x, Launch)]
     assert [x.op.rpartition("/")[2] for x in found if x.waits] == ["Chosen:nonzero"]
+
+
+def test_what_stays_on_the_device_is_not_copied():
+    encoder = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+    g = gpuir.load(encoder, dims={"batch": 1, "seq": 8}, train=True, optimizer="adamw")
+    costed = gpuir.analyze(g, "t4", profile="ort")
+    into, back = copies(costed, load_profile("ort"), load_target("t4"))
+    assert [c.name for c in into] == ["input_ids", "attention_mask"]
+    assert [c.name for c in back] == ["last_hidden_state"], "gradients and weights stay"
