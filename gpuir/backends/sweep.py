@@ -37,7 +37,9 @@ def _series(s: Sweep, series: Series, page: Page) -> None:
     if price:
         page.line(f"{usd(price.usd_per_hour)} an hour ({price})", "dim")
     page.line()
-    columns = [(t, True) for t in (series.dim, "latency", f"{_unit(s)}/s", "device", "memory")]
+    columns = [(t, True) for t in (series.dim, "latency", f"{_unit(s)}/s")]
+    columns += [(f"x {series.dim}", True)] if series.counts_sizes else []
+    columns += [("device", True), ("memory", True)]
     columns += [(f"per million {_unit(s)}", True)] if price else []
     columns.append(("", False))
     rows: list[list[str]] = []
@@ -46,9 +48,9 @@ def _series(s: Sweep, series: Series, page: Page) -> None:
             f"{series.size(p):,}",
             quantity(p.latency_s, "s"),
             rate(p.items_per_s),
-            percent(p.device_s, p.latency_s),
-            quantity(p.reserved_bytes, "bytes"),
         ]
+        row += [rate(series.rate(p))] if series.counts_sizes else []
+        row += [percent(p.device_s, p.latency_s), quantity(p.reserved_bytes, "bytes")]
         row += [usd(p.usd_per_million or 0)] if price else []
         rows.append([*row, ", ".join(_notes(s, series, p))])
     page.table(columns, rows)
@@ -61,7 +63,7 @@ def _notes(s: Sweep, series: Series, p: Point) -> Iterable[str]:
         yield "best"
     for a, b in series.cliffs:
         if b is p:
-            yield f"{percent(1 - b.items_per_s / a.items_per_s)} slower than {series.size(a):,}"
+            yield f"{percent(series.lost(a, b))} slower than {series.size(a):,}"
     if p.is_host_bound:
         yield "waits for the host"
     if not p.fits:
@@ -217,7 +219,4 @@ def _series_record(x: Series) -> dict[str, Any]:
 
 
 def _cliffs(x: Series) -> Sequence[dict[str, Any]]:
-    return [
-        {"from": x.size(a), "to": x.size(b), "lost": 1 - b.items_per_s / a.items_per_s}
-        for a, b in x.cliffs
-    ]
+    return [{"from": x.size(a), "to": x.size(b), "lost": x.lost(a, b)} for a, b in x.cliffs]

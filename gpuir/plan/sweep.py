@@ -75,10 +75,19 @@ class Series:
         return dict(point.dims)[self.dim]
 
     @cached_property
+    def counts_sizes(self) -> bool:
+        """Whether a run's work is its items times its size, as of a length: what is swept is not
+        the batch."""
+        return len(self.points) > 1 and len({p.items for p in self.points}) == 1
+
+    def rate(self, point: Point) -> float:
+        """Work a second: items, or cells of all items along the size."""
+        return point.items_per_s * (self.size(point) if self.counts_sizes else 1)
+
+    @cached_property
     def best(self) -> Point | None:
-        """The most items a second, of those that fit; of equals the least size."""
-        fitting = [p for p in self.points if p.fits]
-        return max(fitting, key=lambda p: p.items_per_s, default=None)
+        """The most work a second, of those that fit; of equals the least size."""
+        return max((p for p in self.points if p.fits), key=self.rate, default=None)
 
     @cached_property
     def unfit(self) -> Point | None:
@@ -94,10 +103,12 @@ class Series:
 
     @cached_property
     def cliffs(self) -> tuple[tuple[Point, Point], ...]:
-        """Neighbours of which the larger does fewer items a second: a wave more, for few blocks."""
-        floor = 1 - LEAST_DROP
-        pairs = pairwise(self.points)
-        return tuple((a, b) for a, b in pairs if b.items_per_s < floor * a.items_per_s)
+        """Neighbours of which the larger does less work a second: a wave more, for few blocks."""
+        return tuple((a, b) for a, b in pairwise(self.points) if self.lost(a, b) > LEAST_DROP)
+
+    def lost(self, a: Point, b: Point) -> float:
+        """The part of a's work a second that b does not do."""
+        return 1 - self.rate(b) / self.rate(a)
 
 
 @dataclass(frozen=True)

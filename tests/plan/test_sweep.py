@@ -103,6 +103,17 @@ def test_best_cliffs_and_ends_of_a_series():
     assert nothing.best is None and nothing.busy is nothing.points[0]
 
 
+def test_along_a_length_work_is_items_times_it():
+    points = tuple(
+        replace(point(1, time_s), dims=(("seq", size),), items=4)
+        for size, time_s in ((8, 1.0), (16, 1.5), (32, 3.5))
+    )
+    s = Series("t4", "ort", "seq", (), points)
+    assert [s.rate(p) for p in points] == pytest.approx([32, 4 * 16 / 1.5, 4 * 32 / 3.5])
+    assert s.best is points[1] and s.cliffs == ((points[1], points[2]),)
+    assert s.lost(points[1], points[2]) == pytest.approx(1 - (32 / 3.5) / (16 / 1.5))
+
+
 def test_what_the_model_refuses_is_left_out_and_all_refused_is_an_error():
     t4 = [gpuir.load_target("t4")]
 
