@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import strategies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import gpuir
 from gpuir.backends.html import page
@@ -21,6 +24,7 @@ from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout, alike
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
+from gpuir.targets.profile import profile_names
 
 HERE = Path(__file__).parent
 ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
@@ -113,6 +117,19 @@ def test_parts_add_up():
             for (_, label, time_s, *_), parts_s in zip(parts, inside, strict=True):
                 assert parts_s <= time_s * (1 + 1e-9), label
             assert parts[0][2] == pytest.approx(s.device_s)
+
+
+@given(
+    strategies.graphs(), st.sampled_from(profile_names()), st.sampled_from(["a100", "t4", "mi300x"])
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_graph_is_data_that_a_page_can_hold(g: Graph, profile: str, target: str):
+    s = gpuir.summary(gpuir.analyze(g, target, profile=profile))
+    (run,) = json.loads(json.dumps(data([s]), allow_nan=False))["runs"]
+    assert run["latency"] == s.latency_s
+    assert sum(len(lane[1]) for lane in run["lanes"]) == len(s.timeline.spans)
+    times = sum(g["runs"] * g["time"] for g in run["groups"])
+    assert times == pytest.approx(s.device_s)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
