@@ -40,7 +40,8 @@ def command(
     if name is not None:
         show_one(gpuir.load_profile(loaded.profile(name)), page)
     else:
-        show_all([gpuir.load_profile(n) for n in (*gpuir.profile_names(), *loaded.profiles)], page)
+        names = (*gpuir.profile_names(), *map(loaded.profile, loaded.profiles))
+        show_all([gpuir.load_profile(name) for name in names], page)
     emit(page.text(), output)
 
 

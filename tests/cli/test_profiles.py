@@ -1,0 +1,64 @@
+"""`gpuir profiles`, and profiles of one's own, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuir.cli.main import main
+from gpuir.targets.profile import load_profile, profile_names
+
+ENCODER = str(Path(__file__).parents[2] / "examples/encoder.onnx")
+MINE = (
+    'base = "eager"\nname = "ours"\n[host]\nlaunch_s = 9e-6\n[sources]\n"host.launch_s" = "felt"\n'
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.toml").write_text(MINE, encoding="utf-8")
+    (tmp_path / "mine.py").write_text('PROFILES = {"ours": "ours.toml"}\n', encoding="utf-8")
+    return tmp_path
+
+
+def gpuir(*args: str, status: int = 0) -> Result:
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == status, (done.output, done.exception)
+    return done
+
+
+@pytest.mark.parametrize("width", ["60", "100"])
+def test_all_are_listed_with_what_the_host_takes(width: str):
+    rows = [line.split() for line in gpuir("profiles", "--width", width).stdout.splitlines()]
+    listed = {row[0]: row for row in rows if row}
+    assert {*profile_names()} <= {*listed}
+    assert "18.5" in listed["eager"] and "18.5" not in listed["ort"]
+
+
+def test_one_shows_every_number_and_who_says_so():
+    text = gpuir("profiles", "eager", "--width", "100").stdout
+    shown = [line.split()[0] for line in text.splitlines() if line[:1].isalpha()]
+    assert {row.field for row in load_profile("eager").rows()} <= {*shown}
+    assert "tools/host_overheads.py" in text and "assumed: as a matrix product" in text
+
+
+def test_a_wrong_name_gets_the_nearest():
+    assert "did you mean eager" in gpuir("profiles", "eagr", status=2).stderr
+
+
+def test_a_file_or_a_module_gives_ones_own(here: Path):
+    args = ("analyze", ENCODER, "--target", "a100", "--dims", "batch=1,seq=8", "--format", "json")
+    file = json.loads(gpuir(*args, "--profile", "ours.toml,eager").stdout)
+    mine, eager = file["reports"]
+    assert mine["profile"]["name"] == "ours" and mine["host_s"] > eager["host_s"]
+    numbers = {n["field"]: n for n in mine["profile"]["numbers"]}
+    assert (numbers["host.launch_s"]["value"], numbers["host.launch_s"]["source"]) == (9e-6, "felt")
+    module = json.loads(gpuir(*args, "--profile", "ours", "--load", "mine.py").stdout)
+    assert module["reports"][0]["latency_s"] == mine["latency_s"]
+    assert "ours" in gpuir("profiles", "--load", "mine.py").stdout
+    assert "felt" in gpuir("profiles", "ours", "--load", "mine.py").stdout
+    assert "write ours.toml" in gpuir(*args, "--profile", "ours", status=2).stderr
