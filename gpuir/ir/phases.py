@@ -16,9 +16,10 @@ def in_phase(locs: tuple[Loc, ...], phase: Phase) -> tuple[Loc, ...]:
 
 
 def phase_of(node: Node) -> Phase | None:
-    """The phase of a node; None is the forward pass."""
-    word = node.locs[0].rpartition("/")[2] if node.locs else ""
-    return next((phase for phase in PHASES if phase == word), None)
+    """The phase of a node; None is the forward pass. What a compiler computes once more within a
+    backward launch has locations of both: it is backward."""
+    words = {loc.rpartition("/")[2] for loc in node.locs}
+    return next((phase for phase in PHASES if phase in words), None)
 
 
 def is_training(g: Graph) -> bool:
