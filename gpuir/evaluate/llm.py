@@ -26,12 +26,15 @@ from gpuir.evaluate.batch import alike
 from gpuir.evaluate.columns import Columns, Floats, TableFile
 from gpuir.evaluate.kinds import Shapes
 from gpuir.evaluate.score import Errors, Group, Score, Scores, errors
-from gpuir.evaluate.steps import ATTENTION, OUTSIDE, Build, Kernel, steps
+from gpuir.evaluate.steps import ATTENTION, Build, Kernel, steps
 from gpuir.evaluate.tables import target_of
 from gpuir.targets.target import Target
 
 LAYER = "layer"
-MIDDLE = 1  # the layer between the first and the last
+LAYERS, MIDDLE = (
+    5,
+    (2, 3),
+)  # those built, and predicted: what fuses across two layers comes by turns
 MEASURED = "measured kernels"
 EXTENTS = ("tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab", "gated")
 PROFILES = ("compiled", "eager")
@@ -62,8 +65,7 @@ class Profiled:
     @property
     def config(self) -> dict[str, Any]:
         """A rank's share as a config of transformers: heads, feed-forward and vocabulary divided as
-        Megatron does (arXiv 1909.08053, section 3). Of three layers the middle one is predicted:
-        the ends of the others differ."""
+        Megatron does (arXiv 1909.08053, section 3). Layers enough for some amid others."""
         e = self.extents
         share = {
             "hidden_size": e["hidden"],
@@ -71,7 +73,7 @@ class Profiled:
             "intermediate_size": e["ffn"] // e["tp"],
             "num_attention_heads": e["q_heads"] // e["tp"],
             "num_key_value_heads": max(e["kv_heads"] // e["tp"], 1),
-            "num_hidden_layers": 3,
+            "num_hidden_layers": LAYERS,
             "vocab_size": max(e["vocab"] // e["tp"], 1),
             "dtype": DTYPES[self.dtype],
         }
@@ -192,12 +194,15 @@ def predicted(works: Iterable[Work], target: Target, model: Model | None = None)
 def by_part(
     kernels: Iterable[Kernel], tokens: Floats, target: Target, model: Model | None = None
 ) -> dict[str, Floats]:
-    """Seconds of each part of the layer in the middle, and of the embedding, as `predicted`."""
+    """Seconds of each part of a layer, and of the embedding, as `predicted`."""
     works: dict[str, list[Work]] = {}
     for kernel in kernels:
-        if kernel.layer in (MIDDLE, None) and kernel.part not in (ATTENTION, OUTSIDE, "lm_head"):
+        if (kernel.layer in MIDDLE and kernel.part != ATTENTION) or kernel.part == "emb":
             works.setdefault(kernel.part, []).append(kernel.at(tokens))
-    return {part: predicted(some, target, model) for part, some in works.items()}
+    return {
+        part: predicted(some, target, model) / (1 if part == "emb" else len(MIDDLE))
+        for part, some in works.items()
+    }
 
 
 def score(
