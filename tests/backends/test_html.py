@@ -192,6 +192,23 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
         tab.close()
 
 
+@pytest.fixture(scope="module")
+def encoders(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp("html") / "encoder.html"
+    path.write_text(html(encoder("a100")), encoding="utf-8")
+    with browser.new_page() as tab:
+        yield Opened(tab, path).tab
+
+
+@pytest.fixture
+def tab(encoders: Any) -> Any:
+    """The encoder's page as it opens; shared, as opening one takes seconds."""
+    encoders.keyboard.press("Escape")
+    for label in ("by module", "by kind of kernel", "every kernel", "equal kernels"):
+        encoders.get_by_label(label).check()  # a new table each time
+    return encoders
+
+
 def table_rows(tab: Any) -> list[str]:
     return tab.locator("#table tbody tr").all_inner_texts()
 
@@ -210,8 +227,7 @@ def test_it_opens_without_complaint_or_request(opened: Any, which: str):
     assert found.tab.locator("h1").inner_text().startswith(s[0].model.split("\u2028")[0])
 
 
-def test_search_narrows_the_table(opened: Any):
-    tab = opened(encoder("a100")).tab
+def test_search_narrows_the_table(tab: Any):
     every = len(table_rows(tab))
     tab.get_by_label("Search").fill("gemm")
     some = table_rows(tab)
@@ -220,9 +236,8 @@ def test_search_narrows_the_table(opened: Any):
     assert "No matching" in table_rows(tab)[0]
 
 
-def test_columns_sort_by_number_and_say_so(opened: Any):
+def test_columns_sort_by_number_and_say_so(tab: Any):
     (s,) = encoder("a100")
-    tab = opened([s]).tab
     times = [x.time_s for x in alike(s)]
     assert times == sorted(times, reverse=True)
     first = table_rows(tab)[0]
@@ -236,9 +251,8 @@ def test_columns_sort_by_number_and_say_so(opened: Any):
     assert tab.locator("th[aria-sort]").count() == 1
 
 
-def test_enter_explains_a_kernel_and_escape_goes_back(opened: Any):
+def test_enter_explains_a_kernel_and_escape_goes_back(tab: Any):
     (s,) = encoder("a100")
-    tab = opened([s]).tab
     slowest = alike(s)[0]
     button = tab.locator("#table button.row").first
     button.focus()
@@ -253,8 +267,7 @@ def test_enter_explains_a_kernel_and_escape_goes_back(opened: Any):
     assert button.evaluate("button => button === document.activeElement")
 
 
-def test_a_click_on_a_row_or_a_point_explains_it(opened: Any):
-    tab = opened(encoder("a100")).tab
+def test_a_click_on_a_row_or_a_point_explains_it(tab: Any):
     tab.locator("#table tbody tr").nth(1).locator("td").nth(3).click()
     assert tab.get_by_role("dialog").is_visible()
     tab.get_by_role("button", name="Close").click()
@@ -265,9 +278,8 @@ def test_a_click_on_a_row_or_a_point_explains_it(opened: Any):
     assert tab.get_by_role("dialog").is_visible()
 
 
-def test_every_kernel_has_a_row(opened: Any):
+def test_every_kernel_has_a_row(tab: Any):
     (s,) = encoder("a100")
-    tab = opened([s]).tab
     tab.get_by_label("every kernel").check()
     assert f"of {len(s.slowest()):,} entries" in tab.locator(".dt-info").inner_text()
     tab.get_by_label("Search").fill("layer.7/intermediate")
@@ -286,12 +298,10 @@ def test_a_run_is_chosen(opened: Any):
     assert table_rows(tab) != before
 
 
-def test_parts_by_module(opened: Any):
-    found = opened(encoder("a100"))
-    found.tab.get_by_label("by module").check()
-    labels = found.tab.locator("#chart-time .slicetext").all_text_contents()
+def test_parts_by_module(tab: Any):
+    tab.get_by_label("by module").check()
+    labels = tab.locator("#chart-time .slicetext").all_text_contents()
     assert any("intermediate" in label for label in labels)
-    assert found.complaints == []
 
 
 def brightness(tab: Any) -> float:
