@@ -53,7 +53,7 @@ def _series(s: Sweep, series: Series, page: Page) -> None:
         row += [percent(p.device_s, p.latency_s), quantity(p.reserved_bytes, "bytes")]
         row += [usd(p.usd_per_million or 0)] if price else []
         rows.append([*row, ", ".join(_notes(s, series, p))])
-    page.table(columns, rows)
+    page.table(columns, rows, drop=("device", "memory"))
     page.line()
 
 

@@ -138,9 +138,8 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     axes = axes_of(given)
     targets = targets_of(given, loaded)
     own = prices_of(given)
-    profiles = [loaded.profile(name) for name in split_names(given["profile"])] or [None]
-    for name in profiles:
-        gpuir.load_profile(name or "eager")
+    names = [loaded.profile(name) for name in split_names(given["profile"])]
+    profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
     how = options.load_options(given)
     fixed = how.get("dims", {})
     if twice := [name for name in axes if name in fixed]:

@@ -269,7 +269,8 @@ def other_stacks(case: Case) -> Iterator[Change]:
         "cudagraph": "torch.compile(mode='reduce-overhead'): fixed shapes and addresses",
         "tensorrt": "an engine to build for each GPU and range of shapes",
     }
-    for name in STACKS.get(case.now.timeline.profile.name, ()):
+    profile = case.now.timeline.profile
+    for name in STACKS.get(profile.name, STACKS.get(profile.base, ())):
         if name == "tensorrt" and (VIEWED in case.graph.assumed or case.target.vendor != "NVIDIA"):
             continue
         if name == "cudagraph" and case.target.is_cpu:
