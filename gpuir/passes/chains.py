@@ -18,9 +18,9 @@ def units(g: Graph, chains: Sequence[tuple[str, ...]]) -> list[int]:
 
     The ops of one model node are a unit. A chain like `conv>add:same>relu` makes one of several,
     each of which reads the last one, and that one alone does. A unit of several ops is called by
-    all: `mul+add`; as the first of a chain `conv*` is any that begins with a conv. Behind a colon
-    is what the op's other operands must be (`CONDITIONS`). Rules apply one after the other, and
-    again to what they made.
+    all, but for those on weights: `mul+add`; as the first of a chain `conv*` is any that begins
+    with a conv. Behind a colon is what the op's other operands must be (`CONDITIONS`). Rules apply
+    one after the other, and again to what they made.
     """
     return _Units(g).joined([steps(chain) for chain in chains])
 
@@ -135,13 +135,20 @@ class _Units:
 
     def head(self, root: int) -> Node:
         """The first op of a unit that does something."""
-        ops = (self.nodes[i] for i in self.members[root])
-        return next((n for n in ops if not isinstance(n.op, _SILENT)), self.nodes[root])
+        return next(iter(self.loud(root)), self.nodes[root])
+
+    def loud(self, root: int) -> list[Node]:
+        """The ops of a unit that do something with what is not known before."""
+        nodes = (self.nodes[i] for i in self.members[root])
+        return [
+            n
+            for n in nodes
+            if not isinstance(n.op, _SILENT) and not self.known.issuperset(n.results)
+        ]
 
     def name(self, root: int) -> str:
-        ops = [self.nodes[i].op for i in self.members[root]]
-        loud = [op for op in ops if not isinstance(op, _SILENT)]
-        return "+".join(map(word, loud or ops))
+        nodes = self.loud(root) or [self.nodes[i] for i in self.members[root]]
+        return "+".join(word(n.op) for n in nodes)
 
     def follow(self, root: int, chain: tuple[Step, ...]) -> list[int]:
         """The units of a chain that begins with the one at `root`; none if it is no such chain."""

@@ -63,6 +63,12 @@ CASES = {
         "y = Relu (b)",
         ["Transpose", "Relu"],
     ),
+    "Shuffle and Reduce": (
+        IMAGE,
+        "i = Constant <value = int64[1] {3}> ()\na = Transpose <perm = [0, 2, 3, 1]> (x)\n"
+        "y = ReduceSum <keepdims = 0> (a, i)",
+        ["ReduceSum"],
+    ),
     "SoftMax and Log": (ROWS, "a = Softmax <axis = -1> (x)\ny = Log (a)", ["Softmax Log"]),
     "Reduction Operation Fusions: GELU": (
         ROWS,
