@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from io import BytesIO
 from typing import Any
 
+from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.sweep import rate, usd
-from gpuir.ir.errors import UsageError
 from gpuir.plan.sweep import Point, Series, Sweep
 
 LINES = 12  # of the series, the fastest: more cannot be told apart
-STYLE = {
-    "svg.hashsalt": "gpuir",  # or each file has ids of its own
-    "svg.fonttype": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 9,
-}
 
 
 @dataclass(frozen=True)
@@ -48,36 +37,22 @@ def panels(s: Sweep) -> list[Panel]:
 def sweep_plot(s: Sweep, form: str) -> bytes:
     """The picture as `png` or `svg`, the same bytes for the same sweep. Hollow points do not fit;
     the band is between what 80 % of measurements are expected."""
-    matplotlib = _matplotlib("matplotlib")
     shown = panels(s)
+    return picture(form, (4.2 * len(shown), 4.2), lambda figure: _draw(figure, s, shown))
+
+
+def _draw(figure: Any, s: Sweep, shown: Sequence[Panel]) -> None:
     chosen = sorted(s.series, key=lambda x: -x.best.items_per_s if x.best else 0.0)[:LINES]
-    with matplotlib.rc_context(STYLE):
-        figure = _matplotlib("matplotlib.figure").Figure(
-            figsize=(4.2 * len(shown), 4.2), layout="constrained"
-        )
-        axes = figure.subplots(1, len(shown), squeeze=False)[0]
-        for ax, panel in zip(axes, shown, strict=True):
-            for i, series in enumerate(chosen):
-                _line(ax, series, panel, f"C{i % 10}")
-            _scales(ax, s, panel)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        left = len(s.series) - len(chosen)
-        more = f" (the fastest {len(chosen)} of {len(s.series)})" if left else ""
-        figure.suptitle(f"{s.model}{more}")
-        out = BytesIO()
-        dates = {"Date": None} if form == "svg" else {"Software": None}
-        figure.savefig(out, format=form, dpi=150, metadata=dates)
-    return out.getvalue()
-
-
-def _matplotlib(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UsageError(
-            "pictures need matplotlib", found=str(error), fix="pip install 'gpuir[plot]'"
-        ) from error
+    axes = figure.subplots(1, len(shown), squeeze=False)[0]
+    for ax, panel in zip(axes, shown, strict=True):
+        for i, series in enumerate(chosen):
+            _line(ax, series, panel, f"C{i % 10}")
+        _scales(ax, s, panel)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    left = len(s.series) - len(chosen)
+    more = f" (the fastest {len(chosen)} of {len(s.series)})" if left else ""
+    figure.suptitle(f"{s.model}{more}")
 
 
 def _line(ax: Any, series: Series, panel: Panel, color: str) -> None:
@@ -99,8 +74,9 @@ def _line(ax: Any, series: Series, panel: Panel, color: str) -> None:
 
 
 def _scales(ax: Any, s: Sweep, panel: Panel) -> None:
-    ticker = _matplotlib("matplotlib.ticker")
+    ticker = matplotlib("matplotlib.ticker")
     dim, values = s.axes[0]
+    ax.grid(True, alpha=0.25)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(values, [f"{n:,}" for n in values])
