@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuir.backends.scores import SCHEMA
@@ -19,6 +19,7 @@ from gpuir.evaluate.models import (
     Result,
     Times,
 )
+from gpuir.evaluate.operators import Compared
 
 TITLES = {
     "neusight": "NeuSight",
@@ -32,14 +33,26 @@ LEGEND = (
 )
 
 
-def json_text(labels: Labels, found: Sequence[Result], groups: Sequence[Group]) -> str:
-    """`{"schema", "kind": "models", "cases": [...], "groups": [...], "skipped": {...}}`."""
+@dataclass(frozen=True)
+class Scores:
+    """What is known of a table's cases: each, by groups, and by kinds of operators."""
+
+    labels: Labels
+    cases: Sequence[Result]
+    groups: Sequence[Group]
+    operators: Sequence[Compared] = ()
+
+
+def json_text(scores: Scores) -> str:
+    """`{"schema", "kind": "models", "cases": [...], "groups": [...], ...}`; docs/eval.md."""
+    labels = scores.labels
     text = {
         "schema": SCHEMA,
         "kind": "models",
         "file": labels.file,
-        "cases": [_case(r) for r in found],
-        "groups": [_group(g) for g in groups],
+        "cases": [_case(r) for r in scores.cases],
+        "groups": [_group(g) for g in scores.groups],
+        "operators": [_operator(x) for x in scores.operators],
         "skipped": dict(labels.skipped),
     }
     return json.dumps(text, indent=1, allow_nan=False) + "\n"
@@ -90,6 +103,11 @@ def _group(g: Group) -> dict[str, Any]:
     return {**place, "n": g.n, "errors": numbers, "parts": parts}
 
 
+def _operator(x: Compared) -> dict[str, Any]:
+    numbers = {n: float(f"{v:.6g}") for n, v in asdict(x).items() if isinstance(v, float)}
+    return {**asdict(x), **numbers, "error": _round(x.error)}
+
+
 def _round(x: float) -> float:
     return round(x, 4)
 
@@ -97,8 +115,10 @@ def _round(x: float) -> float:
 # ---------------------------------------------------------------------------- for a terminal
 
 
-def report(labels: Labels, found: Sequence[Result], groups: Sequence[Group], layout: Layout) -> str:
-    """Each case, then the groups' errors beside those of others, then what was left out."""
+def report(scores: Scores, layout: Layout) -> str:
+    """Each case, then the groups' errors beside those of others, then kinds of operators, then what
+    was left out."""
+    labels, found = scores.labels, scores.cases
     page = Page(layout.width, layout.color)
     page.heading(f"{labels.file}: {len(found)} cases of whole models")
     if found:
@@ -107,12 +127,31 @@ def report(labels: Labels, found: Sequence[Result], groups: Sequence[Group], lay
         _cases(page, found)
         page.line()
         page.line("mean absolute error by stack, mode and GPU, others' on the same cases")
-        _groups(page, groups)
+        _groups(page, scores.groups)
+    if scores.operators:
+        page.line()
+        page.line("by kind of operator, of the cases that were traced: milliseconds in all layers")
+        _operators(page, scores.operators)
     if labels.skipped:
         page.line()
     for reason, count in sorted(labels.skipped.items()):
         page.wrapped("skipped", f"{count} lines: {reason}")
     return page.text()
+
+
+def _operators(page: Page, found: Sequence[Compared]) -> None:
+    columns = [("gpu", False), ("mode", False), ("part", False), ("operators", False)]
+    columns += [("cases", True), ("measured", True), ("predicted", True), ("error", True)]
+    columns += [("mean", True), ("doubt", False)]
+    rows = [
+        (
+            *(x.target, x.mode, x.part, x.kind, str(x.cases)),
+            *(_ms(x.measured_s), _ms(x.predicted_s), _percent(x.error), f"{x.mean:.1f}"),
+            "slow trace" if x.doubted else "",
+        )
+        for x in found
+    ]
+    page.table(columns, rows, drop=("mean",))
 
 
 def _cases(page: Page, found: Sequence[Result]) -> None:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     help="Score each GPU by weights trained without it too: a100-pcie-40gb.json, from"
     " `gpuir train --without`.",
 )
+@click.option(
+    "--ops",
+    type=click.Path(),
+    metavar="TABLE",
+    help="Operators of the same models run one by one: errors by kind of operator too.",
+)
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
 @options.output
@@ -55,6 +61,7 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     from gpuir.cli import decoders
     from gpuir.cli.analyze import layout
     from gpuir.evaluate.models import groups, read_configs, read_labels, results
+    from gpuir.evaluate.operators import compared, read_traces
     from gpuir.ir.errors import UsageError
 
     for path in (given["json_path"], given["output"]):
@@ -69,14 +76,16 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
         )
     known = read_configs(configs)
     table = read_labels(labels, known)
+    traces = read_traces(given["ops"]) if given["ops"] else {}
     with TemporaryDirectory() as folder:
         predict = predictor(known, given["unseen"], Path(folder))
         found = [said(r) for r in results(table.cases, predict)]
+    scores = model_scores.Scores(table, found, groups(found), compared(found, traces))
     if given["json_path"]:
-        emit(model_scores.json_text(table, found, groups(found)), given["json_path"])
+        emit(model_scores.json_text(scores), given["json_path"])
     if given["json_path"] != "-":
         shape = layout(given["width"], given["output"])
-        emit(model_scores.report(table, found, groups(found), shape), given["output"])
+        emit(model_scores.report(scores, shape), given["output"])
 
 
 def said(result: Result) -> Result:

@@ -19,6 +19,7 @@ import numpy as np
 
 from gpuir.evaluate.columns import Columns, TableFile
 from gpuir.evaluate.eager import DEVICES
+from gpuir.evaluate.operators import by_kind
 from gpuir.evaluate.tables import target_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Node
@@ -80,12 +81,14 @@ class Times:
 @dataclass(frozen=True)
 class Predicted:
     """What is predicted of a case: its times, between what 80 % of measurements lie, the part of
-    the time that the device waits for the host, and how many kernels were launched."""
+    the time that the device waits for the host, how many kernels were launched, and their seconds
+    by kind of operator, forward and backward."""
 
     times: Times
     interval: tuple[float, float] | None = None
     waiting: float = 0.0
     launches: int = 0
+    kinds: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Case:
     published: Mapping[str, Times] = field(default_factory=dict[str, Times])
     ratios: Mapping[str, float] = field(default_factory=dict[str, float])
     doubt: str = ""
+    layers: int = 0  # of the measured model; 0 where the table does not say
 
     @property
     def profile(self) -> str:
@@ -157,7 +161,7 @@ def read_labels(path: str, configs: Mapping[str, Mapping[str, Any]]) -> Labels:
             found=f"no {', '.join(missing)}",
         )
     others = [f"{p}_{m}" for p in PUBLISHED for m in MEASURED]
-    columns = file.read((*KEY, *MEASURED, *SUMS, *others))
+    columns = file.read((*KEY, "num_layer", *MEASURED, *SUMS, *others))
     cases: list[Case] = []
     skipped: dict[str, int] = {}
     for line in _lines(columns, others):
@@ -171,7 +175,9 @@ def read_labels(path: str, configs: Mapping[str, Mapping[str, Any]]) -> Labels:
 
 def _lines(columns: Columns, others: Sequence[str]) -> Iterator[dict[str, Any]]:
     words = {n: columns.words(n) for n in ("device", "model", "mode", "option")}
-    numbers = {n: columns.numbers(n) for n in ("seqlen", "batch", *MEASURED, *SUMS, *others)}
+    numbers = {
+        n: columns.numbers(n) for n in ("seqlen", "batch", "num_layer", *MEASURED, *SUMS, *others)
+    }
     for i in range(columns.count):
         said: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
         yield said | {n: float(values[i]) for n, values in numbers.items()}
@@ -205,6 +211,7 @@ def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> 
         {p: times for p, times in published.items() if times.total_s > 0},
         ratios,
         "slower than its operators" if any(r > MOST_OF_SUM for r in ratios.values()) else "",
+        0 if math.isnan(line["num_layer"]) else int(line["num_layer"]),
     )
 
 
@@ -248,6 +255,7 @@ def predicted(costed: Graph, profile: str) -> Predicted:
         (sum(low for low, _ in between), sum(high for _, high in between)) if between else None,
         sum(t.gaps_s for t in found) / sum(times),
         sum(len(t.starts) for t in found),
+        by_kind(costed.nodes),
     )
 
 

@@ -262,6 +262,25 @@ def safe_softmax(n: TorchNode, e: Emitter) -> Value:
     return e(t.Map("where", (none, e.constant(0, x.type.dtype), e(t.Softmax(x, axis)))))
 
 
+def softmax_backward(n: TorchNode, e: Emitter) -> Value:
+    """dx = y dy - y sum(y dy). PyTorch launches the product y dy by itself, so it has a location of
+    its own (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    dy, y = n["grad_output"], n["output"]
+    where = e.builder.locs
+    e.builder.locs = tuple(beside(loc, "product") for loc in where)
+    product = e(t.Map("mul", (dy, y)))
+    e.builder.locs = where
+    axis = n.axis(y.type.rank) if y.type.rank else 0
+    total = over(e, "sum", product, (axis,), True) if y.type.rank else product
+    return cast(e, e(t.Map("sub", (product, e(t.Map("mul", (y, total)))))), n.type.dtype)
+
+
+def beside(loc: str, part: str) -> str:
+    """`m:h/softmax/backward` → `m:h/softmax.product/backward`"""
+    name, slash, phase = loc.rpartition("/backward")
+    return f"{name}.{part}{slash}{phase}" if slash else f"{loc}.{part}"
+
+
 def norm(n: TorchNode, e: Emitter) -> Value:
     """The p-norm over axes: the root of the sum of powers, the largest, or how many are not 0."""
     x, dtype, p = n["self"], n.type.dtype, float(n.args["ord"])
@@ -477,6 +496,7 @@ CONVERTERS: dict[str, Converter] = {
     **{name: softmax(log=False) for name in ("softmax", "_softmax")},
     **{name: softmax(log=True) for name in ("log_softmax", "_log_softmax")},
     "_safe_softmax": safe_softmax,
+    "_softmax_backward_data": softmax_backward,
     "linalg_vector_norm": norm,
     "aminmax": extremes,
     "layer_norm": layer_norm,
