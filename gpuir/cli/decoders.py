@@ -58,12 +58,18 @@ def show(
     output: str | None,
     width: int | None,
     unseen: str | None,
+    **others: object,
 ) -> None:
-    """The scores of a table to where a command's options say."""
+    """The scores of a table to where a command's options say. UsageError for an option that is of
+    other tables."""
     from gpuir.backends import scores
     from gpuir.cli.analyze import layout
     from gpuir.cost.tile import BY
 
+    if given := [name for name, value in others.items() if value]:
+        raise UsageError(
+            f"--{given[0]} is for labels of whole models", where=path, fix="leave it out"
+        )
     table, found = evaluate(path, unseen)
     if json_path:
         head = {"kind": "models", "predictor": BY, "calibrated_rows": None}

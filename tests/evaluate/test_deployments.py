@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from gpuir.cli.decoders import are_in, evaluate
 from gpuir.cli.decoders import served as build
+from gpuir.cli.eval_models import models
 from gpuir.evaluate.deployments import DRAFTING, IMPOSSIBLE, forecast, read, score
 from gpuir.ir.errors import UsageError
 
@@ -135,6 +138,23 @@ def test_tables_are_told_by_their_columns(tmp_path: Path):
     assert not are_in(other)
     with pytest.raises(UsageError, match="no table of decoders"):
         evaluate(other)
+
+
+def test_the_command_scores_deployments_without_configs(tmp_path: Path):
+    path = str(table(tmp_path, {}))
+    shown = CliRunner().invoke(models, [path, "--width", "120"])
+    assert shown.exit_code == 0
+    assert "deployments of language models, 1 rows" in shown.output
+    assert "Llama-3.1-8B-Instruct" in shown.output
+    told = json.loads(CliRunner().invoke(models, [path, "--json", "-"]).stdout)
+    assert {r["op"] for r in told["rows"]} == {"tpot", "request"}
+    assert told["files"][0]["scored"] == 1
+
+
+def test_weights_of_unseen_gpus_are_asked_for_by_name(tmp_path: Path):
+    with pytest.raises(UsageError, match="no weights of these GPUs") as error:
+        evaluate(table(tmp_path, {}), str(tmp_path))
+    assert error.value.expected == "h200-sxm-141gb.json"
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")
