@@ -53,16 +53,18 @@ class Trial:
     @cached_property
     def is_certain(self) -> bool:
         """Whether the gain is larger than the prediction's error: kernels that both runs have are
-        off alike, and of all others those before take the least and those after the most that 80 %
-        of measurements do."""
+        off alike, and so is the host, by all that its profile doubts; of all other kernels those
+        before take the least and those after the most that 80 % of measurements do."""
         if self.after is None:
             return False
         same = Counter[Span]()
         if self.before.items == self.after.items and self.before.target == self.after.target:
             same = Counter(_spans(self.before)) & Counter(_spans(self.after))
-        least = _bound(self.before, same, 1)
-        most = _bound(self.after, same, 2)
-        return most < least
+        doubt = max(x.timeline.profile.host.doubt for x in (self.before, self.after))
+        return all(
+            _bound(self.after, same, 2, host) < _bound(self.before, same, 1, host)
+            for host in (1 / doubt, 1.0, doubt)
+        )
 
     def usd(self, prices: Mapping[str, Price]) -> tuple[float, float] | None:
         """US dollars for a million items, before and after; None where a price is not known."""
@@ -79,11 +81,14 @@ def _spans(run: Outcome) -> list[Span]:
     return [(c.time_s, *(c.interval or (c.time_s, c.time_s))) for c in costs]
 
 
-def _bound(run: Outcome, same: Counter[Span], end: int) -> float:
-    """Seconds for each item, kernels that are not `same` taking their least (1) or most (2)."""
-    other = Counter(_spans(run)) - same
+def _bound(run: Outcome, same: Counter[Span], end: int, host: float) -> float:
+    """Seconds for each item, kernels that are not `same` taking their least (1) or most (2), and
+    what is not kernels `host` times as long."""
+    spans = _spans(run)
+    other = Counter(spans) - same
     late = sum(count * (span[end] - span[0]) for span, count in other.items())
-    return (run.latency_s + late) / run.items
+    kernels_s = sum(span[0] for span in spans)
+    return (kernels_s + late + host * (run.latency_s - kernels_s)) / run.items
 
 
 def _usd(run: Outcome, prices: Mapping[str, Price]) -> float | None:

@@ -55,6 +55,18 @@ def test_kernels_of_both_runs_are_off_alike():
     assert not trial(outcome(1.0, items=4), outcome(1.9, items=8)).is_certain
 
 
+def test_the_host_is_off_alike_in_both_runs():
+    """Less of the host for more of a kernel is a gain only where the host is not quick."""
+    doubt = load_profile("eager").host.doubt
+    assert doubt > 1.2
+    slow = trial(outcome(host_s=1.0), outcome(host_s=0.9))
+    assert slow.is_certain, "whatever the host takes"
+    sure = trial(outcome(1.0, host_s=1.0), outcome(1.0, 0.01, host_s=0.9))
+    assert sure.is_certain
+    unsure = trial(outcome(1.0, host_s=1.0), outcome(1.0, 0.1 * 0.8 / 1.2, host_s=0.9))
+    assert unsure.gain > 0 and not unsure.is_certain
+
+
 def test_what_needs_less_memory_helps_where_there_is_too_little():
     before = outcome(1.0, fits=False)
     assert not trial(before, outcome(1.0, fits=False)).fits, "as much is missing"
