@@ -125,6 +125,7 @@ ENTRIES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(ENTRIES, ENTRIES)
 def test_every_kernel_is_in_one_change_and_no_time_is_lost(old: list[Entry], new: list[Entry]):
     found = list(changes(old, new))
