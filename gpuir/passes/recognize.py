@@ -19,7 +19,7 @@ FORMS = (
     *("softmax", "log_softmax", "sigmoid", "softplus", "mish", "silu", "gelu", "gelu_tanh"),
     *(*NORMS, "attention"),
 )
-OTHER_FORMS = ("ort_gelu", "ort_gelu_tanh", "matmul_scale")
+OTHER_FORMS = ("ort_gelu", "ort_gelu_tanh", "matmul_scale", "plain_attention")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Recognize(Pass):
     `forms` says which, as a software stack has it: `all`, names with spaces between (`layer_norm
     gelu`), or names to leave out (`-attention`). `layer_norm` and `rms_norm` are over the last
     axes; other norms are `group_norm`. Not among `all`: `ort_gelu` and `ort_gelu_tanh`, in
-    the spellings that onnxruntime knows; and `matmul_scale`, a product that takes the number that
-    scales an operand to its own result.
+    the spellings that onnxruntime knows; `matmul_scale`, a product that takes the number that
+    scales an operand to its own result; and `plain_attention`, with scores that are scaled and no
+    more, as in the first patterns of torch/_inductor/fx_passes/fuse_attention.py.
     """
 
     forms: str = "all"
@@ -76,12 +77,18 @@ class _Recognizer(AttentionMatcher):
         self.norms = not self.forms.isdisjoint(NORMS)
         self.gates: dict[Value, tuple[tuple[Value, int], ...]] = {}
 
+    def is_plain(self, v: Value) -> bool:
+        """Whether v is a softmax of scores that are scaled and no more."""
+        found = self.scores(v) if "plain_attention" in self.forms else None
+        return found is not None and not (found.masks or found.softcap) and found.scale != 1.0
+
     def rule(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
         if not n.results or self.node.get(n.results[0]) is not n:
             return None  # of a region, which had its own turn
         match n.op:
             case t.Matmul():
-                found = self.attention(n, b) if "attention" in self.forms else None
+                known = "attention" in self.forms or self.is_plain(n.op.a)
+                found = self.attention(n, b) if known else None
                 moved = "matmul_scale" in self.forms and not found
                 return self.scaled_product(n, b) if moved else found
             case t.Map(fn):
