@@ -122,7 +122,7 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
     if target is not None and target.is_cpu:
         profile = replace(profile, host=NO_HOST, copies=None, streams=1)
     into, back = copies(graph, profile, target)
-    found = tuple(steps(graph) if profile.streams == 1 else dependent(graph))
+    found = tuple(steps(graph) if profile.streams == 1 else _whole_ops(dependent(graph)))
     result = run(found, profile, into, back)
     if all(x.between_s is None for x in result.launches):
         return result
@@ -144,6 +144,17 @@ def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]
     beyond its kernels, if its predictor says so, counts as one kernel more. A gradient that is done
     is handed to its param by an op that launches nothing, PyTorch's AccumulateGrad, unless it is
     added to an earlier one, which the graph has."""
+    return _whole_ops(_nodes(graph, path))
+
+
+def _whole_ops(found: Iterable[Launch | Repeat]) -> Iterator[Launch | Repeat]:
+    """Without the views of ops that launch kernels too, which are in their T2 and T5."""
+    for _, some in groupby(found, lambda x: x.op if isinstance(x, Launch) else x):
+        op = list(some)
+        yield from [x for x in op if isinstance(x, Repeat) or not x.empty] or op[:1]
+
+
+def _nodes(graph: Graph, path: tuple[str, ...]) -> Iterator[Launch | Repeat]:
     added = any("/accumulate/" in loc for node in graph.nodes for loc in node.locs[:1])
     handed = {name for name, role in graph.roles if role == "gradient" and not added}
     for node in graph.nodes:
@@ -158,7 +169,7 @@ def steps(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Launch | Repeat]
             if cost and rest > 1e-9 * cost.time_s:
                 yield replace(_launch(here, node, cost), time_s=rest, between_s=None)
         elif isinstance(op, k.Cond):
-            yield from steps(max((op.then, op.orelse), key=_time), here)
+            yield from _nodes(max((op.then, op.orelse), key=_time), here)
         elif node.cost is not None:
             yield _launch(here, node, node.cost)
             for v in node.results:
@@ -205,7 +216,7 @@ def dependent(graph: Graph) -> Iterator[Launch]:
     made: dict[str, tuple[int, ...]] = {}  # launches that a value comes from
     count = 0
     for node in graph.nodes:
-        inner = list(_flat(steps(replace(graph, nodes=(node,)))))
+        inner = list(_flat(_nodes(replace(graph, nodes=(node,)), ())))
         after = tuple(dict.fromkeys(i for v in node.op.operands for i in made.get(v.name, ())))
         if node.op.control:
             after = tuple(range(count))

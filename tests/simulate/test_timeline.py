@@ -437,3 +437,16 @@ def test_what_stays_on_the_device_is_not_copied():
     into, back = copies(costed, load_profile("ort"), load_target("t4"))
     assert [c.name for c in into] == ["input_ids", "attention_mask"]
     assert [c.name for c in back] == ["last_hidden_state"], "gradients and weights stay"
+
+
+def test_an_ops_own_views_are_part_of_it():
+    """An LSTM's are in its loop, those of a model's own are not."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.LSTM(8, 8)
+    g = gpuir.load(module, args=(torch.randn(9, 4, 8),), warn=lambda _: None)
+    costed = gpuir.analyze(g, "a100", profile="eager")
+    loop = next(x for x in steps(costed) if isinstance(x, Repeat))
+    assert loop.inner and loop.trips == 9
+    assert not any(x.empty for x in loop.body if isinstance(x, Launch))
+    views = [x for x in steps(encoder()) if isinstance(x, Launch) and x.empty]
+    assert views and len({x.op for x in views}) == len(views)
