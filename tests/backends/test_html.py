@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -54,6 +56,11 @@ def nasty() -> Summary:
     return gpuir.summary(replace(g, name=NASTY, nodes=nodes), warnings=[NASTY])
 
 
+def nothing() -> Summary:
+    g = gpuir.parse("graph @nothing {\n  in %x: f32[8]\n  out %x\n}")
+    return gpuir.summary(gpuir.analyze(g, "a100"))
+
+
 def html(summaries: Sequence[Summary]) -> str:
     return page.html(summaries, Layout())
 
@@ -73,6 +80,18 @@ def without_libraries(text: str) -> str:
 
 def test_the_same_runs_give_the_same_page():
     assert html(encoder("a100", "l4")) == html(encoder("a100", "l4"))
+
+
+def test_no_order_of_a_set_is_in_the_page(tmp_path: Path):
+    """Texts hash differently from one process to the next."""
+    model = (str(ENCODER), "--dims", "batch=2,seq=32", "--target", "a100")
+    pages: list[bytes] = []
+    for seed in "12":
+        path = tmp_path / f"{seed}.html"
+        command = (sys.executable, "-m", "gpuir", "analyze", *model, "--format", "html", "-o", path)
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
+        pages.append(path.read_bytes())
+    assert pages[0] == pages[1]
 
 
 def test_the_page_names_nothing_outside_itself():
@@ -213,9 +232,14 @@ def table_rows(tab: Any) -> list[str]:
     return tab.locator("#table tbody tr").all_inner_texts()
 
 
-@pytest.mark.parametrize("which", ["encoder", "mixed", "nasty"])
+@pytest.mark.parametrize("which", ["encoder", "mixed", "nasty", "nothing"])
 def test_it_opens_without_complaint_or_request(opened: Any, which: str):
-    s = {"encoder": encoder("a100"), "mixed": [mixed()], "nasty": [nasty()]}[which]
+    s = {
+        "encoder": encoder("a100"),
+        "mixed": [mixed()],
+        "nasty": [nasty()],
+        "nothing": [nothing()],
+    }[which]
     found = opened(s)
     assert found.complaints == []
     assert not [url for url in found.requests if not url.startswith(("file:", "blob:"))]
@@ -234,6 +258,16 @@ def test_search_narrows_the_table(tab: Any):
     assert 0 < len(some) < every and all("gemm" in row for row in some)
     tab.get_by_label("Search").fill("no kernel is called so")
     assert "No matching" in table_rows(tab)[0]
+
+
+def test_kernels_of_one_kind_are_chosen(tab: Any):
+    every = len(table_rows(tab))
+    choice = tab.get_by_role("combobox", name="kernel")
+    choice.select_option("map")
+    assert 0 < len(table_rows(tab)) < every
+    assert all("map" in row for row in table_rows(tab))
+    choice.select_option("any")
+    assert len(table_rows(tab)) == every
 
 
 def test_columns_sort_by_number_and_say_so(tab: Any):

@@ -427,10 +427,19 @@ function rows() {
     row(i, { name: word(name), module: word(module), runs, all: runs * run.groups[i].time }));
 }
 
+/** A choice of one value of a column, or any. */
+function only(columns, name, shown) {
+  const i = columns.findIndex((c) => c.data === name);
+  const values = [...new Set(shown.map((r) => r[name]))].sort();
+  const choice = element("select", {}, ...["any", ...values].map((v) => element("option", { value: v === "any" ? "" : v }, v)));
+  choice.addEventListener("change", () => table.column(i).search(choice.value, { exact: Boolean(choice.value) }).draw());
+  return element("label", { className: "only" }, `${columns[i].title} `, choice);
+}
+
 function drawTable(DataTable) {
   table?.destroy();
   const shown = rows();
-  const used = (column) => shown.some((r) => r[column.data] !== null && r[column.data] !== "");
+  const used = (column) => !shown.length || shown.some((r) => r[column.data] !== null && r[column.data] !== "");
   const phases = new Set(shown.map((r) => r.phase)).size > 1;
   const columns = COLUMNS.filter((c) => (c.data === "phase" ? phases : used(c)));
   const place = find("table-place");
@@ -444,7 +453,10 @@ function drawTable(DataTable) {
     pageLength: 25,
     lengthMenu: [10, 25, 100, { label: "all", value: -1 }],
     autoWidth: false,
-    layout: { topStart: "search", topEnd: "pageLength", bottomStart: "info", bottomEnd: "paging" },
+    layout: {
+      topStart: ["search", ...["kind", "bound"].map((name) => only(columns, name, shown))], topEnd: "pageLength",
+      bottomStart: "info", bottomEnd: "paging",
+    },
     language: { search: "Search", searchPlaceholder: "name, kind, shape", lengthMenu: "_MENU_ rows" },
   });
   const region = element("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Kernel table" });
