@@ -89,9 +89,9 @@ def test_a_config_with_attention_spelt_out(config: str):
     args = (*args, "--only", "precision,attention,stack,padding")
     found = advise(config, *args)
     check(config, args[:-2], found)
-    whats = {x["changes"][0]["what"] for x in found["advice"]}
-    assert "numbers in bf16" in whats and "the compiled profile" in whats
-    tried = {x["changes"][0]["what"] for x in (*found["advice"], *found["rest"])}
+    trials = (*found["advice"], *found["rest"])
+    tried = {x["changes"][0]["what"]: x for x in trials}
+    assert "the compiled profile" in tried and tried["numbers in bf16"]["gain"] >= 0.02
     assert "fused attention" in tried and "TF32" in tried
     assert "5,003 made 5,008, wherever a dimension has it" in tried
 
