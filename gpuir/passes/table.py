@@ -22,8 +22,9 @@ from gpuir.passes.loops import FuseLoops
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
-from gpuir.passes.split_sums import SplitSums
 from gpuir.passes.sink import Sink
+from gpuir.passes.split import Split
+from gpuir.passes.split_sums import SplitSums
 from gpuir.passes.tile import TilePass
 
 PASSES: dict[str, type[Pass]] = {
@@ -31,7 +32,7 @@ PASSES: dict[str, type[Pass]] = {
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Bmm, ChannelsLast, Fuse, FuseLoops, SplitSums, Legalize, TilePass, Annotate),
+        *(Bmm, ChannelsLast, Fuse, FuseLoops, SplitSums, Split, Legalize, TilePass, Annotate),
     )
 }
 
