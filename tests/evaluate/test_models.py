@@ -121,6 +121,16 @@ def test_forward_and_backward_are_timed_apart_and_the_loss_is_not(step: gpuir.Gr
     assert models.predicted(rest, "eager").times == said.times
 
 
+def test_kernels_are_of_the_kinds_that_traces_have(step: gpuir.Graph):
+    seconds = models.predicted(step, "eager").kinds
+    parts = {part: {kind for kind, p in seconds if p == part} for part in ("forward", "backward")}
+    kinds = {"linear", "matmul", "softmax", "norm", "embedding", "dropout", "copy", "pointwise"}
+    assert parts["forward"] == kinds
+    assert parts["backward"] == kinds | {"accumulate"}
+    costs = (n.cost.time_s for n in step.nodes if n.cost)
+    assert sum(seconds.values()) == pytest.approx(sum(costs))
+
+
 def result(device: str, error: float, doubt: str = "", unseen: float | None = None) -> Result:
     """A case of 1 s whose prediction is off by so many percent."""
 
