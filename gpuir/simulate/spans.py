@@ -30,12 +30,13 @@ class Marks:
 
     `causes` is the kernel that it waited for, -1 for the host. `waits` are launches before which
     the host waited for the device, and until when. `streams` are those of the kernels, where there
-    are several. `graph` says that no kernel is launched alone, and the first `into` copies are
-    inputs.
+    are several. `graph` says that no kernel is launched alone, and `gap_s` what lies between two.
+    The first `into` copies are inputs.
     """
 
     graph: bool
     launch_s: float
+    gap_s: float = 0.0
     begins: list[float] = field(default_factory=list[float])
     starts: list[float] = field(default_factory=list[float])
     ends: list[float] = field(default_factory=list[float])
@@ -91,7 +92,9 @@ class Marks:
         """Whether a kernel began as another, which it waited for, ended on the same stream."""
         cause = self.causes[i]
         return (
-            cause >= 0 and self.ends[cause] == self.starts[i] and self._lane(cause) == self._lane(i)
+            cause >= 0
+            and self.ends[cause] + self.gap_s == self.starts[i]
+            and self._lane(cause) == self._lane(i)
         )
 
     def _ending(self, t: float, before: int) -> int:

@@ -324,7 +324,9 @@ class _Clock:
         self.inside = False  # whether `op` has launched a kernel and is not over
         self.launches: list[Launch] = []
         self.pending: list[float] = []  # when the kernels launched end, for the queue
-        self.marks = Marks(host.graph, 0.0 if host.graph else host.launch_s)
+        self.marks = (
+            Marks(True, 0.0, gap_s=host.graph_s) if host.graph else Marks(False, host.launch_s)
+        )
 
     def call(self, lane: str = HOST) -> None:
         """Into the model, or over to another thread: its backward pass, its optimizer. Each is a
@@ -415,7 +417,7 @@ class _Clock:
                 marks.other.append(Span(self.lane, "launch", "graph", since, self.now))
             marks.causes.append(-1 if self.now > self.free else len(marks.ends) - 1)
             start = max(self.free, self.now) + self.host.graph_s
-            marks.begins.append(start)
+            marks.begins.append(self.now)
             marks.starts.append(start)
             self.free = start + time
             marks.ends.append(self.free)
@@ -459,16 +461,10 @@ class _Clock:
 
     def share(self, streams: int) -> None:
         """Kernels on several streams, launched when the host has come to them."""
-        arrivals = (
-            [self.now] * len(self.launches)
-            if self.host.graph
-            else [begin + self.host.launch_s for begin in self.marks.begins]
-        )
+        times = self._times(self.launches)
         jobs = [
-            Job(arrives, time, x.share, x.after)
-            for arrives, time, x in zip(
-                arrivals, self._times(self.launches), self.launches, strict=True
-            )
+            Job(begin + self.marks.launch_s, time, x.share, x.after)
+            for begin, time, x in zip(self.marks.begins, times, self.launches, strict=True)
         ]
         shared = share_device(jobs, streams)
         self.marks.starts[:] = shared.starts

@@ -122,6 +122,7 @@ def test_a_graph_is_one_launch():
     assert microseconds(t.starts) == [13.5, 15]
     assert microseconds([t.time_s, t.host_s, t.gaps_s]) == [17, 13, 14]
     assert [s.kind for s in t.spans if s.lane == "host"] == ["call", "launch"]
+    assert [s.kind for s in t.critical] == ["host", "kernel"]
 
 
 def test_copies_are_waited_for():
