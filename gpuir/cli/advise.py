@@ -28,13 +28,9 @@ STEPS = 75  # of the bar: runs that a report usually takes
 @click.option("--target", help="The GPU. `gpuir targets` lists them.")
 @options.loading
 @options.settings
-@click.option("--predictor", default="tile", show_default=True, help="Who says how long.")
+@options.predictor
 @options.profile
-@click.option(
-    "--tf32/--no-tf32",
-    default=None,
-    help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
-)
+@options.tf32
 @options.pipeline
 @click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
 @price

@@ -180,13 +180,16 @@ profile = click.option(
     "--profile",
     help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
 )
+predictor = click.option(
+    "--predictor", default="tile", show_default=True, help="Who says how long."
+)
 
 
 def costing(f: F) -> F:
     """How kernels are tiled and costed."""
     return _stacked(
         settings,
-        click.option("--predictor", default="tile", show_default=True, help="Who says how long."),
+        predictor,
         click.option(
             "--schedule",
             type=click.Path(),

@@ -78,13 +78,9 @@ price = click.option(
 )
 @options.loading
 @options.settings
-@click.option("--predictor", default="tile", show_default=True, help="Who says how long.")
+@options.predictor
 @options.profile
-@click.option(
-    "--tf32/--no-tf32",
-    default=None,
-    help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
-)
+@options.tf32
 @options.pipeline
 @price
 @click.option(
@@ -219,9 +215,11 @@ def prices_of(given: dict[str, Any]) -> dict[str, Price]:
 
 @contextmanager
 def progress(length: int, label: str) -> Generator[Callable[[], None]]:
-    """A bar on stderr, where that is a terminal; call what it gives after each step."""
+    """A bar on stderr, where that is a terminal; call what it gives after each of about `length`
+    steps."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield lambda: bar.update(1)
+        bar.update(length - bar.pos)
