@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("gpuir", deadline=None)  # machines are shared: no test asserts a time
+settings.load_profile("gpuir")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
