@@ -6,7 +6,7 @@ traffic and occupancy are computed from that alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
@@ -641,6 +641,11 @@ class Copy(BodyKernel):
 
     name: ClassVar[str] = "k.copy"
     apart: int = 1
+
+    def space(self) -> Space:
+        """One flat dimension: every cell of all results, each operand read once."""
+        cells = sum(type.size for type in self.result_types)
+        return replace(super().space(), dims={"i": cells})
 
 
 @dataclass(frozen=True)

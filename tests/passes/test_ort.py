@@ -16,7 +16,9 @@ from onnx import helper, numpy_helper
 from onnx_models import parsed
 
 from gpuir.analysis import lower
+from gpuir.cost.work import work_of
 from gpuir.ir.errors import UsageError
+from gpuir.ops.kernel import KernelOp
 from gpuir.passes.table import pipeline
 from gpuir.text import parse
 
@@ -299,6 +301,20 @@ def test_classic_networks(file: Path):
     assert not found.problem
     assert found.same == 1.0, found.differences()
     assert found.counts[0] == found.counts[1]
+
+
+def test_a_split_reads_the_whole_and_writes_each_part():
+    g = parse("""graph @g {
+      in %x: f32[64, 1024, 96]
+      %a: f32[64, 1024, 32] = t.slice(%x, [0, 0, 0], [64, 1024, 32], [1, 1, 1]) at "m:Split"
+      %b: f32[64, 1024, 64] = t.slice(%x, [0, 0, 32], [64, 1024, 64], [1, 1, 1]) at "m:Split"
+      out %a, %b
+    }""")
+    (kernel,) = lower(g, profile="ort").nodes
+    assert isinstance(kernel.op, KernelOp)
+    operands = work_of(kernel.op).operands
+    cells = 64 * 1024 * 4
+    assert [o.nbytes for o in operands] == [cells * 96, cells * 32, cells * 64]
 
 
 def test_a_condition_that_there_is_not():
