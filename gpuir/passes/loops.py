@@ -371,8 +371,8 @@ class _Fuser:
             return ()
         (j,) = users
         match self.g.nodes[j].op:
-            case t.Map("add", args) if self.g.nodes[j].locs == node.locs:
-                (bias,) = (v for v in args if v != node.results[0])
+            case t.Map("add", (a, b)) if self.g.nodes[j].locs == node.locs:
+                bias = b if a == node.results[0] else a
             case _:
                 return ()
         if bias.type.rank != 1 or bias not in self.stored:
