@@ -59,7 +59,9 @@ def test_the_interval_adds_up_those_of_all_runs(s: Summary):
 def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
     softmax = next(x for x in s.kernels if x.kind == "reduce")
     assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)
-    assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in report([s], Layout(120))
+    assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in report(
+        [s], Layout(120)
+    )
     known = [replace(n, cost=n.cost and replace(n.cost, unseen=())) for n in graph.nodes]
     text = report([summarize(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
     assert "fitted on  measurements of this GPU, in these dtypes" in text
@@ -142,6 +144,26 @@ def test_a_name_that_several_have_gets_them_all(graph: Graph):
     with pytest.raises(UsageError) as error:
         find_kernel(graph, "MatMul")
     assert "%y  k.gemm" in str(error.value) and "%k/q  k.gemm" in str(error.value)
+
+
+def test_a_view_beside_a_kernel_is_not_meant():
+    g = gpuir.parse("""
+    costed @g for a100-sxm-40gb {
+      in %x: f32[4, 8]
+      %v: f32[8, 4]{1, 0} = k.view([%x], {
+        in %x: f32[4, 8]
+        %v: f32[8, 4] = t.transpose(%x, [1, 0])
+        out %v
+      }, order=[1, 0]) cost(time_s=0.0, bound=latency, by="tile@2") at "g:Softmax"
+      %y: f32[8, 4] = k.map([%v], {
+        in %v: f32[8, 4]
+        %y: f32[8, 4] = t.map("exp", [%v])
+        out %y
+      }) cost(time_s=1e-06, bound=latency, latency=1e-06, by="tile@2") at "g:Softmax"
+      out %y
+    }
+    """)
+    assert find_kernel(g, "Softmax").path == ("y",)
 
 
 def test_a_folded_node_is_said_to_be_folded(graph: Graph):

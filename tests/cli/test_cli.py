@@ -107,7 +107,7 @@ def test_analysis_goes_on_from_any_level(folder: Path):
 def test_profiles_are_compared_and_kept(folder: Path):
     text = run("analyze", "mlp.gir", "--target", "a100", "--profile", "ort,ideal").stdout
     assert "mlp on a100-sxm-40gb under 2 profiles" in text
-    assert re.search("^ort .*us", text, re.MULTILINE) and re.search("^ideal .*us", text, re.MULTILINE)
+    assert all(re.search(f"^{name} .*us", text, re.MULTILINE) for name in ("ort", "ideal"))
     run("analyze", "mlp.gir", "--target", "a100", "--format", "ir", "-o", "g.gir")
     assert Path("g.gir").read_text().startswith("costed @mlp for a100 under ort {")
     error = run("analyze", "g.gir", "--profile", "eager", status=2).stderr
