@@ -119,6 +119,9 @@ def show_one(t: Target, page: Page) -> None:
         page.wrapped("doubt", f"{field}: {why}", 6)
 
 
+SHORT = 60  # a value of more letters is wrapped, not set to the right of a column
+
+
 def show_rows(rows: list[Row], page: Page) -> None:
     """Fields and their values, and behind a number the one of its source, listed below."""
     from gpuir.backends.units import quantity
@@ -130,9 +133,12 @@ def show_rows(rows: list[Row], page: Page) -> None:
         text = quantity(float(row.value), row.unit, 4) if number else _words(row.value)  # type: ignore[arg-type]
         mark = f"[{sources.setdefault(row.source, len(sources) + 1)}]" if row.source else ""
         shown.append((row.field, text, mark))
-    widths = [max(len(row[i]) for row in shown if i == 0 or row[2]) for i in (0, 1)]
+    short = [row for row in shown if row[2] and len(row[1]) <= SHORT]
+    widths = max(len(row[0]) for row in shown), max((len(row[1]) for row in short), default=0)
     for field, text, mark in shown:
-        if mark:
+        if mark and len(text) > SHORT:
+            page.wrapped(field, f"{text}  {mark}", widths[0] + 2)
+        elif mark:
             page.line(f"{field:{widths[0]}}  {text:>{widths[1]}}  {mark}")
         else:
             page.wrapped(field, text, widths[0] + 2)
