@@ -434,7 +434,8 @@ class Found:
 
 def find_kernel(graph: Graph, name: str) -> Found:
     """The kernel whose first result is `name` (or ends its path), or that stands for the model
-    node `name`: as a whole, without its file, or its end. UsageError when none or several do."""
+    node `name`: as a whole, without its file, or its end. UsageError when none or several do;
+    views, which cost nothing, count only where no other does."""
     everything = list(walk(graph))
     bare = name.removeprefix("%")
     tests: tuple[Callable[[Found], bool], ...] = (
@@ -447,6 +448,7 @@ def find_kernel(graph: Graph, name: str) -> Found:
     )
     for test in tests:
         found = [x for x in everything if test(x)]
+        found = [x for x in found if not isinstance(x.node.op, k.View)] or found
         if len(found) == 1:
             return found[0]
         if found:

@@ -133,7 +133,9 @@ class _Fuser:
         for i, node in enumerate(self.g.nodes):
             if i in taken or isinstance(node.op, GENERATORS):
                 continue
-            if self.is_inlined(node):
+            if self.is_bag(node):
+                self.call(i, (), self.closure(i))
+            elif self.is_inlined(node):
                 self.inline(i, node)
             elif isinstance(node.op, (*t.REDUCING, *t.SCATTERING)):
                 if isinstance(node.op, t.SCATTERING):
@@ -287,38 +289,31 @@ class _Fuser:
             case _:
                 return False
 
-    def call(self, i: int, epilogue: tuple[int, ...]) -> None:
-        """A library call: its operands are in memory."""
-        node = self.g.nodes[i]
-        packed_weight = self.packed_weight(node)
-        for x in node.op.operands:
-            if self.producer.get(x) not in packed_weight:
-                self.settle(x)
-        members = [*packed_weight, i, *epilogue]
-        for j in epilogue:
-            for x in self.g.nodes[j].op.operands:
-                if x not in node.results:
-                    self.settle(x)
-        results = self.g.nodes[members[-1]].results
-        inside = {v for j in members for v in self.g.nodes[j].results}
-        reads = {x for j in members for x in self.g.nodes[j].op.operands if x not in inside}
-        self.put(Launch(members, set(results), reads, library=True))
+    def is_bag(self, node: Node) -> bool:
+        """Whether a node sums the rows that a gather of its own model node picks: a bag of
+        embeddings, which is a call."""
+        if not isinstance(node.op, t.Reduce):
+            return False
+        x = node.op.x
+        while (j := self.producer.get(x)) is not None:
+            made = self.g.nodes[j]
+            if made.locs != node.locs or not isinstance(made.op, (*t.LAYOUT, t.Gather)):
+                return False
+            if isinstance(made.op, t.Gather):
+                return True
+            x = made.op.operands[0]
+        return False
 
-    def packed_weight(self, node: Node) -> list[int]:
-        """What the model node of a product does to a weight in fewer bits, before it multiplies:
-        then it is a call of a library that converts what it reads."""
-        if not isinstance(node.op, t.Matmul) or (j := self.producer.get(node.op.b)) is None:
-            return []
-        found = [] if node.op.b in self.stored else self.closure(j)
-        nodes = [self.g.nodes[i] for i in found]
-        made = {v for n in nodes for v in n.results}
-        ends = {v for n in nodes for v in n.op.operands} - made
-        own = all(
-            n.locs == node.locs and isinstance(n.op, (*t.POINTWISE, *t.LAYOUT)) for n in nodes
-        )
-        bits = node.op.b.type.dtype.bits
-        fewer = ends <= set(self.g.params) and any(v.type.dtype.bits < bits for v in ends)
-        return found if own and fewer else []
+    def call(self, i: int, epilogue: tuple[int, ...], before: Iterable[int] = ()) -> None:
+        """A library call, with what it computes before and after: its operands are in memory."""
+        members = sorted({*before, i, *epilogue})
+        made = {v for j in members for v in self.g.nodes[j].results}
+        read = (x for j in members for x in self.g.nodes[j].op.operands)
+        reads = {x: None for x in read if x not in made}
+        for x in reads:
+            self.settle(x)
+        results = self.g.nodes[members[-1]].results
+        self.put(Launch(members, set(results), set(reads), library=True))
 
     def put(self, launch: Launch) -> None:
         launch.first = launch.last = len(self.launches)

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from strategies import arrays, graphs
 
+import gpuir
 from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
@@ -34,3 +35,18 @@ def test_loops_keep_meaning(g):
     lowered = pipeline(LOOPS).run(g, watch=lambda name, after: verify(after, name))
     for a, b in zip(results(lowered, values), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_a_bias_that_is_a_number_is_no_operand():
+    """A product of one column, as ONNX's Gemm writes a head of one class."""
+    g = gpuir.parse("""
+    graph @head {
+      in %x: f32[4, 8]
+      param %w: f32[8, 1]
+      %m: f32[4, 1] = t.matmul(%x, %w) at "head:Gemm"
+      %y: f32[4, 1] = t.map("add", [%m], imm=[0.5]) at "head:Gemm"
+      out %y
+    }
+    """)
+    lowered = pipeline(LOOPS).run(g)
+    assert [n.op.name for n in lowered.nodes] == ["k.gemm", "k.map"]
