@@ -21,15 +21,21 @@ class Canonicalize(Pass):
     """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
     of transposes and of slices. In a program of PyTorch (`VIEWED`) a pointwise op reads what is
     broadcast for it where it lies. Later passes see better after it; none relies on it. Without
-    `layouts` each layout op stays the model's own, as a stack runs it that does not join them."""
+    `layouts` each layout op stays the model's own, as a stack runs it that does not join them;
+    without `neutral` so does x * 1, which a program run op by op computes all the same."""
 
     layouts: bool = True
+    neutral: bool = True
 
     name = "canonicalize"
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        rules = RULES if self.layouts else [r for r in RULES if r not in LAYOUT_RULES]
+        left_out = (
+            *(() if self.layouts else LAYOUT_RULES),
+            *(() if self.neutral else NEUTRAL_RULES),
+        )
+        rules = [r for r in RULES if r not in left_out]
         simpler = rewrite(g, lambda n, b: simplify(n, b, rules))
         if VIEWED in g.assumed:
             simpler = rewrite(simpler, read_unexpanded)
@@ -151,6 +157,7 @@ def drop_neutral(op: Op, b: Builder) -> Value | None:
 
 
 LAYOUT_RULES = (join_layouts, transpose_of_units)
+NEUTRAL_RULES = (drop_neutral,)
 RULES = (drop_identity, join_layouts, transpose_of_units, immediate, drop_neutral)
 
 
