@@ -322,6 +322,7 @@ class _Clock:
         self.lane = HOST
         self.replaying = False
         self.inside = False  # whether `op` has launched a kernel and is not over
+        self.paid = 0.0  # of what leads to its first launch
         self.launches: list[Launch] = []
         self.pending: list[float] = []  # when the kernels launched end, for the queue
         self.marks = (
@@ -375,6 +376,7 @@ class _Clock:
         pending, limit = self.pending, host.queue if self.bounded else 1 << 62
         step = host.after_s + host.between_s
         first = {kind: host.before.get(kind, host.before_s) for kind in {x.kind for x in items}}
+        paid = self.paid
         for x, time in zip(items, self._times(items), strict=True):
             if x.empty:
                 if x.op != op:
@@ -382,11 +384,12 @@ class _Clock:
                     op, inside = x.op, False
                 now += host.empty_s
                 continue
-            if x.op == op and inside:
-                now += host.next_s
+            if x.op == op and inside:  # an op prepares for the dearest of its kernels
+                now += host.next_s + max(first[x.kind] - paid, 0.0)
+                paid = max(paid, first[x.kind])
             else:
                 now += (step if inside else host.between_s) if x.op != op else 0.0
-                now += first[x.kind]
+                now += (paid := first[x.kind])
                 op, inside = x.op, True
             if len(pending) >= limit and pending[-limit] > now:
                 now = pending[-limit]
@@ -405,6 +408,7 @@ class _Clock:
                 now = free
                 marks.waits.append((len(ends), now))
         self.now, self.free, self.op, self.inside, self.device_s = now, free, op, inside, device
+        self.paid = paid
 
     def _replayed(self, items: Sequence[Launch]) -> None:
         """Kernels of one CUDA graph, which the host launches for the first of them."""
