@@ -292,9 +292,11 @@ class _Fuser:
     def is_bag(self, node: Node) -> bool:
         """Whether a node sums the rows that a gather of its own model node picks: a bag of
         embeddings, which is a call."""
-        if not isinstance(node.op, t.Reduce):
-            return False
-        x = node.op.x
+        match node.op:
+            case t.Reduce(x=x) | t.ScatterND(updates=x):
+                pass
+            case _:
+                return False
         while (j := self.producer.get(x)) is not None:
             made = self.g.nodes[j]
             if made.locs != node.locs or not isinstance(made.op, (*t.LAYOUT, t.Gather)):
@@ -306,14 +308,20 @@ class _Fuser:
 
     def call(self, i: int, epilogue: tuple[int, ...], before: Iterable[int] = ()) -> None:
         """A library call, with what it computes before and after: its operands are in memory."""
-        members = sorted({*before, i, *epilogue})
+        node, members = self.g.nodes[i], sorted({*before, i, *epilogue})
         made = {v for j in members for v in self.g.nodes[j].results}
         read = (x for j in members for x in self.g.nodes[j].op.operands)
-        reads = {x: None for x in read if x not in made}
+        reads = dict.fromkeys(x for x in read if x not in made and not self.is_repeated(x, node))
         for x in reads:
             self.settle(x)
         results = self.g.nodes[members[-1]].results
         self.put(Launch(members, set(results), set(reads), library=True))
+
+    def is_repeated(self, v: Value, reader: Node) -> bool:
+        """Whether what makes v is repeated in the launch that reads it."""
+        i = self.producer.get(v)
+        generated = i is not None and isinstance(self.g.nodes[i].op, GENERATORS)
+        return generated and not (reader.op.contraction or reader.op.control)
 
     def put(self, launch: Launch) -> None:
         launch.first = launch.last = len(self.launches)
