@@ -61,10 +61,11 @@ def test_merging_projections_saves_launches_and_time(tmp_path: Path):
     shutil.copy(ROOT / "examples/merge_projections.py", tmp_path)
     shutil.copy(ROOT / "examples/encoder.onnx", tmp_path)
     common = ("analyze", "encoder.onnx", "--target", "t4", "--dims", "batch=1,seq=128")
-    (plain,) = json.loads(gpuir(*common, "--format", "json", cwd=tmp_path))["reports"]
+    every = ("--profile", "ideal", "--format", "json")
+    (plain,) = json.loads(gpuir(*common, *every, cwd=tmp_path))["reports"]
     passes = "canonicalize,merge_projections,recognize,fuse,legalize"
     mine = ("--load", "merge_projections.py", "--pipeline", passes)
-    (merged,) = json.loads(gpuir(*common, *mine, "--format", "json", cwd=tmp_path))["reports"]
+    (merged,) = json.loads(gpuir(*common, *mine, *every, cwd=tmp_path))["reports"]
     assert plain["launches"] - merged["launches"] == 24  # two a layer
     assert merged["latency_s"] < plain["latency_s"]
     assert merged["flops"] == pytest.approx(plain["flops"], rel=1e-3)
