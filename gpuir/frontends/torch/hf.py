@@ -25,7 +25,6 @@ from gpuir.ir.errors import ModelError, UsageError, nearest
 TASKS = {  # what it is called here → transformers' table of the classes that do it
     "causal-lm": "MODEL_FOR_CAUSAL_LM",
     "masked-lm": "MODEL_FOR_MASKED_LM",
-    "pretraining": "MODEL_FOR_PRETRAINING",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
     "speech-seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
     "seq-cls": "MODEL_FOR_SEQUENCE_CLASSIFICATION",
@@ -38,6 +37,7 @@ TASKS = {  # what it is called here → transformers' table of the classes that 
     "audio-cls": "MODEL_FOR_AUDIO_CLASSIFICATION",
     "ctc": "MODEL_FOR_CTC",
     "feature": "MODEL",
+    "pretraining": "MODEL_FOR_PRETRAINING",  # last: a class of it often does something else too
 }
 LABELS = {  # the sizes of what a loss is computed from
     "causal-lm": ("batch", "seq"),
