@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuir.ir.build import Builder, prune, rewrite
@@ -31,8 +31,10 @@ class Sink(Pass):
 class _Sinker:
     def __init__(self, g: Graph):
         self.g = g
-        self.outputs = set(g.outputs)
-        self.uses = g.uses()
+        every = list(_regions(g))
+        self.outputs = {v for x in every for v in x.outputs}
+        self.uses = {v: nodes for x in every for v, nodes in x.uses().items()}
+        self.made_at = {v.name: n.locs for n in g.walk() for v in n.results}
         self.locs: dict[Value, tuple[Loc, ...]] = {}  # of transposes that were moved
 
     def graph(self) -> Graph:
@@ -76,11 +78,8 @@ class _Sinker:
             return b.add(_within(op, perm, bare), (), n.locs)
         (y,) = b.add(_within(op, perm, bare), (f"{n.results[0].name}.inner",), n.locs)
         source = next(v for v in op.operands if v in inner)
-        self.locs[n.results[0]] = self.locs.get(source) or self.locs_of(source)
+        self.locs[n.results[0]] = self.locs.get(source) or self.made_at[source.name]
         return b.add(t.Transpose(y, back), (), self.locs[n.results[0]])
-
-    def locs_of(self, v: Value) -> tuple[Loc, ...]:
-        return next((n.locs for n in self.g.nodes if v in n.results), ())
 
     def may_move(self, v: Value) -> bool:
         """Whether all readers of a transposed value let the transpose pass, or join it."""
@@ -88,6 +87,15 @@ class _Sinker:
         return v not in self.outputs and all(
             isinstance(r.op, (*MOVES, t.Transpose)) for r in readers
         )
+
+
+def _regions(g: Graph) -> Iterator[Graph]:
+    """The graph, and those of its loops and branches."""
+    yield g
+    for node in g.nodes:
+        if node.op.control:
+            for region in node.op.regions:
+                yield from _regions(region)
 
 
 def _is_transpose(op: Op) -> bool:
