@@ -92,6 +92,7 @@ def test_a_config_needs_no_weights(tmp_path: Path):
         ("token-cls", "f32[2, 7, 2]"),
         ("question-answering", "f32[2, 7]"),
         ("feature", "f32[2, 7, 32]"),
+        ("pretraining", "f32[2, 7, 101]"),
     ],
 )
 def test_tasks(task: str, output: str, tmp_path: Path):
@@ -104,6 +105,29 @@ def test_tasks(task: str, output: str, tmp_path: Path):
 def test_dtypes(dtype: str | None, written: str, tmp_path: Path):
     g = gpuir.load(config(tmp_path, LLAMA), dims={"seq": 4}, dtype=dtype)
     assert {v.type.dtype.name for v in g.params if v.type.rank == 2} == {written}
+
+
+def test_a_mask_is_an_input_and_is_added(tmp_path: Path):
+    size = {"dims": {"batch": 2, "seq": 7}, "task": "seq-cls", "attention": "eager"}
+    path = config(tmp_path, BERT)
+    plain, masked = gpuir.load(path, **size), gpuir.load(path, mask=True, **size)
+    assert [str(v.type) for v in masked.inputs] == ["i64[2, 7]"] * 2
+    scores = {g: [n for n in g.nodes if "attention.self/add" in n.locs[0]] for g in (plain, masked)}
+    assert not scores[plain]
+    assert len(scores[masked]) == BERT["num_hidden_layers"]
+
+
+def test_both_heads_of_pretraining_have_a_loss_and_its_gradients_add_up(tmp_path: Path):
+    size = {"dims": {"batch": 2, "seq": 7}, "task": "pretraining"}
+    g = gpuir.load(config(tmp_path, BERT), train=True, accumulate=True, **size)
+    assert [v.name for v in g.inputs] == ["input_ids", "labels", "next_sentence_label"]
+    taken = {over.name for over in g.over if over is not None}
+    assert {
+        "cls.seq_relationship.weight.grad",
+        "cls.predictions.transform.dense.bias.grad",
+    } <= taken
+    assert all(g.role_of(v) == "gradient" for v in g.params if v.name in taken)
+    assert sum("/accumulate/backward" in n.locs[0] for n in g.nodes) == len(taken)
 
 
 def test_attention_is_one_causal_kernel_without_a_mask(tmp_path: Path):
@@ -186,6 +210,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
     ({}, {"phase": "decode", "past": 3, "task": "seq-cls"}, UsageError, "a causal LM"),
     ({}, {"phase": "decode", "past": 3, "train": True}, UsageError, "training step"),
     ({}, {"train": True, "task": "feature"}, UsageError, "no loss"),
+    ({}, {"phase": "decode", "past": 3, "mask": True}, UsageError, "no mask as an input"),
     ({}, {"inputs": {"x": (1,)}}, UsageError, "cannot be given for a Hugging Face config"),
 ]
 
