@@ -118,7 +118,7 @@ class _Legalizer:
     # -- layout
 
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
-        if len(op.body.outputs) > 1:
+        if len(op.body.outputs) != 1:
             return k.Copy(op.args, op.body)
         (x,) = op.args
         source = self.strided.get(x.name, packed(x.type))
