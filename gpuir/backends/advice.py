@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpuir.backends.sweep import rate, usd
+from gpuir.backends.sweep import usd
 from gpuir.backends.terminal import Layout, Page, fits_text
-from gpuir.backends.units import percent, quantity
+from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.advise import LEAST_GAIN, Report, Trial
 from gpuir.plan.changes import Change, flags
 from gpuir.plan.outcome import Outcome

@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity
+from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
 
 SCHEMA = "gpuir.sweep/1"
@@ -37,10 +37,10 @@ def _series(s: Sweep, series: Series, page: Page) -> None:
     if price:
         page.line(f"{usd(price.usd_per_hour)} an hour ({price})", "dim")
     page.line()
-    columns = [(t, True) for t in (series.dim, "latency", f"{_unit(s)}/s")]
+    columns = [(t, True) for t in (series.dim, "latency", f"{unit(s)}/s")]
     columns += [(f"x {series.dim}", True)] if series.counts_sizes else []
     columns += [("device", True), ("memory", True)]
-    columns += [(f"per million {_unit(s)}", True)] if price else []
+    columns += [(f"per million {unit(s)}", True)] if price else []
     columns.append(("", False))
     rows: list[list[str]] = []
     for p in series.points:
@@ -77,7 +77,7 @@ def _overview(s: Sweep, page: Page) -> None:
     priced = bool(s.prices)
     columns = [("target", False), ("profile", False)]
     columns += [(name, True) for name, _ in s.axes[1:]]
-    columns += [(f"best {dim}", True), ("latency", True), (f"{_unit(s)}/s", True)]
+    columns += [(f"best {dim}", True), ("latency", True), (f"{unit(s)}/s", True)]
     columns += [("per million", True)] if priced else []
     columns += [("no fit from", True), ("device-bound from", True), ("slower than the last", False)]
     rows: list[list[str]] = []
@@ -102,9 +102,9 @@ def _overview(s: Sweep, page: Page) -> None:
 
 def _verdict(s: Sweep, page: Page) -> None:
     if (p := s.fastest) is not None:
-        page.wrapped("fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {_unit(s)}/s")
+        page.wrapped("fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s")
     if (p := s.cheapest) is not None and p.usd_per_million is not None:
-        text = f"{_where(s, p)}: {usd(p.usd_per_million)} per million {_unit(s)}"
+        text = f"{_where(s, p)}: {usd(p.usd_per_million)} per million {unit(s)}"
         page.wrapped("cheapest", text)
     for dims, why in s.refused:
         page.wrapped("refused", f"{_dims(dims)}: {why}")
@@ -129,13 +129,9 @@ def _dims(dims: Dims) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in dims)
 
 
-def _unit(s: Sweep) -> str:
+def unit(s: Sweep) -> str:
     """What is counted: items of a batch, or runs where nothing is called a batch."""
     return "runs" if all(p.items == 1 for p in s.points) else "items"
-
-
-def rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def usd(value: float) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuir.backends.picture import matplotlib, picture
-from gpuir.backends.sweep import rate, usd
+from gpuir.backends.sweep import unit, usd
+from gpuir.backends.units import rate
 from gpuir.plan.sweep import Point, Series, Sweep
 
 LINES = 12  # of the series, the fastest: more cannot be told apart
@@ -24,13 +25,13 @@ class Panel:
 
 
 def panels(s: Sweep) -> list[Panel]:
-    unit = "runs" if all(p.items == 1 for p in s.points) else "items"
+    what = unit(s)
     found = [
-        Panel(f"{unit} a second", lambda p: p.items_per_s, rate),
+        Panel(f"{what} a second", lambda p: p.items_per_s, rate),
         Panel("milliseconds a run", lambda p: p.latency_s * 1e3, "{:g}".format, band=True),
     ]
     if s.prices:
-        found.append(Panel(f"US dollars per million {unit}", lambda p: p.usd_per_million, usd))
+        found.append(Panel(f"US dollars per million {what}", lambda p: p.usd_per_million, usd))
     return found
 
 

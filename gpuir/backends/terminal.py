@@ -11,7 +11,7 @@ from unicodedata import east_asian_width
 
 from gpuir.backends.modules import modules
 from gpuir.backends.report import Kernel, Summary, node_name, totals
-from gpuir.backends.units import percent, quantity
+from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.notes import Bound
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
 
 def head(s: Summary) -> Iterator[tuple[str, str]]:
     """What is said first: of each line its label and text."""
-    yield "latency", f"{quantity(s.latency_s, 's', 4)}, {rate(s)}"
+    yield "latency", f"{quantity(s.latency_s, 's', 4)}, {throughput(s)}"
     if s.interval is not None:
         yield "interval", interval(s)
     yield "profile", f"{s.profile.name}: {s.profile.title}"
@@ -324,16 +324,12 @@ def moment_name(moment: Moment) -> str:
     return node_name(moment.node.locs[-1]) if moment.node.locs else "/".join(moment.path)
 
 
-def rate(s: Summary) -> str:
+def throughput(s: Summary) -> str:
     """Runs a second, and items a second where the batch is known."""
     if not s.latency_s:
         return "nothing runs"
-    runs = f"{_count(1 / s.latency_s)} runs/s"
-    return f"{runs} of batch {s.batch:,}: {_count(s.batch / s.latency_s)}/s" if s.batch else runs
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    runs = f"{rate(1 / s.latency_s)} runs/s"
+    return f"{runs} of batch {s.batch:,}: {rate(s.batch / s.latency_s)}/s" if s.batch else runs
 
 
 def bounds(shares: Sequence[tuple[Bound, float]], whole: float) -> str:
@@ -591,7 +587,7 @@ def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tupl
             *(" to ".join(quantity(end, "s") for end in s.interval or ()) for _ in ends),
             f"{s.latency_s / fastest:.2f}" if fastest else "-",
             *(percent(s.timeline.gaps_s, s.latency_s) for _ in waits),
-            _count(1 / s.latency_s) if s.latency_s else "-",
+            rate(1 / s.latency_s) if s.latency_s else "-",
             f"{s.launches:,}",
             _spare(s.memory),
             bounds(s.bounds, s.device_s),

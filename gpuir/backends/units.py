@@ -57,6 +57,11 @@ def plain(value: float) -> str:
     return f"{value:.4g}"
 
 
+def rate(value: float) -> str:
+    """How many a second: `1,159`, `8.27`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def percent(part: float, whole: float = 1.0) -> str:
     """`41 %` and, below one, `0.3 %`; the part of nothing is a dash."""
     if not whole:

@@ -14,8 +14,8 @@ from typing import Any
 
 from gpuir.backends.html.data import data
 from gpuir.backends.report import Summary
-from gpuir.backends.terminal import Layout, comparison, coverage, head, of_what, rate, run_names
-from gpuir.backends.units import percent, plain, quantity
+from gpuir.backends.terminal import Layout, comparison, coverage, head, of_what, run_names
+from gpuir.backends.units import percent, plain, quantity, rate
 from gpuir.ir.errors import UsageError
 
 HERE = Path(__file__).parent
@@ -117,11 +117,13 @@ def _tiles(s: Summary) -> list[tuple[str, str, str]]:
 
 def _rate(s: Summary) -> tuple[str, str, str]:
     """Of items where the batch is known, else of runs."""
-    runs, _, rest = rate(s).partition(" of batch ")
-    if not rest:
-        return "Runs a second", runs.removesuffix(" runs/s"), ""
-    size, _, items = rest.partition(": ")
-    return "Items a second", items.removesuffix("/s"), f"{runs} of batch {size}"
+    if not s.latency_s:
+        return "Runs a second", "nothing runs", ""
+    runs = rate(1 / s.latency_s)
+    if not s.batch:
+        return "Runs a second", runs, ""
+    remark = f"{runs} runs/s of batch {s.batch:,}"
+    return "Items a second", rate(s.batch / s.latency_s), remark
 
 
 def _fits(s: Summary) -> str:
