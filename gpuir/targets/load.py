@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.plugins import installed
 from gpuir.ir.types import DTYPES
-from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
+from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, source_of, specs, walk
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -531,8 +531,7 @@ def _check_names(target: Target, where: str) -> None:
 
 def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: str) -> None:
     """Every source and doubt is of a field there is, and every number has a source."""
-    listed = list(walk(target))
-    covered = {path for path, _, _ in listed}
+    covered = {path for path, _, _ in walk(target)}
     covered |= {prefix for path in covered for prefix in _prefixes(path)}
     possible = covered | {path for path, _ in _all_specs(Target)} | set(_RATES)
     for table, entries in notes.items():
@@ -544,8 +543,13 @@ def _check_notes(target: Target, notes: Mapping[str, Mapping[str, str]], where: 
                     f"{table}.{path}",
                     fix=nearest(path, possible),
                 )
-    for path, quantity, _ in listed:
-        if quantity and not target.source(path):
+    refuse_without_source(target, target.sources, where)
+
+
+def refuse_without_source(of: Any, sources: Mapping[str, str], where: str) -> None:
+    """TargetError at the first number of a record that `sources` do not cover."""
+    for path, quantity, _ in walk(of):
+        if quantity and not source_of(path, sources):
             refuse(
                 f"{path} has no source",
                 where,

@@ -19,9 +19,10 @@ from gpuir.targets.load import (
     read_spec,
     record,
     refuse,
+    refuse_without_source,
     spec_folder,
 )
-from gpuir.targets.target import Quantity, Row, Table, walk
+from gpuir.targets.target import Quantity, Row, Table, rows_of, source_of, walk
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
@@ -113,11 +114,7 @@ class Profile:
 
     def source(self, path: str) -> str:
         """Where the number of a field comes from: its own entry, else its longest prefix's."""
-        while path:
-            if path in self.sources:
-                return self.sources[path]
-            path = path.rpartition(".")[0]
-        return ""
+        return source_of(path, self.sources)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -130,10 +127,7 @@ class Profile:
 
     def rows(self) -> list[Row]:
         """Every field that has a value, in the order of a profile's file."""
-        return [
-            Row(path, value, spec.unit if spec else "", self.source(path))
-            for path, spec, value in walk(self)
-        ]
+        return rows_of(self, self.sources)
 
 
 def load_profile(name: str | Path) -> Profile:
@@ -231,17 +225,8 @@ def _paths(raw: Raw, prefix: str = "") -> Iterator[str]:
 def _profile_of(raw: Raw, where: str) -> Profile:
     profile = cast(Profile, record(Profile, {**raw, "sources": Table(raw["sources"])}, "", where))
     _check_words(profile, where)
-    listed = list(walk(profile))
-    numbers = [path for path, quantity, _ in listed if quantity]
-    known = {*(path for path, _, _ in listed), "host", "copies", "host.before"}
-    for path in numbers:
-        if not profile.source(path):
-            refuse(
-                f"{path} has no source",
-                where,
-                path,
-                fix=f'add "{path}" = "..." under [sources]: a document, or `assumed: why`',
-            )
+    refuse_without_source(profile, profile.sources, where)
+    known = {*(path for path, _, _ in walk(profile)), "host", "copies", "host.before"}
     for path in profile.sources:
         if path not in known:
             refuse(

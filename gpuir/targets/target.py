@@ -256,11 +256,7 @@ class Target:
 
     def source(self, path: str) -> str:
         """Where the number of a field comes from: its own entry, else its longest prefix's."""
-        while path:
-            if path in self.sources:
-                return self.sources[path]
-            path = path.rpartition(".")[0]
-        return ""
+        return source_of(path, self.sources)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -273,10 +269,7 @@ class Target:
 
     def rows(self) -> list[Row]:
         """Every field that has a value, in the order of a spec file."""
-        return [
-            Row(path, value, spec.unit if spec else "", self.source(path))
-            for path, spec, value in walk(self)
-        ]
+        return rows_of(self, self.sources)
 
 
 # What a dtype runs as on the matrix units, best first. A bf16 does not fit into an f16.
@@ -367,6 +360,21 @@ _ORDER = (
     *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
     *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors", "near"),
 )
+
+
+def source_of(path: str, sources: Mapping[str, str]) -> str:
+    """Where the number at a path comes from: its own entry, else its longest prefix's, or ""."""
+    while path and path not in sources:
+        path = path.rpartition(".")[0]
+    return sources.get(path, "")
+
+
+def rows_of(record: Any, sources: Mapping[str, str]) -> list[Row]:
+    """Every field below a record that is set, with its unit and source."""
+    return [
+        Row(path, value, spec.unit if spec else "", source_of(path, sources))
+        for path, spec, value in walk(record)
+    ]
 
 
 def walk(
