@@ -67,7 +67,7 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     for path in (given["json_path"], given["output"]):
         check_ahead(path)
     if decoders.are_in(labels):
-        return decoders.show(labels, **given)
+        return decoders.show(labels, configs=configs, **given)
     if configs is None:
         raise UsageError(
             "the models of these labels need their configs",

@@ -127,6 +127,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     from functools import lru_cache
 
     import gpuir
+    from gpuir.analysis import rule_of
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.plan.sweep import sweep
@@ -171,7 +172,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
             items=items,
             own=own,
             predictor=predictor,
-            tf32={None: "", True: "all", False: "none"}[given["tf32"]],
+            tf32=rule_of(given["tf32"]),
             done=done,
         )
     for text in said:

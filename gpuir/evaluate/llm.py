@@ -31,10 +31,8 @@ from gpuir.evaluate.tables import target_of
 from gpuir.targets.target import Target
 
 LAYER = "layer"
-LAYERS, MIDDLE = (
-    5,
-    (2, 3),
-)  # those built, and predicted: what fuses across two layers comes by turns
+LAYERS = 5  # those built
+MIDDLE = (2, 3)  # those predicted: what fuses across two layers comes by turns
 MEASURED = "measured kernels"
 EXTENTS = ("tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab", "gated")
 PROFILES = ("compiled", "eager")

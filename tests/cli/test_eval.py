@@ -158,3 +158,11 @@ def test_wrong_labels_are_said(labels: Path, args: tuple[str, ...], message: str
     result = run("models", *args)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--configs", "--ops"])
+def test_options_of_labels_are_refused_for_decoders(tmp_path: Path, option: str):
+    (tmp_path / "layers.csv").write_text("gpu,model,op,tokens,tp,hidden,latency_us\n")
+    result = run("models", str(tmp_path / "layers.csv"), option, "some.file")
+    assert result.exit_code == 2
+    assert f"{option} is for labels of whole models" in result.stderr
