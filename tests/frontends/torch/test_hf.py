@@ -108,7 +108,7 @@ def test_dtypes(dtype: str | None, written: str, tmp_path: Path):
 
 
 def test_a_mask_is_an_input_and_is_added(tmp_path: Path):
-    size = {"dims": {"batch": 2, "seq": 7}, "task": "seq-cls", "attention": "eager"}
+    size: Any = {"dims": {"batch": 2, "seq": 7}, "task": "seq-cls", "attention": "eager"}
     path = config(tmp_path, BERT)
     plain, masked = gpuir.load(path, **size), gpuir.load(path, mask=True, **size)
     assert [str(v.type) for v in masked.inputs] == ["i64[2, 7]"] * 2
@@ -118,7 +118,7 @@ def test_a_mask_is_an_input_and_is_added(tmp_path: Path):
 
 
 def test_both_heads_of_pretraining_have_a_loss_and_its_gradients_add_up(tmp_path: Path):
-    size = {"dims": {"batch": 2, "seq": 7}, "task": "pretraining"}
+    size: Any = {"dims": {"batch": 2, "seq": 7}, "task": "pretraining"}
     g = gpuir.load(config(tmp_path, BERT), train=True, accumulate=True, **size)
     assert [v.name for v in g.inputs] == ["input_ids", "labels", "next_sentence_label"]
     taken = {over.name for over in g.over if over is not None}
