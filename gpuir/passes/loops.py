@@ -426,6 +426,7 @@ class _Fuser:
         done: set[tuple[int, int]] = set()
         for group in touching.values():
             for (i, a), (j, b) in combinations(sorted(group.items()), 2):
+                # what every layer reads has too many readers to try each with each
                 if (i, j) in done or j - i > 8 * self.options.far:
                     continue
                 done.add((i, j))
