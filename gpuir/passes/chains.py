@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import tensor as t
+from gpuir.ops.scalar import SCALARS
 
 Others = tuple[Value, ...]  # the operands that are not the chain's own
 _SILENT = (t.Constant, t.Reshape, t.Broadcast, t.Cast)  # no part of a unit's name
@@ -34,6 +35,10 @@ def word(op: Op) -> str:
             return "layer_norm"
         case _:
             return op.name.removeprefix("t.")
+
+
+# What `word` may say: a map is called by its function.
+WORDS = ({name.removeprefix("t.") for name in t.OPS} | {*SCALARS, "layer_norm"}) - {"map"}
 
 
 # ---------------------------------------------------------------------------- conditions
@@ -84,11 +89,19 @@ Step = tuple[str, tuple[str, ...]]
 
 
 def steps(chain: tuple[str, ...]) -> tuple[Step, ...]:
-    """A chain's ops, each with its conditions. UsageError for a condition that there is not."""
+    """A chain's ops, each with its conditions. UsageError for an op or a condition that there is
+    not."""
     known = (*CONDITIONS, *OF_WEIGHTS)
     found: list[Step] = []
-    for text in chain:
+    for i, text in enumerate(chain):
         name, *conditions = text.split(":")
+        for op in (name if i else name.removesuffix("*")).split("+"):
+            if op not in WORDS:
+                raise UsageError(
+                    f"pass 'fuse': {'>'.join(chain)}: no op is called {op!r}",
+                    expected="ops as in conv*>mul+add:weight>relu",
+                    fix=nearest(op, WORDS),
+                )
         for c in conditions:
             if c not in known:
                 raise UsageError(

@@ -60,7 +60,8 @@ class Fuse(Pass):
                 found=f"max_ops={self.max_ops}",
             )
         for rule in () if self.rules in ("all", "none") else self.rules.split():
-            if ">" not in rule:
+            words = rule.split(">")
+            if len(words) < 2 or (len(words) > 2 and set(words) <= set(get_args(Kind))):
                 raise UsageError(
                     "pass 'fuse': this is no rule",
                     expected="all, none, or rules with spaces between: map>map conv>add:same>relu",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gpuir.ir.errors import UsageError
 from gpuir.passes.table import pipeline
 from gpuir.text import parse
 
@@ -22,3 +25,19 @@ def test_sixty_ops_that_each_read_the_last_two_end_one_epilogue():
     ]
     fused = pipeline("fuse").run(parse("\n".join(lines).replace("'", '"')))
     assert [len(node.op.regions[0].nodes) for node in fused.nodes] == [62]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("cnv>relu", "no op is called 'cnv'"),
+        ("conv*>mul+ad", "no op is called 'ad'"),
+        ("conv>relu*", "no op is called 'relu\\*'"),
+        ("relu>map", "no op is called 'map'"),
+        ("map>map>map", "this is no rule"),
+        ("map", "this is no rule"),
+    ],
+)
+def test_rules_that_nothing_can_follow_are_refused(rules: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        pipeline(f'fuse{{rules="{rules}"}}')
