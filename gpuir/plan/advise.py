@@ -190,10 +190,11 @@ def _tried(bench: Bench, setup: Setup, now: Outcome, changes: tuple[Change, ...]
 def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
     """All, but of batches one that is larger and one that fills waves, of one padding the best
     step, and no stack that takes more effort than another for the same gain."""
-    larger = [x for x in trials if _is_doubled(x) and x.fits]
+    batches = [x for x in trials if x.changes[0].kind == "batch" and x.fits]
+    larger = [x for x in batches if x.changes[0].aim == "more items"]
+    waves = [x for x in batches if x.changes[0].aim == "whole waves"]
     most = max((x.speedup for x in larger), default=0.0)
     near = [x for x in larger if x.speedup >= (1 - NEAR) * most]
-    waves = [x for x in trials if x.changes[0].kind == "batch" and not _is_doubled(x) and x.fits]
     yield from near[:1]
     yield from sorted(waves, key=lambda x: -x.gain)[:1]
     paddings: dict[str, Trial] = {}
@@ -203,19 +204,15 @@ def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
             case "batch":
                 pass
             case "padding":
-                old = x.changes[0].what.partition(" ")[0]
-                if old not in paddings or x.gain > paddings[old].gain:
-                    paddings[old] = x
+                aim = x.changes[0].aim
+                if aim not in paddings or x.gain > paddings[aim].gain:
+                    paddings[aim] = x
             case "stack":
                 if all(x.gain >= y.gain + LEAST_GAIN for y in stacks):
                     stacks.append(x)
             case _:
                 yield x
     yield from (*paddings.values(), *stacks)
-
-
-def _is_doubled(x: Trial) -> bool:
-    return x.changes[0].kind == "batch" and "waves" not in x.changes[0].costs
 
 
 def _together(

@@ -75,12 +75,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to do otherwise: `what` it is, and what it `costs`, in words."""
+    """One thing to do otherwise: `what` it is, and what it `costs`, in words. Of changes of one
+    kind with the same `aim`, one is advised."""
 
     kind: Kind
     what: str
     costs: str
     apply: Callable[[Setup], Setup] = field(compare=False, repr=False)
+    aim: str = ""
 
 
 def flags(before: Setup, after: Setup) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ def larger_batches(case: Case) -> Iterator[Change]:
     if case.batch is None:
         return
     for i in range(1, DOUBLINGS + 1):
-        yield _batch(case.batch, case.setup.dims[case.batch] << i)
+        yield _batch(case.batch, case.setup.dims[case.batch] << i, "more items")
 
 
 def whole_waves(case: Case) -> Iterator[Change]:
@@ -165,12 +167,12 @@ def whole_waves(case: Case) -> Iterator[Change]:
         if len(sizes) >= WAVES:
             break
     for size in list(sizes)[:WAVES]:
-        yield _batch(case.batch, size, "fills whole waves of a slow kernel; ")
+        yield _batch(case.batch, size, "whole waves", "fills whole waves of a slow kernel; ")
 
 
-def _batch(name: str, size: int, why: str = "") -> Change:
+def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
     costs = f"{why}a run takes longer, and more memory; {size:,} items have to be there"
-    return Change("batch", f"{name} {size:,}", costs, lambda s: s.with_dim(name, size))
+    return Change("batch", f"{name} {size:,}", costs, lambda s: s.with_dim(name, size), aim)
 
 
 def fewer_bits(case: Case) -> Iterator[Change]:
@@ -242,6 +244,7 @@ def round_dimensions(case: Case) -> Iterator[Change]:
                 f"{old:,} made {new:,}, wherever a dimension has it",
                 f"{new - old} rows of zeros in weights; ignore them in the output",
                 _extended(old, new),
+                aim=str(old),
             )
 
 
