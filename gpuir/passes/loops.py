@@ -126,6 +126,7 @@ class _Fuser:
         self.rows: dict[Value, Value] = {}  # what has a cell for each row, by what is made of rows
         self.viewed: dict[Value, None] = {}  # layout results that have to be there
         self.launches: list[Launch] = []
+        self.longest = 0  # from the first to the last loop of one launch
         self.maker: dict[Value, Launch] = {}
 
     def run(self) -> Graph:
@@ -329,6 +330,19 @@ class _Fuser:
         self.launches.append(launch)
         self.stored |= launch.writes
         self.maker.update(dict.fromkeys(launch.writes, launch))
+        for v in launch.writes:
+            self.see_again(v)
+
+    def see_again(self, v: Value) -> None:
+        """What was to compute a value where it is read loads it, now that it is in memory."""
+        waiting = set(self.users.get(v, ()))
+        while waiting:
+            u = min(waiting)
+            waiting.remove(u)
+            w = self.g.nodes[u].results[0]
+            if w in self.sights and w not in self.stored:
+                self.sights[w] = self.sight(self.g.nodes[u])
+                waiting.update(self.users.get(w, ()))
 
     def settle(self, v: Value) -> None:
         """Has `v` in memory: as a view of what is there, where strides can say it."""
@@ -458,13 +472,14 @@ class _Fuser:
         return score if score >= 10 and apart <= self.options.far else 0
 
     def is_cyclic(self, a: Launch, b: Launch) -> bool:
-        """Whether something between the two waits for one and is waited for by the other."""
+        """Whether something between the two waits for one and is waited for by the other. What ends
+        before the one begins waits for it only where a launch of others reaches over it."""
         for source, sink in ((a, b), (b, a)):
             seen: set[Launch] = set()
             stack = [x for x in self.feeders(sink) if x is not source]
             while stack:
                 launch = stack.pop()
-                if launch in seen or launch.last < source.first:
+                if launch in seen or launch.last < source.first - self.longest:
                     continue
                 seen.add(launch)
                 found = self.feeders(launch)
@@ -500,6 +515,7 @@ class _Fuser:
         a.partial |= b.partial
         a.loops += b.loops
         a.first, a.last = min(a.first, b.first), max(a.last, b.last)
+        self.longest = max(self.longest, a.last - a.first)
 
     # -- the result
 
