@@ -233,6 +233,7 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
         yield "work", f"{flops}; device memory {moved}"
+    if s.device_s:
         yield "bound", f"{bounds(s.bounds, s.device_s)}, by share of the kernels' time"
     yield "memory", memory_text(s.memory)
     if s.memory.available_bytes is not None:
@@ -555,7 +556,8 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     page.line()
     if WAITS in titles:
         page.wrapped(WAITS, "share of the time that the device waits for the host")
-    page.wrapped("predictor", ", ".join(dict.fromkeys(by for s in summaries for by in s.by)))
+    signed = dict.fromkeys(by for s in summaries for by in s.by)
+    page.wrapped("predictor", ", ".join(signed) or "none: nothing to run")
     runs = list(zip(run_names(summaries), summaries, strict=True))
     known = {n: (fitted(s),) for n, s in runs if s.interval is not None or s.unseen}
     _labelled("fitted on", _of_each(known), page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph
 from gpuir.simulate.memory import Memory, memory
 from gpuir.simulate.timeline import Timeline, timeline
@@ -37,6 +38,14 @@ class Outcome:
 
 
 def outcome(graph: Graph, target: Target, items: int = 1) -> Outcome:
-    """The run of a costed graph under its profile, `ideal` where it has none."""
+    """The run of a costed graph under its profile, `ideal` where it has none. ModelError where
+    nothing takes any time: what is tried is compared by its rate."""
     run = timeline(graph, load_profile(graph.profile or "ideal"))
+    if not run.time_s:
+        raise ModelError(
+            f"nothing runs under {run.profile.name}",
+            where=graph.name,
+            expected="a model that launches a kernel",
+            fix="`gpuir analyze` says what became of its nodes",
+        )
     return Outcome(graph, target, run, memory(graph, target), items)

@@ -270,6 +270,15 @@ def test_a_graph_where_nothing_runs():
     assert json.loads(records.json_text([summarize(g, DEVICE)], Layout()))["reports"][0]
 
 
+def test_a_host_that_launches_nothing():
+    g = gpuir.parse(
+        'graph @v { in %x: f32[2] %y: f32[2, 1] = t.reshape(%x, [2, 1]) at "m:R" out %y }'
+    )
+    text = report([gpuir.summary(gpuir.analyze(g, "a100", profile="eager"))], Layout(80))
+    assert "latency    16.00 us" in text
+    assert "bound" not in text
+
+
 def test_names_in_wide_characters_keep_columns_straight():
     assert cell_width("层/卷积") == 7
     assert cell_width(elided("层/卷积/" * 9, 20)) <= 20
