@@ -30,10 +30,12 @@ class PastLayer(CacheLayerMixin):
         past: int,
         window: int | None,
         places: torch.Tensor,
+        masked: bool,
     ):
         super().__init__()
         self.keys, self.values, self.places = keys, values, places
         self.past, self.window, self.seen = past, window, past
+        self.masked = masked
         self.is_sliding = window is not None
         self.is_initialized = True
         self.dtype, self.device = keys.dtype, keys.device
@@ -66,8 +68,10 @@ class PastLayer(CacheLayerMixin):
         total = self.past + query_length
         if self.window is None or not self.past:
             return total, 0
-        # one less than the window: transformers then knows that no key is hidden, and makes no mask
-        kept = min(total, self.window - 1) if query_length == 1 else total
+        # one less than the window: transformers then knows that no key is hidden, and makes no mask,
+        # unless its attention is one that always has one
+        seen = self.window if self.masked else self.window - 1
+        kept = min(total, seen) if query_length == 1 else total
         return kept, total - kept
 
     def get_max_length(self) -> int:
@@ -127,8 +131,10 @@ def past(
     windows: Sequence[int | None],
     length: int,
     new: int,
+    masked: bool = False,
 ) -> Cache:
-    """A cache that holds `length` tokens, about to take `new` ones. Where those go is counted once
+    """A cache that holds `length` tokens, about to take `new` ones, for attention that is `masked`
+    even where no key is hidden, or not. Where those go is counted once
     for all layers, and one place is a number that kernels are given."""
 
     @cache
@@ -141,7 +147,7 @@ def past(
         return line if at + count <= room else line % room
 
     layers: list[Any] = [
-        PastLayer(k, v, length, window, places(k.shape[-2]))
+        PastLayer(k, v, length, window, places(k.shape[-2]), masked)
         for k, v, window in zip(keys, values, windows, strict=True)
     ]
     return Cache(layers=layers)

@@ -440,7 +440,8 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
     fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
 
     def forward(input_ids: torch.Tensor, keys: Any, values: Any) -> tuple[torch.Tensor, ...]:
-        kept: Any = cache.past(keys, values, windows, past, new)
+        masked = model.config._attn_implementation == "eager"
+        kept: Any = cache.past(keys, values, windows, past, new, masked)
         out = run(input_ids=input_ids, past_key_values=kept, use_cache=True, **fixed)
         return out.logits, *(x.keys for x in kept.layers), *(x.values for x in kept.layers)
 
