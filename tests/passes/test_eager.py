@@ -46,4 +46,4 @@ def test_training_launches_the_same_products(tool: ModuleType):
     name = "block, scores in memory"
     seen, ours = tool.training(name, tool.MODELS[name]())
     assert ours["product"] == seen["product"] == 18
-    assert tool.share(seen, ours) > 0.95
+    assert tool.share(seen, ours) > 0.9  # a softmax hides a product in its backward operator
