@@ -221,7 +221,7 @@ def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
         raise UsageError(
             f"{', '.join(wrong)} cannot be given for {kind}",
             where=where,
-            fix=f"leave it out; {kind} takes {', '.join(takes)}",
+            fix=f"leave it out; such a model takes {', '.join(takes)}",
         )
     return given
 

@@ -11,7 +11,7 @@ gpuir[torch,eval].
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -200,7 +200,9 @@ def derived(data: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    data = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
+    parser.add_argument("data", type=Path, metavar="DATA", help="the folder of measurements")
+    data: Path = parser.parse_args().data
     overheads = pd.read_csv(data / "kernels/host_overheads.csv")
     times = event_times(pd.read_parquet(data / "neusight/model_ops.parquet"))
     found = parts(overheads)
