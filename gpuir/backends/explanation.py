@@ -23,7 +23,7 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
     if kernel is not None and kernel.shape:
         page.wrapped("nest", kernel.shape, 12)
     if node.tile is not None:
-        page.wrapped("tile", str(node.tile)[5:-1], 12)
+        page.wrapped("tile", node.tile.settings, 12)
     if cost is not None and cost.terms:
         terms = ", ".join(f"{name} {quantity(t, 's')}" for name, t in cost.terms)
         page.wrapped("time", f"{quantity(cost.time_s, 's', 4)}: {terms}", 12)

@@ -116,8 +116,22 @@ class Kernel:
         return own[0] if own else self.locs[0]
 
     @property
+    def label(self) -> str:
+        """What a reader knows it by: the model node it is named after, else its own name."""
+        return node_name(self.anchor) if self.locs else self.name
+
+    @property
     def tile(self) -> Tile | None:
         return self.node.tile
+
+    @property
+    def peak_share(self) -> float | None:
+        """The part achieved of the rate that bounds it: of flop/s, of memory bandwidth, or the
+        larger. None where the predictor does not say."""
+        flops, moved = self.cost.fact("peak_share"), self.cost.fact("dram_share")
+        shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved)}
+        known = [share for share in shares[self.cost.bound] if share is not None]
+        return max(known, default=None)
 
     @property
     def interval(self) -> tuple[float, float] | None:

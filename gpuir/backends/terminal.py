@@ -351,10 +351,10 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
         Column("each", 1, lambda x: quantity(x.one.cost.time_s, "s") if x.runs != 1 else ""),
         Column("kernel", 9, lambda x: x.one.kind, right=False),
         Column("bound", 8, lambda x: x.one.cost.bound, right=False),
-        Column("peak", 6, lambda x: peak_text(x.one)),
+        Column("peak", 6, lambda x: _said(x.one.peak_share, percent)),
         Column("80 %", 5, lambda x: spread(x.one)),
-        Column("waves", 4, lambda x: _fact(x.one, "waves", _short)),
-        Column("occup", 3, lambda x: _fact(x.one, "occupancy", percent)),
+        Column("waves", 4, lambda x: _said(x.one.cost.fact("waves"), _short)),
+        Column("occup", 3, lambda x: _said(x.one.cost.fact("occupancy"), percent)),
         Column("tile", 2, lambda x: tile_text(x.one), right=False),
     ]
     columns = [c for c in columns if any(c.cell(x) for x in rows)]
@@ -389,14 +389,6 @@ def _width(column: Column, rows: Sequence[Alike]) -> int:
     return max(len(column.title), *(len(column.cell(x)) for x in rows))
 
 
-def peak_text(x: Kernel) -> str:
-    """Share of the rate that bounds it: of flop/s, of memory bandwidth, or the larger."""
-    flops, moved = x.cost.fact("peak_share"), x.cost.fact("dram_share")
-    shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved)}[x.cost.bound]
-    known = [share for share in shares if share is not None]
-    return percent(max(known)) if known else ""
-
-
 def spread(x: Kernel) -> str:
     """`-9 +14 %`: the ends of the interval, beside the time."""
     if x.cost.interval is None or not x.cost.time_s:
@@ -405,8 +397,7 @@ def spread(x: Kernel) -> str:
     return f"{low:+.0f} {high:+.0f} %"
 
 
-def _fact(x: Kernel, name: str, text: Callable[[float], str]) -> str:
-    value = x.cost.fact(name)
+def _said(value: float | None, text: Callable[[float], str]) -> str:
     return "" if value is None else text(value)
 
 
@@ -426,7 +417,7 @@ def tile_text(x: Kernel) -> str:
 def layer(x: Alike) -> str:
     """The model node that the kernels are named after, and how many more they stand for; of several
     kernels, what their names have in common."""
-    names = [node_name(kernel.anchor) if kernel.locs else kernel.name for kernel in x.kernels]
+    names = [kernel.label for kernel in x.kernels]
     more = len(dict.fromkeys(x.one.locs)) - 1
     return pattern(names) + (f" +{more}" if more > 0 else "")
 

@@ -32,11 +32,16 @@ class Tile:
         return dict(self.dims).get(dim, default)
 
     def __str__(self) -> str:
+        return f"tile({self.settings})"
+
+    @property
+    def settings(self) -> str:
+        """`m=16, n=128, k=32; stages=3, warps=4`."""
         dims = ", ".join(f"{d}={n}" for d, n in self.dims)
         options = [f"stages={self.stages}", f"warps={self.warps}"]
         if self.split != 1:
             options.append(f"split={self.split}")
-        return f"tile({dims}; {', '.join(options)})"
+        return f"{dims}; {', '.join(options)}"
 
 
 @dataclass(frozen=True)

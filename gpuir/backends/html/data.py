@@ -49,7 +49,7 @@ def _run(name: str, s: Summary, words: Words) -> dict[str, Any]:
         "kinds": [[total.kind, total.time_s] for total in s.totals],
         "groups": [_group(x, s, words) for x in groups],
         "kernels": [
-            [i, words(_name(x)), words(x.name), words(_module(x)), x.runs] for i, x in kernels
+            [i, words(x.label), words(x.name), words(_module(x)), x.runs] for i, x in kernels
         ],
         "roofs": {
             "flops": [[roof.name, roof.rate] for roof in ceilings(s, groups)],
@@ -59,10 +59,6 @@ def _run(name: str, s: Summary, words: Words) -> dict[str, Any]:
         "lanes": _lanes(s, numbers, words),
         "memory": _memory(s, words),
     }
-
-
-def _name(x: Kernel) -> str:
-    return node_name(x.anchor) if x.locs else x.name
 
 
 def _module(x: Kernel) -> str:
@@ -97,24 +93,17 @@ def _group(x: Alike, s: Summary, words: Words) -> dict[str, Any]:
         "runs": x.runs,
         "flops": one.flops,
         "bytes": one.bytes,
-        "peak": _share_of_peak(one),
+        "peak": one.peak_share,
         "waves": cost.fact("waves"),
         "occupancy": cost.fact("occupancy"),
         "tile": tile_text(one),
-        "schedule": str(one.tile)[5:-1] if one.tile else "",
+        "schedule": one.tile.settings if one.tile else "",
         "nodes": [words(node_name(loc)) for loc in dict.fromkeys(one.locs)],
         "terms": cost.terms,
         "facts": [] if lines else cost.facts,
         "lines": lines,
         "roof": point and [point.intensity, point.rate],
     }
-
-
-def _share_of_peak(x: Kernel) -> float | None:
-    """Of the rate that bounds it, as the table has it."""
-    flops, moved = x.cost.fact("peak_share"), x.cost.fact("dram_share")
-    shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved)}[x.cost.bound]
-    return max((share for share in shares if share is not None), default=None)
 
 
 # ---------------------------------------------------------------------------- where time goes
