@@ -30,7 +30,7 @@ TF32_WORDS = {
     "none": "f32 products on the vector pipe, TF32 off",
 }
 
-Price = Callable[[k.KernelOp, "Tile | None"], Cost]
+Costing = Callable[[k.KernelOp, "Tile | None"], Cost]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Annotate(Pass):
         target = load_target(g.target)
         weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
         tf32 = tf32_rule(self.tf32, g)
-        costed = cost_graph(g, pricing(self.predictor, target, tf32, weights))
+        costed = cost_graph(g, costing(self.predictor, target, tf32, weights))
         _check_version(self.predictor, costed)
         notes = assumptions(g, target, tf32)
         return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
@@ -73,12 +73,12 @@ def _check_version(predictor: str | Predictor, costed: Graph) -> None:
         )
 
 
-def pricing(
+def costing(
     predictor: str | Predictor,
     target: Target,
     tf32: str,
     weights: frozenset[Value] = frozenset(),
-) -> Price:
+) -> Costing:
     """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
     equal works are costed once.
 
@@ -93,7 +93,7 @@ def pricing(
 
     total = sum(v.type.nbytes for v in weights)
 
-    def price(op: k.KernelOp, tile: Tile | None) -> Cost:
+    def cost_one(op: k.KernelOp, tile: Tile | None) -> Cost:
         own = sum(v.type.nbytes for v in {*op.operands} & weights)
         work = work_of(op, in_tf32(op, tf32))
         if own:
@@ -107,7 +107,7 @@ def pricing(
                 known[key] = predict(op, tile, target, tf32=in_tf32(op, tf32))
         return known[key]
 
-    return price
+    return cost_one
 
 
 def _asked(
@@ -128,27 +128,27 @@ def _asked(
     return cost
 
 
-def cost_graph(g: Graph, price: Price) -> Graph:
+def cost_graph(g: Graph, cost_one: Costing) -> Graph:
     """The graph with a cost on every kernel."""
-    return replace(g, level=Level.costed, nodes=tuple(_costed(node, price) for node in g.nodes))
+    return replace(g, level=Level.costed, nodes=tuple(_costed(node, cost_one) for node in g.nodes))
 
 
-def _costed(node: Node, price: Price) -> Node:
+def _costed(node: Node, cost_one: Costing) -> Node:
     op = node.op
     match op:
         case k.View():
             return replace(node, cost=FREE)
         case k.Loop():
-            op = op.with_regions(lambda region: cost_graph(region, price))
+            op = op.with_regions(lambda region: cost_graph(region, cost_one))
             assert isinstance(op, k.Loop)
             return replace(node, op=op, cost=_repeated(op.body, op.trips))
         case k.Cond():
-            op = op.with_regions(lambda region: cost_graph(region, price))
+            op = op.with_regions(lambda region: cost_graph(region, cost_one))
             assert isinstance(op, k.Cond)
             sides = [_repeated(region, 1) for region in (op.then, op.orelse)]
             return replace(node, op=op, cost=max(sides, key=lambda c: c.time_s))
         case k.KernelOp():
-            return replace(node, cost=price(op, node.tile))
+            return replace(node, cost=cost_one(op, node.tile))
         case _:
             raise TypeError(f"{op.name} is no kernel")
 

@@ -14,8 +14,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp
-from gpuir.passes.annotate import Price as Costing
-from gpuir.passes.annotate import cost_graph, pricing
+from gpuir.passes.annotate import Costing, cost_graph, costing
 from gpuir.plan.outcome import outcome
 from gpuir.schedule import Path, addressed, apply
 from gpuir.targets.prices import Price, price_of
@@ -251,7 +250,7 @@ class _Device:
     def costing(self, g: Graph, rule: str) -> Costing:
         """The predictor; on a CPU one for each graph, whose weights its caches hold."""
         if self.target.is_cpu:
-            return pricing(self.predictor, self.target, rule, frozenset(g.params))
+            return costing(self.predictor, self.target, rule, frozenset(g.params))
         if rule not in self.costs:
-            self.costs[rule] = pricing(self.predictor, self.target, rule)
+            self.costs[rule] = costing(self.predictor, self.target, rule)
         return self.costs[rule]
