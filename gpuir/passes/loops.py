@@ -8,14 +8,22 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
 from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.passes.indices import (
+    Index,
+    Read,
+    broadcast,
+    broadcast_strides,
+    index,
+    joined,
+    laid_out,
+    spread,
+)
 from gpuir.passes.manager import Pass
 
 GENERATORS = (t.Constant, t.Iota)
@@ -63,29 +71,11 @@ class FuseLoops(Pass):
         return _Fuser(g, self).run()
 
 
-class Read(NamedTuple):
-    """A tensor in memory as a loop reads it, cell by cell of a value: by strides, or (None) in a
-    way that no strides say."""
-
-    leaf: Value
-    strides: tuple[int, ...] | None = None
-    offset: int = 0
-
-
 class Sight(NamedTuple):
     """What one cell of a value takes to compute."""
 
     reads: frozenset[Read] = frozenset()
     ops: int = 0
-
-
-class Index(NamedTuple):
-    """A tensor, and at which of its cells a loop stands in each trip: (extent, stride) from the
-    outermost dimension, merged where they can be."""
-
-    leaf: Value
-    dims: tuple[tuple[int, int], ...]
-    offset: int
 
 
 @dataclass(eq=False)
@@ -194,7 +184,7 @@ class _Fuser:
     def sight(self, node: Node) -> Sight:
         """What a cell of this node's result reads and does."""
         shape = node.results[0].type.shape
-        op, own = node.op, self.producer[node.results[0]]
+        op, place = node.op, self.producer[node.results[0]]
         reads: set[Read] = set()
         for x in op.operands:
             seen = self.seen(x)
@@ -214,14 +204,11 @@ class _Fuser:
                 case t.Resize() if op.mode != "nearest":
                     reads |= {Read(r.leaf, None, k) for r in seen.reads for k in range(4)}
                 case t.Concat(axis=axis):
-                    reads |= {joined(r, axis, own) for r in seen.reads}
+                    reads |= {joined(r, axis, place) for r in seen.reads}
                 case _:
-                    reads |= {Read(r.leaf, None, own) for r in seen.reads}
-        fresh = {id(x): self.seen(x).ops for x in op.operands}
-        own = (
-            0 if isinstance(op, t.LAYOUT) else SCALARS[op.fn].flops if isinstance(op, t.Map) else 1
-        )
-        return Sight(frozenset(reads), own + sum(fresh.values()))
+                    reads |= {Read(r.leaf, None, place) for r in seen.reads}
+        before = sum(self.seen(x).ops for x in dict.fromkeys(op.operands))
+        return Sight(frozenset(reads), operations(op) + before)
 
     def seen(self, v: Value) -> Sight:
         """What it takes to have a cell of `v`: a read, where it is stored."""
@@ -510,7 +497,7 @@ class _Fuser:
         a.reads = (a.reads | b.reads) - a.writes
         if not a.is_reduction and b.is_reduction:
             a.cells, a.row = b.cells, b.row
-        a.indices = frozenset(at for at in a.indices | b.indices)
+        a.indices |= b.indices
         a.irregular |= b.irregular
         a.partial |= b.partial
         a.loops += b.loops
@@ -605,74 +592,20 @@ class _Fuser:
         return Node(t.Fused(tuple(args), body), results, locs)
 
 
-# ---------------------------------------------------------------------------- indices
+def operations(op: Op) -> int:
+    """What one cell of an op's result takes to compute."""
+    match op:
+        case t.Map(fn):
+            return SCALARS[fn].flops
+        case _:
+            return 0 if isinstance(op, t.LAYOUT) else 1
 
 
 def root(launch: Launch) -> Launch:
+    """The launch that one has gone into."""
     while launch.into is not None:
         launch = launch.into
     return launch
-
-
-def strided(r: Read, shape: tuple[int, ...]) -> Strided:
-    return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, r.strides)
-
-
-def broadcast_strides(x: Strided) -> tuple[int, ...]:
-    """Strides of the dimensions that have more than one cell."""
-    return tuple(s for n, s in zip(x.shape, x.strides, strict=True) if n > 1)
-
-
-def broadcast(r: Read, shape: tuple[int, ...], to: tuple[int, ...]) -> Read:
-    """The read in each cell of a larger shape that `shape` broadcasts to."""
-    if r.strides is None or shape == to:
-        return r
-    if len(shape) > len(to):
-        return Read(r.leaf, None, r.offset)
-    lead = (0,) * (len(to) - len(shape))
-    own = zip(shape, r.strides, to[len(lead) :], strict=True)
-    return Read(r.leaf, (*lead, *(0 if n == 1 and m != 1 else s for n, s, m in own)), r.offset)
-
-
-def spread(r: Read, axis: int, rank: int, own: int) -> Read:
-    """The read of an index in each cell of what is gathered along `axis`."""
-    if r.strides is None:
-        return r
-    return Read(r.leaf, (*(0,) * axis, *r.strides, *(0,) * (rank - axis - own)), r.offset)
-
-
-def joined(r: Read, axis: int, place: int) -> Read:
-    """The read in each cell of what is joined along `axis`, which it must not depend on."""
-    return r if r.strides and r.strides[axis] == 0 else Read(r.leaf, None, place)
-
-
-def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
-    """The read in each cell of what a layout op makes."""
-    if r.strides is None:
-        return r
-    x = strided(r, shape)
-    y = viewed(x, op)
-    if y is None:
-        return Read(r.leaf, None, r.offset)
-    offset = r.offset
-    if isinstance(op, t.Slice):
-        offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
-    return Read(r.leaf, tuple(y.strides), offset)
-
-
-def index(r: Read, shape: tuple[int, ...]) -> Index | None:
-    """A read as a loop over `shape` does it; None where no strides say it."""
-    if r.strides is None or len(r.strides) != len(shape):
-        return None
-    dims: list[tuple[int, int]] = []
-    for n, s in zip(shape, r.strides, strict=True):
-        if n == 1:
-            continue
-        if dims and dims[-1][1] == n * s:
-            dims[-1] = (dims[-1][0] * n, s)
-        else:
-            dims.append((n, s))
-    return Index(r.leaf, tuple(dims), r.offset)
 
 
 def is_own_index(at: Index, a: Launch, b: Launch) -> bool:

@@ -1,0 +1,90 @@
+"""The tensors that a loop reads, and at which of their cells it stands in each trip."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuir.ir.graph import Op, Value
+from gpuir.ops import tensor as t
+from gpuir.ops.strides import Strided, viewed
+
+
+class Read(NamedTuple):
+    """A tensor in memory as a loop reads it, cell by cell of a value: by strides, or (None) in a
+    way that no strides say: `offset` then tells several such reads apart."""
+
+    leaf: Value
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+
+
+class Index(NamedTuple):
+    """A tensor, and at which of its cells a loop stands in each trip: (extent, stride) from the
+    outermost dimension, merged where they can be."""
+
+    leaf: Value
+    dims: tuple[tuple[int, int], ...]
+    offset: int
+
+
+def strided(r: Read, shape: tuple[int, ...]) -> Strided:
+    return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, r.strides)
+
+
+def broadcast_strides(x: Strided) -> tuple[int, ...]:
+    """Strides of the dimensions that have more than one cell."""
+    return tuple(s for n, s in zip(x.shape, x.strides, strict=True) if n > 1)
+
+
+def broadcast(r: Read, shape: tuple[int, ...], to: tuple[int, ...]) -> Read:
+    """The read in each cell of a larger shape that `shape` broadcasts to."""
+    if r.strides is None or shape == to:
+        return r
+    if len(shape) > len(to):
+        return Read(r.leaf, None, r.offset)
+    lead = (0,) * (len(to) - len(shape))
+    own = zip(shape, r.strides, to[len(lead) :], strict=True)
+    return Read(r.leaf, (*lead, *(0 if n == 1 and m != 1 else s for n, s, m in own)), r.offset)
+
+
+def spread(r: Read, axis: int, rank: int, own: int) -> Read:
+    """The read of an index in each cell of what is gathered along `axis`."""
+    if r.strides is None:
+        return r
+    return Read(r.leaf, (*(0,) * axis, *r.strides, *(0,) * (rank - axis - own)), r.offset)
+
+
+def joined(r: Read, axis: int, place: int) -> Read:
+    """The read in each cell of what is joined along `axis`, which it must not depend on."""
+    return r if r.strides and r.strides[axis] == 0 else Read(r.leaf, None, place)
+
+
+def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
+    """The read in each cell of what a layout op makes."""
+    if r.strides is None:
+        return r
+    x = strided(r, shape)
+    y = viewed(x, op)
+    if y is None:
+        return Read(r.leaf, None, r.offset)
+    offset = r.offset
+    if isinstance(op, t.Slice):
+        offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
+    return Read(r.leaf, tuple(y.strides), offset)
+
+
+def index(r: Read, shape: tuple[int, ...]) -> Index | None:
+    """A read as a loop over `shape` does it; None where no strides say it."""
+    if r.strides is None or len(r.strides) != len(shape):
+        return None
+    dims: list[tuple[int, int]] = []
+    for n, s in zip(shape, r.strides, strict=True):
+        if n == 1:
+            continue
+        if dims and dims[-1][1] == n * s:
+            dims[-1] = (dims[-1][0] * n, s)
+        else:
+            dims.append((n, s))
+    return Index(r.leaf, tuple(dims), r.offset)
