@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import batch, layout, refuse_opaque
+from gpuir.cli.analyze import batch, layout, refuse_opaque, targets_of
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, warn
-from gpuir.cli.sweep import price, prices_of, progress, targets_of
+from gpuir.cli.output import check_ahead, emit, progress, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -33,7 +32,7 @@ STEPS = 75  # of the bar: runs that a report usually takes
 @options.tf32
 @options.pipeline
 @click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
-@price
+@options.price
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
 @options.output
@@ -69,7 +68,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Report:
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"no kind of change is called {kind!r}", fix=nearest(kind, KINDS))
-    own = prices_of(given)
+    own = options.prices_of(given)
     said: dict[str, None] = {}
     with progress(STEPS, "advise") as done:
         test = bench(given, loaded, lambda text: said.setdefault(text), done)

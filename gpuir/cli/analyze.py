@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pass
+    from gpuir.targets.target import Target
 
 PIPED_WIDTH = 120
 
@@ -158,6 +159,18 @@ def split_targets(text: str | None) -> list[str]:
 
         return list(everything())
     return split_names(text)
+
+
+def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
+    """The targets, each once."""
+    import gpuir
+    from gpuir.ir.errors import UsageError
+
+    names = [loaded.target(name) for name in split_targets(given["target"])]
+    if not names:
+        raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
+    found = [gpuir.load_target(options.with_settings(name, given)) for name in names]
+    return list({target.name: target for target in found}.values())
 
 
 def split_names(text: str | None) -> list[str]:

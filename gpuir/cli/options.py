@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     import gpuir
+    from gpuir.targets.prices import Price
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -183,6 +184,12 @@ profile = click.option(
 predictor = click.option(
     "--predictor", default="tile", show_default=True, help="Who says how long."
 )
+price = click.option(
+    "--price",
+    type=Assignments("a100=2.5", float, many=True),
+    multiple=True,
+    help="US dollars an hour of a GPU, in place of the list price.",
+)
 
 
 def costing(f: F) -> F:
@@ -219,3 +226,10 @@ def with_settings(target: str, given: dict[str, Any]) -> str:
     """A target's name with the numbers of `--set` behind it."""
     settings = [f"{name}={value}" for pairs in given["settings"] for name, value in pairs]
     return "+".join((target, *settings))
+
+
+def prices_of(given: dict[str, Any]) -> dict[str, Price]:
+    """Prices of one's own, by the target's name."""
+    from gpuir.targets.prices import own_price
+
+    return dict(own_price(name, amount) for pairs in given["price"] for name, amount in pairs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -90,3 +91,15 @@ def note(text: str) -> None:
 
 def warn(text: str) -> None:
     note(f"warning: {text}")
+
+
+@contextmanager
+def progress(length: int, label: str) -> Generator[Callable[[], None]]:
+    """A bar on stderr, where that is a terminal; call what it gives after each of about `length`
+    steps."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+        bar.update(length - bar.pos)

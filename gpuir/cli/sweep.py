@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import batch, layout, refuse_opaque, split_names, split_targets
+from gpuir.cli.analyze import batch, layout, refuse_opaque, split_names, targets_of
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, warn, write
+from gpuir.cli.output import check_ahead, emit, progress, warn, write
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.plan.sweep import Sweep
-    from gpuir.targets.prices import Price
-    from gpuir.targets.target import Target
 
 PICTURES = (".png", ".svg")
 
@@ -57,14 +53,6 @@ def _sizes(part: str) -> Iterable[int]:
     yield end
 
 
-price = click.option(
-    "--price",
-    type=options.Assignments("a100=2.5", float, many=True),
-    multiple=True,
-    help="US dollars an hour of a GPU, in place of the list price.",
-)
-
-
 @click.command()
 @options.model
 @click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
@@ -82,7 +70,7 @@ price = click.option(
 @options.profile
 @options.tf32
 @options.pipeline
-@price
+@options.price
 @click.option(
     "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
 )
@@ -134,7 +122,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
 
     axes = axes_of(given)
     targets = targets_of(given, loaded)
-    own = prices_of(given)
+    own = options.prices_of(given)
     names = [loaded.profile(name) for name in split_names(given["profile"])]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
     how = options.load_options(given)
@@ -193,34 +181,3 @@ def axes_of(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if not axes:
         raise UsageError("nothing to sweep", fix="--batch 1,2,4..256, or --dim seq=128..4096")
     return axes
-
-
-def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
-    """The targets, each once."""
-    import gpuir
-    from gpuir.ir.errors import UsageError
-
-    names = [loaded.target(name) for name in split_targets(given["target"])]
-    if not names:
-        raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
-    found = [gpuir.load_target(options.with_settings(name, given)) for name in names]
-    return list({target.name: target for target in found}.values())
-
-
-def prices_of(given: dict[str, Any]) -> dict[str, Price]:
-    """Prices of one's own, by the target's name."""
-    from gpuir.targets.prices import own_price
-
-    return dict(own_price(name, amount) for pairs in given["price"] for name, amount in pairs)
-
-
-@contextmanager
-def progress(length: int, label: str) -> Generator[Callable[[], None]]:
-    """A bar on stderr, where that is a terminal; call what it gives after each of about `length`
-    steps."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        yield lambda: bar.update(1)
-        bar.update(length - bar.pos)
