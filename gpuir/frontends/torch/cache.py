@@ -68,8 +68,8 @@ class PastLayer(CacheLayerMixin):
         total = self.past + query_length
         if self.window is None or not self.past:
             return total, 0
-        # one less than the window: transformers then knows that no key is hidden, and makes no mask,
-        # unless its attention is one that always has one
+        # one less than the window: transformers then knows that no key is hidden, and makes no
+        # mask, unless its attention is one that always has one
         seen = self.window if self.masked else self.window - 1
         kept = min(total, seen) if query_length == 1 else total
         return kept, total - kept
