@@ -24,8 +24,8 @@ def schedule(summaries: Sequence[Summary], _: Layout) -> str:
 def _one(summaries: Sequence[Summary], format: str) -> Summary:
     if len(summaries) > 1:
         raise UsageError(
-            f"format {format!r} holds one target",
-            found=", ".join(s.device.name for s in summaries),
-            fix="give one --target, or use the formats table, json or csv",
+            f"format {format!r} holds one target under one profile",
+            found=", ".join(f"{s.device.name} under {s.profile.name}" for s in summaries),
+            fix="give one --target and --profile, or use the formats table, json or csv",
         )
     return summaries[0]

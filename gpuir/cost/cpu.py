@@ -131,7 +131,7 @@ def _lanes_s(
     if work.kernel == "k.attention":
         ops = ops * _seen(s, work) / work.visible
     if work.kernel not in _MULTIPLY:
-        ops = ops - SHARED_OPS * stored
+        ops = s.xp.maximum(ops - SHARED_OPS * stored, 0.0)
     if work.kernel == "k.gather":
         clocks = INDEX_CLOCKS * work.operands[1].nbytes / work.operands[1].cell_bytes
     if work.kernel == "k.reduce":

@@ -422,7 +422,7 @@ def test_a_broken_plugin_spoils_only_itself(folder: Path):
         (("mlp.gir", "--target", "a100", "-o", "no/such/folder"), "cannot write the file"),
         (("mlp.gir", "--target", "a100", "--pipeline", "fuse,fuse{"), "<pipeline>:1:"),
         (("mlp.gir", "--target", "a100", "--pipeline", "legalize"), "takes a graph of level fused"),
-        (("mlp.gir", "--target", "a100,l4", "--format", "ir"), "holds one target"),
+        (("mlp.gir", "--target", "a100,l4", "--format", "ir"), "one target under one profile"),
     ],
 )
 def test_wrong_input_ends_with_2_and_a_message(folder: Path, args: tuple[str, ...], message: str):

@@ -175,3 +175,20 @@ def test_a_model_on_a_cpu():
     assert 0.01 < gpuir.summary(g).latency_s < 0.2
     many = gpuir.analyze(ENCODER, "cpu+sms=32", dims={"batch": 1, "seq": 128})
     assert gpuir.summary(many).latency_s < gpuir.summary(g).latency_s
+
+
+def test_a_copy_into_several_parts_takes_no_less_than_no_time():
+    g = gpuir.parse("""
+    kernel @split {
+      in %x: f32[2, 96]
+      %a: f32[1, 96], %b: f32[1, 96] = k.copy([%x], {
+        in %x: f32[2, 96]
+        %a: f32[1, 96] = t.slice(%x, [0, 0], [1, 96], [1, 1]) at "split:Split"
+        %b: f32[1, 96] = t.slice(%x, [1, 0], [1, 96], [1, 1]) at "split:Split"
+        out %a, %b
+      }) at "split:Split"
+      out %a, %b
+    }
+    """)
+    (node,) = gpuir.analyze(g, "epyc-zen5-core", profile="ort").nodes
+    assert node.cost and node.cost.term("compute") >= 0
