@@ -46,9 +46,9 @@ class Host:
     next (T1), `before_s` from an op's start to its first launch (T2), `launch_s` the launch call
     (T4), `next_s` between two launches of an op (T5), `after_s` from the last launch to the op's
     end (T3). `before` is T2 of the ops that have a kernel of that kind, where it is not `before_s`;
-    of several kinds the dearest counts. An op that launches nothing (a view) takes `empty_s`, a call of the model `call_s`
-    before its first op, and so does one of its backward pass and one of its optimizer; a trip of a
-    loop of the model takes `trip_s`.
+    of several kinds the dearest counts. An op that launches nothing (a view) takes `empty_s`, a
+    call of the model `call_s` before its first op, and so does one of its backward pass and one of
+    its optimizer; a trip of a loop of the model takes `trip_s`.
 
     With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
     `queue` launches may wait for the device before the host does. In 80 % of cases the host takes
