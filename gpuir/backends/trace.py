@@ -221,16 +221,19 @@ class _Run:
 
     @cached_property
     def _ops(self) -> tuple[_Op, ...]:
-        """The ops of the model whose launches take the host's time, each with what the host does
-        before and after its launches, up to where something else begins. Where none does, as of a
-        CUDA graph, what they take on the device, if that is one stream."""
+        """The ops of the model: on the host, or where launching them takes it no time, as in a CUDA
+        graph, on the device."""
+        return tuple(self._host_ops()) or tuple(self._device_ops())
+
+    def _host_ops(self) -> Iterator[_Op]:
+        """Each with what the host does before and after its launches, up to where something else
+        begins."""
         run, host = self.s.timeline, self.s.profile.host
         calls = [(i, x) for i, x in self._calls.items() if x.launch is not None]
         begins: dict[str, list[float]] = {}
         for x in sorted(run.spans, key=lambda x: x.start_s):
             begins.setdefault(x.lane, []).append(x.start_s)
         free = dict.fromkeys(begins, 0.0)
-        found: list[_Op] = []
         for (_, lane), group in groupby(calls, lambda x: (run.launches[x[0]].op, x[1].lane)):
             pairs = list(group)
             made, own = tuple(i for i, _ in pairs), [x for _, x in pairs]
@@ -238,17 +241,21 @@ class _Run:
             start = own[0].start_s - host.before.get(launch.kind, host.before_s)
             end, after = own[-1].end_s, bisect_right(begins[lane], own[-1].start_s)
             end = min([end + host.after_s, self._end_s, *begins[lane][after : after + 1]])
-            found.append(_Op(self._loc(launch), lane, max(start, free[lane]), end, made))
+            yield _Op(self._loc(launch), lane, max(start, free[lane]), end, made)
             free[lane] = end
-        if not found and len({x.lane for x in run.spans if x.kind == "kernel"}) == 1:
-            kernels = [(x.launch, x) for x in run.spans if x.kind == "kernel"]
-            launched = [(i, x) for i, x in kernels if i is not None]
-            for _, group in groupby(launched, lambda x: run.launches[x[0]].op):
-                pairs = list(group)
-                loc = self._loc(run.launches[pairs[0][0]])
-                start, end = pairs[0][1].start_s, pairs[-1][1].end_s
-                found.append(_Op(loc, MODEL, start, end, tuple(i for i, _ in pairs)))
-        return tuple(found)
+
+    def _device_ops(self) -> Iterator[_Op]:
+        """Each from its first kernel to its last, if there is one stream."""
+        run = self.s.timeline
+        if len({x.lane for x in run.spans if x.kind == "kernel"}) != 1:
+            return
+        kernels = [(x.launch, x) for x in run.spans if x.kind == "kernel"]
+        launched = [(i, x) for i, x in kernels if i is not None]
+        for _, group in groupby(launched, lambda x: run.launches[x[0]].op):
+            pairs = list(group)
+            loc = self._loc(run.launches[pairs[0][0]])
+            start, end = pairs[0][1].start_s, pairs[-1][1].end_s
+            yield _Op(loc, MODEL, start, end, tuple(i for i, _ in pairs))
 
     def _modules(self, ops: Sequence[_Op]) -> list[Event]:
         """The modules that the ops of one lane are in, nested as calls are, the outer ones first;
