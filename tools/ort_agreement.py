@@ -1,6 +1,6 @@
 """How far the `ort` profile's launches are the nodes of onnxruntime's own optimised model.
 
-    python tools/ort_agreement.py DIR [--filter SUBSTR] [--level all] [--nodes] [--write FILE]
+    python tools/ort_agreement.py DIR [--filter SUBSTR] [--level all] [--cpu] [--nodes]
 
 DIR holds an index.json of `{"file": ..., "shapes": {"x": "1x3x320x320"}}`, or else just .onnx
 files. onnxruntime writes the model as it would run it. This build of it has the CPU alone: the
