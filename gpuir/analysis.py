@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import KernelOp, View
@@ -25,6 +25,7 @@ from gpuir.targets.profile import load_profile
 
 if TYPE_CHECKING:
     from gpuir.loading import Source
+    from gpuir.targets.target import Target
 
 
 def lower(
@@ -44,8 +45,18 @@ def lower(
     graph = replace(graph, profile=chosen)
     if graph.level >= Level.kernel:
         return graph
-    text = "legalize" if graph.level == Level.fused else load_profile(str(chosen)).passes
-    return pipeline(text, passes).run(graph, watch=watch)
+    if graph.level == Level.fused:
+        return pipeline("legalize").run(graph, watch=watch)
+    try:
+        steps = pipeline(load_profile(str(chosen)).passes, passes)
+        if steps.passes[-1].gives != Level.kernel:
+            raise UsageError(
+                "the passes end early", expected="legalize as the last", found=f"{steps}"
+            )
+    except GpuirError as error:
+        error.where = f"profile {chosen}: passes" + (f": {error.where}" if error.where else "")
+        raise
+    return steps.run(graph, watch=watch)
 
 
 def _chosen(graph: Graph, profile: str | PathLike[str] | None) -> str | None:
@@ -167,11 +178,20 @@ def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
     return explained(node.op, node.tile, target, node.cost, tf32=tf32_of(graph, node.op))
 
 
+def _elsewhere(graph: Graph, target: Target) -> tuple[str, ...]:
+    """What is said of a stack on a device that it does not run on."""
+    vendors = load_profile(graph.profile).vendors if graph.profile else ()
+    if not vendors or target.vendor in vendors:
+        return ()
+    return (f"profile {graph.profile} is of {', '.join(vendors)}, and taken as it is here",)
+
+
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
     assumptions."""
     target = load_target(str(graph.target))
-    device = Device(target.name, target.title, target.assumptions, tuple(target.rows()))
+    assumed = (*target.assumptions, *_elsewhere(graph, target))
+    device = Device(target.name, target.title, assumed, tuple(target.rows()))
     held = memory(graph, target)
 
     def explain(x: Kernel) -> tuple[Line, ...]:

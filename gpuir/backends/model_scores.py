@@ -135,7 +135,7 @@ def report(scores: Scores, layout: Layout) -> str:
     if labels.skipped:
         page.line()
     for reason, count in sorted(labels.skipped.items()):
-        page.wrapped("skipped", f"{count} lines: {reason}")
+        page.wrapped("skipped", f"{count} line{'s' * (count != 1)}: {reason}")
     return page.text()
 
 

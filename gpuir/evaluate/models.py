@@ -187,7 +187,8 @@ def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> 
     """The case of a line, or why it is none that is predicted."""
     option = line["option"] or "none"
     if option not in PROFILES:
-        return f"option {option}: several GPUs"
+        parallel = option.startswith(("dp", "tp", "pp"))
+        return f"option {option}: {'several GPUs' if parallel else 'no stack of that name'}"
     if line["model"] not in configs:
         return f"no config called {line['model']}"
     kind = configs[line["model"]].get("model_type")

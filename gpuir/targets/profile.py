@@ -96,7 +96,8 @@ class Profile:
     default: `none`, `conv` or `all`. `streams` is how many run independent branches beside each
     other. Without `copies`, inputs lie on the device and outputs stay there.
 
-    `base` is the profile whose file this one's starts from."""
+    `base` is the profile whose file this one's starts from; `vendors` are those whose devices the
+    stack runs on, all where none is named."""
 
     name: str
     title: str
@@ -106,6 +107,7 @@ class Profile:
     streams: Annotated[int, Quantity("", 1, 128)] = 1
     copies: Copies | None = None
     base: str = ""
+    vendors: tuple[str, ...] = ()
     notes: str = ""
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
 
@@ -189,7 +191,11 @@ def _whole(path: Path, above: tuple[Path, ...]) -> Raw:
     if not isinstance(base, str):
         refuse("base is not text", where, "base", found=repr(base), fix='write base = "eager"')
     near = base.endswith(".toml") or "/" in base or "\\" in base
-    file = path.parent / base if near else _find(base)
+    try:
+        file = path.parent / base if near else _find(base)
+    except TargetError as error:
+        error.where = f"{where}:base"
+        raise
     if file.resolve() in (path.resolve(), *above):
         refuse("a profile cannot be its own base", where, "base", found=base, fix="name another")
     below = _whole(file, (path.resolve(), *above))

@@ -62,3 +62,26 @@ def test_a_file_or_a_module_gives_ones_own(here: Path):
     assert "ours" in gpuir("profiles", "--load", "mine.py").stdout
     assert "felt" in gpuir("profiles", "ours", "--load", "mine.py").stdout
     assert "write ours.toml" in gpuir(*args, "--profile", "ours", status=2).stderr
+
+
+GIVEN = ("analyze", ENCODER, "--dims", "batch=1,seq=16", "--target")
+
+
+def test_a_stack_on_a_device_it_does_not_run_on_is_said():
+    text = " ".join(gpuir(*GIVEN, "mi210", "--profile", "tensorrt").stdout.split())
+    assert "profile tensorrt is of NVIDIA, and taken as it is here" in text
+    assert "and taken as it is" not in gpuir(*GIVEN, "a100", "--profile", "tensorrt").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('base = "eagre"', "mine.toml:base: no profile is called 'eagre'"),
+        ('base = "eager"\npasses = "fuze,legalize"', "mine.toml: passes: no pass 'fuze'"),
+        ('base = "eager"\npasses = "canonicalize"', "mine.toml: passes: the passes end early"),
+        ('base = "eager"\nvendors = "AMD"', "vendors is a list of text"),
+    ],
+)
+def test_what_is_wrong_in_a_profile_is_said_with_its_file(here: Path, line: str, message: str):
+    (here / "mine.toml").write_text(f'name = "mine"\ntitle = "x"\n{line}\n')
+    assert message in gpuir(*GIVEN, "a100", "--profile", "mine.toml", status=2).stderr
