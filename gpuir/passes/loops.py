@@ -135,7 +135,7 @@ class _Fuser:
             else:
                 bias = self.bias_of(i, node)
                 taken |= set(bias)
-                self.call(i, bias)
+                self.call(i, bias, self.packed_weight(node))
         for v in self.g.outputs:
             self.settle(v)
         self.fuse()
@@ -367,6 +367,22 @@ class _Fuser:
                     found.add(j)
                     stack.append(j)
         return sorted(found)
+
+    def packed_weight(self, node: Node) -> list[int]:
+        """What the model node of a product does to a weight in fewer bits, before it multiplies:
+        then it is a call of a library that converts what it reads."""
+        if not isinstance(node.op, t.Matmul) or (j := self.producer.get(node.op.b)) is None:
+            return []
+        found = [] if node.op.b in self.stored else self.closure(j)
+        nodes = [self.g.nodes[i] for i in found]
+        made = {v for n in nodes for v in n.results}
+        ends = {v for n in nodes for v in n.op.operands} - made
+        own = all(
+            n.locs == node.locs and isinstance(n.op, (*t.POINTWISE, *t.LAYOUT)) for n in nodes
+        )
+        bits = node.op.b.type.dtype.bits
+        fewer = ends <= set(self.g.params) and any(v.type.dtype.bits < bits for v in ends)
+        return found if own and fewer else []
 
     def bias_of(self, i: int, node: Node) -> tuple[int, ...]:
         """The addition of a bias that the call of a product does itself."""

@@ -127,6 +127,8 @@ def test_prices_of_ones_own_decide_what_is_cheaper():
         "a100=100",
         "--price",
         "t4=0.01",
+        "--width",
+        "120",
     )
     found = advise(ENCODER, *args)
     assert found["cheaper"]["changes"][0]["what"] == "t4"

@@ -144,7 +144,7 @@ def test_the_command_scores_deployments_without_configs(tmp_path: Path):
     path = str(table(tmp_path, {}))
     shown = CliRunner().invoke(models, [path, "--width", "120"])
     assert shown.exit_code == 0
-    assert "deployments of language models, 1 rows" in shown.output
+    assert "deployments of language models, 1 rows" in " ".join(shown.output.split())
     assert "Llama-3.1-8B-Instruct" in shown.output
     told = json.loads(CliRunner().invoke(models, [path, "--json", "-"]).stdout)
     assert {r["op"] for r in told["rows"]} == {"tpot", "request"}
