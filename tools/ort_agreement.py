@@ -21,7 +21,6 @@ graph that are left as nodes or in launches; what is folded, and what only renam
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from model_zoo import models
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -321,23 +321,6 @@ def of_launches(model: Any, profile: str) -> Groups:
             groups[loc.rpartition(":")[2].split("/")[0]] = i
     give_twins(model.graph, groups)
     return groups
-
-
-def models(folder: Path) -> list[tuple[Path, Shapes]]:
-    """Files with the input shapes to load them with."""
-    index = folder / "index.json"
-    if not index.exists():
-        return [(file, {}) for file in sorted(folder.rglob("*.onnx"))]
-    found: list[tuple[Path, Shapes]] = []
-    for row in json.loads(index.read_text()):
-        places = (Path(row["file"]), folder / row["file"], folder.parent / row["file"])
-        file = next((p for p in places if p.exists()), places[-1])
-        shapes = {
-            name: () if text == "scalar" else tuple(map(int, text.split("x")))
-            for name, text in row.get("shapes", {}).items()
-        }
-        found.append((file, shapes))
-    return found
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.targets.profile import load_profile
+from gpuir.targets.profile import profile_of
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
@@ -293,7 +293,7 @@ def summarize(
         )
     from gpuir.simulate.timeline import timeline
 
-    run = timeline(graph, load_profile(graph.profile or "ideal"))
+    run = timeline(graph, profile_of(graph))
     kernels = tuple(_kernels(graph, (), 1))
     running = [x for x in kernels if x.runs]
     coverage = tuple(_coverage(graph, kernels))

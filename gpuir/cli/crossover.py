@@ -41,6 +41,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     from gpuir.cli.analyze import analyze
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
+    from gpuir.targets.profile import profile_of
 
     dim: str = given["crossover"]
     least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)
@@ -65,7 +66,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
         return None if found is None else gpuir.timeline(found[i], profiles[i])
 
     first = graphs(least) or []
-    profiles = [gpuir.load_profile(g.profile or "ideal") for g in first]
+    profiles = [profile_of(g) for g in first]
     devices = [gpuir.load_target(str(g.target)) for g in first]
     most = max(MOST, least)
     return [

@@ -186,6 +186,14 @@ class Graph:
                 uses.setdefault(value, []).append(node)
         return uses
 
+    def readers(self) -> dict[Value, list[int]]:
+        """As `uses`, by the nodes' places in the graph."""
+        readers: dict[Value, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for value in dict.fromkeys(node.op.operands):
+                readers.setdefault(value, []).append(i)
+        return readers
+
     def producers(self) -> dict[Value, Node]:
         return {value: node for node in self.nodes for value in node.results}
 

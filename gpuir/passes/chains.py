@@ -123,12 +123,10 @@ class _Units:
         first: dict[tuple[str, ...], int] = {}
         self.unit = [first.setdefault(n.locs or (str(i),), i) for i, n in enumerate(g.nodes)]
         self.members: dict[int, list[int]] = {}
-        self.readers: dict[Value, list[int]] = {}
+        self.readers = g.readers()
         self.known = set(g.params)  # weights, and what is computed from them alone
         for i, node in enumerate(g.nodes):
             self.members.setdefault(self.unit[i], []).append(i)
-            for v in dict.fromkeys(node.op.operands):
-                self.readers.setdefault(v, []).append(i)
             if not node.op.control and self.known.issuperset(node.op.operands):
                 self.known.update(node.results)
 

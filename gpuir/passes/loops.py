@@ -106,10 +106,7 @@ class _Fuser:
     def __init__(self, g: Graph, options: FuseLoops):
         self.g, self.options = g, options
         self.producer = {v: i for i, n in enumerate(g.nodes) for v in n.results}
-        self.users: dict[Value, list[int]] = {}
-        for i, n in enumerate(g.nodes):
-            for v in dict.fromkeys(n.op.operands):
-                self.users.setdefault(v, []).append(i)
+        self.users = g.readers()
         self.outputs = set(g.outputs)
         self.sights: dict[Value, Sight] = {}
         self.stored: set[Value] = {*g.inputs, *g.params}

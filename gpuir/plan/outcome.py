@@ -8,7 +8,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph
 from gpuir.simulate.memory import Memory, memory
 from gpuir.simulate.timeline import Timeline, timeline
-from gpuir.targets.profile import load_profile
+from gpuir.targets.profile import profile_of
 from gpuir.targets.target import Target
 
 
@@ -40,7 +40,7 @@ class Outcome:
 def outcome(graph: Graph, target: Target, items: int = 1) -> Outcome:
     """The run of a costed graph under its profile, `ideal` where it has none. ModelError where
     nothing takes any time: what is tried is compared by its rate."""
-    run = timeline(graph, load_profile(graph.profile or "ideal"))
+    run = timeline(graph, profile_of(graph))
     if not run.time_s:
         raise ModelError(
             f"nothing runs under {run.profile.name}",

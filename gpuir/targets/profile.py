@@ -139,6 +139,11 @@ def load_profile(name: str | Path) -> Profile:
     return _shipped(path) if path in _files().values() else _profile_of(_whole(path, ()), str(path))
 
 
+def profile_of(g: Graph) -> Profile:
+    """The profile that a graph names; `ideal` for one that was lowered without."""
+    return load_profile(g.profile or "ideal")
+
+
 def tf32_rule(given: str, g: Graph) -> str:
     """Which f32 kernels of a graph run in TF32: as asked for, else as its profile has it, else
     none. UsageError for no such rule."""

@@ -30,11 +30,12 @@ LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.
 
 
 def agreement() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ort_agreement", ROOT / "tools/ort_agreement.py")
-    assert spec and spec.loader
-    module = sys.modules["ort_agreement"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    for name in ("model_zoo", "ort_agreement"):  # the second imports the first
+        spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules["ort_agreement"]
 
 
 IMAGE = "float[2,8,6,6] x, float[8,8,1,1] w, float[8] w1, float[8] w2, float[8] w3, float[8] w4"
