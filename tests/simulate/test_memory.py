@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import numpy as np
 import pytest
+from calls import calls
 from hypothesis import HealthCheck, given, settings
 from strategies import graphs
 
@@ -365,15 +364,17 @@ def test_what_is_taken_is_given_back(g: Graph):
         assert m.peak_bytes <= max(np.cumsum([n for _, n in m.events]))
 
 
-def test_ten_thousand_nodes_take_a_fraction_of_a_second():
-    b = Builder(Level.graph, "g")
-    x = b.input("x", TensorType((64, 64), f32))
-    for i in range(2500):
-        for op in (t.Matmul(x, x), t.Reshape(x, (64, 8, 8)), t.Map("exp", (x,))):
-            b.locs = (f"m:{i}{op.name}",)
-            y = b(op)
-        x = b(t.Map("add", (x, y)))
-    g = b.finish([x])
-    start = perf_counter()
-    assert memory(g).peak_bytes == 3 * 64 * 64 * 4  # exp and add run as one
-    assert perf_counter() - start < 3
+def test_works_in_proportion():
+    def work(count: int) -> int:
+        b = Builder(Level.graph, "g")
+        x = b.input("x", TensorType((64, 64), f32))
+        for i in range(count):
+            for op in (t.Matmul(x, x), t.Reshape(x, (64, 8, 8)), t.Map("exp", (x,))):
+                b.locs = (f"m:{i}{op.name}",)
+                y = b(op)
+            x = b(t.Map("add", (x, y)))
+        g = b.finish([x])
+        assert memory(g).peak_bytes == 3 * 64 * 64 * 4  # exp and add run as one
+        return calls(lambda: memory(g))
+
+    assert work(1600) < 8.2 * work(200)
