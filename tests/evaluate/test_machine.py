@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from time import perf_counter, sleep
+from dataclasses import replace
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,13 +115,18 @@ def test_a_row_too_large_is_left_out(pretend):
 
 def test_the_gpu_is_kept_busy_while_the_host_launches(pretend, monkeypatch):
     """A call of many launches: the buffer is written until they are all under way."""
-    monkeypatch.setattr("gpuir.evaluate.timing.FLUSH_BYTES", 1 << 22)
-    monkeypatch.setattr("gpuir.evaluate.timing.FLUSH_TIMES", 0)
-    watch = pretend().watch
+    now = 0.0
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    for module in (__name__, "gpuir.evaluate.timing"):
+        monkeypatch.setattr(f"{module}.perf_counter", lambda: now)
+    watch = replace(pretend().watch, buffer=SimpleNamespace(zero_=lambda: passes(0.002)))
     assert watch._flushes(lambda: None) == 1
-    (flush_s,) = watch._seconds(watch.buffer.zero_, 1, 1)
-    wanted = 2 * 0.05 / flush_s
-    assert watch._flushes(lambda: sleep(0.05)) >= min(wanted / 20, MOST_FLUSHES) > 1
+    assert watch._flushes(lambda: passes(0.05)) == 50
+    assert watch._flushes(lambda: passes(10)) == MOST_FLUSHES
 
 
 def test_what_a_gpu_does_not_have_is_left_out(pretend):
