@@ -12,7 +12,6 @@ from gpuir.backends.scores import SCHEMA
 from gpuir.backends.terminal import Layout, Page
 from gpuir.evaluate.models import (
     PUBLISHED,
-    Errors,
     Group,
     Labels,
     Predicted,
@@ -20,6 +19,7 @@ from gpuir.evaluate.models import (
     Times,
 )
 from gpuir.evaluate.operators import Compared
+from gpuir.evaluate.score import Errors
 
 TITLES = {
     "neusight": "NeuSight",
@@ -97,10 +97,15 @@ def _times(t: Times) -> dict[str, float | None]:
 
 
 def _group(g: Group) -> dict[str, Any]:
-    numbers = {name: {k: _round(v) for k, v in asdict(e).items()} for name, e in g.errors.items()}
-    parts = {name: {k: _round(v) for k, v in asdict(e).items()} for name, e in g.parts.items()}
+    numbers = {name: _errors(e) for name, e in g.errors.items()}
+    parts = {name: _errors(e) for name, e in g.parts.items()}
     place = {"option": g.option, "mode": g.mode, "device": g.device, "doubted": g.doubted}
     return {**place, "n": g.n, "errors": numbers, "parts": parts}
+
+
+def _errors(e: Errors) -> dict[str, float]:
+    numbers = {"mean": e.mape, "median": e.median_ape, "p90": e.p90_ape, "bias": e.bias}
+    return {"n": e.n, **{name: _round(x) for name, x in numbers.items()}}
 
 
 def _operator(x: Compared) -> dict[str, Any]:
@@ -213,10 +218,14 @@ def _groups(page: Page, groups: Sequence[Group]) -> None:
                 g.mode,
                 g.device + (" (doubted)" if g.doubted else ""),
                 str(g.n),
-                *(f"{x:.1f}" for x in (own.mean, own.median, own.p90)),
+                *(f"{x:.1f}" for x in (own.mape, own.median_ape, own.p90_ape)),
                 f"{own.bias:+.1f}",
                 *(_mean(g.parts.get(part)) for part in ("forward_s", "backward_s")),
-                *((_mean(unseen), f"{unseen.p90:.1f}" if unseen else "-") if has_unseen else ()),
+                *(
+                    (_mean(unseen), f"{unseen.p90_ape:.1f}" if unseen else "-")
+                    if has_unseen
+                    else ()
+                ),
                 *(_mean(g.errors.get(p)) for p in PUBLISHED),
             )
         )
@@ -225,4 +234,4 @@ def _groups(page: Page, groups: Sequence[Group]) -> None:
 
 
 def _mean(e: Errors | None) -> str:
-    return "-" if e is None else f"{e.mean:.1f}"
+    return "-" if e is None else f"{e.mape:.1f}"

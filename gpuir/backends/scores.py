@@ -9,7 +9,7 @@ from os.path import abspath, commonpath, dirname, relpath
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page, elided
-from gpuir.evaluate.score import ALL, Errors, Score, Scores, TileScore, pooled
+from gpuir.evaluate.score import ALL, RowErrors, Score, Scores, TileScore, pooled
 from gpuir.evaluate.tables import Table
 
 SCHEMA = "gpuir.eval/1"
@@ -73,7 +73,7 @@ def _tile(t: TileScore) -> dict[str, Any]:
     return {**place, "n": t.n, **{k: round(v, 4) for k, v in (shares | errors).items()}}
 
 
-def _numbers(e: Errors) -> dict[str, float | None]:
+def _numbers(e: RowErrors) -> dict[str, float | None]:
     return {n: round(v, 4) if isinstance(v, float) else v for n, v in asdict(e).items()}
 
 

@@ -27,7 +27,7 @@ from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.evaluate.columns import Columns, Floats, TableFile
 from gpuir.evaluate.experts import EXPERTS
-from gpuir.evaluate.score import ALL, Errors, Group, Score, Scores, errors
+from gpuir.evaluate.score import ALL, Group, RowErrors, Score, Scores, row_errors
 from gpuir.evaluate.served import (
     Build,
     Decoder,
@@ -277,5 +277,5 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
     )
 
 
-def _errors(rows: list[Floats]) -> Errors:
-    return errors(np.stack(rows, axis=1))
+def _errors(rows: list[Floats]) -> RowErrors:
+    return row_errors(np.stack(rows, axis=1))

@@ -25,7 +25,7 @@ from gpuir.evaluate import profiled
 from gpuir.evaluate.batch import alike
 from gpuir.evaluate.columns import Columns, Floats, TableFile
 from gpuir.evaluate.kinds import Shapes
-from gpuir.evaluate.score import Errors, Group, Score, Scores, errors
+from gpuir.evaluate.score import Group, RowErrors, Score, Scores, row_errors
 from gpuir.evaluate.steps import ATTENTION, Build, Kernel, steps
 from gpuir.evaluate.tables import target_of
 from gpuir.targets.target import Target
@@ -230,8 +230,8 @@ def score(
     return Scores(groups=tuple(groups))
 
 
-def _errors(parts: list[Floats]) -> Errors:
-    return errors(np.concatenate(parts, axis=1))
+def _errors(parts: list[Floats]) -> RowErrors:
+    return row_errors(np.concatenate(parts, axis=1))
 
 
 def _compared(

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from gpuir.evaluate.columns import Columns, TableFile
 from gpuir.evaluate.eager import DEVICES
 from gpuir.evaluate.operators import by_kind
+from gpuir.evaluate.score import ALL, Errors, errors_of
 from gpuir.evaluate.tables import target_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Node
@@ -290,17 +289,6 @@ def results(cases: Iterable[Case], predict: Predict) -> Iterator[Result]:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Absolute errors in percent of the measurement, and the mean signed one."""
-
-    n: int
-    mean: float
-    median: float
-    p90: float
-    bias: float
-
-
-@dataclass(frozen=True)
 class Group:
     """Cases of one option, mode and device (or vendor, or all) with their errors by predictor:
     `gpuir`, `unseen` and the published ones, each on the cases that it has all of."""
@@ -312,9 +300,6 @@ class Group:
     n: int
     errors: Mapping[str, Errors]
     parts: Mapping[str, Errors]  # of forward and backward
-
-
-ALL = "all"
 
 
 def groups(found: Sequence[Result]) -> list[Group]:
@@ -362,17 +347,6 @@ def _group(option: str, mode: str, device: str, doubted: bool, found: Sequence[R
         device,
         doubted,
         len(found),
-        {name: _errors([a.error(b) for a, b in pairs]) for name, pairs in times.items()},
-        {p: _errors([a.error(b, p) for a, b in times["gpuir"]]) for p in parts},
-    )
-
-
-def _errors(signed: Sequence[float]) -> Errors:
-    each = np.abs(signed)
-    return Errors(
-        len(each),
-        float(each.mean()),
-        float(np.median(each)),
-        float(np.quantile(each, 0.9)),
-        float(np.mean(signed)),
+        {name: errors_of([a.error(b) for a, b in pairs]) for name, pairs in times.items()},
+        {p: errors_of([a.error(b, p) for a, b in times["gpuir"]]) for p in parts},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -50,17 +50,24 @@ def forecast(batch: Batch, model: Model | None = None) -> Forecast:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of some rows, in percent of the measurement. `bias` is the mean signed one, positive
-    where too slow is predicted. `coverage` is the share of rows inside their 80 % interval, None
-    where there are no intervals. `spread` is how far rows are, on average, from the median of those
-    that ran the same kernels in the same shape: what nobody can predict who is not told which
-    library, version or session it was; None where each shape was measured once."""
+    """Absolute errors of `n` predictions, in percent of the measurement: mean, median, 90th
+    percentile. `bias` is the mean signed one, positive where too slow is predicted."""
 
     n: int
     mape: float
     median_ape: float
     p90_ape: float
     bias: float
+
+
+@dataclass(frozen=True)
+class RowErrors(Errors):
+    """Errors of some rows of a table, and the roofline's. `coverage` is the share of rows inside
+    their 80 % interval, None where there are no intervals. `spread` is how far rows are, on
+    average, from the median of those that ran the same kernels in the same shape: what nobody can
+    predict who is not told which library, version or session it was; None where each shape was
+    measured once."""
+
     roofline_mape: float
     coverage: float | None
     spread: float | None = None
@@ -95,8 +102,8 @@ class Score:
     """The errors of a group of rows, and of its parts by split where the table has splits."""
 
     group: Group
-    errors: Errors
-    splits: Mapping[str, Errors]
+    errors: RowErrors
+    splits: Mapping[str, RowErrors]
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ def score(
     )
 
 
-def pooled(scores: Sequence[Score]) -> Errors:
+def pooled(scores: Sequence[Score]) -> RowErrors:
     """The errors of several scores' rows together; what is no mean is left at NaN."""
     n = np.array([s.errors.n for s in scores], np.float64)
 
@@ -178,7 +185,7 @@ def pooled(scores: Sequence[Score]) -> Errors:
         return float(np.average([getattr(s.errors, of) for s in scores], weights=n))
 
     covered = [s for s in scores if s.errors.coverage is not None]
-    return Errors(
+    return RowErrors(
         n=int(n.sum()),
         mape=mean("mape"),
         median_ape=np.nan,
@@ -237,30 +244,37 @@ class _Rows:
 
 def _score(group: Group, parts: list[_Rows]) -> Score:
     numbers = np.concatenate([p.numbers for p in parts], axis=1)
-    splits: dict[str, Errors] = {}
+    splits: dict[str, RowErrors] = {}
     for name in sorted({n for p in parts for n in p.splits if n}):
         some = [p.numbers[:, np.array(p.splits)[p.split] == name] for p in parts]
         of_split = np.concatenate(some, axis=1)
         if of_split.size:
-            splits[name] = errors(of_split)
-    return Score(group, errors(numbers), splits)
+            splits[name] = row_errors(of_split)
+    return Score(group, row_errors(numbers), splits)
 
 
-def errors(numbers: NDArray[np.float64]) -> Errors:
+def errors_of(signed: Floats | Sequence[float]) -> Errors:
+    """Of errors in percent of the measurement, positive where too slow is predicted."""
+    size: Floats = np.abs(signed)
+    return Errors(
+        n=len(signed),
+        mape=float(np.mean(size)),
+        median_ape=float(np.median(size)),
+        p90_ape=float(np.quantile(size, 0.9)),
+        bias=float(np.mean(signed)),
+    )
+
+
+def row_errors(numbers: NDArray[np.float64]) -> RowErrors:
     """Of rows of measured, predicted, low, high, roofline and middle seconds, a column a row."""
     real: Floats = numbers[0]
     signed: Floats = 100 * (numbers[1] - real) / real
     roofline: Floats = 100 * np.abs(numbers[4] - real) / real
     inside: Floats = 100.0 * ((numbers[2] <= real) & (real <= numbers[3]))
-    size: Floats = np.abs(signed)
     apart: Floats = 100 * np.abs(numbers[5] - real) / real
     again = np.isfinite(apart)
-    return Errors(
-        n=len(real),
-        mape=float(np.mean(size)),
-        median_ape=float(np.median(size)),
-        p90_ape=float(np.quantile(size, 0.9)),
-        bias=float(np.mean(signed)),
+    return RowErrors(
+        **asdict(errors_of(signed)),
         roofline_mape=float(np.mean(roofline)),
         coverage=float(np.mean(inside)) if np.any(numbers[2] < numbers[3]) else None,
         spread=float(np.mean(apart[again])) if again.any() else None,

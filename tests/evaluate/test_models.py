@@ -12,7 +12,8 @@ import pytest
 
 import gpuir
 from gpuir.evaluate import models
-from gpuir.evaluate.models import Case, Errors, Predicted, Program, Result, Times
+from gpuir.evaluate.models import Case, Predicted, Program, Result, Times
+from gpuir.evaluate.score import Errors
 from gpuir.ir.errors import UsageError
 from gpuir.ir.phases import phase_of
 from gpuir.targets.load import load_target
@@ -154,10 +155,10 @@ def test_groups_are_by_gpu_and_vendor_with_doubted_cases_apart():
     }
     own = by["a100-pcie-40gb", False].errors
     assert own["gpuir"] == Errors(2, *map(pytest.approx, (15.0, 15.0, 19.0, -5.0)))
-    assert own["unseen"].mean == pytest.approx(30.0)
+    assert own["unseen"].mape == pytest.approx(30.0)
     assert own["neusight"].n == 1  # on the cases that it has
-    assert by["all NVIDIA", False].errors["gpuir"].mean == pytest.approx(20.0)
-    assert not math.isnan(by["t4", True].errors["gpuir"].p90)
+    assert by["all NVIDIA", False].errors["gpuir"].mape == pytest.approx(20.0)
+    assert not math.isnan(by["t4", True].errors["gpuir"].p90_ape)
 
 
 def test_a_program_is_predicted_on_all_gpus_before_the_next(tmp_path: Path):

@@ -11,7 +11,7 @@ from gpuir.cost import work
 from gpuir.cost.tile import predict
 from gpuir.evaluate.batch import Batch, Clock
 from gpuir.evaluate.columns import Words
-from gpuir.evaluate.score import drawn, errors, forecast, middle, score
+from gpuir.evaluate.score import drawn, forecast, middle, row_errors, score
 from gpuir.ir.types import bf16
 from gpuir.targets.load import load_target
 
@@ -32,7 +32,7 @@ def test_errors_by_hand():
     roofline = np.array([50.0, 50, 100, 100])
     middle = np.array([100.0, 100, np.nan, 220])
     told = (predicted, predicted - 15, predicted + 5, roofline, middle)
-    found = errors(np.stack([measured, *told]))
+    found = row_errors(np.stack([measured, *told]))
     assert found.n == 4
     assert found.mape == pytest.approx((10 + 10 + 0 + 30) / 4)
     assert found.median_ape == pytest.approx(10)
