@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuir.backends.sweep import usd
 from gpuir.backends.terminal import Layout, Page, fits_text
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.advise import LEAST_GAIN, Report, Trial
-from gpuir.plan.changes import Change, flags
+from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome
 
 SCHEMA = "gpuir.advice/1"
 
+# What a user writes to make one setup of another, in the words of whoever asked for advice.
+Flags = Callable[[Setup, Setup], Sequence[str]]
 
-def advice_text(r: Report, layout: Layout) -> str:
+
+def advice_text(r: Report, layout: Layout, flags: Flags) -> str:
     """What helps, the most first, then several at once, then other GPUs, then what was in vain."""
     page = Page(layout.width, layout.color)
     now = r.before
@@ -126,7 +130,7 @@ def _in_vain(r: Report) -> dict[str, list[str]]:
 # ---------------------------------------------------------------------------- for programs
 
 
-def advice_json(r: Report) -> str:
+def advice_json(r: Report, flags: Flags) -> str:
     """`{"schema": "gpuir.advice/1", ...}`, as docs/advise.md describes it."""
     report = {
         "schema": SCHEMA,
@@ -135,16 +139,16 @@ def advice_json(r: Report) -> str:
         "profile": r.before.timeline.profile.name,
         "setup": vars(r.setup),
         "before": _run_record(r.before),
-        "advice": [_record(r, x) for x in r.advice],
-        "together": [_record(r, x) for x in r.together],
-        "faster": r.faster and _record(r, r.faster),
-        "cheaper": r.cheaper and _record(r, r.cheaper),
-        "rest": [_record(r, x) for x in r.rest],
+        "advice": [_record(r, x, flags) for x in r.advice],
+        "together": [_record(r, x, flags) for x in r.together],
+        "faster": r.faster and _record(r, r.faster, flags),
+        "cheaper": r.cheaper and _record(r, r.cheaper, flags),
+        "rest": [_record(r, x, flags) for x in r.rest],
     }
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
-def _record(r: Report, x: Trial) -> dict[str, Any]:
+def _record(r: Report, x: Trial, flags: Flags) -> dict[str, Any]:
     prices = x.usd(r.prices)
     return {
         "changes": [{"kind": c.kind, "what": c.what, "costs": c.costs} for c in x.changes],

@@ -51,7 +51,8 @@ def command(**given: Any) -> None:
     check_ahead(given["output"])
     found = run(given, load_modules(given["modules"]))
     shape = layout(given["width"], given["output"])
-    emit(advice_json(found) if given["as_json"] else advice_text(found, shape), given["output"])
+    text = advice_json(found, flags) if given["as_json"] else advice_text(found, shape, flags)
+    emit(text, given["output"])
 
 
 def run(given: dict[str, Any], loaded: Loaded) -> Report:
@@ -102,6 +103,32 @@ def setup_of(given: dict[str, Any], loaded: Loaded) -> Setup:
         dims=dims,
         options={name: value for name, value in how.items() if value},
     )
+
+
+def flags(before: Setup, after: Setup) -> tuple[str, ...]:
+    """The options that make one setup of another: `--dims batch=16`."""
+    found: list[str] = []
+    if after.target != before.target:
+        found.append(f"--target {after.target}")
+    if after.profile != before.profile:
+        found.append(f"--profile {after.profile}")
+    if after.tf32 != before.tf32:
+        found.append("--tf32")
+    if after.pipeline != before.pipeline:
+        found.append(f"--pipeline '{after.pipeline}'")
+    for name, size in after.dims.items():
+        if size != before.dims.get(name):
+            found.append(f"--dims {name}={size}")
+    for name, value in after.options.items():
+        if value != before.options.get(name):
+            found.append(_flag(name, value))
+    return tuple(found)
+
+
+def _flag(name: str, value: Any) -> str:
+    if value is True:
+        return f"--{name}"
+    return f"--{name} {value}" if value else f"without --{name}"
 
 
 def source_of(model: str) -> Source:

@@ -85,32 +85,6 @@ class Change:
     aim: str = ""
 
 
-def flags(before: Setup, after: Setup) -> tuple[str, ...]:
-    """The options of the command line that make one setup of another: `--dims batch=16`."""
-    found: list[str] = []
-    if after.target != before.target:
-        found.append(f"--target {after.target}")
-    if after.profile != before.profile:
-        found.append(f"--profile {after.profile}")
-    if after.tf32 != before.tf32:
-        found.append("--tf32")
-    if after.pipeline != before.pipeline:
-        found.append(f"--pipeline '{after.pipeline}'")
-    for name, size in after.dims.items():
-        if size != before.dims.get(name):
-            found.append(f"--dims {name}={size}")
-    for name, value in after.options.items():
-        if value != before.options.get(name):
-            found.append(_flag(name, value))
-    return tuple(found)
-
-
-def _flag(name: str, value: Any) -> str:
-    if value is True:
-        return f"--{name}"
-    return f"--{name} {value}" if value else f"without --{name}"
-
-
 # ---------------------------------------------------------------------------- proposals
 
 

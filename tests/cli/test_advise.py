@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from gpuir.cli.advise import flags
 from gpuir.cli.main import main
+from gpuir.plan.changes import Setup
 
 ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
 SMALL = ("--dims", "batch=2,seq=32")
@@ -172,3 +175,22 @@ def test_weights_kept_as_a_compiler_copies_them(tmp_path: Path):
     assert x["changes"][0]["what"] == "weights with channels last"
     again = by_hand(f"hf:{folder}", args, x["options"])
     assert x["after"]["latency_s"] == again["latency_s"] < found["before"]["latency_s"]
+
+
+def test_flags_say_what_differs():
+    dims = {"batch": 4, "seq": 8}
+    before = Setup("t4", "eager", dims=dims, options={"optimizer": "adamw"})
+    after = replace(
+        before.with_dim("batch", 8).with_option("fused", True).with_option("optimizer", None),
+        tf32=True,
+        profile="compiled",
+    ).with_pass("pack")
+    assert flags(before, after) == (
+        "--profile compiled",
+        "--tf32",
+        "--pipeline 'pack'",
+        "--dims batch=8",
+        "without --optimizer",
+        "--fused",
+    )
+    assert flags(before, before) == ()

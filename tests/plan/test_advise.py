@@ -12,7 +12,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Cost
 from gpuir.plan.advise import Bench, Trial, advise
-from gpuir.plan.changes import Change, Setup, flags
+from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile
@@ -140,20 +140,3 @@ def test_a_dearer_stack_for_the_same_gain_is_not_advised():
     graph = Graph(Level.graph, "g")
     found = advise(Bench(lambda s: graph, run), SETUP, "torch", kinds=["stack"])
     assert [x.changes[0].what for x in found.advice] == ["the compiled profile"]
-
-
-def test_flags_say_what_differs():
-    after = replace(
-        SETUP.with_dim("batch", 8).with_option("fused", True).with_option("optimizer", None),
-        tf32=True,
-        profile="compiled",
-    ).with_pass("pack")
-    assert flags(SETUP, after) == (
-        "--profile compiled",
-        "--tf32",
-        "--pipeline 'pack'",
-        "--dims batch=8",
-        "without --optimizer",
-        "--fused",
-    )
-    assert flags(SETUP, SETUP) == ()
