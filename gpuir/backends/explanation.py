@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuir.backends.report import Found, Line, Summary, node_name
+from gpuir.backends.report import Found, Kernel, Line, Summary, node_name
 from gpuir.backends.terminal import Layout, Page, cell_width, elided
 from gpuir.backends.units import percent, plain, quantity
 from gpuir.ops import kernel as k
@@ -13,7 +13,8 @@ INLINE = 44  # a longer source stands below, once, under a number
 
 
 def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout) -> str:
-    """What a kernel is and stands for, then the lines that lead to its time."""
+    """What a kernel is and stands for, then the lines that lead to its time; of a loop or branch,
+    its kernels."""
     page = Page(layout.width, layout.color)
     node, cost = found.node, found.node.cost
     page.heading(f"{node.op.name} %{'/'.join(found.path)} on {s.device.title or s.device.name}")
@@ -37,7 +38,7 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
         page.wrapped("runs", f"{kernel.runs:,}, {quantity(kernel.time_s, 's')} in all", 12)
     page.line()
     if node.op.control:
-        _inside(s, found, page)
+        _parts(s, [found], page, layout.top)
     elif isinstance(node.op, k.View):
         page.line("The same bytes under another shape: no launch, no time.")
     else:
@@ -45,23 +46,38 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
     return page.text()
 
 
-def _inside(s: Summary, found: Found, page: Page) -> None:
-    """The kernels of a loop or branch."""
-    depth = len(found.path)
-    inside = [x for x in s.kernels if x.path[:depth] == found.path and x.launches]
+def several(s: Summary, name: str, found: Sequence[Found], layout: Layout) -> str:
+    """The kernels of one model node, and what they take together."""
+    page = Page(layout.width, layout.color)
+    page.heading(f"{name} on {s.device.title or s.device.name}")
+    page.line()
+    page.wrapped("runs as", ", ".join(f"{x.node.op.name} %{'/'.join(x.path)}" for x in found), 12)
+    page.line()
+    _parts(s, found, page, layout.top)
+    return page.text()
+
+
+def _parts(s: Summary, found: Sequence[Found], page: Page, top: int) -> None:
+    """The kernels that were found, or are in a loop or branch that was, the dearest first, and
+    their sum."""
+    paths = {x.path for x in found}
+    inside = [x for x in s.kernels if x.launches and any(x.path[: len(p)] == p for p in paths)]
+    inside.sort(key=lambda x: -x.time_s)
     total = sum(x.time_s for x in inside)
-    columns = [("time", True), ("share", True), ("runs", True), ("kernel", False), ("", False)]
+
+    def row(of: Sequence[Kernel], each: str, kind: str, name: str) -> tuple[str, ...]:
+        time = sum(x.time_s for x in of)
+        runs = sum(x.launches for x in of)
+        return quantity(time, "s"), percent(time, total), f"x{runs:,}", each, kind, name
+
     rows = [
-        (
-            quantity(x.time_s, "s"),
-            percent(x.time_s, total),
-            f"x{x.runs:,}",
-            x.kind,
-            f"%{'/'.join(x.path)}",
-        )
-        for x in sorted(inside, key=lambda x: -x.time_s)
+        row([x], quantity(x.cost.time_s, "s"), x.kind, f"%{'/'.join(x.path)}") for x in inside[:top]
     ]
-    page.table(columns, rows)
+    if rest := inside[top:]:
+        rows.append(row(rest, "", "", f"{len(rest):,} more: see --top"))
+    rows.append(row(inside, "", "", f"in all, {percent(total, s.device_s)} of the device's time"))
+    columns = [("time", True), ("share", True), ("runs", True), ("each", True)]
+    page.table([*columns, ("kernel", False), ("", False)], rows)
 
 
 def _lines(lines: Sequence[Line], page: Page) -> None:

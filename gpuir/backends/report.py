@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node
@@ -447,32 +447,35 @@ class Found:
 
 
 def find_kernel(graph: Graph, name: str) -> Found:
-    """The kernel whose first result is `name` (or ends its path), or that stands for the model
-    node `name`: as a whole, without its file, or its end. UsageError when none or several do;
-    views, which cost nothing, count only where no other does."""
+    """The one kernel that `find_kernels` finds; UsageError when there are several."""
+    found = find_kernels(graph, name)
+    return found[0] if len(found) == 1 else _refuse_several(found, name)
+
+
+def find_kernels(graph: Graph, name: str) -> list[Found]:
+    """The kernel whose first result is `name` (or ends its path), or all those that stand for the
+    model node `name`: as a whole, without its file, or its end. Of a loop and
+    what is in it the loop alone; views, which cost nothing, only where there is nothing else.
+    UsageError when `name` fits nothing, or several."""
     everything = list(walk(graph))
     bare = name.removeprefix("%")
-    tests: tuple[Callable[[Found], bool], ...] = (
+    by_result: tuple[Callable[[Found], bool], ...] = (
         lambda x: "/".join(x.path) == bare or x.path[-1] == bare,
         lambda x: any(v.name == bare for v in x.node.results),
-        lambda x: name in x.node.locs,
-        lambda x: any(node_name(loc) == name for loc in x.node.locs),
-        lambda x: any(loc.endswith(name) for loc in x.node.locs),
-        lambda x: any(name in loc for loc in x.node.locs),
     )
-    for test in tests:
-        found = [x for x in everything if test(x)]
-        found = [x for x in found if not isinstance(x.node.op, k.View)] or found
-        if len(found) == 1:
-            return found[0]
-        if found:
-            listed = "\n".join(f"%{'/'.join(x.path)}  {x.node.op.name}" for x in found[:10])
-            more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
-            raise UsageError(
-                f"{len(found)} kernels match {name!r}",
-                found=listed + more,
-                fix="name one of them by its result, with or without the %",
-            )
+    by_node: tuple[Callable[[Loc], bool], ...] = (
+        lambda loc: loc == name,
+        lambda loc: node_name(loc) == name,
+        lambda loc: loc.endswith(name),
+        lambda loc: name in loc,
+    )
+    for test in by_result:
+        if found := _launched(x for x in everything if test(x)):
+            return found if len(found) == 1 else _refuse_several(found, name)
+    for test in by_node:
+        nodes = {loc for x in everything for loc in x.node.locs if test(loc)}
+        if found := _launched(x for x in everything if nodes & {*x.node.locs}):
+            return found if len(found) == 1 or len(nodes) == 1 else _refuse_several(found, name)
     if name in graph.folded or any(node_name(loc) == name for loc in graph.folded):
         raise UsageError(
             f"no kernel computes {name!r}",
@@ -481,6 +484,24 @@ def find_kernel(graph: Graph, name: str) -> Found:
     known = [x.path[-1] for x in everything]
     known += [node_name(loc) for x in everything for loc in x.node.locs]
     raise UsageError(f"no kernel is called {name!r}", fix=_suggest(name, known))
+
+
+def _launched(found: Iterable[Found]) -> list[Found]:
+    """Without views, where there is more, and without what is inside of one of them."""
+    some = list(found)
+    some = [x for x in some if not isinstance(x.node.op, k.View)] or some
+    paths = {x.path for x in some}
+    return [x for x in some if not any(x.path[:i] in paths for i in range(1, len(x.path)))]
+
+
+def _refuse_several(found: Sequence[Found], name: str) -> NoReturn:
+    listed = "\n".join(f"%{'/'.join(x.path)}  {x.node.op.name}" for x in found[:10])
+    more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
+    raise UsageError(
+        f"{len(found)} kernels match {name!r}",
+        found=listed + more,
+        fix="name one of them by its result, with or without the %",
+    )
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,15 +11,16 @@ from gpuir.cli.analyze import analyze, layout
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, warn
 
+if TYPE_CHECKING:
+    from gpuir.backends.terminal import Layout
+
 
 @click.command()
 @options.model
 @click.argument("node", required=False)
 @click.option("--target", help="A GPU, like a100. `gpuir targets` lists them.")
 @click.option("--fusions", is_flag=True, help="What each fusion saves, in bytes and time.")
-@click.option(
-    "--top", type=click.IntRange(0), default=15, show_default=True, help="Fusions listed."
-)
+@click.option("--top", type=click.IntRange(0), help="Kernels or fusions listed.  [15]")
 @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="[table]")
 @options.loading
 @options.costing
@@ -31,7 +32,8 @@ def command(node: str | None, **given: Any) -> None:
     """Why NODE takes the time it does: each quantity, its formula with numbers, its source.
 
     NODE is a kernel's result, as `analyze --format ir` names it, or a node of the model: its name,
-    or the end of it. With --fusions, what each launch that stands for several saves.
+    or the end of it. Of a node that runs as several kernels, or a loop, what each of them takes.
+    With --fusions, what each launch that stands for several saves.
 
     \b
     gpuir explain model.onnx MatMul_3 --target a100
@@ -55,25 +57,35 @@ def command(node: str | None, **given: Any) -> None:
 
 
 def one(node: str, given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
-    """All about one kernel."""
+    """All about one kernel, or what each kernel of a node or loop takes."""
     import gpuir
-    from gpuir.backends.explanation import explanation
-    from gpuir.backends.report import find_kernel
+    from gpuir.backends.explanation import explanation, several
+    from gpuir.backends.report import find_kernels
     from gpuir.ir.errors import UsageError
 
     graphs = analyze(given, loaded, warnings)
     if len(graphs) > 1:
         raise UsageError("explain takes one target and one profile", found=f"{len(graphs)} of them")
     g = graphs[0]
-    lines = gpuir.explain(g, node)
+    found, shape = find_kernels(g, node), listing(given)
+    if len(found) > 1:
+        return several(gpuir.summary(g), node, found, shape)
+    (kernel,) = found
+    if given["top"] is not None and not kernel.node.op.control:
+        raise UsageError(f"--top is of a list, and {node} is one kernel", fix="leave --top out")
+    return explanation(gpuir.summary(g), kernel, gpuir.explain(g, node), shape)
+
+
+def listing(given: dict[str, Any]) -> Layout:
+    """The layout, with as many rows as `--top` says."""
+    from dataclasses import replace
+
     shape = layout(given["width"], given["output"])
-    return explanation(gpuir.summary(g), find_kernel(g, node), lines, shape)
+    return shape if given["top"] is None else replace(shape, top=given["top"])
 
 
 def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     """The model fused as the profile does, beside itself with each node's own launches."""
-    from dataclasses import replace
-
     import gpuir
     from gpuir.backends.fusions import fusions_json, fusions_text
     from gpuir.ir.errors import UsageError
@@ -93,5 +105,4 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     both = gpuir.summary(graphs[0]), gpuir.summary(unfused[0])
     if given["format"] == "json":
         return fusions_json(*both)
-    shape = replace(layout(given["width"], given["output"]), top=given["top"])
-    return fusions_text(*both, shape)
+    return fusions_text(*both, listing(given))
