@@ -61,7 +61,8 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     from gpuir.cli.analyze import layout
     from gpuir.evaluate.calibrate import calibration
     from gpuir.evaluate.machine import cpu_level, gpu_name
-    from gpuir.targets.load import dump_difference, parse_target, slug
+    from gpuir.targets.load import dump_difference, parse_target
+    from gpuir.targets.spec import slug
 
     target = target or gpu_name()
     base = gpuir.load_target(cpu_level() if target == OWN and not tables else target)

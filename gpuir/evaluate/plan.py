@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuir.evaluate.benchmarks import BENCHMARKS
 from gpuir.ir.errors import TargetError, UsageError, nearest
-from gpuir.targets.load import read_spec, spec_folder
+from gpuir.targets.spec import read_spec, spec_folder
 
 TABLES = ("grid", "rows", "draw")
 MOST_CASES = 1_000_000

@@ -27,7 +27,7 @@ from gpuir.evaluate.steps import PLACE
 from gpuir.ir.graph import Graph
 from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.ops import kernel as k
-from gpuir.targets.load import read_spec, spec_folder
+from gpuir.targets.spec import read_spec, spec_folder
 from gpuir.targets.target import Target
 
 # A Hugging Face config, tokens → the kernels of a prompt of so many tokens, one sequence.

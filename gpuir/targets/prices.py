@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from gpuir.targets.load import load_target, read_spec, refuse, spec_folder, target_names
+from gpuir.targets.load import load_target, target_names
+from gpuir.targets.spec import read_spec, refuse, spec_folder
 from gpuir.targets.target import Target
 
 HIGHEST = 1000.0  # US dollars an hour of one GPU: beyond lies a slip of the point

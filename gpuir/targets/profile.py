@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, cast
 
-from gpuir.ir.errors import TargetError, UsageError, nearest
+from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph
 from gpuir.ir.plugins import installed
-from gpuir.targets.load import (
+from gpuir.targets.spec import (
+    Kind,
     Raw,
+    check_name,
+    check_notes,
+    is_path,
+    on_base,
     paths_to_text,
     plugin_path,
     read_spec,
     record,
     refuse,
-    refuse_without_source,
     spec_folder,
+    unknown,
 )
-from gpuir.targets.target import Quantity, Row, Table, rows_of, source_of, walk
+from gpuir.targets.target import Quantity, Row, Table, rows_of, source_of
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
 Doubt = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
 Share = Annotated[float, Quantity("", 1e-3, 1)]
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _NO_TEXT: Table[str] = Table()
 _NO_TIMES: Table[HostTime] = Table()
 TF32 = ("none", "conv", "all")
@@ -96,8 +99,8 @@ class Profile:
     default: `none`, `conv` or `all`. `streams` is how many run independent branches beside each
     other. Without `copies`, inputs lie on the device and outputs stay there.
 
-    `base` is the profile whose file this one's starts from; `vendors` are those whose devices the
-    stack runs on, all where none is named."""
+    `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
+    devices the stack runs on, all where none is named."""
 
     name: str
     title: str
@@ -136,7 +139,7 @@ def load_profile(name: str | Path) -> Profile:
     """The profile of a built-in name, of a `.toml` path, or of a plug-in's name. TargetError when
     nothing has that name or the file is wrong."""
     path = _find(str(name))
-    return _shipped(path) if path in _files().values() else _profile_of(_whole(path, ()), str(path))
+    return _shipped(path) if path in _files().values() else _read(path)
 
 
 def profile_of(g: Graph) -> Profile:
@@ -163,101 +166,38 @@ def _files() -> Mapping[str, Path]:
 
 
 def _find(name: str) -> Path:
-    if name.endswith(".toml") or "/" in name or "\\" in name:
+    if is_path(name):
         return Path(name)
     if name in _files():
         return _files()[name]
     plugins = installed("profiles")
     if name in plugins:
         return plugin_path(plugins[name], "profile")
-    if Path(f"{name}.toml").is_file():
-        raise TargetError(f"no profile is called {name!r}", fix=f"for the file, write {name}.toml")
-    close = nearest(name, profile_names())
-    raise TargetError(
-        f"no profile is called {name!r}",
-        fix=(close if close.startswith("did") else "`gpuir profiles` lists the names")
-        + "\nor give the path of a .toml file of your own",
-    )
+    raise unknown("profile", name, profile_names())
 
 
 @cache
 def _shipped(path: Path) -> Profile:
-    return _profile_of(_whole(path, ()), str(path))
+    return _read(path)
 
 
-def _whole(path: Path, above: tuple[Path, ...]) -> Raw:
-    """The tables of a file, those of its `base` under them where it names one: a number that the
-    file gives counts in place of the base's and needs a source of its own."""
-    raw, where = read_spec(path), str(path)
-    own = {**raw, "sources": paths_to_text(raw, "sources", where)}
-    base = raw.get("base")
-    if base is None:
-        return own
-    if not isinstance(base, str):
-        refuse("base is not text", where, "base", found=repr(base), fix='write base = "eager"')
-    near = base.endswith(".toml") or "/" in base or "\\" in base
-    try:
-        file = path.parent / base if near else _find(base)
-    except TargetError as error:
-        error.where = f"{where}:base"
-        raise
-    if file.resolve() in (path.resolve(), *above):
-        refuse("a profile cannot be its own base", where, "base", found=base, fix="name another")
-    below = _whole(file, (path.resolve(), *above))
-    profile = _profile_of(below, str(file))  # what is wrong there is not blamed on this file
-    given = set(_paths(own))
-    sources = {p: profile.source(p) for p, quantity, _ in walk(profile) if quantity}
-    kept = {p: text for p, text in sources.items() if p not in given}
-    below.pop("notes", None)
-    return {**_over(below, own), "sources": {**kept, **own["sources"]}}
-
-
-def _over(below: Raw, above: Raw) -> Raw:
-    """Tables with those of another file over them, field by field."""
-    both = dict(below)
-    for name, value in above.items():
-        old = below.get(name)
-        both[name] = (
-            _over(cast(Raw, old), cast(Raw, value))
-            if isinstance(value, dict) and isinstance(old, dict)
-            else value
-        )
-    return both
-
-
-def _paths(raw: Raw, prefix: str = "") -> Iterator[str]:
-    for name, value in raw.items():
-        if isinstance(value, dict) and (prefix or name != "sources"):
-            yield from _paths(cast(Raw, value), f"{prefix}{name}.")
-        else:
-            yield prefix + name
+def _read(path: Path) -> Profile:
+    return _profile_of(on_base(read_spec(path), path, _KIND), str(path))
 
 
 def _profile_of(raw: Raw, where: str) -> Profile:
-    profile = cast(Profile, record(Profile, {**raw, "sources": Table(raw["sources"])}, "", where))
+    sources = paths_to_text(raw, "sources", where)
+    profile = cast(Profile, record(Profile, {**raw, "sources": Table(sources)}, "", where))
     _check_words(profile, where)
-    refuse_without_source(profile, profile.sources, where)
-    known = {*(path for path, _, _ in walk(profile)), "host", "copies", "host.before"}
-    for path in profile.sources:
-        if path not in known:
-            refuse(
-                f"[sources] names no field: {path}",
-                where,
-                f"sources.{path}",
-                fix=nearest(path, known),
-            )
+    check_notes(profile, {"sources": sources}, where)
     return profile
 
 
+_KIND = Kind("profile", "eager", lambda: _files().values(), _find, _profile_of)
+
+
 def _check_words(profile: Profile, where: str) -> None:
-    if not _NAME.fullmatch(profile.name):
-        refuse(
-            f"{profile.name!r} cannot be the name of a profile",
-            where,
-            "name",
-            expected="lower-case letters, digits, `-` and `.`",
-            fix="write my-stack",
-        )
+    check_name(profile.name, "profile", where)
     if profile.tf32 not in TF32:
         refuse(
             "tf32 is no such rule",

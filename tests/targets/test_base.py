@@ -91,6 +91,8 @@ def test_a_base_may_have_a_base(spec):
         ("0.9", '"0.9"', "factors.stream.dram share is not a number"),
         ('[factors.stream]\n"dram share"', "[factors]\nstream", "factors.stream is a table"),
         ("[factors.stream]", "[factor.stream]", "no such field: factor\n"),
+        ("[factors.stream]", "[sms]", "sms is not a number"),
+        ("launch_s = 2.1e-6", "l2 = 2.1e-6", "l2 is a table"),
     ],
 )
 def test_refused_with_the_fix(spec, old, new, message):

@@ -11,17 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuir.ir.errors import TargetError
+from gpuir.ir.types import DTYPES
 from gpuir.targets import load
-from gpuir.targets.load import (
-    aliases,
-    dump_target,
-    load_target,
-    number_text,
-    slug,
-    spec_folder,
-    target_names,
-    target_of,
-)
+from gpuir.targets import spec as spec_files
+from gpuir.targets.load import aliases, dump_target, load_target, target_names, target_of
+from gpuir.targets.spec import number_text, slug, spec_folder
 
 MINE = """\
 name = "mine"
@@ -139,7 +133,7 @@ def test_a_name_like_no_other():
 
 def test_the_specs_are_found_in_an_installed_package_and_in_a_checkout(tmp_path, monkeypatch):
     (tmp_path / "gpuir" / "targets").mkdir(parents=True)
-    monkeypatch.setattr(load, "__file__", str(tmp_path / "gpuir" / "targets" / "load.py"))
+    monkeypatch.setattr(spec_files, "__file__", str(tmp_path / "gpuir" / "targets" / "spec.py"))
     assert spec_folder() == tmp_path / "specs"
     (tmp_path / "gpuir" / "specs").mkdir()
     assert spec_folder() == tmp_path / "gpuir" / "specs"
@@ -542,7 +536,7 @@ def test_what_the_user_sets_is_not_scaled():
 
 def test_a_rate_that_was_not_listed_can_be_set():
     assert load_target("a100", {"flops_per_s.tensor.f8e4m3": "624e12"}).peak_rule(
-        "tensor", load.DTYPES["f8e5m2"]
+        "tensor", DTYPES["f8e5m2"]
     ) == ("tensor.f8e4m3")
 
 

@@ -106,6 +106,7 @@ def test_a_base_may_be_a_file_beside_it(spec):
     )
     theirs = load_profile("theirs.toml")
     assert (theirs.host.between_s, theirs.host.after_s) == (2e-6, 1e-6)
+    assert theirs.base == "eager"  # the shipped one that it starts from
 
 
 def test_a_graph_keeps_its_profile_through_text(spec):
@@ -129,7 +130,7 @@ WRONG = [
     ('name = "mine"', 'name = "My Stack"', "cannot be the name"),
     ('name = "mine"', 'name = "mine"\ntf32 = "some"', "no such rule.*none, conv, all"),
     (", host.before.conv", "", "host.before.conv has no source.*assumed: why"),
-    ("host.between_s,", "host.betwen_s,", "host.between_s has no source"),
+    ("host.between_s,", "host.betwen_s,", "names no field: host.betwen_s.*did you mean.*between_s"),
     ("[host]", "copies = { call_s = 1e-6, share = 2 }\n[host]", "copies.share is out of range"),
     ("[host]", "[host", "not valid TOML"),
 ]
