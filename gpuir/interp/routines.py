@@ -674,6 +674,66 @@ def crop_and_resize(
     return (y.astype(x.dtype),)
 
 
+# ---------------------------------------------------------------------------- sums of equal indices
+
+
+def digit_counts(attrs: Mapping[str, Any], keys: Array) -> tuple[Array, ...]:
+    """How many keys have each digit, counted from the lowest digit on."""
+    bits, width = attrs["bits"], 8 * keys.itemsize
+    digits = [(keys >> shift) & ((1 << bits) - 1) for shift in range(0, width, bits)]
+    return (np.stack([np.bincount(d, minlength=1 << bits) for d in digits]).astype(np.int64),)
+
+
+def digit_sort(
+    attrs: Mapping[str, Any], keys: Array, places: Array, begins: Array
+) -> tuple[Array, ...]:
+    """A pass of a radix sort: keys and their places in the order of one digit, equals as they were;
+    `begins` tells a GPU's blocks where each digit goes."""
+    order = np.argsort((keys >> attrs["shift"]) & ((1 << attrs["bits"]) - 1), kind="stable")
+    return keys[order], places[order]
+
+
+def run_starts(attrs: Mapping[str, Any], keys: Array) -> tuple[Array, ...]:
+    """Where each run of equal keys begins, then the number of keys as often as it takes."""
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))[: len(keys)]
+    return (np.pad(starts, (0, len(keys) - len(starts)), constant_values=len(keys)),)
+
+
+def run_parts(attrs: Mapping[str, Any], starts: Array) -> tuple[Array, ...]:
+    """How many parts of at most `rows` keys each run has."""
+    return (-(-np.diff(starts, append=len(starts)) // attrs["rows"]),)
+
+
+def part_starts(
+    attrs: Mapping[str, Any], starts: Array, parts: Array, before: Array
+) -> tuple[Array, ...]:
+    """Where each part begins; `before` counts those of earlier runs."""
+    run = np.repeat(np.arange(len(parts)), parts)
+    cuts = starts[run] + attrs["rows"] * (np.arange(len(run)) - before[run])
+    return (np.pad(cuts, (0, attrs["length"] - len(cuts)), constant_values=len(starts)),)
+
+
+def part_sums(
+    attrs: Mapping[str, Any],
+    dy: Array,
+    keys: Array,
+    places: Array,
+    bag: Array,
+    cuts: Array,
+    *weights: Array,
+) -> tuple[Array, ...]:
+    """The sum over each part of its keys' rows of `dy`, weighted, and which key that is; of parts
+    that are not there, zero and key 0."""
+    rows = dy[bag[places]]
+    for weight in weights:
+        rows = rows * weight[places][:, None]
+    sums = np.zeros((len(cuts), dy.shape[1]), dy.dtype)
+    np.add.at(sums, np.searchsorted(cuts, np.arange(len(keys)), side="right") - 1, rows)
+    there = cuts < len(keys)
+    at = np.where(there, keys[np.where(there, cuts, 0)], 0) if len(keys) else cuts
+    return sums, at.astype(np.int64)[:, None]
+
+
 ROUTINES: dict[str, Routine] = {
     **LINALG,
     "adaptive_pool": adaptive_pool,
@@ -686,6 +746,8 @@ ROUTINES: dict[str, Routine] = {
     "deform_conv": deform_conv,
     "det": det,
     "dft": dft,
+    "digit_counts": digit_counts,
+    "digit_sort": digit_sort,
     "fft": fft,
     "grid_sample": grid_sample,
     "inverse": inverse,
@@ -693,7 +755,11 @@ ROUTINES: dict[str, Routine] = {
     "max_roi_pool": max_roi_pool,
     "multi_tensor": multi_tensor,
     "nms": nms,
+    "part_starts": part_starts,
+    "part_sums": part_sums,
     "roi_align": roi_align,
+    "run_parts": run_parts,
+    "run_starts": run_starts,
     "stft": stft,
     "tf_idf": tf_idf,
     "compress": compress,

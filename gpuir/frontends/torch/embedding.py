@@ -1,4 +1,5 @@
-"""Bags of embeddings: sums of the rows that indices name, a bag from each offset to the next."""
+"""Bags of embeddings: sums of the rows that indices name, a bag from each offset to the next; and
+the gradients of such sums."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import TensorType, i64
+from gpuir.ir.types import DType, TensorType, i64
 from gpuir.ops import tensor as t
 
 MODES = ("sum", "mean", "max")
+DIGIT_BITS = 8  # of a pass of CUB's radix sort: ONESWEEP_RADIX_BITS, tuning_radix_sort.cuh
+PART_ROWS = 10  # that a thread sums: NROWS_PER_THREAD, ATen/native/cuda/EmbeddingBackwardKernel.cu
 
 
 def embedding_bag(n: TorchNode, e: Emitter) -> Results:
@@ -22,21 +25,36 @@ def embedding_bag(n: TorchNode, e: Emitter) -> Results:
     launch. Otherwise each row is scattered to its bag."""
     indices, offsets = n["indices"], n["offsets"]
     mode = MODES[int(n.args["mode"])]
-    padding = n.args.get("padding_idx")
-    if padding is not None and padding >= 0:
-        raise ModelError("embedding_bag: padding is not supported", fix="build without padding_idx")
-    bags, rows = n.type.shape[0], indices.type.shape[0]
-    length = rows // bags if bags else 0
-    even = bags * length == rows and counted_by(e, offsets) == length
-    if even:
+    check_padding(n)
+    bags = n.type.shape[0]
+    length = even_length(e, indices, offsets, bags)
+    if length is not None:
         indices = reshaped(e, indices, (bags, length))
     y = e(t.Gather(n["weight"], indices, 0))
     if (share := n.get("per_sample_weights")) is not None:
         share = reshaped(e, share, (*indices.type.shape, 1))
         y = e(t.Map("mul", (y, share)))
-    if even:
-        return (e(t.Reduce(mode, y, (1,))), None, None, None)
-    return (scattered(n, e, y, offsets, mode), None, None, None)
+    if length is None:
+        bag = reshaped(e, bag_of(e, indices, offsets, bags), (indices.type.size, 1))
+        return (combined(e, y, bag, n.type, mode), None, None, None)
+    largest: Value | None = None
+    if mode == "max" and len(n.types) > 3:
+        places = e(t.ArgReduce("max", y, 1, False))
+        largest = e(t.GatherElements(indices, cast(e, places, i64), 1))
+    return (e(t.Reduce(mode, y, (1,))), None, None, largest)
+
+
+def check_padding(n: TorchNode) -> None:
+    padding = n.args.get("padding_idx")
+    if padding is not None and padding >= 0:
+        raise ModelError("embedding_bag: padding is not supported", fix="build without padding_idx")
+
+
+def even_length(e: Emitter, indices: Value, offsets: Value, bags: int) -> int | None:
+    """How many rows each bag has, where all are known to have as many."""
+    rows = indices.type.shape[0]
+    length = rows // bags if bags else 0
+    return length if bags * length == rows and counted_by(e, offsets) == length else None
 
 
 def counted_by(e: Emitter, offsets: Value) -> int | None:
@@ -53,32 +71,113 @@ def counted_by(e: Emitter, offsets: Value) -> int | None:
             return None
 
 
-def scattered(n: TorchNode, e: Emitter, rows: Value, offsets: Value, mode: str) -> Value:
-    """Rows combined into the bags that begin at `offsets`; empty bags are zeros."""
-    type, count = n.type, rows.type.shape[0]
-    bags = type.shape[0]
+def bag_of(e: Emitter, indices: Value, offsets: Value, bags: int) -> Value:
+    """The bag of each index, as ATen's forward kernel writes it (`offset2bag`)."""
+    count = indices.type.shape[0]
+    if (length := even_length(e, indices, offsets, bags)) is not None:
+        return e(t.Map("div", (e(t.Iota(TensorType((count,), i64))),), (max(length, 1),)))
     if offsets.type.shape[0] > bags:  # the last one is where all end
         offsets = e(t.Slice(offsets, (0,), (bags,), (1,)))
     none = e.fill(0, TensorType((count + 1,), i64))
     ones = e.fill(1, TensorType((bags,), i64))
     at = cast(e, e(t.Reshape(offsets, (bags, 1))), i64)
     begun = e(t.Cumulative("sum", e(t.ScatterND(none, at, ones, "add")), 0))
-    bag = e(t.Map("sub", (e(t.Slice(begun, (0,), (count,), (1,))),), (1,)))
-    bag = e(t.Reshape(bag, (count, 1)))
+    return e(t.Map("sub", (e(t.Slice(begun, (0,), (count,), (1,))),), (1,)))
+
+
+def sizes_of(e: Emitter, bag: Value, bags: int, dtype: DType) -> Value:
+    """How many rows are in each bag, as a column."""
+    whole = e.fill(1, TensorType(bag.type.shape[:1], dtype))
+    none = e.fill(0, TensorType((bags,), dtype))
+    return e(t.Reshape(e(t.ScatterND(none, bag, whole, "add")), (bags, 1)))
+
+
+def combined(e: Emitter, rows: Value, bag: Value, type: TensorType, mode: str) -> Value:
+    """Rows combined into their bags, given as a column; empty bags are zeros."""
     combine: Any = "max" if mode == "max" else "add"
     least = -np.inf if mode == "max" else 0
     y = e(t.ScatterND(e.fill(least, type), bag, rows, combine))
     if mode == "sum":
         return y
-    whole = e.fill(1, TensorType((count,), type.dtype))
-    sizes = e(t.ScatterND(e.fill(0, TensorType((bags,), type.dtype)), bag, whole, "add"))
-    sizes = e(t.Reshape(sizes, (bags, 1)))
+    sizes = sizes_of(e, bag, type.shape[0], type.dtype)
     if mode == "mean":
         return e(t.Map("div", (y, e(t.Map("max", (sizes,), (1.0,))))))
     filled = e(t.Map("gt", (sizes,), (0.0,)))
     return e(t.Map("where", (filled, y, e.fill(0, TensorType((), type.dtype)))))
 
 
-CONVERTERS: dict[str, Converter] = dict.fromkeys(
-    ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), embedding_bag
-)
+# ---------------------------------------------------------------------------- gradients
+
+
+def bag_backward(n: TorchNode, e: Emitter) -> Value:
+    """The table's gradient, by the kernels of ATen/native/cuda/EmbeddingBag.cu, which Inductor
+    calls too: indices are sorted with their places, equal ones cut into parts of ten rows, each
+    part summed, and the sums added to a table of zeros. The most parts there can be are counted:
+    each row of the table and each ten indices begin one. In mode max the gradient of each cell is
+    added where the maximum was."""
+    check_padding(n)
+    if n.args["scale_grad_by_freq"]:
+        raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
+    dy, indices, offsets = n["grad"], n["indices"], n["offsets"]
+    mode, bags = MODES[int(n.args["mode"])], dy.type.shape[0]
+    zeros = e.fill(0, n.type)
+    if mode == "max":
+        if (largest := n.get("maximum_indices")) is None:
+            raise ModelError(
+                f"{n.op}: bags of several lengths have no gradient in mode max",
+                fix="give rows of indices of one length",
+            )
+        return e(t.ScatterElements(zeros, largest, dy, 0, "add"))
+    bag = bag_of(e, indices, offsets, bags)
+    if mode == "mean":
+        column = reshaped(e, bag, (bag.type.size, 1))
+        sizes = sizes_of(e, column, bags, dy.type.dtype)
+        dy = e(t.Map("div", (dy, e(t.Map("max", (sizes,), (1.0,))))))
+    keys, places = in_order(e, indices)
+    count, width = indices.type.size, dy.type.shape[-1]
+    line, most = TensorType((count,), i64), min(count, n.type.shape[0] + count // PART_ROWS)
+    step = (("rows", PART_ROWS),)
+    starts = e(t.Routine("run_starts", (keys,), (line,)))
+    parts = e(t.Routine("run_parts", (starts,), (line,), step))
+    before = e(t.Cumulative("sum", parts, 0, exclusive=True))
+    cut = (*step, ("length", most))
+    cuts = e(t.Routine("part_starts", (starts, parts, before), (TensorType((most,), i64),), cut))
+    shares = () if (share := n.get("per_sample_weights")) is None else (share,)
+    gives = (TensorType((most, width), dy.type.dtype), TensorType((most, 1), i64))
+    args = (dy, keys, places, bag, cuts, *shares)
+    sums, rows = e.add(t.Routine("part_sums", args, gives, work=count * width))
+    return e(t.ScatterND(zeros, rows, sums, "add"))
+
+
+def in_order(e: Emitter, indices: Value) -> tuple[Value, Value]:
+    """Indices from the least on, and where each was: the passes of a radix sort, over all bits of
+    the integers (ATen names no fewer), each a launch that reads and writes both."""
+    passes = indices.type.dtype.bits // DIGIT_BITS
+    bits, type = ("bits", DIGIT_BITS), TensorType((passes, 1 << DIGIT_BITS), i64)
+    work = indices.type.size * passes
+    counts = e(t.Routine("digit_counts", (indices,), (type,), (bits,), work))
+    begins = e(t.Cumulative("sum", counts, 1, exclusive=True))
+    keys, places = indices, e(t.Iota(indices.type))
+    for i in range(passes):
+        attrs, gives = (bits, ("shift", DIGIT_BITS * i)), (keys.type, places.type)
+        keys, places = e.add(t.Routine("digit_sort", (keys, places, begins), gives, attrs))
+    return keys, places
+
+
+def weights_backward(n: TorchNode, e: Emitter) -> Value:
+    """The gradient of each index's own weight: its row times its bag's gradient."""
+    check_padding(n)
+    dy, indices = n["grad"], n["indices"]
+    bag = bag_of(e, indices, n["offsets"], dy.type.shape[0])
+    both = (e(t.Gather(n["weight"], indices, 0)), e(t.Gather(dy, bag, 0)))
+    return e(t.Reduce("sum", e(t.Map("mul", both)), (1,)))
+
+
+CONVERTERS: dict[str, Converter] = {
+    **dict.fromkeys(
+        ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), embedding_bag
+    ),
+    "_embedding_bag_backward": bag_backward,
+    "_embedding_bag_dense_backward": bag_backward,
+    "_embedding_bag_per_sample_weights_backward": weights_backward,
+}

@@ -140,7 +140,7 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
     tied: dict[int, Value] = {}  # one tensor under two names is one param
     given: list[Any] = []
     for node in joint.graph.find_nodes(op="placeholder"):
-        value: Any = node.meta["val"]
+        value: Any = node.meta.get("val")  # an argument that is None has none
         place: Any = node.meta["desc"]
         kind = type(place).__name__
         if not isinstance(value, torch.Tensor):

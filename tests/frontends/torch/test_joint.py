@@ -62,6 +62,19 @@ class Bag(nn.Module):
         return self.head(self.table(ids).amax(1))
 
 
+class Bags(nn.Module):
+    """Sums of rows, weighed by what is given or by a parameter."""
+
+    def __init__(self, mode: str, weigh: bool = False):
+        super().__init__()
+        self.table = nn.EmbeddingBag(11, 6, mode=mode)
+        self.weights = nn.Parameter(torch.rand(4, 3)) if weigh else None
+
+    def forward(self, ids: Any, offsets: Any, weights: Any) -> Any:
+        weights = self.weights if weights is None else weights
+        return (self.table(ids, offsets, weights).square().sum(),)
+
+
 def last_state(body: nn.Module, x: Any) -> Any:
     return body(x)[0].square().sum()
 
@@ -79,6 +92,7 @@ def zoo() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
     near = torch.randn(4, 5)
     odds = torch.rand(4, 5)
     rows = torch.randn(2, 5, 16)
+    offsets = torch.tensor([0, 3, 3, 9, 15])  # the second bag is empty
     return {
         "max pool": image(nn.MaxPool2d(3, 2, 1)),
         "mean pool": image(nn.AvgPool2d(3, 2, 1)),
@@ -115,6 +129,15 @@ def zoo() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
             (rows,),
         ),
         "embedding": (Loss(Bag(), squared), (torch.randint(0, 11, (4, 3)),)),
+        **{
+            f"bag, {mode}": (Bags(mode), (torch.randint(0, 11, (7, 3)), None, None))
+            for mode in ("sum", "mean", "max")
+        },
+        "bags of a long run": (Bags("sum"), (torch.randint(3, 5, (60, 2)), None, None)),
+        "bags apart": (Bags("sum"), (torch.randint(0, 11, (20,)), offsets, None)),
+        "bags apart, mean": (Bags("mean"), (torch.randint(0, 11, (20,)), offsets, None)),
+        "bags weighed": (Bags("sum"), (torch.randint(0, 11, (20,)), offsets, torch.rand(20))),
+        "bags weighed alike": (Bags("sum", True), (torch.randint(0, 11, (4, 3)), None, None)),
         "GRU cell": (Loss(nn.GRUCell(16, 8), squared), (rows[0],)),
         "RMS norm": (Loss(nn.Sequential(nn.Linear(16, 8), nn.RMSNorm(8)), squared), (rows,)),
         "mse": classes(F.mse_loss, near),
@@ -137,7 +160,8 @@ def test_joint_graph_computes_what_autograd_does(name: str):
     module.train()
     model = load(module, args=args, train=True, joint=True, strict=True)
     verify(model.graph)
-    values = {v.name: numbers(x).copy() for v, x in zip(model.graph.inputs, args, strict=True)}
+    given = [x for x in args if x is not None]
+    values = {v.name: numbers(x).copy() for v, x in zip(model.graph.inputs, given, strict=True)}
     values |= {p.name: np.copy(model.weights[p.name]) for p in model.graph.params}
     found = run(model.graph, values)
     (loss,) = module(*args)
