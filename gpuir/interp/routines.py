@@ -677,18 +677,9 @@ def crop_and_resize(
 # ---------------------------------------------------------------------------- sums of equal indices
 
 
-def digit_counts(attrs: Mapping[str, Any], keys: Array) -> tuple[Array, ...]:
-    """How many keys have each digit, counted from the lowest digit on."""
-    bits, width = attrs["bits"], 8 * keys.itemsize
-    digits = [(keys >> shift) & ((1 << bits) - 1) for shift in range(0, width, bits)]
-    return (np.stack([np.bincount(d, minlength=1 << bits) for d in digits]).astype(np.int64),)
-
-
-def digit_sort(
-    attrs: Mapping[str, Any], keys: Array, places: Array, begins: Array
-) -> tuple[Array, ...]:
-    """A pass of a radix sort: keys and their places in the order of one digit, equals as they were;
-    `begins` tells a GPU's blocks where each digit goes."""
+def digit_sort(attrs: Mapping[str, Any], keys: Array, places: Array) -> tuple[Array, ...]:
+    """A pass of a radix sort: keys and their places in the order of one digit, equals as they
+    were."""
     order = np.argsort((keys >> attrs["shift"]) & ((1 << attrs["bits"]) - 1), kind="stable")
     return keys[order], places[order]
 
@@ -702,6 +693,11 @@ def run_starts(attrs: Mapping[str, Any], keys: Array) -> tuple[Array, ...]:
 def run_parts(attrs: Mapping[str, Any], starts: Array) -> tuple[Array, ...]:
     """How many parts of at most `rows` keys each run has."""
     return (-(-np.diff(starts, append=len(starts)) // attrs["rows"]),)
+
+
+def sums_before(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """The sum of the numbers before each."""
+    return (np.cumsum(x) - x,)
 
 
 def part_starts(
@@ -746,7 +742,6 @@ ROUTINES: dict[str, Routine] = {
     "deform_conv": deform_conv,
     "det": det,
     "dft": dft,
-    "digit_counts": digit_counts,
     "digit_sort": digit_sort,
     "fft": fft,
     "grid_sample": grid_sample,
@@ -761,6 +756,7 @@ ROUTINES: dict[str, Routine] = {
     "run_parts": run_parts,
     "run_starts": run_starts,
     "stft": stft,
+    "sums_before": sums_before,
     "tf_idf": tf_idf,
     "compress": compress,
     "nonzero": nonzero,

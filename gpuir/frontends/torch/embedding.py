@@ -139,7 +139,7 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     step = (("rows", PART_ROWS),)
     starts = e(t.Routine("run_starts", (keys,), (line,)))
     parts = e(t.Routine("run_parts", (starts,), (line,), step))
-    before = e(t.Cumulative("sum", parts, 0, exclusive=True))
+    before = e(t.Routine("sums_before", (parts,), (line,), work=count))
     cut = (*step, ("length", most))
     cuts = e(t.Routine("part_starts", (starts, parts, before), (TensorType((most,), i64),), cut))
     shares = () if (share := n.get("per_sample_weights")) is None else (share,)
@@ -151,16 +151,12 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
 
 def in_order(e: Emitter, indices: Value) -> tuple[Value, Value]:
     """Indices from the least on, and where each was: the passes of a radix sort, over all bits of
-    the integers (ATen names no fewer), each a launch that reads and writes both."""
-    passes = indices.type.dtype.bits // DIGIT_BITS
-    bits, type = ("bits", DIGIT_BITS), TensorType((passes, 1 << DIGIT_BITS), i64)
-    work = indices.type.size * passes
-    counts = e(t.Routine("digit_counts", (indices,), (type,), (bits,), work))
-    begins = e(t.Cumulative("sum", counts, 1, exclusive=True))
+    the integers (ATen names no fewer), each a launch that reads and writes both. That digits are
+    counted first, which reads the indices once more, is left out."""
     keys, places = indices, e(t.Iota(indices.type))
-    for i in range(passes):
-        attrs, gives = (bits, ("shift", DIGIT_BITS * i)), (keys.type, places.type)
-        keys, places = e.add(t.Routine("digit_sort", (keys, places, begins), gives, attrs))
+    for shift in range(0, indices.type.dtype.bits, DIGIT_BITS):
+        attrs, gives = (("bits", DIGIT_BITS), ("shift", shift)), (keys.type, places.type)
+        keys, places = e.add(t.Routine("digit_sort", (keys, places), gives, attrs))
     return keys, places
 
 

@@ -52,3 +52,30 @@ def test_a_bag_reads_its_rows_not_its_table():
     summary = gpuir.summary(gpuir.analyze(load(Program(module.eval(), (ids,))).graph, "a100"))
     rows, sums, indices = 2048 * 32 * 64 * 4, 2048 * 64 * 4, 2048 * 32 * 8
     assert sum(kernel.size for kernel in summary.kernels) == rows + sums + indices
+
+
+def test_a_tables_gradient_is_sorted_summed_in_parts_and_scattered():
+    """The launches of ATen/native/cuda/EmbeddingBag.cu, and the bytes of a few by hand."""
+    rows, width, bags, length = 1000, 16, 64, 50
+    module = torch.nn.EmbeddingBag(rows, width, mode="sum", device="meta")
+    ids = torch.zeros((bags, length), dtype=torch.int64, device="meta")
+    loss = Sum(module).train()
+    graph = load(Program(loss, (ids,)), train=True, joint=True).graph
+    costed = gpuir.analyze(graph, "a100", profile="eager")
+    kernels = [k for k in gpuir.summary(costed).kernels if "embedding_bag_backward" in str(k.locs)]
+    count, most = bags * length, rows + bags * length // 10
+    line, sums = 8 * count, 4 * most * width + 8 * most
+    sizes = [k.size for k in kernels]
+    assert sizes.count(4 * line) == 8  # keys and places read and written, a digit of eight at once
+    assert sum(k.node.op.name == "k.scatter" for k in kernels) == 1
+    assert 4 * bags * width + 3 * line + 8 * most + sums in sizes  # parts of ten rows
+    assert len(kernels) == 8 + 6  # where runs and parts begin, their sums, the table
+
+
+class Sum(torch.nn.Module):
+    def __init__(self, body: torch.nn.Module):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Any) -> Any:
+        return (self.body(x).square().sum(),)
