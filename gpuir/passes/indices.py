@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from gpuir.ir.graph import Op, Value
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, viewed
+from gpuir.ops.strides import Strided, packed, viewed
 
 
 class Read(NamedTuple):
@@ -33,7 +34,7 @@ def strided(r: Read, shape: tuple[int, ...]) -> Strided:
     return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, r.strides)
 
 
-def broadcast_strides(x: Strided) -> tuple[int, ...]:
+def wide_strides(x: Strided) -> tuple[int, ...]:
     """Strides of the dimensions that have more than one cell."""
     return tuple(s for n, s in zip(x.shape, x.strides, strict=True) if n > 1)
 
@@ -73,6 +74,41 @@ def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
     if isinstance(op, t.Slice):
         offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
     return Read(r.leaf, tuple(y.strides), offset)
+
+
+def whole(v: Value) -> Read:
+    """A tensor read cell by cell, as it lies."""
+    return Read(v, tuple(packed(v.type).strides))
+
+
+def row(v: Value) -> Read:
+    """What has one cell for each row of a tensor, read in each cell of that tensor."""
+    own = zip(v.type.shape, packed(v.type).strides, strict=True)
+    return Read(v, tuple(0 if n == 1 else s for n, s in own))
+
+
+def through(reads: frozenset[Read], x: Value, op: Op, to: Value, place: int) -> set[Read]:
+    """The reads in each cell of `to`, which the op at this place makes of `x`, of what is read in
+    each cell of `x`. What no strides say is told apart by the place, or by the term of a sum."""
+    shape = to.type.shape
+    match op:
+        case t.Map() | t.Cast() | t.Bitcast():
+            return {broadcast(r, x.type.shape, shape) for r in reads}
+        case t.Gather(table, indices, axis) if x == indices and x != table:
+            return {spread(r, axis, len(shape), x.type.rank) for r in reads}
+        case t.Reshape() | t.Transpose() | t.Broadcast() | t.Slice() | t.Parts():
+            return {laid_out(r, x.type.shape, op) for r in reads}
+        case t.Concat(axis=axis):
+            return {joined(r, axis, place) for r in reads}
+        case t.Reduce():
+            terms = x.type.size // max(to.type.size, 1)
+        case t.Pool():
+            terms = prod(op.window)
+        case t.Resize() if op.mode != "nearest":
+            terms = 4
+        case _:
+            return {Read(r.leaf, None, place) for r in reads}
+    return {Read(r.leaf, None, k) for r in reads for k in range(terms)}
 
 
 def index(r: Read, shape: tuple[int, ...]) -> Index | None:

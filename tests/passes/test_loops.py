@@ -12,7 +12,9 @@ import gpuir
 from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
-from gpuir.passes import loops
+from gpuir.passes.flow import Flow
+from gpuir.passes.loops import FuseLoops
+from gpuir.passes.storage import Storage
 from gpuir.passes.table import pipeline
 
 settings.register_profile(
@@ -67,7 +69,7 @@ def test_what_a_product_has_put_into_memory_is_read_from_there():
       out %z, %s
     }
     """)
-    fuser = loops._Fuser(g, loops.FuseLoops())
-    fuser.run()
-    (total,) = (x for x in fuser.launches if {v.name for v in x.writes} == {"s"})
+    storage = Storage(Flow.of(g), FuseLoops())
+    storage.run()
+    (total,) = (x for x in storage.loops if {v.name for v in x.writes} == {"s"})
     assert {v.name for v in total.reads} == {"m"}

@@ -1,0 +1,69 @@
+"""What a library call does besides its product, as Inductor has its libraries do it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from gpuir.ir.graph import Node, Value
+from gpuir.ops import tensor as t
+from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.passes.flow import Flow
+
+
+def is_bag(flow: Flow, node: Node) -> bool:
+    """Whether a node sums the rows that a gather of its own model node picks: a bag of embeddings,
+    which is a call."""
+    match node.op:
+        case t.Reduce(x=x) | t.ScatterND(updates=x):
+            pass
+        case _:
+            return False
+    while made := flow.maker(x):
+        if made.locs != node.locs or not isinstance(made.op, (*t.LAYOUT, t.Gather)):
+            return False
+        if isinstance(made.op, t.Gather):
+            return True
+        x = made.op.operands[0]
+    return False
+
+
+def is_unpacking(flow: Flow, nodes: Sequence[Node], product: Node) -> bool:
+    """Whether nodes are what the model node of a product does to a weight in fewer bits, before it
+    multiplies: then it is a call of a library that converts what it reads."""
+    made = {v for n in nodes for v in n.results}
+    ends = {v for n in nodes for v in n.op.operands} - made
+    own = all(n.locs == product.locs and isinstance(n.op, (*t.POINTWISE, *t.LAYOUT)) for n in nodes)
+    bits = product.op.operands[1].type.dtype.bits
+    return own and ends <= set(flow.graph.params) and any(v.type.dtype.bits < bits for v in ends)
+
+
+def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
+    """The place of the addition of a bias, in memory, that the call of a product does itself."""
+    made = product.results[0]
+    users = flow.readers.get(made, ())
+    if not isinstance(product.op, t.Matmul) or len(users) != 1 or made in flow.outputs:
+        return None
+    node = flow.nodes[users[0]]
+    match node.op:
+        case t.Map("add", (a, b)) if node.locs == product.locs:
+            bias = b if a == made else a
+        case _:
+            return None
+    summed = node.results[0]
+    if bias.type.rank != 1 or bias not in stored:
+        return None
+    return None if is_read_pointwise(flow, summed, packed(summed.type)) else users[0]
+
+
+def is_read_pointwise(flow: Flow, v: Value, x: Strided) -> bool:
+    """Whether pointwise ops alone read a value that lies like `x`, through views or not."""
+    if v in flow.outputs:
+        return False
+    for node in flow.read_by(v):
+        if isinstance(node.op, t.LAYOUT):
+            y = viewed(x, node.op)  # None is a copy
+            if y is not None and not is_read_pointwise(flow, node.results[0], y):
+                return False
+        elif not isinstance(node.op, t.POINTWISE):
+            return False
+    return True

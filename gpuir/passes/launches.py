@@ -1,0 +1,213 @@
+"""Which loops are one launch, and in which order launches run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import prod
+from typing import Protocol
+
+from gpuir.ir.graph import Value
+from gpuir.passes.indices import Index
+
+
+class Limits(Protocol):
+    """How far fusing goes: options of the pass."""
+
+    @property
+    def max_loops(self) -> int: ...
+    @property
+    def far(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """Loops that are one launch, or a library call."""
+
+    loops: tuple[int, ...]  # in the order in which they were made
+    members: tuple[int, ...]  # places of its nodes in the graph, in order
+    writes: frozenset[Value]
+    reads: frozenset[Value]
+    cells: int = 1  # of a reduction, its rows
+    row: int = 1  # cells of a row that a reduction runs over
+    indices: frozenset[Index] = frozenset()
+    irregular: frozenset[Value] = frozenset()  # read in a way that no index says
+    scattered: frozenset[Value] = frozenset()  # written in another order than cell by cell
+    library: bool = False
+    partial: bool = False  # a sum of which another is taken: its rows are not those of the tensor
+    backward: bool = False
+    waits: frozenset[int] = frozenset()  # the loops that make what it reads
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.row > 1
+
+    @property
+    def first(self) -> int:
+        return self.loops[0]
+
+    @property
+    def last(self) -> int:
+        return self.loops[-1]
+
+
+def joined(a: Launch, b: Launch) -> Launch:
+    """Two launches as one, `a` being the earlier."""
+    loops = tuple(sorted((*a.loops, *b.loops)))
+    writes = a.writes | b.writes
+    whole = b if b.is_reduction and not a.is_reduction else a
+    return Launch(
+        loops=loops,
+        members=tuple(sorted({*a.members, *b.members})),
+        writes=writes,
+        reads=(a.reads | b.reads) - writes,
+        cells=whole.cells,
+        row=whole.row,
+        indices=a.indices | b.indices,
+        irregular=a.irregular | b.irregular,
+        scattered=a.scattered | b.scattered,
+        partial=a.partial or b.partial,
+        backward=a.backward,
+        waits=(a.waits | b.waits).difference(loops),
+    )
+
+
+def fits(a: Launch, b: Launch) -> bool:
+    """Whether two launches run over the same cells: of a reduction, all of them or one a row."""
+    if a.is_reduction and b.is_reduction:
+        return (a.cells, a.row) == (b.cells, b.row)
+    if a.is_reduction or b.is_reduction:
+        whole, map_ = (a, b) if a.is_reduction else (b, a)
+        return map_.cells == whole.cells or (
+            map_.cells == whole.cells * whole.row and not whole.partial
+        )
+    return a.cells == b.cells
+
+
+def is_own_index(at: Index, a: Launch, b: Launch) -> bool:
+    """Whether what `a` writes is read by `b` in the trip that wrote it: cell by cell, in whatever
+    order its loops then run, or row by row."""
+    moving = sorted((d for d in at.dims if d[1]), key=lambda d: -d[1])
+    step = 1
+    for n, s in reversed(moving):
+        if s != step:
+            return False
+        step *= n
+    still = prod(n for n, s in at.dims if not s)
+    return step == at.leaf.type.size and (still == 1 or still == max(a.row, b.row))
+
+
+def apart(a: Launch, b: Launch) -> int:
+    """How many loops lie between two launches at most."""
+    return max(abs(a.first - b.first), abs(a.last - b.last))
+
+
+@dataclass
+class Fusion:
+    """Loops on their way to be launches: `of` has the launch that each loop is in now. `rows` names
+    what has a cell for each row of a value that is made row by row."""
+
+    of: list[Launch]
+    rows: Mapping[Value, Value]
+    limits: Limits
+    longest: int = field(default=0, init=False)  # from the first to the last loop of one launch
+
+    def run(self) -> list[Launch]:
+        """Fuses pairs, those first that share most, until none is left that may; the launches in
+        the order in which they run. (scheduler.py, fuse_nodes: ten times at most.)"""
+        for _ in range(10):
+            fused = False
+            for _, i, j in sorted(self.pairs()):
+                a, b = sorted((self.of[i], self.of[j]), key=lambda x: x.first)
+                if a is not b and self.score(a, b) and not self.is_cyclic(a, b):
+                    self.join(a, b)
+                    fused = True
+            if not fused:
+                break
+        return self.ordered()
+
+    def join(self, a: Launch, b: Launch) -> None:
+        launch = joined(a, b)
+        for i in launch.loops:
+            self.of[i] = launch
+        self.longest = max(self.longest, launch.last - launch.first)
+
+    def pairs(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Launches, by their first loops, that touch the same tensor and may be one, each with its
+        place in the queue."""
+        touching: dict[Value, list[Launch]] = {}
+        for launch in dict.fromkeys(self.of):
+            for v in () if launch.library else launch.writes | launch.reads:
+                touching.setdefault(v, []).append(launch)
+        done: set[tuple[int, int]] = set()
+        for group in touching.values():
+            for a, b in combinations(group, 2):
+                i, j = a.first, b.first
+                # what every layer reads has too many readers to try each with each
+                if (i, j) in done or j - i > 8 * self.limits.far:
+                    continue
+                done.add((i, j))
+                if score := self.score(a, b):
+                    alike = a.is_reduction == b.is_reduction
+                    yield (-alike, -score, apart(a, b), i, j), i, j
+
+    def score(self, a: Launch, b: Launch) -> int:
+        """The bytes that two launches need not move if they are one; 0 if they may not be. `a` is
+        the earlier."""
+        if a.library or b.library or a.backward != b.backward:
+            return 0
+        if len(a.loops) + len(b.loops) > self.limits.max_loops or not fits(a, b):
+            return 0
+        if passed := a.writes & b.reads:
+            may = not passed & a.scattered and self.is_in_step(a, b, passed)
+            return size(passed) if may else 0
+        shared = size({at.leaf for at in a.indices & b.indices})
+        return shared if shared >= 10 and apart(a, b) <= self.limits.far else 0
+
+    def is_in_step(self, a: Launch, b: Launch, passed: Iterable[Value]) -> bool:
+        """Whether `b` reads what `a` passes on in the trip that wrote it."""
+        read_as = {self.rows.get(v, v) for v in passed}  # a row may be read in any order
+        return not read_as & b.irregular and all(
+            is_own_index(at, a, b) for at in b.indices if at.leaf in read_as
+        )
+
+    def is_cyclic(self, a: Launch, b: Launch) -> bool:
+        """Whether something between the two waits for one and is waited for by the other. What ends
+        before the one begins waits for it only where a launch of others reaches over it."""
+        for source, sink in ((a, b), (b, a)):
+            seen: set[Launch] = set()
+            stack = [x for x in self.feeders(sink) if x is not source]
+            while stack:
+                launch = stack.pop()
+                if launch in seen or launch.last < source.first - self.longest:
+                    continue
+                seen.add(launch)
+                found = self.feeders(launch)
+                if source in found:
+                    return True
+                stack += found
+        return False
+
+    def feeders(self, launch: Launch) -> Sequence[Launch]:
+        """The launches that make what this one reads, in order."""
+        return sorted({self.of[i] for i in launch.waits}, key=lambda x: x.last)
+
+    def ordered(self) -> list[Launch]:
+        """Launches so that each comes after those it reads, in the model's order of their last."""
+        order: dict[Launch, None] = {}
+        for start in sorted(dict.fromkeys(self.of), key=lambda x: x.last):
+            stack = [(start, iter(self.feeders(start)))]
+            while stack:
+                launch, rest = stack[-1]
+                ahead = next((x for x in rest if x not in order), None)
+                if launch in order or ahead is None:
+                    order[launch] = None
+                    stack.pop()
+                else:
+                    stack.append((ahead, iter(self.feeders(ahead))))
+        return list(order)
+
+
+def size(values: Iterable[Value]) -> int:
+    return sum(int(v.type.nbytes) for v in values)

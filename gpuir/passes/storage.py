@@ -1,0 +1,326 @@
+"""What a compiler that writes loops has in memory, and the loops that put it there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple, Protocol
+
+from gpuir.ir.graph import Node, Op, Value
+from gpuir.ir.phases import phase_of
+from gpuir.ops import tensor as t
+from gpuir.ops.scalar import SCALARS
+from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.passes.calls import bias_of, is_bag, is_unpacking
+from gpuir.passes.flow import GENERATORS, Flow
+from gpuir.passes.indices import Read, broadcast, index, row, through, whole, wide_strides
+from gpuir.passes.launches import Launch
+
+JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
+# What Inductor takes apart into several ops that each read the operand (torch/_inductor/
+# decomposition.py, torch/_decomp/decompositions.py).
+TWICE = ("gelu", "gelu_tanh", "silu", "hard_swish", "mish", "softplus", "leaky_relu", "elu")
+INLINED = (*t.POINTWISE, *t.LAYOUT, *t.INDEXING, *JOINING)
+
+
+class Thresholds(Protocol):
+    """From where on a value is stored: options of the pass."""
+
+    @property
+    def reads(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def ops(self) -> int: ...
+    @property
+    def unroll(self) -> int: ...
+
+
+class Sight(NamedTuple):
+    """What one cell of a value takes to compute."""
+
+    reads: frozenset[Read] = frozenset()
+    ops: int = 0
+
+
+class Nest(NamedTuple):
+    """The loops that make a node's results: the shape they run over, of which `row` cells make
+    one result, `cells` times."""
+
+    shape: tuple[int, ...]
+    cells: int
+    row: int = 1
+
+
+def nest_of(node: Node) -> Nest:
+    """The loops of an op that is no library call."""
+    op, shape = node.op, node.results[0].type.shape
+    if isinstance(op, t.SCATTERING):
+        return Nest(op.updates.type.shape, op.updates.type.size)
+    if not isinstance(op, t.REDUCING):
+        return Nest(shape, prod(shape))
+    shape = op.operands[0].type.shape
+    row = prod(shape[a] for a in t.reduced_axes(op))
+    if isinstance(op, t.Normalize | t.NormalizeGradient):
+        row //= op.groups or 1
+    return Nest(shape, prod(shape) // max(row, 1), row)
+
+
+def operations(op: Op) -> int:
+    """What one cell of an op's result takes to compute."""
+    match op:
+        case t.Map(fn):
+            return SCALARS[fn].flops
+        case _:
+            return 0 if isinstance(op, t.LAYOUT) else 1
+
+
+def readings(op: Op) -> int:
+    """How many of Inductor's ops read the operand of an op."""
+    twice = isinstance(op, t.Softmax | t.Normalize) or (isinstance(op, t.Map) and op.fn in TWICE)
+    return 2 if twice else 1
+
+
+@dataclass
+class Storage:
+    """Decides node by node, in the graph's order, what is computed where it is read and what is
+    stored. In the end `loops` has a loop, or a call, for all that is stored; `viewed` the layout
+    results that are views of it; `rows` what has a cell for each row, by what is made of rows."""
+
+    flow: Flow
+    limits: Thresholds
+    loops: list[Launch] = field(default_factory=list[Launch], init=False)
+    viewed: dict[Value, None] = field(default_factory=dict[Value, None], init=False)
+    rows: dict[Value, Value] = field(default_factory=dict[Value, Value], init=False)
+    sights: dict[Value, Sight] = field(default_factory=dict[Value, Sight], init=False)
+    stored: set[Value] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stored = {*self.flow.graph.inputs, *self.flow.graph.params}
+
+    def run(self) -> None:
+        for node in self.flow.nodes:
+            if not isinstance(node.op, GENERATORS) and not self.is_stored(node):
+                self.place(node)
+        for v in self.flow.graph.outputs:
+            self.settle(v)
+
+    def place(self, node: Node) -> None:
+        if is_bag(self.flow, node):
+            self.call(node, self.closure(node))
+        elif self.is_inlined(node):
+            self.inline(node)
+        elif isinstance(node.op, t.REDUCING):
+            self.store(node)
+        elif isinstance(node.op, t.SCATTERING):
+            self.settle(node.op.operands[0])
+            self.store(node)
+        else:
+            self.call(node, self.attached(node))
+
+    def is_stored(self, node: Node) -> bool:
+        return any(v in self.stored for v in node.results)
+
+    # -- computed where it is read
+
+    def is_inlined(self, node: Node) -> bool:
+        """Whether a node's result may be computed where it is read."""
+        op = node.op
+        if isinstance(op, t.Routine):
+            return op.fn == "random" and not op.args
+        if isinstance(op, t.Reduce):
+            terms = prod(op.x.type.shape[a] for a in op.axes)
+            return terms == 1 or (terms <= self.limits.unroll and node.results[0].type.size > 1)
+        return isinstance(op, INLINED) and len(node.results) == 1
+
+    def inline(self, node: Node) -> None:
+        """Computed where it is read, unless that would repeat too much."""
+        if isinstance(node.op, t.Pool | t.Resize):
+            for x in node.op.operands:
+                self.settle(x)
+        sight = self.sights[node.results[0]] = self.sight(node)
+        if self.is_worth_storing(node, sight):
+            self.store(node)
+
+    def is_worth_storing(self, node: Node, sight: Sight) -> bool:
+        (v,), reads = node.results, len(sight.reads)
+        users = [n.op for n in self.flow.read_by(v)]
+        output = v in self.flow.outputs
+        shared = sum(map(readings, users)) + output > 1
+        heavy = sight.ops > self.limits.ops
+        if isinstance(node.op, t.LAYOUT) and not heavy:
+            return False
+        if heavy or reads > self.limits.most:
+            return True
+        called = any(op.contraction for op in users)
+        return shared and (reads > self.limits.reads or output or (called and reads > 1))
+
+    def sight(self, node: Node) -> Sight:
+        """What a cell of this node's result reads and does."""
+        op, made = node.op, node.results[0]
+        seen = {x: self.seen(x) for x in op.operands}
+        place = self.flow.makers[made]
+        reads = (through(s.reads, x, op, made, place) for x, s in seen.items())
+        ops = operations(op) + sum(s.ops for s in seen.values())
+        return Sight(frozenset[Read]().union(*reads), ops)
+
+    def seen(self, v: Value) -> Sight:
+        """What it takes to have a cell of `v`: a read, where it is stored."""
+        if v not in self.stored:
+            return self.sights.get(v, Sight())
+        reads = {whole(v)}
+        if v in self.rows:
+            reads.add(row(self.rows[v]))
+        return Sight(frozenset(reads), 1)
+
+    def see_again(self, v: Value) -> None:
+        """What was to compute a value where it is read loads it, now that it is in memory."""
+        waiting = set(self.flow.readers.get(v, ()))
+        while waiting:
+            u = min(waiting)
+            waiting.remove(u)
+            w = self.flow.nodes[u].results[0]
+            if w in self.sights and w not in self.stored:
+                self.sights[w] = self.sight(self.flow.nodes[u])
+                waiting.update(self.flow.readers.get(w, ()))
+
+    def closure(self, node: Node) -> tuple[int, ...]:
+        """The places of a node and of all that is computed on the way to it."""
+        flow = self.flow
+        found = {flow.makers[node.results[0]]}
+        stack = [node]
+        while stack:
+            for v in stack.pop().op.operands:
+                i = flow.makers.get(v)
+                if i is None or i in found or v in self.stored or flow.is_generated(v):
+                    continue
+                found.add(i)
+                stack.append(flow.nodes[i])
+        return tuple(sorted(found))
+
+    # -- stored
+
+    def store(self, node: Node) -> None:
+        """Makes the loop whose results are the node's."""
+        if self.is_stored(node):
+            return
+        made = node.results[0]
+        if self.is_inlined(node):
+            nest, reads = Nest(made.type.shape, made.type.size), self.sights[made].reads
+        else:
+            nest = nest_of(node)
+            reads = {
+                broadcast(r, x.type.shape, nest.shape)
+                for x in node.op.operands
+                for r in self.seen(x).reads
+            }
+        places = {r: index(r, nest.shape) for r in reads}
+        leaves = {r.leaf for r in reads} - set(self.rows.values())
+        self.note_rows(node, nest)
+        results = frozenset(node.results)
+        self.put(
+            Launch(
+                loops=(len(self.loops),),
+                members=self.closure(node),
+                writes=results,
+                reads=frozenset(leaves),
+                cells=nest.cells,
+                row=nest.row,
+                indices=frozenset(at for at in places.values() if at is not None),
+                irregular=frozenset(r.leaf for r, at in places.items() if at is None),
+                scattered=results if isinstance(node.op, t.SCATTERING) else frozenset(),
+                partial=self.is_partial(node),
+                backward=phase_of(node) is not None,
+            )
+        )
+
+    def note_rows(self, node: Node, nest: Nest) -> None:
+        """Names what has a cell for each row of what a softmax or a norm makes: reading that is
+        how a later loop reads the row's sums."""
+        made = node.results[0]
+        if nest.row == 1 or not isinstance(node.op, t.Softmax | t.Normalize):
+            return
+        axes = t.reduced_axes(node.op)
+        kept = tuple(1 if a in axes else n for a, n in enumerate(nest.shape))
+        if made.type.shape == nest.shape and prod(kept) == nest.cells:
+            self.rows[made] = Value(f"{made.name}/row", made.type.with_shape(kept))
+
+    def is_partial(self, node: Node) -> bool:
+        """Whether a reduction's results are reduced further, by the same function."""
+        match node.op, [n.op for n in self.flow.read_by(node.results[0])]:
+            case t.Reduce(fn), [t.Reduce(again)]:
+                return fn == again
+            case _:
+                return False
+
+    def put(self, launch: Launch) -> None:
+        self.loops.append(launch)
+        self.stored |= launch.writes
+        for v in launch.writes:
+            self.see_again(v)
+
+    def settle(self, v: Value) -> None:
+        """Has `v` in memory: as a view of what is there, where strides can say it."""
+        node = self.flow.maker(v)
+        if v in self.stored or node is None or isinstance(node.op, GENERATORS):
+            return
+        base = self.base(v)
+        lies = None if base == v or self.flow.is_generated(base) else self.lies(v, base)
+        if lies is None or 0 in wide_strides(lies):
+            self.store(node)
+        else:
+            self.settle(base)
+            self.viewed[v] = None
+
+    def base(self, v: Value) -> Value:
+        """What a layout result is made of: what is in memory, or else no layout result."""
+        while v not in self.stored:
+            node = self.flow.maker(v)
+            if node is None or not isinstance(node.op, t.LAYOUT):
+                break
+            v = node.op.operands[0]
+        return v
+
+    def lies(self, v: Value, base: Value) -> Strided | None:
+        """How a layout result lies in what it is made of, if strides can say it."""
+        if v == base:
+            return packed(base.type)
+        node = self.flow.maker(v)
+        assert node is not None, "layout ops make all between a value and its base"
+        x = self.lies(node.op.operands[0], base)
+        return None if x is None else viewed(x, node.op)
+
+    # -- library calls
+
+    def attached(self, node: Node) -> tuple[int, ...]:
+        """The places of a call's node and of what the call does before and after."""
+        flow = self.flow
+        found = {flow.makers[v] for v in node.results}
+        if (bias := bias_of(flow, node, self.stored)) is not None:
+            found.add(bias)
+        if isinstance(node.op, t.Matmul) and node.op.b not in self.stored:
+            weight = flow.maker(node.op.b)
+            before = self.closure(weight) if weight else ()
+            if before and is_unpacking(flow, [flow.nodes[i] for i in before], node):
+                found.update(before)
+        return tuple(sorted(found))
+
+    def call(self, node: Node, members: tuple[int, ...]) -> None:
+        """A library call with all that it computes: its operands are in memory."""
+        nodes = [self.flow.nodes[i] for i in members]
+        made = {v for n in nodes for v in n.results}
+        read = dict.fromkeys(x for n in nodes for x in n.op.operands if x not in made)
+        if not (node.op.contraction or node.op.control):  # which repeats what is generated
+            read = [x for x in read if not self.flow.is_generated(x)]
+        for x in read:
+            self.settle(x)
+        self.put(
+            Launch(
+                loops=(len(self.loops),),
+                members=members,
+                writes=frozenset(nodes[-1].results),
+                reads=frozenset(read),
+                library=True,
+                backward=phase_of(nodes[-1]) is not None,
+            )
+        )
