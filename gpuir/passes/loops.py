@@ -12,6 +12,7 @@ from gpuir.passes.flow import GENERATORS, Flow
 from gpuir.passes.launches import Fusion, Launch
 from gpuir.passes.manager import Pass
 from gpuir.passes.storage import Storage
+from gpuir.passes.trips import taken_apart
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Writer:
         node = self.flow.nodes[launch.members[0]]
         if node.op.control:
             op = within(node.op, self.options.run, b.folded)
+            if isinstance(op, t.Loop):
+                op = replace(op, body=taken_apart(op.body))
             b.put(Node(op, node.results, node.locs))
         else:
             b.put(self.fused(launch.members, (launch.writes & wanted) or launch.writes))

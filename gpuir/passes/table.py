@@ -26,13 +26,15 @@ from gpuir.passes.sink import Sink
 from gpuir.passes.split import Split
 from gpuir.passes.split_sums import SplitSums
 from gpuir.passes.tile import TilePass
+from gpuir.passes.widen import Widen
 
 PASSES: dict[str, type[Pass]] = {
     p.name: p
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Bmm, ChannelsLast, Fuse, FuseLoops, SplitSums, Split, Legalize, TilePass, Annotate),
+        *(Bmm, ChannelsLast, Fuse, FuseLoops, Widen, SplitSums, Split),
+        *(Legalize, TilePass, Annotate),
     )
 }
 

@@ -1,0 +1,31 @@
+"""The bodies of launches, taken apart and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ops import tensor as t
+
+
+def needed(
+    nodes: Sequence[Node], wanted: Iterable[Value], given: AbstractSet[Value]
+) -> tuple[Node, ...]:
+    """The nodes that `wanted` is computed by from what is `given`, in order."""
+    live = {*wanted} - given
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if not live.isdisjoint(node.results):
+            found.append(node)
+            live |= {*node.op.operands} - given
+    return tuple(reversed(found))
+
+
+def launch(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
+    """Nodes as one launch, what comes twice among them (a constant) once."""
+    nodes, results = tuple(dict.fromkeys(nodes)), tuple(results)
+    made = {v for n in nodes for v in n.results}
+    args = tuple(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
+    locs = tuple(dict.fromkeys(loc for n in nodes for loc in n.locs))
+    return Node(t.Fused(args, Graph(Level.graph, "", args, (), nodes, results)), results, locs)

@@ -1,0 +1,195 @@
+"""What a product's own kernel can do to its operands and its result on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuir.ir.build import begin, within
+from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.phases import phase_of
+from gpuir.ops import tensor as t
+from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.passes.bodies import launch, needed
+from gpuir.passes.fuse import GENERATORS, KINDS, weights
+from gpuir.passes.manager import Pass
+
+FREE = (*GENERATORS, *t.LAYOUT)  # what several launches may do
+
+
+@dataclass(frozen=True)
+class Widen(Pass):
+    """Gives the launch of a product what its kernel can do besides: the dequantisation of a weight
+    that it alone reads, and the pointwise ops with which all that read its result begin, as many as
+    leave one tensor in memory, no larger if it is read again. What these read through reshapes and
+    the like becomes views; a launch of which nothing is left is gone.
+
+    `fuse` does so as it goes; this is for after a pass that fuses loops, as in a compiler that
+    writes products itself: Inductor's templates (torch/_inductor/config.py, epilogue_fusion and
+    prologue_fusion under max_autotune).
+    """
+
+    name = "widen"
+    takes = gives = Level.fused
+
+    def run(self, g: Graph) -> Graph:
+        b = begin(g, Level.fused)
+        g = unpacked_for_products(g)
+        while (wider := after_products(g)).nodes != g.nodes:
+            g = wider  # what is left of a reader may be another's to do
+        for node in g.nodes:
+            if node.op.control:
+                node = replace(node, op=within(node.op, self.run, b.folded))
+            b.put(node)
+        return b.finish(g.outputs)
+
+
+def inside(node: Node) -> tuple[Node, ...]:
+    return node.op.body.nodes if isinstance(node.op, t.Fused) else ()
+
+
+def is_product(node: Node) -> bool:
+    """Whether a launch is a contraction, whose one result its kernel can go on with."""
+    found = any(isinstance(n.op, KINDS["contraction"]) for n in inside(node))
+    return found and len(node.results) == 1 and is_plain(node)
+
+
+def is_plain(node: Node) -> bool:
+    """Whether a launch's body calls what it reads by the names of the graph."""
+    return isinstance(node.op, t.Fused) and node.op.args == node.op.body.inputs
+
+
+# ---- before
+
+
+def unpacked_for_products(g: Graph) -> Graph:
+    """Products that unpack the weights that they alone read."""
+    uses, params = g.uses(), {*g.params}
+    makers = {
+        n.results[0]: n
+        for n in g.nodes
+        if is_unpacking(n, params) and len(uses.get(n.results[0], ())) == 1
+    }
+    for v in g.outputs:
+        makers.pop(v, None)
+    gone: set[Value] = set()
+    nodes: list[Node] = []
+    for node in g.nodes:
+        read = [w for n in inside(node) if n.op.contraction for w in weights(n.op)]
+        found = [makers[w] for w in read if w in makers and is_product(node)]
+        if found:
+            gone.update(maker.results[0] for maker in found)
+            before = [n for maker in found for n in inside(maker)]
+            node = launch((*before, *inside(node)), node.results)
+        nodes.append(node)
+    return replace(g, nodes=tuple(n for n in nodes if gone.isdisjoint(n.results)))
+
+
+def is_unpacking(node: Node, params: set[Value]) -> bool:
+    """Whether a launch makes a weight from params of no more bits a number, by pointwise ops and
+    layout alone."""
+    ops = [n.op for n in inside(node)]
+    if len(node.results) != 1 or not is_plain(node) or not params >= {*node.op.operands}:
+        return False
+    simple = all(isinstance(op, (*t.POINTWISE, *FREE)) for op in ops)
+    stored = max(node.op.operands, key=lambda v: v.type.size, default=None)
+    if not simple or stored is None or not any(isinstance(op, t.POINTWISE) for op in ops):
+        return False
+    return stored.type.dtype.bits <= node.results[0].type.dtype.bits
+
+
+# ---- after
+
+
+def after_products(g: Graph) -> Graph:
+    """Products that do what all their readers begin with, in the place of the first of these."""
+    places = {v: i for i, n in enumerate(g.nodes) for v in n.results}
+    launches = [[node] for node in g.nodes]
+    views = {v for node in g.nodes if is_layout(node) for v in node.results}
+    uses, outputs = g.uses(), {*g.outputs}
+    for node in g.nodes:
+        if not is_product(node) or outputs & {*node.results}:
+            continue
+        (v,) = node.results
+        at = [places[r.results[0]] for r in uses.get(v, ())]
+        if any(v in x.op.operands for i in at for x in launches[i][:-1]):
+            continue  # another product reads it by now
+        found = moved(node, [launches[i][-1] for i in at]) if all(launches[i] for i in at) else None
+        if found is None:
+            continue
+        ahead, *rests = found
+        ahead = [x for x in ahead if views.isdisjoint(x.results)]
+        views.update(w for x in ahead if is_layout(x) for w in x.results)
+        rests[0] = ahead + rests[0]
+        launches[places[v]] = []
+        for i, rest in zip(at, rests, strict=True):
+            launches[i][-1:] = rest
+    return replace(g, nodes=tuple(node for some in launches for node in some))
+
+
+def is_layout(node: Node) -> bool:
+    return all(isinstance(n.op, t.LAYOUT) for n in inside(node))
+
+
+def moved(product: Node, readers: Sequence[Node]) -> list[list[Node]] | None:
+    """The product with all that may move to it from its readers, behind the views that it then
+    reads; then what is left of each reader. None if nothing may."""
+    if any(not is_plain(r) or any(n.op.contraction for n in inside(r)) for r in readers):
+        return None
+    if not readers or any(phase_of(r) != phase_of(product) for r in readers):
+        return None
+    (v,) = product.results
+    first, *others = (followers(v, inside(r)) for r in readers)
+    for end in reversed(first):
+        rests = [left(r, v, end) for r in readers]
+        if any(rest is None for rest in rests) or not all(end in x for x in others):
+            continue
+        if end.type.nbytes > v.type.nbytes and any(rests):
+            continue  # more would be read again than was
+        after = needed(inside(readers[0]), [end], {v})
+        own = [n for n in after if not isinstance(n.op, t.LAYOUT)]
+        read = {w for n in own for w in n.op.operands}
+        looked_at = [n.results[0] for n in after if n not in own and n.results[0] in read]
+        ahead = [launch(needed(after, [w], set()), [w]) for w in looked_at]
+        both = launch((*inside(product), *own), [end])
+        return [[*ahead, both], *(rest for rest in rests if rest is not None)]
+    return None
+
+
+def left(reader: Node, v: Value, end: Value) -> list[Node] | None:
+    """The launch that is left of a reader of `v` when `end` is in memory, if any; None where it
+    would read `v` too, or do again what leads to `end`."""
+    nodes, kept = inside(reader), [w for w in reader.results if w != end]
+    rest = needed(nodes, kept, {end})
+    twice = {*rest} & {*needed(nodes, [end], {v})}
+    if any(v in n.op.operands for n in rest) or not all(isinstance(n.op, FREE) for n in twice):
+        return None
+    return [launch(rest, kept)] if rest else []
+
+
+def followers(v: Value, nodes: Sequence[Node]) -> list[Value]:
+    """What pointwise ops make of `v`, cell by cell, and of what else there is for a product's
+    kernel: tensors in memory, views of them that keep the order, and what pointwise ops make of
+    those."""
+    made = {w for n in nodes for w in n.results}
+    read = {w for n in nodes for w in n.op.operands}
+    lies: dict[Value, Strided] = {w: packed(w.type) for w in read - made - {v}}
+    there, followed = {*lies}, {v}
+    found: list[Value] = []
+    for n in nodes:
+        w = n.results[0]
+        if not there | followed >= {*n.op.operands}:
+            continue
+        if isinstance(n.op, t.LAYOUT):
+            x = lies.get(n.op.operands[0])
+            view = None if x is None else viewed(x, n.op)
+            if view is not None and view.flags.c_contiguous:
+                lies[w] = view
+                there.add(w)
+        elif isinstance(n.op, (*t.POINTWISE, *GENERATORS)):
+            if followed.isdisjoint(n.op.operands):
+                there.add(w)
+            elif w.type.shape == v.type.shape:
+                followed.add(w)
+                found.append(w)
+    return found
