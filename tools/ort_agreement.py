@@ -74,6 +74,7 @@ class Agreement:
     ours: Groups = field(default_factory=Groups)
     kinds: dict[str, str] = field(default_factory=dict[str, str])  # operator of each node
     nodes: int = 0  # of the optimised graph, those that reshape left out
+    copies: int = 0  # gpuir's launches for transposes that a model's one became
     problem: str = ""
 
     def groups(self, side: Groups) -> dict[str, frozenset[str]]:
@@ -89,16 +90,22 @@ class Agreement:
         return sum(a[n] == b[n] for n in self.kinds) / max(len(self.kinds), 1)
 
     @property
-    def pairs(self) -> float:
+    def shared(self) -> tuple[int, int]:
+        """Pairs of nodes that share a launch on both sides, and those of each side added up."""
         a, b = (
             {p for g in set(self.groups(s).values()) for p in combinations(sorted(g), 2)}
             for s in (self.ort, self.ours)
         )
-        return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
+        return len(a & b), len(a) + len(b)
+
+    @property
+    def pairs(self) -> float:
+        both, each = self.shared
+        return 2 * both / each if each else 1.0
 
     @property
     def counts(self) -> tuple[int, int]:
-        return self.nodes, len(set(self.ours.values()))
+        return self.nodes, len(set(self.ours.values())) + self.copies
 
     def differences(self) -> Counter[str]:
         """What differs, as text: onnxruntime's group of operators, then gpuir's."""
@@ -141,7 +148,7 @@ def compare_model(
             node.name = f"n{i}"
         optimised = optimise(model, level, cpu)
         ort, own = of_optimised(model.graph, optimised.graph)
-        ours = of_launches(model, profile)
+        ours, result.copies = of_launches(model, profile)
     except GpuirError as error:
         result.problem = " ".join(str(error).split())[:100]
         return result
@@ -149,7 +156,9 @@ def compare_model(
         result.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         return result
     for node in model.graph.node:
-        if node.op_type not in SHAPE_ONLY and (node.name in own or node.name in ours):
+        inlined = node.op_type in ("If", "Loop") and node.name not in own
+        left_out = inlined or node.op_type in SHAPE_ONLY
+        if not left_out and (node.name in own or node.name in ours):
             result.kinds[node.name] = node.op_type
     result.nodes = sum(n.op_type not in SHAPE_ONLY for n in optimised.graph.node)
     result.ort = {n: g for n, g in ort.items() if n in result.kinds}
@@ -201,8 +210,9 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
     """The node of the optimised graph that computes each node of the model's graph, and the model
     nodes that are such a node themselves.
 
-    A fused node has the name of one it was made of, or writes what the last of them wrote; what it
-    reads shows where it begins. What a reshape that onnxruntime added writes, the node ahead of it
+    A fused node has the name of one it was made of, or writes what the last of them wrote, or what
+    is called after them; what it reads shows where it begins. A Gemm is called after the product,
+    whose sum is its own too. What a reshape that onnxruntime added writes, the node ahead of it
     computes.
     """
     producer = {v: n for n in graph.node for v in n.output if v}
@@ -226,8 +236,13 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
             groups[name] = i
     for i, n in enumerate(nodes):
         for v in n.output:
-            if v in producer:
-                groups.setdefault(producer[v].name, computes(i))
+            if v in names or v in producer:
+                groups.setdefault(v if v in names else producer[v].name, computes(i))
+    products = [n for n in graph.node if n.op_type == "MatMul" and n.name in groups]
+    reader = {v: n for n in graph.node for v in n.input}
+    for n in products:
+        if nodes[groups[n.name]].op_type == "Gemm" and n.output[0] in reader:
+            groups.setdefault(reader[n.output[0]].name, groups[n.name])
     own = set(groups)
     give_twins(graph, groups)
     for i, n in enumerate(nodes):
@@ -291,9 +306,10 @@ def constant(graph: Any) -> set[str]:
     return found
 
 
-def of_launches(model: Any, profile: str) -> Groups:
-    """gpuir's launch that each model node is in, but for constants that several launches repeat.
-    Views are none. What a shape depends on of the data is taken as zero."""
+def of_launches(model: Any, profile: str) -> tuple[Groups, int]:
+    """gpuir's launch that each model node is in, but for constants that several launches repeat;
+    and how many launches there are besides for transposes that were moved, and became several on
+    the way. Views are no launches. What a shape depends on of the data is taken as zero."""
     values: dict[str, Any] = {}
     while True:
         try:
@@ -313,14 +329,17 @@ def of_launches(model: Any, profile: str) -> Groups:
         fused = graph if graph.level == Level.fused else fused
     views = {v.name for n in graph.nodes if isinstance(n.op, k.View) for v in n.results}
     groups: Groups = {}
+    transposes: list[int] = []
     for i, launch in enumerate(fused.nodes):
         if launch.results and launch.results[0].name in views:
             continue
         body = launch.op.body.nodes if isinstance(launch.op, t.Fused) else (launch,)
         for loc in (loc for n in body if not isinstance(n.op, GENERATORS) for loc in n.locs):
             groups[loc.rpartition(":")[2].split("/")[0]] = i
+            transposes += [i] if all(isinstance(n.op, t.Transpose) for n in body) else []
+    copies = len(set(transposes) - set(groups.values()))
     give_twins(model.graph, groups)
-    return groups
+    return groups, copies
 
 
 def main() -> int:
@@ -354,9 +373,11 @@ def main() -> int:
     if found:
         same = sum(r.same * len(r.kinds) for r in found) / sum(len(r.kinds) for r in found)
         ratio = sum(r.counts[1] for r in found) / sum(r.counts[0] for r in found)
+        both, each = (sum(r.shared[i] for r in found) for i in (0, 1))
         print(
             f"{len(found)} models: {same:.1%} of the nodes, {np.mean([r.same for r in found]):.1%} "
-            f"by model; count {ratio:.3f}; pairs {np.mean([r.pairs for r in found]):.3f} by model"
+            f"by model; count {ratio:.3f}; pairs {2 * both / max(each, 1):.3f}, "
+            f"{np.mean([r.pairs for r in found]):.3f} by model"
         )
     if options.nodes:
         for text, n in differences.most_common(60):

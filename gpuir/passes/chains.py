@@ -83,7 +83,11 @@ CONDITIONS: dict[str, tuple[str, Callable[[Others, Value], bool]]] = {
     "32bit": ("is of a result with at most 32 bits", lambda _, y: y.type.dtype.bits <= 32),
     "3d": ("is of a result with three axes", lambda _, y: y.type.rank == 3),
 }
-OF_WEIGHTS = {"weight": "is computed from weights alone", "number": "is a number that is known"}
+OF_NODE = {
+    "weight": "is computed from weights alone",
+    "number": "is a number that is known",
+    "second": "is the second one",
+}
 
 Step = tuple[str, tuple[str, ...]]
 
@@ -91,7 +95,7 @@ Step = tuple[str, tuple[str, ...]]
 def steps(chain: tuple[str, ...]) -> tuple[Step, ...]:
     """A chain's ops, each with its conditions. UsageError for an op or a condition that there is
     not."""
-    known = (*CONDITIONS, *OF_WEIGHTS)
+    known = (*CONDITIONS, *OF_NODE)
     found: list[Step] = []
     for i, text in enumerate(chain):
         name, *conditions = text.split(":")
@@ -196,15 +200,20 @@ class _Units:
         whole = tuple(v for v in operands if v.type.shape == result.type.shape)
         owns = (whole or operands) if own is None else (own,)
         return any(
-            all(self.holds(c, tuple(v for v in operands if v != one), result) for c in conditions)
+            all(self.holds(c, node, tuple(v for v in operands if v != one)) for c in conditions)
             for one in owns
         )
 
-    def holds(self, condition: str, others: Others, result: Value) -> bool:
-        if condition in OF_WEIGHTS:
-            small = condition == "weight" or all(v.type.size == 1 for v in others)
-            return small and self.known.issuperset(others)
-        return CONDITIONS[condition][1](others, result)
+    def holds(self, condition: str, node: Node, others: Others) -> bool:
+        match condition:
+            case "second":
+                return others == node.op.operands[1:]
+            case "number" if not all(v.type.size == 1 for v in others):
+                return False
+            case "number" | "weight":
+                return self.known.issuperset(others)
+            case _:
+                return CONDITIONS[condition][1](others, node.results[0])
 
     def merge(self, found: list[int]) -> None:
         first, *rest = found

@@ -592,7 +592,7 @@ class _Recognizer(AttentionMatcher):
             match self.op(y), name:
                 case t.Normalize(x, _, None, None) as op, "scale" if self.is_affine(w, x):
                     return replace(op, scale=w)
-                case t.Normalize(x, _, _, None) as op, "bias" if self.is_affine(w, x):
+                case t.Normalize(x, _, _, None, center=True) as op, "bias" if self.is_affine(w, x):
                     return replace(op, bias=w)
                 case _:
                     pass

@@ -150,7 +150,7 @@ def test_documented_fusions(name: str):
     for node, called in zip(model.graph.node, kinds, strict=True):
         node.name = called
     launches: dict[int, list[str]] = {}
-    for called, launch in agreement().of_launches(model, "tensorrt").items():
+    for called, launch in agreement().of_launches(model, "tensorrt")[0].items():
         launches.setdefault(launch, []).append(called)
     order = list(kinds)
     groups = sorted((sorted(g, key=order.index) for g in launches.values()), key=lambda g: g[0])
