@@ -117,10 +117,21 @@ def pretended_gpu() -> Iterator[None]:
             f"{interface}.get_compute_capability": staticmethod(lambda device=None: 80),
             "torch._inductor.scheduler.has_triton": lambda: True,
             "torch._C._select_conv_backend": lambda *args, **kwargs: cudnn,
+            "torch._C._conv_determine_backend_memory_format": convolved_format,
         }.items():
             stack.enter_context(mock.patch(name, value))
         yield
     DeviceProperties.create.cache_clear()
+
+
+def convolved_format(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """How cuDNN's convolution lays its result out: channels last, if either operand is.
+    (aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format.)"""
+    plain = torch.contiguous_format
+    if x.dtype == torch.float64 or weight.dim() not in (4, 5):
+        return plain
+    formats = map(torch._prims_common.suggest_memory_format, (x, weight))
+    return next((found for found in formats if found != plain), plain)
 
 
 def inductor_kernels(
@@ -130,6 +141,7 @@ def inductor_kernels(
     from torch._functorch import config as functorch
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import decompositions
 
     found: list[list[Kernel]] = []
 
@@ -151,6 +163,7 @@ def inductor_kernels(
             torch.set_grad_enabled(train),
             warnings.catch_warnings(),
             config.patch(force_disable_caches=True),
+            mock.patch.dict(decompositions, {torch.ops.aten.native_group_norm.default: group_norm}),
             functorch.patch(force_non_lazy_backward_lowering=True),
         ):
             warnings.simplefilter("ignore")
@@ -177,6 +190,21 @@ def attention(
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         q, k, v, mask, grad, p, causal, scale=rest.get("scale")
     )[0]
+
+
+def group_norm(
+    x: Any, weight: Any, bias: Any, n: int, channels: int, cells: int, groups: int, eps: float
+) -> tuple[Any, Any, Any]:
+    """The steps of a group norm on CUDA; on the CPU PyTorch scales weights by the deviations first
+    (torch/_refs, native_group_norm)."""
+    grouped = x.reshape(n, groups, channels // groups, cells)
+    variance, mean = torch.var_mean(grouped, dim=[2, 3], unbiased=False, keepdim=True)
+    deviation = torch.rsqrt(variance + eps)
+    y = ((grouped - mean) * deviation).view(x.shape)
+    ends = [1] * (x.dim() - 2)
+    y = y if weight is None else y * weight.view(channels, *ends)
+    y = y if bias is None else y + bias.view(channels, *ends)
+    return y, mean.reshape(n, groups), deviation.reshape(n, groups)
 
 
 def scheduled(
@@ -433,12 +461,18 @@ def compared(
         ours = gpuir_kernels(load(program).graph, load_profile(profile).passes)
         theirs = [x for part in inductor_kernels(program) for x in part]
     views = {n.name for n in program.graph.nodes if n.op == "call_function" and is_view(n)}
-    known = frozenset[str]().union(*(x.ops for x in ours)) - views  # the rest is folded
+    # what one of the two sides folds, or does by views, is in no kernel of it
+    known = frozenset.intersection(*(computed(side) for side in (ours, theirs))) - views
     return Agreement(
         name,
         tuple(Kernel(x.kind, x.ops & known) for x in theirs),
         tuple(Kernel(x.kind, x.ops & known) for x in ours),
     )
+
+
+def computed(kernels: Sequence[Kernel]) -> frozenset[str]:
+    """The model ops that some kernel computes."""
+    return frozenset[str]().union(*(x.ops for x in kernels))
 
 
 Case = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -583,7 +617,7 @@ FRESH: dict[str, Callable[[], Case]] = {
     "opt": language("OPT", "ForCausalLM", **OPT),
     "gemma": language("Gemma", "ForCausalLM", **LLAMA, head_dim=32),
     "gpt-neox": language("GPTNeoX", "ForCausalLM", "eager", **BERT, intermediate_size=1024),
-    "mamba": language("Mamba", "ForCausalLM", "eager", num_hidden_layers=2, hidden_size=256),
+    "bloom": language("Bloom", "ForCausalLM", "eager", n_layer=2, hidden_size=256, n_head=4),
     "deit": vision("deit_tiny_distilled_patch16_224"),
     "mixer": vision("mixer_s32_224"),
     "regnet": vision("regnety_004"),
