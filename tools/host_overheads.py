@@ -1,20 +1,27 @@
 """The host's numbers of the profile `eager`, from measurements, and how they hold up.
 
     python tools/host_overheads.py DATA
+    python tools/host_overheads.py --here
 
 DATA holds kernels/host_overheads.csv, kernels/dlrm_e2e.csv and neusight/model_ops.parquet. Printed
 are T1 to T4 as measured, what share of them current hosts take, and the [host] table of
 specs/profiles/eager.toml; then two checks against measured times of training iterations: the traced
 parts added up, and what gpuir's timeline says of DLRM on the machine that was traced. Needs
 gpuir[torch,eval].
+
+--here measures what of a host's time needs no GPU, on tiny tensors on this machine's CPU: what
+onnxruntime's executor takes for a node, what torch.compile's guards take for a param, what the
+Python that Inductor generates takes for a buffer. Needs gpuir[hf,onnx] and onnxruntime.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import platform
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -242,10 +249,99 @@ def derived(data: Path) -> dict[str, float]:
     return host(found, share, times.view[list(CURRENT)].mean())
 
 
+# ---------------------------------------------------------------------------- on this machine
+
+
+def least_us(call: Callable[[], object], runs: int = 200) -> float:
+    """Microseconds of a call: the least of 11 loops, since what else runs only adds."""
+    for _ in range(50):
+        call()
+    found: list[float] = []
+    for _ in range(11):
+        start = time.perf_counter()
+        for _ in range(runs):
+            call()
+        found.append(1e6 * (time.perf_counter() - start) / runs)
+    return min(found)
+
+
+def onnxruntime_us(nodes: int) -> float:
+    """A run of a chain of so many tiny pointwise nodes, unoptimised, by one thread."""
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    names = ["x", *(f"v{i}" for i in range(nodes))]
+    ops = cycle(("Sin", "Neg"))
+    chain = [helper.make_node(next(ops), [a], [b]) for a, b in pairwise(names)]
+    ends = (helper.make_tensor_value_info(v, TensorProto.FLOAT, [1]) for v in ("x", names[-1]))
+    graph = helper.make_graph(chain, "chain", [next(ends)], [next(ends)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    given = {"x": np.ones(1, np.float32)}
+    return least_us(lambda: session.run(None, given))
+
+
+def guarded_us(layers: int) -> tuple[int, float]:
+    """How many params a tiny Llama has, and what a compiled call of it takes whose graph does
+    nothing: guards, and the Python before the graph."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    def idle(module: Any, examples: Any) -> Callable[..., Any]:
+        results = module(*examples)
+        return lambda *_: results
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    model = LlamaModel(LlamaConfig(num_hidden_layers=layers, **sizes, **heads)).eval()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=idle)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    with torch.no_grad():
+        us = least_us(lambda: compiled(ids, use_cache=False), 50)
+    return sum(1 for _ in model.parameters()), us
+
+
+def buffer_us() -> float:
+    """A buffer allocated and freed as the Python that Inductor generates does."""
+    import torch
+    from torch._C._dynamo.guards import _empty_strided_cpu as empty
+
+    return least_us(lambda: empty((8, 8), (8, 1), torch.float32), 20_000)
+
+
+def here() -> None:
+    import onnxruntime
+    import torch
+
+    torch.set_num_threads(1)
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    few, many = onnxruntime_us(10), onnxruntime_us(410)
+    node = (many - few) / 400
+    print(f"onnxruntime {onnxruntime.__version__}: a node {node:.2f} us, a run {few - 10 * node:.1f}")
+    (p, a), (q, b) = guarded_us(2), guarded_us(12)
+    slope = (b - a) / (q - p)
+    call = a - p * slope
+    print(f"torch {torch.__version__}: guards {slope:.2f} us a param, {call:.0f} us a call")
+    print(f"a buffer of generated Python {buffer_us():.2f} us")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
-    parser.add_argument("data", type=Path, metavar="DATA", help="the folder of measurements")
-    data: Path = parser.parse_args().data
+    parser.add_argument("data", type=Path, metavar="DATA", nargs="?", help="the measurements")
+    parser.add_argument("--here", action="store_true", help="measure this machine instead")
+    given = parser.parse_args()
+    if given.here:
+        return here()
+    if given.data is None:
+        parser.error("give DATA, or --here")
+    data: Path = given.data
     overheads = pd.read_csv(data / "kernels/host_overheads.csv")
     times = event_times(pd.read_parquet(data / "neusight/model_ops.parquet"))
     found = parts(overheads)

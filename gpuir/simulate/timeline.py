@@ -123,10 +123,13 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
         profile = replace(profile, host=NO_HOST, copies=None, streams=1)
     into, back = copies(graph, profile, target)
     found = tuple(steps(graph) if profile.streams == 1 else _whole_ops(dependent(graph)))
-    result = run(found, profile, into, back)
+    params = sum(graph.role_of(v) in ("weight", "buffer") for v in graph.params)
+    result = run(found, profile, into, back, params=params)
     if all(x.between_s is None for x in result.launches):
         return result
-    low, high = (run(found, _doubted(profile, end), into, back, end).time_s for end in (0, 1))
+    low, high = (
+        run(found, _doubted(profile, end), into, back, end, params).time_s for end in (0, 1)
+    )
     return replace(result, interval=(low, high))
 
 
@@ -269,15 +272,16 @@ def run(
     into: Sequence[Copy] = (),
     back: Sequence[Copy] = (),
     end: int | None = None,
+    params: int = 0,
 ) -> Timeline:
     """The launches in order: each kernel starts when it has been launched and the one before it on
-    its stream has ended (Lin et al., TPDS 2024, algorithm 1).
+    its stream has ended (Lin et al., TPDS 2024, algorithm 1). The model has so many `params`.
 
     Copies go through memory that is not pinned: the host waits for each. With `end`, each kernel
     takes what that end of its interval says.
     """
     clock = _Clock(profile.host, profile.streams == 1, end)
-    clock.call()
+    clock.call(params=params)
     for copy in into:
         clock.copy(copy, profile)
     clock.go(found)
@@ -329,11 +333,12 @@ class _Clock:
             Marks(True, 0.0, gap_s=host.graph_s) if host.graph else Marks(False, host.launch_s)
         )
 
-    def call(self, lane: str = HOST) -> None:
+    def call(self, lane: str = HOST, params: int = 0) -> None:
         """Into the model, or over to another thread: its backward pass, its optimizer. Each is a
         function that is compiled, and captured, alone."""
         self.close()
-        start, self.now = self.now, self.now + self.host.call_s
+        start = self.now
+        self.now += self.host.call_s + params * self.host.param_s
         self.marks.other.append(Span(lane, "call", "call", start, self.now))
         self.lane, self.op, self.replaying = lane, None, False
 

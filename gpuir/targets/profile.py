@@ -51,7 +51,8 @@ class Host:
     end (T3). `before` is T2 of the ops that have a kernel of that kind, where it is not `before_s`;
     of several kinds the dearest counts. An op that launches nothing (a view) takes `empty_s`, a
     call of the model `call_s` before its first op, and so does one of its backward pass and one of
-    its optimizer; a trip of a loop of the model takes `trip_s`.
+    its optimizer; before the first comes `param_s` for each weight and buffer, what guards and
+    checks of arguments take; a trip of a loop of the model takes `trip_s`.
 
     With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
     `queue` launches may wait for the device before the host does. In 80 % of cases the host takes
@@ -66,6 +67,7 @@ class Host:
     empty_s: HostTime
     call_s: HostTime
     queue: Queue
+    param_s: HostTime = 0.0
     trip_s: HostTime = 0.0
     graph: bool = False
     graph_s: HostTime = 0.0

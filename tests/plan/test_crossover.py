@@ -58,11 +58,11 @@ def analyze(*args: str, status: int = 0) -> Result:
 
 
 def test_the_encoder_stops_being_host_bound_at_some_batch():
-    args = ("--dims", "seq=64", "--crossover", "batch", "--profile", "eager,cudagraph")
+    args = ("--dims", "seq=64", "--crossover", "batch", "--profile", "eager,ideal")
     found = json.loads(analyze(*args, "--format", "json").stdout)
     assert found["schema"] == "gpuir.crossover/1"
-    eager, graph = found["runs"]
-    assert graph["value"] == 1 and graph["host_bound_at"] is None
+    eager, ideal = found["runs"]
+    assert ideal["value"] == 1 and ideal["host_bound_at"] is None
     assert eager["value"] > 1
     bound = {x["value"]: x["host_bound"] for x in eager["tried"]}
     assert bound[eager["host_bound_at"]] and not bound[eager["value"]]

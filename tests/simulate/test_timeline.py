@@ -192,6 +192,17 @@ def test_a_long_loop_is_in_the_chain_as_who_decides_it():
     assert [s.lane for s in host] == ["host"]
 
 
+def test_params_are_checked_once_before_the_first_op():
+    """call 10 and 7 params of 2, T1 2, T2 5, T4 3: the first kernel at 34. Its backward pass is
+    another call, of 10, which checks nothing."""
+    checked = stack(replace(HOST, param_s=2 * US))
+    t = run([launch("a", 1), launch("b", 1, lane="autograd")], checked, params=7)
+    assert microseconds(t.starts) == [34, 58]  # T3 4, the call 10, T1 2, T2 5, T4 3
+    graph = encoder()
+    more = timeline(graph, checked).host_s - timeline(graph, stack()).host_s
+    assert more == pytest.approx(2 * US * len(graph.params))
+
+
 def test_what_a_trip_costs_the_executor_counts_for_loops_of_the_model_only():
     costly = stack(replace(HOST, trip_s=100 * US))
     body = [launch("a", 1), launch("b", 1)]
