@@ -19,6 +19,8 @@ class Limits(Protocol):
     def max_loops(self) -> int: ...
     @property
     def far(self) -> int: ...
+    @property
+    def aggressive(self) -> bool: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +165,8 @@ class Fusion:
             may = not passed & a.scattered and self.is_in_step(a, b, passed)
             return size(passed) if may else 0
         shared = size({at.leaf for at in a.indices & b.indices})
+        if self.limits.aggressive and not (a.is_reduction or b.is_reduction):
+            shared = shared or size(a.reads & b.reads)
         return shared if shared >= 10 and apart(a, b) <= self.limits.far else 0
 
     def is_in_step(self, a: Launch, b: Launch, passed: Iterable[Value]) -> bool:

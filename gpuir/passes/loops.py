@@ -29,12 +29,14 @@ class FuseLoops(Pass):
     Then which loops are one launch: those that pass a tensor on at the index it is written at, or
     read the same one at the same index, and run over as many cells (of a reduction: over all of
     them, or one a row), most shared bytes first, two reductions only over the same rows. `far`
-    loops apart nothing is fused for a shared read alone; `max_loops` bound a launch. A bias joins
-    its product unless pointwise loops alone read the result. Nothing joins a library call else.
+    loops apart nothing is fused for a shared read alone; `max_loops` bound a launch. `aggressive`
+    fuses pointwise loops that read other parts of one tensor too, as Inductor does if told to. A
+    bias joins its product unless pointwise loops alone read the result. Nothing joins a library
+    call else.
 
     (torch 2.13: torch/_inductor/graph.py, run_node; ir.py, StorageBox; scheduler.py, can_fuse and
     score_fusion; codegen/simd.py, can_fuse; fx_passes/post_grad.py, should_prefer_unfused_addmm;
-    the numbers are those of config.py.)
+    the numbers and aggressive_fusion are those of config.py.)
     """
 
     reads: int = 4
@@ -43,6 +45,7 @@ class FuseLoops(Pass):
     unroll: int = 8
     far: int = 64
     max_loops: int = 64
+    aggressive: bool = False
 
     name = "fuse_loops"
     takes = Level.graph
