@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
+from gpuir.cost.work import in_tf32
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import KernelOp, View
-from gpuir.ops.strides import VIEWED
-from gpuir.passes.annotate import Annotate, tf32_of
+from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
@@ -63,7 +63,7 @@ def _chosen(graph: Graph, profile: str | PathLike[str] | None) -> str | None:
     """The profile to run a graph under, by name or path; None for one that was lowered without."""
     given = None if profile is None else fspath(profile)
     if given is None:
-        default = "eager" if VIEWED in graph.assumed else "ort"
+        default = "eager" if graph.framework == "pytorch" else "ort"
         return graph.profile or (default if graph.level == Level.graph else None)
     name = load_profile(given).name
     late = graph.level > Level.graph and graph.profile is not None
@@ -175,7 +175,8 @@ def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
     if node.cost is None or not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
-    return explained(node.op, node.tile, target, node.cost, tf32=tf32_of(graph, node.op))
+    tf32 = in_tf32(node.op, graph.tf32 or "none")
+    return explained(node.op, node.tile, target, node.cost, tf32=tf32)
 
 
 def _elsewhere(graph: Graph, target: Target) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from gpuir.ir.types import TensorType, f32
 from gpuir.passes.table import pipeline
 from gpuir.text import parse, parse_passes, parse_schedule, show
 
-MLP = """costed @mlp for a100 {
+MLP = """costed @mlp of onnx for a100 under ort with tf32 none {
   in %x: f16[8, 1024]
   param %w: f16[1024, 4096]
   param %bias: f16[4096]
@@ -27,7 +27,7 @@ MLP = """costed @mlp for a100 {
 by="roofline@1", compute=2.15e-07, memory=5.45e-06, latency=4e-06; waves=0.3) \
 at "mlp.onnx:MatMul_3", "mlp.onnx:Add_4"
   folded at "mlp.onnx:Identity_5"
-  assumed "f32 products on the vector pipe"
+  assumed "3 trips, from the model"
   out %y
 }
 """
@@ -66,6 +66,14 @@ def test_roles_and_what_outputs_take_over():
     assert g.role_of(g.inputs[0]) == "gradient" and g.role_of(g.outputs[0]) == "activation"
 
 
+def test_what_a_graph_says_of_itself():
+    text = 'costed @g of pytorch for "a100+sms=9" under eager with tf32 conv {\n  out\n}\n'
+    g = parse(text)
+    assert (g.framework, g.target, g.profile, g.tf32) == ("pytorch", "a100+sms=9", "eager", "conv")
+    assert show(g) == text
+    assert show(parse("graph @of of onnx { out }")) == "graph @of of onnx {\n  out\n}\n"
+
+
 def test_schedule_round_trips():
     assert show(parse_schedule(SCHEDULE)) == SCHEDULE
 
@@ -91,6 +99,9 @@ REFUSED = {
     "": "unexpected the end of the text",
     "graph @g {": "unexpected the end of the text",
     "graf @g { out }": "unexpected 'graf'",
+    "graph @g of jax { out }": "no framework 'jax'",
+    "graph @g with tf32 some { out }": "no rule of TF32 'some'",
+    "graph @g with tf33 all { out }": "unexpected 'tf33'",
     graph("out %x", "out %x"): "nothing comes after `out`",
     graph('%y: f32[2] = t.map("relu", [%x])'): "there is no `out` line",
     graph("in %x: f32[3]", "out %x"): "%x is defined twice",

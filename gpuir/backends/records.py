@@ -28,6 +28,7 @@ def _report(s: Summary) -> dict[str, Any]:
     running = [x for x in s.kernels if x.runs]
     return {
         "model": s.model,
+        "framework": s.graph.framework,
         "target": {
             "name": s.device.name,
             "title": s.device.title,
@@ -37,6 +38,7 @@ def _report(s: Summary) -> dict[str, Any]:
             ],
         },
         "predictors": s.by,
+        "tf32": s.graph.tf32,
         "batch": s.batch,
         "profile": {
             "name": s.profile.name,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Loc, Node
+from gpuir.ir.graph import Graph, Level, Loc, Node, Tf32
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
+from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.targets.profile import profile_of
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 Status = Literal["modelled", "approximated", "opaque"]
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")
+# What a program's framework, and the rule of TF32, mean for its kernels.
+FRAMEWORKS: Mapping[str | None, str] = {
+    "pytorch": "slices and transposes are views, as in PyTorch, where the next kernel takes strides"
+}
+TF32: Mapping[Tf32, str] = {
+    "all": "f32 products in TF32",
+    "conv": "f32 convolutions in TF32, other f32 products on the vector pipe",
+    "none": "f32 products on the vector pipe, TF32 off",
+}
 
 
 class Number(Protocol):
@@ -318,7 +328,7 @@ def summarize(
         coverage=coverage,
         nodes=sum(s.nodes for s in coverage) + len(folded),
         folded=len(folded),
-        assumed=(*graph.assumed, *device.assumed, *run.profile.assumptions),
+        assumed=(*_assumed(graph, device), *run.profile.assumptions),
         warnings=warnings,
         batch=batch,
         memory=held or _memory(graph),
@@ -326,6 +336,18 @@ def summarize(
         graph=graph,
         explain=explain,
     )
+
+
+def _assumed(graph: Graph, device: Device) -> Iterator[str]:
+    """What was taken for granted, in words."""
+    if graph.framework in FRAMEWORKS:
+        yield FRAMEWORKS[graph.framework]
+    yield from graph.assumed
+    products = (n.op for n in graph.walk() if isinstance(n.op, k.KernelOp) and n.op.contraction)
+    has_tf32 = any(n.field == "flops_per_s.tensor.tf32" for n in device.numbers)
+    if graph.tf32 and has_tf32 and any(op.compute_dtype == f32 for op in products):
+        yield TF32[graph.tf32]
+    yield from device.assumed
 
 
 def _memory(graph: Graph) -> Memory:

@@ -11,7 +11,7 @@ import numpy as np
 from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Level, Loc, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 
@@ -364,6 +364,11 @@ class Emitter:
     def assume(self, text: str) -> None:
         """Something taken for granted, which the report must say."""
         self.scope.assumed.append(text)
+
+    def finish(self, outputs: Iterable[Value], over: Iterable[Value | None] | None = None) -> Graph:
+        """The whole program, with what was assumed on the way; `over` as in `Builder.finish`."""
+        self.builder.assumed += self.scope.assumed
+        return self.builder.finish(outputs, over)
 
 
 class UnknownValue(ModelError):

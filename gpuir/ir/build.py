@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Role, Value
+from gpuir.ir.graph import Framework, Graph, Level, Loc, Node, Op, Role, Tf32, Value
 from gpuir.ir.types import TensorType
 
 
@@ -62,11 +62,22 @@ class Builder:
         self.assumed: list[str] = []
         self.over: tuple[Value | None, ...] = ()
         self.roles: dict[str, Role] = {}
+        self.framework: Framework | None = None
         self.profile: str | None = None
+        self.tf32: Tf32 | None = None
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self.names = names or NameTable()
         self._producers: dict[Value, Node] = {}
+
+    def inherit(self, graph: Graph) -> None:
+        """Takes over what another graph says of itself: its roles, what its outputs take over, what
+        is folded and assumed, its framework, profile and rule of TF32."""
+        self.folded += graph.folded
+        self.assumed += graph.assumed
+        self.over = graph.over
+        self.roles.update(graph.roles)
+        self.framework, self.profile, self.tf32 = graph.framework, graph.profile, graph.tf32
 
     def capture(self, value: Value) -> Value:
         """An input that keeps an outer value's name: for a region whose names come from one table
@@ -152,21 +163,20 @@ class Builder:
             outputs=outputs,
             folded=_gone(self.folded, self.nodes),
             assumed=tuple(dict.fromkeys(self.assumed)),
+            framework=self.framework,
             target=self.target,
             profile=self.profile,
+            tf32=self.tf32,
             over=over if any(over) else (),
         )
         return replace(graph, roles=_kept(self.roles, graph))
 
 
 def begin(graph: Graph, level: Level) -> Builder:
-    """The start of another graph with the ends of this one: its inputs and params, what its first
-    outputs take over, its roles, its profile, and what is folded and assumed."""
+    """The start of another graph with the ends of this one: its inputs and params, and all that it
+    says of itself."""
     b = Builder(level, graph.name, graph.target)
-    b.folded += graph.folded
-    b.assumed += graph.assumed
-    b.over, b.profile = graph.over, graph.profile
-    b.roles.update(graph.roles)
+    b.inherit(graph)
     for v in graph.inputs:
         b.input(v.name, v.type)
     for v in graph.params:

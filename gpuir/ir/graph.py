@@ -14,6 +14,8 @@ from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
 
 Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
+Framework = Literal["onnx", "pytorch"]
+Tf32 = Literal["none", "conv", "all"]
 Role = Literal["weight", "buffer", "input", "gradient", "optimizer", "cache", "activation"]
 
 
@@ -138,9 +140,10 @@ class Graph:
 
     `params` are the weights: a name and a type, never data. `folded` are the model nodes that no
     node stands for any more. `assumed` says in words what was taken for granted (a trip count, a
-    data-dependent length); reports print it. `target` names the device from level `tiled` on, and
-    `profile` the software stack that a graph was lowered for. A region is a graph that sees only
-    its own inputs.
+    data-dependent length): for people, no code reads it. `framework` is what the program was
+    written in. `target` names the device from level `tiled` on, and `profile` the software stack
+    that a graph was lowered for. `tf32` says which products in f32 its costs take to run in
+    TF32: none, those of convolutions, or all. A region is a graph that sees only its own inputs.
 
     `over` is empty or goes along `outputs`: the input or param whose storage the output takes over
     (an updated cache, an optimiser's step), or None. `roles` names the values that hold something
@@ -156,8 +159,10 @@ class Graph:
     outputs: tuple[Value, ...] = ()
     folded: tuple[Loc, ...] = ()
     assumed: tuple[str, ...] = ()
+    framework: Framework | None = None
     target: str | None = None
     profile: str | None = None
+    tf32: Tf32 | None = None
     over: tuple[Value | None, ...] = ()
     roles: tuple[tuple[str, Role], ...] = ()
 

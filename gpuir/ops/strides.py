@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuir.ir.graph import Op
+from gpuir.ir.graph import Graph, Op
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
 Strided = NDArray[Any]  # of one byte each: its strides count elements
 
-# In `Graph.assumed` of a program of PyTorch, whose slices, transposes and reshapes move nothing
-# where strides can say them (PyTorch, Tensor Views), and whose elementwise, reducing, joining and
-# scattering kernels take any strides (aten/src/ATen/TensorIterator.h).
-VIEWED = "slices and transposes are views, as in PyTorch, where the next kernel takes strides"
+
+def has_views(g: Graph) -> bool:
+    """Whether a graph's slices, transposes and reshapes move nothing where strides can say them, as
+    in PyTorch (its documentation, Tensor Views), whose elementwise, reducing, joining and
+    scattering kernels take any strides (aten/src/ATen/TensorIterator.h)."""
+    return g.framework == "pytorch"
 
 
 @lru_cache(4096)

@@ -14,7 +14,6 @@ from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.plugins import blamed
-from gpuir.ir.types import f32
 from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
@@ -23,12 +22,6 @@ from gpuir.targets.profile import tf32_rule
 from gpuir.targets.target import Target
 
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
-
-TF32_WORDS = {
-    "all": "f32 products in TF32",
-    "conv": "f32 convolutions in TF32, other f32 products on the vector pipe",
-    "none": "f32 products on the vector pipe, TF32 off",
-}
 
 Costing = Callable[[k.KernelOp, "Tile | None"], Cost]
 
@@ -56,8 +49,7 @@ class Annotate(Pass):
         tf32 = tf32_rule(self.tf32, g)
         costed = cost_graph(g, costing(self.predictor, target, tf32, weights))
         _check_version(self.predictor, costed)
-        notes = assumptions(g, target, tf32)
-        return replace(costed, assumed=tuple(dict.fromkeys((*g.assumed, *notes))))
+        return replace(costed, tf32=tf32)
 
 
 def _check_version(predictor: str | Predictor, costed: Graph) -> None:
@@ -180,21 +172,3 @@ def _added(costs: Sequence[Cost], trips: int) -> tuple[float, float] | None:
         return None
     lows, highs = zip(*(i for i in intervals if i is not None), strict=True)
     return trips * sum(lows), trips * sum(highs)
-
-
-def assumptions(g: Graph, target: Target, tf32: str) -> list[str]:
-    """What costing took for granted, in words."""
-    has_tf32 = "tf32" in target.flops_per_s.tensor
-    products = any(
-        isinstance(n.op, k.KernelOp) and n.op.contraction and n.op.compute_dtype == f32
-        for n in g.walk()
-    )
-    if not (has_tf32 and products):
-        return []
-    return [TF32_WORDS[tf32]]
-
-
-def tf32_of(g: Graph, op: k.KernelOp) -> bool:
-    """Whether a costed graph took this kernel to run in TF32, if it is of f32."""
-    rules = [rule for rule, words in TF32_WORDS.items() if words in g.assumed]
-    return any(in_tf32(op, rule) for rule in rules)

@@ -10,7 +10,7 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import VIEWED
+from gpuir.ops.strides import has_views
 from gpuir.passes.manager import Pass
 
 Rule = Callable[[Op, Builder], Op | Value | None]
@@ -19,7 +19,7 @@ Rule = Callable[[Op, Builder], Op | Value | None]
 @dataclass(frozen=True)
 class Canonicalize(Pass):
     """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
-    of transposes and of slices. In a program of PyTorch (`VIEWED`) a pointwise op reads what is
+    of transposes and of slices. In a program of PyTorch a pointwise op reads what is
     broadcast for it where it lies. Later passes see better after it; none relies on it. Without
     `layouts` each layout op stays the model's own, as a stack runs it that does not join them;
     without `neutral` so does x * 1, which a program run op by op computes all the same."""
@@ -37,7 +37,7 @@ class Canonicalize(Pass):
         )
         rules = [r for r in RULES if r not in left_out]
         simpler = rewrite(g, lambda n, b: simplify(n, b, rules))
-        if VIEWED in g.assumed:
+        if has_views(g):
             simpler = rewrite(simpler, read_unexpanded)
         return prune(merge_equal(simpler))
 

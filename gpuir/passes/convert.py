@@ -133,10 +133,7 @@ class _Retyped:
 
     def graph(self, g: Graph) -> Graph:
         b = Builder(g.level, g.name, g.target)
-        b.folded += g.folded
-        b.assumed += g.assumed
-        b.profile = g.profile
-        b.roles.update(g.roles)
+        b.inherit(g)
         b.reserve(v.name for n in g.nodes for v in n.results)
         new: dict[Value, Value] = {}
         for v in g.inputs:

@@ -11,7 +11,7 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import VIEWED, Strided, apart, packed, viewed
+from gpuir.ops.strides import Strided, apart, has_views, packed, viewed
 from gpuir.passes.manager import Pass
 
 
@@ -21,7 +21,7 @@ class Legalize(Pass):
     where every byte can stay in its place, else into copies.
 
     A view is free when the strides allow it and all its readers take strides: only the operands of
-    matrix products and attention do, and in a program of PyTorch (`VIEWED`) those of pointwise,
+    matrix products and attention do, and in a program of PyTorch those of pointwise,
     reducing and joining kernels. A transpose that alone reads a product's result is written by that
     kernel in its own order, unless `absorb` is false: then it is a copy, as where each operator of
     a program is run by itself. With `strides` false operators give each other packed tensors, as in
@@ -39,7 +39,7 @@ class Legalize(Pass):
     gives = Level.kernel
 
     def run(self, g: Graph) -> Graph:
-        return _Legalizer(g, VIEWED in g.assumed and self.strides, self).run()
+        return _Legalizer(g, has_views(g) and self.strides, self).run()
 
 
 class _Legalizer:
@@ -102,6 +102,8 @@ class _Legalizer:
             return self.layout(node, op)
         if (view := self.of_this_trip(op)) is not None:
             return view
+        if is_joined(op):
+            return k.View(op.args, body)
         if any(isinstance(o, NORMAL) for o in ops):
             return k.Reduce(op.args, body)
         if any(isinstance(o, t.POINTWISE) for o in ops) and all(isinstance(o, MIXED) for o in ops):
@@ -344,6 +346,11 @@ def repeated(body: Graph, carried: int) -> Graph:
         return replace(node, op=replace(op, between=traffic - sum(v.type.nbytes for v in own)))
 
     return replace(body, nodes=tuple(map(told, body.nodes)))
+
+
+def is_joined(op: t.Fused) -> bool:
+    """Whether a group is tensors that lie side by side."""
+    return all(isinstance(n.op, t.Concat) and n.op.in_place for n in op.body.nodes)
 
 
 def is_view(node: Node) -> bool:

@@ -11,7 +11,6 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import VIEWED
 from gpuir.plan.outcome import Outcome
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.target import Target
@@ -248,7 +247,8 @@ def other_stacks(case: Case) -> Iterator[Change]:
     }
     profile = case.now.timeline.profile
     for name in STACKS.get(profile.name, STACKS.get(profile.base, ())):
-        if name == "tensorrt" and (VIEWED in case.graph.assumed or case.target.vendor != "NVIDIA"):
+        of_torch = case.graph.framework == "pytorch"
+        if name == "tensorrt" and (of_torch or case.target.vendor != "NVIDIA"):
             continue
         if name == "cudagraph" and case.target.is_cpu:
             continue

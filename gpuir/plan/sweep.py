@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -11,7 +11,7 @@ from gpuir.cost.table import Predictor
 from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work, in_tf32, work_of
 from gpuir.ir.errors import ModelError
-from gpuir.ir.graph import Graph, Node
+from gpuir.ir.graph import Graph, Node, Tf32
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.passes.annotate import Costing, cost_graph, costing
@@ -197,7 +197,7 @@ def sweep(
     )
 
 
-def _works(g: Graph, rule: str) -> dict[Path, Work]:
+def _works(g: Graph, rule: Tf32) -> dict[Path, Work]:
     """What each kernel with a loop nest does."""
     return {
         path: work_of(node.op, in_tf32(node.op, rule))
@@ -207,7 +207,7 @@ def _works(g: Graph, rule: str) -> dict[Path, Work]:
 
 
 def _point(
-    device: _Device, g: Graph, works: Mapping[Path, Work], rule: str, dims: Dims, items: int
+    device: _Device, g: Graph, works: Mapping[Path, Work], rule: Tf32, dims: Dims, items: int
 ) -> Point:
     run = outcome(device.costed(g, works, rule), device.target, items)
     memory = run.memory
@@ -236,7 +236,7 @@ class _Device:
         self.tiles: dict[Work, Tile] = {}
         self.costs: dict[str, Costing] = {}
 
-    def costed(self, g: Graph, works: Mapping[Path, Work], rule: str) -> Graph:
+    def costed(self, g: Graph, works: Mapping[Path, Work], rule: Tf32) -> Graph:
         """The graph as `tile` and `annotate` would make it."""
         new = {work: "/".join(path) for path, work in works.items() if work not in self.tiles}
         self.tiles |= best_tiles(new, self.target)
@@ -245,9 +245,9 @@ class _Device:
             return self.tiles[works[path]]
 
         tiled = apply(g, Schedule(g.name, self.target.name, ()), choose)
-        return cost_graph(tiled, self.costing(g, rule))
+        return replace(cost_graph(tiled, self.costing(g, rule)), tf32=rule)
 
-    def costing(self, g: Graph, rule: str) -> Costing:
+    def costing(self, g: Graph, rule: Tf32) -> Costing:
         """The predictor; on a CPU one for each graph, whose weights its caches hold."""
         if self.target.is_cpu:
             return costing(self.predictor, self.target, rule, frozenset(g.params))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph
+from gpuir.ir.graph import Graph, Tf32
 from gpuir.ir.plugins import installed
 from gpuir.targets.spec import (
     Kind,
@@ -34,7 +34,7 @@ Doubt = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 
 Share = Annotated[float, Quantity("", 1e-3, 1)]
 _NO_TEXT: Table[str] = Table()
 _NO_TIMES: Table[HostTime] = Table()
-TF32 = ("none", "conv", "all")
+TF32 = get_args(Tf32)
 KINDS = (  # of kernels that are launched, as `gpuir.ops.kernel` names them
     *("gemm", "conv", "attention", "map", "reduce", "pool", "experts"),
     *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "opaque"),
@@ -149,12 +149,13 @@ def profile_of(g: Graph) -> Profile:
     return load_profile(g.profile or "ideal")
 
 
-def tf32_rule(given: str, g: Graph) -> str:
+def tf32_rule(given: str, g: Graph) -> Tf32:
     """Which f32 kernels of a graph run in TF32: as asked for, else as its profile has it, else
     none. UsageError for no such rule."""
     if given not in ("", *TF32):
         raise UsageError(f"no tf32 rule {given!r}", fix=f"one of {', '.join(TF32)}")
-    return given or (load_profile(g.profile).tf32 if g.profile else "none")
+    rule = given or (load_profile(g.profile).tf32 if g.profile else "none")
+    return cast(Tf32, rule)
 
 
 def profile_names() -> tuple[str, ...]:

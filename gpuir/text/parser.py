@@ -18,7 +18,7 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
 from gpuir.ir.errors import GpuirError, TextError, nearest
-from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
+from gpuir.ir.graph import Framework, Graph, Level, Node, Op, Role, Tf32, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType
 from gpuir.ops.kernel import KERNELS
@@ -131,8 +131,8 @@ def _error(
 class _Plain(Transformer[Token, Any]):
     """Trees as plain tuples, made while parsing."""
 
-    def graph(self, level, name, target, profile, *items):
-        return level, name, target, profile, items
+    def graph(self, level, name, framework, target, profile, tf32, *items):
+        return level, name, framework, target, profile, tf32, items
 
     def region(self, *items):
         return "region", items
@@ -394,7 +394,7 @@ class _Build:
         return found
 
     def graph(self, tree: Any) -> Graph:
-        level, name, target, profile, items = tree
+        level, name, framework, target, profile, tf32, items = tree
         graph = self.items(
             items,
             name,
@@ -402,7 +402,17 @@ class _Build:
             self.name(name),
             None if target is None else self.target(target),
         )
-        return graph if profile is None else replace(graph, profile=self.target(profile))
+        return replace(
+            graph,
+            framework=framework and self.one_of(framework, "framework", get_args(Framework)),
+            profile=profile and self.target(profile),
+            tf32=tf32 and self.one_of(tf32, "rule of TF32", get_args(Tf32)),
+        )
+
+    def one_of(self, token: Token, what: str, known: tuple[str, ...]) -> Any:
+        if token not in known:
+            self.fail(token, f"no {what} {str(token)!r}", ", ".join(known))
+        return str(token)
 
     def items(
         self, items: Any, at: Token, level: Level, name: str = "", target: str | None = None
@@ -453,13 +463,12 @@ class _Build:
     def role(self, item: Any, values: dict[str, Value], roles: dict[str, Any]) -> None:
         """Adds the roles that a line gives."""
         _, role, tokens = item
-        if role not in get_args(Role):
-            self.fail(role, f"no role {str(role)!r}", ", ".join(get_args(Role)))
+        role = self.one_of(role, "role", get_args(Role))
         for token in tokens:
             name = self.value(token, values).name
             if name in roles:
                 self.fail(token, f"{token} has two roles")
-            roles[name] = str(role)
+            roles[name] = role
 
     def define(self, token: Token, type: TensorType, values: dict[str, Value]) -> Value:
         name = self.name(token)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from cost.kernels import attention, gemm, graph, mapped, softmax
 
+from gpuir.analysis import summary
 from gpuir.cost.roofline import roofline
 from gpuir.cost.tile import tile_cost
 from gpuir.ir.build import Builder
@@ -169,10 +170,11 @@ def test_the_predictor_is_chosen_and_signs():
 
 def test_f32_products_are_assumed_to_leave_tf32():
     g = graph(gemm(256, 256, 256, f32))
-    assert costed(g).assumed == ("f32 products on the vector pipe, TF32 off",)
-    assert costed(g, tf32="all").assumed == ("f32 products in TF32",)
-    assert costed(g, target="t4").assumed == ()  # has no TF32 to leave
-    assert costed(graph(gemm(256, 256, 256, f16))).assumed == ()
+    off = "f32 products on the vector pipe, TF32 off"
+    assert costed(g).tf32 == "none" and off in summary(costed(g)).assumed
+    assert "f32 products in TF32" in summary(costed(g, tf32="all")).assumed
+    assert off not in summary(costed(g, target="t4")).assumed  # has no TF32 to leave
+    assert off not in summary(costed(graph(gemm(256, 256, 256, f16)))).assumed
 
 
 def test_costs_are_those_of_the_tile():

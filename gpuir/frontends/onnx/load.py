@@ -135,6 +135,7 @@ class _Load:
         plan = self.plan(graph)
         title = Path(self.source.name).stem if self.source.folder else text(graph.name)
         emit = Emitter(title or "model", Scope(expert_skew=self.expert_skew))
+        emit.builder.framework = "onnx"
         emit.keep(self.names(graph))
         walk = Walk(self, emit, opsets)
         walk.types = {v.name: v.type for v in (*graph.value_info, *graph.output)}
@@ -151,8 +152,7 @@ class _Load:
                 fix="leave out --strict to count their memory traffic alone",
             )
         outputs = self.outputs(graph, walk)
-        emit.builder.assumed += emit.scope.assumed
-        made = emit.builder.finish(outputs)
+        made = emit.finish(outputs)
         present = {loc for node in made.walk() for loc in node.locs}
         read = {v for node in made.nodes for v in node.op.operands} | set(made.outputs)
         params = tuple(p for p in made.params if p in read)

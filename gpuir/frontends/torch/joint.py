@@ -180,9 +180,7 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
             emit.builder.roles[wanted] = "gradient"
         outputs.append(gradients.get(value) or value)
     emit.builder.rename(0, gradients)
-    emit.builder.assumed += emit.scope.assumed
-    graph = emit.builder.finish(outputs, over)
-    return Model(graph, Weights(emit.scope.weights), tuple(walk.warnings))
+    return Model(emit.finish(outputs, over), Weights(emit.scope.weights), tuple(walk.warnings))
 
 
 ORDER: Mapping[str, int] = {

@@ -21,7 +21,6 @@ from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
-from gpuir.ops.strides import VIEWED
 
 HARMLESS = ("aten::detach_", "aten::lift_fresh_copy")  # in-place by name, not in what they do
 
@@ -52,7 +51,7 @@ def load(
     """
     name = source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
-    emit.builder.assumed.append(VIEWED)
+    emit.builder.framework = "pytorch"
     walk = Walk(name, emit, Dims(dict(dims)), strict)
     try:
         made = _program(source, args, kwargs)
@@ -160,10 +159,7 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
         outputs.append(emit.place(value, stored=True))
         mutates = spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
         over.append(places.get(str(spec.target)) if mutates else None)
-    builder = emit.builder
-    builder.assumed += emit.scope.assumed
-    graph = builder.finish(outputs, over)
-    return Model(graph, Weights(emit.scope.weights), tuple(walk.warnings))
+    return Model(emit.finish(outputs, over), Weights(emit.scope.weights), tuple(walk.warnings))
 
 
 def _place(held: Mapping[str, Any], emit: Emitter, spec: Any, type: TensorType) -> Value:
