@@ -658,8 +658,9 @@ class Opaque(BodyKernel):
 
 @dataclass(frozen=True)
 class View(BodyKernel):
-    """The same bytes under another type: no launch, no time. The body holds layout ops; `order` is
-    the memory order of the result that leaves every byte where it is."""
+    """The same bytes under another type: no launch, no time. The body holds layout ops, or joins
+    what was written side by side; `order` is the memory order of the result that leaves every byte
+    where it is."""
 
     name: ClassVar[str] = "k.view"
     tiled: ClassVar[bool] = False

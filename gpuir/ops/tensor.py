@@ -258,11 +258,13 @@ class Slice(Op):
 
 @dataclass(frozen=True)
 class Concat(Op):
-    """The operands one after another along `axis`."""
+    """The operands one after another along `axis`. `in_place`: whoever made them has written them
+    to where they are to be, and nothing moves."""
 
     name: ClassVar[str] = "t.concat"
     args: tuple[Value, ...]
     axis: int
+    in_place: bool = False
 
     def types(self) -> tuple[TensorType, ...]:
         first = self.args[0].type

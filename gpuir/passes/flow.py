@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from gpuir.ir.graph import Graph, Node, Value
+from gpuir.ir.build import NameTable
+from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import tensor as t
 
 GENERATORS = (t.Constant, t.Iota)  # made again in each launch that reads them
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flow:
-    """A graph with the places of the nodes that make and that read each value."""
+    """A graph with the places of the nodes that make and that read each value. A pass may `add`
+    nodes behind the graph's own; nobody in the graph reads them."""
 
     graph: Graph
-    makers: Mapping[Value, int]
-    readers: Mapping[Value, list[int]]
-    outputs: frozenset[Value]
+    nodes: list[Node] = field(init=False)
+    makers: dict[Value, int] = field(init=False)
+    readers: dict[Value, list[int]] = field(init=False)
+    outputs: frozenset[Value] = field(init=False)
+    names: NameTable = field(default_factory=NameTable, init=False)
 
-    @staticmethod
-    def of(g: Graph) -> Flow:
-        makers = {v: i for i, n in enumerate(g.nodes) for v in n.results}
-        return Flow(g, makers, g.readers(), frozenset(g.outputs))
+    def __post_init__(self) -> None:
+        g = self.graph
+        self.nodes = [*g.nodes]
+        self.makers = {v: i for i, n in enumerate(g.nodes) for v in n.results}
+        self.readers = g.readers()
+        self.outputs = frozenset(g.outputs)
+        self.names.taken.update(v.name for v in (*g.inputs, *g.params, *self.makers))
 
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self.graph.nodes
+    def add(self, op: Op, like: Node) -> Node:
+        """A node of one result, named and placed in the model after another."""
+        (type,) = op.result_types
+        made = Value(self.names.fresh(like.results[0].name), type)
+        self.makers[made] = len(self.nodes)
+        self.nodes.append(Node(op, (made,), like.locs))
+        return self.nodes[-1]
 
     def maker(self, v: Value) -> Node | None:
         """The node that makes a value; None for what comes in."""

@@ -43,6 +43,7 @@ class FuseLoops(Pass):
     most: int = 8
     ops: int = 30
     unroll: int = 8
+    parts: int = 8
     far: int = 64
     max_loops: int = 64
     aggressive: bool = False
@@ -52,7 +53,7 @@ class FuseLoops(Pass):
     gives = Level.fused
 
     def run(self, g: Graph) -> Graph:
-        flow = Flow.of(g)
+        flow = Flow(g)
         storage = Storage(flow, self)
         storage.run()
         launches = Fusion(awaiting(storage), storage.rows, self).run()
@@ -64,7 +65,7 @@ def awaiting(storage: Storage) -> list[Launch]:
     makers = {v: i for i, loop in enumerate(storage.loops) for v in loop.writes}
 
     def waits(loop: Launch) -> frozenset[int]:
-        read = (storage.base(v) for v in loop.reads)
+        read = (base for v in loop.reads for base in storage.bases(v))
         return frozenset(makers[v] for v in read if v in makers).difference(loop.loops)
 
     return [replace(loop, waits=waits(loop)) for loop in storage.loops]
@@ -85,6 +86,7 @@ class Writer:
         g, viewed = self.flow.graph, self.storage.viewed
         b = begin(g, Level.fused)
         wanted = {*g.outputs, *viewed, *map(self.storage.base, viewed)}
+        wanted.update(*self.storage.joined.values())
         wanted.update(*(launch.reads for launch in self.launches))
         for i, node in enumerate(g.nodes):
             if isinstance(node.op, GENERATORS) and not wanted.isdisjoint(node.results):
@@ -95,7 +97,7 @@ class Writer:
             self.put(b, launch, wanted)
         self.put_views(b, g.outputs)
         there = {loc for n in b.nodes for loc in n.locs}
-        lost = (n for i, n in enumerate(g.nodes) if i not in self.kept)
+        lost = (n for i, n in enumerate(self.flow.nodes) if i not in self.kept)
         b.folded += [loc for n in lost for loc in n.locs if loc not in there]
         return b.finish(g.outputs)
 
@@ -114,16 +116,35 @@ class Writer:
     def put_views(self, b: Builder, values: Iterable[Value]) -> None:
         """Views that these values are of what is made."""
         for v in self.flow.in_order(values):
-            if v not in self.storage.viewed or v in self.made:
+            if v in self.made:
                 continue
-            members, x = list[int](), v
-            while x not in self.made:
-                i = self.flow.makers[x]
-                members.append(i)
-                x = self.flow.nodes[i].op.operands[0]
-            b.put(self.fused(sorted(members), {v}))
-            self.kept.update(members)
-            self.made.add(v)
+            if v in self.storage.joined:
+                self.put_join(b, v)
+            elif v in self.storage.viewed:
+                self.put_views(b, [self.storage.base(v)])
+                self.put_view(b, v)
+
+    def put_join(self, b: Builder, v: Value) -> None:
+        """What parts that lie side by side are together."""
+        i = self.flow.makers[v]
+        node, parts = self.flow.nodes[i], self.storage.joined[v]
+        assert isinstance(node.op, t.Concat), "the storage joins nothing else"
+        op = replace(node.op, args=parts, in_place=True)
+        args = tuple(dict.fromkeys(parts))
+        body = Graph(Level.graph, "", args, (), (replace(node, op=op),), (v,))
+        b.put(Node(t.Fused(args, body), (v,), node.locs))
+        self.kept.add(i)
+        self.made.add(v)
+
+    def put_view(self, b: Builder, v: Value) -> None:
+        members, x = list[int](), v
+        while x not in self.made:
+            i = self.flow.makers[x]
+            members.append(i)
+            x = self.flow.nodes[i].op.operands[0]
+        b.put(self.fused(sorted(members), {v}))
+        self.kept.update(members)
+        self.made.add(v)
 
     def fused(self, members: Iterable[int], outputs: Container[Value]) -> Node:
         """Nodes as one: a body in the model's order, the generators it reads repeated."""

@@ -14,6 +14,7 @@ from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.passes.calls import bias_of, is_bag, is_unpacking
 from gpuir.passes.flow import GENERATORS, Flow
 from gpuir.passes.indices import Read, broadcast, index, row, through, whole, wide_strides
+from gpuir.passes.joins import is_cellwise, is_index, is_read_cellwise, is_roll
 from gpuir.passes.launches import Launch
 
 JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
@@ -34,6 +35,8 @@ class Thresholds(Protocol):
     def ops(self) -> int: ...
     @property
     def unroll(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
 
 
 class Sight(NamedTuple):
@@ -85,21 +88,26 @@ def readings(op: Op) -> int:
 class Storage:
     """Decides node by node, in the graph's order, what is computed where it is read and what is
     stored. In the end `loops` has a loop, or a call, for all that is stored; `viewed` the layout
-    results that are views of it; `rows` what has a cell for each row, by what is made of rows."""
+    results that are views of it; `joined` the parts that lie side by side and are a value so;
+    `rows` what has a cell for each row, by what is made of rows."""
 
     flow: Flow
     limits: Thresholds
     loops: list[Launch] = field(default_factory=list[Launch], init=False)
     viewed: dict[Value, None] = field(default_factory=dict[Value, None], init=False)
+    joined: dict[Value, tuple[Value, ...]] = field(
+        default_factory=dict[Value, tuple[Value, ...]], init=False
+    )
     rows: dict[Value, Value] = field(default_factory=dict[Value, Value], init=False)
     sights: dict[Value, Sight] = field(default_factory=dict[Value, Sight], init=False)
+    placed: set[Value] = field(default_factory=set[Value], init=False)  # parts of joins
     stored: set[Value] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stored = {*self.flow.graph.inputs, *self.flow.graph.params}
 
     def run(self) -> None:
-        for node in self.flow.nodes:
+        for node in self.flow.graph.nodes:
             if not isinstance(node.op, GENERATORS) and not self.is_stored(node):
                 self.place(node)
         for v in self.flow.graph.outputs:
@@ -108,6 +116,8 @@ class Storage:
     def place(self, node: Node) -> None:
         if is_bag(self.flow, node):
             self.call(node, self.closure(node))
+        elif isinstance(node.op, t.Concat) and not self.is_read_in_parts(node, node.op):
+            self.join(node, node.op)
         elif self.is_inlined(node):
             self.inline(node)
         elif isinstance(node.op, t.REDUCING):
@@ -271,6 +281,71 @@ class Storage:
         else:
             self.settle(base)
             self.viewed[v] = None
+
+    # -- joins
+
+    def is_read_in_parts(self, node: Node, op: t.Concat) -> bool:
+        """Whether each cell of a join is read from the part that has it. Else the parts are written
+        side by side first. (torch 2.13: lowering.py, cat.)"""
+        if is_index(self.flow, node) or is_roll(self.flow, node):
+            return True
+        if len(op.args) > self.limits.parts or any(self.is_read_elsewhere(x, op) for x in op.args):
+            return False
+        copied = [not self.is_loop(x) for x in op.args]
+        if any(copied) and is_read_cellwise(self.flow, node.results[0]):
+            return True
+        return all(copied) and not any(map(self.is_of_rows, op.args))
+
+    def is_read_elsewhere(self, x: Value, join: t.Concat) -> bool:
+        """Whether others than a join read its part cell by cell, or compute it again."""
+        others = [n for n in self.flow.read_by(x) if n.op != join]
+        node = self.flow.maker(x)
+        again = node is not None and x not in self.stored and not isinstance(node.op, GENERATORS)
+        return bool(others) and (again or any(is_cellwise(self.flow, n) for n in others))
+
+    def is_loop(self, x: Value) -> bool:
+        """Whether a loop has put `x` itself into memory, which could be told where to put it."""
+        node = self.flow.maker(x)
+        return node is not None and x in self.stored and self.is_movable(node)
+
+    def is_movable(self, node: Node) -> bool:
+        looped = isinstance(node.op, (*t.REDUCING, *INLINED)) and len(node.results) == 1
+        free = not isinstance(node.op, t.LAYOUT) and node.results[0] not in self.joined
+        return looped and free and node.results[0] not in self.placed | self.flow.outputs
+
+    def is_of_rows(self, x: Value) -> bool:
+        """Whether `x` is computed from what a reduction makes."""
+        makers = (self.flow.maker(r.leaf) for r in self.sights.get(x, Sight()).reads)
+        return any(n is not None and isinstance(n.op, t.REDUCING) for n in makers)
+
+    def join(self, node: Node, op: t.Concat) -> None:
+        """Has the parts of a join side by side: written there by the loops that make them, copied
+        where a call, another join or an input has them. (torch 2.13: ir.py, ConcatKernel.)"""
+        parts = tuple(self.part(x, node) for x in op.args)
+        (made,) = node.results
+        self.joined[made] = parts
+        self.stored.add(made)
+        self.see_again(made)
+
+    def part(self, x: Value, join: Node) -> Value:
+        maker = self.flow.maker(x)
+        if maker is None or isinstance(maker.op, GENERATORS) or not self.is_movable(maker):
+            maker = self.flow.add(t.Map("identity", (x,)), like=join)
+            self.sights[maker.results[0]] = self.sight(maker)
+        self.store(maker)
+        self.placed.add(maker.results[0])
+        return maker.results[0]
+
+    # -- where things lie
+
+    def bases(self, v: Value) -> list[Value]:
+        """What has to be there for `v` to be there."""
+        base = self.base(v)
+        return (
+            [b for part in self.joined[base] for b in self.bases(part)]
+            if (base in self.joined)
+            else [base]
+        )
 
     def base(self, v: Value) -> Value:
         """What a layout result is made of: what is in memory, or else no layout result."""

@@ -411,7 +411,7 @@ class _Run:
     def view(self, node: Node) -> _Storage | None:
         """The storage of the operand that the result is a view of, if it is one."""
         op = node.op
-        if isinstance(op, k.View):
+        if isinstance(op, k.View) and not joins(op):
             return self.held[op.args[0]]
         if len(op.operands) != 1 or len(node.results) != 1:
             return None
@@ -440,6 +440,12 @@ class _Run:
         read = [v for v in dict.fromkeys(node.op.operands) if self.held[v] is storage]
         last = storage.refs == len(read)
         return storage if last and all(is_in_place(node.op, v) for v in read) else None
+
+
+def joins(op: k.View) -> bool:
+    """Whether a view is of several tensors side by side: counted as one of its own, which the parts
+    become."""
+    return any(isinstance(n.op, t.Concat) for n in op.body.nodes)
 
 
 def _updated(node: Node) -> Iterator[tuple[Value, Value]]:

@@ -69,7 +69,7 @@ def test_what_a_product_has_put_into_memory_is_read_from_there():
       out %z, %s
     }
     """)
-    storage = Storage(Flow.of(g), FuseLoops())
+    storage = Storage(Flow(g), FuseLoops())
     storage.run()
     (total,) = (x for x in storage.loops if {v.name for v in x.writes} == {"s"})
     assert {v.name for v in total.reads} == {"m"}
