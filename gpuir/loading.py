@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, VerifyError, nearest
+from gpuir.ir.files import decoded, read_text
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 
@@ -261,20 +262,15 @@ def _load_torch(
 
 def _load_text_file(path: str, options: LoadOptions) -> Graph:
     _checked(options, "IR text, whose numbers are in the text already", path)
-    try:
-        data = _read_stdin() if path == "-" else Path(path).read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise ModelError("cannot read the file", where=path, found=str(error.strerror)) from error
-    except UnicodeDecodeError as error:
-        raise ModelError("not a text file", where=path, found=str(error)) from error
-    return load_text(text, "<stdin>" if path == "-" else path)
+    if path == "-":
+        return load_text(_read_stdin(), "<stdin>")
+    return load_text(read_text(path, "the file", ModelError), path)
 
 
-def _read_stdin() -> bytes:
+def _read_stdin() -> str:
     if not sys.stdin:  # closed by whoever started us
         raise UsageError("there is no stdin to read IR text from", fix="give the file's name")
-    return sys.stdin.buffer.read()
+    return decoded(sys.stdin.buffer.read(), "<stdin>", ModelError)
 
 
 def load_text(text: str, source: str = "<text>") -> Graph:

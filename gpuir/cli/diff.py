@@ -99,19 +99,12 @@ def is_report(path: str) -> bool:
 
 def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
     """The runs of a report; of `--target` and `--profile` alone where those are given."""
-    from pathlib import Path
-
     import gpuir
     from gpuir.backends.saved import read_report
     from gpuir.ir.errors import UsageError
+    from gpuir.ir.files import read_text
 
-    try:
-        text = Path(path).read_text("utf-8")
-    except OSError as error:
-        raise UsageError("cannot read the report", where=path, found=error.strerror or "") from None
-    except UnicodeDecodeError:
-        raise UsageError("not a report of gpuir", where=path, found="bytes, not text") from None
-    found = read_report(text, path)
+    found = read_report(read_text(path, "the report"), path)
     asked = {
         "target": [
             gpuir.load_target(options.with_settings(loaded.target(name), given)).name

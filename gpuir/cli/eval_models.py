@@ -148,6 +148,7 @@ def read_weights(folder: str, target: Target) -> Model | None:
     """The weights in the folder that were trained without a target; None where it has none."""
     from gpuir.cost.learned import read
     from gpuir.ir.errors import UsageError
+    from gpuir.ir.files import read_text
 
     if not Path(folder).is_dir():
         raise UsageError(
@@ -160,6 +161,6 @@ def read_weights(folder: str, target: Target) -> Model | None:
     if not file.is_file():
         return None
     try:
-        return read(file.read_text("utf-8"))
+        return read(read_text(file, "the weights"))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError("not a file of weights", where=str(file), found=repr(error)) from error

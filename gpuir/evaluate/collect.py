@@ -27,6 +27,7 @@ from gpuir.evaluate.machine import Machine
 from gpuir.evaluate.plan import Case
 from gpuir.evaluate.timing import FEWEST, MOST
 from gpuir.ir.errors import UsageError
+from gpuir.ir.files import read_text
 from gpuir.targets.target import Target
 
 HEADER = (
@@ -176,10 +177,7 @@ def _lines(path: Path) -> list[str]:
     """The whole lines of a table, of which there may be none."""
     if not path.exists():
         return []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("cannot read the table", where=str(path), found=str(error)) from error
+    text = read_text(path, "the table")
     return text[: text.rfind("\n") + 1].splitlines()
 
 

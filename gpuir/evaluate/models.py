@@ -8,7 +8,6 @@ there, dropout active. Beside it stand what four published predictors said of th
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from gpuir.evaluate.operators import by_kind
 from gpuir.evaluate.score import ALL, Errors, errors_of
 from gpuir.evaluate.tables import target_of
 from gpuir.ir.errors import UsageError
+from gpuir.ir.files import read_json
 from gpuir.ir.graph import Graph, Node
 from gpuir.ir.phases import is_training, phase_of
 from gpuir.simulate.timeline import timeline
@@ -137,13 +137,7 @@ class Result:
 
 def read_configs(path: str) -> dict[str, dict[str, Any]]:
     """The configs of a file, by the name that labels call them."""
-    try:
-        found: object = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        why = str(error.strerror)
-        raise UsageError("cannot read the configs", where=path, found=why) from error
-    except ValueError as error:
-        raise UsageError("not a JSON file", where=path, found=str(error)) from error
+    found = read_json(path, "the configs")
     configs = cast(dict[str, dict[str, Any]], found) if isinstance(found, dict) else {}
     if not configs or not all(isinstance(c, dict) for c in configs.values()):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(

@@ -12,8 +12,9 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from gpuir.evaluate.benchmarks import BENCHMARKS
-from gpuir.ir.errors import TargetError, UsageError, nearest
-from gpuir.targets.spec import read_spec, spec_folder
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.files import read_toml
+from gpuir.targets.spec import spec_folder
 
 TABLES = ("grid", "rows", "draw")
 MOST_CASES = 1_000_000
@@ -49,15 +50,7 @@ def read_plan(path: Path) -> tuple[Case, ...]:
     `{ from = 1, to = 8192, step = 8 }`, by the plan's `seed`. An extent that is one number is that
     number throughout.
     """
-    try:
-        raw = read_spec(path)
-    except TargetError as error:
-        raise UsageError(
-            error.what.replace("spec file", "plan"),
-            where=error.where,
-            found=error.found,
-            fix=error.fix if error.found.count("\n") else "check the path",
-        ) from error
+    raw = read_toml(path, "the plan", fix="check the path")
     seed = raw.pop("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         _refuse(path, "seed is not a whole number", found=repr(seed))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from gpuir.cost.legal import why_illegal
 from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work, in_tf32, work_of
 from gpuir.ir.errors import UsageError
+from gpuir.ir.files import read_text
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp
@@ -50,12 +50,7 @@ def schedule_in(path: str) -> Schedule:
     """The schedule that a file states; UsageError or TextError when it states none."""
     from gpuir.text import parse_schedule
 
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        found = str(error.strerror) if isinstance(error, OSError) else str(error)
-        raise UsageError("the schedule cannot be read", where=path, found=found) from error
-    return parse_schedule(text, path)
+    return parse_schedule(read_text(path, "the schedule"), path)
 
 
 def read_schedule(path: str, name: str, target: Target) -> Schedule:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from gpuir.ir.errors import TargetError, nearest
+from gpuir.ir.files import read_toml
 from gpuir.ir.types import DTYPES
 from gpuir.targets.target import Spec, Table, source_of, specs, walk
 
@@ -97,34 +98,9 @@ def plugin_path(point: EntryPoint, what: str) -> Path:
 
 
 def read_spec(path: Path) -> Raw:
-    """The tables of a TOML file, unchecked; TargetError when it cannot be read or is not TOML."""
-    import tomllib
-
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TargetError(
-            "not a text file", where=str(path), found=str(error), fix="save it as UTF-8"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise TargetError(
-            "cannot read the spec file",
-            where=str(path),
-            found=getattr(error, "strerror", None) or str(error),
-            fix="check the path; only a name without `.toml` or `/` is looked up as a name",
-        ) from error
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        found, where = str(error), str(path)
-        if place := re.search(r" ?\(at line (\d+), column (\d+)\)", found):
-            line, column = int(place[1]), int(place[2])
-            shown = text.split("\n")[line - 1]
-            found = f"{shown}\n{' ' * (column - 1)}^ {found[: place.start()]}"
-            where = f"{path}:{line}"
-        raise TargetError(
-            "not valid TOML", where=where, found=found, fix="correct this line"
-        ) from error
+    """The tables of a spec file, unchecked; TargetError when it cannot be read or is not TOML."""
+    fix = "check the path; only a name without `.toml` or `/` is looked up as a name"
+    return read_toml(path, "the spec file", TargetError, fix)
 
 
 class Sourced(Protocol):

@@ -236,7 +236,7 @@ def test_another_name_of_the_same_target_will_do(tmp_path):
 
 
 def test_a_schedule_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read the schedule"):
         TilePass(target="a100", schedule=str(tmp_path / "none")).run(graph(softmax(8, 8)))
 
 

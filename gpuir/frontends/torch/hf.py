@@ -5,7 +5,6 @@ The classes are transformers' own, so what is analysed is what `from_pretrained`
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from gpuir.frontends.torch.attention import attention, seen
 from gpuir.frontends.torch.program import Program, reason
 from gpuir.ir.errors import ModelError, UsageError, nearest
+from gpuir.ir.files import read_json
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
     "causal-lm": "MODEL_FOR_CAUSAL_LM",
@@ -155,18 +155,10 @@ def read_config(path: Path) -> Any:
 
     file = path / "config.json" if path.is_dir() else path
     where = str(file)
-    try:
-        data = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ModelError(
-            "cannot read the config",
-            where=where,
-            found=str(error.strerror),
-            fix="models are not downloaded: save the config.json of the one you mean, and name it",
-        ) from error
-    except ValueError as error:
-        raise ModelError("not a JSON file", where=where, found=str(error)) from error
-    kind = data.get("model_type") if isinstance(data, dict) else None
+    fix = "models are not downloaded: save the config.json of the one you mean, and name it"
+    read = read_json(file, "the config", ModelError, fix)
+    data: dict[str, Any] = read if isinstance(read, dict) else {}
+    kind = data.get("model_type")
     if not isinstance(kind, str):
         found = "a diffusers config" if "_diffusers_version" in data else "no model_type"
         raise ModelError(
