@@ -103,49 +103,34 @@ def one(like: Number) -> Number:
 
 def prefill(s: Shapes) -> tuple[Work, ...]:
     """Causal attention of whole prompts on themselves, quantised before where `narrows`."""
-    dtype, kv = _attention_dtypes(s.said)
     cells = s["batch"] * s["isl"] * s["head_dim"]
     keys = quantised(cells * s["kv_heads"], f8e4m3, 3.0)
     narrowed = (quantised(cells * s["q_heads"], f8e4m3, 3.0), keys, keys)
-    return (
-        *(narrowed if s.said["narrows"] == "yes" else ()),
-        work.attention(
-            s["batch"],
-            s["q_heads"],
-            s["isl"],
-            s["isl"],
-            s["head_dim"],
-            dtype,
-            kv_heads=s["kv_heads"],
-            kv_dtype=kv,
-            causal=True,
-            window=s["window"],
-            out=bf16,
-            append=s.said["append"] == "yes",
-            stack=s.said["stack"],
-        ),
-    )
+    own = _attention(s, queries=s["isl"], keys=s["isl"])
+    return (*narrowed, own) if s.said["narrows"] == "yes" else (own,)
 
 
 def decode(s: Shapes) -> tuple[Work, ...]:
     """One query a sequence on the keys in the cache and its own."""
+    return (_attention(s, queries=one(s["batch"]), keys=s["past_kv"] + 1),)
+
+
+def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
     dtype, kv = _attention_dtypes(s.said)
-    return (
-        work.attention(
-            s["batch"],
-            s["q_heads"],
-            one(s["batch"]),
-            s["past_kv"] + 1,
-            s["head_dim"],
-            dtype,
-            kv_heads=s["kv_heads"],
-            kv_dtype=kv,
-            causal=True,
-            window=s["window"],
-            out=bf16,
-            append=s.said["append"] == "yes",
-            stack=s.said["stack"],
-        ),
+    return work.attention(
+        s["batch"],
+        s["q_heads"],
+        queries,
+        keys,
+        s["head_dim"],
+        dtype,
+        kv_heads=s["kv_heads"],
+        kv_dtype=kv,
+        causal=True,
+        window=s["window"],
+        out=bf16,
+        append=s.said["append"] == "yes",
+        stack=s.said["stack"],
     )
 
 

@@ -25,19 +25,6 @@ factors = "calibrated"
 """
 
 
-@pytest.fixture
-def spec(tmp_path, monkeypatch):
-    """Writes `mine.toml` in a folder of its own, made the current one, with one edit."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(old="", new="", name="mine.toml"):
-        assert old in MINE
-        Path(name).write_text(MINE.replace(old, new, 1), encoding="utf-8")
-        return name
-
-    return write
-
-
 def test_what_differs_differs_and_all_else_is_the_base(spec):
     mine, base = load_target(spec()), load_target("a100-pcie")
     assert (mine.name, mine.base, mine.device) == ("mine", "a100-pcie-40gb", "a100-pcie-40gb")

@@ -53,19 +53,6 @@ launch_s = "assumed"
 """
 
 
-@pytest.fixture
-def spec(tmp_path, monkeypatch):
-    """Writes `mine.toml` in a folder of its own, made the current one, with one edit."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(old="", new=""):
-        assert old in MINE
-        Path("mine.toml").write_text(MINE.replace(old, new, 1), encoding="utf-8")
-        return "mine.toml"
-
-    return write
-
-
 # ---- names
 
 

@@ -31,19 +31,6 @@ before.conv = 20e-6
 """
 
 
-@pytest.fixture
-def spec(tmp_path, monkeypatch):
-    """Writes `mine.toml` in a folder of its own, with one edit."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(old="", new="", name="mine.toml"):
-        assert old in MINE
-        Path(name).write_text(MINE.replace(old, new, 1), encoding="utf-8")
-        return name
-
-    return write
-
-
 # ---- what ships --------------------------------------------------------------------------------
 
 
