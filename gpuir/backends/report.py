@@ -377,16 +377,11 @@ def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]
 def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
     """The regions of a control op, and how often each runs: of two branches, the dearer."""
     op = node.op
-    if isinstance(op, t.Loop):
+    if isinstance(op, k.Loop):
         return [(op.body, runs * op.trips)]
-    if isinstance(op, t.Cond):
-        dearer = max((op.then, op.orelse), key=_time)
-        return [(g, runs if g is dearer else 0) for g in (op.then, op.orelse)]
+    if isinstance(op, k.Cond):
+        return [(g, runs if g is op.dearer else 0) for g in (op.then, op.orelse)]
     return [(g, runs) for g in op.regions]
-
-
-def _time(graph: Graph) -> float:
-    return sum(n.cost.time_s for n in graph.nodes if n.cost)
 
 
 def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:

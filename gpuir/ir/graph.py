@@ -175,6 +175,11 @@ class Graph:
         """What a value holds."""
         return self._roles.get(value.name, "activation")
 
+    @cached_property
+    def time_s(self) -> float:
+        """What the kernels of a costed graph take, one after another."""
+        return sum(n.cost.time_s for n in self.nodes if n.cost)
+
     def walk(self) -> Iterator[Node]:
         """Every node, those inside control regions (loops, branches) included, in order."""
         for node in self.nodes:

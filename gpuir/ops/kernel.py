@@ -686,6 +686,11 @@ class Cond(t.Cond):
 
     name: ClassVar[str] = "k.cond"
 
+    @property
+    def dearer(self) -> Graph:
+        """The branch that counts, once kernels have costs."""
+        return max((self.then, self.orelse), key=lambda g: g.time_s)
+
 
 KERNELS: dict[str, type[Op]] = {
     op.name: op

@@ -137,8 +137,7 @@ def _costed(node: Node, cost_one: Costing) -> Node:
         case k.Cond():
             op = op.with_regions(lambda region: cost_graph(region, cost_one))
             assert isinstance(op, k.Cond)
-            sides = [_repeated(region, 1) for region in (op.then, op.orelse)]
-            return replace(node, op=op, cost=max(sides, key=lambda c: c.time_s))
+            return replace(node, op=op, cost=_repeated(op.dearer, 1))
         case k.KernelOp():
             return replace(node, cost=cost_one(op, node.tile))
         case _:

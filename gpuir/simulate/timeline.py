@@ -168,11 +168,11 @@ def _nodes(graph: Graph, path: tuple[str, ...]) -> Iterator[Launch | Repeat]:
             inner = {loc for x in op.body.nodes for loc in x.locs} <= set(node.locs)
             yield Repeat(here, body, op.trips, inner)
             cost = node.cost
-            rest = cost.time_s - op.trips * _time(op.body) if cost else 0.0
+            rest = cost.time_s - op.trips * op.body.time_s if cost else 0.0
             if cost and rest > 1e-9 * cost.time_s:
                 yield replace(_launch(here, node, cost), time_s=rest, between_s=None)
         elif isinstance(op, k.Cond):
-            yield from _nodes(max((op.then, op.orelse), key=_time), here)
+            yield from _nodes(op.dearer, here)
         elif node.cost is not None:
             yield _launch(here, node, node.cost)
             for v in node.results:
@@ -207,10 +207,6 @@ def _share(cost: Cost) -> float:
     facts = [cost.fact(name) for name in ("waves", "dram_share", "peak_share")]
     known = [fact for fact in facts if fact is not None]
     return min(1.0, max(known)) if cost.fact("waves") is not None else 1.0
-
-
-def _time(graph: Graph) -> float:
-    return sum(n.cost.time_s for n in graph.nodes if n.cost)
 
 
 def dependent(graph: Graph) -> Iterator[Launch]:
