@@ -4,12 +4,15 @@ A closed loop of clients keeps as many sequences in the batch, or as many as the
 for. Each token then waits for a decoding step of all of them, and for its share of others' prompts:
 while a sequence gives its `osl` tokens, the others begin batch - 1 new ones,
 
-    tpot = decode(batch, isl + osl / 2) + (batch - 1) / osl · added(isl)
+    tpot = decode(batch, isl + osl / 2) + later · (batch - 1) / osl · added(isl)
     request = clients / batch · (batch · added(isl) + osl · decode(batch, isl + osl / 2))
 
-where `added` is what a prompt adds to the step it is computed in. Work is conserved: a request
-takes as long as all that the GPUs do from its arrival to its end, whatever waits for what. What no
-step holds is not predicted: scheduling, sampling, detokenising, the network.
+where `added` is what a prompt adds to the step it is computed in, and `later` is 1 where prompts
+share steps with tokens. Where they go before all tokens, sequences of one length that begin
+together end together, and the next ones begin together again: half of the others' prompts then come
+before a request's own first token, and `later` is 1/2. Work is conserved: a request takes as long
+as all that the GPUs do from its arrival to its end, whatever waits for what. What no step holds is
+not predicted: scheduling, sampling, detokenising, the network.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ NUMBERS = (
     *("attention_dp_size", "moe_tp_size", "moe_ep_size"),
 )
 LOAD = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "tp_size")
+RANKS = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 LEAST, MOST = 1e-3, 1e9
 NODE = 8  # GPUs that NVLink joins in the systems of the table
 # Why models of the table have no facts in specs/decoders.toml.
@@ -120,11 +124,14 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
         return f"no target is called {row['system']}"
     if not all(LEAST <= row[n] <= MOST for n in LOAD):
         return "a number of its load is missing, too small or too large"
-    if row["tp_size"] > NODE or row["pp_size"] > 1:
+    tp, own, expert_tp, expert_ep = (_ranks(row[n]) for n in RANKS)
+    if expert_tp == expert_ep and tp * own == expert_tp * expert_ep > NODE:
+        # one number multiplied by the other: ids of such rows say tp8_ep8, which is 8 GPUs, or 4
+        tp, own, expert_tp = (expert_tp, own, 1) if own == 1 else (tp, expert_tp, 1)
+    if tp * own > NODE or row["pp_size"] > 1:
         return "more than a node of GPUs"
-    if row["attention_dp_size"] > 1:
+    if own > 1:
         return "ranks with sequences of their own"
-    tp, expert_tp, expert_ep = (_ranks(row[n]) for n in ("tp_size", "moe_tp_size", "moe_ep_size"))
     mixed = "num_experts_per_tok" in decoder.config
     if mixed and expert_tp * expert_ep != tp:
         return "experts on other numbers of ranks than attention"
@@ -176,7 +183,8 @@ class Forecast:
 
     @property
     def tpot_s(self) -> Floats:
-        return self.decode_s + (self.batch - 1) / self.run.osl * self.added_s
+        later = 1.0 if self.run.deployment.mixes else 0.5
+        return self.decode_s + later * (self.batch - 1) / self.run.osl * self.added_s
 
     @property
     def request_s(self) -> Floats:
@@ -224,7 +232,7 @@ def _forecast(
 
 def seconds(share: Share, d: Deployment, step: Step, model: Model | None = None) -> Floats:
     """Of a step: predicted, low, high and by the roofline, which has no collectives."""
-    told = collectives_s(d, step)
+    told = collectives_s(share, d, step)
     total: Floats = np.stack([told, told, told, 0.0 * told])
     for times, work in launches(share, d, step):
         p = predict(work, d.target, model=model)

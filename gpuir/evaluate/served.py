@@ -37,11 +37,13 @@ TOKENS = 256  # of the graph: any number that is more than a window of attention
 NORM = re.compile(r"self_attn\.\w*norm")
 EXPANDING = "self_attn.kv_b_proj"  # of the latent, to keys and values of every head
 
-# Collectives in two terms, the time of the smallest and bytes over a share of the links: medians of
-# all_reduce in CUDA graphs on A100, H100, H200 and B200 (aiconfigurator's collectives, 16 KiB and
-# below: 4 to 7 us; 64 MiB and above: 0.56 to 0.91 of the links), within 9 to 25 % of their rows.
-ALL_REDUCE_S = 5e-6
-LINK_SHARE = 0.7
+# An all-reduce in one shot, where each rank reads what all others have, or in two, where each sums
+# its part and then reads the others' sums: the quicker of the two, as TensorRT-LLM, vLLM and SGLang
+# choose by size (AllReduceStrategy there; custom_all_reduce of vLLM). What the smallest takes, and
+# which share of the links is reached: fitted to all_reduce in CUDA graphs of the three on A100,
+# H100, H200 and B200 (aiconfigurator's collectives), 20 % off on average.
+ONE_SHOT = 4.6e-6, 0.59
+TWO_SHOTS = 12.6e-6, 0.64
 
 # The share of a GPU's memory that weights and caches may take: vLLM's default of
 # gpu_memory_utilization (vllm/config), TensorRT-LLM's of free_gpu_memory_fraction.
@@ -132,12 +134,14 @@ class Product(NamedTuple):
 @dataclass(frozen=True)
 class Share:
     """What a rank has of the layers: its products, those of one input as one; the experts, in
-    layers of the last kind; the cells a token of the norms within attention."""
+    layers of the last kind; the cells a token of the norms within attention, and whether one is
+    over all heads, so that ranks have to add up their sums of squares."""
 
     config: Mapping[str, Any]
     products: tuple[Product, ...]
     experts: k.Experts | None
     norms: tuple[int, ...]
+    over_heads: bool
 
     @staticmethod
     def of(build: Build, decoder: Decoder, ranks: int) -> Share:
@@ -146,6 +150,7 @@ class Share:
         products: dict[Any, Product] = {}
         mix: k.Experts | None = None
         norms: dict[str, int] = {}
+        row = 0
         for node in graph.nodes:
             found = PLACE.match(str(node.locs[0])) if node.locs else None
             module, layer = (found["module"], int(found["layer"] or 0)) if found else ("", 0)
@@ -158,10 +163,12 @@ class Share:
                     mix = node.op
                 case k.Reduce() if NORM.fullmatch(module):
                     norms.setdefault(module, node.op.operands[0].type.size // TOKENS)
+                    row = max(row, node.op.space().dims["r"])
                 case _:
                     pass
         shares = tuple(_divided(p, ranks) for p in products.values())
-        return Share(config, shares, mix, tuple(norms.values()))
+        over_heads = "head_dim" in config and row > config["head_dim"]
+        return Share(config, shares, mix, tuple(norms.values()), over_heads)
 
     def weight_bytes(self, d: Deployment) -> float:
         """What the rank's weights take, embedding and head among them."""
@@ -409,15 +416,20 @@ def held(share: Share, d: Deployment, tokens: Floats) -> Floats:
     return np.maximum(np.floor(room / share.cached_bytes(d, tokens)), 1.0)
 
 
-def collectives_s(d: Deployment, step: Step) -> Floats:
-    """Seconds of all-reduces: of the embedding, and after attention and feed-forward of each layer.
-
-    A ring moves 2 (n - 1) / n of the bytes over each rank's links (Patarasuk and Yuan, JPDC 2009).
-    """
+def collectives_s(share: Share, d: Deployment, step: Step) -> Floats:
+    """Seconds of all-reduces: of the embedding, after attention and feed-forward of each layer, and
+    of two numbers a token where norms are over all heads (vLLM, MiniMaxText01RMSNormTP)."""
     if d.tp == 1:
         return 0.0 * step.tokens
-    nbytes = step.tokens * d.decoder.config["hidden_size"] * 2
+    layers, hidden = (d.decoder.config[n] for n in ("num_hidden_layers", "hidden_size"))
+    found = (2 * layers + 1) * all_reduce_s(d, step.tokens * hidden * 2)
+    return found + share.over_heads * layers * all_reduce_s(d, step.tokens * 2 * 4)
+
+
+def all_reduce_s(d: Deployment, nbytes: Floats) -> Floats:
+    """In one shot a rank's links carry (n - 1) of the bytes; in two, 2 (n - 1) / n, as in a ring
+    (Patarasuk and Yuan, JPDC 2009)."""
     assert d.target.link is not None
-    rate = LINK_SHARE * d.target.link.bytes_per_s
-    each = ALL_REDUCE_S + nbytes * 2 * (d.tp - 1) / d.tp / rate
-    return (2 * d.decoder.config["num_hidden_layers"] + 1) * each
+    carried = nbytes * (d.tp - 1) / d.target.link.bytes_per_s
+    (one, one_share), (two, two_share) = ONE_SHOT, TWO_SHOTS
+    return np.minimum(one + carried / one_share, two + 2 / d.tp * carried / two_share)

@@ -64,6 +64,11 @@ def table(folder: Path, *changes: dict[str, str]) -> Path:
         ({"system": "t4", "tp_size": "2"}, "several t4, which have no links"),
         ({"moe_dtype": "sparkle"}, "dtype sparkle is none we know of decoders"),
         ({"tp_size": "16"}, "more than a node of GPUs"),
+        ({"tp_size": "4", "attention_dp_size": "4"}, "more than a node of GPUs"),
+        (
+            {"attention_dp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"},
+            "ranks with sequences of their own",
+        ),
         ({"attention_dp_size": "4"}, "ranks with sequences of their own"),
         (
             {"model": "openai/gpt-oss-120b", "tp_size": "2", "moe_ep_size": "4"},
@@ -89,6 +94,30 @@ def test_dtypes_are_the_checkpoints(tmp_path: Path):
     runs = read(table(tmp_path, *rows)).runs
     assert [r.deployment.products for r in runs] == ["fp8_static", "fp8_block", "fp8"]
     assert [r.deployment.has_narrow_cache for r in runs] == [True, False, False]
+
+
+def test_ranks_that_were_multiplied_are_those_of_a_node(tmp_path: Path):
+    """`tp8_ep8` in the ids of rows with 64 ranks; four ranks of two and two are what they say."""
+    ranks = ((64, 8, 8), (16, 4, 4), (4, 2, 2), (8, 2, 4))
+    rows = [
+        {
+            "model": "openai/gpt-oss-120b",
+            **dict(zip(("tp_size", "moe_tp_size", "moe_ep_size"), map(str, found), strict=True)),
+        }
+        for found in ranks
+    ]
+    found = [r.deployment for r in read(table(tmp_path, *rows)).runs]
+    assert [(d.tp, d.expert_tp, d.expert_ep) for d in found] == [
+        *((8, 1, 8), (4, 1, 4), (4, 2, 2), (8, 2, 4))
+    ]
+
+
+def test_prompts_that_go_first_come_half_before_the_first_token(tmp_path: Path):
+    (f,) = forecast(read(table(tmp_path, {"framework": "sglang"})).runs, build)
+    assert f.added_s == pytest.approx(f.prompt_s)
+    assert f.tpot_s == pytest.approx(f.decode_s + 7 / 1024 * f.added_s)
+    first_s = 9 / 2 * f.added_s  # the mean wait of eight, each for those before it and itself
+    assert f.request_s == pytest.approx(first_s + 512 * f.tpot_s)
 
 
 def test_a_token_waits_for_its_step_and_for_others_prompts(tmp_path: Path):

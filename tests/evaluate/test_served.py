@@ -21,6 +21,7 @@ from gpuir.evaluate.served import (
     Product,
     Share,
     Step,
+    all_reduce_s,
     collectives_s,
     decoders,
     held,
@@ -170,11 +171,47 @@ def test_narrower_caches_hold_more():
 
 
 def test_collectives_grow_with_ranks_and_tokens():
+    s = share(deployment(LLAMA))
     one, two, eight = (deployment(LLAMA, tp=tp) for tp in (1, 2, 8))
     step, longer = decode(8, 100), prompt(4096)
-    assert collectives_s(one, step).tolist() == [0]
-    assert 0 < collectives_s(two, step)[0] < collectives_s(eight, step)[0]
-    assert collectives_s(two, longer)[0] > collectives_s(two, step)[0]
+    assert collectives_s(s, one, step).tolist() == [0]
+    assert 0 < collectives_s(s, two, step)[0] < collectives_s(s, eight, step)[0]
+    assert collectives_s(s, two, longer)[0] > collectives_s(s, two, step)[0]
+
+
+def test_an_all_reduce_is_one_shot_or_two():
+    """On eight H100, 450 GB/s a direction: 8 KiB in one shot; 64 MiB in two, twice 7/8 of it."""
+    eight = deployment(LLAMA, tp=8)
+    small, large = all_reduce_s(eight, np.array([2.0**13, 2.0**26]))
+    assert small == pytest.approx(4.6e-6 + 7 * 2**13 / (0.59 * 450e9))
+    assert large == pytest.approx(12.6e-6 + 2 * 7 / 8 * 2**26 / (0.64 * 450e9))
+
+
+def test_norms_over_all_heads_add_up_their_squares():
+    """An all-reduce a layer more, of two numbers a token; norms of each head need none."""
+    config = LLAMA | {
+        "model_type": "minimax_m2",
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+    }
+    step = decode(8, 100)
+    d = deployment(config, tp=2)
+    s = share(d)
+    assert s.over_heads and not share(deployment(QWEN, tp=2)).over_heads
+    more = collectives_s(s, d, step) - collectives_s(replace(s, over_heads=False), d, step)
+    assert more == pytest.approx(6 * all_reduce_s(d, np.array([8 * 8.0])))
+
+
+def test_configs_are_those_that_transformers_takes_by_default():
+    """Its classes were written for these models, and their defaults are the models' own numbers."""
+    mapping = pytest.importorskip("transformers").models.auto.configuration_auto.CONFIG_MAPPING
+    known = decoders()
+    for name in ("MiniMaxAI/MiniMax-M2.5", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3"):
+        config = dict(known[name].config)
+        assert config.pop("architectures")
+        default = mapping[config["model_type"]]()
+        assert config == {k: getattr(default, k) for k in config}, name
 
 
 def test_all_that_is_a_decoder_has_a_source_and_can_be_built():

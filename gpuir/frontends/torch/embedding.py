@@ -118,6 +118,8 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     check_padding(n)
     if n.args["scale_grad_by_freq"]:
         raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
+    if n.args["sparse"]:
+        e.assume(f"{n.name}: the gradient of a table is dense, where PyTorch keeps it sparse")
     dy, indices, offsets = n["grad"], n["indices"], n["offsets"]
     mode, bags = MODES[int(n.args["mode"])], dy.type.shape[0]
     zeros = e.fill(0, n.type)
