@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import prod
 
 from gpuir.ir.build import Builder, rewrite
-from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
+STEPS: dict[type[Op], int] = {t.Normalize: 9, t.Softmax: 5, t.Matmul: 3}  # aten's nodes for one
 # How much longer convolutions take with channels innermost, by kind: torch 2.13,
 # torch/_inductor/graph.py, decide_layout_opt, from measurements of its authors.
 SLOWER = {"grouped": 1.358, "small": 0.783, "widening": 0.725, "other": 0.823}
@@ -28,11 +29,7 @@ class ChannelsLast(Pass):
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        convolutions = [n.op for n in g.nodes if isinstance(n.op, t.Conv) and n.op.w.type.rank == 4]
-        flops = sum(op.flops() for op in convolutions)
-        if sum(SLOWER[kind_of(op)] * op.flops() for op in convolutions) > flops:
-            return g
-        if not convolutions or len(g.nodes) >= 300 * len(convolutions):
+        if not has_channels_innermost(g):
             return g
         given = {*g.inputs, *g.params}
         copies: dict[Value, Value] = {}
@@ -54,6 +51,21 @@ class ChannelsLast(Pass):
                     return None
 
         return rewrite(g, convolve)
+
+
+def has_channels_innermost(g: Graph) -> bool:
+    """Whether Inductor lays the images of a graph out with channels innermost."""
+    convolutions = [n.op for n in g.nodes if isinstance(n.op, t.Conv) and n.op.w.type.rank == 4]
+    flops = sum(op.flops() for op in convolutions)
+    if sum(SLOWER[kind_of(op)] * op.flops() for op in convolutions) > flops:
+        return False
+    return bool(convolutions) and aten_nodes(g) < 300 * len(convolutions)
+
+
+def aten_nodes(g: Graph) -> int:
+    """About how many nodes PyTorch's graph has once it is decomposed: arguments are nodes there,
+    and what is one op here are some. (torch/_decomp/decompositions.py; torch/_refs.)"""
+    return len(g.inputs) + len(g.params) + sum(STEPS.get(type(n.op), 1) for n in g.nodes)
 
 
 def kind_of(op: t.Conv) -> str:

@@ -12,6 +12,7 @@ from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.passes.calls import bias_of, is_bag, is_unpacking
+from gpuir.passes.channels_last import has_channels_innermost
 from gpuir.passes.flow import GENERATORS, Flow
 from gpuir.passes.indices import Read, broadcast, index, row, through, whole, wide_strides
 from gpuir.passes.joins import is_cellwise, is_index, is_read_cellwise, is_roll
@@ -84,6 +85,18 @@ def readings(op: Op) -> int:
     return 2 if twice else 1
 
 
+def is_in_groups(flow: Flow, x: Value) -> bool:
+    """Whether `x` is an image, computed cell by cell, whose channels are cut into groups."""
+    match flow.maker(x):
+        case Node(t.Reshape(image)):
+            cut = x.type.shape[2:] != image.type.shape[2:] and x.type.rank == 5
+            return cut and image.type.rank == 4
+        case Node(op) if isinstance(op, t.POINTWISE):
+            return any(is_in_groups(flow, v) for v in op.operands if v.type.shape == x.type.shape)
+        case _:
+            return False
+
+
 @dataclass
 class Storage:
     """Decides node by node, in the graph's order, what is computed where it is read and what is
@@ -100,11 +113,13 @@ class Storage:
     )
     rows: dict[Value, Value] = field(default_factory=dict[Value, Value], init=False)
     sights: dict[Value, Sight] = field(default_factory=dict[Value, Sight], init=False)
+    innermost: bool = field(init=False)  # whether channels are, of images
     placed: set[Value] = field(default_factory=set[Value], init=False)  # parts of joins
     stored: set[Value] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stored = {*self.flow.graph.inputs, *self.flow.graph.params}
+        self.innermost = has_channels_innermost(self.flow.graph)
 
     def run(self) -> None:
         for node in self.flow.graph.nodes:
@@ -150,7 +165,9 @@ class Storage:
                 self.settle(x)
         sight = self.sights[node.results[0]] = self.sight(node)
         if self.is_worth_storing(node, sight):
-            self.store(node)
+            # what views share is stored as it was made
+            maker = self.flow.maker(self.base(node.results[0]))
+            self.store(maker if maker and not self.is_stored(maker) else node)
 
     def is_worth_storing(self, node: Node, sight: Sight) -> bool:
         (v,), reads = node.results, len(sight.reads)
@@ -158,8 +175,6 @@ class Storage:
         output = v in self.flow.outputs
         shared = sum(map(readings, users)) + output > 1
         heavy = sight.ops > self.limits.ops
-        if isinstance(node.op, t.LAYOUT) and not heavy:
-            return False
         if heavy or reads > self.limits.most:
             return True
         called = any(op.contraction for op in users)
@@ -256,10 +271,13 @@ class Storage:
             self.rows[made] = Value(f"{made.name}/row", made.type.with_shape(kept))
 
     def is_partial(self, node: Node) -> bool:
-        """Whether a reduction's results are reduced further, by the same function."""
+        """Whether a reduction's results are reduced further, by the same function, or are of groups
+        of channels, which do not lie together."""
         match node.op, [n.op for n in self.flow.read_by(node.results[0])]:
-            case t.Reduce(fn), [t.Reduce(again)]:
-                return fn == again
+            case t.Reduce(fn), [t.Reduce(again)] if fn == again:
+                return True
+            case t.Reduce(x=x), _:
+                return self.innermost and is_in_groups(self.flow, x)
             case _:
                 return False
 

@@ -24,6 +24,7 @@ from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
 from gpuir.passes.sink import Sink
 from gpuir.passes.split import Split
+from gpuir.passes.split_norms import SplitNorms
 from gpuir.passes.split_sums import SplitSums
 from gpuir.passes.tile import TilePass
 from gpuir.passes.widen import Widen
@@ -33,7 +34,7 @@ PASSES: dict[str, type[Pass]] = {
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Bmm, ChannelsLast, Fuse, FuseLoops, Widen, SplitSums, Split),
+        *(Bmm, ChannelsLast, Fuse, FuseLoops, Widen, SplitNorms, SplitSums, Split),
         *(Legalize, TilePass, Annotate),
     )
 }
