@@ -122,7 +122,7 @@ def analyze(
 
 def rule_of(tf32: bool | None) -> str:
     """Which products are to run in TF32, as passes take it: as the profile has it, all, or none."""
-    return {None: "", True: "all", False: "none"}[tf32]
+    return {None: "", True: "products", False: "none"}[tf32]
 
 
 def _check_target(g: Graph, target: str | None) -> None:

@@ -30,7 +30,8 @@ FRAMEWORKS: Mapping[str | None, str] = {
     "pytorch": "slices and transposes are views, as in PyTorch, where the next kernel takes strides"
 }
 TF32: Mapping[Tf32, str] = {
-    "all": "f32 products in TF32",
+    "all": "f32 products in TF32, in fused attention too",
+    "products": "f32 products in TF32",
     "conv": "f32 convolutions in TF32, other f32 products on the vector pipe",
     "none": "f32 products on the vector pipe, TF32 off",
 }

@@ -10,6 +10,13 @@ Strips, steps and splits are those of each library's own rules: FlashAttention-2
 flash_attn and hopper of github.com/Dao-AILab/flash-attention), TensorRT-LLM (cpp/tensorrt_llm/
 kernels of github.com/NVIDIA/TensorRT-LLM) and the kernels it generates for sm_100, which FlashInfer
 ships too (include/flashinfer/trtllm/fmha of github.com/flashinfer-ai/flashinfer).
+
+None of these is of f32. There it is the kernel that PyTorch has from xFormers (aten/src/ATen/
+native/transformers/cuda/mem_eff_attention), made for sm_80 and run on all after: keys for each head
+of queries, no split walks, and on the matrix units three products in TF32 for one, of numbers that
+the lanes take apart; before sm_80 it runs on the lanes. Where TF32 itself is allowed, it is one
+product, as Triton's `tl.dot` has it. No measurements of f32 are at hand: what is fitted is taken
+from bf16's.
 """
 
 from __future__ import annotations
@@ -20,7 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import BLOCK_SMEM_BYTES, OWN_REGISTERS, Tiles, has_clusters
+from gpuir.cost.nest import (
+    BLOCK_SMEM_BYTES,
+    OWN_REGISTERS,
+    Tiles,
+    has_clusters,
+    peak_of,
+    takes_three,
+)
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
@@ -33,6 +47,10 @@ EXPONENTIALS = 16.0
 EXPONENTIALS_OF = {"sm_103": 32.0}
 BANK_BYTES = 128.0  # that shared memory gives a clock: 32 banks of 4 bytes, the same guide
 SYNC_FLOPS = 2048.0  # a clock of an SM by `mma.sync` on sm_10x: assumed Ampere's, and so seen
+# In f32, by three products in TF32: a warp takes apart what its cells of `WARP` rows and columns
+# read, each number by two roundings and a difference (cutlass, mma_tensor_op_fast_f32.h;
+# kernel_forward.h, kNumWarpsPerBlock).
+SPLIT_OPS, WARP = 3.0, 32.0
 HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-2
 LATENT_HEAD = 512.0  # cells above which a head is a latent: DeepSeek-V2, arXiv 2405.04434
 STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
@@ -107,8 +125,12 @@ FACTORS = (
 )
 
 
-def _is_blackwell(target: Target) -> bool:
-    return target.isa.startswith("sm_10")
+def _is_blackwell(work: Work, target: Target) -> bool:
+    return target.isa.startswith("sm_10") and work.dtype != f32
+
+
+def _has_clusters(work: Work, target: Target) -> bool:
+    return has_clusters(target) and work.dtype != f32
 
 
 def _library(work: Work) -> str:
@@ -136,9 +158,10 @@ def ran(work: Work, target: Target, xp: Any) -> Ran:
         # FlashAttention-3's pack_gqa; of one query every library packs
         newer = target.isa.startswith("sm_90") and work.kind == ""
         packed = 1.0 if newer or work.kind == "fa3" else single
+        packed = 0.0 if work.dtype == f32 else packed
         return Ran(single, 0.0, 0.0, 0.0, 0.0, packed)
     single = single * xp.where(keys > 1, 1.0, 0.0)
-    if _is_blackwell(target):
+    if _is_blackwell(work, target):
         odd = xp.where(head - 16 * xp.floor(head / 16) > 0, 1.0, 0.0)
         return Ran(single, 0.0, 0.0, 0.0, odd, single)
     whole = single * xp.where(head > LATENT_HEAD, 0.0, 1.0)
@@ -194,7 +217,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """
     xp = s.xp
     w, kernel = walk(s, work, tiles, target), ran(work, target, xp)
-    peak = s.put("peak", target.peak("tensor", work.dtype), "flop/s")
+    peak = s.put("peak", peak_of(work, target), "flop/s")
     resident = s.put("blocks an SM holds", _resident(s, work, tiles, target, kernel))
     step_s = _step_s(s, work, tiles, target, p, kernel, resident)
     load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / target.sms))
@@ -208,7 +231,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
     open_share = p["unhidden"]
-    if has_clusters(target):  # and so loads that no thread waits for
+    if _has_clusters(work, target):  # and so loads that no thread waits for
         single = kernel.single
         open_share = single * p["cache unhidden"] + (1 - single) * p["unhidden"]
     both = xp.maximum(busy_s, memory_s) + open_share * xp.minimum(busy_s, memory_s)
@@ -245,13 +268,13 @@ def _step_s(
     cells = cells + _padded(xp, value, work, target, kernel)
     library = _library(work)
     share = p["compute share"] * (p[f"{library} compute"] if library else 1.0)
-    rate = target.peak("tensor", work.dtype)
+    rate = peak_of(work, target)
     old = kernel.synchronous
     rate = rate * (1 - old) + old * SYNC_FLOPS * sms * target.clock_hz
     product_s = 2 * rows * step * cells * sms / (rate * share)
     # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
     # and values from shared memory; XQA's warps share the keys out among them.
-    apart = old if has_clusters(target) else 1.0 - kernel.whole
+    apart = old if _has_clusters(work, target) else 1.0 - kernel.whole
     bank_s = tiles.warps * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
     bank_s = s.put("shared memory of a step", apart * bank_s, "s")
     product_s = s.put("products of a step", product_s + (1 - p["overlap"]) * bank_s, "s")
@@ -261,6 +284,8 @@ def _step_s(
     if work.dtype.bits < 16:
         each = each + p["narrow ops"]
         each = each + (p["narrow layout ops"] if target.isa.startswith("sm_90") else 0.0)
+    if takes_three(work, target):
+        each = each + SPLIT_OPS * 2 / WARP * cells
     softmax_s = rows * step * (1 / exponentials + each / lanes)
     softmax_s = s.put("softmax of a step", softmax_s, "s")
     shorter = xp.minimum(product_s, softmax_s)
@@ -275,7 +300,7 @@ def _padded(xp: Any, cells: Number, work: Work, target: Target, kernel: Ran) -> 
     if work.kind != "trtllm":
         return whole
     double = xp.where(cells > 64, xp.maximum(whole, 128.0), whole)
-    own = kernel.synchronous if _is_blackwell(target) else 1.0
+    own = kernel.synchronous if _is_blackwell(work, target) else 1.0
     return own * double + (1 - own) * whole
 
 
@@ -359,7 +384,7 @@ def _calls_s(
     if work.kind == "fa3":  # plans its walks in a kernel before: hopper/flash_prepare_scheduler.cu
         start_s = start_s + target.launch_s
     few = xp.where(tiles.dims["s"] < STRIP, 1.0, 0.0)
-    inner = few if _is_blackwell(target) else kernel.whole
+    inner = few if _is_blackwell(work, target) else kernel.whole
     rows = xp.minimum(work.extents["s"] * work.trait("group", 1.0), tiles.dims["s"])
     parts = tiles.split * xp.minimum(rows, GATHERED_ROWS) * work.extents["e"] * 4.0  # in f32
     combine_s = inner * p["inner combine"] + (1 - inner) * p["combine start"]
@@ -396,7 +421,7 @@ def _swapped_s(
     """FlashAttention-2 packs the heads that share keys by turning queries and results around, a
     copy of each, but where all share the same (flash_api.cpp, seqlenq_ngroups_swapped)."""
     xp = s.xp
-    if has_clusters(target) or work.kind:
+    if has_clusters(target) or work.kind or work.dtype == f32:
         return 0.0
     several = xp.where(work.extents["h"] > work.trait("group", 1.0), kernel.single, 0.0)
     swapped = xp.where(work.trait("group", 1.0) > 1, several, 0.0)
@@ -409,7 +434,7 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -
     """Blocks an SM holds: by shared memory (queries, `stages` of keys and values) and registers.
     Of specialised warps, which take all registers, one."""
     xp, sm, lanes = s.xp, target.sm, kernel.lanes
-    if has_clusters(target):
+    if _has_clusters(work, target):
         return LANE_BLOCKS * lanes + (1 - lanes) * (1.0 + 0.0 * tiles.warps)
     rows, step, threads = tiles.dims["s"], tiles.dims["d"], tiles.warps * sm.warp
     value = work.extents["e"]
@@ -465,7 +490,9 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         work.extents["b"] * work.extents["h"] / share,
         (np.asarray(work.extents["s"]) < 2) & (keys > 1),
     )
-    if _is_blackwell(target):
+    if work.dtype == f32:
+        cut = _of_f32(x)
+    elif _is_blackwell(work, target):
         cut = _of_blackwell(x)
     else:
         cut = _of_hopper(x) if has_clusters(target) else _of_ampere(x)
@@ -474,6 +501,12 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     rows, step, stages, warps, split = (np.array(n, float) for n in np.broadcast_arrays(*cut))
     one = np.ones(rows.shape)
     return Tiles({"b": one, "h": one, "s": rows, "d": step}, stages, warps, split)
+
+
+def _of_f32(x: Shape) -> Cut:
+    """Blocks of four warps (mem_eff_attention/kernels/cutlassF.h, those of f32 and sm_80)."""
+    rows = np.where(x.head <= 64, 64.0, 32.0)
+    return rows, np.where(x.head <= 64, 64.0, 128.0), 1.0, 4.0, 1.0
 
 
 def _of_ampere(x: Shape) -> Cut:

@@ -15,6 +15,7 @@ import numpy as np
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Role, Work
 from gpuir.ir.notes import Tile
+from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
@@ -190,6 +191,21 @@ def instruction(target: Target) -> str:
     if not has_clusters(target):
         return "mma"
     return "wgmma" if target.isa.startswith("sm_90") else "tcgen05"
+
+
+def peak_of(work: Work, target: Target) -> float:
+    """Flop/s that a kernel's products reach at most."""
+    if takes_three(work, target):
+        return target.peak(work.pipe, f32, tf32=True) / 3
+    return target.peak(work.pipe, work.dtype, tf32=work.tf32)
+
+
+def takes_three(work: Work, target: Target) -> bool:
+    """Whether three products in TF32 make one in f32: fused attention does so on sm_80 and later
+    (PyTorch, aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h:
+    OpMultiplyAddFastF32, whatever torch.backends.cuda.matmul.allow_tf32 says)."""
+    nvidia = target.isa.startswith("sm_") and "tf32" in target.flops_per_s.tensor
+    return nvidia and work.kernel == "k.attention" and work.dtype == f32 and not work.tf32
 
 
 def runs_on_tensor(work: Work, target: Target) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuir.cost.nest import peak_of
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work, work_of
 from gpuir.ir.notes import Bound, Cost, Tile
@@ -13,8 +14,7 @@ def bounds(work: Work, target: Target) -> tuple[Number, Number]:
     """Seconds of arithmetic at the listed peak, and of moving each operand once; of one kernel or
     of many."""
     flops = (work.products if work.is_contraction else work.flops) * work.visible
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    return flops / peak, work.nbytes / target.dram_bytes_per_s
+    return flops / peak_of(work, target), work.nbytes / target.dram_bytes_per_s
 
 
 def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
@@ -24,7 +24,6 @@ def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = Fa
     """
     work = work_of(op, tf32)
     compute, memory = (float(term) for term in bounds(work, target))
-    peak = target.peak(work.pipe, work.dtype, tf32=tf32)
     terms: tuple[tuple[Bound, float], ...] = (
         ("compute", compute),
         ("memory", memory),
@@ -34,7 +33,7 @@ def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = Fa
     facts = {
         "flops": work.flops,
         "dram_bytes": work.nbytes,
-        "peak": peak,
+        "peak": peak_of(work, target),
         "peak_share": compute / time_s,
         "dram_share": memory / time_s,
     }

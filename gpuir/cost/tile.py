@@ -22,7 +22,7 @@ import numpy as np
 from gpuir.cost import legal, near
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Familiar, Model, Trained, correction, factors, shipped
-from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.nest import Tiles, cut, peak_of
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Work, stacked, work_of
 from gpuir.ir.errors import ModelError
@@ -346,7 +346,7 @@ def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tupl
         yield "occupancy", _plain(min(1.0, threads / target.sm.threads))
     if "padding: used share of the tiles" in values:
         yield "padding", _plain(1 - min(1.0, values["padding: used share of the tiles"]))
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    peak = peak_of(work, target)
     yield "peak", _plain(peak)
     yield "peak_share", _plain((work.products or work.flops) * work.visible / time_s / peak)
     if "dram bytes" in values:

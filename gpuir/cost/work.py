@@ -202,13 +202,16 @@ def _product(numbers: Iterable[Number]) -> Number:
 
 
 def in_tf32(op: Op, rule: str) -> bool:
-    """Whether a rule (`none`, `conv`, `all`) has an f32 kernel like this run in TF32.
+    """Whether a rule (`none`, `conv`, `products`, `all`) has an f32 kernel like this run in TF32.
 
+    `products` are those that a library's setting reaches, so not those in fused attention.
     A matrix times a vector stays on the lanes, which wait for memory: cuBLAS sends a product of one
     row or column to its GEMV, which has no TF32 (ROCm/rocBLAS issue 1238).
     """
     if isinstance(op, k.Gemm) and 1 in (op.nest.dims["m"], op.nest.dims["n"]):
         return False
+    if rule == "products":
+        return not isinstance(op, k.Attention | k.AttentionGradient)
     return rule == "all" or (rule == "conv" and isinstance(op, k.Conv))
 
 

@@ -15,7 +15,7 @@ from gpuir.ir.types import TensorType
 
 Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
 Framework = Literal["onnx", "pytorch"]
-Tf32 = Literal["none", "conv", "all"]
+Tf32 = Literal["none", "conv", "products", "all"]
 Role = Literal["weight", "buffer", "input", "gradient", "optimizer", "cache", "activation"]
 
 

@@ -19,7 +19,7 @@ FORMS = (
     *("softmax", "log_softmax", "sigmoid", "softplus", "mish", "silu", "gelu", "gelu_tanh"),
     *(*NORMS, "attention"),
 )
-OTHER_FORMS = ("ort_gelu", "ort_gelu_tanh", "matmul_scale", "plain_attention")
+OTHER_FORMS = ("ort_gelu", "ort_gelu_tanh", "matmul_scale", "plain_attention", "half_attention")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Recognize(Pass):
     gelu`), or names to leave out (`-attention`). `layer_norm` and `rms_norm` are over the last
     axes; other norms are `group_norm`. Not among `all`: `ort_gelu` and `ort_gelu_tanh`, in
     the spellings that onnxruntime knows; `matmul_scale`, a product that takes the number that
-    scales an operand to its own result; and `plain_attention`, with scores that are scaled and no
-    more, as in the first patterns of torch/_inductor/fx_passes/fuse_attention.py.
+    scales an operand to its own result; `plain_attention`, with scores that are scaled and no
+    more, as in the first patterns of torch/_inductor/fx_passes/fuse_attention.py; and
+    `half_attention`, of 16 bits a number or fewer, as TensorRT fuses it.
     """
 
     forms: str = "all"
@@ -77,6 +78,11 @@ class _Recognizer(AttentionMatcher):
         self.norms = not self.forms.isdisjoint(NORMS)
         self.gates: dict[Value, tuple[tuple[Value, int], ...]] = {}
 
+    def is_wanted(self, product: t.Matmul) -> bool:
+        """Whether the attention that a product may end is to be replaced."""
+        half = "half_attention" in self.forms and product.a.type.dtype.bits <= 16
+        return "attention" in self.forms or half or self.is_plain(product.a)
+
     def is_plain(self, v: Value) -> bool:
         """Whether v is a softmax of scores that are scaled and no more."""
         found = self.scores(v) if "plain_attention" in self.forms else None
@@ -87,8 +93,7 @@ class _Recognizer(AttentionMatcher):
             return None  # of a region, which had its own turn
         match n.op:
             case t.Matmul():
-                known = "attention" in self.forms or self.is_plain(n.op.a)
-                found = self.attention(n, b) if known else None
+                found = self.attention(n, b) if self.is_wanted(n.op) else None
                 moved = "matmul_scale" in self.forms and not found
                 return self.scaled_product(n, b) if moved else found
             case t.Map(fn):

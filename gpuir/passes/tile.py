@@ -27,8 +27,8 @@ class TilePass(Pass):
     the tile predictor, or what the file `schedule` says. What that leaves out is searched.
 
     `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`. `tf32` says
-    which f32 products run in TF32 on the matrix units, `none`, `conv` or `all`: by default those
-    that the graph's profile says, or none.
+    which f32 products run in TF32 on the matrix units, `none`, `conv`, `products` or `all`: by
+    default those that the graph's profile says, or none.
     """
 
     name: ClassVar[str] = "tile"

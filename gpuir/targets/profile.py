@@ -98,8 +98,8 @@ class Copies:
 class Profile:
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
-    default: `none`, `conv` or `all`. `streams` is how many run independent branches beside each
-    other. Without `copies`, inputs lie on the device and outputs stay there.
+    default: `none`, `conv`, `products` or `all`. `streams` is how many run independent branches
+    beside each other. Without `copies`, inputs lie on the device and outputs stay there.
 
     `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
     devices the stack runs on, all where none is named."""
@@ -151,11 +151,12 @@ def profile_of(g: Graph) -> Profile:
 
 def tf32_rule(given: str, g: Graph) -> Tf32:
     """Which f32 kernels of a graph run in TF32: as asked for, else as its profile has it, else
-    none. UsageError for no such rule."""
+    none. `products` are asked for without harm to a profile that has them `all`. UsageError for
+    no such rule."""
     if given not in ("", *TF32):
         raise UsageError(f"no tf32 rule {given!r}", fix=f"one of {', '.join(TF32)}")
-    rule = given or (load_profile(g.profile).tf32 if g.profile else "none")
-    return cast(Tf32, rule)
+    own = load_profile(g.profile).tf32 if g.profile else "none"
+    return cast(Tf32, own if not given or (given, own) == ("products", "all") else given)
 
 
 def profile_names() -> tuple[str, ...]:

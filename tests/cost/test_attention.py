@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gpuir.cost import attention, work
 from gpuir.cost.legal import needs
-from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.nest import Tiles, cut, peak_of, takes_three
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import choose, predict
-from gpuir.ir.types import bf16, f8e4m3
+from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.targets.load import load_target
 
 GPUS = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s", "a30"]
@@ -192,3 +192,32 @@ def test_the_usual_tile_fits(gpu, head, queries):
     kernel = work.attention(*arrays(2, 8, queries, 4096, head), bf16, kv_heads=np.array([2.0]))
     for need in needs(cut(kernel, choose(kernel, target), target), target):
         assert np.all(need.wants <= need.has), need
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l4"])
+def test_three_products_in_tf32_make_one_in_f32(gpu):
+    target = load_target(gpu)
+    exact = work.attention(*arrays(8, 16, 2048, 2048, 64), f32)
+    assert takes_three(exact, target)
+    rounded = replace(exact, tf32=True)
+    tf32 = target.peak("tensor", f32, tf32=True)
+    assert peak_of(exact, target) == tf32 / 3 and peak_of(rounded, target) == tf32
+    # and numbers are taken apart for them: 4 * 64 flops a score, 3 * 2 / 32 * 2 * 64 lane ops
+    lane_ops = 8 * 16 * 2048**2 * 3 * 2 / 32 * 2 * 64
+    least = max(exact.products / (tf32 / 3), lane_ops / (target.peak("vector", f32) / 2))
+    assert least < seconds(exact, gpu)
+    assert 1.5 < seconds(exact, gpu) / seconds(rounded, gpu) < 5
+
+
+@pytest.mark.parametrize("gpu", ["v100-sxm2-32gb", "t4", "mi300x"])
+def test_devices_without_tf32_run_attention_in_f32_at_its_own_rate(gpu):
+    target = load_target(gpu)
+    exact = work.attention(*arrays(8, 16, 2048, 2048, 64), f32)
+    assert not takes_three(exact, target)
+    assert peak_of(exact, target) == target.peak("tensor", f32)
+
+
+def test_a_walk_in_f32_is_never_split():
+    one = work.attention(*arrays(1, 4, 1, 8192, 64), f32)
+    tiles = choose(one, load_target("h100-sxm"))
+    assert [np.max(n) for n in (tiles.split, tiles.dims["s"], tiles.dims["d"])] == [1, 64, 64]

@@ -21,6 +21,12 @@ NUMBERS = """two = Constant <value = float {2.0}> ()
     eps = Constant <value = float {0.00001}> ()
     root = Constant <value = float {1.4142135}> ()
 """
+ATTENTION = "float[2,4,6,8] q, float[2,4,8,6] k, float[2,4,6,8] v, float[2,1,1,6] m"
+SCORES = """a = MatMul (q, k)
+    b = Mul (a, half)
+    e0 = Add (b, m)
+    f = Softmax <axis = -1> (e0)
+    y = MatMul (f, v)"""
 
 # The heading of the catalogue, the operands, the nodes, and the launches as groups of operators.
 CASES = {
@@ -121,10 +127,14 @@ CASES = {
         ["Add ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"],
     ),
     "Multi-Head Attention Fusion": (
-        "float[2,4,6,8] q, float[2,4,8,6] k, float[2,4,6,8] v, float[2,1,1,6] m",
-        NUMBERS + "a = MatMul (q, k)\nb = Mul (a, half)\ne0 = Add (b, m)\n"
-        "f = Softmax <axis = -1> (e0)\ny = MatMul (f, v)",
+        ATTENTION.replace("float", "float16"),
+        NUMBERS + "short = Cast <to = 10> (half)\n" + SCORES.replace("half", "short"),
         ["MatMul Mul Add Softmax MatMul"],
+    ),
+    "Multi-Head Attention Fusion, not in f32": (
+        ATTENTION,
+        NUMBERS + SCORES,
+        ["MatMul Mul Add", "Softmax", "MatMul"],
     ),
     "two products are two kernels": (
         ROWS,
@@ -135,11 +145,12 @@ CASES = {
 
 
 def agreement() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ort_agreement", ROOT / "tools/ort_agreement.py")
-    assert spec and spec.loader
-    module = sys.modules["ort_agreement"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    for name in ("model_zoo", "ort_agreement"):  # the second imports the first
+        spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules["ort_agreement"]
 
 
 @pytest.mark.parametrize("name", CASES)

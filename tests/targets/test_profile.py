@@ -116,7 +116,7 @@ WRONG = [
     ('base = "eager"', "base = 7", "base is not text"),
     ('base = "eager"\n', "", "passes is missing"),
     ('name = "mine"', 'name = "My Stack"', "cannot be the name"),
-    ('name = "mine"', 'name = "mine"\ntf32 = "some"', "no such rule.*none, conv, all"),
+    ('name = "mine"', 'name = "mine"\ntf32 = "some"', "no such rule.*none, conv, products, all"),
     (", host.before.conv", "", "host.before.conv has no source.*assumed: why"),
     ("host.between_s,", "host.betwen_s,", "names no field: host.betwen_s.*did you mean.*between_s"),
     ("[host]", "copies = { call_s = 1e-6, share = 2 }\n[host]", "copies.share is out of range"),
