@@ -21,7 +21,7 @@ from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import load_profile
+from gpuir.targets.profile import load_profile, tf32_rule
 
 if TYPE_CHECKING:
     from gpuir.loading import Source
@@ -32,6 +32,7 @@ def lower(
     graph: Graph,
     *,
     profile: str | PathLike[str] | None = None,
+    tf32: bool | None = None,
     watch: Watch | None = None,
     passes: Mapping[str, type[Pass]] | None = None,
 ) -> Graph:
@@ -39,22 +40,26 @@ def lower(
 
     `profile` is a name or a path: by default that of the graph, else `eager` for what came from
     PyTorch and `ort` for the rest. A graph that is lowered already keeps its own, or has none;
-    another is refused. `passes` are those of the user's own modules, by name.
+    another is refused. `tf32` lets all f32 products run on the matrix units, or none, in place of
+    those that the profile does. `passes` are those of the user's own modules, by name.
     """
-    chosen = _chosen(graph, profile)
-    graph = replace(graph, profile=chosen)
+    graph = replace(graph, profile=_chosen(graph, profile))
+    if graph.level < Level.costed:
+        rule = {None: "", True: "products", False: "none"}[tf32]
+        graph = replace(graph, tf32=tf32_rule(rule, graph))
     if graph.level >= Level.kernel:
         return graph
     if graph.level == Level.fused:
         return pipeline("legalize").run(graph, watch=watch)
     try:
-        steps = pipeline(load_profile(str(chosen)).passes, passes)
+        steps = pipeline(load_profile(str(graph.profile)).passes, passes)
         if steps.passes[-1].gives != Level.kernel:
             raise UsageError(
                 "the passes end early", expected="legalize as the last", found=f"{steps}"
             )
     except GpuirError as error:
-        error.where = f"profile {chosen}: passes" + (f": {error.where}" if error.where else "")
+        where = f": {error.where}" if error.where else ""
+        error.where = f"profile {graph.profile}: passes{where}"
         raise
     return steps.run(graph, watch=watch)
 
@@ -97,8 +102,7 @@ def analyze(
     is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
     to use where it names a kernel. `target` is a name, a path, or either with numbers changed:
     `a100+sms=120`. `predictor` is a name too, or a function of yours. `profile` is the software
-    stack, as in `lower`; `tf32` lets all f32 products run on the matrix units, or none, in place of
-    those that the profile does.
+    stack, and `tf32` what it runs in TF32, as in `lower`.
     """
     for thing in given:  # the target, or a module's arguments
         if isinstance(thing, str | PathLike) and target is None:
@@ -110,19 +114,13 @@ def analyze(
     g = model if isinstance(model, Graph) else load(model, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
-    g = lower(g, profile=profile, watch=watch)
-    rule = rule_of(tf32)
+    g = lower(g, profile=profile, tf32=tf32, watch=watch)
     passes: tuple[Pass, ...] = ()
     if g.level < Level.tiled:
-        passes += (TilePass(target=str(target), schedule=fspath(schedule), tf32=rule),)
+        passes += (TilePass(target=str(target), schedule=fspath(schedule)),)
     if g.level < Level.costed:
-        passes += (Annotate(predictor=predictor, tf32=rule),)
+        passes += (Annotate(predictor=predictor),)
     return Pipeline(passes).run(g, watch=watch)
-
-
-def rule_of(tf32: bool | None) -> str:
-    """Which products are to run in TF32, as passes take it: as the profile has it, all, or none."""
-    return {None: "", True: "products", False: "none"}[tf32]
 
 
 def _check_target(g: Graph, target: str | None) -> None:

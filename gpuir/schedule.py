@@ -97,4 +97,4 @@ def _map_nodes(
             op = op.with_regions(inside)
         tile = choose(path, node, tiles.get(path)) if op.tiled else None
         nodes.append(Node(op, node.results, node.locs, tile))
-    return replace(g, level=level, target=target, tf32=None, nodes=tuple(nodes))
+    return replace(g, level=level, target=target, nodes=tuple(nodes))

@@ -185,15 +185,17 @@ def bench(
 
     def kernels(setup: Setup) -> Graph:
         g = graph(setup)
-        key = f"{id(g)} {setup.profile} {setup.lowering}"
+        key = f"{id(g)} {setup.profile} {setup.tf32} {setup.lowering}"
         if key not in lowered:
             if setup.lowering:
                 g = gpuir.pipeline(setup.lowering, loaded.passes).run(g)
-            lowered[key] = gpuir.lower(g, profile=setup.profile, passes=loaded.passes)
+            lowered[key] = gpuir.lower(
+                g, profile=setup.profile, tf32=setup.tf32, passes=loaded.passes
+            )
         return lowered[key]
 
     def run(setup: Setup) -> Outcome:
-        g = gpuir.analyze(kernels(setup), setup.target, predictor=predictor, tf32=setup.tf32)
+        g = gpuir.analyze(kernels(setup), setup.target, predictor=predictor)
         items = batch((tuple(setup.dims.items()),)) or 1
         return outcome(g, gpuir.load_target(setup.target), items)
 

@@ -135,7 +135,7 @@ def analyze(
         passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
         g = passes.run(g, watch=progress.made)
     lowered = [
-        gpuir.lower(g, profile=name, watch=progress.made, passes=loaded.passes)
+        gpuir.lower(g, profile=name, tf32=given["tf32"], watch=progress.made, passes=loaded.passes)
         for name in profiles or [None]
     ]
     return [

@@ -116,7 +116,7 @@ def predictor(
 
     @lru_cache(2)
     def lowered(program: Program, profile: str) -> Graph:
-        return gpuir.lower(graph(program), profile=profile)
+        return gpuir.lower(graph(program), profile=profile, tf32=False)
 
     @lru_cache(None)
     def other(target: Target) -> Predictor | None:
@@ -127,7 +127,7 @@ def predictor(
         without = other(case.target)
 
         def by(chosen: str | Predictor) -> Predicted:
-            costed = gpuir.analyze(g, case.target.name, tf32=False, predictor=chosen)
+            costed = gpuir.analyze(g, case.target.name, predictor=chosen)
             return predicted(costed, case.profile)
 
         return by("tile"), None if without is None else by(without)

@@ -39,7 +39,6 @@ def check(file: str, target: str | None, **given: Any) -> None:
     Exit status 1 if there is one.
     """
     import gpuir
-    from gpuir.analysis import rule_of
     from gpuir.passes.tile import schedule_in
     from gpuir.targets.profile import tf32_rule
 
@@ -47,8 +46,8 @@ def check(file: str, target: str | None, **given: Any) -> None:
     name = target or found.target
     device = gpuir.load_target(load_modules(given["modules"]).target(name))
     g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
-    g = gpuir.strip(gpuir.lower(g, profile=given["profile"]))
-    tf32 = tf32_rule(rule_of(given["tf32"]), g)
+    g = gpuir.strip(gpuir.lower(g, profile=given["profile"], tf32=given["tf32"]))
+    tf32 = tf32_rule("", g)
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
     fine = len(found.tiles) - len(illegal)
     total = f"{fine} of {len(found.tiles)} tiles are legal on {device.name}\n"

@@ -115,7 +115,6 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     from functools import lru_cache
 
     import gpuir
-    from gpuir.analysis import rule_of
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.plan.sweep import sweep
@@ -146,7 +145,8 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
         return g if passes is None else passes.run(g)
 
     def kernels(dims: Mapping[str, int], profile: str | None) -> Graph:
-        return gpuir.lower(graph(tuple(dims.items())), profile=profile, passes=loaded.passes)
+        g = graph(tuple(dims.items()))
+        return gpuir.lower(g, profile=profile, tf32=given["tf32"], passes=loaded.passes)
 
     def items(dims: Mapping[str, int]) -> int:
         return batch((tuple({**fixed, **dims}.items()),)) or 1
@@ -160,7 +160,6 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
             items=items,
             own=own,
             predictor=predictor,
-            tf32=rule_of(given["tf32"]),
             done=done,
         )
     for text in said:

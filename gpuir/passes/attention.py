@@ -34,13 +34,14 @@ class Mask:
 
 @dataclass
 class Scores:
-    """q · k, and what is done to it before the softmax: scaled, capped, then masked. `leads` are
-    the axes ahead of the last two, at each reshape."""
+    """q · k, and what is done to it before the softmax: scaled, capped, then masked. `divided` if
+    it is a division that scales. `leads` are the axes ahead of the last two, at each reshape."""
 
     q: Value
     k: Value
     leads: list[Shape]
     scale: float = 1.0
+    divided: bool = False
     softcap: float = 0.0
     masks: list[Mask] = field(default_factory=list[Mask])
 
@@ -158,8 +159,8 @@ class AttentionMatcher(Matcher):
                 return self.raw_scores(x)
             case ("max", Value() as x, float(low)) if low <= HIDES:
                 return self.raw_scores(x)
-            case ("mul" | "div", Value(), float()) if part := self.factor(v):
-                return self.capped(*part) or self.scaled(*part)
+            case ("mul" | "div" as fn, Value(), float()) if part := self.factor(v):
+                return self.capped(*part) or self.scaled(*part, divided=fn == "div")
             case ("where", Value() as seen, Value() as x, float(low)) if low <= HIDES:
                 effect, ways = "show", [(x, seen)]
             case ("where", Value() as hidden, float(low), Value() as x) if low <= HIDES:
@@ -180,11 +181,12 @@ class AttentionMatcher(Matcher):
                 return found
         return None
 
-    def scaled(self, x: Value, c: float) -> Scores | None:
+    def scaled(self, x: Value, c: float, divided: bool) -> Scores | None:
         found = self.raw_scores(x)
         if found is None or found.softcap or any(m.effect in ("add", "sub") for m in found.masks):
             return None
         found.scale *= c
+        found.divided = divided
         return found if c > 0 or not found.masks else None
 
     def capped(self, x: Value, c: float) -> Scores | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.types import f32
 from gpuir.ops import tensor as t
-from gpuir.passes.attention import AttentionMatcher
+from gpuir.passes.attention import AttentionMatcher, Scores
 from gpuir.passes.manager import Pass
 from gpuir.passes.matcher import Shape, Term, close
 
@@ -19,7 +20,10 @@ FORMS = (
     *("softmax", "log_softmax", "sigmoid", "softplus", "mish", "silu", "gelu", "gelu_tanh"),
     *(*NORMS, "attention"),
 )
-OTHER_FORMS = ("ort_gelu", "ort_gelu_tanh", "matmul_scale", "plain_attention", "half_attention")
+OTHER_FORMS = (
+    *("ort_gelu", "ort_gelu_tanh", "matmul_scale"),
+    *("plain_attention", "half_attention", "sdpa"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,11 @@ class Recognize(Pass):
     gelu`), or names to leave out (`-attention`). `layer_norm` and `rms_norm` are over the last
     axes; other norms are `group_norm`. Not among `all`: `ort_gelu` and `ort_gelu_tanh`, in
     the spellings that onnxruntime knows; `matmul_scale`, a product that takes the number that
-    scales an operand to its own result; `plain_attention`, with scores that are scaled and no
-    more, as in the first patterns of torch/_inductor/fx_passes/fuse_attention.py; and
-    `half_attention`, of 16 bits a number or fewer, as TensorRT fuses it.
+    scales an operand to its own result; `plain_attention`, with scores that are scaled and no more;
+    `half_attention`, of 16 bits a number or fewer, as TensorRT fuses it; and `sdpa`, attention that
+    Inductor calls a kernel for (PyTorch 2.13, torch/_inductor/fx_passes/fuse_attention.py): in 16
+    bits, or in f32 where products are in TF32; with a mask added only where a division scales the
+    scores, or in f32 nothing does.
     """
 
     forms: str = "all"
@@ -75,18 +81,29 @@ class _Recognizer(AttentionMatcher):
     def __init__(self, g: Graph, options: Recognize):
         super().__init__(g)
         self.forms = options.known
+        self.tf32 = g.tf32 in ("products", "all")
         self.norms = not self.forms.isdisjoint(NORMS)
         self.gates: dict[Value, tuple[tuple[Value, int], ...]] = {}
 
     def is_wanted(self, product: t.Matmul) -> bool:
         """Whether the attention that a product may end is to be replaced."""
         half = "half_attention" in self.forms and product.a.type.dtype.bits <= 16
-        return "attention" in self.forms or half or self.is_plain(product.a)
+        if half or "attention" in self.forms:
+            return True
+        found = self.scores(product.a) if self.forms & {"plain_attention", "sdpa"} else None
+        if found is None or found.softcap:
+            return False
+        plain = "plain_attention" in self.forms and found.scale != 1.0 and not found.masks
+        return plain or ("sdpa" in self.forms and self.is_sdpa(found))
 
-    def is_plain(self, v: Value) -> bool:
-        """Whether v is a softmax of scores that are scaled and no more."""
-        found = self.scores(v) if "plain_attention" in self.forms else None
-        return found is not None and not (found.masks or found.softcap) and found.scale != 1.0
+    def is_sdpa(self, found: Scores) -> bool:
+        """Whether one of Inductor's patterns for CUDA has scores that are made so."""
+        wide, effects = found.q.type.dtype == f32, [m.effect for m in found.masks]
+        if wide and not self.tf32:
+            return False
+        if found.scale == 1.0:
+            return wide and effects in ([], ["add"])
+        return not effects or (found.divided and effects == ["add"])
 
     def rule(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
         if not n.results or self.node.get(n.results[0]) is not n:

@@ -156,7 +156,6 @@ def sweep(
     items: Callable[[Mapping[str, int]], int] = lambda dims: 1,
     own: Mapping[str, Price] | None = None,
     predictor: str | Predictor = "tile",
-    tf32: str = "",
     done: Callable[[], None] = lambda: None,
 ) -> Sweep:
     """Every choice of sizes along `axes`, on every target, under every profile.
@@ -181,9 +180,8 @@ def sweep(
             graphs = []
         for g in graphs:
             model = g.name
-            rule = tf32_rule(tf32, g)
-            works = _works(g, rule)
-            points += (_point(d, g, works, rule, dims, items(dict(dims))) for d in devices)
+            works = _works(g)
+            points += (_point(d, g, works, dims, items(dict(dims))) for d in devices)
         done()
     if first is not None and not points:
         raise first
@@ -197,19 +195,17 @@ def sweep(
     )
 
 
-def _works(g: Graph, rule: Tf32) -> dict[Path, Work]:
+def _works(g: Graph) -> dict[Path, Work]:
     """What each kernel with a loop nest does."""
     return {
-        path: work_of(node.op, in_tf32(node.op, rule))
+        path: work_of(node.op, in_tf32(node.op, tf32_rule("", g)))
         for path, node in addressed(g)
         if isinstance(node.op, KernelOp) and node.op.tiled
     }
 
 
-def _point(
-    device: _Device, g: Graph, works: Mapping[Path, Work], rule: Tf32, dims: Dims, items: int
-) -> Point:
-    run = outcome(device.costed(g, works, rule), device.target, items)
+def _point(device: _Device, g: Graph, works: Mapping[Path, Work], dims: Dims, items: int) -> Point:
+    run = outcome(device.costed(g, works), device.target, items)
     memory = run.memory
     return Point(
         dims,
@@ -236,7 +232,7 @@ class _Device:
         self.tiles: dict[Work, Tile] = {}
         self.costs: dict[str, Costing] = {}
 
-    def costed(self, g: Graph, works: Mapping[Path, Work], rule: Tf32) -> Graph:
+    def costed(self, g: Graph, works: Mapping[Path, Work]) -> Graph:
         """The graph as `tile` and `annotate` would make it."""
         new = {work: "/".join(path) for path, work in works.items() if work not in self.tiles}
         self.tiles |= best_tiles(new, self.target)
@@ -245,6 +241,7 @@ class _Device:
             return self.tiles[works[path]]
 
         tiled = apply(g, Schedule(g.name, self.target.name, ()), choose)
+        rule = tf32_rule("", g)
         return replace(cost_graph(tiled, self.costing(g, rule)), tf32=rule)
 
     def costing(self, g: Graph, rule: Tf32) -> Costing:

@@ -150,12 +150,12 @@ def profile_of(g: Graph) -> Profile:
 
 
 def tf32_rule(given: str, g: Graph) -> Tf32:
-    """Which f32 kernels of a graph run in TF32: as asked for, else as its profile has it, else
-    none. `products` are asked for without harm to a profile that has them `all`. UsageError for
-    no such rule."""
+    """Which f32 kernels of a graph run in TF32: as asked for, else as the graph says, else as its
+    profile has it, else none. `products` are asked for without harm to a profile that has them
+    `all`. UsageError for no such rule."""
     if given not in ("", *TF32):
         raise UsageError(f"no tf32 rule {given!r}", fix=f"one of {', '.join(TF32)}")
-    own = load_profile(g.profile).tf32 if g.profile else "none"
+    own = g.tf32 or (load_profile(g.profile).tf32 if g.profile else "none")
     return cast(Tf32, own if not given or (given, own) == ("products", "all") else given)
 
 

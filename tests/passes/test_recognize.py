@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from calls import calls
 
 from gpuir import interp
 from gpuir.ir.build import Builder
-from gpuir.ir.graph import Graph, Level, Value
-from gpuir.ir.types import TensorType, f16, f32
+from gpuir.ir.graph import Graph, Level, Tf32, Value
+from gpuir.ir.types import DType, TensorType, bool_, f16, f32
 from gpuir.ir.verify import verify
 from gpuir.ops import tensor as t
 from gpuir.passes.recognize import Recognize
@@ -62,6 +63,44 @@ def test_a_row_that_hides_every_key_stays_uniform() -> None:
     g = parse((GOLDEN / "attention_scores_set_low.gir").read_text().partition("# gives:")[0])
     values = arrays(g) | {"seen": np.zeros((2, 1, 1, 10), bool)}
     same(g, Recognize().run(g), values, 1e-6)
+
+
+def scored(dtype: DType, scale: str, mask: str, tf32: Tf32) -> Graph:
+    """Attention in primitives: its scores scaled by a `mul` or `div`, then masked."""
+    b = Builder(Level.graph, "g")
+    q, key, v = (b.input(name, TensorType((2, 4, 16, 64), dtype)) for name in "qkv")
+    b.locs = ("m:a",)
+    x = b(t.Matmul(q, b(t.Transpose(key, (0, 1, 3, 2)))))
+    if scale in ("mul", "div"):
+        x = b(t.Map(scale, (x,), (8.0,)))
+    if mask == "add":
+        x = b(t.Map("add", (x, b.input("mask", TensorType((2, 1, 1, 16), dtype)))))
+    if mask == "where":
+        seen = b.input("seen", TensorType((1, 1, 16, 16), bool_))
+        x = b(t.Map("where", (seen, x), (-1e9 if dtype == f32 else -6e4,)))
+    return replace(b.finish([b(t.Matmul(b(t.Softmax(x, 3)), v))]), tf32=tf32)
+
+
+@pytest.mark.parametrize(
+    "dtype, tf32, scale, masks",
+    [  # the masks with which torch 2.13 on CUDA finds attention
+        (f16, "none", "mul", ["no"]),
+        (f16, "none", "div", ["no", "add"]),
+        (f16, "none", "none", []),
+        (f32, "products", "mul", ["no"]),
+        (f32, "products", "div", ["no", "add"]),
+        (f32, "products", "none", ["no", "add"]),
+        (f32, "conv", "mul", []),
+        (f32, "none", "div", []),
+    ],
+)
+def test_attention_as_inductor_finds_it(
+    dtype: DType, tf32: Tf32, scale: str, masks: list[str]
+) -> None:
+    found = Recognize("all -attention sdpa")
+    for mask in ("no", "add", "where"):
+        ops = {n.op.name for n in found.run(scored(dtype, scale, mask, tf32)).nodes}
+        assert ("t.attention" in ops) == (mask in masks), mask
 
 
 def layers(count: int) -> Graph:

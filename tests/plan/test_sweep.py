@@ -45,8 +45,9 @@ def test_every_point_is_what_a_single_analysis_says(found):
 
 def test_tf32_is_as_a_single_analysis_has_it():
     target = gpuir.load_target("a100")
-    for rule, tf32 in (("all", True), ("none", False)):
-        (p,) = sweep(kernels, {"batch": [2]}, [target], tf32=rule).points
+    for tf32 in (True, False):
+        lowered = gpuir.lower(kernels({"batch": 2}, None), tf32=tf32)
+        (p,) = sweep(lambda dims, profile, g=lowered: g, {"batch": [2]}, [target]).points
         g = gpuir.analyze(kernels({"batch": 2}, None), "a100", tf32=tf32)
         assert p.latency_s == gpuir.summary(g).latency_s
 

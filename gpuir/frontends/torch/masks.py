@@ -1,0 +1,47 @@
+"""The attention masks of transformers' models, as they are when a model runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def replaced(changes: list[tuple[Any, str, Any]]) -> Generator[None]:
+    """Other objects under these names of these modules."""
+    before = [(place, name, getattr(place, name)) for place, name, _ in changes]
+    try:
+        for place, name, thing in changes:
+            setattr(place, name, thing)
+        yield
+    finally:
+        for place, name, thing in before:
+            setattr(place, name, thing)
+
+
+@contextmanager
+def as_run(module: torch.nn.Module) -> Generator[None]:
+    """What of a module is one of transformers' makes the masks that it makes when it runs.
+
+    While exporting, transformers writes out every attention mask, because shapes might change and
+    several sequences might be packed into one. Here they do not: a causal mask is a flag of the
+    attention kernel, and where no token is hidden there is none. (transformers, masking_utils.py,
+    _ignore_causal_mask_sdpa.)
+    """
+    transformers: Any = sys.modules.get("transformers")
+    parts = module.modules() if transformers else ()
+    if not any(isinstance(part, transformers.PreTrainedModel) for part in parts):
+        yield
+        return
+    from transformers import masking_utils
+
+    changes: list[tuple[Any, str, Any]] = [
+        (masking_utils, "is_torchdynamo_exporting", lambda: False),
+        (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+    ]
+    with replaced(changes):
+        yield

@@ -1,0 +1,79 @@
+"""Batch norms of a training step, as one launch each way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuir.ir.build import begin, within
+from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.ops import tensor as t
+from gpuir.passes.bodies import launch
+from gpuir.passes.manager import Pass
+
+
+@dataclass(frozen=True)
+class BatchNorm(Pass):
+    """Joins what a model node computes around a norm over a batch: the norm, its statistics and the
+    running ones, or the gradients of operand, scale and bias. cuDNN has one call for each
+    (cudnnBatchNormalizationForwardTrainingEx and ..BackwardEx), which PyTorch takes (aten/src/ATen/
+    native/cudnn/BatchNorm.cpp)."""
+
+    name = "batch_norm"
+    takes = gives = Level.fused
+
+    def run(self, g: Graph) -> Graph:
+        own: dict[tuple[Loc, ...], list[int]] = {}
+        for i, node in enumerate(g.nodes):
+            if node.locs and isinstance(node.op, t.Fused):
+                own.setdefault(node.locs, []).append(i)
+        readers = g.readers()
+        joined: dict[int, Node | None] = {}
+        for places in own.values():
+            places = [i for i in places if not is_only_reshape(g, i, places)]
+            nodes = [g.nodes[i] for i in places]
+            if len(nodes) > 1 and any(is_of_batch(n) for n in nodes) and is_free(g, places):
+                inside = set(places)
+                results = [
+                    v
+                    for n in nodes
+                    for v in n.results
+                    if v in g.outputs or not inside.issuperset(readers.get(v, ()))
+                ]
+                joined |= dict.fromkeys(places)
+                joined[places[0]] = launch((n for node in nodes for n in inner(node)), results)
+        b = begin(g, Level.fused)
+        for i, node in enumerate(g.nodes):
+            if node.op.control:
+                node = replace(node, op=within(node.op, self.run, b.folded))
+            if (kept := joined.get(i, node)) is not None:
+                b.put(kept)
+        return b.finish(g.outputs)
+
+
+def inner(node: Node) -> Sequence[Node]:
+    """What a launch computes, of its own arguments."""
+    assert isinstance(node.op, t.Fused)
+    args = dict(zip(node.op.body.inputs, node.op.args, strict=True))
+    return [replace(n, op=n.op.substitute(args)) for n in node.op.body.nodes]
+
+
+def is_of_batch(node: Node) -> bool:
+    """Whether a launch holds a norm, or the gradient of one, over the outermost axis too."""
+    norms = (t.Normalize, *t.NORM_GRADIENTS)
+    return any(isinstance(n.op, norms) and 0 in n.op.axes for n in inner(node))
+
+
+def is_only_reshape(g: Graph, place: int, places: Sequence[int]) -> bool:
+    """Whether a launch does no more than to reshape what the others do not make: a weight."""
+    made = {v for i in places for v in g.nodes[i].results}
+    node = g.nodes[place]
+    reshapes = all(isinstance(n.op, t.Reshape) for n in inner(node))
+    return reshapes and made.isdisjoint(node.op.operands)
+
+
+def is_free(g: Graph, places: Sequence[int]) -> bool:
+    """Whether all that launches read, and do not make, is there before the first of them."""
+    made: set[Value] = {v for i in places for v in g.nodes[i].results}
+    later = {v for n in g.nodes[places[0] :] for v in n.results} - made
+    return not any(later.intersection(g.nodes[i].op.operands) for i in places)
