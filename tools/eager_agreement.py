@@ -3,8 +3,10 @@
 usage: python tools/eager_agreement.py [MODEL...]
 
 PyTorch runs the model on the CPU under a `TorchDispatchMode`. An operator counts as one
-launch; views and allocations are left out, and so is what computes shapes from numbers alone.
-Training is the module's forward pass, a loss of one number, and `backward()`. Operators are told
+launch; views and allocations are left out, and so is what computes shapes from numbers alone. One
+that first copies an operand that is not packed (`PACKS`) counts as a copy more. Training is the
+module's forward pass, a loss of one number, and `backward()`, with attention that drops nothing:
+to drop something PyTorch spells it out in matrix products, on the CPU alone. Operators are told
 apart as products, copies and the rest: one number for each, and for all of them the share that both
 sides have.
 """
@@ -16,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,8 +33,31 @@ FREE = {  # operators that launch nothing: views, allocations, and the scalars b
     *("unbind", "narrow", "view_as_real", "view_as_complex", "unfold", "lift_fresh", "diagonal"),
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "scalar_tensor"),
 }
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
-COPIES = {"clone", "_to_copy", "copy_", "cat", "constant_pad_nd", "roll", "stack"}
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
+COPIES = {
+    "slice_backward",
+    "select_backward",
+    "clone",
+    "_to_copy",
+    "copy_",
+    "cat",
+    "constant_pad_nd",
+    "roll",
+    "stack",
+}
+# Operators that call contiguous() on operands, by their places: aten/src/ATen/native/cuda/
+# layer_norm_kernel.cu, SoftMax.cu, group_norm.cpp.
+PACKS = {
+    "native_layer_norm": (0,),
+    "native_layer_norm_backward": (0, 1),
+    "native_group_norm": (0,),
+    "_softmax": (0,),
+    "_log_softmax": (0,),
+    "_softmax_backward_data": (0, 1),
+}
+# Operators that are several kernels: the gradients of a layer norm's operand, and of its weights
+# (layer_norm_kernel.cu, LayerNormBackwardKernelImplInternal).
+LAUNCHES = {"native_layer_norm_backward": 2}
 LAUNCHED = {k.Gemm: "product", k.Conv: "product", k.Copy: "copy"}
 
 
@@ -46,7 +72,14 @@ class Counted(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name not in FREE:
             kind = "product" if name in PRODUCTS else "copy" if name in COPIES else "rest"
-            self.ops[kind] += 2 if name == "convolution_backward" else 1
+            if name == "convolution_backward":  # of operand, weights and bias, those asked for
+                *products, bias = args[-1]
+                self.ops["product"] += sum(products)
+                self.ops["rest"] += bias
+            else:
+                self.ops[kind] += LAUNCHES.get(name, 1)
+            packed = (args[i].is_contiguous() for i in PACKS.get(name, ()))
+            self.ops["copy"] += sum(not yes for yes in packed)
         return func(*args, **(kwargs or {}))
 
 
@@ -73,12 +106,20 @@ def inference(made: Made) -> tuple[Counter[str], Counter[str]]:
     return seen, launched(gpuir.load(module, args=args))
 
 
+def undropped(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+    return ATTENTION(*args, **kwargs)
+
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
 def training(name: str, made: Made) -> tuple[Counter[str], Counter[str]]:
     module, args = made
     with torch.no_grad():
         wanted = target(name, first(module(*args)))
     loss = Loss(module).train()
-    seen = dispatched(lambda: loss(*args, wanted).backward())
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", undropped):
+        seen = dispatched(lambda: loss(*args, wanted).backward())
     loss.zero_grad()
     return seen, launched(gpuir.load(loss, args=(*args, wanted), train=True))
 

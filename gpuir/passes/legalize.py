@@ -129,17 +129,19 @@ class _Legalizer:
         if view is None or not (self.options.strides or is_plain(op.body)):
             return k.Copy(op.args, op.body, step)
         type = op.body.outputs[0].type
-        order = memory_order(type.shape, view.strides)
+        spread = 0 in view.strides
+        order = () if spread else memory_order(type.shape, view.strides)
         free = self.options.strides or is_reshape(op.body)
         if not order and is_packed(type, view.strides) and free:
             return k.View(op.args, op.body)
         result = node.results[0]
         readers = self.uses.get(result, [])
         strided = all(
-            takes_strides(r.op, result, order) or (self.viewed and is_iterated(r.op, result, order))
+            (takes_strides(r.op, result, order) and not spread)
+            or (self.viewed and is_iterated(r.op, result, order, spread))
             for r in readers
         )
-        if result in self.outputs or not readers or not strided or 0 in view.strides:
+        if result in self.outputs or not readers or not strided:
             return k.Copy(op.args, op.body, step)
         moved = [r.results[0].type.size for r in readers if moves(r.op, view)]
         if len(moved) > 1 and sum(moved) >= type.size:
@@ -446,25 +448,27 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
     return True
 
 
-def is_iterated(op: Op, value: Value, order: tuple[int, ...]) -> bool:
-    """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, and still
-    along its innermost axis; another layout group always may."""
+def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = False) -> bool:
+    """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, reductions
+    along its innermost axis still; another layout group always may. Products read no `spread` value
+    (broadcast, in memory once)."""
     if not isinstance(op, t.Fused):
         return False
     if all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes):
         return True
     wide = [i for i, n in enumerate(value.type.shape) if n != 1]
-    if order and order[-1] != wide[-1]:
-        return False
+    inner_stays = not order or order[-1] == wide[-1]
     inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
     for node in op.body.nodes:
         if not inner & set(node.op.operands):
             continue
         match node.op:
-            case t.Map() | t.Cast() | t.Slice() | t.Concat() | t.Pad() | t.Reduce() | t.ArgReduce():
+            case t.Map() | t.Cast() | t.Concat():
+                pass
+            case t.Slice() | t.Pad() | t.Reduce() | t.ArgReduce() if inner_stays:
                 pass
             case t.ScatterElements(x) | t.ScatterND(x) if x not in inner:
                 pass
             case _:
-                return takes_strides(op, value, order)
+                return not spread and takes_strides(op, value, order)
     return True

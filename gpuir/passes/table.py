@@ -12,6 +12,7 @@ from gpuir.passes.accumulate import Accumulate
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.autocast import Autocast
 from gpuir.passes.autodiff import Autodiff
+from gpuir.passes.batch_norm import BatchNorm
 from gpuir.passes.bmm import Bmm
 from gpuir.passes.canonicalize import Canonicalize
 from gpuir.passes.channels_last import ChannelsLast
@@ -34,7 +35,7 @@ PASSES: dict[str, type[Pass]] = {
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Bmm, ChannelsLast, Fuse, FuseLoops, Widen, SplitNorms, SplitSums, Split),
+        *(Bmm, ChannelsLast, Fuse, FuseLoops, Widen, SplitNorms, SplitSums, Split, BatchNorm),
         *(Legalize, TilePass, Annotate),
     )
 }

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from gpuir.frontends.torch import masks
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import Role
 
@@ -42,7 +43,7 @@ class Program:
         """The program as torch.export writes it down; ModelError with torch's reason when it
         cannot."""
         try:
-            with torch.set_grad_enabled(self.module.training), unheard():
+            with torch.set_grad_enabled(self.module.training), unheard(), masks.as_run(self.module):
                 return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
         except GpuirError:
             raise
