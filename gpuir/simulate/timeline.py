@@ -323,6 +323,7 @@ class _Clock:
         self.replaying = False
         self.inside = False  # whether `op` has launched a kernel and is not over
         self.paid = 0.0  # of what leads to its first launch
+        self.next_s = host.next_s  # until it launches again
         self.launches: list[Launch] = []
         self.pending: list[float] = []  # when the kernels launched end, for the queue
         self.marks = (
@@ -377,7 +378,7 @@ class _Clock:
         pending, limit = self.pending, host.queue if self.bounded else 1 << 62
         step = host.after_s + host.between_s
         first = {kind: host.before.get(kind, host.before_s) for kind in {x.kind for x in items}}
-        paid = self.paid
+        paid, again_s = self.paid, self.next_s
         for x, time in zip(items, self._times(items), strict=True):
             if x.empty:
                 if x.op != op:
@@ -386,7 +387,7 @@ class _Clock:
                 now += host.empty_s
                 continue
             if x.op == op and inside:  # an op prepares for the dearest of its kernels
-                now += host.next_s + max(first[x.kind] - paid, 0.0)
+                now += again_s + max(first[x.kind] - paid, 0.0)
                 paid = max(paid, first[x.kind])
             else:
                 now += (step if inside else host.between_s) if x.op != op else 0.0
@@ -432,6 +433,9 @@ class _Clock:
     def _repeat(self, loop: Repeat) -> None:
         """Trips, until two in a row moved host and device on by the same: so do all the rest."""
         before: tuple[float, float] | None = None
+        outside_s = self.next_s
+        if loop.inner and self.host.library_s is not None:
+            self.next_s = self.host.library_s
         for trip in range(loop.trips):
             now, free, device = self.now, self.free, self.device_s
             if not loop.inner and not self.host.graph:
@@ -443,8 +447,9 @@ class _Clock:
             left = loop.trips - trip - 1
             if before is not None and left and self.bounded and self._steady(before, moved):
                 self._skip(loop, left, moved, self.device_s - device)
-                return
+                break
             before = moved
+        self.next_s = outside_s
 
     def _steady(self, before: tuple[float, float], moved: tuple[float, float]) -> bool:
         """Whether both moved on as in the trip before, and at one pace; in a graph the host may be

@@ -47,12 +47,13 @@ class Host:
 
     The five parts are those of Lin et al., TPDS 2024, section 4: `between_s` from one op to the
     next (T1), `before_s` from an op's start to its first launch (T2), `launch_s` the launch call
-    (T4), `next_s` between two launches of an op (T5), `after_s` from the last launch to the op's
-    end (T3). `before` is T2 of the ops that have a kernel of that kind, where it is not `before_s`;
-    of several kinds the dearest counts. An op that launches nothing (a view) takes `empty_s`, a
-    call of the model `call_s` before its first op, and so does one of its backward pass and one of
-    its optimizer; before the first comes `param_s` for each weight and buffer, what guards and
-    checks of arguments take; a trip of a loop of the model takes `trip_s`.
+    (T4), `next_s` between two launches of an op (T5), or `library_s` where that differs within a
+    loop of the op (a library's LSTM), `after_s` from the last launch to the op's end (T3). `before`
+    is T2 of the ops that have a kernel of that kind, where it is not `before_s`; of several kinds
+    the dearest counts. An op that launches nothing (a view) takes `empty_s`, a call of the model
+    `call_s` before its first op, and so does one of its backward pass and one of its optimizer;
+    before the first comes `param_s` for each weight and buffer, what guards and checks of arguments
+    take; a trip of a loop of the model takes `trip_s`.
 
     With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
     `queue` launches may wait for the device before the host does. In 80 % of cases the host takes
@@ -69,6 +70,7 @@ class Host:
     queue: Queue
     param_s: HostTime = 0.0
     trip_s: HostTime = 0.0
+    library_s: HostTime | None = None
     graph: bool = False
     graph_s: HostTime = 0.0
     doubt: Doubt = 1.0
@@ -77,7 +79,8 @@ class Host:
     def scaled(self, by: float) -> Host:
         """A host that takes `by` times as long for everything."""
         names = (spec.name for spec in fields(self) if spec.name.endswith("_s"))
-        times = {name: by * getattr(self, name) for name in names if name != "graph_s"}
+        given = {name: cast(float | None, getattr(self, name)) for name in names}
+        times = {name: by * time for name, time in given.items() if time and name != "graph_s"}
         before = Table({kind: by * time for kind, time in self.before.items()})
         return replace(self, before=before, **times)
 
