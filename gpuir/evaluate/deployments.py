@@ -47,6 +47,7 @@ from gpuir.evaluate.serving import DEVICES
 from gpuir.evaluate.tables import target_of
 
 WORDS = ("model", "system", "framework", "mode", "gemm_dtype", "moe_dtype")
+VERSION = "backend_version"  # where a table has it
 NUMBERS = (
     *("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "tp_size", "pp_size"),
     *("attention_dp_size", "moe_tp_size", "moe_ep_size"),
@@ -87,10 +88,12 @@ class Runs:
 
 def read(path: str | Path) -> Runs:
     """The deployments of a table; each measurement once."""
-    columns = TableFile(Path(path)).read((*WORDS, *NUMBERS))
+    table = TableFile(Path(path))
+    words = (*WORDS, VERSION) if VERSION in table.names else WORDS
+    columns = table.read((*words, *NUMBERS))
     known, skipped, seen = decoders(), Counter[str](), set[Any]()
     runs: list[Run] = []
-    for row in _rows(columns):
+    for row in _rows(columns, words):
         found = _run(row, known)
         if isinstance(found, str):
             skipped[found] += 1
@@ -104,8 +107,8 @@ def read(path: str | Path) -> Runs:
     return Runs(columns.file, columns.count, tuple(runs), dict(skipped))
 
 
-def _rows(columns: Columns) -> Iterator[dict[str, Any]]:
-    words = {n: columns.words(n) for n in WORDS}
+def _rows(columns: Columns, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    words = {n: columns.words(n) for n in names}
     numbers = {n: columns.numbers(n) for n in NUMBERS}
     for i in range(columns.count):
         row: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
@@ -152,6 +155,7 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
         tp=tp,
         expert_tp=expert_tp if mixed else 1,
         expert_ep=expert_ep if mixed else 1,
+        version=row.get(VERSION, ""),
     )
     return Run(
         deployment=deployment,
@@ -231,8 +235,9 @@ def _forecast(
 
 
 def seconds(share: Share, d: Deployment, step: Step, model: Model | None = None) -> Floats:
-    """Of a step: predicted, low, high and by the roofline, which has no collectives."""
-    told = collectives_s(share, d, step)
+    """Of a step and the wait after it: predicted, low, high and by the roofline, which has neither
+    waits nor collectives."""
+    told = collectives_s(share, d, step) + d.gap_s * step.sequences
     total: Floats = np.stack([told, told, told, 0.0 * told])
     for times, work in launches(share, d, step):
         p = predict(work, d.target, model=model)

@@ -49,6 +49,12 @@ TWO_SHOTS = 12.6e-6, 0.64
 # gpu_memory_utilization (vllm/config), TensorRT-LLM's of free_gpu_memory_fraction.
 MEMORY_SHARE = 0.9
 
+# What the GPU waits for the host after each step, by sequence: in vLLM before 0.14, the first that
+# schedules a step while the one before runs (vllm-project/vllm pull request 27614). Its developers
+# saw 5 to 6 ms at 256 sequences, and hardly any with it (pull request 11133).
+GAP_S = 5.5e-3 / 256
+OVERLAPPING = (0, 14)
+
 # Whose kernel the experts are on Hopper, and on Blackwell: sources named by the newest version of
 # each framework in aiconfigurator's tables of experts.
 EXPERTS: dict[tuple[str, str], tuple[str, str]] = {
@@ -215,7 +221,8 @@ def _divided(p: Product, ranks: int) -> Product:
 @dataclass(frozen=True)
 class Deployment:
     """A model on ranks of one kind, under a framework: `tp` ranks share each layer, experts are cut
-    in `expert_tp` and spread over `expert_ep`. `products` and `experts` are their dtypes."""
+    in `expert_tp` and spread over `expert_ep`. `products` and `experts` are their dtypes; `version`
+    the framework's, empty where it is not known: then it is taken as a new one."""
 
     decoder: Decoder
     target: Target
@@ -225,6 +232,14 @@ class Deployment:
     tp: int
     expert_tp: int = 1
     expert_ep: int = 1
+    version: str = ""
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds by sequence that the GPU waits for the host after a step."""
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        old = found and tuple(map(int, found.groups())) < OVERLAPPING
+        return GAP_S if old and self.framework == "vllm" else 0.0
 
     @property
     def is_blackwell(self) -> bool:

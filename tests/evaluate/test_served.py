@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from gpuir.cli.decoders import served as build
 from gpuir.evaluate.deployments import seconds
 from gpuir.evaluate.served import (
+    GAP_S,
     Decoder,
     Deployment,
     Part,
@@ -177,6 +178,13 @@ def test_collectives_grow_with_ranks_and_tokens():
     assert collectives_s(s, one, step).tolist() == [0]
     assert 0 < collectives_s(s, two, step)[0] < collectives_s(s, eight, step)[0]
     assert collectives_s(s, two, longer)[0] > collectives_s(s, two, step)[0]
+
+
+def test_old_versions_of_vllm_wait_for_their_host():
+    d = deployment(LLAMA)
+    gaps = [replace(d, version=v).gap_s for v in ("0.12.0", "0.14.0", "1.0.0rc3", "0.9", "", "v?")]
+    assert gaps == [GAP_S, 0, 0, GAP_S, 0, 0]
+    assert replace(d, framework="trtllm", version="0.8.1").gap_s == 0
 
 
 def test_an_all_reduce_is_one_shot_or_two():
