@@ -104,13 +104,14 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
 def _base(base: Target, target: str, out: Path) -> str:
     """What the new file's `base` says: a name, or a path from its own folder."""
     from gpuir.ir.errors import UsageError
+    from gpuir.targets.spec import is_path
 
     if "+" in base.name:
         raise UsageError(
             f"{target} is a target with numbers changed",
             fix="write them into a file: gpuir targets NAME --set ... --format toml -o FILE",
         )
-    if not (target.endswith(".toml") or "/" in target):
+    if not is_path(target):
         return base.name
     if out.resolve() == Path(target).resolve():
         raise UsageError("a target cannot be its own base", where=str(out), fix="--out another")

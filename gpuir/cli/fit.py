@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import layout, split_targets
+from gpuir.cli.analyze import layout, targets_of
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, warn
 
@@ -65,10 +65,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
     from gpuir.ir.errors import ModelError, UsageError
     from gpuir.simulate.largest import largest
 
-    names = [loaded.target(name) for name in split_targets(given["target"])]
-    if not names:
-        raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
-    targets = [gpuir.load_target(options.with_settings(name, given)) for name in names]
+    targets = targets_of(given, loaded)
     dim, least, most = given["dim"], given["least"], given["most"]
     if least > most:
         raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")

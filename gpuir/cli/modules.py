@@ -3,12 +3,9 @@ line."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,10 +42,11 @@ def load_modules(names: Iterable[str]) -> Loaded:
     A name is a module's, looked for in the current folder too, or the path of a `.py` file.
     """
     from gpuir.ir.errors import UsageError
+    from gpuir.ir.plugins import own_module
 
     loaded = Loaded({}, {}, {}, {}, {})
     for name in names:
-        module = _import(name)
+        module = own_module(name, f"--load {name}")
         tables: dict[str, dict[str, object]] = {
             table: getattr(module, table)
             for table in TABLES
@@ -89,32 +87,3 @@ def _check(where: str, table: str, key: str, thing: object) -> None:
         raise UsageError("gpuir has one of that name", where=where, fix="give it another name")
     if not fits(thing):
         raise UsageError("this cannot be used", where=where, expected=expected, found=repr(thing))
-
-
-def _import(name: str) -> ModuleType:
-    from gpuir.ir.errors import UsageError
-
-    try:
-        if name.endswith(".py"):
-            return _from_file(Path(name))
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # the module's own code may fail in any way
-        raise UsageError(
-            "the module cannot be loaded",
-            where=f"--load {name}",
-            expected="a module that Python finds from here, or the path of a .py file",
-            found=f"{type(error).__name__}: {error}",
-        ) from error
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up here
-    spec.loader.exec_module(module)
-    return module

@@ -76,13 +76,13 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
 def everything() -> dict[str, Target]:
     """Every target by name that can be loaded; of a plug-in's that cannot, a warning."""
     import gpuir
-    from gpuir.ir.errors import TargetError
+    from gpuir.ir.errors import PluginError, TargetError
 
     found: dict[str, Target] = {}
     for name in gpuir.target_names():
         try:
             found[name] = gpuir.load_target(name)
-        except TargetError as error:
+        except (PluginError, TargetError) as error:
             warn(str(error))
     return found
 

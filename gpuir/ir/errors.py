@@ -54,6 +54,12 @@ class PluginError(GpuirError):
     """Something that a module of the user's adds did not work: a bug there, not here."""
 
 
+def reason(error: BaseException) -> str:
+    """The first lines of what somebody else's code says, and its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean a, b?` for a misspelt name, else the known names; for the `fix` of an error."""
     known = sorted(known)

@@ -1,12 +1,16 @@
-"""Names that others add to our tables, looked up when one is asked for."""
+"""What others add to our tables: names, looked up when one is asked for, and modules."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuir.ir.errors import GpuirError, PluginError, UsageError, nearest
+from gpuir.ir.errors import GpuirError, PluginError, UsageError, nearest, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,20 +43,56 @@ def find_named(
     points = installed(group)
     if name not in points:
         raise UsageError(f"no {kind} {name!r}", fix=nearest(name, [*ours, *loaded, *points]))
-    point = points[name]
-    where = f"entry point {name} = {point.value}"
+    found = load_point(points[name], kind)
+    if not fits(found):
+        raise PluginError(f"{name!r} is no {kind}", where=place(points[name]), found=repr(found))
+    return found
+
+
+def load_point(point: EntryPoint, kind: str) -> Any:
+    """What an entry point names; PluginError where it does not load."""
     try:
-        found = point.load()
+        return point.load()
     except Exception as error:  # a plug-in may fail in any way
         raise PluginError(
-            f"the {kind} {name!r} cannot be loaded",
-            where=where,
-            found=f"{type(error).__name__}: {error}",
+            f"the {kind} {point.name!r} cannot be loaded",
+            where=place(point),
+            found=reason(error),
             fix="upgrade or uninstall the package that declares it",
         ) from error
-    if not fits(found):
-        raise PluginError(f"{name!r} is no {kind}", where=where, found=repr(found))
-    return found
+
+
+def place(point: EntryPoint) -> str:
+    return f"entry point {point.name} = {point.value}"
+
+
+def own_module(name: str, where: str) -> ModuleType:
+    """A module of the user's: one that Python finds, looked for in the current folder too, or the
+    path of a `.py` file. UsageError, with what its own code says, where it does not load."""
+    try:
+        if name.endswith(".py"):
+            return _from_file(Path(name))
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # it may fail in any way
+        raise UsageError(
+            "the module cannot be loaded",
+            where=where,
+            expected="a module that Python finds from here, or the path of a .py file",
+            found=reason(error),
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up here
+    spec.loader.exec_module(module)
+    return module
 
 
 def is_ours(thing: object) -> bool:
@@ -76,6 +116,6 @@ def blamed(thing: object, what: str) -> Generator[None]:
         raise PluginError(
             f"{what} failed",
             where=f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at else "",
-            found=f"{type(error).__name__}: {error}",
+            found=reason(error),
             fix=f"it comes from the module {thing.__module__}; `gpuir --debug ...` shows more",
         ) from error

@@ -11,8 +11,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from gpuir.ir.errors import TargetError, nearest
+from gpuir.ir.errors import PluginError, TargetError, nearest
 from gpuir.ir.files import read_toml
+from gpuir.ir.plugins import blamed, load_point, place
 from gpuir.ir.types import DTYPES
 from gpuir.targets.target import Spec, Table, source_of, specs, walk
 
@@ -71,22 +72,16 @@ def unknown(what: str, name: str, names: Iterable[str]) -> TargetError:
 
 
 def plugin_path(point: EntryPoint, what: str) -> Path:
-    """An entry point of a target or profile is a path, or a function that gives one."""
-    where = f"entry point {point.name} = {point.value}"
-    try:
-        found: Any = point.load()
-        found = found() if callable(found) else found
-    except Exception as error:  # a plug-in may fail in any way
-        raise TargetError(
-            f"the plug-in that provides this {what} does not load",
-            where=where,
-            found=f"{type(error).__name__}: {error}",
-            fix="upgrade or uninstall the package that declares it",
-        ) from error
+    """An entry point of a target or profile is a path, or a function that gives one. PluginError
+    where it is neither, or fails."""
+    found = load_point(point, what)
+    if callable(found):
+        with blamed(found, f"the {what} {point.name!r}"):
+            found = found()
     if not isinstance(found, str | Path):
-        raise TargetError(
-            "the plug-in gives no spec file",
-            where=where,
+        raise PluginError(
+            f"the {what} {point.name!r} is no spec file",
+            where=place(point),
             expected="a path, or a function that returns one",
             found=repr(found),
             fix="upgrade or uninstall the package that declares it",

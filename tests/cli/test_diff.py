@@ -7,20 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cli.test_cli import MLP
 from click.testing import CliRunner, Result
 
 from gpuir.cli.main import main
-
-MLP = """graph @mlp {
-  in %x: f16[8, 1024]
-  param %w: f16[1024, 4096]
-  param %b: f16[4096]
-  %h: f16[8, 4096] = t.matmul(%x, %w) at "mlp.onnx:MatMul_3"
-  %y: f16[8, 4096] = t.map("add", [%h, %b]) at "mlp.onnx:Add_4"
-  %p: f16[8, 4096] = t.softmax(%y, 1) at "mlp.onnx:Softmax_5"
-  out %p
-}
-"""
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from gpuir.frontends.torch.program import reason
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import ModelError, reason
 
 
 class PastLayer(CacheLayerMixin):

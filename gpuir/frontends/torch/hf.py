@@ -18,8 +18,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gpuir.frontends.torch.attention import attention, seen
-from gpuir.frontends.torch.program import Program, reason
-from gpuir.ir.errors import ModelError, UsageError, nearest
+from gpuir.frontends.torch.program import Program
+from gpuir.ir.errors import ModelError, UsageError, nearest, reason
 from gpuir.ir.files import read_json
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it

@@ -9,18 +9,17 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from importlib import import_module, util
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
 from gpuir.frontends.torch import masks
-from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 from gpuir.ir.graph import Role
+from gpuir.ir.plugins import own_module
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,6 @@ REMEDIES = (
 )
 
 
-def reason(error: BaseException) -> str:
-    """The first lines of what another library says, and its kind."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
-
-
 def is_built(path: str) -> bool:
     """Whether the path names a function: `my.module:build`, `folder/file.py:build`."""
     module, colon, function = path.rpartition(":")
@@ -117,7 +110,7 @@ def built(path: str, dims: Mapping[str, int] | None = None) -> Program:
     """What the function gives: a `Program`, a module with its arguments, a tuple of them, or those
     and a dictionary of keyword arguments. It is called with the dimensions, by name."""
     place, _, name = path.rpartition(":")
-    module = _imported(place, path)
+    module = own_module(place, path)
     build = getattr(module, name, None)
     if not callable(build):
         functions = [n for n, thing in vars(module).items() if callable(thing)]
@@ -173,31 +166,3 @@ def _check_dims(build: Callable[..., Any], dims: Mapping[str, int], path: str) -
                 expected=f"one of its parameters: {', '.join(parameters) or 'it has none'}",
                 fix=nearest(name, parameters) if parameters else f"def build({name}): ...",
             )
-
-
-def _imported(place: str, path: str) -> ModuleType:
-    """The module, looked for in the current folder too."""
-    try:
-        if place.endswith(".py"):
-            return _from_file(Path(place))
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        return import_module(place)
-    except (Exception, SystemExit) as error:  # the module's own code may fail in any way
-        raise UsageError(
-            "the module cannot be imported",
-            where=path,
-            expected="a module that Python finds from here, or the path of a .py file",
-            found=reason(error),
-        ) from error
-
-
-def _from_file(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
-    spec = util.spec_from_file_location(file.stem, file)
-    assert spec and spec.loader
-    module = util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # dataclasses look their module up here
-    spec.loader.exec_module(module)
-    return module

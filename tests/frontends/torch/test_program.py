@@ -83,7 +83,7 @@ def test_what_cannot_be(
 
 def test_modules_that_are_not_there(tmp_path: Path):
     for path in ("no.such.module:build", f"{tmp_path}/none.py:build"):
-        with pytest.raises(UsageError, match="cannot be imported"):
+        with pytest.raises(UsageError, match="cannot be loaded"):
             gpuir.load(path)
 
 
