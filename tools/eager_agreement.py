@@ -45,9 +45,10 @@ COPIES = {
     "roll",
     "stack",
 }
-# Operators that call contiguous() on operands, by their places: aten/src/ATen/native/cuda/
-# layer_norm_kernel.cu, SoftMax.cu, group_norm.cpp.
+# Operators that call contiguous() on operands, or reshape() on indices, by their places: aten/src/
+# ATen/native/cuda/layer_norm_kernel.cu, SoftMax.cu, group_norm.cpp, Embedding.cpp.
 PACKS = {
+    "embedding": (1,),
     "native_layer_norm": (0,),
     "native_layer_norm_backward": (0, 1),
     "native_group_norm": (0,),

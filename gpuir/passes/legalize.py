@@ -60,6 +60,8 @@ class _Legalizer:
                 Value(v.name, type) for v, type in zip(node.results, op.result_types, strict=True)
             )
             self.new.update((o, n) for o, n in zip(node.results, results, strict=True) if o != n)
+            if self.viewed and (strided := self.laid_out(op, results)) is not None:
+                self.strided[results[0].name] = strided
             b.put(Node(op, results, node.locs))
         return b.finish(self.new.get(v, v) for v in g.outputs)
 
@@ -118,6 +120,25 @@ class _Legalizer:
         return k.Map(op.args, body)
 
     # -- layout
+
+    def laid_out(self, op: Op, results: Sequence[Value]) -> Strided | None:
+        """How PyTorch lays a result out where an operand is not row-major: pointwise kernels as the
+        first operand of the result's shape (aten/src/ATen/TensorIterator.cpp, reorder_dimensions),
+        convolutions channels-last if the operand is (aten/src/ATen/native/ConvUtils.h,
+        cudnn_conv_suggest_memory_format)."""
+        match op, results:
+            case k.Map(args), (y,):
+                like = next((v for v in args if v.type.shape == y.type.shape), None)
+            case k.Conv(x), (y,):
+                like = x
+            case _:
+                return None
+        if like is None or (strided := self.strided.get(like.name)) is None:
+            return None
+        order = memory_order(like.type.shape, strided.strides)
+        if not order or 0 in strided.strides or (isinstance(op, k.Conv) and order[-1] != 1):
+            return None
+        return packed(replace(y.type, order=order))
 
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
         if len(op.body.outputs) != 1:
@@ -449,23 +470,24 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
 
 
 def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = False) -> bool:
-    """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, reductions
-    along its innermost axis still; another layout group always may. Products read no `spread` value
+    """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, and cuDNN
+    where channels are innermost; another layout group always may. Products read no `spread` value
     (broadcast, in memory once)."""
     if not isinstance(op, t.Fused):
         return False
     if all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes):
         return True
-    wide = [i for i, n in enumerate(value.type.shape) if n != 1]
-    inner_stays = not order or order[-1] == wide[-1]
+    channels_last = order[-1:] == (1,) and not spread
     inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
     for node in op.body.nodes:
         if not inner & set(node.op.operands):
             continue
         match node.op:
-            case t.Map() | t.Cast() | t.Concat():
+            case t.Map() | t.Cast() | t.Slice() | t.Concat() | t.Pad() | t.Reduce() | t.ArgReduce():
                 pass
-            case t.Slice() | t.Pad() | t.Reduce() | t.ArgReduce() if inner_stays:
+            case t.Conv(x) | t.ConvTranspose(x) if x in inner and channels_last:
+                pass
+            case t.ConvWeightGradient() if channels_last:
                 pass
             case t.ScatterElements(x) | t.ScatterND(x) if x not in inner:
                 pass

@@ -32,7 +32,7 @@ def tool() -> ModuleType:
     "name",
     [
         *("perceptron", "convolutions", "block", "block, scores in memory"),
-        *("tower of 4 blocks", "ResNet-50"),
+        *("tower of 4 blocks", "BERT", "ResNet-50", "ViT", "ConvNeXt"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -41,9 +41,12 @@ def test_inference_launches_what_is_dispatched(tool: ModuleType, name: str):
     assert ours == seen and seen.total() > 4
 
 
+@pytest.mark.parametrize(
+    ("name", "floor"), [("block, scores in memory", 1.0), ("convolutions", 0.85), ("Llama", 0.97)]
+)
 @pytest.mark.filterwarnings("ignore")
-def test_training_launches_the_same_products(tool: ModuleType):
-    name = "block, scores in memory"
+def test_training_launches_the_same_products(tool: ModuleType, name: str, floor: float):
+    """A loss is a few launches more here."""
     seen, ours = tool.training(name, tool.MODELS[name]())
-    assert ours["product"] == seen["product"] == 18
-    assert tool.share(seen, ours) > 0.9  # a softmax hides a product in its backward operator
+    assert ours["product"] == seen["product"]
+    assert tool.share(seen, ours) >= floor
