@@ -26,15 +26,11 @@ STEPS = 75  # of the bar: runs that a report usually takes
 @options.model
 @click.option("--target", help="The GPU. `gpuir targets` lists them.")
 @options.loading
-@options.settings
-@options.predictor
-@options.profile
-@options.tf32
-@options.pipeline
+@options.running
 @click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
 @options.price
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 @options.load_modules
 def command(**given: Any) -> None:

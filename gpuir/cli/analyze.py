@@ -27,7 +27,7 @@ PIPED_WIDTH = 120
 
 @click.command()
 @options.model
-@click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
+@options.targets
 @options.loading
 @options.costing
 @click.option(
@@ -39,7 +39,7 @@ PIPED_WIDTH = 120
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
 )
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @click.option(
     "--group-by",
     type=click.Choice(["kernel", "module", "phase"]),

@@ -43,7 +43,7 @@ ALWAYS = (  # the options that mean something for reports too
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
 )
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 @options.load_modules
 @options.verbose

@@ -84,7 +84,7 @@ def command() -> None:
     help="Train anew without each GPU in turn, and score what is predicted of it. Needs torch.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn.")
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 def kernels(files: tuple[str, ...], **given: Any) -> None:
     """Kernels one by one: FILES are tables of measurements.

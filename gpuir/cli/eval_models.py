@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     help="Operators of the same models run one by one: errors by kind of operator too.",
 )
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 def models(labels: str, configs: str | None, **given: Any) -> None:
     """Whole models: LABELS is a table of cases, each a model, a mode, sizes and a GPU.

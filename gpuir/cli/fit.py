@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.model
-@click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
+@options.targets
 @click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
 @click.option(
     "--min", "least", type=click.IntRange(1), default=1, show_default=True, help="Least to try."
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @options.pipeline
 @options.settings
 @click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 @options.load_modules
 def command(**given: Any) -> None:

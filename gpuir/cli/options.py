@@ -192,21 +192,22 @@ price = click.option(
 )
 
 
+schedule = click.option(
+    "--schedule",
+    type=click.Path(),
+    default="",
+    help="Tiles to use for the kernels that this file names.",
+)
+
+
 def costing(f: F) -> F:
     """How kernels are tiled and costed."""
-    return _stacked(
-        settings,
-        predictor,
-        click.option(
-            "--schedule",
-            type=click.Path(),
-            default="",
-            help="Tiles to use for the kernels that this file names.",
-        ),
-        profile,
-        tf32,
-        pipeline,
-    )(f)
+    return _stacked(settings, predictor, schedule, profile, tf32, pipeline)(f)
+
+
+def running(f: F) -> F:
+    """How a model is run where many runs are tried."""
+    return _stacked(settings, predictor, profile, tf32, pipeline)(f)
 
 
 load_modules = click.option(
@@ -217,6 +218,12 @@ load_modules = click.option(
     help="A module, or a .py file, with passes, predictors, targets or backends of your own.",
 )
 verbose = click.option("-v", "--verbose", is_flag=True, help="Say on stderr what each step made.")
+targets = click.option(
+    "--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them."
+)
+width = click.option(
+    "--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]"
+)
 output = click.option(
     "-o", "--output", type=click.Path(), help="Write to this file, all of it or nothing."
 )

@@ -55,7 +55,7 @@ def _sizes(part: str) -> Iterable[int]:
 
 @click.command()
 @options.model
-@click.option("--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
+@options.targets
 @click.option("--batch", "batch_sizes", type=Sizes(named=False), help="Batches: 1,2,4..256.")
 @click.option(
     "--dim",
@@ -65,17 +65,13 @@ def _sizes(part: str) -> Iterable[int]:
     help="Another dimension, as --dims calls it: seq=128..4096 by doubling.",
 )
 @options.loading
-@options.settings
-@options.predictor
-@options.profile
-@options.tf32
-@options.pipeline
+@options.running
 @options.price
 @click.option(
     "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
 )
 @click.option("--plot", type=click.Path(), help="A picture too: FILE.png or FILE.svg.")
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 @options.load_modules
 def command(**given: Any) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--set", "settings", type=options.SETTING, multiple=True, help="sms=120, in SI units."
 )
-@click.option("--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]")
+@options.width
 @options.output
 def command(name: str | None, check: bool, format: str, width: int | None, **given: Any) -> None:
     """List the GPUs, show the numbers of one with their sources, or check them.
