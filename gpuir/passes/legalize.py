@@ -162,6 +162,8 @@ class _Legalizer:
             or (self.viewed and is_iterated(r.op, result, order, spread))
             for r in readers
         )
+        if not self.options.strides and any(is_gemm_of_rows(r.op) for r in readers):
+            strided = False
         if result in self.outputs or not readers or not strided:
             return k.Copy(op.args, op.body, step)
         moved = [r.results[0].type.size for r in readers if moves(r.op, view)]
@@ -442,6 +444,14 @@ def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
 def is_gradient(op: Op) -> bool:
     """Whether a group is the gradient of an attention, which takes any strides."""
     return isinstance(op, t.Fused) and isinstance(op.body.nodes[-1].op, t.AttentionGradient)
+
+
+def is_gemm_of_rows(op: Op) -> bool:
+    """Whether a group is a product of more than two axes with its bias: a Gemm of onnxruntime's,
+    which reads its rows through a reshape (matmul_add_fusion.cc)."""
+    ops = [n.op for n in op.body.nodes] if isinstance(op, t.Fused) else []
+    rows = any(isinstance(o, t.Matmul) and o.a.type.rank > 2 for o in ops)
+    return rows and any(isinstance(o, t.Map) and o.fn == "add" for o in ops)
 
 
 def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:

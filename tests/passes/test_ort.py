@@ -140,6 +140,11 @@ CASES = {
         "a = Transpose <perm = [0, 2, 1]> (s)\nb = MatMul (x, a)\ny = Relu (b)",
         ["MatMul", "Relu"],
     ),
+    "MatmulTransposeFusion, but not into a Gemm behind a reshape": (
+        "float[2,8,6] x, float[8,8] w, float[8] w1",
+        "a = Transpose <perm = [0, 2, 1]> (x)\nb = MatMul (a, w)\ny = Add (b, w1)",
+        ["Transpose", "MatMul Add"],
+    ),
     "MatmulTransposeFusion, but heads split from tokens": (
         "float[2,6,4,8] x, float[2,4,8,6] s",
         "a = Transpose <perm = [0, 2, 1, 3]> (x)\nb = MatMul (a, s)\ny = Relu (b)",
