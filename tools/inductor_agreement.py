@@ -142,6 +142,7 @@ def inductor_kernels(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import decompositions
+    from torch._inductor.fx_passes import fuse_attention
 
     found: list[list[Kernel]] = []
 
@@ -153,6 +154,11 @@ def inductor_kernels(
 
     graph = program.graph_module
     inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    check = fuse_attention._sfdp_params_check
+
+    def in_16_bits(match: Any) -> bool:  # in f32 the kernels use TF32, which is off
+        return match.kwargs["query"].meta["val"].dtype != torch.float32 and check(match)
+
     sdpa = torch.ops.aten.scaled_dot_product_attention.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     before = sdpa.py_kernels.get(key)
@@ -163,6 +169,7 @@ def inductor_kernels(
             torch.set_grad_enabled(train),
             warnings.catch_warnings(),
             config.patch(force_disable_caches=True),
+            mock.patch.object(fuse_attention, "_sfdp_params_check", in_16_bits),
             mock.patch.dict(decompositions, {torch.ops.aten.native_group_norm.default: group_norm}),
             functorch.patch(force_non_lazy_backward_lowering=True),
         ):
@@ -269,11 +276,12 @@ def scheduled(
 
 @dataclass(frozen=True)
 class Memory:
-    """Which buffers hold a node's value, and which nodes no kernel computes again: calls and
-    reductions."""
+    """Which buffers hold a node's value, which nodes no kernel computes again (calls and
+    reductions), and which buffers hold sums that a reduction's value is computed from."""
 
     held: dict[torch.fx.Node, set[str]]
     fixed: set[torch.fx.Node]
+    sums: dict[torch.fx.Node, set[str]]
     program: int  # the identity of the exported program's graph, as nodes name their origin by
 
     @staticmethod
@@ -282,10 +290,15 @@ class Memory:
 
         held: dict[torch.fx.Node, set[str]] = {}
         fixed: set[torch.fx.Node] = set()
+        sums: dict[torch.fx.Node, set[str]] = {}
         for node, x in lowered.items():
             if name := buffer_of(x):
                 held.setdefault(node, set()).add(name)
         for op in graph.operations:
+            if node := reduced_last(op):
+                fixed.add(node)
+                own = held.get(node, set[str]())
+                sums.setdefault(node, set()).update({op.get_name()} - own)
             node = op.get_origin_node() or called_last(op)
             if node is None:
                 continue
@@ -293,7 +306,7 @@ class Memory:
             held[node] |= {buffer.get_name() for buffer in op.get_outputs()}
             if not (isinstance(op, ir.ComputedBuffer) and isinstance(op.data, ir.Pointwise)):
                 fixed.add(node)
-        return Memory(held, fixed, program)
+        return Memory(held, fixed, sums, program)
 
 
 def called_last(op: Any) -> torch.fx.Node | None:
@@ -306,6 +319,21 @@ def called_last(op: Any) -> torch.fx.Node | None:
     calls = [o for o in op.get_origins() if is_called(o)]
     order = {n: i for i, n in enumerate(calls[0].graph.nodes)} if calls else {}
     return max(calls, key=order.__getitem__, default=None)
+
+
+def reduced_last(op: Any) -> torch.fx.Node | None:
+    """The node that a reduction is of, or a part: the last of those that went into it."""
+    from torch._inductor import ir
+
+    if not isinstance(op, ir.ComputedBuffer) or not isinstance(op.data, ir.Reduction):
+        return None
+    reductions = [o for o in op.get_origins() if is_reduction(o)]
+    order = {n: i for i, n in enumerate(reductions[0].graph.nodes)} if reductions else {}
+    return max(reductions, key=order.__getitem__, default=None)
+
+
+def is_reduction(node: torch.fx.Node) -> bool:
+    return torch.Tag.reduction in getattr(node.target, "tags", ())
 
 
 def buffer_of(x: Any) -> str | None:
@@ -331,8 +359,9 @@ def kernel_of(node: Any, memory: Memory) -> Kernel | None:
     there = {name for n in parts for name in n.read_writes.buffer_names()}
     origins = {o for n in parts for o in n.node.get_origins()}
     called = {o for o in origins if is_called(o)}
-    made = {o: sources(o, there, memory) for o in origins - called}
-    ops = {o for o, found in made.items() if found}
+    sums = {o for o in origins if memory.sums.get(o, set()) & there}
+    made = {o: sources(o, there, memory) for o in origins - called if o not in memory.sums}
+    ops = {o for o, found in made.items() if found} | sums
     ops |= {o for o in called if is_biased(o, there, memory)}
     constant = {o for o, found in made.items() if found == set()}
     if not ops:

@@ -3,62 +3,123 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.types import f32
 from gpuir.ops import tensor as t
+from gpuir.passes.channels_last import has_channels_innermost
 from gpuir.passes.manager import Pass
+
+WARPS = 8  # of a block of an inner reduction
+IN_REGISTERS = 4  # terms that a thread of an outer reduction takes at a time
+RESULTS = 128  # of a block of an outer reduction
+MOST = 512  # terms of a thread
+UNROLLED = 9  # terms from which on a sum is a reduction; fewer are added where they are read
 
 
 @dataclass(frozen=True)
 class SplitSums(Pass):
-    """Splits reductions that are not over the innermost axis, as the gradient of a bias or an
-    average over an image with channels innermost: `terms` by `terms`, and the rest of them after
-    that, where there are more and fewer than `results` results.
+    """Has reductions with few results and many terms sum parts first, then the parts; and divides
+    a mean where it is read.
 
-    The defaults are Inductor's for an A100: 32 terms in each of 4 registers of a thread, and 64
-    results for each of 108 multiprocessors. (torch 2.13: torch/_inductor/ir.py, num_splits;
-    choices.py, reduction_split_factor.)
+    How many parts there are follows from the GPU: its multiprocessors (`sms`), and the threads of
+    each. It is not known when kernels are made, once for all targets; the numbers are an A100's.
+
+    (torch 2.13: torch/_inductor/choices.py, reduction_split_factor; ir.py, num_splits; lowering.py,
+    mean. Parts are equal here, the next more that divides the terms, where Inductor masks the end.)
     """
 
-    terms: int = 128
-    results: int = 6912
+    sms: int = 108
+    threads: int = 2048
+    warp: int = 32
 
     name = "split_sums"
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        images = any(isinstance(n.op, t.Conv) and n.op.w.type.rank == 4 for n in g.nodes)
+        images = has_channels_innermost(g)
 
         def split(n: Node, b: Builder) -> tuple[Value, ...] | None:
-            """sum(x[r, c], 0)  →  sum(sum(x[s, r/s, c], 1), 0)"""
+            """mean(x[r])  →  sum(sum(x[s, r/s])) / r"""
             match n.op:
-                case t.Reduce(fn, x, axes) if axes and is_outer(x.type.shape, axes, images):
-                    shape = x.type.shape
+                case t.Reduce(fn, x, axes) if axes and x.type.size:
+                    pass
                 case _:
                     return None
-            terms = prod(shape[a] for a in axes)
-            parts = self.parts(terms)
-            if axes != tuple(range(axes[0], axes[-1] + 1)) or x.type.size >= self.results * terms:
+            result = n.results[0].type
+            outer = result.size > 1 and is_outer(x.type.shape, axes, images)
+            terms = x.type.size // result.size
+            shape, first, last = cut(x.type.shape, axes, self.parts(terms, result.size, outer))
+            if fn != "mean" and not last:
                 return None
-            if not parts:
-                return None
-            first, last = axes[0], axes[-1]
-            folded = (*shape[:first], parts, terms // parts, *shape[last + 1 :])
-            partial = b(t.Reduce(fn, b(t.Reshape(x, folded)), (first + 1,)))
-            whole = b(t.Reduce(fn, partial, (first,)))
-            return (b(t.Reshape(whole, n.results[0].type.shape)),)
+            if fn == "mean" and result.dtype.bits < 32:
+                x = b(t.Cast(x, f32))
+            y = x if shape == x.type.shape else b(t.Reshape(x, shape))
+            whole = "sum" if fn == "mean" else fn
+            y = b(t.Reduce(whole, y, first))
+            y = b(t.Reduce(whole, y, last)) if last else y
+            y = y if y.type.shape == result.shape else b(t.Reshape(y, result.shape))
+            y = b(t.Map("div", (y,), (float(terms),))) if fn == "mean" else y
+            return (y if y.type == result else b(t.Cast(y, result.dtype)),)
 
         return rewrite(g, split)
 
-    def parts(self, terms: int) -> int | None:
-        """How many sums come first: what divides the terms and leaves so many to each at most."""
-        least = -(-terms // self.terms)
-        if least < 2:
-            return None
-        found = (n for n in range(max(least, 9), terms // 2 + 1) if terms % n == 0)
-        return next(found, None)
+    def parts(self, terms: int, results: int, outer: bool) -> int:
+        """How many sums of terms come first; one is none."""
+        if results > 1 and (terms <= self.warp or results >= 2 * 32 * self.sms):
+            return 1
+        if not outer and (results >= 2 * self.sms or terms <= 8192):
+            return 1
+        together = IN_REGISTERS if outer else WARPS * self.warp
+        return -(-terms // (together * self.each(terms, results, outer)))
+
+    def each(self, terms: int, results: int, outer: bool) -> int:
+        """How many terms a thread takes."""
+        device = self.sms * self.threads
+        if terms * results < self.warp * device:
+            return self.warp
+        if terms * results >= MOST * device:
+            return nearest_divisor(terms, MOST, 50)
+        if outer:
+            blocks = -(-(device // (WARPS * self.warp)) // -(-results // RESULTS))
+            wanted = -(-terms // (IN_REGISTERS * blocks))
+            return max(nearest_divisor(terms, wanted, 20), self.warp)
+        blocks = -(-(device // (2 * WARPS * self.warp)) // results)
+        wanted = -(-terms // (WARPS * self.warp * blocks))
+        return max(nearest_divisor(terms, wanted, 30), self.warp)
+
+
+def nearest_divisor(n: int, wanted: int, within: int) -> int:
+    """The divisor of n that is nearest to a number, if it is so near; else the number."""
+    near = range(max(wanted - within + 1, 1), wanted + within)
+    found = (d for d in near if n % d == 0)
+    return min(found, key=lambda d: abs(d - wanted), default=wanted)
+
+
+Shape = tuple[int, ...]
+
+
+def cut(shape: Shape, axes: tuple[int, ...], parts: int) -> tuple[Shape, Shape, Shape]:
+    """A shape whose reduced axes are cut so that there are at least so many parts, the axes that
+    are reduced first, and those of the parts: none where there is nothing to cut."""
+    wanted = max(parts, UNROLLED) if parts > 1 else 1
+    found: list[int] = []
+    first: list[int] = []
+    last: list[int] = []
+    for a, n in enumerate(shape):
+        if a not in axes:
+            found.append(n)
+            continue
+        ahead = next(d for d in range(min(wanted, n), n + 1) if n % d == 0)
+        wanted = -(-wanted // ahead)
+        for size, where in ((ahead, last), (n // ahead, first)):
+            if size > 1:
+                where.append(len(found))
+                found.append(size)
+    if wanted > 1 or not first:  # too few terms, or each is a part
+        return shape, axes, ()
+    return tuple(found), tuple(first), tuple(last)
 
 
 def is_outer(shape: tuple[int, ...], axes: tuple[int, ...], images: bool) -> bool:

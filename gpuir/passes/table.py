@@ -21,6 +21,7 @@ from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
 from gpuir.passes.loops import FuseLoops
 from gpuir.passes.manager import Pass, Pipeline, make_pass
+from gpuir.passes.masks import Masks
 from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
 from gpuir.passes.sink import Sink
@@ -35,7 +36,8 @@ PASSES: dict[str, type[Pass]] = {
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Bmm, ChannelsLast, Fuse, FuseLoops, Widen, SplitNorms, SplitSums, Split, BatchNorm),
+        *(Masks, Bmm, ChannelsLast, SplitNorms, SplitSums, Split, BatchNorm),
+        *(Fuse, FuseLoops, Widen),
         *(Legalize, TilePass, Annotate),
     )
 }

@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+
+from gpuir.passes.split_sums import SplitSums
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("torch._inductor.scheduler", reason="this PyTorch has no Inductor")
@@ -84,11 +88,63 @@ class Square(nn.Module):
         return y * torch.sigmoid(self.s(y.mean((2, 3), keepdim=True)))
 
 
+class Groups(nn.Module):
+    """A group norm between convolutions: statistics, then the cells with the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(32, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.n = nn.GroupNorm(8, 64)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(torch.nn.functional.silu(self.n(self.a(x))))
+
+
+class Join(nn.Module):
+    """Joined for a product: written side by side by a pointwise loop and two copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(192, 64, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.relu(x)
+        return self.b(torch.cat((y, self.a(x), x), -1)) + y.transpose(0, 1).reshape(x.shape)
+
+
+class Rolled(nn.Module):
+    """What two views share is stored before either reads it, where it reads much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        h = x + self.a(x) + self.b(y) + z
+        h = h.view(64, 64)
+        return h + 1, torch.softmax(h, -1)
+
+
+class Masked(nn.Module):
+    """Attention with a mask of truth values: a loop makes numbers of it."""
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+
+
+class Mean(nn.Module):
+    """A mean of everything: two sums, the second of which is divided."""
+
+    def forward(self, x: Any) -> Any:
+        return (x * x).mean()
+
+
 def mlp() -> Any:
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
 
 
 X = torch.zeros(2, 32, 64)
+MASK = torch.ones(2, 1, 32, 32, dtype=torch.bool)
 CASES = {
     # 3 products; a bias goes with the GELU that alone reads it, and into the call before a norm
     "mlp": (mlp, (X,), [2, 1, 1]),
@@ -96,6 +152,11 @@ CASES = {
     "heads": (Heads, (X, torch.zeros(2, 1, 32, 32)), [6, 4, 1]),
     "rotary": (Rotary, (X, X, X), [0, 1, 0]),
     "squeeze": (Square, (torch.zeros(2, 32, 28, 28),), [2, 4, 2]),
+    "groups": (Groups, (torch.zeros(2, 32, 16, 16),), [2, 5, 1]),
+    "join": (Join, (X,), [2, 3, 0]),
+    "rolled": (Rolled, (X, X, X), [2, 0, 1]),
+    "masked": (Masked, (*[torch.zeros(2, 4, 32, 16)] * 3, MASK), [1, 1, 0]),
+    "mean": (Mean, (torch.zeros(512, 512),), [0, 0, 2]),
 }
 
 
@@ -113,10 +174,32 @@ def test_the_kernels_are_those_of_inductor(tool: Any, name: str) -> None:
     assert ours == theirs
 
 
-def test_attention_that_a_pattern_finds_is_one_call(tool: Any) -> None:
-    heads = torch.zeros(2, 4, 32, 16)
+@pytest.mark.parametrize("sms", [20, 40, 108, 132])
+def test_sums_are_cut_as_inductor_cuts_them(tool: Any, sms: int) -> None:
+    from torch._inductor.choices import InductorChoices
+
+    cutting = SplitSums(sms=sms)
+    device = SimpleNamespace(**{**vars(tool.A100), "multi_processor_count": sms})
+    with mock.patch.object(tool, "A100", device), tool.pretended_gpu():
+        factor = InductorChoices.reduction_split_factor
+        for terms in (33, 784, 8192, 50_000, 65_536, 1_000_003, 1 << 24):
+            for results in (2, 12, 128, 1000, 2047):
+                for outer in (True, False):
+                    expected = factor(tool.CUDA, terms, results, not outer)
+                    if results >= 64 * sms or terms <= 32:  # ir.py, num_splits
+                        expected = 1
+                    assert cutting.parts(terms, results, outer) == expected
+            assert cutting.parts(terms, 1, False) == factor(tool.CUDA, terms, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kinds"),
+    {torch.float16: ["extern"], torch.float32: ["extern", "reduction", "extern"]}.items(),
+)
+def test_attention_that_a_pattern_finds_is_one_call(tool: Any, dtype: Any, kinds: Any) -> None:
+    heads = torch.zeros(2, 4, 32, 16, dtype=dtype)
     found = tool.compare("plain", Plain(), heads, heads, heads)
-    assert [x.kind for x in found.theirs] == [x.kind for x in found.ours] == ["extern"]
+    assert [x.kind for x in found.theirs] == [x.kind for x in found.ours] == kinds
 
 
 # launches over Inductor's kernels, F1 of pairs of ops that share one, kernels of the same ops
