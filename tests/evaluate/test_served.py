@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from gpuir.evaluate.served import (
 )
 from gpuir.targets.load import load_target
 
+ALL_REDUCES = Path(__file__).parents[3] / "shared/data/kernels/collectives.parquet"
 B200, H100 = load_target("b200-sxm-180gb"), load_target("h100-sxm-80gb")
 
 
@@ -193,6 +195,24 @@ def test_an_all_reduce_is_one_shot_or_two():
     small, large = all_reduce_s(eight, np.array([2.0**13, 2.0**26]))
     assert small == pytest.approx(4.6e-6 + 7 * 2**13 / (0.59 * 450e9))
     assert large == pytest.approx(12.6e-6 + 2 * 7 / 8 * 2**26 / (0.64 * 450e9))
+
+
+@pytest.mark.skipif(not ALL_REDUCES.exists(), reason="the measurements are not in the repository")
+def test_all_reduces_are_a_fifth_off_their_measurements():
+    """In CUDA graphs of TensorRT-LLM, vLLM and SGLang, in one node, up to 128 MB."""
+    pd = pytest.importorskip("pandas")
+    rows = pd.read_parquet(ALL_REDUCES)
+    names = {f"{name}_sxm": f"{name}-sxm-80gb" for name in ("a100", "h100")}
+    names |= {"h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb"}
+    rows = rows[(rows.op == "all_reduce") & (rows["mode"] == "cuda_graph") & (rows.bytes <= 128e6)]
+    rows = rows[rows.system.isin([*names]) & (rows.world_size <= rows.gpus_per_node)]
+    errors: list[float] = []
+    for (system, ranks), some in rows.groupby(["system", "world_size"], observed=True):
+        d = replace(deployment(LLAMA, tp=int(ranks)), target=load_target(names[str(system)]))
+        told = 1e6 * all_reduce_s(d, some.bytes.to_numpy(float))
+        errors += [*np.abs(told / some.latency_us.to_numpy() - 1)]
+    assert len(errors) > 500
+    assert np.mean(errors) < 0.21
 
 
 def test_norms_over_all_heads_add_up_their_squares():
