@@ -46,26 +46,26 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     dim: str = given["crossover"]
     least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)
 
-    @cache
-    def graphs(value: int) -> list[Graph] | None:
+    def graphs(value: int) -> list[Graph]:
         said: list[str] = []
-        changed = {**given, "dims": (*given["dims"], ((dim, value),))}
-        try:
-            found = analyze(changed, loaded, said)
-        except ModelError:
-            if value == least:
-                raise
-            return None
+        found = analyze({**given, "dims": (*given["dims"], ((dim, value),))}, loaded, said)
         for text in said if value == least else ():
             warn(text)
         return found
 
     @cache
-    def run(value: int, i: int) -> Timeline | None:
-        found = graphs(value)
-        return None if found is None else gpuir.timeline(found[i], profiles[i])
+    def runs(value: int) -> list[Timeline] | None:
+        try:
+            found = first if value == least else graphs(value)
+        except ModelError:
+            return None
+        return [gpuir.timeline(g, p) for g, p in zip(found, profiles, strict=True)]
 
-    first = graphs(least) or []
+    def run(value: int, i: int) -> Timeline | None:
+        found = runs(value)
+        return None if found is None else found[i]
+
+    first = graphs(least)
     profiles = [profile_of(g) for g in first]
     devices = [gpuir.load_target(str(g.target)) for g in first]
     most = max(MOST, least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner, Result
@@ -33,13 +34,57 @@ def test_the_neighbour_below_is_held_up(per_item_s: float, least: int):
     else:
         assert found.tried[found.held_up].is_host_bound
         assert found.value - found.held_up <= max(1, found.held_up // 32)
-    assert len(found.tried) <= 22
+    assert len(found.tried) <= 14
+
+
+def by_doubling(is_held_up: Callable[[int], bool], least: int, most: int) -> tuple[int, int] | None:
+    """The answer as it is defined: doubles from `least`, then halves the gap; None where the host
+    holds up all or none."""
+    below, above = least, least
+    while is_held_up(above):
+        if above == most:
+            return None
+        below, above = above, min(2 * above, most)
+    while above - below > max(1, below // 32):
+        middle = (below + above) // 2
+        below, above = (middle, above) if is_held_up(middle) else (below, middle)
+    return (below, above) if below < above else None
+
+
+@given(st.integers(1, 40), st.integers(1, 1 << 16), st.none() | st.integers(41, 1 << 16))
+def test_leaps_end_where_doubling_does(least: int, first_free: int, refused: int | None):
+    """Kernels that just hide the host from some value on, of a model that takes no more than so
+    many."""
+    most, limit = 1 << 16, refused or 1 << 17
+    cells = {True: of_size(1, 1e-9), False: of_size(1, 1e-3)}
+    found = crossover(lambda n: None if n >= limit else cells[n < first_free], least, most)
+    expected = by_doubling(lambda n: n < min(first_free, limit), least, most)
+    if expected is None:
+        assert (found.value, found.held_up) in ((least, None), (None, most))
+        return
+    below, above = expected
+    assert found.held_up == below
+    assert (found.value, found.refused) == ((None, above) if above >= limit else (above, None)) or (
+        found.value == above and found.refused is not None  # a leap went too far
+    )
+
+
+def test_a_fall_that_is_even_takes_few_tries():
+    tried: list[int] = []
+
+    def of(n: int) -> Timeline:
+        tried.append(n)
+        return of_size(n, 1e-8)
+
+    found = crossover(of, 1, 1 << 16)
+    assert found.value is not None and found.value > 700
+    assert len(tried) == len(set(tried)) <= 9
 
 
 def test_there_may_be_none():
     found = crossover(lambda n: of_size(n, 1e-9), 1, 64)
     assert found.value is None and found.held_up == 64
-    assert [*found.tried] == [1, 2, 4, 8, 16, 32, 64]
+    assert [*found.tried] == [1, 16, 64]
 
 
 def test_sizes_that_the_model_does_not_take_end_the_search():
