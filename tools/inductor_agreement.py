@@ -366,9 +366,14 @@ def kernel_of(node: Any, memory: Memory) -> Kernel | None:
     constant = {o for o, found in made.items() if found == set()}
     if not ops:
         ops = constant
-    while more := {o for o in constant - ops if ops & set(o.users)}:
+    while more := {o for o in constant - ops if reaches(o, ops)}:
         ops |= more
     return Kernel("reduction" if node.is_reduction() else "pointwise", names(ops, memory.program))
+
+
+def reaches(node: torch.fx.Node, ops: set[torch.fx.Node]) -> bool:
+    """Whether one of some nodes reads a node, through views or not."""
+    return any(u in ops or (is_view(u) and reaches(u, ops)) for u in node.users)
 
 
 def is_biased(node: torch.fx.Node, there: set[str], memory: Memory) -> bool:

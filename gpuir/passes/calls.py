@@ -37,6 +37,15 @@ def is_unpacking(flow: Flow, nodes: Sequence[Node], product: Node) -> bool:
     return own and ends <= set(flow.graph.params) and any(v.type.dtype.bits < bits for v in ends)
 
 
+def is_factor(flow: Flow, v: Value) -> bool:
+    """Whether a product reads a value, through views or not: then it lies in the order of its
+    cells, as aten's matmul asks."""
+    return any(
+        isinstance(n.op, t.Matmul) or (isinstance(n.op, t.LAYOUT) and is_factor(flow, n.results[0]))
+        for n in flow.read_by(v)
+    )
+
+
 def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
     """The place of the addition of a bias, in memory, that the call of a product does itself."""
     made = product.results[0]

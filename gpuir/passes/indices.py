@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -14,11 +15,12 @@ from gpuir.ops.strides import Strided, packed, viewed
 
 class Read(NamedTuple):
     """A tensor in memory as a loop reads it, cell by cell of a value: by strides, or (None) in a
-    way that no strides say: `offset` then tells several such reads apart."""
+    way that no strides say: `way` then names the op that reads so, and which of its reads it is."""
 
     leaf: Value
     strides: tuple[int, ...] | None = None
     offset: int = 0
+    way: tuple[int, ...] = ()
 
 
 class Index(NamedTuple):
@@ -44,7 +46,7 @@ def broadcast(r: Read, shape: tuple[int, ...], to: tuple[int, ...]) -> Read:
     if r.strides is None or shape == to:
         return r
     if len(shape) > len(to):
-        return Read(r.leaf, None, r.offset)
+        return astray(r)
     lead = (0,) * (len(to) - len(shape))
     own = zip(shape, r.strides, to[len(lead) :], strict=True)
     return Read(r.leaf, (*lead, *(0 if n == 1 and m != 1 else s for n, s, m in own)), r.offset)
@@ -59,7 +61,12 @@ def spread(r: Read, axis: int, rank: int, own: int) -> Read:
 
 def joined(r: Read, axis: int, place: int) -> Read:
     """The read in each cell of what is joined along `axis`, which it must not depend on."""
-    return r if r.strides and r.strides[axis] == 0 else Read(r.leaf, None, place)
+    return r if r.strides and r.strides[axis] == 0 else astray(r, place)
+
+
+def astray(r: Read, *way: int) -> Read:
+    """The read as no strides say it; what was no strided read stays the read that it was, too."""
+    return Read(r.leaf, None, 0, (*way, r.offset, *r.way))
 
 
 def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
@@ -69,7 +76,7 @@ def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
     x = strided(r, shape)
     y = viewed(x, op)
     if y is None:
-        return Read(r.leaf, None, r.offset)
+        return astray(r)
     offset = r.offset
     if isinstance(op, t.Slice):
         offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
@@ -107,8 +114,18 @@ def through(reads: frozenset[Read], x: Value, op: Op, to: Value, place: int) -> 
         case t.Resize() if op.mode != "nearest":
             terms = 4
         case _:
-            return {Read(r.leaf, None, place) for r in reads}
-    return {Read(r.leaf, None, k) for r in reads for k in range(terms)}
+            return {astray(r, place) for r in reads}
+    return {astray(r, place, k) for r in reads for k in range(terms)}
+
+
+def is_straight(reads: Iterable[Read], shape: tuple[int, ...]) -> bool:
+    """Whether a loop over `shape` that reads so runs in the order of its cells: it follows the
+    tensors that it reads, unless none has a stride for each dimension, or one lies as the cells."""
+    wide = [a for a, n in enumerate(shape) if n > 1]
+    known = (r.strides for r in reads if r.strides and len(r.strides) == len(shape))
+    lying = [[strides[a] for a in wide] for strides in known]
+    full = [strides for strides in lying if all(strides)]
+    return not full or any(strides == sorted(strides, reverse=True) for strides in full)
 
 
 def index(r: Read, shape: tuple[int, ...]) -> Index | None:

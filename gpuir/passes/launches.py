@@ -9,7 +9,7 @@ from math import prod
 from typing import Protocol
 
 from gpuir.ir.graph import Value
-from gpuir.passes.indices import Index
+from gpuir.passes.indices import Index, Read
 
 
 class Limits(Protocol):
@@ -34,7 +34,8 @@ class Launch:
     cells: int = 1  # of a reduction, its rows
     row: int = 1  # cells of a row that a reduction runs over
     indices: frozenset[Index] = frozenset()
-    irregular: frozenset[Value] = frozenset()  # read in a way that no index says
+    irregular: frozenset[Read] = frozenset()  # that no index says
+    straight: bool = True  # runs over its cells in their order
     scattered: frozenset[Value] = frozenset()  # written in another order than cell by cell
     library: bool = False
     partial: bool = False  # a sum of which another is taken: its rows are not those of the tensor
@@ -68,6 +69,7 @@ def joined(a: Launch, b: Launch) -> Launch:
         row=whole.row,
         indices=a.indices | b.indices,
         irregular=a.irregular | b.irregular,
+        straight=a.straight and b.straight,
         scattered=a.scattered | b.scattered,
         partial=a.partial or b.partial,
         backward=a.backward,
@@ -164,7 +166,10 @@ class Fusion:
         if passed := a.writes & b.reads:
             may = not passed & a.scattered and self.is_in_step(a, b, passed)
             return size(passed) if may else 0
-        shared = size({at.leaf for at in a.indices & b.indices})
+        alike: set[Index | Read] = {*(a.indices & b.indices)}
+        if a.straight and b.straight:
+            alike |= a.irregular & b.irregular
+        shared = size({at.leaf for at in alike})
         if self.limits.aggressive and not (a.is_reduction or b.is_reduction):
             shared = shared or size(a.reads & b.reads)
         return shared if shared >= 10 and apart(a, b) <= self.limits.far else 0
@@ -172,7 +177,7 @@ class Fusion:
     def is_in_step(self, a: Launch, b: Launch, passed: Iterable[Value]) -> bool:
         """Whether `b` reads what `a` passes on in the trip that wrote it."""
         read_as = {self.rows.get(v, v) for v in passed}  # a row may be read in any order
-        return not read_as & b.irregular and all(
+        return read_as.isdisjoint(r.leaf for r in b.irregular) and all(
             is_own_index(at, a, b) for at in b.indices if at.leaf in read_as
         )
 

@@ -11,10 +11,19 @@ from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.calls import bias_of, is_bag, is_unpacking
+from gpuir.passes.calls import bias_of, is_bag, is_factor, is_unpacking
 from gpuir.passes.channels_last import has_channels_innermost
 from gpuir.passes.flow import GENERATORS, Flow
-from gpuir.passes.indices import Read, broadcast, index, row, through, whole, wide_strides
+from gpuir.passes.indices import (
+    Read,
+    broadcast,
+    index,
+    is_straight,
+    row,
+    through,
+    whole,
+    wide_strides,
+)
 from gpuir.passes.joins import is_cellwise, is_index, is_read_cellwise, is_roll
 from gpuir.passes.launches import Launch
 
@@ -252,7 +261,8 @@ class Storage:
                 cells=nest.cells,
                 row=nest.row,
                 indices=frozenset(at for at in places.values() if at is not None),
-                irregular=frozenset(r.leaf for r, at in places.items() if at is None),
+                irregular=frozenset(r for r, at in places.items() if at is None),
+                straight=is_straight(reads, nest.shape) or is_factor(self.flow, made),
                 scattered=results if isinstance(node.op, t.SCATTERING) else frozenset(),
                 partial=self.is_partial(node),
                 backward=phase_of(node) is not None,
