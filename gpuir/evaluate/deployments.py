@@ -26,11 +26,9 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.learned import Model
-from gpuir.cost.roofline import bounds
-from gpuir.cost.tile import predict
 from gpuir.evaluate.columns import Columns, Floats, TableFile
 from gpuir.evaluate.experts import EXPERTS
-from gpuir.evaluate.score import ALL, Group, RowErrors, Score, Scores, row_errors
+from gpuir.evaluate.score import ALL, Group, RowErrors, Score, Scores, kernel_s, row_errors
 from gpuir.evaluate.served import (
     Build,
     Decoder,
@@ -235,14 +233,14 @@ def _forecast(
 
 
 def seconds(share: Share, d: Deployment, step: Step, model: Model | None = None) -> Floats:
-    """Of a step and the wait after it: predicted, low, high and by the roofline, which has neither
-    waits nor collectives."""
-    told = collectives_s(share, d, step) + d.gap_s * step.sequences
-    total: Floats = np.stack([told, told, told, 0.0 * told])
+    """Of a step and the wait after it: predicted, low, high and by the roofline, which has no
+    waits, collectives or launches."""
+    apart = collectives_s(share, d, step) + d.gap_s * step.sequences
+    total: Floats = np.stack([apart, apart, apart, 0.0 * apart])
     for times, work in launches(share, d, step):
-        p = predict(work, d.target, model=model)
-        roof: Floats = np.maximum(*bounds(work, d.target)) + 0.0 * p.time_s
-        total += times * np.stack([p.time_s, p.low_s, p.high_s, roof])
+        kernel = kernel_s(work, d.target, model)
+        kernel[3] -= d.target.launch_s
+        total += times * kernel
     return total
 
 

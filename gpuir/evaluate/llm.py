@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.learned import Model
-from gpuir.cost.roofline import bounds
-from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
 from gpuir.evaluate import profiled
 from gpuir.evaluate.batch import alike
 from gpuir.evaluate.columns import Columns, Floats, TableFile
 from gpuir.evaluate.kinds import Shapes
-from gpuir.evaluate.score import Group, RowErrors, Score, Scores, row_errors
+from gpuir.evaluate.score import Group, RowErrors, Score, Scores, kernel_s, row_errors
 from gpuir.evaluate.steps import ATTENTION, Build, Kernel, steps
 from gpuir.evaluate.tables import target_of
 from gpuir.targets.target import Target
@@ -182,10 +180,7 @@ def predicted(works: Iterable[Work], target: Target, model: Model | None = None)
     come with gpuir: predicted, low, high, by the roofline; a column a row."""
     total: Floats = np.zeros((4, 1))
     for work in works:
-        p = predict(work, target, model=model)
-        roof: Floats = np.maximum(*bounds(work, target)) + 0.0 * p.time_s
-        kernel = np.stack([p.time_s, p.low_s, p.high_s]) - target.launch_s
-        total = total + np.vstack([np.maximum(kernel, 0.0), roof])
+        total = total + np.maximum(kernel_s(work, target, model) - target.launch_s, 0.0)
     return total
 
 

@@ -13,9 +13,11 @@ from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
+from gpuir.cost.work import Work
 from gpuir.evaluate.batch import Batch, Flags
 from gpuir.evaluate.columns import Floats, Ints
 from gpuir.evaluate.names import tiles_ran
+from gpuir.targets.target import Target
 
 FLOOR = "launch floor"
 SUSPECT = "suspect"
@@ -40,12 +42,16 @@ def forecast(batch: Batch, model: Model | None = None) -> Forecast:
     total = np.zeros((4, len(shapes)))
     launch_s = batch.target.launch_s
     for work in batch.works:
-        work = work.take(shapes)
-        p = predict(work, batch.target, model=model)
-        roof_s = np.maximum(*bounds(work, batch.target)) + launch_s
-        kernel = np.stack([p.time_s, p.low_s, p.high_s, np.broadcast_to(roof_s, len(shapes))])
+        kernel = kernel_s(work.take(shapes), batch.target, model)
         total += kernel if batch.clock.launches else np.maximum(kernel - launch_s, 0.0)
     return Forecast(*(batch.clock.shows(t[row]) for t in total))
+
+
+def kernel_s(work: Work, target: Target, model: Model | None = None) -> Floats:
+    """Seconds of a kernel and its launch, a column a row: predicted, low, high, by the roofline."""
+    p = predict(work, target, model=model)
+    roof: Floats = np.maximum(*bounds(work, target)) + target.launch_s + 0.0 * p.time_s
+    return np.stack([p.time_s, p.low_s, p.high_s, roof])
 
 
 @dataclass(frozen=True)
