@@ -148,16 +148,23 @@ def kernel_record(x: Kernel) -> dict[str, Any]:
 
 
 def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
-    """A row a kernel and target, in graph order; times in seconds, a column a fact."""
+    """A row a kernel, target and profile, in graph order; times in seconds, a column a fact."""
     facts = dict.fromkeys(name for s in summaries for x in s.kernels for name, _ in x.cost.facts)
-    titles = ["model", "target", "kernel", "op", "shape", "locs", "status", "runs", "launches"]
-    titles += ["time_s", "low_s", "high_s", "time_each_s", "bound", "by", "unseen"]
+    titles = ["model", "target", "profile", "kernel", "op", "shape", "locs", "status", "runs"]
+    titles += ["launches", "time_s", "low_s", "high_s", "time_each_s", "bound", "by", "unseen"]
     titles += ["flops_each", "bytes_each", "tile"]
     titles += [f"{name}_s" for name in ("compute", "memory", "latency")]
     titles += [f"fact_{name}" for name in facts]
     rows = (
-        [s.model, s.device.name, x.name, x.node.op.name, x.shape, " + ".join(x.locs)]
-        + [x.status, x.runs, x.launches, x.time_s, *(x.interval or (None, None))]
+        [s.model, s.device.name, s.profile.name, x.name, x.node.op.name, x.shape]
+        + [
+            " + ".join(x.locs),
+            x.status,
+            x.runs,
+            x.launches,
+            x.time_s,
+            *(x.interval or (None, None)),
+        ]
         + [x.cost.time_s, x.cost.bound, x.cost.by, " ".join(x.cost.unseen)]
         + [x.flops, x.bytes, tile_text(x)]
         + [x.cost.term(name) for name in ("compute", "memory", "latency")]

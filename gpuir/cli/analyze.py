@@ -117,7 +117,7 @@ def analyze(
     ]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
-    profiles = [loaded.profile(name) for name in split_names(given["profile"])]
+    profiles = list(dict.fromkeys(map(loaded.profile, split_names(given["profile"]))))
     for name in profiles:
         gpuir.load_profile(name)
     if given["settings"] and not targets:

@@ -3,13 +3,14 @@ from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit
+from gpuir.cli.output import emit, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -40,9 +41,22 @@ def command(
     if name is not None:
         show_one(gpuir.load_profile(loaded.profile(name)), page)
     else:
-        names = (*gpuir.profile_names(), *map(loaded.profile, loaded.profiles))
-        show_all([gpuir.load_profile(name) for name in names], page)
+        found = {p.name: p for p in installed()}
+        found |= {p.name: p for p in map(gpuir.load_profile, map(loaded.profile, loaded.profiles))}
+        show_all(list(found.values()), page)
     emit(page.text(), output)
+
+
+def installed() -> Iterator[Profile]:
+    """Every profile by name that can be loaded; of a plug-in's that cannot, a warning."""
+    import gpuir
+    from gpuir.ir.errors import PluginError, TargetError
+
+    for name in gpuir.profile_names():
+        try:
+            yield gpuir.load_profile(name)
+        except (PluginError, TargetError) as error:
+            warn(str(error))
 
 
 def show_all(profiles: list[Profile], page: Page) -> None:

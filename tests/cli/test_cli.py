@@ -390,12 +390,14 @@ def test_a_broken_plugin_spoils_only_itself(folder: Path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[gpuir.passes]\nbad = raising:X\n[gpuir.targets]\nbad = raising:X\n"
+        "[gpuir.profiles]\nbad = raising:X\n"
     )
     (folder / "site" / "raising.py").write_text("raise RuntimeError('at import')\n")
-    for command in ("targets", "passes", f"analyze {folder}/mlp.gir --target all"):
+    shown = {"passes": "legalize", "profiles": "tensorrt"}
+    for command in ("targets", "passes", "profiles", f"analyze {folder}/mlp.gir --target all"):
         done = shell(f"gpuir {command}", PYTHONPATH=str(folder / "site"))
         assert done.returncode == 0
-        assert ("legalize" if command == "passes" else "mi300x") in done.stdout
+        assert shown.get(command, "mi300x") in done.stdout
         assert "warning: entry point bad = raising:X" in done.stderr
     done = shell("gpuir passes bad", PYTHONPATH=str(folder / "site"))
     assert done.returncode == 2 and "found:    RuntimeError: at import" in done.stderr

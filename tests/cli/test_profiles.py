@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -85,3 +86,32 @@ def test_a_stack_on_a_device_it_does_not_run_on_is_said():
 def test_what_is_wrong_in_a_profile_is_said_with_its_file(here: Path, line: str, message: str):
     (here / "mine.toml").write_text(f'name = "mine"\ntitle = "x"\n{line}\n')
     assert message in gpuir(*GIVEN, "a100", "--profile", "mine.toml", status=2).stderr
+
+
+def test_a_package_names_profiles_by_entry_points(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """Paths, and functions that give one, of a package that is installed."""
+    (here / "stack").mkdir()
+    (here / "stack/__init__.py").write_text(
+        "from pathlib import Path\nPATH = str(Path(__file__).parent.parent / 'ours.toml')\n"
+        "def path():\n    return PATH\n"
+    )
+    info = here / "stack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stack\nVersion: 1.0\n")
+    points = "[gpuir.profiles]\nours = stack:PATH\nagain = stack:path\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(here))
+    assert "ours" in gpuir("profiles").stdout and "felt" in gpuir("profiles", "ours").stdout
+    (here / "more.toml").write_text('base = "ours"\nname = "more"\n[sources]\n')
+    args = ("analyze", ENCODER, "--target", "a100", "--dims", "batch=1,seq=8", "--format", "json")
+    found = json.loads(gpuir(*args, "--profile", "ours,again,more.toml,eager").stdout)["reports"]
+    assert [r["profile"]["name"] for r in found] == ["ours", "ours", "more", "eager"]
+    assert found[0]["latency_s"] == found[1]["latency_s"] == found[2]["latency_s"]
+
+
+def test_each_profile_is_compared_once_and_named_in_every_row(here: Path):
+    args = ("analyze", ENCODER, "--target", "a100", "--dims", "batch=1,seq=8", "--format", "csv")
+    rows = list(csv.DictReader(gpuir(*args, "--profile", "ort,eager,ort").stdout.splitlines()))
+    names = [row["profile"] for row in rows]
+    assert list(dict.fromkeys(names)) == ["ort", "eager"]
+    assert len(set(zip(names, (row["kernel"] for row in rows), strict=True))) == len(rows)
