@@ -454,7 +454,9 @@ def model_node(node: torch.fx.Node, program: int) -> str:
 
 def is_still(op: Op) -> bool:
     """Whether an op computes nothing."""
-    return isinstance(op, (*t.LAYOUT, t.Constant, t.Iota)) or op == t.Map("identity", op.operands)
+    if isinstance(op, t.Map):
+        return op.fn in ("identity", "copy")
+    return isinstance(op, (*t.LAYOUT, t.Constant, t.Iota))
 
 
 def last_word(loc: str) -> str:

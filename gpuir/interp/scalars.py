@@ -175,6 +175,7 @@ def _integral(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "identity": lambda x: x,
+    "copy": lambda x: x,
     "neg": np.negative,
     "abs": np.abs,
     "sign": np.sign,

@@ -23,6 +23,7 @@ class Scalar:
 
 SCALARS: dict[str, Scalar] = {
     "identity": Scalar(1, flops=0),
+    "copy": Scalar(1, flops=0),  # to other memory
     **{
         name: Scalar(1)
         for name in (

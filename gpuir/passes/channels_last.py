@@ -39,11 +39,11 @@ class ChannelsLast(Pass):
             if v not in given or channels == 1 or prod(cells) == 1:
                 return v
             if v not in copies:
-                copies[v] = b(t.Map("identity", (v,)))
+                copies[v] = b(t.Map("copy", (v,)))
             return copies[v]
 
         def convolve(n: Node, b: Builder) -> tuple[Value, ...] | None:
-            """conv(x, w)  →  conv(identity(x), identity(w))"""
+            """conv(x, w)  →  conv(copy(x), copy(w))"""
             match n.op:
                 case t.Conv(x, w) if w.type.rank == 4:
                     return b.add(n.op.substitute({x: copied(x, b), w: copied(w, b)}))

@@ -94,6 +94,7 @@ UNARY: dict[str, Unary] = {
     **{fn: _by_operand(fn) for fn in ("gelu", "gelu_tanh", "silu", "mish")},
     **{fn: _by_operand(fn) for fn in ("softplus", "hard_swish")},
     "identity": lambda r, dy, y, x: dy,
+    "copy": lambda r, dy, y, x: dy,
     "neg": lambda r, dy, y, x: r.map("neg", dy),
     "abs": _times("sign"),
     "sqrt": lambda r, dy, y, x: r.map("div", r.map("mul", dy, 0.5), y),

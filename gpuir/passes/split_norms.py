@@ -1,55 +1,122 @@
-"""Group norms of images, whose groups do not lie together."""
+"""Norms that a loop over rows cannot finish: their rows do not lie together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, f32
 from gpuir.ops import tensor as t
 from gpuir.passes.channels_last import has_channels_innermost
+from gpuir.passes.innermost import innermost
 from gpuir.passes.manager import Pass
+from gpuir.passes.split_sums import SplitSums, cut
 
 
 @dataclass(frozen=True)
 class SplitNorms(Pass):
-    """Takes group norms of images apart where channels are innermost in memory: statistics of a
-    group are of a few neighbours of each cell, so that no loop over groups makes the cells in the
-    order in which they lie, and Inductor has two kernels. (torch 2.13: torch/_refs,
-    native_group_norm; codegen/simd.py, can_fuse.)
+    """Takes two kinds of norms apart.
+
+    Group norms of images where channels are innermost in memory: statistics of a group are of a few
+    neighbours of each cell, so that no loop over groups makes the cells in the order in which they
+    lie, and Inductor has two kernels. Layer norms over another axis than the innermost, of few
+    rows: statistics of parts, then of rows, then the cells. How many parts there are is as in
+    `split_sums`.
+
+    (torch 2.13: torch/_refs, native_group_norm, native_layer_norm; torch/_inductor/ir.py,
+    WelfordReduction; codegen/simd.py, can_fuse.)
     """
+
+    sms: int = 108
 
     name = "split_norms"
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        return rewrite(g, take_apart) if has_channels_innermost(g) else g
+        norms = {n.results[0]: n.op for n in g.nodes if isinstance(n.op, t.Normalize)}
+        if not norms:
+            return g
+        images = has_channels_innermost(g)
+        axes = innermost(g, images)
+        parts = {v: self.parts(op, axes[op.x]) for v, op in norms.items() if op.center}
+
+        def take_apart(n: Node, b: Builder) -> tuple[Value, ...] | None:
+            match n.op:
+                case t.Normalize(groups=int()) as op if images and op.center:
+                    return by_group(op, b)
+                case t.Normalize(groups=None) as op if parts.get(n.results[0], 1) > 1:
+                    return by_part(op, parts[n.results[0]], b)
+                case _:
+                    return None
+
+        return rewrite(g, take_apart)
+
+    def parts(self, op: t.Normalize, neighbours: int) -> int:
+        """How many parts of a row are summed by themselves; one for a row along the axis that has
+        neighbours side by side."""
+        terms = prod(op.x.type.shape[a] for a in op.axes)
+        if len(op.axes) != 1 or neighbours in op.axes or not terms:
+            return 1
+        return SplitSums(sms=self.sms).parts(terms, op.x.type.size // terms, outer=True)
 
 
-def take_apart(n: Node, b: Builder) -> tuple[Value, ...] | None:
+def by_group(op: t.Normalize, b: Builder) -> tuple[Value, ...] | None:
     """normalize(x, groups)  →  (x - mean) * rsqrt(var + eps) * scale + bias"""
-    match n.op:
-        case t.Normalize(x, groups=int(groups)) as op if 1 < groups < x.type.shape[1]:
-            pass
-        case _:
-            return None
-    if x.type.rank != 4 or not op.center or n.results[0].type != x.type:
+    x, groups = op.x, op.groups or 1
+    if x.type.rank != 4 or not 1 < groups < x.type.shape[1]:
         return None
     images, channels, *cells = x.type.shape
-    wide = in_dtype(x, f32, b) if x.type.dtype.bits < 32 else x
-    grouped = b(t.Reshape(wide, (images, groups, channels // groups, *cells)))
+    grouped = b(t.Reshape(widened(x, b), (images, groups, channels // groups, *cells)))
     axes = (2, 3, 4)
     mean = b(t.Reduce("mean", grouped, axes, keepdims=True))
-    off = b(t.Map("sub", (grouped, mean)))
-    variance = b(t.Reduce("mean", b(t.Map("mul", (off, off))), axes, keepdims=True))
-    again = b(t.Map("sub", (grouped, mean)))  # Inductor sums squares in one step, and keeps none
+    variance = b(t.Reduce("mean", squared(grouped, mean, b), axes, keepdims=True))
+    return (finished(op, grouped, mean, variance, b),)
+
+
+def by_part(op: t.Normalize, parts: int, b: Builder) -> tuple[Value, ...] | None:
+    """normalize(x)  →  (x - mean) * rsqrt(var + eps) * scale + bias, with sums s and squares q of
+    parts: mean = sum(s) / n, var = sum(q + (s / k - mean)^2 * k) / n. (Chan, Golub, LeVeque:
+    Updating formulae and a pairwise algorithm for computing sample variances, 1979.)"""
+    x, (axis,) = op.x, op.axes
+    shape, inner, outer = cut(x.type.shape, op.axes, parts)
+    if not outer:
+        return None
+    (first,), (last,) = inner, outer
+    y = b(t.Reshape(widened(x, b), shape))
+    together, whole = shape[first], x.type.shape[axis]
+    sums = b(t.Reduce("sum", y, (first,), keepdims=True))
+    means = b(t.Map("div", (sums,), (float(together),)))
+    squares = b(t.Reduce("sum", squared(y, means, b), (first,), keepdims=True))
+    total = b(t.Reduce("sum", sums, (last,), keepdims=True))
+    mean = b(t.Map("div", (total,), (float(whole),)))
+    between = b(t.Map("mul", (squared(means, mean, b),), (float(together),)))
+    apart = b(t.Reduce("sum", b(t.Map("add", (squares, between))), (last,), keepdims=True))
+    variance = b(t.Map("div", (apart,), (float(whole),)))
+    return (finished(op, y, mean, variance, b),)
+
+
+def finished(op: t.Normalize, y: Value, mean: Value, variance: Value, b: Builder) -> Value:
+    """What is left once a norm's statistics are there; `y` is its operand in another shape."""
     deviation = b(t.Map("rsqrt", (b(t.Map("add", (variance,), (op.eps,))),)))
-    y = b(t.Reshape(b(t.Map("mul", (again, deviation))), x.type.shape))
+    y = b(t.Map("mul", (b(t.Map("sub", (y, mean))), deviation)))
+    y = b(t.Reshape(y, op.x.type.shape))
     for fn, weight in (("mul", op.scale), ("add", op.bias)):
         if weight is not None:
             y = b(t.Map(fn, (y, in_dtype(weight, y.type.dtype, b))))
-    return (in_dtype(y, x.type.dtype, b),)
+    return in_dtype(y, op.x.type.dtype, b)
+
+
+def squared(x: Value, mean: Value, b: Builder) -> Value:
+    """(x - mean)^2, with a difference of its own: Inductor sums squares in one step, and keeps no
+    differences."""
+    off = b(t.Map("sub", (x, mean)))
+    return b(t.Map("mul", (off, off)))
+
+
+def widened(x: Value, b: Builder) -> Value:
+    return in_dtype(x, f32, b) if x.type.dtype.bits < 32 else x
 
 
 def in_dtype(x: Value, dtype: DType, b: Builder) -> Value:

@@ -283,13 +283,11 @@ class Storage:
     def is_partial(self, node: Node) -> bool:
         """Whether a reduction's results are reduced further, by the same function, or are of groups
         of channels, which do not lie together."""
-        match node.op, [n.op for n in self.flow.read_by(node.results[0])]:
-            case t.Reduce(fn), [t.Reduce(again)] if fn == again:
-                return True
-            case t.Reduce(x=x), _:
-                return self.innermost and is_in_groups(self.flow, x)
-            case _:
-                return False
+        if not isinstance(node.op, t.Reduce):
+            return False
+        readers = [n.op for n in self.flow.read_by(node.results[0])]
+        again = any(isinstance(op, t.Reduce) and op.fn == node.op.fn for op in readers)
+        return again or (self.innermost and is_in_groups(self.flow, node.op.x))
 
     def put(self, launch: Launch) -> None:
         self.loops.append(launch)
@@ -358,7 +356,7 @@ class Storage:
     def part(self, x: Value, join: Node) -> Value:
         maker = self.flow.maker(x)
         if maker is None or isinstance(maker.op, GENERATORS) or not self.is_movable(maker):
-            maker = self.flow.add(t.Map("identity", (x,)), like=join)
+            maker = self.flow.add(t.Map("copy", (x,)), like=join)
             self.sights[maker.results[0]] = self.sight(maker)
         self.store(maker)
         self.placed.add(maker.results[0])

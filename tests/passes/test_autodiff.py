@@ -112,6 +112,7 @@ MAPS: dict[str, Case] = {
     "atan2": Case(of("atan2"), torch.atan2, TWO, 0.3, 2),
     "copysign": Case(of("copysign"), torch.copysign, TWO, 0.3, 2),
     "identity": Case(of("identity"), lambda x: x * 1, ONE),
+    "copy": Case(of("copy"), lambda x: x * 1, ONE),
     "softplus": Case(of("softplus"), F.softplus, ONE, -5, 5),
     "gelu": Case(of("gelu"), F.gelu, ONE, -3, 3),
     "gelu_tanh": Case(of("gelu_tanh"), lambda x: F.gelu(x, approximate="tanh"), ONE, -3, 3),

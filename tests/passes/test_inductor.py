@@ -125,6 +125,17 @@ class Rolled(nn.Module):
         return h + 1, torch.softmax(h, -1)
 
 
+class Rows(nn.Module):
+    """A norm over what a transpose has put last: rows do not lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.a = nn.LayerNorm(512), nn.Linear(49, 64, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.a(self.n(torch.relu(x).transpose(1, 2)).transpose(1, 2))
+
+
 class Masked(nn.Module):
     """Attention with a mask of truth values: a loop makes numbers of it."""
 
@@ -155,6 +166,7 @@ CASES = {
     "groups": (Groups, (torch.zeros(2, 32, 16, 16),), [2, 5, 1]),
     "join": (Join, (X,), [2, 3, 0]),
     "rolled": (Rolled, (X, X, X), [2, 0, 1]),
+    "rows": (Rows, (torch.zeros(2, 512, 49),), [1, 1, 2]),
     "masked": (Masked, (*[torch.zeros(2, 4, 32, 16)] * 3, MASK), [1, 1, 0]),
     "mean": (Mean, (torch.zeros(512, 512),), [0, 0, 2]),
 }
