@@ -16,7 +16,10 @@ from gpuir.ir.types import DType, TensorType, i64
 from gpuir.ops import tensor as t
 
 MODES = ("sum", "mean", "max")
-DIGIT_BITS = 8  # of a pass of CUB's radix sort: ONESWEEP_RADIX_BITS, tuning_radix_sort.cuh
+# Of CUB's radix sort, dispatch_radix_sort.cuh: the bits of a pass (ONESWEEP_RADIX_BITS), and how
+# many keys, of 4 bytes, one block sorts by itself (SingleTilePolicy: 256 threads of 19).
+DIGIT_BITS = 8
+TILE_THREADS, TILE_KEYS = 256, 19
 PART_ROWS = 10  # that a thread sums: NROWS_PER_THREAD, ATen/native/cuda/EmbeddingBackwardKernel.cu
 
 
@@ -154,10 +157,13 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
 def in_order(e: Emitter, indices: Value) -> tuple[Value, Value]:
     """Indices from the least on, and where each was: the passes of a radix sort, over all bits of
     the integers (ATen names no fewer), each a launch that reads and writes both. That digits are
-    counted first, which reads the indices once more, is left out."""
+    counted first, which reads the indices once more, is left out. Few are one launch."""
     keys, places = indices, e(t.Iota(indices.type))
-    for shift in range(0, indices.type.dtype.bits, DIGIT_BITS):
-        attrs, gives = (("bits", DIGIT_BITS), ("shift", shift)), (keys.type, places.type)
+    width = indices.type.dtype.bits
+    alone = indices.type.size <= TILE_THREADS * (TILE_KEYS * 32 // width)
+    bits = width - 1 if alone else DIGIT_BITS  # no index is negative
+    for shift in range(0, width - 1, bits):
+        attrs, gives = (("bits", bits), ("shift", shift)), (keys.type, places.type)
         keys, places = e.add(t.Routine("digit_sort", (keys, places), gives, attrs))
     return keys, places
 

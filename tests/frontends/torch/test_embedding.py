@@ -54,6 +54,16 @@ def test_a_bag_reads_its_rows_not_its_table():
     assert sum(kernel.size for kernel in summary.kernels) == rows + sums + indices
 
 
+def test_few_indices_are_sorted_by_one_block():
+    """256 threads of 9 keys of eight bytes."""
+    for count, launches in ((2304, 1), (2305, 8)):
+        module = torch.nn.EmbeddingBag(100, 16, mode="sum", device="meta")
+        ids = torch.zeros((count, 1), dtype=torch.int64, device="meta")
+        graph = load(Program(Sum(module).train(), (ids,)), train=True, joint=True).graph
+        sorts = [n for n in graph.nodes if getattr(n.op, "fn", "") == "digit_sort"]
+        assert len(sorts) == launches
+
+
 def test_a_tables_gradient_is_sorted_summed_in_parts_and_scattered():
     """The launches of ATen/native/cuda/EmbeddingBag.cu, and the bytes of a few by hand."""
     rows, width, bags, length = 1000, 16, 64, 50

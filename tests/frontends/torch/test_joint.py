@@ -134,6 +134,7 @@ def zoo() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
             for mode in ("sum", "mean", "max")
         },
         "bags of a long run": (Bags("sum"), (torch.randint(3, 5, (60, 2)), None, None)),
+        "many bags": (Bags("sum"), (torch.randint(0, 11, (800, 3)), None, None)),
         "bags apart": (Bags("sum"), (torch.randint(0, 11, (20,)), offsets, None)),
         "bags apart, mean": (Bags("mean"), (torch.randint(0, 11, (20,)), offsets, None)),
         "bags weighed": (Bags("sum"), (torch.randint(0, 11, (20,)), offsets, torch.rand(20))),
