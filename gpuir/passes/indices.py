@@ -59,9 +59,10 @@ def spread(r: Read, axis: int, rank: int, own: int) -> Read:
     return Read(r.leaf, (*(0,) * axis, *r.strides, *(0,) * (rank - axis - own)), r.offset)
 
 
-def joined(r: Read, axis: int, place: int) -> Read:
-    """The read in each cell of what is joined along `axis`, which it must not depend on."""
-    return r if r.strides and r.strides[axis] == 0 else astray(r, place)
+def joined(r: Read, axis: int, shape: tuple[int, ...]) -> Read:
+    """The read in each cell of what is joined along `axis`, which it must not depend on; else it is
+    the same in all joins to that shape."""
+    return r if r.strides and r.strides[axis] == 0 else astray(r, -1, axis, *shape)
 
 
 def astray(r: Read, *way: int) -> Read:
@@ -106,7 +107,7 @@ def through(reads: frozenset[Read], x: Value, op: Op, to: Value, place: int) -> 
         case t.Reshape() | t.Transpose() | t.Broadcast() | t.Slice() | t.Parts():
             return {laid_out(r, x.type.shape, op) for r in reads}
         case t.Concat(axis=axis):
-            return {joined(r, axis, place) for r in reads}
+            return {joined(r, axis, shape) for r in reads}
         case t.Reduce():
             terms = x.type.size // max(to.type.size, 1)
         case t.Pool():
