@@ -173,12 +173,11 @@ class _Step:
                 _pass(
                     "autodiff",
                     loss=self.loss,
-                    accumulate=self.accumulate,
                     **_checkpoint(self.checkpoint),
                     **scale,
                 )
             )
-        elif self.accumulate:
+        if self.accumulate:
             found.append("accumulate")
         if self.optimizer:
             found.append(_pass("optimizer", kind=self.optimizer, fused=self.fused, **scale))

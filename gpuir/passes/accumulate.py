@@ -15,8 +15,7 @@ from gpuir.passes.manager import Pass
 @dataclass(frozen=True)
 class Accumulate(Pass):
     """Adds each gradient `w.grad` that a graph gives to a buffer of that name, kept from step to
-    step; the output `w.grad.new` takes it over. `autodiff{accumulate=true}` does the same as it
-    derives them; this is for those that AOTAutograd has derived."""
+    step; the output `w.grad.new` takes it over. PyTorch adds each by a kernel of its own."""
 
     name = "accumulate"
     takes = gives = Level.graph

@@ -21,9 +21,8 @@ from gpuir.passes.reverse import Reverse
 class Autodiff(Pass):
     """Appends the backward pass: of an output, `loss` or the first float one, the gradient with
     respect to params, or what the globs `wrt` name. That of `w` becomes the output `w.grad`, of
-    role gradient. With `accumulate` it is added to a buffer kept from step to step, `w.grad`, and
-    the output `w.grad.new` takes that over. `loss_scale` multiplies every gradient, so that f16 can
-    hold the small ones. `checkpoint` and `every` name modules to run again in backward.
+    role gradient. `loss_scale` multiplies every gradient, so that f16 can hold the small ones.
+    `checkpoint` and `every` name modules to run again in backward.
 
     A loss of several cells stands for their sum. Backward reads what the forward pass computed,
     which therefore stays in memory; `checkpoint` is a glob of modules by their path in the
@@ -39,7 +38,6 @@ class Autodiff(Pass):
     wrt: str = ""
     checkpoint: str = ""
     every: int = 0
-    accumulate: bool = False
     loss_scale: float = 1.0
 
     name = "autodiff"
@@ -73,13 +71,10 @@ class Autodiff(Pass):
         if missing := [f"%{v.name}" for v in wrt if v not in gradients]:
             b.assumed.append(f"%{loss.name} does not depend on {', '.join(missing)}")
         outputs = self.outputs(r, gradients, forward)
-        b.nodes[forward:] = live(b.nodes[forward:], [v for v, _ in outputs])
-        over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)))
-        b.roles.update((v.name, "gradient") for v, _ in outputs)
+        b.nodes[forward:] = live(b.nodes[forward:], outputs)
+        b.roles.update((v.name, "gradient") for v in outputs)
         b.folded = list(g.folded)
-        return b.finish(
-            (*g.outputs, *(v for v, _ in outputs)), (*over, *(buffer for _, buffer in outputs))
-        )
+        return b.finish((*g.outputs, *outputs), g.over)
 
     def output(self, g: Graph) -> Value:
         """The output to differentiate: none that takes over an input, as a norm's new mean does."""
@@ -134,31 +129,18 @@ class Autodiff(Pass):
         place = {module: i // max(self.every, 1) for i, module in enumerate(modules)}
         return [place[m[1]] if m else None for m in found]
 
-    def outputs(
-        self, r: Reverse, gradients: Mapping[Value, Value], start: int
-    ) -> list[tuple[Value, Value | None]]:
-        """The gradients under their names, each with the buffer it takes over, if any."""
+    def outputs(self, r: Reverse, gradients: Mapping[Value, Value], start: int) -> list[Value]:
+        """The gradients under their names."""
         b = r.b
-        outputs: list[tuple[Value, Value | None]] = []
         made = {v for node in b.nodes[start:] for v in node.results}
         names: dict[Value, Value] = {}
         for v, dv in gradients.items():
-            if self.accumulate:
-                buffer = b.param(f"{v.name}.grad", dv.type)
-                b.roles[buffer.name] = "gradient"
-                b.locs = next(n.locs for n in reversed(b.nodes) if dv in n.results)
-                dv = r.map("add", buffer, dv)
-                made.add(dv)
-            else:
-                buffer = None
             if dv in names or dv not in made:  # somebody else's too
                 b.locs = next(n.locs for n in reversed(b.nodes) if dv in n.results)
                 dv = r.map("identity", dv)
-            wanted = f"{v.name}.grad.new" if self.accumulate else f"{v.name}.grad"
-            names[dv] = Value(b.names.fresh(wanted), dv.type)
-            outputs.append((names[dv], buffer))
+            names[dv] = Value(b.names.fresh(f"{v.name}.grad"), dv.type)
         b.rename(start, names)
-        return outputs
+        return list(names.values())
 
 
 def place(g: Graph, value: Value) -> tuple[Loc, ...]:

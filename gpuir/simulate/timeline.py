@@ -158,7 +158,7 @@ def _whole_ops(found: Iterable[Launch | Repeat]) -> Iterator[Launch | Repeat]:
 
 
 def _nodes(graph: Graph, path: tuple[str, ...]) -> Iterator[Launch | Repeat]:
-    added = any("/accumulate/" in loc for node in graph.nodes for loc in node.locs[:1])
+    added = any(v is not None and graph.role_of(v) == "gradient" for v in graph.over)
     handed = {name for name, role in graph.roles if role == "gradient" and not added}
     for node in graph.nodes:
         here = (*path, node.results[0].name) if node.results else path

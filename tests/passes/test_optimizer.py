@@ -96,7 +96,7 @@ def test_launches_are_cut_as_pytorch_cuts_them():
 
 
 def test_accumulated_gradients_are_what_is_applied():
-    g = pipeline("autodiff{accumulate=true},optimizer{kind=sgd,lr=1.0}").run(model())
+    g = pipeline("autodiff,accumulate,optimizer{kind=sgd,lr=1.0}").run(model())
     rng = np.random.default_rng(0)
     given = {v.name: rng.normal(size=v.type.shape) for v in (*g.inputs, *g.params)}
     made = interp.run(g, given)

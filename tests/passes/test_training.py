@@ -248,7 +248,7 @@ def test_a_step_learns():
 def test_a_whole_step_is_costed():
     module, args = vision()
     g = loaded(module, args)
-    train = "canonicalize,recognize,autocast,autodiff{accumulate=true},optimizer{fused=true}"
+    train = "canonicalize,recognize,autocast,autodiff,accumulate,optimizer{fused=true}"
     costed = pipeline(f"{train},{LOWER}").run(g)
     assert all(n.cost is not None for n in costed.nodes)
     assert {phase_of(n) for n in costed.nodes} == {None, "backward", "optimizer"}

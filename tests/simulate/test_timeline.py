@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calls import calls
@@ -426,13 +427,15 @@ def test_onnxruntime_copies_what_it_is_given():
     assert not timeline(g, load_profile("tensorrt")).copies_s
 
 
-def test_gradients_are_handed_over_by_autograds_thread():
+@pytest.mark.parametrize("autodiff", ["torch", "gpuir"])
+def test_gradients_are_handed_over_by_autograds_thread(autodiff: str):
     """Once each, and by the kernel that adds them where there are earlier ones."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Sigmoid())
 
     def launched(accumulate: bool) -> list[Launch]:
-        g = gpuir.load(module, args=(torch.randn(4, 8),), train=True, accumulate=accumulate)
+        how: Any = {"train": True, "autodiff": autodiff, "accumulate": accumulate}
+        g = gpuir.load(module, args=(torch.randn(4, 8),), **how)
         costed = gpuir.analyze(g, "v100", profile="eager")
         return [x for x in steps(costed) if isinstance(x, Launch)]
 
