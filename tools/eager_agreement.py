@@ -38,7 +38,6 @@ COPIES = {
     "slice_backward",
     "select_backward",
     "clone",
-    "_to_copy",
     "copy_",
     "cat",
     "constant_pad_nd",

@@ -19,10 +19,10 @@ Rule = Callable[[Op, Builder], Op | Value | None]
 @dataclass(frozen=True)
 class Canonicalize(Pass):
     """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
-    of transposes and of slices. In a program of PyTorch a pointwise op reads what is
-    broadcast for it where it lies. Later passes see better after it; none relies on it. Without
-    `layouts` each layout op stays the model's own, as a stack runs it that does not join them;
-    without `neutral` so does x * 1, which a program run op by op computes all the same."""
+    of transposes and of slices. In a program of PyTorch a pointwise op reads what is broadcast for
+    it where it lies. Later passes see better after it; none relies on it. Without `layouts` each
+    layout op stays the model's own, as a stack runs it that does not join them; without `neutral`
+    so do x * 1, copies and pads by nothing, which a program run op by op computes all the same."""
 
     layouts: bool = True
     neutral: bool = True
@@ -73,11 +73,8 @@ def simplify(n: Node, b: Builder, rules: Sequence[Rule]) -> tuple[Value, ...] | 
 
 
 def drop_identity(op: Op, b: Builder) -> Op | Value | None:
-    """t.map("identity", [x]), a cast, reshape, transpose, broadcast, slice, pad or concat that
-    changes nothing  →  x"""
+    """A cast, reshape, transpose, broadcast, slice or concat that changes nothing  →  x"""
     match op:
-        case t.Map("identity", (x,)):
-            return x
         case t.Reshape(x) | t.Broadcast(x) if op.shape == x.type.shape:
             return x
         case t.Transpose(x, perm) if perm == tuple(range(len(perm))):
@@ -85,8 +82,6 @@ def drop_identity(op: Op, b: Builder) -> Op | Value | None:
         case t.Cast(x, dtype) | t.Bitcast(x, dtype) if dtype == x.type.dtype:
             return x
         case t.Slice(x, _, sizes, steps) if sizes == x.type.shape and all(s > 0 for s in steps):
-            return x
-        case t.Pad(x, low, high) if not any(low) and not any(high):
             return x
         case t.Concat((x,)):
             return x
@@ -148,8 +143,12 @@ def immediate(op: Op, b: Builder) -> Op | None:
 
 
 def drop_neutral(op: Op, b: Builder) -> Value | None:
-    """x + 0, x - 0, x * 1, x / 1, x ** 1  →  x"""
+    """x + 0, x - 0, x * 1, x / 1, x ** 1, a copy of x, x padded by nothing  →  x"""
     match op:
+        case t.Map("identity", (x,)):
+            return x
+        case t.Pad(x, low, high) if not any(low) and not any(high):
+            return x
         case t.Map("add" | "sub", (x,), (0,)) | t.Map("mul" | "div" | "pow", (x,), (1,)):
             return x
         case _:
@@ -158,7 +157,7 @@ def drop_neutral(op: Op, b: Builder) -> Value | None:
 
 LAYOUT_RULES = (join_layouts, transpose_of_units)
 NEUTRAL_RULES = (drop_neutral,)
-RULES = (drop_identity, join_layouts, transpose_of_units, immediate, drop_neutral)
+RULES = (drop_identity, join_layouts, transpose_of_units, immediate, *NEUTRAL_RULES)
 
 
 def merge_equal(g: Graph) -> Graph:

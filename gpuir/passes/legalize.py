@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from gpuir.ir.build import begin
+from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, apart, has_views, packed, viewed
+from gpuir.passes.bodies import launch
 from gpuir.passes.manager import Pass
 
 
@@ -54,7 +55,9 @@ class _Legalizer:
     def run(self) -> Graph:
         g = self.g
         b = begin(g, Level.kernel)
+        b.reserve(v.name for n in g.nodes for v in n.results)
         for node in g.nodes:
+            node = self.with_packed(node, b)
             op = self.kernel(node)
             results = tuple(
                 Value(v.name, type) for v, type in zip(node.results, op.result_types, strict=True)
@@ -102,6 +105,8 @@ class _Legalizer:
                     return kernel
         if all(isinstance(o, t.LAYOUT) for o in ops):
             return self.layout(node, op)
+        if self.viewed and all(isinstance(o, t.Map) and o.fn == "identity" for o in ops):
+            return self.contiguous(node, op.args[0])
         if (view := self.of_this_trip(op)) is not None:
             return view
         if is_joined(op):
@@ -120,6 +125,33 @@ class _Legalizer:
         return k.Map(op.args, body)
 
     # -- layout
+
+    def with_packed(self, node: Node, b: Builder) -> Node:
+        """The node on packed copies of what its softmax or layer norm reads, as PyTorch's makes
+        them (aten/src/ATen/native/cuda/SoftMax.cu, layer_norm_kernel.cu)."""
+        if not self.strided or not isinstance(node.op, t.Fused):
+            return node
+        rows = {v for n in node.op.body.nodes if is_by_rows(n.op) for v in n.op.operands}
+        read = zip(node.op.body.inputs, node.op.args, strict=True)
+        copies: dict[Value, Value] = {}
+        for x in (x for v, x in read if v in rows and not self.is_row_major(x)):
+            copies[x] = Value(b.names.fresh(f"{x.name}.packed"), x.type)
+            made = replace(node, results=(copies[x],))
+            b.put(replace(made, op=self.contiguous(made, self.new.get(x, x))))
+        return replace(node, op=node.op.substitute(copies)) if copies else node
+
+    def is_row_major(self, x: Value) -> bool:
+        strided = self.strided.get(x.name)
+        return strided is None or is_packed(x.type, strided.strides)
+
+    def contiguous(self, node: Node, x: Value) -> k.View | k.Copy:
+        """PyTorch's contiguous(): nothing where x is."""
+        same = launch([Node(t.Reshape(x, x.type.shape), node.results, node.locs)], node.results).op
+        assert isinstance(same, t.Fused)
+        if self.is_row_major(x):
+            return k.View(same.args, same.body)
+        step = 1 if self.options.tiled else apart(self.strided[x.name], ())
+        return k.Copy(same.args, same.body, step)
 
     def laid_out(self, op: Op, results: Sequence[Value]) -> Strided | None:
         """How PyTorch lays a result out where an operand is not row-major: pointwise kernels as the
@@ -439,6 +471,15 @@ def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
             return False
         step *= n
     return True
+
+
+def is_by_rows(op: Op) -> bool:
+    """Whether PyTorch's kernel of an op walks along packed rows."""
+    match op:
+        case t.Normalize(x, axes) | t.NormalizeGradient(x, _, axes) if op.groups is None:
+            return axes == tuple(range(x.type.rank - len(axes), x.type.rank))
+        case _:
+            return isinstance(op, t.Softmax)
 
 
 def is_gradient(op: Op) -> bool:

@@ -463,13 +463,13 @@ CONVERTERS: dict[str, Converter] = {
     "_to_copy": to_type,
     "to": to_type,
     "type_as": to_type,
-    "clone": copied,
+    **dict.fromkeys(("clone", "contiguous"), copied),
     "copy": copy,
     "copy_": copy,
     "view.dtype": viewed_as,
     **dict.fromkeys(
         (
-            *("alias", "detach", "detach_", "contiguous", "lift_fresh_copy", "lift_fresh"),
+            *("alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"),
             *("lift", "positive", "resolve_conj", "resolve_neg"),
         ),
         unchanged,
