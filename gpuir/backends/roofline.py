@@ -64,8 +64,8 @@ def memories(s: Summary) -> list[Roof]:
 
 
 def ceilings(s: Summary, groups: Iterable[Alike]) -> list[Roof]:
-    """The listed peaks that these kernels could reach, each by its pipe and dtype, the fastest
-    first: `tensor tf32`."""
+    """The listed peaks that these kernels could reach, or a third of one where they take three
+    products for one, each by its pipe and dtype, the fastest first: `tensor tf32`."""
     listed = [
         (field.removeprefix("flops_per_s."), rate)
         for field, rate in _numbers(s).items()
@@ -77,6 +77,7 @@ def ceilings(s: Summary, groups: Iterable[Alike]) -> list[Roof]:
         if not peak or not x.one.flops:
             continue
         names = [name for name, rate in listed if rate == peak]
+        names += [f"{name} / 3" for name, rate in listed if rate / 3 == peak]  # three for one
         dtype = x.one.shape.partition(" ")[0]
         own = [name for name in names if name.endswith(f".{dtype}")]
         found.setdefault(peak, (own or names or [dtype])[0].replace(".", " "))

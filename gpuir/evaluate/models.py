@@ -197,6 +197,9 @@ def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> 
     measured = _times(line, "")
     if not measured.total_s > 0:
         return "no measurement"
+    for name in ("seqlen", "batch"):
+        if not (line[name] >= 1 and line[name].is_integer()):
+            return f"{name} is no size"
     sizes = int(line["seqlen"]), int(line["batch"])
     masked = kind in MASKED and option == "none"
     published = {p: _times(line, f"{p}_") for p in PUBLISHED}

@@ -42,6 +42,19 @@ def test_ceilings_are_those_that_the_kernels_could_reach():
     assert not any("f64" in name or "i8" in name for name in found)
 
 
+def test_three_products_for_one_have_a_third_of_a_ceiling():
+    x = "f32[2, 4, 64, 64]"
+    text = f"""graph @g {{
+      in %q: {x}
+      in %k: {x}
+      in %v: {x}
+      %y: {x} = t.attention(%q, %k, %v, scale=0.125) at "m:attention"
+      out %y
+    }}"""
+    s = gpuir.summary(gpuir.analyze(gpuir.load_text(text), "a100", profile="eager"))
+    assert [(r.name, r.rate) for r in ceilings(s, alike(s))] == [("tensor tf32 / 3", 52e12)]
+
+
 def test_memories_are_in_order_of_speed():
     assert [m.name for m in memories(encoder("a100"))] == ["L2", "memory"]
 

@@ -34,6 +34,8 @@ Tesla_V100-PCIE-32GB,opt,inf,16,4,none,2,8,8,,,,,,
 Tesla_V100-PCIE-32GB,new,inf,16,4,none,2,8,8,,,,,,
 Abacus,gpt2,inf,16,4,none,2,8,8,,,,,,
 Tesla_V100-PCIE-32GB,gpt2,inf,16,4,none,2,,,,,,,,
+Tesla_V100-PCIE-32GB,gpt2,inf,16,four,none,2,8,8,,,,,,
+Tesla_V100-PCIE-32GB,gpt2,inf,0.5,4,none,2,8,8,,,,,,
 """
 
 
@@ -57,6 +59,8 @@ def test_lines_are_cases_or_say_why_not(tmp_path: Path):
         "nobody has said how a mamba of mode inf was run": 1,
         "no target is called Abacus": 1,
         "no measurement": 1,
+        "batch is no size": 1,
+        "seqlen is no size": 1,
     }
 
 
