@@ -84,12 +84,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def scattered(s: Sheet, work: Work, tiles: Tiles) -> Number:
-    """Bytes through the L2 beyond the cells themselves, where threads beside each other fetch cells
-    `apart` in memory, each in a sector of its own; rows of the result in one block share them, out
-    of the L1. (AMD's lines are longer, but MI100 copies keys no slower than sectors tell: products
-    of heads in NeuSight's traces, less the same products in its GEMM table.)"""
+    """Bytes through the L2 beyond the operands themselves: what a gather reads of its table again;
+    or where threads beside each other fetch cells `apart` in memory, each in a sector of its own;
+    rows of the result in one block share them, out of the L1. (AMD's lines are longer, but MI100
+    copies keys no slower than sectors tell: products of heads in NeuSight's traces, less the same
+    products in its GEMM table.)"""
     if "apart" not in dict(work.traits):
-        return 0.0
+        return work.trait("again")
     cell = work.dtype.bits / 8
     line = s.xp.minimum(SECTOR_BYTES, cell * work.trait("apart"))
     rows = tiles.along("i", work, s) / work.trait("row")

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
-from gpuir.ir.graph import Access, Graph, Op, Space, Value
+from gpuir.ir.graph import Access, Graph, Node, Op, Space, Value
 from gpuir.ir.types import DType, f4e2m1, f32, i4, u4
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -295,15 +295,27 @@ def _own_traits(op: k.KernelOp) -> tuple[tuple[str, Number], ...]:
 
 
 def _table(op: k.Gather) -> tuple[tuple[str, Number], ...]:
-    """Bytes of what one index names, and of the whole table."""
+    """Bytes of what one index names, of the whole table, and of what is read of it again."""
     for node in op.body.nodes:
         match node.op:
-            case t.Gather(x=x, axis=axis):
-                row = prod(x.type.shape[axis + 1 :]) * x.type.dtype.bits / 8
-                return (("width", row), ("table", float(x.type.nbytes)))
+            case t.Gather(x=x):
+                again = max(0.0, _fetched(node) - x.type.nbytes)
+                return (("width", _row(node.op)), ("table", float(x.type.nbytes)), ("again", again))
             case _:
                 pass
     return ()
+
+
+def _row(gather: t.Gather) -> float:
+    """Bytes of what one index names."""
+    x = gather.x.type
+    return prod(x.shape[gather.axis + 1 :]) * x.dtype.bits / 8
+
+
+def _fetched(node: Node) -> float:
+    """Bytes that a gather reads of its table, whole sectors, each index anew."""
+    row = _row(node.op) if isinstance(node.op, t.Gather) else 0.0
+    return node.results[0].type.nbytes * (max(1.0, SECTOR_BYTES / row) if row else 1.0)
 
 
 def _kind(op: k.KernelOp) -> str:
@@ -378,13 +390,8 @@ def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
     touched: dict[int, float] = {}  # result → bytes written
     for node in op.body.nodes:
         match node.op:
-            case t.Gather(x=x, axis=axis):
-                row = prod(x.type.shape[axis + 1 :]) * x.type.dtype.bits / 8
-                size = node.results[0].type.nbytes
-                waste = max(1.0, SECTOR_BYTES / row) if row else 1.0
-                table[x.name] = min(x.type.nbytes, size * waste)
-            case t.GatherElements(x=x) | t.GatherND(x=x):
-                table[x.name] = min(x.type.nbytes, node.results[0].type.nbytes)
+            case t.Gather(x=x) | t.GatherElements(x=x) | t.GatherND(x=x):
+                table[x.name] = min(x.type.nbytes, _fetched(node))
             case t.Resize(x=x) as resize:
                 table[x.name] = min(x.type.nbytes, resize.taps * node.results[0].type.nbytes)
             case (
@@ -831,14 +838,14 @@ def gather(
     say in a table of `table_rows`."""
     cell = dtype.bits / 8
     cells = count * width
-    waste = np.maximum(1.0, SECTOR_BYTES / (width * cell))
-    read = np.minimum(table_rows * width * cell, bag * cells * cell * waste)
+    table = table_rows * width * cell
+    fetched = bag * cells * cell * np.maximum(1.0, SECTOR_BYTES / (width * cell))
     return Work(
         kernel="k.gather",
         dims=(("i", cells),),
         reduced=(),
         operands=(
-            Operand(("i",), cell, read, "streamed"),
+            Operand(("i",), cell, np.minimum(table, fetched), "streamed"),
             Operand(("i",), 8.0, count * bag * 8.0, "streamed"),
             Operand(("i",), cell, cells * cell, "written"),
         ),
@@ -847,7 +854,11 @@ def gather(
         lane_ops=(OWN_LANE_OPS + bag - 1) * cells,
         dtype=dtype,
         pipe="vector",
-        traits=(("width", width * cell), ("table", table_rows * width * cell)),
+        traits=(
+            ("width", width * cell),
+            ("table", table),
+            ("again", np.maximum(0.0, fetched - table)),
+        ),
     )
 
 

@@ -313,7 +313,8 @@ def _gather_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
     table = Operand(("i",), cell, np.minimum(cells * cell, whole), "streamed")
     places = Operand(("i",), 8.0, cells * 8.0, "streamed")
     operands = (table, places, moved.operands[-1])
-    traits = (("width", cell + 0.0 * cells), ("table", whole))
+    again = np.maximum(0.0, cells * cell - whole)
+    traits = (("width", cell + 0.0 * cells), ("table", whole), ("again", again))
     return (replace(moved, kernel="k.gather", operands=operands, flops=0 * cells, traits=traits),)
 
 

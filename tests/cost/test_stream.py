@@ -36,6 +36,16 @@ def test_a_large_add_takes_its_bytes_over_the_dram_rate():
     assert time == pytest.approx(12 * cells / (0.9 * 900e9) + 700 / 1.38e9, rel=2e-3)
 
 
+def test_a_small_table_that_is_read_often_is_read_through_the_l2():
+    """Bags of 100 rows of 256 bytes: 3.4 GB of a table of 2.6 MB, which DRAM gives once."""
+    work = gather(2.0**17, 64.0, f32, 1e4, bag=100)
+    time, _ = seconds(stream.FAMILY, work, "v100-pcie-32gb", cell_wait=0.0)
+    l2 = load_target("v100-pcie-32gb").l2_bytes_per_s * values(stream.FAMILY)["l2 share"]
+    read = 100 * 2.0**17 * 256
+    assert time > read / l2
+    assert time == pytest.approx((read + 2.0**17 * (256 + 800)) / l2, rel=0.05)
+
+
 def test_gp100_reaches_less_of_its_hbm():
     cells = 2.0**27
     work = pointwise(cells, (f32,), (f32,))
