@@ -324,7 +324,9 @@ def here() -> None:
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     few, many = onnxruntime_us(10), onnxruntime_us(410)
     node = (many - few) / 400
-    print(f"onnxruntime {onnxruntime.__version__}: a node {node:.2f} us, a run {few - 10 * node:.1f}")
+    print(
+        f"onnxruntime {onnxruntime.__version__}: a node {node:.2f} us, a run {few - 10 * node:.1f}"
+    )
     (p, a), (q, b) = guarded_us(2), guarded_us(12)
     slope = (b - a) / (q - p)
     call = a - p * slope
