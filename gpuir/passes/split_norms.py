@@ -21,8 +21,8 @@ class SplitNorms(Pass):
 
     Group norms of images where channels are innermost in memory: statistics of a group are of a few
     neighbours of each cell, so that no loop over groups makes the cells in the order in which they
-    lie, and Inductor has two kernels. Layer norms over another axis than the innermost, of few
-    rows: statistics of parts, then of rows, then the cells. How many parts there are is as in
+    lie, and Inductor has two kernels. Norms of few long rows, or over another axis than the
+    innermost: statistics of parts, then of rows, then the cells. How many parts there are is as in
     `split_sums`.
 
     (torch 2.13: torch/_refs, native_group_norm, native_layer_norm; torch/_inductor/ir.py,
@@ -40,26 +40,27 @@ class SplitNorms(Pass):
             return g
         images = has_channels_innermost(g)
         axes = innermost(g, images)
-        parts = {v: self.parts(op, axes[op.x]) for v, op in norms.items() if op.center}
+        parts = {v: self.parts(op, axes[op.x]) for v, op in norms.items()}
 
         def take_apart(n: Node, b: Builder) -> tuple[Value, ...] | None:
             match n.op:
+                case t.Normalize() as op if (found := parts.get(n.results[0], 1)) > 1:
+                    return by_part(op, found, b)
                 case t.Normalize(groups=int()) as op if images and op.center:
                     return by_group(op, b)
-                case t.Normalize(groups=None) as op if parts.get(n.results[0], 1) > 1:
-                    return by_part(op, parts[n.results[0]], b)
                 case _:
                     return None
 
         return rewrite(g, take_apart)
 
     def parts(self, op: t.Normalize, neighbours: int) -> int:
-        """How many parts of a row are summed by themselves; one for a row along the axis that has
-        neighbours side by side."""
+        """How many parts of a row are summed by themselves; `neighbours` is the axis along which
+        cells lie side by side."""
         terms = prod(op.x.type.shape[a] for a in op.axes)
-        if len(op.axes) != 1 or neighbours in op.axes or not terms:
+        if not op.center or op.groups not in (None, 1) or not terms:
             return 1
-        return SplitSums(sms=self.sms).parts(terms, op.x.type.size // terms, outer=True)
+        outer = neighbours not in op.axes
+        return SplitSums(sms=self.sms).parts(terms, op.x.type.size // terms, outer)
 
 
 def by_group(op: t.Normalize, b: Builder) -> tuple[Value, ...] | None:
@@ -79,20 +80,19 @@ def by_part(op: t.Normalize, parts: int, b: Builder) -> tuple[Value, ...] | None
     """normalize(x)  →  (x - mean) * rsqrt(var + eps) * scale + bias, with sums s and squares q of
     parts: mean = sum(s) / n, var = sum(q + (s / k - mean)^2 * k) / n. (Chan, Golub, LeVeque:
     Updating formulae and a pairwise algorithm for computing sample variances, 1979.)"""
-    x, (axis,) = op.x, op.axes
-    shape, inner, outer = cut(x.type.shape, op.axes, parts)
+    shape, inner, outer = cut(op.x.type.shape, op.axes, parts)
     if not outer:
         return None
-    (first,), (last,) = inner, outer
-    y = b(t.Reshape(widened(x, b), shape))
-    together, whole = shape[first], x.type.shape[axis]
-    sums = b(t.Reduce("sum", y, (first,), keepdims=True))
+    y = b(t.Reshape(widened(op.x, b), shape))
+    together = prod(shape[a] for a in inner)
+    whole = together * prod(shape[a] for a in outer)
+    sums = b(t.Reduce("sum", y, inner, keepdims=True))
     means = b(t.Map("div", (sums,), (float(together),)))
-    squares = b(t.Reduce("sum", squared(y, means, b), (first,), keepdims=True))
-    total = b(t.Reduce("sum", sums, (last,), keepdims=True))
+    squares = b(t.Reduce("sum", squared(y, means, b), inner, keepdims=True))
+    total = b(t.Reduce("sum", sums, outer, keepdims=True))
     mean = b(t.Map("div", (total,), (float(whole),)))
     between = b(t.Map("mul", (squared(means, mean, b),), (float(together),)))
-    apart = b(t.Reduce("sum", b(t.Map("add", (squares, between))), (last,), keepdims=True))
+    apart = b(t.Reduce("sum", b(t.Map("add", (squares, between))), outer, keepdims=True))
     variance = b(t.Map("div", (apart,), (float(whole),)))
     return (finished(op, y, mean, variance, b),)
 

@@ -330,9 +330,12 @@ class Storage:
         return bool(others) and (again or any(is_cellwise(self.flow, n) for n in others))
 
     def is_loop(self, x: Value) -> bool:
-        """Whether a loop has put `x` itself into memory, which could be told where to put it."""
+        """Whether a loop has put `x` itself into memory, which could be told where to put it:
+        where images have channels innermost, what is stored of them has its place."""
         node = self.flow.maker(x)
-        return node is not None and x in self.stored and self.is_movable(node)
+        if node is None or x not in self.stored or (self.innermost and x.type.rank == 4):
+            return False
+        return self.is_movable(node)
 
     def is_movable(self, node: Node) -> bool:
         looped = isinstance(node.op, (*t.REDUCING, *INLINED)) and len(node.results) == 1
@@ -355,7 +358,13 @@ class Storage:
 
     def part(self, x: Value, join: Node) -> Value:
         maker = self.flow.maker(x)
-        if maker is None or isinstance(maker.op, GENERATORS) or not self.is_movable(maker):
+        placed = x in self.stored and not self.is_loop(x)
+        if (
+            maker is None
+            or placed
+            or isinstance(maker.op, GENERATORS)
+            or not self.is_movable(maker)
+        ):
             maker = self.flow.add(t.Map("copy", (x,)), like=join)
             self.sights[maker.results[0]] = self.sight(maker)
         self.store(maker)
