@@ -39,24 +39,38 @@ def fusions(fused: Summary, unfused: Summary) -> tuple[Fusion, ...]:
     """The kernels that stand for several launches of `unfused`, the same model costed node by node;
     the most time saved first.
 
-    A launch goes to the first kernel that all its model nodes are in. What a kernel computes again
-    in place of reading it (a constant, an expansion) is no launch of its own.
+    A launch goes to a kernel that all its model nodes are in: of several (those of an LSTM) to one
+    of the same loop, the same kind, that computes its result, as far as there is one. What a kernel
+    computes again in place of reading it (a constant, an expansion) is no launch of its own.
     """
     homes: dict[str, list[Kernel]] = {}
     running = [x for x in fused.kernels if x.launches]
     for x in running:
         for loc in x.locs:
             homes.setdefault(loc, []).append(x)
+    computed = {x.path: computes(x) for x in running}
+
+    def strangeness(home: Kernel, x: Kernel) -> tuple[bool, ...]:
+        elsewhere = home.path[:-1] != x.path[:-1]
+        return elsewhere, home.kind != x.kind, x.path[-1] not in computed[home.path]
+
     parts: dict[tuple[str, ...], list[Kernel]] = {}
     for x in unfused.kernels:
         if not x.launches or isinstance(x.node.op, k.View):
             continue
         around = [h for h in homes.get(x.locs[0], ()) if set(x.locs) <= set(h.locs)]
         if around:
-            parts.setdefault(around[0].path, []).append(x)
+            home = min(around, key=lambda h, x=x: strangeness(h, x))
+            parts.setdefault(home.path, []).append(x)
     found = (Fusion(x, tuple(parts.get(x.path, ()))) for x in running)
     several = [f for f in found if f.launches > f.fused.launches]
     return tuple(sorted(several, key=lambda f: -f.time_s))
+
+
+def computes(x: Kernel) -> frozenset[str]:
+    """The names of what a kernel computes on the way to its results, and of these."""
+    inside = [n for region in x.node.op.regions for n in region.nodes]
+    return frozenset(v.name for n in (x.node, *inside) for v in n.results)
 
 
 def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:

@@ -472,8 +472,8 @@ def find_kernel(graph: Graph, name: str) -> Found:
 
 def find_kernels(graph: Graph, name: str) -> list[Found]:
     """The kernel whose first result is `name` (or ends its path), or all those that stand for the
-    model node `name`: as a whole, without its file, or its end. Of a loop and
-    what is in it the loop alone; views, which cost nothing, only where there is nothing else.
+    model node `name`: as a whole, without its file, or its end. Of a loop and what is in it the
+    loop alone; views, which cost nothing, only where there is nothing else, or after a `%`.
     UsageError when `name` fits nothing, or several."""
     everything = list(walk(graph))
     bare = name.removeprefix("%")
@@ -487,13 +487,20 @@ def find_kernels(graph: Graph, name: str) -> list[Found]:
         lambda loc: loc.endswith(name),
         lambda loc: name in loc,
     )
+    views: list[Found] = []
     for test in by_result:
-        if found := _launched(x for x in everything if test(x)):
+        found = _launched(x for x in everything if test(x))
+        if len(found) == 1 and isinstance(found[0].node.op, k.View) and bare == name:
+            views = views or found  # that a model node of this name ends in, perhaps
+        elif found:
             return found if len(found) == 1 else _refuse_several(found, name)
     for test in by_node:
         nodes = {loc for x in everything for loc in x.node.locs if test(loc)}
-        if found := _launched(x for x in everything if nodes & {*x.node.locs}):
+        found = _launched(x for x in everything if nodes & {*x.node.locs})
+        if found and not (views and len(nodes) > 1):
             return found if len(found) == 1 or len(nodes) == 1 else _refuse_several(found, name)
+    if views:
+        return views
     if name in graph.folded or any(node_name(loc) == name for loc in graph.folded):
         raise UsageError(
             f"no kernel computes {name!r}",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import gpuir
 from gpuir.backends.fusions import fusions, fusions_json, fusions_text
@@ -55,3 +56,11 @@ def test_of_a_model_savings_add_up():
     text = fusions_text(fused, apart, Layout(80))
     assert max(map(len, text.splitlines())) <= 80
     assert f"launches   {apart.launches:,} op by op, {fused.launches:,} fused" in text
+
+
+def test_of_an_lstm_each_launch_is_its_own():
+    """Its kernels all stand for one model node: none replaces those of the loop."""
+    lstm = torch.nn.LSTM(16, 32).eval()
+    g = gpuir.load(lstm, args=(torch.zeros(5, 2, 16),))
+    for profile in ("ideal", "compiled"):
+        assert fusions(*both(g, profile)) == ()

@@ -220,6 +220,49 @@ def test_all_targets_are_compared(folder: Path):
     assert "\nl4 " in text and "\nmi300x " in text
 
 
+STEPS = """graph @steps {
+  in %x: f32[5, 8, 16]
+  in %h: f32[8, 16]
+  param %w: f32[16, 16]
+  %y: f32[5, 8, 16] = t.matmul(%x, %w) at "s.onnx:RNN"
+  %last: f32[8, 16], %all: f32[5, 8, 16] = t.loop({
+    in %trip: i64[]
+    in %s: f32[8, 16]
+    in %steps: f32[5, 8, 16]
+    in %r: f32[16, 16]
+    %step: f32[8, 16] = t.gather(%steps, %trip) at "s.onnx:RNN"
+    %turn: f32[8, 16] = t.matmul(%s, %r) at "s.onnx:RNN"
+    %sum: f32[8, 16] = t.map("add", [%step, %turn]) at "s.onnx:RNN"
+    %next: f32[8, 16] = t.map("tanh", [%sum]) at "s.onnx:RNN"
+    %gate: f32[8, 1] = t.reduce("max", %next, [1], keepdims=true) at "s.onnx:RNN"
+    %done: f32[8, 16] = t.map("mul", [%next, %gate]) at "s.onnx:RNN"
+    out %done, %done
+  }, 5, [%h], captures=[%y, %w]) at "s.onnx:RNN"
+  %RNN: f32[40, 16] = t.reshape(%all, [40, 16]) at "s.onnx:RNN"
+  out %last, %RNN
+}
+"""
+
+
+def test_explain_lists_the_kernels_of_a_node_with_their_sum(folder: Path):
+    (folder / "steps.gir").write_text(STEPS)
+    given = ("explain", "steps.gir", "RNN", "--target", "a100", *IDEAL)
+    rows = run(*given).stdout.splitlines()
+    assert rows[0] == "RNN on NVIDIA A100-SXM4-40GB"  # not of the view that has the same name
+    (total,) = [row for row in rows if "in all" in row]
+    assert total.split()[2:5] == ["100", "%", "x11"]
+    short = run(*given, "--top", "1").stdout
+    assert "2 more: see --top" in short and total.split()[:5] == short.splitlines()[-1].split()[:5]
+    assert "k.view %RNN" in run("explain", "steps.gir", "%RNN", *given[3:]).stdout
+    loop = run("explain", "steps.gir", "last", *given[3:]).stdout
+    assert loop.startswith("k.loop %last") and re.search(r"x10 +in all, \d+ % of", loop)
+
+
+def test_explain_of_one_kernel_has_nothing_to_bound(folder: Path):
+    given = ("explain", "mlp.gir", "MatMul_3", "--target", "a100", "--top", "3")
+    assert "--top is of a list" in run(*given, status=2).stderr
+
+
 def test_explain_a_name_that_is_not_there(folder: Path):
     error = run("explain", "mlp.gir", "MatMul_33", "--target", "a100", status=2).stderr
     assert "no kernel is called 'MatMul_33'" in error and "did you mean MatMul_3?" in error
