@@ -121,12 +121,12 @@ def through(reads: frozenset[Read], x: Value, op: Op, to: Value, place: int) -> 
 
 def is_straight(reads: Iterable[Read], shape: tuple[int, ...]) -> bool:
     """Whether a loop over `shape` that reads so runs in the order of its cells: it follows the
-    tensors that it reads, unless none has a stride for each dimension, or one lies as the cells."""
+    tensors that it reads; one that has a stride for each dimension has to lie as the cells do."""
     wide = [a for a, n in enumerate(shape) if n > 1]
     known = (r.strides for r in reads if r.strides and len(r.strides) == len(shape))
     lying = [[strides[a] for a in wide] for strides in known]
     full = [strides for strides in lying if all(strides)]
-    return not full or any(strides == sorted(strides, reverse=True) for strides in full)
+    return any(strides == sorted(strides, reverse=True) for strides in full)
 
 
 def index(r: Read, shape: tuple[int, ...]) -> Index | None:
