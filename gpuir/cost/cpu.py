@@ -135,9 +135,10 @@ def _lanes_s(
     if work.kernel == "k.gather":
         clocks = INDEX_CLOCKS * work.operands[1].nbytes / work.operands[1].cell_bytes
     if work.kernel == "k.reduce":
-        ops = ops * (SUM_OPS if work.kind == "sum" else 1.0)
-        clocks = work.output_points * (SUM_ROW_CLOCKS if work.kind == "sum" else ROW_CLOCKS)
-        if work.kind == "sum" and work.operands[-1].dims == work.operands[0].dims:
+        sums = work.kind in ("sum", "scan")
+        ops = ops * (SUM_OPS if sums else 1.0)
+        clocks = work.output_points * (SUM_ROW_CLOCKS if sums else ROW_CLOCKS)
+        if sums and work.operands[-1].dims == work.operands[0].dims:
             clocks = clocks + SCAN_CLOCKS * work.points
     share = cores / target.sms
     return ops / (lanes * p["lane share"] * share) + clocks / (target.clock_hz * cores)

@@ -87,7 +87,10 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
         steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
         rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
     writes_rows = any(o.role == "written" and "r" in o.dims for o in work.operands)
-    if not (work.is_contraction or (work.kernel == "k.reduce" and not writes_rows)):
+    if work.kind == "scan":
+        most = np.where(np.asarray(work.extents["o"]) == 1, np.inf, 1.0)
+        rule("split of several rows' running sums", tiles.split, most, "blocks")
+    elif not (work.is_contraction or (work.kernel == "k.reduce" and not writes_rows)):
         rule("split of what is no sum", tiles.split, 1.0, "blocks")
     return tuple(found)
 

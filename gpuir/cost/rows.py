@@ -8,6 +8,7 @@ threads to agree, so that what hides the wait is the other blocks that an SM hol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from gpuir.targets.target import Target
 
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
 # exponentials, the results; its norms: mean and variance together, the results.
-PASSES = {"softmax": 3.0, "norm": 2.0, "rms": 2.0, "sum": 1.0}
+PASSES = {"softmax": 3.0, "norm": 2.0, "rms": 2.0, "sum": 1.0, "scan": 1.0}
 VECTOR_BYTES = 16  # of a thread's load, where rows allow it
 LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere touch one more
 
@@ -199,8 +200,10 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             np.ones(length.shape),
         )
     one = np.ones(length.shape)
-    if work.kind == "sum":
-        return sums(work, target)
+    if work.kind in ("sum", "scan"):
+        tiles = sums(work, target)
+        apart = (work.kind == "scan") & (np.asarray(work.extents["o"]) != 1)
+        return replace(tiles, split=np.where(apart, 1.0, tiles.split))
     if work.kind == "rms":
         threads = np.minimum(1024.0, np.ceil(length / warp) * warp)
         return Tiles({"o": one, "r": threads}, one, threads / warp, one)
@@ -209,7 +212,10 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
 
 def sums(work: Work, target: Target) -> Tiles:
     """Blocks of 8 warps over 1024 cells at a time, of as many rows as those hold. Where rows are
-    few and long, several blocks share one, of at least 16 such steps each (PyTorch, Reduce.cuh).
+    few and long, several blocks share one, of at least 16 such steps each (PyTorch, Reduce.cuh). So
+    they do a scan of one row, in one pass; of several each is one block's (cub's DeviceScan and
+    PyTorch's ScanUtils.cuh; Merrill and Garland, Single-pass Parallel Prefix Scan with Decoupled
+    Look-back, 2016).
     """
     length = np.maximum(np.asarray(work.extents["r"], float), 1.0)
     chunk = np.minimum(2.0 ** np.ceil(np.log2(length)), 1024.0)

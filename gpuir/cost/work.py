@@ -90,10 +90,10 @@ class Operand:
 class Work:
     """What a kernel does, or many kernels of one kind: then numbers are arrays of one length.
 
-    `kind` tells kernels apart that share a nest: of a reduction "softmax", "norm" or "sum", of a
-    map "copy", "transpose", "quantise" or "scalar" (a cell at a time, where others take vectors).
-    `traits` are further numbers that a family of kernels goes by, and of one launched again and
-    again, `times`: how often.
+    `kind` tells kernels apart that share a nest: of a reduction "softmax", "norm", "sum" or "scan"
+    (running sums), of a map "copy", "transpose", "quantise" or "scalar" (a cell at a time, where
+    others take vectors). `traits` are further numbers that a family of kernels goes by, and of one
+    launched again and again, `times`: how often.
     """
 
     kernel: str
@@ -324,6 +324,8 @@ def _kind(op: k.KernelOp) -> str:
             return "softmax"
         case k.Reduce(reduction=t.Normalize() | t.NormalizeGradient()):
             return "norm"
+        case k.Reduce(reduction=t.Cumulative()):
+            return "scan"
         case k.Reduce():
             return "sum"
         case k.Copy(body=body) if any(isinstance(n.op, t.Transpose) for n in body.nodes):

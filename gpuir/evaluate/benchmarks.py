@@ -190,7 +190,7 @@ def _sum(kit: Kit, e: Mapping[str, int]) -> Run:
 
 def _cumsum_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
     whole = work.rows(e["rows"], e["cols"], dtype, "norm", ops=1.0)
-    return (replace(whole, kind="sum"),)
+    return (replace(whole, kind="scan"),)
 
 
 def _cumsum(kit: Kit, e: Mapping[str, int]) -> Run:

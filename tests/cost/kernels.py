@@ -45,6 +45,15 @@ def softmax(rows: int, columns: int, dtype: DType = f32) -> k.Reduce:
     return k.Reduce((x,), b.finish([b(t.Softmax(x, 1))]))
 
 
+def running(rows: int, columns: int) -> k.Reduce:
+    """Running sums along each row."""
+    x = value("x", f32, rows, columns)
+    b = Builder(Level.graph, "body")
+    b.locs = ("test:running",)
+    b.capture(x)
+    return k.Reduce((x,), b.finish([b(t.Cumulative("sum", x, 1))]))
+
+
 def conv(
     n: int, c: int, size: int, channels: int, window: int, stride: int = 1, groups: int = 1
 ) -> k.Conv:

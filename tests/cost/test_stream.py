@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cost.kernels import running
 
 from gpuir.cost import rows, stream
 from gpuir.cost.families import family_of
 from gpuir.cost.sheet import Family, Sheet
-from gpuir.cost.work import Work, gather, pointwise
+from gpuir.cost.work import Work, gather, pointwise, work_of
 from gpuir.cost.work import rows as rows_of
 from gpuir.ir.types import bf16, f8e4m3, f16, f32
 from gpuir.targets.load import load_target
@@ -44,6 +45,16 @@ def test_a_small_table_that_is_read_often_is_read_through_the_l2():
     read = 100 * 2.0**17 * 256
     assert time > read / l2
     assert time == pytest.approx((read + 2.0**17 * (256 + 800)) / l2, rel=0.05)
+
+
+def test_running_sums_of_one_row_are_as_quick_as_its_bytes():
+    """One pass on all SMs (cub's DeviceScan), where of several rows each is one block's."""
+    cells = 2**25
+    (one, _), (three, _) = (
+        seconds(rows.FAMILY, work_of(running(n, cells // n)), "v100-pcie-32gb") for n in (1, 3)
+    )
+    assert 1 < one / (8 * cells / 900e9) < 1.4
+    assert three > 10 * one
 
 
 def test_gp100_reaches_less_of_its_hbm():
