@@ -316,7 +316,8 @@ def called_last(op: Any) -> torch.fx.Node | None:
 
     if not isinstance(op, ir.ExternKernel):
         return None
-    calls = [o for o in op.get_origins() if is_called(o)]
+    origins = [o for o in op.get_origins() if not is_view(o)]
+    calls = [o for o in origins if is_called(o)] or origins  # none: a fallback to ATen
     order = {n: i for i, n in enumerate(calls[0].graph.nodes)} if calls else {}
     return max(calls, key=order.__getitem__, default=None)
 

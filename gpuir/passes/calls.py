@@ -27,6 +27,19 @@ def is_bag(flow: Flow, node: Node) -> bool:
     return False
 
 
+def inside_bags(flow: Flow) -> frozenset[int]:
+    """The places of nodes that bags alone read, through others or not: what says which rows are of
+    which bag, which their calls read off the offsets."""
+    bags = {i for i, node in enumerate(flow.nodes) if is_bag(flow, node)}
+    found = set[int]()
+    for i in range(len(flow.nodes) - 1, -1, -1) if bags else ():
+        results = flow.nodes[i].results
+        readers = {u for v in results for u in flow.readers.get(v, ())}
+        if i not in bags and readers and readers <= bags | found:
+            found |= {i} if flow.outputs.isdisjoint(results) else set()
+    return frozenset(found)
+
+
 def is_unpacking(flow: Flow, nodes: Sequence[Node], product: Node) -> bool:
     """Whether nodes are what the model node of a product does to a weight in fewer bits, before it
     multiplies: then it is a call of a library that converts what it reads."""

@@ -11,7 +11,7 @@ from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.calls import bias_of, is_bag, is_factor, is_unpacking
+from gpuir.passes.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
 from gpuir.passes.channels_last import has_channels_innermost
 from gpuir.passes.flow import GENERATORS, Flow
 from gpuir.passes.indices import (
@@ -131,9 +131,11 @@ class Storage:
         self.innermost = has_channels_innermost(self.flow.graph)
 
     def run(self) -> None:
-        for node in self.flow.graph.nodes:
-            if not isinstance(node.op, GENERATORS) and not self.is_stored(node):
-                self.place(node)
+        inside = inside_bags(self.flow)
+        for i, node in enumerate(self.flow.graph.nodes):
+            if i in inside or isinstance(node.op, GENERATORS) or self.is_stored(node):
+                continue
+            self.place(node)
         for v in self.flow.graph.outputs:
             self.settle(v)
 
