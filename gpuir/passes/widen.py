@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from gpuir.ir.build import begin, within
@@ -66,36 +67,51 @@ def unpacked_for_products(g: Graph) -> Graph:
     """Products that unpack the weights that they alone read."""
     uses, params = g.uses(), {*g.params}
     makers = {
-        n.results[0]: n
+        v: n
         for n in g.nodes
-        if is_unpacking(n, params) and len(uses.get(n.results[0], ())) == 1
+        for v in n.results
+        if is_simple(n) and len(uses.get(v, ())) == 1 and v not in g.outputs
     }
-    for v in g.outputs:
-        makers.pop(v, None)
-    gone: set[Value] = set()
+    gone: set[Node] = set()
     nodes: list[Node] = []
     for node in g.nodes:
         read = [w for n in inside(node) if n.op.contraction for w in weights(n.op)]
-        found = [makers[w] for w in read if w in makers and is_product(node)]
-        if found:
-            gone.update(maker.results[0] for maker in found)
-            before = [n for maker in found for n in inside(maker)]
-            node = launch((*before, *inside(node)), node.results)
+        for w in read if is_product(node) else ():
+            before = leading_to(w, makers)
+            ahead = tuple(n for maker in before for n in inside(maker))
+            if before and is_unpacking(ahead, w, params):
+                gone.update(before)
+                node = launch((*ahead, *inside(node)), node.results)
         nodes.append(node)
-    return replace(g, nodes=tuple(n for n in nodes if gone.isdisjoint(n.results)))
+    return replace(g, nodes=tuple(n for n in nodes if n not in gone))
 
 
-def is_unpacking(node: Node, params: set[Value]) -> bool:
-    """Whether a launch makes a weight from params of no more bits a number, by pointwise ops and
-    layout alone."""
-    ops = [n.op for n in inside(node)]
-    if len(node.results) != 1 or not is_plain(node) or not params >= {*node.op.operands}:
+def is_simple(node: Node) -> bool:
+    """Whether a launch is pointwise ops and layout, with one result."""
+    simple = all(isinstance(n.op, (*t.POINTWISE, *FREE)) for n in inside(node))
+    return simple and len(node.results) == 1 and is_plain(node)
+
+
+def leading_to(v: Value, makers: Mapping[Value, Node]) -> list[Node]:
+    """The launches among `makers` that a value comes from, in order."""
+    if v not in makers:
+        return []
+    before = [n for w in makers[v].op.operands for n in leading_to(w, makers)]
+    return [*dict.fromkeys(before), makers[v]]
+
+
+def is_unpacking(nodes: Sequence[Node], weight: Value, params: AbstractSet[Value]) -> bool:
+    """Whether nodes make a weight from params of no more bits a number, and compute."""
+    made = {v for n in nodes for v in n.results}
+    read = {v for n in nodes for v in n.op.operands} - made
+    stored = max(read, key=lambda v: v.type.size, default=None)
+    if (
+        stored is None
+        or not read <= params
+        or not any(isinstance(n.op, t.POINTWISE) for n in nodes)
+    ):
         return False
-    simple = all(isinstance(op, (*t.POINTWISE, *FREE)) for op in ops)
-    stored = max(node.op.operands, key=lambda v: v.type.size, default=None)
-    if not simple or stored is None or not any(isinstance(op, t.POINTWISE) for op in ops):
-        return False
-    return stored.type.dtype.bits <= node.results[0].type.dtype.bits
+    return stored.type.dtype.bits <= weight.type.dtype.bits
 
 
 # ---- after
