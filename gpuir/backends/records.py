@@ -157,14 +157,8 @@ def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
     titles += [f"fact_{name}" for name in facts]
     rows = (
         [s.model, s.device.name, s.profile.name, x.name, x.node.op.name, x.shape]
-        + [
-            " + ".join(x.locs),
-            x.status,
-            x.runs,
-            x.launches,
-            x.time_s,
-            *(x.interval or (None, None)),
-        ]
+        + [" + ".join(x.locs), x.status, x.runs, x.launches]
+        + [x.time_s, *(x.interval or (None, None))]
         + [x.cost.time_s, x.cost.bound, x.cost.by, " ".join(x.cost.unseen)]
         + [x.flops, x.bytes, tile_text(x)]
         + [x.cost.term(name) for name in ("compute", "memory", "latency")]

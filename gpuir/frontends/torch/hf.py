@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import Parameter, Signature, signature
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gpuir.frontends.torch import masks
 from gpuir.frontends.torch.attention import attention, seen
 from gpuir.frontends.torch.program import Program
 from gpuir.ir.errors import ModelError, UsageError, nearest, reason
@@ -458,44 +459,38 @@ def tensors_of(output: Any) -> tuple[torch.Tensor, ...]:
 def as_run(
     forward: Callable[..., Any], inputs: Iterable[str], windows: bool = False
 ) -> Callable[..., Any]:
-    """`forward` with these inputs alone, masks made as when the model runs.
-
-    While exporting, transformers writes out every attention mask, because shapes might change and
-    several sequences might be packed into one. Here they do not: a causal mask is a flag of the
-    attention kernel and, with `windows`, so are a window and a past, as in FlashAttention. Grouped
-    heads stay grouped also behind a mask, where transformers repeats keys and values for the
-    kernels that torch would choose.
+    """`forward` with these inputs alone, masks made as when the model runs (`masks.changes`); with
+    `windows` a window and a past are flags of the attention kernel too, as in FlashAttention.
+    Grouped heads stay grouped also behind a mask, where transformers repeats keys and values for
+    the kernels that torch would choose.
     """
     from transformers import masking_utils
     from transformers.integrations import sdpa_attention
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    changes: list[tuple[Any, str, Any]] = [
-        (masking_utils, "is_torchdynamo_exporting", lambda: False),
-        (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
-        (sdpa_attention, "use_gqa_in_sdpa", lambda mask, key, value: True),
-    ]
+    changes = [*masks.changes(), (sdpa_attention, "use_gqa_in_sdpa", lambda mask, key, value: True)]
     if windows:
         changes.append((masking_utils, "_ignore_causal_mask_sdpa", _is_plain))
 
     def run(**given: Any) -> Any:
-        before = [(place, name, getattr(place, name)) for place, name, _ in changes]
-        try:
-            for place, name, function in changes:
-                setattr(place, name, function)
-            if windows:
-                ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
-            with quiet():
-                return forward(**given)
-        finally:
-            for place, name, function in before:
-                setattr(place, name, function)
-            if windows:
-                del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        kernel = attending() if windows else nullcontext()
+        with masks.replaced(changes), kernel, quiet():
+            return forward(**given)
 
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in inputs]
     run.__signature__ = Signature(parameters)
     return run
+
+
+@contextmanager
+def attending() -> Generator[None]:
+    """`attend` in place of transformers' sdpa."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 def _is_plain(padding: torch.Tensor | None, *_: Any) -> bool:

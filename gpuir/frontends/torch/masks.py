@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+Change = tuple[Any, str, Any]  # a module, a name in it, and what is to be there instead
+
 
 @contextmanager
-def replaced(changes: list[tuple[Any, str, Any]]) -> Generator[None]:
+def replaced(changes: Sequence[Change]) -> Generator[None]:
     """Other objects under these names of these modules."""
     before = [(place, name, getattr(place, name)) for place, name, _ in changes]
     try:
@@ -23,25 +25,27 @@ def replaced(changes: list[tuple[Any, str, Any]]) -> Generator[None]:
             setattr(place, name, thing)
 
 
-@contextmanager
-def as_run(module: torch.nn.Module) -> Generator[None]:
-    """What of a module is one of transformers' makes the masks that it makes when it runs.
+def changes() -> list[Change]:
+    """What has transformers make the masks that it makes when a model runs.
 
-    While exporting, transformers writes out every attention mask, because shapes might change and
-    several sequences might be packed into one. Here they do not: a causal mask is a flag of the
-    attention kernel, and where no token is hidden there is none. (transformers, masking_utils.py,
+    While exporting, it writes out every attention mask, because shapes might change and several
+    sequences might be packed into one. Here they do not: a causal mask is a flag of the attention
+    kernel, and where no token is hidden there is none. (transformers, masking_utils.py,
     _ignore_causal_mask_sdpa.)
     """
-    transformers: Any = sys.modules.get("transformers")
-    parts = module.modules() if transformers else ()
-    if not any(isinstance(part, transformers.PreTrainedModel) for part in parts):
-        yield
-        return
     from transformers import masking_utils
 
-    changes: list[tuple[Any, str, Any]] = [
+    return [
         (masking_utils, "is_torchdynamo_exporting", lambda: False),
         (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
     ]
-    with replaced(changes):
+
+
+@contextmanager
+def as_run(module: torch.nn.Module) -> Generator[None]:
+    """What of a module is one of transformers' makes the masks that it makes when it runs."""
+    transformers: Any = sys.modules.get("transformers")
+    parts = module.modules() if transformers else ()
+    has_models = any(isinstance(part, transformers.PreTrainedModel) for part in parts)
+    with replaced(changes() if has_models else ()):
         yield
