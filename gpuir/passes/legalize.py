@@ -22,11 +22,13 @@ class Legalize(Pass):
     where every byte can stay in its place, else into copies.
 
     A view is free when the strides allow it and all its readers take strides: only the operands of
-    matrix products and attention do, and in a program of PyTorch those of pointwise,
-    reducing and joining kernels. A transpose that alone reads a product's result is written by that
-    kernel in its own order, unless `absorb` is false: then it is a copy, as where each operator of
-    a program is run by itself. With `strides` false operators give each other packed tensors, as in
-    onnxruntime: reshapes alone are views, and transposes of the last two axes that products read.
+    matrix products and attention do. In a program of PyTorch those of pointwise, reducing and
+    joining kernels do too, and of convolutions where channels are innermost; there results lie in
+    memory as operands do, and what wants rows packed copies them first. A transpose that alone
+    reads a product's result is written by that kernel in its own order, unless `absorb` is false:
+    then it is a copy, as where each operator of a program is run by itself. With `strides` false
+    operators give each other packed tensors, as in onnxruntime: reshapes alone are views, and
+    transposes of the last two axes that products read.
     A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
     fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
     """
