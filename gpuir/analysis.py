@@ -46,7 +46,7 @@ def lower(
     graph = replace(graph, profile=_chosen(graph, profile))
     if graph.level < Level.costed:
         rule = {None: "", True: "products", False: "none"}[tf32]
-        graph = replace(graph, tf32=tf32_rule(rule, graph))
+        graph = replace(graph, tf32=tf32_rule(graph, rule))
     if graph.level >= Level.kernel:
         return graph
     if graph.level == Level.fused:

@@ -47,7 +47,7 @@ def check(file: str, target: str | None, **given: Any) -> None:
     device = gpuir.load_target(load_modules(given["modules"]).target(name))
     g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
     g = gpuir.strip(gpuir.lower(g, profile=given["profile"], tf32=given["tf32"]))
-    tf32 = tf32_rule("", g)
+    tf32 = tf32_rule(g)
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
     fine = len(found.tiles) - len(illegal)
     total = f"{fine} of {len(found.tiles)} tiles are legal on {device.name}\n"

@@ -140,11 +140,11 @@ class Graph:
 
     `params` are the weights: a name and a type, never data. `folded` are the model nodes that no
     node stands for any more. `assumed` says in words what was taken for granted (a trip count, a
-    data-dependent length), for people: no code goes by it. `framework` is what the program was
-    written in. `target` names the device from level `tiled` on, and `profile` the software stack
-    that a graph was lowered for. `tf32` says which products in f32 its costs take to run in TF32:
-    none, those of convolutions, all but those within fused attention (`products`), or all. A region
-    is a graph that sees only its own inputs.
+    data-dependent length), for people: no code goes by what it says. `framework` is what the
+    program was written in. `target` names the device from level `tiled` on, and `profile` the
+    software stack that a graph was lowered for. `tf32` says which products in f32 its costs take to
+    run in TF32: none, those of convolutions, all but those within fused attention (`products`), or
+    all. A region is a graph that sees only its own inputs.
 
     `over` is empty or goes along `outputs`: the input or param whose storage the output takes over
     (an updated cache, an optimiser's step), or None. `roles` names the values that hold something

@@ -46,7 +46,7 @@ class Annotate(Pass):
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
         weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
-        tf32 = tf32_rule(self.tf32, g)
+        tf32 = tf32_rule(g, self.tf32)
         costed = cost_graph(g, costing(self.predictor, target, tf32, weights))
         _check_version(self.predictor, costed)
         return replace(costed, tf32=tf32)

@@ -43,7 +43,7 @@ class TilePass(Pass):
         schedule = Schedule(g.name, self.target, ())
         if self.schedule:
             schedule = read_schedule(self.schedule, self.target, target)
-        return tile_graph(g, schedule, target, tf32_rule(self.tf32, g))
+        return tile_graph(g, schedule, target, tf32_rule(g, self.tf32))
 
 
 def schedule_in(path: str) -> Schedule:

@@ -197,8 +197,9 @@ def sweep(
 
 def _works(g: Graph) -> dict[Path, Work]:
     """What each kernel with a loop nest does."""
+    rule = tf32_rule(g)
     return {
-        path: work_of(node.op, in_tf32(node.op, tf32_rule("", g)))
+        path: work_of(node.op, in_tf32(node.op, rule))
         for path, node in addressed(g)
         if isinstance(node.op, KernelOp) and node.op.tiled
     }
@@ -241,7 +242,7 @@ class _Device:
             return self.tiles[works[path]]
 
         tiled = apply(g, Schedule(g.name, self.target.name, ()), choose)
-        rule = tf32_rule("", g)
+        rule = tf32_rule(g)
         return replace(cost_graph(tiled, self.costing(g, rule)), tf32=rule)
 
     def costing(self, g: Graph, rule: Tf32) -> Costing:

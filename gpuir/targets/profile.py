@@ -152,8 +152,8 @@ def profile_of(g: Graph) -> Profile:
     return load_profile(g.profile or "ideal")
 
 
-def tf32_rule(given: str, g: Graph) -> Tf32:
-    """Which f32 kernels of a graph run in TF32: as asked for, else as the graph says, else as its
+def tf32_rule(g: Graph, given: str = "") -> Tf32:
+    """Which f32 kernels of a graph run in TF32: as `given`, else as the graph says, else as its
     profile has it, else none. `products` are asked for without harm to a profile that has them
     `all`. UsageError for no such rule."""
     if given not in ("", *TF32):
