@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol
 
-from gpuir.ir.graph import Node, Op, Value
+from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
-from gpuir.ops.scalar import SCALARS
 from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.passes.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
 from gpuir.passes.channels_last import has_channels_innermost
@@ -26,12 +25,11 @@ from gpuir.passes.indices import (
 )
 from gpuir.passes.joins import is_cellwise, is_index, is_read_cellwise, is_roll
 from gpuir.passes.launches import Launch
+from gpuir.passes.nests import Nest, is_in_groups, nest_of, operations, readings
 
 JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
-# What Inductor takes apart into several ops that each read the operand (torch/_inductor/
-# decomposition.py, torch/_decomp/decompositions.py).
-TWICE = ("gelu", "gelu_tanh", "silu", "hard_swish", "mish", "softplus", "leaky_relu", "elu")
 INLINED = (*t.POINTWISE, *t.LAYOUT, *t.INDEXING, *JOINING)
+MOVABLE = (*t.POINTWISE, *t.INDEXING, *JOINING, *t.REDUCING)  # loops that may write anywhere
 
 
 class Thresholds(Protocol):
@@ -54,56 +52,6 @@ class Sight(NamedTuple):
 
     reads: frozenset[Read] = frozenset()
     ops: int = 0
-
-
-class Nest(NamedTuple):
-    """The loops that make a node's results: the shape they run over, of which `row` cells make
-    one result, `cells` times."""
-
-    shape: tuple[int, ...]
-    cells: int
-    row: int = 1
-
-
-def nest_of(node: Node) -> Nest:
-    """The loops of an op that is no library call."""
-    op, shape = node.op, node.results[0].type.shape
-    if isinstance(op, t.SCATTERING):
-        return Nest(op.updates.type.shape, op.updates.type.size)
-    if not isinstance(op, t.REDUCING):
-        return Nest(shape, prod(shape))
-    shape = op.operands[0].type.shape
-    row = prod(shape[a] for a in t.reduced_axes(op))
-    if isinstance(op, t.Normalize | t.NormalizeGradient):
-        row //= op.groups or 1
-    return Nest(shape, prod(shape) // max(row, 1), row)
-
-
-def operations(op: Op) -> int:
-    """What one cell of an op's result takes to compute."""
-    match op:
-        case t.Map(fn):
-            return SCALARS[fn].flops
-        case _:
-            return 0 if isinstance(op, t.LAYOUT) else 1
-
-
-def readings(op: Op) -> int:
-    """How many of Inductor's ops read the operand of an op."""
-    twice = isinstance(op, t.Softmax | t.Normalize) or (isinstance(op, t.Map) and op.fn in TWICE)
-    return 2 if twice else 1
-
-
-def is_in_groups(flow: Flow, x: Value) -> bool:
-    """Whether `x` is an image, computed cell by cell, whose channels are cut into groups."""
-    match flow.maker(x):
-        case Node(t.Reshape(image)):
-            cut = x.type.shape[2:] != image.type.shape[2:] and x.type.rank == 5
-            return cut and image.type.rank == 4
-        case Node(op) if isinstance(op, t.POINTWISE):
-            return any(is_in_groups(flow, v) for v in op.operands if v.type.shape == x.type.shape)
-        case _:
-            return False
 
 
 @dataclass
@@ -327,22 +275,23 @@ class Storage:
     def is_read_elsewhere(self, x: Value, join: t.Concat) -> bool:
         """Whether others than a join read its part cell by cell, or compute it again."""
         others = [n for n in self.flow.read_by(x) if n.op != join]
-        node = self.flow.maker(x)
-        again = node is not None and x not in self.stored and not isinstance(node.op, GENERATORS)
+        base = self.base(x)
+        again = base not in self.stored and not self.flow.is_generated(base)
         return bool(others) and (again or any(is_cellwise(self.flow, n) for n in others))
 
     def is_loop(self, x: Value) -> bool:
-        """Whether a loop has put `x` itself into memory, which could be told where to put it:
-        where images have channels innermost, what is stored of them has its place."""
-        node = self.flow.maker(x)
-        if node is None or x not in self.stored or (self.innermost and x.type.rank == 4):
-            return False
-        return self.is_movable(node)
+        """Whether a loop has put `x` itself into memory, which could be told where to put it."""
+        return x in self.stored and self.is_movable(x)
 
-    def is_movable(self, node: Node) -> bool:
-        looped = isinstance(node.op, (*t.REDUCING, *INLINED)) and len(node.results) == 1
-        free = not isinstance(node.op, t.LAYOUT) and node.results[0] not in self.joined
-        return looped and free and node.results[0] not in self.placed | self.flow.outputs
+    def is_movable(self, x: Value) -> bool:
+        """Whether a loop makes `x`, or would, wherever it is told to: where images have channels
+        innermost, what is stored of them has its place."""
+        node = self.flow.maker(x)
+        if node is None or not isinstance(node.op, MOVABLE) or len(node.results) != 1:
+            return False
+        if x in self.joined or x in self.placed or x in self.flow.outputs:
+            return False
+        return not (self.innermost and x.type.rank == 4 and x in self.stored)
 
     def is_of_rows(self, x: Value) -> bool:
         """Whether `x` is computed from what a reduction makes."""
@@ -359,14 +308,9 @@ class Storage:
         self.see_again(made)
 
     def part(self, x: Value, join: Node) -> Value:
+        """The value that lies where a join has its part: the part, or a copy of it."""
         maker = self.flow.maker(x)
-        placed = x in self.stored and not self.is_loop(x)
-        if (
-            maker is None
-            or placed
-            or isinstance(maker.op, GENERATORS)
-            or not self.is_movable(maker)
-        ):
+        if maker is None or not self.is_movable(x):
             maker = self.flow.add(t.Map("copy", (x,)), like=join)
             self.sights[maker.results[0]] = self.sight(maker)
         self.store(maker)
@@ -378,11 +322,9 @@ class Storage:
     def bases(self, v: Value) -> list[Value]:
         """What has to be there for `v` to be there."""
         base = self.base(v)
-        return (
-            [b for part in self.joined[base] for b in self.bases(part)]
-            if (base in self.joined)
-            else [base]
-        )
+        if base not in self.joined:
+            return [base]
+        return [b for part in self.joined[base] for b in self.bases(part)]
 
     def base(self, v: Value) -> Value:
         """What a layout result is made of: what is in memory, or else no layout result."""

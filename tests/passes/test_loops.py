@@ -13,6 +13,7 @@ from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 from gpuir.passes.flow import Flow
+from gpuir.passes.innermost import innermost
 from gpuir.passes.loops import FuseLoops
 from gpuir.passes.storage import Storage
 from gpuir.passes.table import pipeline
@@ -20,7 +21,7 @@ from gpuir.passes.table import pipeline
 settings.register_profile(
     "loops", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
 )
-LOOPS = "bmm,canonicalize,channels_last,split_sums,fuse_loops,legalize"
+LOOPS = "masks,bmm,canonicalize,channels_last,split_norms,split_sums,fuse_loops,legalize"
 
 
 def results(g: Graph, values: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -73,3 +74,41 @@ def test_what_a_product_has_put_into_memory_is_read_from_there():
     storage.run()
     (total,) = (x for x in storage.loops if {v.name for v in x.writes} == {"s"})
     assert {v.name for v in total.reads} == {"m"}
+
+
+def test_parts_of_a_join_that_is_read_as_a_whole_are_written_side_by_side():
+    """A part made by a loop is written in place once; by a call, by another join, it is copied."""
+    g = gpuir.parse("""
+    graph @joins {
+      in %x: f32[64, 32]
+      param %w: f32[32, 32]
+      param %u: f32[96, 16]
+      %r: f32[64, 32] = t.map("relu", [%x]) at "joins:relu"
+      %m: f32[64, 32] = t.matmul(%r, %w) at "joins:mm"
+      %c: f32[64, 96] = t.concat([%r, %m, %r], 1) at "joins:cat"
+      %y: f32[64, 16] = t.matmul(%c, %u) at "joins:mm_1"
+      out %y
+    }
+    """)
+    values = arrays(g)
+    lowered = pipeline(LOOPS).run(g)
+    (join,) = (n.op for n in lowered.nodes if n.op.name == "k.view")
+    assert [v.name for v in join.operands] == ["r", "c.1", "c.2"]
+    (expected,), (found,) = results(g, values), results(lowered, values)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_pointwise_result_lies_as_most_of_what_it_reads():
+    g = gpuir.parse("""
+    graph @lying {
+      in %x: f32[2, 512, 49]
+      in %z: f32[2, 49, 512]
+      %t: f32[2, 49, 512] = t.transpose(%x, [0, 2, 1]) at "lying:transpose"
+      %e: f32[2, 49, 512] = t.map("exp", [%t]) at "lying:exp"
+      %s: f32[2, 49, 512] = t.map("add", [%e, %z]) at "lying:add"
+      %u: f32[2, 49, 512] = t.map("add", [%s, %t]) at "lying:add_1"
+      out %u
+    }
+    """)
+    found = {v.name: axis for v, axis in innermost(g, images=False).items()}
+    assert found == {"x": 2, "z": 2, "t": 1, "e": 1, "s": 2, "u": 1}  # most reads decide
