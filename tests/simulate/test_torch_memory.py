@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 pytest.importorskip("torch")
-TOOL = Path(__file__).parent.parent.parent / "tools" / "torch_memory.py"
 
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[ModuleType]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spec = importlib.util.spec_from_file_location("torch_memory", TOOL)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
+        yield importlib.import_module("torch_memory")
 
 
 MODELS = ("perceptron", "convolutions", "block", "block, scores in memory", "tower of 4 blocks")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from pathlib import Path
 
@@ -57,11 +57,7 @@ def test_a_graph_replays_what_compiled_launches():
 
 @pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")
 def test_eagers_host_is_what_the_measurements_give():
-    path = ROOT / "tools/host_overheads.py"
-    module = importlib.util.spec_from_file_location("host_overheads", path)
-    assert module and module.loader
-    tool = importlib.util.module_from_spec(module)
-    module.loader.exec_module(tool)
+    tool = importlib.import_module("host_overheads")
     shipped = {row.field: row.value for row in load_profile("eager").rows()}
     for name, value in tool.derived(DATA).items():
         assert shipped[f"host.{name}"] == pytest.approx(value), name

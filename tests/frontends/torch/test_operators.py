@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -19,8 +17,6 @@ from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.program import Program  # noqa: E402
 from gpuir.frontends.torch.walk import numbers  # noqa: E402
 from gpuir.interp import run  # noqa: E402
-
-TOOL = Path(__file__).parents[3] / "tools" / "operators.py"
 
 # What is known to differ in some samples, and why.
 APART = {
@@ -53,11 +49,7 @@ COMPOSITES = (
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("operators", TOOL)
-    assert spec and spec.loader
-    module = sys.modules["operators"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("operators")
 
 
 def failures(tool: ModuleType, names: Any, dtypes: tuple[str, ...], count: int) -> list[str]:
