@@ -51,9 +51,19 @@ def fetched(package: str, file: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", LIGHT, ids=lambda f: f.stem)
-def test_classic_networks(file: Path):
-    result = zoo().check(file, {}, 1e-3, True)
+def test_classic_networks(file: Path, tmp_path: Path):
+    result = zoo().check(up_to_scores(file, tmp_path), {}, 1e-3, True)
     assert result.status == "same", result.detail
+
+
+def up_to_scores(file: Path, folder: Path) -> Path:
+    """The network without its softmax: all weights are alike, and so are the scores, so that
+    rounding, which depends on the number of threads, would decide."""
+    model = onnx.load(file)
+    if model.graph.node[-1].op_type == "Softmax":
+        model.graph.output[0].name = model.graph.node.pop().input[0]
+    onnx.save(model, folder / file.name)
+    return folder / file.name
 
 
 @pytest.mark.parametrize(("package", "file", "shapes"), THIRD_PARTY, ids=lambda v: str(v)[-24:])
