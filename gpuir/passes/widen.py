@@ -64,7 +64,7 @@ def is_plain(node: Node) -> bool:
 
 
 def unpacked_for_products(g: Graph) -> Graph:
-    """Products that unpack the weights that they alone read."""
+    """Products, experts among them, that unpack the weights that they alone read."""
     uses, params = g.uses(), {*g.params}
     makers = {
         v: n
@@ -76,7 +76,7 @@ def unpacked_for_products(g: Graph) -> Graph:
     nodes: list[Node] = []
     for node in g.nodes:
         read = [w for n in inside(node) if n.op.contraction for w in weights(n.op)]
-        for w in read if is_product(node) else ():
+        for w in reversed(read) if is_plain(node) else ():  # so that the first comes first
             before = leading_to(w, makers)
             ahead = tuple(n for maker in before for n in inside(maker))
             if before and is_unpacking(ahead, w, params):
