@@ -23,8 +23,9 @@ class FuseLoops(Pass):
     where they are read, in every loop that does (twice, when two do). Stored are results of
     reductions and of library calls (products, convolutions, attention, sorts), operands of library
     calls, outputs, and what has several readers and would read more than `reads` tensors or do more
-    than `ops` operations again; or, with one reader, more than `most` reads. A sum of `unroll`
-    terms at most is pointwise.
+    than `ops` operations again; or, with one reader, more than `most` reads. A sum of fewer than
+    `unroll` terms is pointwise. A join of more than `parts`, or one that not only pointwise ops
+    read, has its parts written side by side instead, or copied there.
 
     Then which loops are one launch: those that pass a tensor on at the index it is written at, or
     read the same one at the same index, and run over as many cells (of a reduction: over all of

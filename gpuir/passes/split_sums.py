@@ -15,7 +15,7 @@ WARPS = 8  # of a block of an inner reduction
 IN_REGISTERS = 4  # terms that a thread of an outer reduction takes at a time
 RESULTS = 128  # of a block of an outer reduction
 MOST = 512  # terms of a thread
-UNROLLED = 9  # terms from which on a sum is a reduction; fewer are added where they are read
+UNROLLED = 8  # terms from which on a sum is a reduction; fewer are added where they are read
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Storage:
             return op.fn == "random" and not op.args
         if isinstance(op, t.Reduce):
             terms = prod(op.x.type.shape[a] for a in op.axes)
-            return terms == 1 or (terms <= self.limits.unroll and node.results[0].type.size > 1)
+            return terms == 1 or (terms < self.limits.unroll and node.results[0].type.size > 1)
         return isinstance(op, INLINED) and len(node.results) == 1
 
     def inline(self, node: Node) -> None:
