@@ -397,6 +397,10 @@ def test_thousands_of_kernels_stay_quick(opened: Any):
     found = opened([s])
     bars = found.tab.locator("#chart-timeline .point")
     assert bars.count() < 3000
+    shades = (
+        "document.querySelector('#chart-timeline').data.map(t => Math.min(...t.marker.opacity))"
+    )
+    assert max(found.tab.evaluate(shades)) < 0.5  # neither the host nor the device fills its lane
     zoom = """async ([from, to]) => {
         const start = performance.now();
         await Plotly.relayout("chart-timeline", {"xaxis.range": [from, to]});

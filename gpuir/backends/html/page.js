@@ -288,7 +288,8 @@ function firstEndingAfter(starts, lengths, time) {
   return low;
 }
 
-/** Bars of one lane between two times: a span, or neighbours that share a pixel. */
+/** Bars of one lane between two times: a span, or neighbours that share a pixel. `shade` is how
+    much of its length is busy. */
 function bars([lane, starts, lengths, whats], from, to, pixel) {
   const made = [];
   for (let i = firstEndingAfter(starts, lengths, from); i < starts.length && starts[i] <= to; i++) {
@@ -303,6 +304,7 @@ function bars([lane, starts, lengths, whats], from, to, pixel) {
       made.push({ lane, start: starts[i], end, count: 1, busy: lengths[i], longest: lengths[i], what: whats[i] });
     }
   }
+  for (const bar of made) bar.shade = bar.count > 1 ? Math.max(bar.busy / (bar.end - bar.start), 0.1) : 1;
   return made;
 }
 
@@ -328,17 +330,18 @@ function drawTimeline(range) {
     for (const bar of bars(lane, from / NS, to / NS, pixel)) {
       const [what, length, name] = about(bar);
       const key = isDevice(bar.lane) ? what : "host";
-      if (!series.has(key)) series.set(key, { name: key === "host" ? "host, copies" : key, key, y: [], base: [], x: [], customdata: [] });
+      if (!series.has(key)) series.set(key, { name: key === "host" ? "host, copies" : key, key, y: [], base: [], x: [], shades: [], customdata: [] });
       const s = series.get(key);
       s.y.push(escaped(bar.lane));
       s.base.push(bar.start * NS);
       s.x.push((bar.end - bar.start) * NS);
+      s.shades.push(bar.shade);
       s.customdata.push([bar.what >= 0 ? run.kernels[bar.what][0] : null, what, length, escaped(name)]);
     }
   }
-  const traces = [...series.values()].map(({ key, ...s }) => ({
+  const traces = [...series.values()].map(({ key, shades, ...s }) => ({
     type: "bar", orientation: "h", width: 0.7, ...s, name: escaped(s.name),
-    marker: { color: colour(key), line: { width: 0 } },
+    marker: { color: colour(key), opacity: shades, line: { width: 0 } },
     hovertemplate: "%{customdata[1]}<br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>",
   }));
   const lanes = run.lanes.map(([lane]) => escaped(lane));
