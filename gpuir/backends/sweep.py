@@ -96,7 +96,9 @@ def _overview(s: Sweep, page: Page) -> None:
         rows.append([*row, ", ".join(f"{x.size(b):,}" for _, b in x.cliffs)])
     page.heading(f"{s.model}: {dim} {', '.join(f'{n:,}' for n in s.axes[0][1])}")
     page.line()
-    page.table(columns, rows, drop=("slower than the last", "device-bound from", "profile"))
+    one = len({x.profile for x in found}) == 1  # else a row is not told from its neighbour
+    last = "profile" if one else "no fit from"
+    page.table(columns, rows, drop=("slower than the last", "device-bound from", last))
     page.line()
 
 

@@ -105,3 +105,12 @@ def test_what_is_wrong_is_said(args, says):
 
 def test_no_target():
     assert "no target given" in sweep("--batch", "1", *SHORT, status=2).stderr
+
+
+@pytest.mark.parametrize("width", ["60", "80"])
+def test_profiles_are_told_apart_at_any_width(width: str):
+    targets = ["a30", "t4", "l4", "v100-pcie-32gb", "p100-pcie-16gb", "l40s"]
+    args = ("--target", ",".join(targets), "--batch", "1,2", *SHORT, "--profile", "ort,ideal")
+    rows = [row.split() for row in sweep(*args, "--width", width).stdout.splitlines()]
+    listed = {(row[0], row[1]) for row in rows if row and row[0].startswith(tuple(targets))}
+    assert {name for _, name in listed} == {"ort", "ideal"} and len(listed) == 12
