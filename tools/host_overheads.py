@@ -11,7 +11,7 @@ gpuir[torch,eval].
 
 --here measures what of a host's time needs no GPU, on tiny tensors on this machine's CPU: what
 onnxruntime's executor takes for a node, what torch.compile's guards take for a param, what the
-Python that Inductor generates takes for a buffer. Needs gpuir[hf,onnx] and onnxruntime.
+Python that Inductor generates takes for a buffer. Needs gpuir[hf] and onnxruntime.
 """
 
 from __future__ import annotations

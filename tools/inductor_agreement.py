@@ -1,6 +1,6 @@
 """gpuir's launches under `compiled` against the kernels that torch.compile makes for a GPU.
 
-    python tools/inductor_agreement.py [MODEL ...] [--launches] [--profile compiled]
+    python tools/inductor_agreement.py [MODEL ... | fresh] [--launches] [--profile compiled]
 
 No GPU is needed: Inductor lowers and schedules the program for a CUDA device that is not there,
 described by the numbers of an A100, and is stopped before it writes code. Prints a row of the table
@@ -8,6 +8,7 @@ of docs/fusion.md for each model: kernels of both, pointwise, reductions and lib
 gpuir's over Inductor's; precision, recall and F1 of the pairs of model ops that share a kernel;
 `same`, the share of Inductor's kernels that have the same model ops as one of gpuir's. Compared are
 ops that compute something in both: no views, no copies, nothing folded. `--launches` lists them.
+Needs gpuir[hf], and timm or diffusers for models that are theirs.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ OVERLAPPING = (0, 14)
 
 # Whose kernel the experts are on Hopper, and on Blackwell: sources named by the newest version of
 # each framework in aiconfigurator's tables of experts.
-EXPERTS: dict[tuple[str, str], tuple[str, str]] = {
+EXPERT_KERNELS: dict[tuple[str, str], tuple[str, str]] = {
     ("trtllm", "fp8_block"): ("moe_torch_flow_cutlass", "deepgemm"),
     ("sglang", "fp8_block"): ("sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"),
     ("sglang", "bf16"): ("sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"),
@@ -407,7 +407,7 @@ def product(p: Product, d: Deployment, rows: Floats) -> tuple[Work, ...]:
 def mixture(op: k.Experts, d: Deployment, tokens: Floats) -> Work:
     mix = op.experts
     name = d.decoder.experts or d.experts
-    sources = EXPERTS.get((d.framework, name))
+    sources = EXPERT_KERNELS.get((d.framework, name))
     dtype, weight = experts.EXPERTS[PACKED.get(name, (name, name))[d.is_blackwell]]
     return work.experts(
         tokens,
