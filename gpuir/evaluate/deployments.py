@@ -125,10 +125,7 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
         return f"no target is called {row['system']}"
     if not all(LEAST <= row[n] <= MOST for n in LOAD):
         return "a number of its load is missing, too small or too large"
-    tp, own, expert_tp, expert_ep = (_ranks(row[n]) for n in RANKS)
-    if expert_tp == expert_ep and tp * own == expert_tp * expert_ep > NODE:
-        # one number multiplied by the other: ids of such rows say tp8_ep8, which is 8 GPUs, or 4
-        tp, own, expert_tp = (expert_tp, own, 1) if own == 1 else (tp, expert_tp, 1)
+    tp, own, expert_tp, expert_ep = _ranks(row)
     if tp * own > NODE or row["pp_size"] > 1:
         return "more than a node of GPUs"
     if own > 1:
@@ -164,9 +161,17 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
     )
 
 
-def _ranks(number: float) -> int:
-    """How many ranks a column says; one where it says nothing, as of models without experts."""
-    return int(number) if number >= 1 else 1
+def _ranks(row: dict[str, Any]) -> tuple[int, int, int, int]:
+    """How many ranks the columns say, one where they say nothing, as of models without experts.
+
+    Where experts seem to be on more GPUs than a node has, both their numbers alike, one was
+    multiplied by the other: ids of such rows say `tp8_ep8`, which is 8 GPUs that share attention,
+    or have sequences of their own.
+    """
+    tp, own, expert_tp, expert_ep = (int(row[n]) if row[n] >= 1 else 1 for n in RANKS)
+    if expert_tp == expert_ep and tp * own == expert_tp * expert_ep > NODE:
+        return (expert_ep, 1, 1, expert_ep) if own == 1 else (tp, expert_ep, 1, expert_ep)
+    return tp, own, expert_tp, expert_ep
 
 
 # ---------------------------------------------------------------------------- predictions
