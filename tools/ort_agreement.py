@@ -41,7 +41,6 @@ from gpuir.ir.errors import GpuirError
 from gpuir.ir.graph import Level
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.passes.fuse import GENERATORS
 from gpuir.passes.table import pipeline
 from gpuir.targets.profile import load_profile
 
@@ -334,7 +333,7 @@ def of_launches(model: Any, profile: str) -> tuple[Groups, int]:
         if launch.results and launch.results[0].name in views:
             continue
         body = launch.op.body.nodes if isinstance(launch.op, t.Fused) else (launch,)
-        for loc in (loc for n in body if not isinstance(n.op, GENERATORS) for loc in n.locs):
+        for loc in (loc for n in body if not isinstance(n.op, t.GENERATING) for loc in n.locs):
             groups[loc.rpartition(":")[2].split("/")[0]] = i
             transposes += [i] if all(isinstance(n.op, t.Transpose) for n in body) else []
     copies = len(set(transposes) - set(groups.values()))

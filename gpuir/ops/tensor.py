@@ -1304,6 +1304,7 @@ class Fused(Op):
 
 
 LAYOUT = (Reshape, Transpose, Broadcast, Slice, Parts)  # another view of the same cells
+GENERATING = (Constant, Iota)  # read nothing: each launch that needs them makes them again
 INDEXING = (Gather, GatherElements, GatherND)
 SCATTERING = (ScatterElements, ScatterND)
 POINTWISE = (Map, Cast, Bitcast)

@@ -23,7 +23,6 @@ KINDS: dict[Kind, tuple[type[Op], ...]] = {
     "map": t.POINTWISE,
     "layout": t.LAYOUT,
 }
-GENERATORS = (t.Constant, t.Iota)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class _Fuser:
 
     def run(self) -> Graph:
         for i, node in enumerate(self.g.nodes):
-            if isinstance(node.op, GENERATORS):
+            if isinstance(node.op, t.GENERATING):
                 continue  # repeated in each group that reads it
             group = self.join(i, node.op) or self.start(i, node.op)
             self.groups[i] = group
@@ -322,7 +321,7 @@ class _Fuser:
                 made = self.producer.get(v)
                 if made is None or made < first or made in known:
                     continue
-                if isinstance(self.g.nodes[made].op, GENERATORS):
+                if isinstance(self.g.nodes[made].op, t.GENERATING):
                     continue
                 if at - made > self.options.max_ops:
                     return False
@@ -380,7 +379,7 @@ class _Fuser:
                 if v not in self.params:
                     return
                 params.add(v)
-            elif not isinstance(self.g.nodes[i].op, GENERATORS) and i not in taken:
+            elif not isinstance(self.g.nodes[i].op, t.GENERATING) and i not in taken:
                 if not isinstance(self.g.nodes[i].op, (*t.POINTWISE, *t.LAYOUT)):
                     return
                 taken.add(i)
@@ -430,7 +429,7 @@ class _Fuser:
         g = self.g
         b = begin(g, Level.fused)
         for i, node in enumerate(g.nodes):
-            if isinstance(node.op, GENERATORS):
+            if isinstance(node.op, t.GENERATING):
                 if self.is_stored(node):
                     b.put(self.fused(Group("alone", [i], ())))
                 elif not any(v in self.users for v in node.results):
@@ -492,7 +491,7 @@ class _Fuser:
                 i = self.producer.get(v)
                 if v in made:
                     continue
-                generator = i is not None and isinstance(self.g.nodes[i].op, GENERATORS)
+                generator = i is not None and isinstance(self.g.nodes[i].op, t.GENERATING)
                 if i is not None and generator and v not in stored:
                     generators[i] = self.g.nodes[i]
                 else:

@@ -245,7 +245,7 @@ class _Legalizer:
 
 # What says of a group that it runs over rows, and what a pointwise kernel may do besides.
 NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
-MIXED = (*t.POINTWISE, *t.LAYOUT, t.Constant, t.Iota, t.Concat, t.Pad, t.Routine)
+MIXED = (*t.POINTWISE, *t.LAYOUT, *t.GENERATING, t.Concat, t.Pad, t.Routine)
 WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
     ((t.Routine, t.Opaque, t.TopK), k.Opaque),
     (t.SCATTERING, k.Scatter),

@@ -19,7 +19,7 @@ from gpuir.passes.channels_last import ChannelsLast
 from gpuir.passes.convert import Convert, Extend, Pack
 from gpuir.passes.fuse import Fuse
 from gpuir.passes.legalize import Legalize
-from gpuir.passes.loops import FuseLoops
+from gpuir.passes.loops.fuse import FuseLoops
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.masks import Masks
 from gpuir.passes.optimizer import Optimizer

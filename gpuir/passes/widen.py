@@ -12,10 +12,10 @@ from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.passes.bodies import launch, needed
-from gpuir.passes.fuse import GENERATORS, KINDS, weights
+from gpuir.passes.fuse import KINDS, weights
 from gpuir.passes.manager import Pass
 
-FREE = (*GENERATORS, *t.LAYOUT)  # what several launches may do
+FREE = (*t.GENERATING, *t.LAYOUT)  # what several launches may do
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def followers(v: Value, nodes: Sequence[Node]) -> list[Value]:
             if view is not None and view.flags.c_contiguous:
                 lies[w] = view
                 there.add(w)
-        elif isinstance(n.op, (*t.POINTWISE, *GENERATORS)):
+        elif isinstance(n.op, (*t.POINTWISE, *t.GENERATING)):
             if followed.isdisjoint(n.op.operands):
                 there.add(w)
             elif w.type.shape == v.type.shape:

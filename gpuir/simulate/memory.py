@@ -481,7 +481,7 @@ def is_passed_on(op: Op, to: Op) -> bool:
     reduction what was computed cell by cell. A product, a gather or a scatter reads memory."""
     if isinstance(to, t.REDUCING):
         return isinstance(op, (*t.POINTWISE, *t.LAYOUT, *t.REDUCING))
-    return isinstance(to, (*t.POINTWISE, *t.LAYOUT)) or isinstance(op, t.Constant | t.Iota)
+    return isinstance(to, (*t.POINTWISE, *t.LAYOUT)) or isinstance(op, t.GENERATING)
 
 
 def is_same(op: Op) -> bool:

@@ -12,10 +12,10 @@ import gpuir
 from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
-from gpuir.passes.flow import Flow
 from gpuir.passes.innermost import innermost
-from gpuir.passes.loops import FuseLoops
-from gpuir.passes.storage import Storage
+from gpuir.passes.loops.flow import Flow
+from gpuir.passes.loops.fuse import FuseLoops
+from gpuir.passes.loops.storage import Storage
 from gpuir.passes.table import pipeline
 
 settings.register_profile(

@@ -10,10 +10,10 @@ from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
 from gpuir.passes.channels_last import has_channels_innermost
-from gpuir.passes.flow import GENERATORS, Flow
-from gpuir.passes.indices import (
+from gpuir.passes.loops.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
+from gpuir.passes.loops.flow import Flow
+from gpuir.passes.loops.indices import (
     Read,
     broadcast,
     index,
@@ -23,9 +23,9 @@ from gpuir.passes.indices import (
     whole,
     wide_strides,
 )
-from gpuir.passes.joins import is_cellwise, is_index, is_read_cellwise, is_roll
-from gpuir.passes.launches import Launch
-from gpuir.passes.nests import Nest, is_in_groups, nest_of, operations, readings
+from gpuir.passes.loops.joins import is_cellwise, is_index, is_read_cellwise, is_roll
+from gpuir.passes.loops.launches import Launch
+from gpuir.passes.loops.nests import Nest, is_in_groups, nest_of, operations, readings
 
 JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
 INLINED = (*t.POINTWISE, *t.LAYOUT, *t.INDEXING, *JOINING)
@@ -70,18 +70,18 @@ class Storage:
     )
     rows: dict[Value, Value] = field(default_factory=dict[Value, Value], init=False)
     sights: dict[Value, Sight] = field(default_factory=dict[Value, Sight], init=False)
-    innermost: bool = field(init=False)  # whether channels are, of images
+    channels_last: bool = field(init=False)  # in memory, of images
     placed: set[Value] = field(default_factory=set[Value], init=False)  # parts of joins
     stored: set[Value] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stored = {*self.flow.graph.inputs, *self.flow.graph.params}
-        self.innermost = has_channels_innermost(self.flow.graph)
+        self.channels_last = has_channels_innermost(self.flow.graph)
 
     def run(self) -> None:
         inside = inside_bags(self.flow)
         for i, node in enumerate(self.flow.graph.nodes):
-            if i in inside or isinstance(node.op, GENERATORS) or self.is_stored(node):
+            if i in inside or isinstance(node.op, t.GENERATING) or self.is_stored(node):
                 continue
             self.place(node)
         for v in self.flow.graph.outputs:
@@ -237,7 +237,7 @@ class Storage:
             return False
         readers = [n.op for n in self.flow.read_by(node.results[0])]
         again = any(isinstance(op, t.Reduce) and op.fn == node.op.fn for op in readers)
-        return again or (self.innermost and is_in_groups(self.flow, node.op.x))
+        return again or (self.channels_last and is_in_groups(self.flow, node.op.x))
 
     def put(self, launch: Launch) -> None:
         self.loops.append(launch)
@@ -248,7 +248,7 @@ class Storage:
     def settle(self, v: Value) -> None:
         """Has `v` in memory: as a view of what is there, where strides can say it."""
         node = self.flow.maker(v)
-        if v in self.stored or node is None or isinstance(node.op, GENERATORS):
+        if v in self.stored or node is None or isinstance(node.op, t.GENERATING):
             return
         base = self.base(v)
         lies = None if base == v or self.flow.is_generated(base) else self.lies(v, base)
@@ -291,7 +291,7 @@ class Storage:
             return False
         if x in self.joined or x in self.placed or x in self.flow.outputs:
             return False
-        return not (self.innermost and x.type.rank == 4 and x in self.stored)
+        return not (self.channels_last and x.type.rank == 4 and x in self.stored)
 
     def is_of_rows(self, x: Value) -> bool:
         """Whether `x` is computed from what a reduction makes."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
-from gpuir.passes.flow import GENERATORS, Flow
-from gpuir.passes.launches import Fusion, Launch
+from gpuir.passes.loops.flow import Flow
+from gpuir.passes.loops.launches import Fusion, Launch
+from gpuir.passes.loops.storage import Storage
+from gpuir.passes.loops.trips import taken_apart
 from gpuir.passes.manager import Pass
-from gpuir.passes.storage import Storage
-from gpuir.passes.trips import taken_apart
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Writer:
         wanted.update(*self.storage.joined.values())
         wanted.update(*(launch.reads for launch in self.launches))
         for i, node in enumerate(g.nodes):
-            if isinstance(node.op, GENERATORS) and not wanted.isdisjoint(node.results):
+            if isinstance(node.op, t.GENERATING) and not wanted.isdisjoint(node.results):
                 b.put(self.fused((i,), set(node.results)))
         self.made = {*g.inputs, *g.params}
         for launch in self.launches:

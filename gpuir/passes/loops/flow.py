@@ -9,8 +9,6 @@ from gpuir.ir.build import NameTable
 from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import tensor as t
 
-GENERATORS = (t.Constant, t.Iota)  # made again in each launch that reads them
-
 
 @dataclass
 class Flow:
@@ -50,7 +48,7 @@ class Flow:
 
     def is_generated(self, v: Value) -> bool:
         node = self.maker(v)
-        return node is not None and isinstance(node.op, GENERATORS)
+        return node is not None and isinstance(node.op, t.GENERATING)
 
     def in_order(self, values: Iterable[Value]) -> list[Value]:
         """Those of some values that nodes make, as the graph makes them."""

@@ -1,0 +1,1 @@
+"""Launches as a compiler that writes loops makes them: PyTorch's Inductor."""
