@@ -64,6 +64,9 @@ class Commands(click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
+            from gpuir.cli.output import note
+
+            note("gpuir: interrupted")
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             # whoever read our output has gone; Python would complain once more at exit

@@ -504,12 +504,12 @@ def test_our_own_bugs_are_said_to_be_ours(folder: Path, monkeypatch: pytest.Monk
         CliRunner().invoke(main, ["--debug", "opt", "mlp.gir"], catch_exceptions=False)
 
 
-def test_an_interrupt_is_quiet(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_is_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gpuir, "load", interrupted)
-    assert run("opt", "mlp.gir", status=130).output == ""
+    assert run("opt", "mlp.gir", status=130).output == "gpuir: interrupted\n"
 
 
 # ---------------------------------------------------------------------------- files and pipes
