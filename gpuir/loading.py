@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from os import PathLike, fspath
@@ -70,9 +70,9 @@ class LoadOptions(TypedDict, total=False):
 TAKES = {  # which options each kind of model has a use for
     "an ONNX file": "dims inputs values trip_counts expert_skew strict",
     "IR text, whose numbers are in the text already": "strict",
-    "a saved torch program": "dims expert_skew strict",
-    "a torch program": "args kwargs dims expert_skew strict",
-    "a function": "dims expert_skew strict",
+    "a saved torch program": "dims inputs expert_skew strict",
+    "a torch program": "args kwargs dims inputs expert_skew strict",
+    "a function": "dims inputs expert_skew strict",
     "a Hugging Face config": "dims task dtype attention phase past mask expert_skew strict",
 }
 TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")
@@ -100,6 +100,7 @@ def load(
         loaded = _load_onnx(path, options)
     else:
         loaded = _load_torch(path or cast("nn.Module | ExportedProgram", model), options, step)
+    step = step.of_outputs(loaded, path)
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
         say(text)
@@ -139,6 +140,17 @@ class _Step:
         if made.fused and not made.optimizer:
             raise UsageError("fused is how an optimizer runs", fix="add --optimizer adamw")
         return made
+
+    def of_outputs(self, loaded: Model, path: str) -> _Step:
+        """With the loss under its name in the graph; UsageError for one that is no output."""
+        names = {**loaded.keys, **{v.name: v.name for v in loaded.graph.outputs}}
+        if not self.loss or not loaded.keys:
+            return self
+        if self.loss not in names:
+            raise UsageError(
+                f"no output is called {self.loss!r}", where=path, fix=nearest(self.loss, names)
+            )
+        return replace(self, loss=names[self.loss])
 
     @property
     def by_torch(self) -> bool:
@@ -251,7 +263,8 @@ def _load_torch(
         return load_torch(model, **given, **training)
     if program.is_built(model) and not model.startswith("hf:"):
         given = _checked(options, "a function", model)
-        made = program.built(model, given.pop("dims", {}))
+        made, left = program.built(model, given.pop("dims", {}))
+        given |= {"dims": left, "name": program.function_name(model)}
     else:
         given = _checked(options, "a Hugging Face config", model)
         walk = {name: given.pop(name) for name in ("expert_skew", "strict") if name in given}

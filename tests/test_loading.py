@@ -112,5 +112,70 @@ def test_a_size_that_a_program_has_not_is_refused():
     (symbol,) = program.range_constraints
     graph = gpuir.load(program, dims={symbol.name: 8})
     assert graph.outputs[0].type.shape == (8, 4)
-    with pytest.raises(gpuir.GpuirError, match="a symbolic size is not given"):
+    with pytest.raises(gpuir.GpuirError, match="a symbolic size is not given") as caught:
         gpuir.load(program)
+    assert f"--dims {symbol.name}=N" in str(caught.value)
+    assert caught.value.found == f"input: {symbol.name}x4"
+
+
+def test_whole_shapes_bind_symbolic_sizes_in_training_too():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    rows = torch.export.Dim("rows")
+    args = (torch.randn(2, 4),)
+    program = torch.export.export(torch.nn.Linear(4, 4), args, dynamic_shapes=({0: rows},))
+    assert gpuir.load(program, inputs={"input": (8, 4)}).outputs[0].type.shape == (8, 4)
+    trained = gpuir.load(program, inputs={"input": (8, 4)}, train=True)
+    assert trained.inputs[0].type.shape == (8, 4)  # and not that of the example
+    for shape in ((8, 5), (8,)):
+        with pytest.raises(gpuir.GpuirError, match=r"does not take such a shape|not given"):
+            gpuir.load(program, inputs={"input": shape})
+    with pytest.raises(gpuir.GpuirError, match="no input is called 'x'"):
+        gpuir.load(program, inputs={"x": (8, 4)})
+    with pytest.raises(gpuir.GpuirError, match="run on its own arguments"):
+        gpuir.load(torch.nn.Linear(4, 4), args=args, inputs={"input": (8, 4)})
+
+
+BUILT = """
+import torch
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return {"hidden": self.a(x), "logits": [self.b(x)]}
+
+def exported(width=4):
+    rows = torch.export.Dim("rows")
+    shapes = ({0: rows},)
+    return torch.export.export(Heads(), (torch.randn(2, width),), dynamic_shapes=shapes)
+
+def module():
+    return Heads(), (torch.randn(2, 4),)
+"""
+
+
+def test_a_function_may_give_an_exported_program(tmp_path: Path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "heads.py").write_text(BUILT)
+    path = f"{tmp_path}/heads.py:exported"
+    with pytest.raises(gpuir.GpuirError, match="a symbolic size is not given") as caught:
+        gpuir.load(path, dims={"width": 4})
+    symbol = (caught.value.fix or "").partition("--dims ")[2].partition("=")[0]
+    graph = gpuir.load(path, dims={"width": 4, symbol: 8})
+    assert graph.name == "heads" and graph.inputs[0].type.shape == (8, 4)
+    with pytest.raises(gpuir.GpuirError, match="takes no dimension 'rows'"):
+        gpuir.load(f"{tmp_path}/heads.py:module", dims={"rows": 8})
+
+
+def test_a_loss_may_have_the_name_that_the_module_gives_it(tmp_path: Path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "heads.py").write_text(BUILT)
+    path = f"{tmp_path}/heads.py:module"
+    graph = gpuir.load(path, train=True, loss="logits.0")
+    gradients = {name for name, role in graph.roles if role == "gradient"}
+    assert gradients == {"b.weight.grad", "b.bias.grad"}
+    with pytest.raises(gpuir.GpuirError, match=r"no output is called 'logit'") as caught:
+        gpuir.load(path, train=True, loss="logit")
+    assert "logits.0" in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,12 +12,13 @@ from gpuir.ir.graph import Graph
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model: its graph, the numbers of its params (computed when asked for), and what was
-    odd about it."""
+    """A loaded model: its graph, the numbers of its params (computed when asked for), what was odd
+    about it, and the outputs by what the model itself calls them (`logits` of a dictionary)."""
 
     graph: Graph
     weights: Mapping[str, np.ndarray]
     warnings: tuple[str, ...]
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Weights(Mapping[str, np.ndarray]):

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.program import Program, unheard
-from gpuir.frontends.torch.walk import Walk, numbers
+from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import ModelError, reason
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
@@ -42,7 +42,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
             exported, held = source, {**source.state_dict}
         held = {**exported.constants, **held}  # buffers among the constants are fakes
         module, assumed = loss_alone(exported)
-        args, kwargs = fakes(exported.example_inputs)
+        args, kwargs = fakes(_sized(exported, walk.dims))
         stack.enter_context(fakes.inside(module))
         try:
             traced = aot_export_joint_with_descriptors(stack, module, args, kwargs)
@@ -131,6 +131,22 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
     graph.eliminate_dead_code()
     module.recompile()
     return module, assumed
+
+
+def _sized(program: ExportedProgram, dims: Dims) -> Any:
+    """The example inputs, where sizes are symbolic in the shapes that `dims` gives them."""
+    values = {
+        node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")
+    }
+    examples, spec = tree_flatten(program.example_inputs)
+    names = program.graph_signature.user_inputs
+    sized = [
+        torch.empty_strided([*map(dims, v.shape)], [*map(dims, v.stride())], dtype=v.dtype)
+        if isinstance(v := values.get(str(name)), torch.Tensor)
+        else x
+        for name, x in zip(names, examples, strict=True)
+    ]
+    return tree_unflatten(sized, spec)
 
 
 def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Walk) -> Model:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from gpuir.frontends.emit import INLINE, Emitter, Scope
 from gpuir.frontends.model import Model, Weights
@@ -31,9 +32,11 @@ Source = ExportedProgram | Program | torch.nn.Module | str | Path
 def load(
     source: Source,
     *,
+    name: str = "",
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] = {},
+    inputs: Mapping[str, tuple[int, ...]] = {},
     expert_skew: float = 0.0,
     strict: bool = False,
     train: bool = False,
@@ -45,11 +48,11 @@ def load(
     with its arguments, which is exported first. Composite operators (linear, layer_norm,
     scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
-    sizes their numbers, `expert_skew` says how unevenly routers choose experts. A module is put in
-    training mode by `train`; `joint` adds the backward pass, as AOTAutograd derives it. Raises
-    `ModelError`.
+    sizes their numbers, or `inputs` whole shapes; `expert_skew` says how unevenly routers choose
+    experts. A module is put in training mode by `train`; `joint` adds the backward pass, as
+    AOTAutograd derives it. Locations begin with `name`. Raises `ModelError`.
     """
-    name = source_name(source)
+    name = name or source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
     emit.builder.framework = "pytorch"
     walk = Walk(name, emit, Dims(dict(dims)), strict)
@@ -57,6 +60,13 @@ def load(
         made = _program(source, args, kwargs)
         if train and isinstance(made, Program):
             made.module.train()
+        if isinstance(made, ExportedProgram):
+            walk.dims.bind(sizes_of(made), inputs)
+        elif inputs:
+            raise UsageError(
+                f"a shape is given for {', '.join(inputs)}: a module is run on its own arguments",
+                fix="leave it out, and change the arguments",
+            )
         if joint:
             model = load_joint(made, name, walk)
         else:
@@ -153,13 +163,43 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
     found = walk.run(program.graph_module, given)
     outputs: list[Value] = []
     over: list[Value | None] = []
+    values: dict[str, Value] = {}
     for spec, value in zip(signature.output_specs, found, strict=True):
         if not isinstance(value, Value):
             continue
         outputs.append(emit.place(value, stored=True))
+        values[spec.arg.name] = outputs[-1]
         mutates = spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
         over.append(places.get(str(spec.target)) if mutates else None)
-    return Model(emit.finish(outputs, over), Weights(emit.scope.weights), tuple(walk.warnings))
+    keys = {key: values[name].name for name, key in keys_of(program) if name in values}
+    graph = emit.finish(outputs, over)
+    return Model(graph, Weights(emit.scope.weights), tuple(walk.warnings), keys)
+
+
+def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:
+    """The shape of each input that is a tensor; some sizes symbolic."""
+    nodes = program.graph.find_nodes(op="placeholder")
+    values = {node.name: node.meta.get("val") for node in nodes}
+    named = {name: values.get(str(name)) for name in program.graph_signature.user_inputs}
+    return {str(n): tuple(v.shape) for n, v in named.items() if isinstance(v, torch.Tensor)}
+
+
+def keys_of(program: ExportedProgram) -> list[tuple[str, str]]:
+    """The outputs that the module gave a name or a place, each with it: `add_1` is `logits`."""
+    names = [*program.graph_signature.user_outputs]
+    spec: Any = program.call_spec.out_spec
+    whole = tree_unflatten(list(range(len(names))), spec)
+    paths, _ = tree_flatten_with_path(whole)
+    found = [(str(names[i]), ".".join(map(_key, path))) for path, i in paths]
+    return [(name, key) for name, key in found if key]
+
+
+def _key(entry: Any) -> str:
+    """A step into a dictionary, a list or an object."""
+    for field in ("key", "idx", "name"):
+        if hasattr(entry, field):
+            return str(getattr(entry, field))
+    return str(entry)
 
 
 def _place(held: Mapping[str, Any], emit: Emitter, spec: Any, type: TensorType) -> Value:

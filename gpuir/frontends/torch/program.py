@@ -6,7 +6,7 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
@@ -106,32 +106,39 @@ def is_built(path: str) -> bool:
     return bool(colon) and function.isidentifier() and named and module != "hf"
 
 
-def built(path: str, dims: Mapping[str, int] | None = None) -> Program:
+def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram, dict[str, int]]:
     """What the function gives: a `Program`, a module with its arguments, a tuple of them, or those
-    and a dictionary of keyword arguments. It is called with the dimensions, by name."""
+    and a dictionary of keyword arguments, or what torch.export made of them. It is called with the
+    dimensions that it takes, by name; the others come back, for an exported program's symbols."""
     place, _, name = path.rpartition(":")
     module = own_module(place, path)
     build = getattr(module, name, None)
     if not callable(build):
         functions = [n for n, thing in vars(module).items() if callable(thing)]
         raise UsageError(f"no function {name!r} in it", where=path, fix=nearest(name, functions))
-    _check_dims(build, dims or {}, path)
+    parameters = inspect.signature(build).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    taken = {name: size for name, size in dims.items() if free or name in parameters}
+    left = {name: size for name, size in dims.items() if name not in taken}
     try:
         with redirect_stdout(sys.stderr):
-            made = build(**(dims or {}))
+            made = build(**taken)
     except (Exception, SystemExit) as error:
         raise ModelError("the function failed", where=path, found=reason(error)) from error
-    return _program(made, path)
+    program = _program(made, path)
+    if left and isinstance(program, Program):
+        raise _not_taken(next(iter(left)), parameters, path)
+    return program, left
 
 
-def _program(made: Any, path: str) -> Program:
+def _program(made: Any, path: str) -> Program | ExportedProgram:
     match made:
-        case Program():
+        case Program() | ExportedProgram():
             return made
         case (torch.nn.Module() as module, args):
-            return Program(module, _as_tuple(args), name=_name(path))
+            return Program(module, _as_tuple(args), name=function_name(path))
         case (torch.nn.Module() as module, args, dict() as kwargs):
-            return Program(module, _as_tuple(args), kwargs, name=_name(path))
+            return Program(module, _as_tuple(args), kwargs, name=function_name(path))
         case _:
             found = (
                 f"({', '.join(type(x).__name__ for x in made)})"
@@ -141,28 +148,24 @@ def _program(made: Any, path: str) -> Program:
             raise ModelError(
                 "the function gives no program",
                 where=path,
-                expected="(module, args) or (module, args, kwargs)",
+                expected="(module, args), (module, args, kwargs) or an ExportedProgram",
                 found=found,
             )
 
 
-def _name(path: str) -> str:
+def _not_taken(name: str, parameters: Collection[str], path: str) -> UsageError:
+    return UsageError(
+        f"the function takes no dimension {name!r}",
+        where=path,
+        expected=f"one of its parameters: {', '.join(parameters) or 'it has none'}",
+        fix=nearest(name, parameters) if parameters else f"def build({name}): ...",
+    )
+
+
+def function_name(path: str) -> str:
+    """What a function's program is called: `my` of `folder/my.py:build`."""
     return Path(path.rpartition(":")[0]).name.removesuffix(".py")
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:
     return tuple(args) if isinstance(args, tuple | list) else (args,)
-
-
-def _check_dims(build: Callable[..., Any], dims: Mapping[str, int], path: str) -> None:
-    parameters = inspect.signature(build).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for name in dims:
-        if name not in parameters:
-            raise UsageError(
-                f"the function takes no dimension {name!r}",
-                where=path,
-                expected=f"one of its parameters: {', '.join(parameters) or 'it has none'}",
-                fix=nearest(name, parameters) if parameters else f"def build({name}): ...",
-            )

@@ -15,7 +15,7 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.torch.decompose import decomposed
 from gpuir.frontends.torch.node import TorchNode, dtype_of
 from gpuir.frontends.torch.table import CONVERTERS
-from gpuir.ir.errors import GpuirError, ModelError
+from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
@@ -52,6 +52,47 @@ class Dims:
             )
         return int(found)
 
+    def bind(
+        self, shapes: Mapping[str, Sequence[Any]], given: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Symbols that are sizes of inputs get their numbers from whole shapes. ModelError for a
+        shape that the program does not take, and for symbols that are left, all at once."""
+        for name in given:
+            if name not in shapes:
+                fix = nearest(name, shapes)
+                raise ModelError(f"no input is called {name!r}", fix=fix)
+        known = {
+            str(size.node.expr): number
+            for name, shape in given.items()
+            for size, number in zip(shapes[name], shape, strict=False)
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol
+        }
+        self.numbers = {**known, **self.numbers}
+        self._check_given(shapes)
+        for name, shape in given.items():
+            if tuple(map(self, shapes[name])) != shape:
+                raise ModelError(
+                    f"the program does not take such a shape of {name!r}",
+                    expected=f"{name}={written(shapes[name])}",
+                    found=f"{name}={written(shape)}",
+                )
+
+    def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
+        found: dict[str, set[str]] = {}  # the symbols without a number, by the inputs they are in
+        for name, shape in shapes.items():
+            symbols = [s.node.expr.free_symbols for s in shape if isinstance(s, torch.SymInt)]
+            missing = {s.name for some in symbols for s in some} - self.numbers.keys()
+            if missing:
+                found[name] = missing
+        if found:
+            asked = ",".join(f"{name}=N" for name in sorted(set[str]().union(*found.values())))
+            inputs = " ".join(f"--input {name}={written(shapes[name])}" for name in found)
+            raise ModelError(
+                "a symbolic size is not given",
+                found=", ".join(f"{name}: {written(shapes[name])}" for name in found),
+                fix=f"--dims {asked}, or {inputs} with numbers for them",
+            )
+
     def check_all_used(self) -> None:
         """ModelError when a number is given for a size that the program has not."""
         unknown = [name for name in self.numbers if name not in self.used]
@@ -64,6 +105,11 @@ class Dims:
 
     def type(self, tensor: torch.Tensor) -> TensorType:
         return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
+
+
+def written(shape: Sequence[Any]) -> str:
+    """`8x128`, as `--input` has it."""
+    return "x".join(map(str, shape)) or "scalar"
 
 
 @dataclass
