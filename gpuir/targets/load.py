@@ -30,11 +30,14 @@ from gpuir.targets.spec import (
     read_spec,
     record,
     refuse,
+    shown,
     slug,
     spec_folder,
     unknown,
 )
 from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
+
+_POINT = re.compile(r"\w+=\d{1,40}(?: \w+=\d{1,40})*")  # extents of a kernel that was measured
 
 # ---- names ------------------------------------------------------------------------------------
 
@@ -212,11 +215,41 @@ def target_of(raw: Raw, where: str) -> Target:
     raw = dict(raw)
     notes = {name: paths_to_text(raw, name, where) for name in ("sources", "doubts")}
     raw |= {name: Table(found) for name, found in notes.items()}
+    raw |= {t: _multipliers(raw[t], t, where) for t in ("factors", "near") if t in raw}
     target = cast(Target, record(Target, raw, "", where))
     _check_names(target, where)
     _check_values(target, where)
     check_notes(target, notes, where, also=_RATES)
     return target
+
+
+def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
+    """`{"stream": {"dram share": 0.9}}` → `{"stream.dram share": 0.9}`."""
+    if not isinstance(groups, dict):
+        refuse(f"{table} is a table", where, table, found=shown(groups), fix=f"write [{table}]")
+    found: dict[str, float] = {}
+    one = specs(Target)[table]._replace(holds=float)
+    for group, inner in cast(Raw, groups).items():
+        if not isinstance(inner, dict):
+            refuse(
+                f"{table}.{group} is a table",
+                where,
+                f"{table}.{group}",
+                found=shown(inner),
+                fix=f"write [{table}.{key_text(group)}], and what it multiplies below it",
+            )
+        for name, value in cast(Raw, inner).items():
+            path = f"{group}.{name}"
+            if table == "near" and not _POINT.fullmatch(name):
+                refuse(
+                    f"{name!r} is no kernel's extents",
+                    where,
+                    f"near.{path}",
+                    expected='whole numbers: "m=128 n=128 k=64 bytes=98304 flops=2097152 ops=0"',
+                    fix="let `gpuir calibrate` write these",
+                )
+            found[path] = checked(one, value, f"{table}.{path}", where)
+    return Table(found)
 
 
 _KIND = Kind("target", "a100", _spec_files, _find_base, target_of)
@@ -226,6 +259,10 @@ def _check_names(target: Target, where: str) -> None:
     check_name(target.name.partition("+")[0], "target", where)
     for alias in target.aliases:
         check_name(alias, "target", where, "aliases")
+    for path, quantity, _ in walk(target):
+        if quantity and path.startswith("flops_per_s.") and path not in _RATES:
+            dtype = path.rpartition(".")[2]
+            refuse(f"no such dtype: {dtype}", where, path, fix=nearest(dtype, ("tf32", *DTYPES)))
 
 
 _RATES = [f"flops_per_s.{table}.{dtype}" for table in specs(Flops) for dtype in (*DTYPES, "tf32")]

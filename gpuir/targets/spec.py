@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from gpuir.ir.errors import PluginError, TargetError, nearest
 from gpuir.ir.files import read_toml
 from gpuir.ir.plugins import blamed, load_point, place
-from gpuir.ir.types import DTYPES
 from gpuir.targets.target import Spec, Table, source_of, specs, walk
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 Raw = dict[str, Any]
 SI = "values are in SI units: Hz, bytes, bytes/s, flop/s, s, W"
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
-_POINT = re.compile(r"\w+=\d{1,40}(?: \w+=\d{1,40})*")
 _NOTES = ("sources", "doubts")
 
 
@@ -239,16 +237,6 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         if is_dataclass(holds):
             return record(cast(type[Any], holds), inner, path + ".", where)
         assert spec.quantity
-        if path in ("factors", "near"):
-            return _multipliers(spec, inner, path, where)
-        for key in inner:
-            if path.startswith("flops_per_s.") and key not in DTYPES and key != "tf32":
-                refuse(
-                    f"no such dtype: {key}",
-                    where,
-                    f"{path}.{key}",
-                    fix=nearest(key, ("tf32", *DTYPES)),
-                )
         rate = Spec(float, spec.quantity, False)
         return Table({k: checked(rate, v, f"{path}.{k}", where) for k, v in inner.items()})
     if spec.quantity:
@@ -273,33 +261,6 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
             fix="write " + {str: f'{path} = "..."', bool: f"{path} = true or false"}[holds],
         )
     return value
-
-
-def _multipliers(spec: Spec, groups: Raw, table: str, where: str) -> Table[float]:
-    """`{"stream": {"dram share": 0.9}}` → `{"stream.dram share": 0.9}`."""
-    found: dict[str, float] = {}
-    one = Spec(float, spec.quantity, False)
-    for group, inner in groups.items():
-        if not isinstance(inner, dict):
-            refuse(
-                f"{table}.{group} is a table",
-                where,
-                f"{table}.{group}",
-                found=shown(inner),
-                fix=f"write [{table}.{key_text(group)}], and what it multiplies below it",
-            )
-        for name, value in cast(Raw, inner).items():
-            path = f"{group}.{name}"
-            if table == "near" and not _POINT.fullmatch(name):
-                refuse(
-                    f"{name!r} is no kernel's extents",
-                    where,
-                    f"near.{path}",
-                    expected='whole numbers: "m=128 n=128 k=64 bytes=98304 flops=2097152 ops=0"',
-                    fix="let `gpuir calibrate` write these",
-                )
-            found[path] = checked(one, value, f"{table}.{path}", where)
-    return Table(found)
 
 
 _KINDS: dict[Any, str] = {
