@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpuir.frontends.model import Model, Weights
-from gpuir.frontends.torch.program import Program, unheard
+from gpuir.frontends.torch.program import Program, traced_inputs, unheard
 from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import ModelError, reason
 from gpuir.ir.graph import Value
@@ -135,16 +135,12 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
 
 def _sized(program: ExportedProgram, dims: Dims) -> Any:
     """The example inputs, where sizes are symbolic in the shapes that `dims` gives them."""
-    values = {
-        node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")
-    }
     examples, spec = tree_flatten(program.example_inputs)
-    names = program.graph_signature.user_inputs
     sized = [
         torch.empty_strided([*map(dims, v.shape)], [*map(dims, v.stride())], dtype=v.dtype)
-        if isinstance(v := values.get(str(name)), torch.Tensor)
+        if isinstance(v, torch.Tensor)
         else x
-        for name, x in zip(names, examples, strict=True)
+        for (_, v), x in zip(traced_inputs(program), examples, strict=True)
     ]
     return tree_unflatten(sized, spec)
 

@@ -17,7 +17,7 @@ from gpuir.frontends.emit import INLINE, Emitter, Scope
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.joint import load_joint
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import Program, traced_inputs
 from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Value
@@ -178,10 +178,8 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
 
 def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:
     """The shape of each input that is a tensor; some sizes symbolic."""
-    nodes = program.graph.find_nodes(op="placeholder")
-    values = {node.name: node.meta.get("val") for node in nodes}
-    named = {name: values.get(str(name)) for name in program.graph_signature.user_inputs}
-    return {str(n): tuple(v.shape) for n, v in named.items() if isinstance(v, torch.Tensor)}
+    found = traced_inputs(program)
+    return {name: tuple(v.shape) for name, v in found if isinstance(v, torch.Tensor)}
 
 
 def keys_of(program: ExportedProgram) -> list[tuple[str, str]]:

@@ -55,6 +55,14 @@ class Program:
             ) from error
 
 
+def traced_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:
+    """The inputs by name, each as it was traced: a tensor, whose sizes may be symbolic, or None."""
+    nodes = program.graph.find_nodes(op="placeholder")
+    values = {node.name: node.meta.get("val") for node in nodes}
+    names = map(str, program.graph_signature.user_inputs)
+    return [(name, values.get(name)) for name in names]
+
+
 @contextmanager
 def unheard() -> Generator[None]:
     """torch says nothing of its own, and what the model prints is no part of our results: a failed
