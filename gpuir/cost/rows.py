@@ -200,10 +200,10 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             np.ones(length.shape),
         )
     one = np.ones(length.shape)
-    if work.kind in ("sum", "scan"):
-        tiles = sums(work, target)
-        apart = (work.kind == "scan") & (np.asarray(work.extents["o"]) != 1)
-        return replace(tiles, split=np.where(apart, 1.0, tiles.split))
+    if work.kind == "sum":
+        return sums(work, target)
+    if work.kind == "scan":
+        return scans(work, target)
     if work.kind == "rms":
         threads = np.minimum(1024.0, np.ceil(length / warp) * warp)
         return Tiles({"o": one, "r": threads}, one, threads / warp, one)
@@ -212,10 +212,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
 
 def sums(work: Work, target: Target) -> Tiles:
     """Blocks of 8 warps over 1024 cells at a time, of as many rows as those hold. Where rows are
-    few and long, several blocks share one, of at least 16 such steps each (PyTorch, Reduce.cuh). So
-    they do a scan of one row, in one pass; of several each is one block's (cub's DeviceScan and
-    PyTorch's ScanUtils.cuh; Merrill and Garland, Single-pass Parallel Prefix Scan with Decoupled
-    Look-back, 2016).
+    few and long, several blocks share one, of at least 16 such steps each (PyTorch, Reduce.cuh).
     """
     length = np.maximum(np.asarray(work.extents["r"], float), 1.0)
     chunk = np.minimum(2.0 ** np.ceil(np.log2(length)), 1024.0)
@@ -225,6 +222,16 @@ def sums(work: Work, target: Target) -> Tiles:
     split = np.clip(wanted, 1.0, np.maximum(1.0, np.floor(length / (16 * 1024))))
     one = np.ones(length.shape)
     return Tiles({"o": count, "r": chunk}, one, 256 / target.sm.warp * one, split)
+
+
+def scans(work: Work, target: Target) -> Tiles:
+    """As of sums, but that of several rows each is one block's; one row is shared, in one pass
+    (PyTorch, ScanUtils.cuh; cub's DeviceScan: Merrill and Garland, Single-pass Parallel Prefix Scan
+    with Decoupled Look-back, 2016).
+    """
+    tiles = sums(work, target)
+    alone = np.asarray(work.extents["o"]) == 1
+    return replace(tiles, split=np.where(alone, tiles.split, 1.0))
 
 
 def candidates(work: Work, target: Target) -> Tiles:
