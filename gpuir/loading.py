@@ -38,10 +38,11 @@ class LoadOptions(TypedDict, total=False):
     `prefill` or `decode`, behind `past` tokens; with `mask` the attention mask is an input.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
-    or ours (`autodiff`: `torch`, the default where torch made the model, or `gpuir`), of the output
-    `loss`, the first by default. `optimizer` adds its step (`sgd`, `adam`, `adamw`), in `fused`
-    kernels or not; `accumulate` adds gradients to those of earlier batches; `autocast` is mixed
-    precision in a dtype; `checkpoint` recomputes modules: a glob of their paths, or `every=2`."""
+    or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
+    in it, or `gpuir`), of the output `loss`, the first by default. `optimizer` adds
+    its step (`sgd`, `adam`, `adamw`), in `fused` kernels or not; `accumulate` adds gradients to
+    those of earlier batches; `autocast` is mixed precision in a dtype; `checkpoint` recomputes
+    modules: a glob of their paths, or `every=2`."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
@@ -254,7 +255,11 @@ def _load_torch(
     from gpuir.frontends.torch import hf, program
     from gpuir.frontends.torch.load import load as load_torch
 
-    training: dict[str, Any] = {"train": step.train, "joint": step.by_torch}
+    training: dict[str, Any] = {
+        "train": step.train,
+        "joint": step.by_torch,
+        "unrolled": step.autodiff == "torch",
+    }
     if not isinstance(model, str):
         given = _checked(options, "a torch program", type(model).__name__)
         return load_torch(model, **given, **training)

@@ -10,6 +10,7 @@ import pytest
 import gpuir
 from gpuir.loading import is_torch
 from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
 
 ENCODER = str(Path(__file__).parent.parent / "examples" / "encoder.onnx")
 DIMS = {"batch": 2, "seq": 16}
@@ -116,6 +117,8 @@ def test_a_size_that_a_program_has_not_is_refused():
         gpuir.load(program)
     assert f"--dims {symbol.name}=N" in str(caught.value)
     assert caught.value.found == f"input: {symbol.name}x4"
+    with pytest.raises(gpuir.GpuirError, match="none of them batch"):
+        gpuir.load(program, dims={"batch": 8})
 
 
 def test_whole_shapes_bind_symbolic_sizes_in_training_too():
@@ -133,6 +136,20 @@ def test_whole_shapes_bind_symbolic_sizes_in_training_too():
         gpuir.load(program, inputs={"x": (8, 4)})
     with pytest.raises(gpuir.GpuirError, match="run on its own arguments"):
         gpuir.load(torch.nn.Linear(4, 4), args=args, inputs={"input": (8, 4)})
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's, of exporting a GRU
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_recurrent_layer_is_differentiated_whole_unless_torch_is_asked(exported: bool):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    module, args = torch.nn.GRU(4, 4), (torch.randn(3, 2, 4),)
+    source = torch.export.export(module, args) if exported else module
+    given = {} if exported else {"args": args}
+    ours = gpuir.load(source, train=True, **given)
+    assert any(isinstance(node.op, t.Loop) for node in ours.nodes)
+    assert any(role == "gradient" for _, role in ours.roles)
+    theirs = gpuir.load(source, train=True, autodiff="torch", **given)
+    assert not any(isinstance(node.op, t.Loop) for node in theirs.nodes)
 
 
 BUILT = """

@@ -18,6 +18,7 @@ from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.program import Program, traced_inputs
+from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.walk import Dims, Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Value
@@ -41,6 +42,7 @@ def load(
     strict: bool = False,
     train: bool = False,
     joint: bool = False,
+    unrolled: bool = True,
 ) -> Model:
     """A program as a graph of level `graph`. Weights are not read.
 
@@ -50,7 +52,8 @@ def load(
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
     sizes their numbers, or `inputs` whole shapes; `expert_skew` says how unevenly routers choose
     experts. A module is put in training mode by `train`; `joint` adds the backward pass, as
-    AOTAutograd derives it. Locations begin with `name`. Raises `ModelError`.
+    AOTAutograd derives it; not, without `unrolled`, that of a program with recurrent operators, as
+    it takes those apart step by step. Locations begin with `name`. Raises `ModelError`.
     """
     name = name or source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
@@ -67,7 +70,7 @@ def load(
                 f"a shape is given for {', '.join(inputs)}: a module is run on its own arguments",
                 fix="leave it out, and change the arguments",
             )
-        if joint:
+        if joint and (unrolled or not _recurrent(made)):
             model = load_joint(made, name, walk)
         else:
             exported = made.export() if isinstance(made, Program) else made
@@ -79,6 +82,14 @@ def load(
         error.where = error.where or name
         raise
     return _annotated(model, made) if isinstance(made, Program) else model
+
+
+def _recurrent(made: ExportedProgram | Program) -> bool:
+    """Whether it has an operator that a library runs whole, all steps of it."""
+    if isinstance(made, Program):
+        return any(isinstance(module, torch.nn.RNNBase) for module in made.module.modules())
+    targets = (str(node.target) for node in made.graph.nodes if node.op == "call_function")
+    return any(target.removeprefix("aten.") in RECURRENT for target in targets)
 
 
 def source_name(source: Source) -> str:

@@ -78,17 +78,17 @@ class Dims:
                 )
 
     def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
-        found: dict[str, set[str]] = {}  # the symbols without a number, by the inputs they are in
-        for name, shape in shapes.items():
-            symbols = [s.node.expr.free_symbols for s in shape if isinstance(s, torch.SymInt)]
-            missing = {s.name for some in symbols for s in some} - self.numbers.keys()
-            if missing:
-                found[name] = missing
+        symbols = {name: symbols_of(shape) for name, shape in shapes.items()}
+        known = set[str]().union(*symbols.values())
+        missing = known - self.numbers.keys()
+        found = [name for name in shapes if symbols[name] & missing]
         if found:
-            asked = ",".join(f"{name}=N" for name in sorted(set[str]().union(*found.values())))
+            asked = ",".join(f"{name}=N" for name in sorted(missing))
+            others = ", ".join(self.numbers.keys() - known)
             inputs = " ".join(f"--input {name}={written(shapes[name])}" for name in found)
             raise ModelError(
                 "a symbolic size is not given",
+                expected=f"numbers by these names, none of them {others}" if others else "",
                 found=", ".join(f"{name}: {written(shapes[name])}" for name in found),
                 fix=f"--dims {asked}, or {inputs} with numbers for them",
             )
@@ -105,6 +105,11 @@ class Dims:
 
     def type(self, tensor: torch.Tensor) -> TensorType:
         return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
+
+
+def symbols_of(shape: Sequence[Any]) -> set[str]:
+    symbolic = [size.node.expr for size in shape if isinstance(size, torch.SymInt)]
+    return {symbol.name for size in symbolic for symbol in size.free_symbols}
 
 
 def written(shape: Sequence[Any]) -> str:
