@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -184,6 +185,14 @@ def test_a_function_may_give_an_exported_program(tmp_path: Path):
     assert graph.name == "heads" and graph.inputs[0].type.shape == (8, 4)
     with pytest.raises(gpuir.GpuirError, match="takes no dimension 'rows'"):
         gpuir.load(f"{tmp_path}/heads.py:module", dims={"rows": 8})
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_it.py").write_text(BUILT)
+    (tmp_path / "entry.py").write_text("from beside_it import module as build")
+    assert gpuir.load(f"{tmp_path}/entry.py:build").name == "entry"
 
 
 def test_a_loss_may_have_the_name_that_the_module_gives_it(tmp_path: Path):

@@ -68,7 +68,8 @@ def place(point: EntryPoint) -> str:
 
 def own_module(name: str, where: str) -> ModuleType:
     """A module of the user's: one that Python finds, looked for in the current folder too, or the
-    path of a `.py` file. UsageError, with what its own code says, where it does not load."""
+    path of a `.py` file, which may import what lies beside it, as when Python runs it. UsageError,
+    with what its own code says, where it does not load."""
     try:
         if name.endswith(".py"):
             return _from_file(Path(name))
@@ -87,6 +88,8 @@ def own_module(name: str, where: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # last: what is installed is not to be hidden by a file here
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
