@@ -34,8 +34,8 @@ def share(old: float, new: float) -> str:
         return "0 %"
     if not old:
         return "-"
-    text = percent(abs(new - old), old)
-    return text if text.startswith("<") else f"{'+' if new > old else '-'}{text}"
+    text = percent(new - old, old)
+    return f"+{text}" if new > old and not text.startswith("<") else text
 
 
 def difference(metric: str, old: float, new: float) -> str:

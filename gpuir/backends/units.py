@@ -63,9 +63,12 @@ def rate(value: float) -> str:
 
 
 def percent(part: float, whole: float = 1.0) -> str:
-    """`41 %` and, below one, `0.3 %`; the part of nothing is a dash."""
+    """`41 %`, below ten `0.3 %`, of a loss `-1.6 %`; the part of nothing is a dash."""
     if not whole:
         return "-"
+    if part < 0:
+        text = percent(-part, whole)
+        return text if text.startswith(("<", "0 ")) else f"-{text}"
     share = 100 * part / whole
     if share == 0 or share >= 9.95:
         return f"{share:.0f} %"

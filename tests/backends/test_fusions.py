@@ -11,6 +11,7 @@ import torch
 import gpuir
 from gpuir.backends.fusions import fusions, fusions_json, fusions_text
 from gpuir.backends.terminal import Layout
+from gpuir.backends.units import percent
 
 ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
 TEXT = """graph @g {
@@ -64,3 +65,8 @@ def test_of_an_lstm_each_launch_is_its_own():
     g = gpuir.load(lstm, args=(torch.zeros(5, 2, 16),))
     for profile in ("ideal", "compiled"):
         assert fusions(*both(g, profile)) == ()
+
+
+def test_what_a_fusion_costs_is_a_share_too():
+    found = [percent(x) for x in (-0.0163, -0.5, -1e-5, 0.0, 0.0163)]
+    assert found == ["-1.6 %", "-50 %", "<0.1 %", "0 %", "1.6 %"]
