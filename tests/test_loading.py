@@ -133,6 +133,11 @@ def test_whole_shapes_bind_symbolic_sizes_in_training_too():
     for shape in ((8, 5), (8,)):
         with pytest.raises(gpuir.GpuirError, match=r"does not take such a shape|not given"):
             gpuir.load(program, inputs={"input": shape})
+    even, more = ({0: 2 * rows},), (torch.randn(8, 4),)
+    twice = torch.export.export(torch.nn.Linear(4, 4), more, dynamic_shapes=even)
+    assert gpuir.load(twice, inputs={"input": (6, 4)}).outputs[0].type.shape == (6, 4)
+    with pytest.raises(gpuir.GpuirError, match="not given"):
+        gpuir.load(twice, inputs={"input": (5, 4)})
     with pytest.raises(gpuir.GpuirError, match="no input is called 'x'"):
         gpuir.load(program, inputs={"x": (8, 4)})
     with pytest.raises(gpuir.GpuirError, match="run on its own arguments"):

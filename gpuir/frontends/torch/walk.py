@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from sympy import solve  # torch, which brings it, writes sizes in it
 from torch import fx
 
 from gpuir.frontends.emit import Emitter
@@ -62,10 +63,13 @@ class Dims:
                 fix = nearest(name, shapes)
                 raise ModelError(f"no input is called {name!r}", fix=fix)
         known = {
-            str(size.node.expr): number
+            symbol.name: int(found)
             for name, shape in given.items()
             for size, number in zip(shapes[name], shape, strict=False)
-            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol
+            if isinstance(size, torch.SymInt) and len(size.node.expr.free_symbols) == 1
+            for symbol in size.node.expr.free_symbols
+            for found in solve(size.node.expr - number, symbol)[:1]
+            if found.is_integer
         }
         self.numbers = {**known, **self.numbers}
         self._check_given(shapes)
@@ -74,8 +78,11 @@ class Dims:
                 raise ModelError(
                     f"the program does not take such a shape of {name!r}",
                     expected=f"{name}={written(shapes[name])}",
-                    found=f"{name}={written(shape)}",
+                    found=f"{name}={written(shape)}, with {self._written()}",
                 )
+
+    def _written(self) -> str:
+        return ", ".join(f"{n}={size}" for n, size in self.numbers.items()) or "no size to choose"
 
     def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
         symbols = {name: symbols_of(shape) for name, shape in shapes.items()}
