@@ -14,8 +14,10 @@ def run() -> None:
     gc.set_threshold(200_000, 50, 100)
     atexit.register(gc.freeze)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from gpuir.cli.main import main
-
+    try:
+        from gpuir.cli.main import main
+    except KeyboardInterrupt:  # as the command itself ends on one
+        raise SystemExit(130) from None
     main()
 
 
