@@ -215,7 +215,8 @@ def _moved(
     """Bytes through the L2, bytes from and to DRAM, and the seconds that the slower takes.
 
     Blocks at work cover a patch of the result, as square as it can be, and share what they read. A
-    line that they do not use up before the L2 drops it is read again.
+    line that they do not use up before the L2 drops it is read again; so is a right operand that a
+    whole batch shares, where it is more than the L2 keeps.
     """
     xp, split, down, across = s.xp, tiles.split, cut.down, cut.across
     b, m, n, k = cut.extents
@@ -239,11 +240,15 @@ def _moved(
     again_right = 1.0
     if is_linear(work):
         again_right = 1.0 + drops * xp.maximum(0.0, 1.0 - lines * tall_m / (flying * tn))
-    cold = xp.maximum(0.0, 1.0 - p["l2 warm"] * target.l2_bytes / (left + right + out))
+    own = right if "b" in work.operands[1].dims else right / b
+    turns = 1.0 - xp.minimum(1.0, p["l2 kept"] * target.l2_bytes / own)
+    cold = xp.maximum(0.0, 1.0 - p["l2 warm"] * target.l2_bytes / (left + own + out))
     dram_bytes = s.put(
         "dram bytes",
         ragged_k * again_left * left * (cold + missed * (across / wide_n - 1.0))
-        + ragged_w * again_right * right * (cold + missed * (down / tall_m - 1.0))
+        + ragged_w
+        * again_right
+        * (own * cold + (right - own) * turns + right * missed * (down / tall_m - 1.0))
         + ragged_n * out * (cold + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
         "bytes",
     )

@@ -26,9 +26,10 @@ class Legalize(Pass):
     joining kernels do too, and of convolutions where channels are innermost; there results lie in
     memory as operands do, and what wants rows packed copies them first. A transpose that alone
     reads a product's result is written by that kernel in its own order, unless `absorb` is false:
-    then it is a copy, as where each operator of a program is run by itself. With `strides` false
-    operators give each other packed tensors, as in onnxruntime: reshapes alone are views, and
-    transposes of the last two axes that products read.
+    then it is a copy, as where each operator of a program is run by itself. Neither is done where
+    a product by one matrix, of all rows of a batch, would come apart into small ones. With
+    `strides` false operators give each other packed tensors, as in onnxruntime: reshapes alone are
+    views, and transposes of the last two axes that products read.
     A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
     fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
     """
@@ -96,6 +97,10 @@ class _Legalizer:
             ):
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
+            if isinstance(kernel, k.Gemm) and kernel.is_flat:
+                *batch, rows, _ = kernel.accumulator().shape
+                if prod(batch) > 1 and rows < ROWS:
+                    return kernel
             match kernel:
                 case k.Gemm() | k.Attention() if len(orders) == 1 and orders[0]:
                     return replace(kernel, order=orders[0])
@@ -198,6 +203,8 @@ class _Legalizer:
         )
         if not self.options.strides and any(is_gemm_of_rows(r.op) for r in readers):
             strided = False
+        if self.options.absorb and any(is_parted(r.op, result) for r in readers):
+            strided = False
         if result in self.outputs or not readers or not strided:
             return k.Copy(op.args, op.body, step)
         moved = [r.results[0].type.size for r in readers if moves(r.op, view)]
@@ -242,6 +249,10 @@ class _Legalizer:
         innermost = first.perm[-1]
         return first.perm if innermost >= len(first.perm) - 2 else ()
 
+
+# Rows of a batch's product from which it fills tiles by itself, and need not be one with the rest's
+# so that what transposes it is worth a copy: four tiles of 128. Assumed.
+ROWS = 512
 
 # What says of a group that it runs over rows, and what a pointwise kernel may do besides.
 NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
@@ -495,6 +506,24 @@ def is_gemm_of_rows(op: Op) -> bool:
     ops = [n.op for n in op.body.nodes] if isinstance(op, t.Fused) else []
     rows = any(isinstance(o, t.Matmul) and o.a.type.rank > 2 for o in ops)
     return rows and any(isinstance(o, t.Map) and o.fn == "add" for o in ops)
+
+
+def is_parted(op: Op, value: Value) -> bool:
+    """Whether a group's product by one matrix, a whole batch's rows at once, would be one for each
+    of the batch where `value`, its left operand, is read by strides, and each of few rows. (PyTorch
+    op by op does that: `should_fold` of aten/src/ATen/native/LinearAlgebra.cpp.)"""
+    if not isinstance(op, t.Fused):
+        return False
+    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
+    for node in op.body.nodes:
+        match node.op:
+            case t.Matmul(a, b) if a in inner:
+                *batch, rows, _ = a.type.shape
+                if prod(b.type.shape[:-2]) == 1 < prod(batch) and rows < ROWS:
+                    return True
+            case _:
+                pass
+    return False
 
 
 def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:

@@ -32,6 +32,18 @@ def kernel(work: Work, target) -> tuple[float, ...]:
     return tuple(float(x) for x in (tiles.dims["n"], tiles.dims["m"], tiles.dims["k"]))
 
 
+def test_a_matrix_that_a_batch_shares_comes_from_dram_once():
+    own = gemm(64, 768, 256, f32, b=128)
+    left, right, out = own.operands
+    dims = tuple(d for d in right.dims if d != "b")
+    shared = replace(
+        own, operands=(left, replace(right, dims=dims, nbytes=right.nbytes / 128), out)
+    )
+    (_, many), (_, one) = terms(own), terms(shared)
+    assert many["dram bytes"] - one["dram bytes"] > 0.9 * 127 / 128 * right.nbytes
+    assert many["l2 bytes"] == one["l2 bytes"]
+
+
 def test_lanes_and_amds_matrix_cores_are_two_families():
     assert family_of(gemm(64, 64, 64, f32), A100) is simt.FAMILY
     assert family_of(gemm(64, 64, 64, f32), MI100) is tensile.FAMILY
