@@ -210,3 +210,16 @@ def test_a_loss_may_have_the_name_that_the_module_gives_it(tmp_path: Path):
     with pytest.raises(gpuir.GpuirError, match=r"no output is called 'logit'") as caught:
         gpuir.load(path, train=True, loss="logit")
     assert "logits.0" in str(caught.value)
+
+
+def test_a_module_left_in_training_mode_is_told_of():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    module, said = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()), list[str]()
+    args = (torch.randn(2, 4),)
+    gpuir.load(module, args=args, warn=said.append)
+    assert any(".eval()" in text for text in said)
+    said.clear()
+    gpuir.load(module, args=args, warn=said.append, train=True)
+    gpuir.load(module.eval(), args=args, warn=said.append)
+    gpuir.load(torch.nn.Linear(4, 4), args=args, warn=said.append)
+    assert said == []

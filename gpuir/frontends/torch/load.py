@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from gpuir.frontends.emit import INLINE, Emitter, Scope
@@ -25,6 +27,10 @@ from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
 
 HARMLESS = ("aten::detach_", "aten::lift_fresh_copy")  # in-place by name, not in what they do
+IN_TRAINING = (
+    "the module is in training mode, its dropout and batch statistics are part of the run: "
+    ".eval() leaves them out"
+)
 
 
 Source = ExportedProgram | Program | torch.nn.Module | str | Path
@@ -63,6 +69,8 @@ def load(
         made = _program(source, args, kwargs)
         if train and isinstance(made, Program):
             made.module.train()
+        elif isinstance(made, Program) and _is_in_training(made.module):
+            walk.warnings.append(IN_TRAINING)
         if isinstance(made, ExportedProgram):
             walk.dims.bind(sizes_of(made), inputs)
         elif inputs:
@@ -82,6 +90,12 @@ def load(
         error.where = error.where or name
         raise
     return _annotated(model, made) if isinstance(made, Program) else model
+
+
+def _is_in_training(module: torch.nn.Module) -> bool:
+    """Whether a part of it computes something else than it would for inference."""
+    parts = (m for m in module.modules() if isinstance(m, (_DropoutNd, _NormBase)))
+    return any(m.training for m in parts)
 
 
 def _recurrent(made: ExportedProgram | Program) -> bool:
