@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-settings.register_profile("gpuir", deadline=None)  # machines are shared: no test asserts a time
+# Machines are shared: no test asserts a time. A run draws what the last one drew, so that a change
+# is judged by itself; `--hypothesis-profile explore` draws anew.
+settings.register_profile("gpuir", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
 settings.load_profile("gpuir")
 
 
