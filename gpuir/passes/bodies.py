@@ -10,7 +10,7 @@ from gpuir.ops import tensor as t
 
 
 def needed(
-    nodes: Sequence[Node], wanted: Iterable[Value], given: AbstractSet[Value]
+    nodes: Sequence[Node], wanted: Iterable[Value], given: AbstractSet[Value] = frozenset()
 ) -> tuple[Node, ...]:
     """The nodes that `wanted` is computed by from what is `given`, in order."""
     live = {*wanted} - given

@@ -12,7 +12,7 @@ from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, apart, has_views, packed, viewed
-from gpuir.passes.bodies import launch
+from gpuir.passes.bodies import launch, needed
 from gpuir.passes.manager import Pass
 
 
@@ -97,11 +97,9 @@ class _Legalizer:
             ):
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
-            if isinstance(kernel, k.Gemm) and kernel.is_flat:
-                *batch, rows, _ = kernel.accumulator().shape
-                if prod(batch) > 1 and rows < ROWS:
-                    return kernel
             match kernel:
+                case k.Gemm() if kernel.is_flat and has_few_rows(kernel.a.type, kernel.right):
+                    return kernel
                 case k.Gemm() | k.Attention() if len(orders) == 1 and orders[0]:
                     return replace(kernel, order=orders[0])
                 case k.Attention(stats=True) if orders[0]:
@@ -341,7 +339,7 @@ def _prologue(
     (the largest of what it reads) and the rest."""
     if right in outer:
         return None, outer[right], ()
-    nodes = _needed(body.nodes[:at], (right,))
+    nodes = needed(body.nodes[:at], (right,))
     made = {v for n in nodes for v in n.results}
     reads = dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made)
     by_size = sorted(reads, key=lambda v: -v.type.size)
@@ -359,9 +357,7 @@ def _epilogue(
     accumulator is the result."""
     anchor = body.nodes[at]
     result = anchor.results[0]
-    rest = _needed(
-        [n for i, n in enumerate(body.nodes) if i != at], body.outputs, stop=frozenset({result})
-    )
+    rest = needed([n for i, n in enumerate(body.nodes) if i != at], body.outputs, {result})
     if not rest and result.type.dtype == acc:
         return (), None
     made = {v for n in rest for v in n.results}
@@ -373,19 +369,6 @@ def _epilogue(
         nodes = (Node(t.Cast(first, result.type.dtype), (result,), anchor.locs), *rest)
     graph = Graph(Level.graph, "", (first, *extra), (), nodes, body.outputs)
     return tuple(outer[v] for v in extra), graph
-
-
-def _needed(
-    nodes: Sequence[Node], wanted: tuple[Value, ...], stop: frozenset[Value] = frozenset()
-) -> tuple[Node, ...]:
-    """Those of `nodes` that `wanted` depends on, in order; nothing behind `stop`."""
-    live = set(wanted) - stop
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if any(v in live for v in node.results):
-            kept.append(node)
-            live.update(v for v in node.op.operands if v not in stop)
-    return tuple(reversed(kept))
 
 
 def _unused(name: str, body: Graph) -> str:
@@ -509,21 +492,20 @@ def is_gemm_of_rows(op: Op) -> bool:
 
 
 def is_parted(op: Op, value: Value) -> bool:
-    """Whether a group's product by one matrix, a whole batch's rows at once, would be one for each
-    of the batch where `value`, its left operand, is read by strides, and each of few rows. (PyTorch
-    op by op does that: `should_fold` of aten/src/ATen/native/LinearAlgebra.cpp.)"""
+    """Whether a group's product by one matrix would come apart where `value`, its left operand, is
+    read by strides. (PyTorch op by op does that: `should_fold` of aten/src/ATen/native/
+    LinearAlgebra.cpp.)"""
     if not isinstance(op, t.Fused):
         return False
     inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
-    for node in op.body.nodes:
-        match node.op:
-            case t.Matmul(a, b) if a in inner:
-                *batch, rows, _ = a.type.shape
-                if prod(b.type.shape[:-2]) == 1 < prod(batch) and rows < ROWS:
-                    return True
-            case _:
-                pass
-    return False
+    products = (n.op for n in op.body.nodes if isinstance(n.op, t.Matmul))
+    return any(x.a in inner and has_few_rows(x.a.type, x.b.type) for x in products)
+
+
+def has_few_rows(a: TensorType, b: TensorType) -> bool:
+    """Whether a product of all rows of a batch by one matrix, taken apart, would be of few each."""
+    *batch, rows, _ = a.shape
+    return prod(b.shape[:-2]) == 1 < prod(batch) and rows < ROWS
 
 
 def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
+from gpuir.passes import bodies
 from gpuir.passes.loops.flow import Flow
 from gpuir.passes.loops.launches import Fusion, Launch
 from gpuir.passes.loops.storage import Storage
@@ -131,9 +132,7 @@ class Writer:
         node, parts = self.flow.nodes[i], self.storage.joined[v]
         assert isinstance(node.op, t.Concat), "the storage joins nothing else"
         op = replace(node.op, args=parts, in_place=True)
-        args = tuple(dict.fromkeys(parts))
-        body = Graph(Level.graph, "", args, (), (replace(node, op=op),), (v,))
-        b.put(Node(t.Fused(args, body), (v,), node.locs))
+        b.put(bodies.launch([replace(node, op=op)], [v]))
         self.kept.add(i)
         self.made.add(v)
 
@@ -153,12 +152,8 @@ class Writer:
         nodes = [flow.nodes[i] for i in members]
         inside = {v for n in nodes for v in n.results}
         stored = {v for n in nodes if n.op.contraction for v in n.op.operands}
-        read = dict.fromkeys(v for n in nodes for v in n.op.operands if v not in inside)
-        repeated = [v for v in read if flow.is_generated(v) and v not in stored]
-        args = tuple(v for v in read if v not in repeated)
-        generators = [flow.nodes[i] for i in sorted({flow.makers[v] for v in repeated})]
-        everything = (*generators, *nodes)
-        results = tuple(v for n in nodes for v in n.results if v in outputs)
-        body = Graph(Level.graph, "", args, (), everything, results)
-        locs = tuple(dict.fromkeys(loc for n in everything for loc in n.locs))
-        return Node(t.Fused(args, body), results, locs)
+        read = {v for n in nodes for v in n.op.operands if v not in inside}
+        repeated = {flow.makers[v] for v in read if flow.is_generated(v) and v not in stored}
+        generators = [flow.nodes[i] for i in sorted(repeated)]
+        results = [v for n in nodes for v in n.results if v in outputs]
+        return bodies.launch((*generators, *nodes), results)
