@@ -10,16 +10,18 @@ from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.graph import Value
-from gpuir.ir.types import bool_
+from gpuir.ir.types import DType, bool_, f32
 from gpuir.ops import tensor as t
 
 
-def product(e: Emitter, a: Value, b: Value) -> Value:
-    """torch.matmul: a vector is a row on the left, a column on the right, and its axis goes."""
+def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value:
+    """torch.matmul: a vector is a row on the left, a column on the right, and its axis goes. The
+    sums come out in this dtype, without one in the operands'."""
+    dtype = None if dtype == a.type.dtype else dtype
     left, right = a.type.rank == 1, b.type.rank == 1
     a = reshaped(e, a, (1, *a.type.shape)) if left else a
     b = reshaped(e, b, (*b.type.shape, 1)) if right else b
-    y = e(t.Matmul(a, b))
+    y = e(t.Matmul(a, b, dtype))
     shape = y.type.shape
     if left:
         shape = (*shape[:-2], shape[-1])
@@ -27,8 +29,28 @@ def product(e: Emitter, a: Value, b: Value) -> Value:
 
 
 def matmul(n: TorchNode, e: Emitter) -> Value:
-    a, b = [v for v in n.args.values() if isinstance(v, Value)][:2]
-    return product(e, a, b)
+    return product(e, n["self"], n.one_of("other", "mat2", "vec", "tensor"), n.type.dtype)
+
+
+def scaled_product(n: TorchNode, e: Emitter) -> Value:
+    """self @ mat2, of 8 bits or less, summed in f32; times both scales, plus bias: one launch.
+    Scales are numbers, or one a row and one a column. Those of blocks of what is summed are left
+    out, and said so: kernels apply them on the way (cuBLASLt, block scaling)."""
+    a, b = n["self"], n["mat2"]
+    y = product(e, a, b, f32)
+    rows, columns = y.type.shape
+    scales = (n["scale_a"], n["scale_b"])
+    if all(s.type.size == 1 or s.type.size == size for s, size in zip(scales, (rows, columns))):
+        for s, shape in zip(scales, ((rows, 1), (1, columns)), strict=True):
+            s = reshaped(e, s, () if s.type.size == 1 else shape)
+            y = mapped(e, "mul", f32, y, s)
+    else:
+        e.assume(f"{n.name}: scales of blocks are not applied, and take no time")
+    if (bias := n.get("bias")) is not None:
+        y = mapped(e, "add", f32, y, bias)
+    if (whole := n.get("scale_result")) is not None:
+        y = mapped(e, "mul", f32, y, reshaped(e, whole, ()))
+    return cast(e, y, n.type.dtype)
 
 
 def linear(n: TorchNode, e: Emitter) -> Value:
@@ -46,7 +68,7 @@ def add_product(a: str, b: str, sums: bool = False) -> Converter:
 
     def convert(n: TorchNode, e: Emitter) -> Value:
         dtype = n.type.dtype
-        y = product(e, n[a], n[b])
+        y = product(e, n[a], n[b], dtype)
         if sums:
             y = e(t.Reduce("sum", y, (0,)))
         alpha, beta = n.args["alpha"], n.args["beta"]
@@ -76,7 +98,7 @@ def conv(n: TorchNode, e: Emitter) -> Value:
     x = reshaped(e, x, (1, *x.type.shape)) if alone else x
     strides, dilations = (spread(n.args[a], count) for a in ("stride", "dilation"))
     groups = int(n.args["groups"])
-    transposes = n.args.get("transposed", "transpose" in n.op)
+    transposes = n.args.get("transposed", "output_padding" in n.args)
     padding = n.args["padding"]
     if isinstance(padding, str):
         totals = [d * (k - 1) for d, k in zip(dilations, w.type.shape[2:], strict=True)]
@@ -194,6 +216,11 @@ def adaptive_max(count: int) -> Converter:
 # ---------------------------------------------------------------------------- attention
 
 
+def no_dropout(n: TorchNode, e: Emitter) -> None:
+    if n.args.get("dropout_p"):
+        e.assume(f"{n.name}: dropout inside attention takes no time")
+
+
 def scale_of(n: TorchNode, q: Value) -> float:
     scale = n.args.get("scale")
     return 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
@@ -208,8 +235,7 @@ def attention(n: TorchNode, e: Emitter) -> Results:
     """scaled_dot_product_attention: one kernel. The scale is 1 / sqrt of the heads' width where the
     call says none. Causal: query i sees keys up to i."""
     q, k, v = (n[name] for name in ("query", "key", "value"))
-    if n.args.get("dropout_p"):
-        e.assume(f"{n.name}: dropout inside attention takes no time")
+    no_dropout(n, e)
     scale, mask = scale_of(n, q), mask_of(n, e, q)
     if not n.args.get("enable_gqa"):
         lead = n.type.shape[:-2]
@@ -233,7 +259,8 @@ def in_one_batch(e: Emitter, x: Value) -> Value:
 
 
 CONVERTERS: dict[str, Converter] = {
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot"), matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot", "_int_mm"), matmul),
+    "_scaled_mm": scaled_product,
     "linear": linear,
     "addmm": add_product("mat1", "mat2"),
     "addmv": add_product("mat", "vec"),

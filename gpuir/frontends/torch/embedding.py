@@ -121,9 +121,9 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     check_padding(n)
     if n.args["scale_grad_by_freq"]:
         raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
-    if n.args["sparse"]:
+    if n.args.get("sparse"):
         e.assume(f"{n.name}: the gradient of a table is dense, where PyTorch keeps it sparse")
-    dy, indices, offsets = n["grad"], n["indices"], n["offsets"]
+    dy, indices, offsets = n["grad"], n["indices"], n.get("offsets")
     mode, bags = MODES[int(n.args["mode"])], dy.type.shape[0]
     zeros = e.fill(0, n.type)
     if mode == "max":
@@ -133,7 +133,7 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
                 fix="give rows of indices of one length",
             )
         return e(t.ScatterElements(zeros, largest, dy, 0, "add"))
-    bag = bag_of(e, indices, offsets, bags)
+    bag = bag_of(e, indices, offsets, bags) if offsets else n["offset2bag"]
     if mode == "mean":
         column = reshaped(e, bag, (bag.type.size, 1))
         sizes = sizes_of(e, column, bags, dy.type.dtype)

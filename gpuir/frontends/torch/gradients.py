@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, reshaped
-from gpuir.frontends.torch.contraction import hanging, mask_of, scale_of, spread
+from gpuir.frontends.torch.contraction import hanging, mask_of, no_dropout, scale_of, spread
 from gpuir.frontends.torch.layout import first_cell, padding, padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
@@ -23,6 +23,9 @@ def attention(n: TorchNode, e: Emitter) -> Results:
     """The fused attentions that training calls: the result, and the logarithm of each row's sum of
     exponentials; what else a device's call gives (seeds, lengths) takes no time."""
     q, k, v = (n[name] for name in ("query", "key", "value"))
+    no_dropout(n, e)
+    if any(n.get(f"{x}_descale") for x in "qkv"):
+        e.assume(f"{n.name}: the scales of 8-bit operands are not applied, and take no time")
     causal = bool(n.args["is_causal"])
     op = t.Attention(q, k, v, mask_of(n, e, q), scale_of(n, q), causal=causal, stats=True)
     y, stats = e.add(op)
@@ -36,7 +39,7 @@ def fitted(e: Emitter, stats: Value, type: Any) -> Value | None:
 
 def attention_backward(n: TorchNode, e: Emitter) -> Results:
     q, k, v = (n[name] for name in ("query", "key", "value"))
-    dy = next(n[name] for name in ("grad_out", "grad_out_") if name in n.args)
+    dy: Value = n.one_of("grad_out", "grad_out_")
     y, stats = n["out"], n["logsumexp"]
     stats = reshaped(e, stats, q.type.shape[:-1])
     causal = bool(n.args["is_causal"])
@@ -164,7 +167,7 @@ def pool_backward(fn: Any, count: int) -> Converter:
         if fn == "max":
             op = t.PoolGradient("max", dy, shape, window, strides, low, high, dilations, image)
             return reshaped(e, e(op), n.type.shape)
-        include = bool(n.args["count_include_pad"])
+        include = bool(n.args.get("count_include_pad"))
         extra = extra if include and any(extra) else ()
         if n.args.get("divisor_override"):
             raise ModelError(f"{n.op}: divisor_override is not supported")

@@ -32,15 +32,18 @@ def permute(n: TorchNode, e: Emitter) -> Value:
 
 
 def swapped(n: TorchNode, e: Emitter) -> Value:
-    """Two axes exchanged; `t` the only two there are."""
+    """Two axes exchanged."""
     x = n["self"]
-    rank = x.type.rank
-    if rank < 2:
-        return x
-    a, b = (n.args.get("dim0", 0) % rank, n.args.get("dim1", 1) % rank)
+    rank = max(x.type.rank, 1)
+    a, b = (int(n.one_of(f"dim{i}", f"axis{i}")) % rank for i in (0, 1))
     perm = list(range(rank))
     perm[a], perm[b] = perm[b], perm[a]
-    return transposed(e, x, perm)
+    return transposed(e, x, perm[: x.type.rank])
+
+
+def turned(n: TorchNode, e: Emitter) -> Value:
+    """All axes backwards: of a matrix its two, of a vector none."""
+    return transposed(e, n["self"], tuple(reversed(range(n.type.rank))))
 
 
 def moved(n: TorchNode, e: Emitter) -> Value:
@@ -48,7 +51,9 @@ def moved(n: TorchNode, e: Emitter) -> Value:
     x = n["self"]
     rank = x.type.rank
     perm: list[int] = [-1] * rank
-    for source, place in zip(n.args["source"], n.args["destination"], strict=True):
+    given = (n.args["source"], n.args["destination"])
+    sources, places = ((axis,) if isinstance(axis, int) else axis for axis in given)
+    for source, place in zip(sources, places, strict=True):
         perm[place % rank] = source % rank
     rest = iter([axis for axis in range(rank) if axis not in perm])
     return transposed(e, x, [next(rest) if axis < 0 else axis for axis in perm])
@@ -382,7 +387,7 @@ def broadcast_to(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
 def scatter(n: TorchNode, e: Emitter) -> Value:
     """self with src (or one value) at self[i with i[dim] replaced by index[i]]."""
     x, at = n["self"], n["index"]
-    source = n.args.get("src", n.args.get("value"))
+    source = n.one_of("src", "value")
     if not isinstance(source, Value):
         number = source if is_imaginary(source) else of_dtype(source, x.type.dtype)
         source = e.fill(number, TensorType(at.type.shape, x.type.dtype))
@@ -494,7 +499,7 @@ def put_at(e: Emitter, x: Value, at: Places, source: Value) -> Value:
 
 
 def as_strided_scatter(n: TorchNode, e: Emitter) -> Value:
-    x, source = n["self"] if "self" in n.args else n["input"], n["src"]
+    x, source = n["self"], n["src"]
     at = strided(n.args["size"], n.args["stride"], n.args["storage_offset"] or 0)
     return put_at(e, x, at, source)
 
@@ -598,16 +603,25 @@ def select_scatter(n: TorchNode, e: Emitter) -> Value:
 # ---------------------------------------------------------------------------- new tensors
 
 
-def filled(argument: str, default: float = 0) -> Converter:
-    """One number throughout: the argument of that name, or the default."""
+def filled(argument: str) -> Converter:
+    """One number throughout: the argument of that name."""
 
     def convert(n: TorchNode, e: Emitter) -> Value:
-        number = n.args.get(argument, default)
+        number = n.args[argument]
         if isinstance(number, Value):
             return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
         if not is_imaginary(number):
             number = of_dtype(number, n.type.dtype)
         return e.fill(number, n.type)
+
+    return convert
+
+
+def filled_with(number: int) -> Converter:
+    """This number throughout."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        return e.fill(of_dtype(number, n.type.dtype), n.type)
 
     return convert
 
@@ -634,8 +648,8 @@ CONVERTERS: dict[str, Converter] = {
     "permute": permute,
     "transpose": swapped,
     "swapaxes": swapped,
-    "t": swapped,
-    "numpy_T": lambda n, e: transposed(e, n["self"], tuple(reversed(range(n.type.rank)))),
+    "swapdims": swapped,
+    **dict.fromkeys(("t", "numpy_T"), turned),
     "movedim": moved,
     "moveaxis": moved,
     "expand": expand,
@@ -679,20 +693,14 @@ CONVERTERS: dict[str, Converter] = {
     "new_full": filled("fill_value"),
     "fill": filled("value"),
     "scalar_tensor": filled("s"),
-    **{f"{a}{b}": filled("", k) for a, k in (("zeros", 0), ("ones", 1)) for b in ("", "_like")},
-    "new_zeros": filled("", 0),
-    "new_ones": filled("", 1),
-    **{
-        name: filled("", 0)
-        for name in (
-            "empty",
-            "empty_like",
-            "new_empty",
-            "empty_strided",
-            "new_empty_strided",
-            "empty_permuted",
-        )
-    },
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), filled_with(1)),
+    **dict.fromkeys(
+        (
+            *("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"),
+            *("empty_strided", "new_empty_strided", "empty_permuted"),
+        ),
+        filled_with(0),
+    ),
     "arange": arange,
     "diagonal": diagonal,
     "unfold": windows,
@@ -703,6 +711,5 @@ CONVERTERS: dict[str, Converter] = {
     "masked_select": masked_select,
     "put": put,
     "resize": resized,
-    "_unsafe_resize": resized,
     "index_reduce": index_reduce,
 }

@@ -45,6 +45,16 @@ def dtype_of(dtype: torch.dtype) -> DType:
     return DTYPES[dtype]
 
 
+class Arguments(dict[str, Any]):
+    """Arguments by name; asking for one that the operator has not is a fault of its converter."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ModelError(
+            f"the converter reads an argument {name!r} that the operator has not",
+            expected=", ".join(self) or "none",
+        )
+
+
 @dataclass
 class TorchNode:
     """A call as a converter sees it: the arguments by the names that the operator's schema gives
@@ -70,6 +80,10 @@ class TorchNode:
     def get(self, arg: str) -> Value | None:
         value = self.args.get(arg)
         return value if isinstance(value, Value) else None
+
+    def one_of(self, *names: str) -> Any:
+        """The argument that overloads call by different names."""
+        return self.args[next((name for name in names if name in self.args), names[0])]
 
     @property
     def type(self) -> TensorType:

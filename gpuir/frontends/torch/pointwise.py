@@ -446,7 +446,7 @@ CONVERTERS: dict[str, Converter] = {
     "clamp": clamp,
     "clamp_min": clamp,
     "clamp_max": clamp,
-    "where": where,
+    **{f"where.{o}": where for o in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
     "masked_fill": masked_fill,
     "gelu": gelu,
     "hardtanh": hardtanh,
@@ -465,7 +465,7 @@ CONVERTERS: dict[str, Converter] = {
     "type_as": to_type,
     **dict.fromkeys(("clone", "contiguous"), copied),
     "copy": copy,
-    "copy_": copy,
+    "copy_.default": copy,
     "view.dtype": viewed_as,
     **dict.fromkeys(
         (

@@ -38,8 +38,12 @@ def normal(n: TorchNode, e: Emitter) -> Value:
 
 def integers(n: TorchNode, e: Emitter) -> Value:
     """Whole numbers from `low` to below `high`."""
-    low, high = float(n.args.get("low", 0)), float(n.args["high"])
-    y = drawn(e, "uniform", TensorType(n.type.shape, f32), low=low, high=high)
+    low, high = float(n.args.get("low", 0)), n.args["high"]
+    type = TensorType(n.type.shape, f32)
+    if isinstance(high, Value):
+        y = mapped(e, "mul", f32, drawn(e, "uniform", type, low=0.0, high=1.0), high)
+    else:
+        y = drawn(e, "uniform", type, low=low, high=float(high))
     return cast(e, e(t.Map("floor", (y,))), n.type.dtype)
 
 

@@ -56,6 +56,8 @@ def recurrent(cell: Cell, functions: Sequence[str], states: int) -> Converter:
                 expected=f"{runs * each} weights",
                 found=str(len(params)),
             )
+        if n.args["train"] and n.args["dropout"] and int(n.args["num_layers"]) > 1:
+            e.assume(f"{n.name}: dropout between layers takes no time")
         turned = bool(n.args["batch_first"])
         finals: list[tuple[Value, ...]] = []
         shown: list[Value] = []

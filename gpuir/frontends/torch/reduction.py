@@ -5,12 +5,10 @@ from __future__ import annotations
 from math import log2, prod
 from typing import Any
 
-import torch
-
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, part, reshaped
 from gpuir.frontends.torch.complex import is_complex, magnitude
-from gpuir.frontends.torch.node import Converter, Results, TorchNode, dtype_of
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
@@ -53,7 +51,7 @@ def extreme(fn: Any) -> Converter:
             return mapped(e, fn, n.type.dtype, x, n["other"])
         if "dim" not in n.args:
             return over(e, fn, x, tuple(range(x.type.rank)), False)
-        keep = bool(n.args["keepdim"])
+        keep = bool(n.args.get("keepdim"))
         if not x.type.rank:
             return x, e.fill(0, TensorType((), i64))
         axis = n.axis(x.type.rank)
@@ -224,23 +222,21 @@ def commonest(n: TorchNode, e: Emitter) -> Results:
     return tuple(reshaped(e, v, n.type.shape) for v in found)
 
 
-def searched(n: TorchNode, e: Emitter) -> Value:
-    """searchsorted, bucketize: by bisection, a comparison a step."""
-    buckets = n.op.startswith("bucketize")
-    seen: Any = n.args["boundaries" if buckets else "sorted_sequence"]
-    x: Any = n.args["self"]
-    x = x if isinstance(x, Value) else e.constant(x, f32 if isinstance(x, float) else i64)
-    dtype = dtype_of(
-        torch.result_type(
-            *(n.fakes[a] for a in ("self", "boundaries" if buckets else "sorted_sequence"))
-        )
-    )
-    right = bool(n.args["right"]) or n.args.get("side") == "right"
-    sorter = n.get("sorter")
-    work = round(n.type.size * log2(max(seen.type.shape[-1], 2)))
-    attrs = (("right", right), ("dtype", "int32" if n.args["out_int32"] else "int64"))
-    args = (cast(e, seen, dtype), cast(e, x, dtype), *((sorter,) if sorter else ()))
-    return e(t.Routine("search", args, (n.type,), attrs, work=work))
+def searched(ordered: str) -> Converter:
+    """searchsorted, bucketize: by bisection of the argument of that name, a comparison a step."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        seen, x = n[ordered], n.args["self"]
+        x = x if isinstance(x, Value) else e.constant(x, f32 if isinstance(x, float) else i64)
+        dtype = n.promoted("self", ordered)
+        right = bool(n.args["right"]) or n.args.get("side") == "right"
+        sorter = n.get("sorter")
+        work = round(n.type.size * log2(max(seen.type.shape[-1], 2)))
+        attrs = (("right", right), ("dtype", "int32" if n.args["out_int32"] else "int64"))
+        args = (cast(e, seen, dtype), cast(e, x, dtype), *((sorter,) if sorter else ()))
+        return e(t.Routine("search", args, (n.type,), attrs, work=work))
+
+    return convert
 
 
 def softmax(log: bool) -> Converter:
@@ -351,7 +347,7 @@ def group_norm(n: TorchNode, e: Emitter) -> Results:
     """The native call says its extents, and gives the statistics too."""
     native = n.op.startswith("native")
     x = n["input"]
-    groups = int(n.args["group" if native else "num_groups"])
+    groups = int(n.one_of("group", "num_groups"))
     axes = tuple(range(1, x.type.rank))
     scale, bias = (per_channel(e, n.get(name), x.type.rank) for name in ("weight", "bias"))
     eps = float(n.args["eps"])
@@ -372,7 +368,7 @@ def batch_norm(n: TorchNode, e: Emitter) -> Results:
     """(x - mean) / sqrt(var + eps) * weight + bias by channel: with statistics of the batch in
     training, which also move the running ones, else with those."""
     x, eps = n["input"], float(n.args["eps"])
-    training = bool(n.args.get("training", n.args.get("train", False)))
+    training = bool(n.args.get("training"))
     running = [n.get(name) for name in ("running_mean", "running_var")]
     training = training or running[0] is None
     rank = x.type.rank
@@ -488,8 +484,8 @@ CONVERTERS: dict[str, Converter] = {
     "median": median,
     "nanmedian": number_median,
     "mode": commonest,
-    "searchsorted": searched,
-    "bucketize": searched,
+    "searchsorted": searched("sorted_sequence"),
+    "bucketize": searched("boundaries"),
     "topk": top_k,
     "sort": sort,
     "argsort": sort,

@@ -28,7 +28,7 @@ def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Conver
     another coefficient."""
 
     def convert(n: TorchNode, e: Emitter) -> Value:
-        x = n["input"] if "input" in n.args else n["self"]
+        x: Value = n.one_of("input", "self")
         count = x.type.rank - 2
         given = n.args.get("scale_factors") or [n.args.get(f"scales_{a}") for a in "dhw"[-count:]]
         if count == 1 and "scales" in n.args:

@@ -14,7 +14,7 @@ from torch import fx
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.torch.decompose import decomposed
-from gpuir.frontends.torch.node import TorchNode, dtype_of
+from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
@@ -356,9 +356,9 @@ def metas(args: Any) -> Any:
 
 def bound(
     target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any], dims: Dims
-) -> dict[str, Any]:
+) -> Arguments:
     """The arguments by name, defaults filled in, sizes as numbers."""
-    found: dict[str, Any] = {}
+    found = Arguments()
     for i, argument in enumerate(target._schema.arguments):
         if i < len(args):
             value = args[i]
