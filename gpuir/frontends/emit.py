@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -67,7 +67,8 @@ class Folded:
 class Const:
     """A tensor known at load time, computed when somebody asks: weights are not read otherwise.
 
-    It comes from `compute`, or is result `index` of `folded`.
+    It comes from `compute`, or is result `index` of `folded`. One that is `sized` depends on a size
+    that the user bound: no stack can compute it before it runs.
     """
 
     value: Value
@@ -78,6 +79,7 @@ class Const:
     index: int = 0
     cached: np.ndarray | None = None
     uniform: bool = False  # one number throughout: a t.constant whatever its size
+    sized: bool = False
 
     def array(self, limited: bool = False) -> np.ndarray:
         """The numbers. `limited` refuses (`TooLarge`) what takes long to compute."""
@@ -114,12 +116,19 @@ class Const:
 @dataclass
 class Scope:
     """What is shared by the whole load: weights of the params made so far, what to report, and how
-    unevenly routers are expected to choose experts (`t.Experts.skew`)."""
+    unevenly routers are expected to choose experts (`t.Experts.skew`). What is being converted is
+    `sized` if a known operand depends on a size that the user bound: its results do too. With
+    `shaped` that is so of any operand: numbers that come from its shape do."""
 
     weights: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     folded: list[Loc] = field(default_factory=list)
+    computed: set[Value] = field(
+        default_factory=set
+    )  # params that are not as the model stores them
     expert_skew: float = 0.0
+    sized: bool = False
+    shaped: bool = False
 
 
 class Emitter:
@@ -139,6 +148,7 @@ class Emitter:
         self.known: dict[Value, Const] = {}
         self.placed: dict[Value, Value] = {}  # known or captured value -> the value in this graph
         self.stored: dict[Value, Value] = {}  # the same, where it has to be in memory
+        self.folds: dict[Op, tuple[Value, ...]] = {}  # what is folded already
         self.captures: list[Value] = []  # outer values this region reads, in order
         self.own: set[Value] = set()
         self.prefix = ""  # of the names of results that have no name of their own
@@ -181,7 +191,9 @@ class Emitter:
 
     def _know(self, type: TensorType, name: str, **how: Any) -> Value:
         value = Value(self.names.fresh("\0" + name), type)
-        self.known[value] = Const(value, f"{self.prefix}/{name}" if self.prefix else name, **how)
+        name = f"{self.prefix}/{name}" if self.prefix else name
+        how.setdefault("sized", self.scope.shaped)
+        self.known[value] = Const(value, name, **how)
         return value
 
     def fill(self, number: Any, type: TensorType, name: str = "fill") -> Value:
@@ -261,7 +273,19 @@ class Emitter:
         except (NumbersMissing, TooLarge, NoMeaning):
             return None
 
+    def _folded(self, op: Op) -> tuple[Value, ...] | None:
+        """The known values that the same op on the same operands gave before."""
+        scope: Emitter | None = self
+        while scope is not None:
+            if op in scope.folds:
+                return scope.folds[op]
+            scope = scope.outer
+        return None
+
     def _fold(self, op: Op, names: Sequence[str]) -> tuple[Value, ...]:
+        if (before := self._folded(op)) is not None:
+            self.scope.folded += self.builder.locs
+            return before
         operands = {v: c for v in op.operands if (c := self.const_of(v)) is not None}
         types = op.result_types
         self.scope.folded += self.builder.locs
@@ -270,16 +294,19 @@ class Emitter:
             x = operands[op.x]
             spreads = x.uniform or x.value.type.size == 1
         folded = Folded(op, operands, self.builder.locs, spreads)
-        return tuple(
+        sized = self.scope.sized or any(c.sized for c in operands.values())
+        self.folds[op] = tuple(
             self._know(
                 type,
                 names[i] if i < len(names) else op.name[2:],
                 folded=folded,
                 index=i,
                 uniform=spreads,
+                sized=sized,
             )
             for i, type in enumerate(types)
         )
+        return self.folds[op]
 
     def _immediates(self, op: t.Map) -> t.Map:
         """t.map(fn, [x, c])  →  t.map(fn, [x], [c])  where c is one known number that does not
@@ -310,7 +337,8 @@ class Emitter:
 
     def place(self, value: Value, stored: bool = False) -> Value:
         """The value as nodes of this graph read it: a known one becomes a constant or, always where
-        it is read from memory (`stored`), a param; one of an outer graph a capture."""
+        it is read from memory (`stored`), a param, or the nodes that make it where a size decides
+        what it holds; one of an outer graph a capture."""
         if value in self.own:
             return value
         placed = self.stored if stored else self.placed
@@ -339,11 +367,44 @@ class Emitter:
             outside = self.outer.place(value, stored)
             self.captures.append(outside)
             return self.builder.capture(outside)
+        if self._unfolds(const):
+            return self._unfold(const)
         here = self.builder.param(const.name, value.type)
         if const.uniform:  # a first state of zeros is nothing to train
-            self.builder.roles[here.name] = "buffer"
+            self.builder.roles[here.name] = "activation"
+        elif const.folded is not None:
+            self.scope.computed.add(here)
         self.scope.weights[here.name] = const.array
         return here
+
+    def _unfolds(self, const: Const) -> bool:
+        """Whether a value is made by nodes when the model runs: its numbers depend on a size that
+        the user bound, and are too many for a t.constant."""
+        return const.sized and const.folded is not None and self._inline(const) is None
+
+    def _unfold(self, const: Const) -> Value:
+        """Appends the nodes that make a value, and before them those of what they read."""
+        stack = [const]
+        while stack:
+            fold = cast(Folded, stack[-1].folded)
+            reads = [(v, c) for v, c in fold.operands.items() if v not in self.placed]
+            waits = [c for _, c in reads if self._unfolds(c)]
+            if waits:
+                stack += waits
+            elif (last := stack.pop()).value not in self.placed:
+                self.known |= fold.operands
+                self._run(last, fold)
+        return self.placed[const.value]
+
+    def _run(self, const: Const, fold: Folded) -> None:
+        """Appends the node of a fold, for one of its results."""
+        op = fold.op.substitute({v: self.place(v, fold.op.contraction) for v in fold.operands})
+        names = [self.names.fresh(op.name[2:]) for _ in op.result_types[1:]]
+        names.insert(const.index, self.names.claim(const.name))
+        results = tuple(Value(name, type) for name, type in zip(names, op.result_types))
+        self.builder.put(Node(op, results, fold.locs))
+        self.own.update(results)
+        self.placed[const.value] = self.stored[const.value] = results[const.index]
 
     def _inline(self, const: Const) -> tuple[Any, ...] | None:
         """The data of the t.constant this becomes; None when it becomes a param."""

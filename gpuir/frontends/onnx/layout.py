@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import line, reshaped
+from gpuir.frontends.idioms import cast, line, reshaped
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.proto import Attributes, sparse_type, tensor_type
-from gpuir.interp import cast, evaluate, to_numpy_dtype, wide
+from gpuir.interp import evaluate, to_numpy_dtype, to_type, wide
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
@@ -398,13 +398,11 @@ def range_(n: OnnxNode, e: Emitter) -> Value:
     if step == 0:
         raise ModelError("Range: the step is 0")
     count = max(int(np.ceil((high - low) / step)) if dtype.is_float else -((low - high) // step), 0)
-    exact = wide(start).dtype
-
-    def numbers() -> np.ndarray:
-        steps = np.arange(count).astype(exact) * exact.type(step)
-        return cast(exact.type(low) + steps, dtype)
-
-    return e.lazy(TensorType((count,), dtype), numbers, "range")
+    exact = to_type(wide(start)).dtype
+    steps = e(t.Iota(TensorType((count,), exact), 0))
+    scaled = e(t.Map("mul", (steps,), (step,))) if step != 1 else steps
+    moved = e(t.Map("add", (scaled,), (low,))) if low else scaled
+    return cast(e, moved, dtype)
 
 
 def constant(n: OnnxNode, e: Emitter) -> Value:

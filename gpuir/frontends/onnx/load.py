@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 NOT_TENSORS = re.compile("^Optional|^Sequence|Sequence$|^String|^Regex")  # operators
 MOST_EXTRA = 100_000  # nodes beyond those of the graph: functions expanded, loops written out
 DEEPEST_CALL = 64  # functions within functions
+NEGLIGIBLE = 0.01  # share of the weights
 LONG_KNOWN = 22  # opset of onnx 1.17, the oldest package that we take: newer ones know it too
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -118,6 +119,8 @@ class _Load:
     visited: dict[Loc, None] = field(default_factory=dict[Loc, None])
     loops: set[str] = field(default_factory=set[str])
     given_results: set[str] = field(default_factory=set[str])  # of `values`, not met so far
+    sized: set[Value] = field(default_factory=set[Value])  # whose size or numbers the user bound
+    stored_bytes: int = 0  # of weights, in the file
     converted: int = 0  # nodes, each time anew
     calls: list[str] = field(default_factory=list[str])  # functions being expanded
     plans: dict[int, tuple[Any, Plan]] = field(default_factory=dict[int, tuple[Any, Plan]])
@@ -152,14 +155,32 @@ class _Load:
                 fix="leave out --strict to count their memory traffic alone",
             )
         outputs = self.outputs(graph, walk)
+        read = {v for node in emit.builder.nodes for v in node.op.operands} | set(outputs)
+        self.compare_weights(emit, read)
         made = emit.finish(outputs)
         present = {loc for node in made.walk() for loc in node.locs}
-        read = {v for node in made.nodes for v in node.op.operands} | set(made.outputs)
         params = tuple(p for p in made.params if p in read)
         folded = tuple(loc for loc in self.visited if loc not in present)
         weights = Weights({p.name: emit.scope.weights[p.name] for p in params})
         made = replace(made, params=params, folded=folded)
         return Model(made, weights, tuple(dict.fromkeys(self.warnings)))
+
+    def compare_weights(self, emit: Emitter, read: set[Value]) -> None:
+        """Says where the weights take more memory than in the file: computed from others, once,
+        they are stored beside them or in a wider dtype."""
+        computed = sorted(emit.scope.computed & read, key=lambda v: (-v.type.nbytes, v.name))
+        weights = [
+            v for v in read if v.name in emit.scope.weights and v.name not in emit.builder.roles
+        ]
+        held = sum(v.type.nbytes for v in weights)
+        if not computed or held <= self.stored_bytes * (1 + NEGLIGIBLE):
+            return
+        shown = [f"{v.name} {v.type.nbytes / 1e6:.3g} MB" for v in computed[:3]]
+        more = f" and {len(computed) - 3} more" if len(computed) > 3 else ""
+        emit.assume(
+            f"weights take {held / 1e6:.4g} MB, {self.stored_bytes / 1e6:.4g} MB in the file: "
+            f"computed from it when the model is loaded are {', '.join(shown)}{more}"
+        )
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -287,8 +308,10 @@ class _Load:
                 shown = " ".join(str(given[name]).split())
                 walk.emit.assume(f"input {name} holds {shown[:80]}")
             else:
-                walk.env[name] = walk.emit.input(name, type)
+                walk.env[name] = value = walk.emit.input(name, type)
                 self.input_types[name] = type
+                if not all(isinstance(d, int) for d in declared[name][1] or (None,)):
+                    self.sized.add(value)
 
     def laid_out(self, array: np.ndarray, dims: tuple[Dim, ...] | None) -> np.ndarray:
         """A list of numbers in the shape declared. Where more than one extent is open, the last
@@ -628,7 +651,8 @@ class Walk:
             self.env[name] = error
             return
         const = self.emit.known[value]
-        const.name, const.named = name, True
+        const.name, const.named, const.sized = name, True, False
+        self.load.stored_bytes += value.type.nbytes
         self.env[name] = value
 
     # -- graphs within
@@ -725,7 +749,11 @@ class Walk:
         inputs = tuple(self.find(v, loc) if v else None for v in step.inputs)
         emit.builder.locs, emit.prefix = (loc,), name
         start = len(emit.builder.nodes)
+        scope, before = emit.scope, (emit.scope.sized, emit.scope.shaped)
+        behind = [v for v in inputs if isinstance(v, Value) and v in self.load.sized]
+        scope.sized, scope.shaped = any(map(emit.const_of, behind)), bool(behind)
         is_call, results = self.results(step, name, inputs)
+        scope.sized, scope.shaped = before
         if not is_call:
             self.load.visited[loc] = None
         wishes = [self.title + v if v else "" for v in step.outputs]
@@ -738,6 +766,8 @@ class Walk:
                 raise ModelError(f"{step.op}: output {i} ({wish!r}) is not supported")
             if not isinstance(value, Items):
                 _check_size(value.type, loc)
+                if behind:
+                    self.load.sized.add(value)
             if wish in self.env:
                 raise ModelError(f"{wish!r} is defined twice", where=loc)
             if wish in self.load.values and not isinstance(value, Items):
@@ -798,7 +828,9 @@ class Walk:
     def constant(self, attributes: Attributes, name: str) -> Value:
         source = self.load.source
         if (a := attributes.proto("value")) is not None:
-            return self.emit.lazy(tensor_type(a.t), lambda: tensor_array(a.t, source), name)
+            type = tensor_type(a.t)
+            self.load.stored_bytes += type.nbytes
+            return self.emit.lazy(type, lambda: tensor_array(a.t, source), name)
         if (a := attributes.proto("sparse_value")) is not None:
             sparse = a.sparse_tensor
             return self.emit.lazy(sparse_type(sparse), lambda: sparse_array(sparse, source), name)

@@ -1,0 +1,85 @@
+"""What of a model is a weight: what the file stores, each once, at any size of the inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx_models import F32, I64, agrees, const, info, loaded, model, node
+
+from gpuir.frontends.model import Model
+from gpuir.simulate.memory import memory
+
+RNG = np.random.default_rng(0)
+W = RNG.random((32, 48), np.float32)
+
+
+def weight_bytes(m: Model) -> int:
+    return int(memory(m.graph, block=1).parts["weights"])
+
+
+def test_a_matrix_that_many_products_read_transposed_is_there_once() -> None:
+    nodes = [node("Gemm", ["x", "w"], ["y0"], transB=1)]
+    nodes += [node("Gemm", [f"y{i}", "w"], [f"z{i}"]) for i in range(4)]
+    nodes += [node("Gemm", [f"z{i}", "w"], [f"y{i + 1}"], transB=1) for i in range(4)]
+    m = agrees(
+        model(nodes, [info("x", (2, 48))], ["y4"], [const("w", W)]),
+        {"x": RNG.random((2, 48), np.float32)},
+        rtol=1e-4,
+    )
+    assert [p.type.shape for p in m.graph.params] == [(48, 32), (32, 48)]
+    found = [a for a in m.graph.assumed if a.startswith("weights take")]
+    assert len(found) == 1 and "0.01229 MB, 0.006144 MB in the file" in found[0]
+    m = loaded(model(nodes[:1], [info("x", (2, 48))], ["y0"], [const("w", W)]))
+    assert weight_bytes(m) == W.nbytes and not m.graph.assumed
+
+
+def positions(batch: int, seq: int) -> tuple[object, dict[str, object]]:
+    """As exporters write it: positions from the input's shape, one row for each of a batch, and a
+    table spread over the batch."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["b"], axis=0),
+        node("Gather", ["shape", "one"], ["s"], axis=0),
+        node("Range", ["zero", "s", "one"], ["range"]),
+        node("Unsqueeze", ["range", "axes"], ["row"]),
+        node("Expand", ["row", "shape"], ["ids"]),
+        node("Gather", ["table", "ids"], ["rows"], axis=0),
+        node("Gather", ["table", "x"], ["words"], axis=0),
+        node("Add", ["rows", "words"], ["y"]),
+    ]
+    weights = [const("zero", np.int64(0)), const("one", np.int64(1))]
+    weights += [const("axes", np.array([0])), const("table", RNG.random((64, 32), np.float32))]
+    proto = model(nodes, [info("x", ("batch", "seq"), I64)], ["y"], weights)
+    return proto, {"x": RNG.integers(0, 64, (batch, seq))}
+
+
+@pytest.mark.parametrize("batch, seq", [(1, 20), (4, 20), (64, 33)])
+def test_weights_do_not_grow_with_the_batch(batch: int, seq: int) -> None:
+    proto, feeds = positions(batch, seq)
+    m = agrees(proto, feeds, dims={"batch": batch, "seq": seq})
+    assert weight_bytes(m) == 64 * 32 * 4
+    assert not [a for a in m.graph.assumed if a.startswith("weights take")]
+
+
+def test_what_a_file_of_fixed_sizes_states_is_computed_when_it_is_loaded() -> None:
+    """onnxruntime folds these too."""
+    proto, feeds = positions(4, 20)
+    for dim, n in zip(proto.graph.input[0].type.tensor_type.shape.dim, (4, 20), strict=True):
+        dim.dim_value = n
+    m = agrees(proto, feeds)
+    assert weight_bytes(m) == 64 * 32 * 4 + 4 * 20 * 32 * 4
+    assert [a for a in m.graph.assumed if a.startswith("weights take 0.01843 MB, 0.008")]
+
+
+def test_the_first_state_of_a_recurrent_net_is_no_weight() -> None:
+    cells = {"w": (1, 64, 8), "r": (1, 64, 16)}
+    weights = [const(k, RNG.random(s, np.float32)) for k, s in cells.items()]
+    proto = model(
+        [node("LSTM", ["x", "w", "r"], ["y"], hidden_size=16)],
+        [info("x", (5, "batch", 8), F32)],
+        ["y"],
+        weights,
+    )
+    feeds = {"x": RNG.random((5, 300, 8), np.float32)}
+    m = agrees(proto, feeds, dims={"batch": 300})
+    assert weight_bytes(m) == 4 * (64 * 8 + 64 * 16)
