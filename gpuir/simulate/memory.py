@@ -497,6 +497,13 @@ def is_same(op: Op) -> bool:
             return False
 
 
+def _readers(op: t.Fused | k.BodyKernel, value: Value) -> Iterator[tuple[Value, Op]]:
+    """The ops of a body that read an operand, each with what the operand is called there."""
+    for inner, outer in zip(op.body.inputs, op.args, strict=True):
+        if outer == value:
+            yield from ((inner, n.op) for n in op.body.nodes if inner in n.op.operands)
+
+
 def is_in_place(op: Op, value: Value) -> bool:
     """Whether a kernel may write its result where it reads `value`: cell by cell, or updates to
     what is there. A product may over an operand of its epilogue; a routine is taken to."""
@@ -508,7 +515,11 @@ def is_in_place(op: Op, value: Value) -> bool:
         case k.Map() | k.Scatter() | k.Opaque() | t.Routine() | t.Opaque():
             return True
         case t.Fused():
-            inner = next(i for i, a in zip(op.body.inputs, op.args, strict=True) if a == value)
-            return all(is_in_place(n.op, inner) for n in op.body.nodes if inner in n.op.operands)
+            return all(is_in_place(reader, v) for v, reader in _readers(op, value))
+        case k.BodyKernel():
+            return all(
+                isinstance(reader, t.SCATTERING) and reader.operands.count(v) == 1 and reader.x == v
+                for v, reader in _readers(op, value)
+            )
         case _:
             return isinstance(op, (*t.POINTWISE, *t.SCATTERING))

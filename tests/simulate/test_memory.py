@@ -147,6 +147,29 @@ def test_a_cache_takes_its_update_through_a_view():
     assert m.total.tolist() == [608, 608, 608] and m.parts["cache"] == 400
 
 
+@pytest.mark.parametrize(
+    "op, extra",
+    [('t.map("exp", [%x])', 0), ("t.slice(%c, [0, 0], [1, 10], [1, 1])", 4000)],
+)
+def test_rows_are_normalised_into_a_cache_if_it_is_only_written_to(op: str, extra: int):
+    """A fused kernel that also reads old rows may find them overwritten."""
+    body = f"""\
+        in %c: f32[100, 10]
+        in %i: i64[1, 10]
+        in %x: f32[1, 10]
+        %raw: f32[1, 10] = {op} at "m:1"
+        %row: f32[1, 10] = t.softmax(%raw, 1) at "m:2"
+        %y: f32[100, 10] = t.scatter_elements(%c, %i, %row, 0) at "m:3"
+        out %y"""
+    g = text(
+        *("in %c: f32[100, 10]", "in %i: i64[1, 10]", "in %x: f32[1, 10]"),
+        f"%y: f32[100, 10] = k.reduce([%c, %i, %x], {{\n{body}\n}})",
+        out="%y over %c",
+        level="kernel @g",
+    )
+    assert memory(g, block=1).peak_bytes == 4000 + 80 + 40 + extra
+
+
 def test_roles_of_results_are_those_of_whoever_shares_their_storage():
     g = text(
         X,
