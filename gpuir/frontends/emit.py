@@ -33,8 +33,8 @@ class TooLarge(ModelError):
 
 @dataclass(eq=False)
 class Folded:
-    """An op whose operands are all known, not computed yet. One that `spreads` lays out a single
-    number in another shape."""
+    """An op whose operands are all known, not computed yet. One that `spreads` gives one number
+    throughout, as its operands hold."""
 
     op: Op
     operands: Mapping[Value, Const]
@@ -45,8 +45,15 @@ class Folded:
         types = self.op.types()
         where = self.locs[0] if self.locs else ""
         if self.spreads:
-            x = values[self.op.operands[0]]
-            return (np.broadcast_to(x[(0,) * x.ndim], types[0].shape),)
+            ones = {v: Value(v.name, v.type.with_shape(())) for v in values}
+            numbers = {ones[v]: array[(0,) * array.ndim] for v, array in values.items()}
+            is_layout = isinstance(self.op, t.LAYOUT)
+            y = (
+                numbers.popitem()[1]
+                if is_layout
+                else evaluate(self.op.substitute(ones), numbers)[0]
+            )
+            return (np.broadcast_to(y, types[0].shape),)
         too_large = max(v.size for v in types) > LARGEST_KNOWN or self.op.flops() > HARDEST_KNOWN
         if limited and too_large:
             raise TooLarge("too large to compute at load time", where=where, found=str(types[0]))
@@ -289,12 +296,13 @@ class Emitter:
         operands = {v: c for v in op.operands if (c := self.const_of(v)) is not None}
         types = op.result_types
         self.scope.folded += self.builder.locs
-        spreads = False
-        if isinstance(op, t.LAYOUT) and types[0].size:
-            x = operands[op.x]
-            spreads = x.uniform or x.value.type.size == 1
+        consts = operands.values()
+        is_layout = isinstance(op, t.LAYOUT) and not isinstance(op, t.Parts)
+        same = is_layout or (isinstance(op, t.POINTWISE) and any(c.uniform for c in consts))
+        one = all(c.uniform or c.value.type.size == 1 for c in consts)
+        spreads = same and one and all(v.size > 0 for v in types)
         folded = Folded(op, operands, self.builder.locs, spreads)
-        sized = self.scope.sized or any(c.sized for c in operands.values())
+        sized = self.scope.sized or any(c.sized for c in consts)
         self.folds[op] = tuple(
             self._know(
                 type,

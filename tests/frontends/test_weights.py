@@ -83,3 +83,18 @@ def test_the_first_state_of_a_recurrent_net_is_no_weight() -> None:
     feeds = {"x": RNG.random((5, 300, 8), np.float32)}
     m = agrees(proto, feeds, dims={"batch": 300})
     assert weight_bytes(m) == 4 * (64 * 8 + 64 * 16)
+
+
+def test_a_mask_of_ones_is_no_weight_however_it_is_computed() -> None:
+    """What holds one number throughout stays one number through pointwise ops."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("ConstantOfShape", ["shape"], ["ones"], value=const("", np.float32([1]))),
+        node("Sub", ["two", "ones"], ["left"]),
+        node("Mul", ["left", "least"], ["mask"]),
+        node("Add", ["x", "mask"], ["y"]),
+    ]
+    weights = [const("two", np.float32(2)), const("least", np.float32([-5]))]
+    proto = model(nodes, [info("x", ("batch", "seq"))], ["y"], weights)
+    m = agrees(proto, {"x": RNG.random((7, 9), np.float32)}, dims={"batch": 7, "seq": 9})
+    assert weight_bytes(m) == 0 and [n.op.name for n in m.graph.nodes] == ["t.constant", "t.map"]
