@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,7 +20,7 @@ from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import load_profile, tf32_rule
+from gpuir.targets.profile import load_profile, under
 
 if TYPE_CHECKING:
     from gpuir.loading import Source
@@ -39,20 +38,18 @@ def lower(
     """The kernels that a software stack makes of a graph, for no target yet.
 
     `profile` is a name or a path: by default that of the graph, else `eager` for what came from
-    PyTorch and `ort` for the rest. A graph that is lowered already keeps its own, or has none;
-    another is refused. `tf32` lets all f32 products run on the matrix units, or none, in place of
-    those that the profile does. `passes` are those of the user's own modules, by name.
+    PyTorch and `ort` for the rest; text that says nothing of all that, and is lowered already, has
+    none. What a profile has lowered is refused under another. `tf32` lets all f32 products run on
+    the matrix units, or none, in place of those that the profile does. `passes` are those of the
+    user's own modules, by name.
     """
-    graph = replace(graph, profile=_chosen(graph, profile))
-    if graph.level < Level.costed:
-        rule = {None: "", True: "products", False: "none"}[tf32]
-        graph = replace(graph, tf32=tf32_rule(graph, rule))
+    graph = under(graph, profile, tf32)
     if graph.level >= Level.kernel:
         return graph
-    if graph.level == Level.fused:
+    if graph.profile is None:
         return pipeline("legalize").run(graph, watch=watch)
     try:
-        steps = pipeline(load_profile(str(graph.profile)).passes, passes)
+        steps = pipeline(load_profile(graph.profile).passes, passes)
         if steps.passes[-1].gives != Level.kernel:
             raise UsageError(
                 "the passes end early", expected="legalize as the last", found=f"{steps}"
@@ -61,25 +58,9 @@ def lower(
         where = f": {error.where}" if error.where else ""
         error.where = f"profile {graph.profile}: passes{where}"
         raise
+    if graph.level == Level.fused:
+        steps = Pipeline(tuple(p for p in steps.passes if p.takes == Level.fused))
     return steps.run(graph, watch=watch)
-
-
-def _chosen(graph: Graph, profile: str | PathLike[str] | None) -> str | None:
-    """The profile to run a graph under, by name or path; None for one that was lowered without."""
-    given = None if profile is None else fspath(profile)
-    if given is None:
-        default = "eager" if graph.framework == "pytorch" else "ort"
-        return graph.profile or (default if graph.level == Level.graph else None)
-    name = load_profile(given).name
-    late = graph.level > Level.graph and graph.profile is not None
-    if late and load_profile(str(graph.profile)).name != name:
-        raise UsageError(
-            f"@{graph.name} is {graph.level.name} under another profile",
-            expected=graph.profile or "",
-            found=given,
-            fix="start from a graph of level graph",
-        )
-    return given
 
 
 def analyze(
@@ -111,7 +92,7 @@ def analyze(
             raise UsageError("two targets are given", found=f"{target}, {thing}")
         elif thing is not None:
             options["args"] = thing
-    g = model if isinstance(model, Graph) else load(model, **options)
+    g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
     g = lower(g, profile=profile, tf32=tf32, watch=watch)

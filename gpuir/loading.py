@@ -17,6 +17,7 @@ from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, Verif
 from gpuir.ir.files import decoded, read_text
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
+from gpuir.targets.profile import profile_of, under
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from gpuir.frontends.model import Model
     from gpuir.frontends.torch.program import Program
+    from gpuir.targets.profile import Profile
 
     Source = str | PathLike[str] | nn.Module | ExportedProgram | Program
 
@@ -84,11 +86,17 @@ def load(
     model: Source,
     *,
     warn: Callable[[str], None] | None = None,
+    profile: str | PathLike[str] | None = None,
+    tf32: bool | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
     """The graph of a model: an ONNX file; a torch program, exported and saved (`.pt2`) or live, or
     a torch module with its arguments; a Hugging Face config (`hf:config.json`, or its folder); what
     a function gives (`my.module:build`); gpuir's own text (`.gir`, or `-` for stdin) at any level.
+
+    A backward pass by our rules is that of what the software stack `profile` makes of the forward
+    one (`lower` has the defaults): attention that it leaves in products and a softmax keeps its
+    scores. The graph then names its profile.
 
     What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
     or TextError when the file cannot be used.
@@ -96,7 +104,7 @@ def load(
     step = _Step.of(options)
     path = fspath(model) if isinstance(model, str | PathLike) else ""
     if path.endswith(".gir") or path == "-":
-        return step.run(_load_text_file(path, options), path)
+        return step.run(_load_text_file(path, options), path, profile, tf32)
     if path and not is_torch(path):
         loaded = _load_onnx(path, options)
     else:
@@ -105,7 +113,7 @@ def load(
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
         say(text)
-    return step.run(loaded.graph, path)
+    return step.run(loaded.graph, path, profile, tf32)
 
 
 @dataclass(frozen=True)
@@ -159,29 +167,44 @@ class _Step:
         ours = self.loss or self.autocast or self.checkpoint
         return self.train and self.autodiff != "gpuir" and not ours
 
-    def run(self, graph: Graph, path: str) -> Graph:
+    def run(
+        self,
+        graph: Graph,
+        path: str,
+        profile: str | PathLike[str] | None = None,
+        tf32: bool | None = None,
+    ) -> Graph:
         """The graph with what is asked for and not in it yet."""
         if not self.train:
             return graph
         from gpuir.passes.table import pipeline
 
-        passes = self.passes(graph)
+        derives = not any(role == "gradient" for _, role in graph.roles)
+        graph = under(graph, profile, tf32) if derives else graph
+        first = _recognizing(profile_of(graph)) if derives else []
+        passes = self.passes(derives, first)
         try:
-            return pipeline(passes).run(graph) if passes else graph
+            made = pipeline(passes).run(graph) if passes else graph
         except GpuirError as error:
             error.where = error.where or path
             raise
+        if not derives:
+            return made
+        found = ",".join(x for x in first if x.startswith("recognize")) or "nothing"
+        said = f"the profile {graph.profile} recognizes before: {found}"
+        said = f"gpuir derived the backward pass; {said}"
+        return replace(made, assumed=(*made.assumed, said))
 
-    def passes(self, graph: Graph) -> str:
+    def passes(self, derives: bool, first: Sequence[str]) -> str:
         """The passes as text: `autocast{dtype=bf16},autodiff{every=2},optimizer{kind=adamw}`. What
-        a model spells out in primitives is recognized first: the gradient of a GELU or a norm needs
-        its input alone, that of its parts all that they compute."""
+        the stack recognizes comes `first`: the gradient of a GELU that is one kernel needs its
+        input alone, that of its parts all that they compute. It comes again behind autocast, since
+        attention may be one kernel in 16 bits alone."""
         scale = {"loss_scale": LOSS_SCALE} if self.autocast == "f16" else {}
-        derived = any(role == "gradient" for _, role in graph.roles)
-        found: list[str] = [] if derived else ["canonicalize", "recognize"]
+        found = [*first]
         if self.autocast:
-            found.append(_pass("autocast", dtype=self.autocast))
-        if not derived:
+            found += [_pass("autocast", dtype=self.autocast), *first]
+        if derives:
             found.append(
                 _pass(
                     "autodiff",
@@ -193,13 +216,22 @@ class _Step:
         if self.accumulate:
             found.append("accumulate")
         if self.optimizer:
-            found.append(_pass("optimizer", kind=self.optimizer, fused=self.fused, **scale))
+            found.append(_pass("optimizer", kind=self.optimizer, fused=self.fused or None, **scale))
         return ",".join(found)
 
 
-def _pass(name: str, **options: str | bool | float | None) -> str:
+def _recognizing(profile: Profile) -> list[str]:
+    """The passes by which a stack finds what a model spells out, each once."""
+    from gpuir.text import parse_passes
+
+    steps = parse_passes(profile.passes)
+    found = [_pass(name, **given) for name, given in steps if name in ("canonicalize", "recognize")]
+    return list(dict.fromkeys(found))
+
+
+def _pass(name: str, **options: object) -> str:
     """`autodiff{every=2}`: options that are not set are left out."""
-    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     return name + (f"{{{','.join(given)}}}" if given else "")
 
 

@@ -80,6 +80,40 @@ def test_both_ways_to_the_gradients_launch_the_same_products():
         assert kinds[0][kind] == kinds[1][kind], kind
 
 
+def test_the_backward_pass_is_of_what_the_stack_recognizes():
+    """Eager PyTorch keeps the scores of attention by hand, whoever derives its gradient."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into = torch.nn.Linear(64, 192)
+
+        def forward(self, x):
+            shape = (*x.shape[:-1], 4, 16)
+            q, k, v = (y.view(shape).transpose(1, 2) for y in self.into(x).chunk(3, -1))
+            return (q @ k.transpose(-1, -2) / 4).softmax(-1) @ v
+
+    def launched(**options: object) -> Counter[str]:
+        x = torch.randn(2, 32, 64)
+        g = gpuir.analyze(Attention(), (x,), target="a100", train=True, **options)
+        assumed = [text for text in g.assumed if "gpuir derived the backward pass" in text]
+        by_torch = options.get("autodiff") == "torch"
+        assert len(assumed) == (0 if by_torch else 1)
+        assert by_torch or f"the profile {options['profile']}" in assumed[0]
+        return Counter(n.op.name for n in g.walk())
+
+    theirs = launched(autodiff="torch", profile="eager")
+    for how in ({"autodiff": "gpuir"}, {"autocast": "bf16"}, {"checkpoint": "into"}):
+        ours = launched(profile="eager", **how)
+        assert not {"k.attention", "k.attention_gradient"} & ours.keys(), how
+        assert ours["k.gemm"] == theirs["k.gemm"], how
+    for profile, how in (("ideal", {"autodiff": "gpuir"}), ("compiled", {"autocast": "bf16"})):
+        found = launched(profile=profile, **how)
+        assert found["k.attention"] == found["k.attention_gradient"] == 1, profile
+    assert not launched(profile="compiled", autodiff="gpuir")["k.attention"], "f32 without TF32"
+
+
 def test_a_saved_program_keeps_its_weights_on_disk(tmp_path: Path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.LayerNorm(32))

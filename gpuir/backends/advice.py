@@ -27,8 +27,12 @@ def advice_text(r: Report, layout: Layout, flags: Flags) -> str:
     page.heading(f"{now.graph.name} on {title} ({now.target.name})")
     page.line()
     page.wrapped("now", f"{_run(now)}, profile {now.timeline.profile.name}")
-    if r.setup.options.get("autodiff") == "gpuir":
-        page.wrapped("backward", "by gpuir's derivatives, throughout: --autodiff gpuir")
+    others = [x.before for x in (*r.advice, *r.together, *r.rest) if x.before is not now]
+    if others:
+        took = (
+            f"by gpuir's derivatives, {_run(others[0])}: what saves is of that where it needs them"
+        )
+        page.wrapped("backward", took)
     if now.memory.fits is False:
         page.wrapped("fits", f"{fits_text(now.memory)}; `gpuir fit` finds the largest that does")
     page.line()
@@ -155,6 +159,7 @@ def _record(r: Report, x: Trial, flags: Flags) -> dict[str, Any]:
         "options": flags(r.setup, x.setup),
         "gain": x.gain,
         "beyond_error": x.is_certain,
+        "before_s": x.before.latency_s,
         "after": x.after and _run_record(x.after),
         "usd_per_million": prices and prices[1],
         "refusal": x.refusal,

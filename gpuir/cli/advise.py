@@ -86,8 +86,6 @@ def setup_of(given: dict[str, Any], loaded: Loaded) -> Setup:
     from gpuir.plan.changes import Setup
 
     how = options.load_options(given)
-    if how.get("train") and not how.get("autodiff"):
-        how["autodiff"] = "gpuir"  # torch's own cannot be had with each change
     dims = dict(how.pop("dims", {}))
     if source_of(given["model"]) == "config":
         dims.setdefault("batch", 1)  # as the loader has it
@@ -152,6 +150,7 @@ def bench(
     from gpuir.cost.table import find_predictor
     from gpuir.plan.advise import Bench
     from gpuir.plan.outcome import outcome
+    from gpuir.targets.profile import under
 
     predictor = find_predictor(given["predictor"], loaded.predictors)
     models: dict[str, Graph] = {}
@@ -159,24 +158,24 @@ def bench(
     lowered: dict[str, Graph] = {}
 
     def model(setup: Setup) -> Graph:
-        key = json.dumps([setup.dims, setup.options], default=str, sort_keys=True)
+        how: Any = {**setup.options, "dims": setup.dims}
+        if setup.options.get("train"):  # the backward pass is the stack's
+            how |= {"profile": setup.profile, "tf32": setup.tf32}
+        key = json.dumps(how, default=str, sort_keys=True)
         if key not in models:
-            how: Any = {**setup.options, "dims": setup.dims}
             models[key] = gpuir.load(given["model"], warn=say, **how)
             if given["strict"]:
                 refuse_opaque(models[key])
         return models[key]
 
     def graph(setup: Setup) -> Graph:
-        key = json.dumps([setup.dims, setup.options, setup.passes], default=str, sort_keys=True)
+        g = model(setup)
+        if not setup.passes:
+            return g
+        key = f"{id(g)} {setup.passes} {setup.profile} {setup.tf32}"
         if key not in graphs:
-            g = model(setup)
-            if setup.passes:
-                steps = gpuir.pipeline(
-                    setup.passes, loaded.passes, loaded.predictors, loaded.targets
-                )
-                g = steps.run(g)
-            graphs[key] = g
+            steps = gpuir.pipeline(setup.passes, loaded.passes, loaded.predictors, loaded.targets)
+            graphs[key] = steps.run(under(g, setup.profile, setup.tf32))
         return graphs[key]
 
     def kernels(setup: Setup) -> Graph:
@@ -184,6 +183,7 @@ def bench(
         key = f"{id(g)} {setup.profile} {setup.tf32} {setup.lowering}"
         if key not in lowered:
             if setup.lowering:
+                g = under(g, setup.profile, setup.tf32)
                 g = gpuir.pipeline(setup.lowering, loaded.passes).run(g)
             lowered[key] = gpuir.lower(
                 g, profile=setup.profile, tf32=setup.tf32, passes=loaded.passes

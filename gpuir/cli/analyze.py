@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import crossover, options
+from gpuir.cli.lowering import Kernels
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, note, warn
 
@@ -127,17 +129,21 @@ def analyze(
     if predictor.partition("@")[0] in loaded.predictors:
         predictor = found
     progress = Progress(given["verbose"])
-    g = model or gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
-    progress.loaded(g)
-    if given["strict"]:
-        refuse_opaque(g)
-    if given["pipeline"]:
-        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
-        g = passes.run(g, watch=progress.made)
-    lowered = [
-        gpuir.lower(g, profile=name, tf32=given["tf32"], watch=progress.made, passes=loaded.passes)
-        for name in profiles or [None]
-    ]
+
+    def read(profile: str | None) -> Graph:
+        how = options.load_options(given)
+        say = unsaid(warnings)
+        g = model or gpuir.load(
+            given["model"], warn=say, profile=profile, tf32=given["tf32"], **how
+        )
+        progress.loaded(g)
+        if given["strict"]:
+            refuse_opaque(g)
+        return g
+
+    passes = options.pipeline_of(given, loaded)
+    kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
+    lowered = [kernels_of.under(name) for name in profiles or [None]]
     return [
         gpuir.analyze(
             kernels,
@@ -150,6 +156,16 @@ def analyze(
         for name in targets or [None]
         for kernels in lowered
     ]
+
+
+def unsaid(said: list[str]) -> Callable[[str], None]:
+    """Keeps a text that was not said before."""
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.append(text)
+
+    return say
 
 
 def split_targets(text: str | None) -> list[str]:

@@ -91,7 +91,11 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
 
-    model = gpuir.load(given["model"], warn=warnings.append, **options.load_options(given))
+    profile = loaded.profile(given["profile"]) if given["profile"] else None
+    how = options.load_options(given)
+    model = gpuir.load(
+        given["model"], warn=warnings.append, profile=profile, tf32=given["tf32"], **how
+    )
     if model.level > Level.graph:
         raise UsageError(
             f"@{model.name} is {model.level.name}: what it fused is no longer told",

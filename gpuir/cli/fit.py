@@ -8,6 +8,7 @@ import click
 
 from gpuir.cli import options
 from gpuir.cli.analyze import layout, targets_of
+from gpuir.cli.lowering import Kernels
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, warn
 
@@ -76,9 +77,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
         )
 
     profile = loaded.profile(given["profile"]) if given["profile"] else None
-    passes = None
-    if given["pipeline"]:
-        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
+    passes = options.pipeline_of(given, loaded)
     refused: dict[int, str] = {}
 
     @cache
@@ -86,7 +85,8 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
         dims = {**how.get("dims", {}), dim: value}
         said: list[str] = []
         try:
-            g = gpuir.load(given["model"], warn=said.append, **{**how, "dims": dims})
+            sized = {**how, "dims": dims}
+            g = gpuir.load(given["model"], warn=said.append, profile=profile, **sized)
         except ModelError as error:
             if value == least:
                 raise
@@ -94,9 +94,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
             return None
         for text in said if value == least else ():
             warn(text)
-        if passes is not None:
-            g = passes.run(g)
-        return gpuir.lower(g, profile=profile, passes=loaded.passes)
+        return Kernels(lambda _: g, None, passes, loaded).under(profile)
 
     def memory(value: int, target: Target) -> Memory | None:
         g = graph(value)

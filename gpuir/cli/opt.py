@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @click.option("--print-after", multiple=True, metavar="PASS", help="Also show this, or all.")
 @click.option("--verify-each/--no-verify-each", default=True, help="Check every result.  [verify]")
 @options.loading
+@options.profile
+@options.tf32
 @options.output
 @options.load_modules
 @options.verbose
@@ -30,7 +32,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     """Run passes on MODEL and print the graph they make.
 
     MODEL is whatever `gpuir analyze` takes, or - for IR text on stdin. Without a pipeline the graph
-    comes out as it was read, checked.
+    comes out as it was read, checked. What passes make names the profile that it runs under.
 
     \b
     gpuir opt model.onnx --pipeline canonicalize,fuse,legalize
@@ -38,14 +40,15 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     """
     import gpuir
     from gpuir.cli.analyze import Progress
+    from gpuir.targets.profile import under
 
     loaded = load_modules(given["modules"])
-    pipeline = None
-    if text.strip():
-        pipeline = gpuir.pipeline(text, loaded.passes, loaded.predictors, loaded.targets)
+    pipeline = options.pipeline_of({"pipeline": text}, loaded)
+    profile = loaded.profile(given["profile"]) if given["profile"] else None
+    stack: Any = {"profile": profile, "tf32": given["tf32"]}
     check_names(print_after, pipeline)
     progress = Progress(given["verbose"])
-    g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
+    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given))
     progress.loaded(g)
 
     def watch(p: Pass, g: Graph) -> None:
@@ -53,6 +56,8 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
         if p.name in print_after or "all" in print_after:
             note(f"# after {p}\n{gpuir.show(g)}")
 
+    if pipeline is not None or any(x is not None for x in stack.values()):
+        g = under(g, **stack)
     if pipeline is not None:
         g = pipeline.run(g, verify_each, watch)
     emit(gpuir.show(g), given["output"])

@@ -10,6 +10,8 @@ import click
 
 if TYPE_CHECKING:
     import gpuir
+    from gpuir.cli.modules import Loaded
+    from gpuir.passes.manager import Pipeline
     from gpuir.targets.prices import Price
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -227,6 +229,16 @@ width = click.option(
 output = click.option(
     "-o", "--output", type=click.Path(), help="Write to this file, all of it or nothing."
 )
+
+
+def pipeline_of(given: dict[str, Any], loaded: Loaded) -> Pipeline | None:
+    """The passes that `--pipeline` names, if it does."""
+    import gpuir
+
+    text = given["pipeline"]
+    if not text.strip():
+        return None
+    return gpuir.pipeline(text, loaded.passes, loaded.predictors, loaded.targets)
 
 
 def with_settings(target: str, given: dict[str, Any]) -> str:

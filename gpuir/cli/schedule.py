@@ -45,8 +45,9 @@ def check(file: str, target: str | None, **given: Any) -> None:
     found = schedule_in(file)
     name = target or found.target
     device = gpuir.load_target(load_modules(given["modules"]).target(name))
-    g = gpuir.load(given["model"], warn=warn, **options.load_options(given))
-    g = gpuir.strip(gpuir.lower(g, profile=given["profile"], tf32=given["tf32"]))
+    stack: Any = {"profile": given["profile"], "tf32": given["tf32"]}
+    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given))
+    g = gpuir.strip(gpuir.lower(g, **stack))
     tf32 = tf32_rule(g)
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
     fine = len(found.tiles) - len(illegal)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import batch, layout, refuse_opaque, split_names, targets_of
+from gpuir.cli.analyze import batch, layout, refuse_opaque, split_names, targets_of, unsaid
+from gpuir.cli.lowering import Kernels
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import check_ahead, emit, progress, warn, write
 
@@ -126,23 +127,24 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
         raise UsageError(
             f"--dims gives {twice[0]} a value, and the sweep many", fix="leave one of them out"
         )
-    passes = None
-    if given["pipeline"]:
-        passes = gpuir.pipeline(given["pipeline"], loaded.passes, loaded.predictors, loaded.targets)
+    passes = options.pipeline_of(given, loaded)
     predictor = find_predictor(given["predictor"], loaded.predictors)
-    said: dict[str, None] = {}
+    said: list[str] = []
 
     @lru_cache(maxsize=1)  # the same for every profile
-    def graph(dims: tuple[tuple[str, int], ...]) -> Graph:
-        options: Any = {**how, "dims": {**fixed, **dict(dims)}}
-        g = gpuir.load(given["model"], warn=lambda text: said.setdefault(text), **options)
-        if given["strict"]:
-            refuse_opaque(g)
-        return g if passes is None else passes.run(g)
+    def model(dims: tuple[tuple[str, int], ...]) -> Kernels:
+        options: Any = {**how, "dims": {**fixed, **dict(dims)}, "tf32": given["tf32"]}
+
+        def read(profile: str | None) -> Graph:
+            g = gpuir.load(given["model"], warn=unsaid(said), profile=profile, **options)
+            if given["strict"]:
+                refuse_opaque(g)
+            return g
+
+        return Kernels(read, given["tf32"], passes, loaded)
 
     def kernels(dims: Mapping[str, int], profile: str | None) -> Graph:
-        g = graph(tuple(dims.items()))
-        return gpuir.lower(g, profile=profile, tf32=given["tf32"], passes=loaded.passes)
+        return model(tuple(dims.items())).under(profile)
 
     def items(dims: Mapping[str, int]) -> int:
         return batch((tuple({**fixed, **dims}.items()),)) or 1

@@ -22,8 +22,9 @@ AttributeOf = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Convert(Pass):
-    """Runs in `dtype`, f16 or bf16, all that is f32: weights, inputs and what comes of them, as
-    `module.half()` does, or a converter of ONNX files. What accumulates, still does so in f32."""
+    """Runs in `dtype`, f16 or bf16, all that is f32, or 16 bits of the other kind: weights, inputs
+    and what comes of them, as `module.half()` does, or a converter of ONNX files. What accumulates,
+    still does so in f32."""
 
     dtype: str = "f16"
 
@@ -40,7 +41,7 @@ class Convert(Pass):
         narrow = f16 if self.dtype == "f16" else bf16
 
         def attribute(value: Any) -> Any:
-            return narrow if value == f32 else value
+            return narrow if value in (f32, f16, bf16) else value
 
         return _Retyped(lambda x: replace(x, dtype=attribute(x.dtype)), attribute).graph(g)
 

@@ -23,7 +23,8 @@ Span = tuple[float, float, float]  # seconds, and between what they are expected
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Changes made together, and what came of them: a run, or why there is none."""
+    """Changes made together, and what came of them: a run, or why there is none. `before` is the
+    run as it is, of a training step by the same derivatives: those gain nothing."""
 
     changes: tuple[Change, ...]
     setup: Setup
@@ -139,13 +140,13 @@ def advise(
     best one goes into the combinations. What fails, fails as a trial, and the report says why.
     """
     own = prices or {}
-    now = bench.run(setup)
-    bench.done()
+    starts = _Starts(bench, setup)
+    now = starts.of(setup)
     batches = [name for name in setup.dims if re.search("batch", name, re.IGNORECASE)]
     batch = batches[0] if len(batches) == 1 else None
     case = Case(setup, bench.graph(setup), now, batch, source)
     trials = [
-        _tried(bench, setup, now, (change,))
+        _tried(starts, (change,))
         for kind in kinds
         for propose in PROPOSALS[kind]
         for change in propose(case)
@@ -162,7 +163,7 @@ def advise(
         setup=setup,
         before=now,
         advice=tuple(good),
-        together=tuple(_together(bench, setup, now, good, hidden)),
+        together=tuple(_together(starts, good, hidden)),
         faster=faster if faster and faster.gain >= LEAST_GAIN else None,
         cheaper=cheaper[1] if cheaper and 1 - cheaper[0][1] / cheaper[0][0] >= LEAST_GAIN else None,
         rest=tuple(x for x in here if x not in good),
@@ -174,17 +175,37 @@ def _is_worth(x: Trial) -> bool:
     return x.gain >= LEAST_GAIN and x.fits
 
 
-def _tried(bench: Bench, setup: Setup, now: Outcome, changes: tuple[Change, ...]) -> Trial:
-    changed = setup
+class _Starts:
+    """What changes are compared with: the setup as it is. Where a change needs gpuir's derivatives,
+    and the setup has torch's, it is the setup with gpuir's."""
+
+    def __init__(self, bench: Bench, setup: Setup):
+        self.bench, self.setup = bench, setup
+        self.runs: dict[bool, Outcome] = {}
+
+    def of(self, changed: Setup) -> Outcome:
+        here = changed.is_derived_here
+        if here not in self.runs:
+            setup = self.setup
+            if here != setup.is_derived_here:
+                setup = setup.with_option("autodiff", "gpuir")
+            self.runs[here] = self.bench.run(setup)
+            self.bench.done()
+        return self.runs[here]
+
+
+def _tried(starts: _Starts, changes: tuple[Change, ...]) -> Trial:
+    changed = starts.setup
     for change in changes:
         changed = change.apply(changed)
+    before = starts.of(changed)
     try:
-        after = bench.run(changed)
+        after = starts.bench.run(changed)
     except (ModelError, UsageError) as error:
-        return Trial(changes, changed, now, None, error.what)
+        return Trial(changes, changed, before, None, error.what)
     finally:
-        bench.done()
-    return Trial(changes, changed, now, after)
+        starts.bench.done()
+    return Trial(changes, changed, before, after)
 
 
 def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
@@ -215,9 +236,7 @@ def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
     yield from (*paddings.values(), *stacks)
 
 
-def _together(
-    bench: Bench, setup: Setup, now: Outcome, good: Sequence[Trial], hidden: Sequence[Trial]
-) -> Iterator[Trial]:
+def _together(starts: _Starts, good: Sequence[Trial], hidden: Sequence[Trial]) -> Iterator[Trial]:
     """The best two of different kinds, the best three: each that still gains over fewer. Then what
     gains nothing but with those: kernels in fewer bits, where the host was what they waited for."""
     best: dict[Kind, Change] = {}
@@ -226,14 +245,14 @@ def _together(
     last = good[0] if good else None
     for change in list(best.values())[1:TOGETHER]:
         assert last is not None, "there is a best one"
-        trial = _tried(bench, setup, now, (*last.changes, change))
+        trial = _tried(starts, (*last.changes, change))
         if trial.fits and trial.gain > last.gain:
             last = trial
             yield trial
     for change in (x.changes[0] for x in sorted(hidden, key=lambda x: -x.gain)):
         if last is None or change.kind in {c.kind for c in last.changes}:
             continue
-        trial = _tried(bench, setup, now, (*last.changes, change))
+        trial = _tried(starts, (*last.changes, change))
         if trial.fits and trial.speedup >= last.speedup / (1 - LEAST_GAIN):
             last = trial
             yield trial

@@ -8,7 +8,7 @@ from math import floor
 from typing import Any, Literal, get_args
 
 from gpuir.ir.graph import Graph, Level
-from gpuir.ir.types import f32
+from gpuir.ir.types import DType, bf16, f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.plan.outcome import Outcome
@@ -65,6 +65,13 @@ class Setup:
 
     def with_pass(self, text: str) -> Setup:
         return replace(self, passes=f"{self.passes},{text}" if self.passes else text)
+
+    @property
+    def is_derived_here(self) -> bool:
+        """Whether the backward pass is by gpuir's rules: torch's own, which its programs get by
+        default, know no autocast, checkpoints or loss."""
+        ours = any(self.options.get(name) for name in ("autocast", "checkpoint", "loss"))
+        return bool(self.options.get("train")) and (ours or self.options.get("autodiff") == "gpuir")
 
     @property
     def pipeline(self) -> str:
@@ -149,15 +156,16 @@ def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
 
 
 def fewer_bits(case: Case) -> Iterator[Change]:
-    """bf16 where the GPU has units for it, else f16, in place of f32."""
+    """bf16 where the GPU has units for it, else f16, in place of f32, or of bf16 without units."""
     rates = case.target.flops_per_s.tensor
     dtype = next((d for d in ("bf16", "f16") if d in rates), None)
-    if dtype is None or not _has_f32_products(case):
+    wide = _has_products(case, f32) or (_has_products(case, bf16) and "bf16" not in rates)
+    if dtype is None or not wide:
         return
     if case.trains:
         scaled = ", and the loss is scaled" if dtype == "f16" else ""
         costs = f"mixed precision: weights stay f32{scaled}; watch the loss"
-        if not case.setup.options.get("autocast"):
+        if case.setup.options.get("autocast") in (None, "bf16" if dtype == "f16" else None):
             yield Change(
                 "precision",
                 f"autocast in {dtype}",
@@ -166,6 +174,8 @@ def fewer_bits(case: Case) -> Iterator[Change]:
             )
         return
     costs = "check accuracy; half the memory for weights"
+    if not _has_products(case, f32):
+        costs = "check accuracy, since f16 holds no number above 65,504; the GPU has no bf16 units"
     what = f"numbers in {dtype}"
     if case.source == "config":
         yield Change("precision", what, costs, lambda s: s.with_option("dtype", dtype))
@@ -176,13 +186,13 @@ def fewer_bits(case: Case) -> Iterator[Change]:
 
 def tf32(case: Case) -> Iterator[Change]:
     """f32 products on the matrix units."""
-    if "tf32" in case.target.flops_per_s.tensor and _has_f32_products(case):
+    if "tf32" in case.target.flops_per_s.tensor and _has_products(case, f32):
         costs = "10 bits of mantissa in products; torch.set_float32_matmul_precision('high')"
         yield Change("precision", "TF32", costs, lambda s: replace(s, tf32=True))
 
 
-def _has_f32_products(case: Case) -> bool:
-    return any(op.contraction and op.compute_dtype == f32 for op, _, _ in case.kernels())
+def _has_products(case: Case, dtype: DType) -> bool:
+    return any(op.contraction and op.compute_dtype == dtype for op, _, _ in case.kernels())
 
 
 def packed_weights(case: Case) -> Iterator[Change]:
@@ -290,7 +300,11 @@ def no_recomputing(case: Case) -> Iterator[Change]:
     if case.setup.options.get("checkpoint"):
         costs = "activations stay in memory"
         what = "no activation checkpointing"
-        yield Change("recomputing", what, costs, lambda s: s.with_option("checkpoint", None))
+
+        def kept(s: Setup) -> Setup:  # by the same derivatives
+            return s.with_option("checkpoint", None).with_option("autodiff", "gpuir")
+
+        yield Change("recomputing", what, costs, kept)
 
 
 def other_gpus(case: Case) -> Iterator[Change]:

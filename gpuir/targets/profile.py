@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Tf32
+from gpuir.ir.graph import Graph, Level, Tf32
 from gpuir.ir.plugins import installed
 from gpuir.targets.spec import (
     Kind,
@@ -148,8 +149,43 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def profile_of(g: Graph) -> Profile:
-    """The profile that a graph names; `ideal` for one that was lowered without."""
-    return load_profile(g.profile or "ideal")
+    """The profile that a graph runs under; `ideal` for one that was lowered by hand."""
+    return load_profile(_own(g) or "ideal")
+
+
+def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | None = None) -> Graph:
+    """The graph with the profile that it runs under, and what of its f32 products runs in TF32.
+
+    `profile` is a name or path; without it that is the graph's own, else `eager` for what came from
+    PyTorch and `ort` for an ONNX file, and for all else that is not lowered yet. What a profile has
+    lowered cannot run under another: UsageError. `tf32` lets all f32 products run on the matrix
+    units, or none; what is costed keeps its own.
+    """
+    g = replace(g, profile=_chosen(g, None if profile is None else fspath(profile)))
+    if g.level == Level.costed:
+        return g
+    return replace(g, tf32=tf32_rule(g, {None: "", True: "products", False: "none"}[tf32]))
+
+
+def _own(g: Graph) -> str | None:
+    """The profile of a graph that is given none; None where it was lowered by hand."""
+    default = "ort" if g.framework == "onnx" or g.level == Level.graph else None
+    return g.profile or ("eager" if g.framework == "pytorch" else default)
+
+
+def _chosen(g: Graph, given: str | None) -> str | None:
+    if given is None:
+        return _own(g)
+    late = g.level > Level.graph and g.profile is not None
+    if late and load_profile(str(g.profile)).name != load_profile(given).name:
+        raise UsageError(
+            f"@{g.name} is {g.level.name} under another profile",
+            expected=g.profile or "",
+            found=given,
+            fix="start from a graph of level graph",
+        )
+    load_profile(given)
+    return given
 
 
 def tf32_rule(g: Graph, given: str = "") -> Tf32:
@@ -158,7 +194,8 @@ def tf32_rule(g: Graph, given: str = "") -> Tf32:
     `all`. UsageError for no such rule."""
     if given not in ("", *TF32):
         raise UsageError(f"no tf32 rule {given!r}", fix=f"one of {', '.join(TF32)}")
-    own = g.tf32 or (load_profile(g.profile).tf32 if g.profile else "none")
+    profile = _own(g)
+    own = g.tf32 or (load_profile(profile).tf32 if profile else "none")
     return cast(Tf32, own if not given or (given, own) == ("products", "all") else given)
 
 
