@@ -11,7 +11,7 @@ import numpy as np
 from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
+from gpuir.ir.graph import DEEPEST_CONTROL, Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 
@@ -144,13 +144,17 @@ class Emitter:
     Values given to and by it are ordinary `Value`s. One that is known at load time is not in the
     graph yet: it becomes a `t.constant` or a param when a real node first reads it. An emitter made
     with `inside` fills a region: it sees the outer known values, and other outer values become the
-    region's captures.
+    region's captures. `RecursionError` where regions are more than `DEEPEST_CONTROL` deep: whoever
+    loads a model says so.
     """
 
     def __init__(self, name: str, scope: Scope | None = None, inside: Emitter | None = None):
         self.names: NameTable = inside.names if inside else NameTable()
         self.builder = Builder(Level.graph, "" if inside else name, names=self.names)
         self.outer = inside
+        self.depth: int = inside.depth + 1 if inside else 0
+        if self.depth > DEEPEST_CONTROL:
+            raise RecursionError
         self.scope = inside.scope if inside else scope or Scope()
         self.known: dict[Value, Const] = {}
         self.placed: dict[Value, Value] = {}  # known or captured value -> the value in this graph
@@ -438,6 +442,16 @@ class Emitter:
         """The whole program, with what was assumed on the way; `over` as in `Builder.finish`."""
         self.builder.assumed += self.scope.assumed
         return self.builder.finish(outputs, over)
+
+
+def nested_too_deep(name: str) -> ModelError:
+    """The error for a model whose loops and branches, or calls, go too far down."""
+    return ModelError(
+        "the model is nested too deep",
+        where=name,
+        expected=f"at most {DEEPEST_CONTROL} loops and branches inside one another",
+        fix="export it with fewer levels of control flow",
+    )
 
 
 class UnknownValue(ModelError):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
+from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Framework, Graph, Level, Loc, Node, Op, Role, Tf32, Value
 from gpuir.ir.types import TensorType
 
@@ -111,13 +112,18 @@ class Builder:
         """Appends a node and gives its results, typed by the op's own rule.
 
         `names` are taken as wished where they are free; a result without one is named after
-        the op.
+        the op. A `ModelError` of the rule says which model node the op stands for.
         """
+        locs = self.locs if locs is None else locs
+        try:
+            types = op.result_types
+        except ModelError as error:
+            error.where = error.where or " + ".join(locs)
+            raise
         results = tuple(
             Value(self.names.fresh(names[i] if i < len(names) else op.name.split(".")[-1]), type)
-            for i, type in enumerate(op.result_types)
+            for i, type in enumerate(types)
         )
-        locs = self.locs if locs is None else locs
         self._append(Node(op, results, locs))
         return results
 

@@ -16,6 +16,8 @@ from gpuir.ir.types import TensorType
 Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
 Framework = Literal["onnx", "pytorch"]
 Tf32 = Literal["none", "conv", "products", "all"]
+DEEPEST = 32  # regions inside one another: whoever reads a graph goes down into them by calls
+DEEPEST_CONTROL = 24  # of those, loops and branches of a model: the rest is for kernels' bodies
 Role = Literal["weight", "buffer", "input", "gradient", "optimizer", "cache", "activation"]
 
 

@@ -7,6 +7,10 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+from gpuir.ir.errors import ModelError
+
+LARGEST = 1 << 50  # bytes of a tensor, 1 PiB: more than any device has, and sums stay in 64 bits
+
 Kind = Literal["bool", "int", "uint", "float", "complex"]
 
 
@@ -65,6 +69,8 @@ class TensorType:
     """`f16[8, 64, 56, 56]{0, 2, 3, 1}`: dtype, shape, axes from outermost to innermost in memory.
 
     `order` is None when the tensor is row-major. Elements are packed: no padding between rows.
+    `ModelError` where an extent is negative, or the tensor larger than `LARGEST`: extents count as
+    1 at least, so that strides of an empty tensor have a bound too.
     """
 
     shape: tuple[int, ...]
@@ -72,6 +78,15 @@ class TensorType:
     order: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        bits = self.dtype.bits
+        for n in self.shape:
+            bits *= int(n) if n > 0 else 1
+            if n < 0 or bits > 8 * LARGEST:
+                raise ModelError(
+                    "an impossible shape",
+                    expected=f"no negative extent, and at most {LARGEST} bytes",
+                    found=str(self),
+                )
         if self.order is not None and self.order == tuple(range(len(self.shape))):
             object.__setattr__(self, "order", None)
 

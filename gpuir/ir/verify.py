@@ -8,7 +8,7 @@ from math import isfinite
 from typing import NoReturn, get_args
 
 from gpuir.ir.errors import GpuirError, VerifyError
-from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
+from gpuir.ir.graph import DEEPEST, Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Bound, Cost
 from gpuir.ir.types import TensorType
 
@@ -19,11 +19,12 @@ def verify(graph: Graph, by: str = "") -> None:
     """Raises `VerifyError`, naming the pass or frontend `by`, at the first broken promise.
 
     Every level: values are defined once, before use, under unique names; result types are what the
-    op's own rule computes; regions are graphs of their own; an output takes over an input or param
-    of its own type that no other output does; who has a role is there. From `graph` on every node
-    has a location; `fused`: only `t.fused` and control flow, one contraction a body; `kernel`: only
-    `k.` ops; `tiled`: a target, and a `Tile` on every kernel with a loop nest; `costed`: a `Cost`
-    on every kernel, its time no less than any term, its bound the largest.
+    op's own rule computes; regions are graphs of their own, at most `DEEPEST` inside one another;
+    an output takes over an input or param of its own type that no other output does; who has a role
+    is there. From `graph` on every node has a location; `fused`: only `t.fused` and control flow,
+    one contraction a body; `kernel`: only `k.` ops; `tiled`: a target, and a `Tile` on every kernel
+    with a loop nest; `costed`: a `Cost` on every kernel, its time no less than any term, its bound
+    the largest.
     """
     _Verifier(graph, by).run(graph, in_kernel=False)
 
@@ -41,7 +42,9 @@ class _Verifier:
             what, where=where, expected=expected, found=found, fix=f"this is a bug in {blame}"
         )
 
-    def run(self, graph: Graph, in_kernel: bool) -> None:
+    def run(self, graph: Graph, in_kernel: bool, depth: int = 0) -> None:
+        if depth > DEEPEST:
+            self.fail(None, f"regions are more than {DEEPEST} deep inside one another")
         defined: dict[str, Value] = {}
         for value in (*graph.inputs, *graph.params):
             if value.name in defined:
@@ -50,7 +53,7 @@ class _Verifier:
         if not in_kernel and graph.level >= Level.tiled and graph.target is None:
             self.fail(None, f"a {graph.level.name} graph names its target")
         for node in graph.nodes:
-            self.node(node, defined, graph.level, in_kernel)
+            self.node(node, defined, graph.level, in_kernel, depth)
         for value in graph.outputs:
             if defined.get(value.name) != value:
                 self.fail(None, f"output %{value.name} is not defined", found=str(value.type))
@@ -78,7 +81,9 @@ class _Verifier:
         if len({taken for _, taken in pairs}) < len(pairs):
             self.fail(None, "two outputs take over the same value")
 
-    def node(self, node: Node, defined: dict[str, Value], level: Level, in_kernel: bool) -> None:
+    def node(
+        self, node: Node, defined: dict[str, Value], level: Level, in_kernel: bool, depth: int
+    ) -> None:
         op = node.op
         for value in op.operands:
             known = defined.get(value.name)
@@ -103,7 +108,7 @@ class _Verifier:
         if not node.locs:
             self.fail(node, "no location", expected="the model nodes this one stands for")
         for region in op.regions:
-            self.run(region, in_kernel=in_kernel or not op.control)
+            self.run(region, in_kernel or not op.control, depth + 1)
         if not in_kernel:
             self.vocabulary(node, level)
             self.notes(node, level)

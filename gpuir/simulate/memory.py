@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Tile
 from gpuir.ops import kernel as k
@@ -33,7 +34,7 @@ KIND_OF: dict[Role, Kind] = {
     "activation": "activations",
 }
 MIB = 1 << 20
-UNLIMITED = 1 << 62
+UNLIMITED = 1 << 62  # bytes: sums of them stay in 64 bits
 CONTEXT_BYTES = 512 * MIB  # assumed: the CUDA context and the libraries' code, once loaded
 DRIVER_SHARE = 0.015  # assumed: what the driver keeps of a GPU's memory for itself
 
@@ -144,11 +145,8 @@ def memory(graph: Graph, target: Target | None = None, block: int = BLOCK) -> Me
     the larger. Sizes are multiples of `block`; 1 gives the bytes of the tensors. The workspace of
     cuBLAS counts where `target` has one.
     """
-    walk = _Walk(block, _pool_bytes(target))
-    ends = (*graph.inputs, *graph.params)
-    held = {v: walk.allocate(walk.make_for(v, graph, resident=True)) for v in ends}
-    walk.moment((), None)
-    walk.graph(graph, (), held)
+    walk = _Walk(block, _pool_bytes(target), {})
+    walk.run(graph)
     return walk.result(None if target is None else available_bytes(target))
 
 
@@ -212,16 +210,39 @@ Held = dict[Value, _Storage]
 
 
 class _Walk:
-    """Runs graphs in their order and notes what is allocated and freed."""
+    """Runs graphs in their order and notes what is allocated and freed. `peaks` has, by identity,
+    the most that a branch takes when it runs alone: found once, whoever asks."""
 
-    def __init__(self, block: int, pool_bytes: int):
-        self.block, self.pool_bytes = block, pool_bytes
+    def __init__(self, block: int, pool_bytes: int, peaks: dict[int, int]):
+        self.block, self.pool_bytes, self.peaks = block, pool_bytes, peaks
         self.storages: list[_Storage] = []
         self.events: list[tuple[int, int]] = []
         self.moments: list[Moment] = []
         self.tops: list[int] = []  # for each moment how many events have been by then
 
+    def run(self, graph: Graph) -> None:
+        """Runs a graph from its first moment, when its inputs and params are there."""
+        ends = (*graph.inputs, *graph.params)
+        held = {v: self.allocate(self.make_for(v, graph, resident=True)) for v in ends}
+        self.moment((), None)
+        self.graph(graph, (), held)
+
+    def peak(self, branch: Graph) -> int:
+        """The most that a branch takes when it runs alone."""
+        if id(branch) not in self.peaks:
+            alone = _Walk(self.block, 0, self.peaks)
+            alone.run(branch)
+            self.peaks[id(branch)] = alone.result(None).peak_bytes
+        return self.peaks[id(branch)]
+
     def result(self, available: int | None) -> Memory:
+        made = sum(size for _, size in self.events if size > 0)
+        if made > UNLIMITED:
+            raise ModelError(
+                "the tensors take more memory together than can be counted",
+                expected=f"at most {UNLIMITED} bytes",
+                found=f"{made} bytes",
+            )
         kinds = np.array([KINDS.index(s.kind) for s in self.storages], np.int64)
         events = np.array(self.events, np.int64).reshape(-1, 2)
         live = np.zeros((len(KINDS), len(events) + 1), np.int64)
@@ -348,7 +369,7 @@ class _Walk:
     def cond(self, node: Node, op: t.Cond, here: tuple[str, ...], run: _Run) -> None:
         """The branch that takes more."""
         self.moment(here, node)
-        branch = max((op.then, op.orelse), key=lambda g: memory(g, block=self.block).peak_bytes)
+        branch = max((op.then, op.orelse), key=self.peak)
         inner = {v: run.held[c] for v, c in zip(branch.inputs, op.captures, strict=True)}
         self.graph(branch, here, inner)
         for value, output in zip(node.results, branch.outputs, strict=True):

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import cast
+from typing import NamedTuple, cast
 
+from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Loc, Node
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import phase_of
@@ -21,6 +22,7 @@ from gpuir.targets.target import Target
 
 AUTOGRAD = "autograd"  # the lane of the host's other thread
 SIZED_BY_DATA = ("compress", "nms", "nonzero", "unique")  # routines whose result has such a size
+MOST_SPREAD = 100_000  # launches that are spread over several streams
 HOST_BOUND = 0.1  # of the time: a device that waits longer for the host is held up by it
 
 
@@ -211,7 +213,16 @@ def _share(cost: Cost) -> float:
 
 def dependent(graph: Graph) -> Iterator[Launch]:
     """The launches of a costed graph, each with those that it must wait for: whose results it
-    reads, views in between looked through. A loop is a chain that waits for all before it."""
+    reads, views in between looked through. A loop is a chain that waits for all before it, written
+    out: `UsageError` beyond `MOST_SPREAD` launches."""
+    size = _count(_nodes(graph, ()))
+    if size > MOST_SPREAD:
+        raise UsageError(
+            f"@{graph.name}: {size} launches, its loops written out, are too many for several "
+            "streams",
+            expected=f"at most {MOST_SPREAD}",
+            fix="a profile of one stream, or fewer trips",
+        )
     made: dict[str, tuple[int, ...]] = {}  # launches that a value comes from
     count = 0
     for node in graph.nodes:
@@ -225,6 +236,11 @@ def dependent(graph: Graph) -> Iterator[Launch]:
             after = after if launch.empty else (count,)
             count += not launch.empty
         made.update((v.name, after) for v in node.results)
+
+
+def _count(found: Iterable[Launch | Repeat]) -> int:
+    """Launches, trips of loops written out."""
+    return sum(x.trips * _count(x.body) if isinstance(x, Repeat) else 1 for x in found)
 
 
 def _flat(found: Iterable[Launch | Repeat]) -> Iterator[Launch]:
@@ -307,6 +323,16 @@ def run(
     )
 
 
+class _Past(NamedTuple):
+    """A run of a loop: how far it moved host and device on, what the kernels took, what the host
+    was at when it left, and whether it moved both as the run before did."""
+
+    moved: tuple[float, float]
+    device_s: float
+    left: tuple[Loc | None, bool, float, str, bool]
+    steady: bool
+
+
 class _Clock:
     """How far the host (`now`) and the stream (`free`) are, and the marks they leave.
 
@@ -326,6 +352,7 @@ class _Clock:
         self.next_s = host.next_s  # until it launches again
         self.launches: list[Launch] = []
         self.pending: list[float] = []  # when the kernels launched end, for the queue
+        self.past: dict[int, _Past] = {}  # of each loop, by identity, its last run
         self.marks = (
             Marks(True, 0.0, gap_s=host.graph_s) if host.graph else Marks(False, host.launch_s)
         )
@@ -431,7 +458,22 @@ class _Clock:
             self.launches.append(x)
 
     def _repeat(self, loop: Repeat) -> None:
-        """Trips, until two in a row moved host and device on by the same: so do all the rest."""
+        """Trips, until two in a row moved host and device on by the same: so do all the rest. Of a
+        loop within a loop, so do its runs as a whole: each level is run a few times, not a few
+        times for each run of the level around it."""
+        past = self.past.get(id(loop))
+        if past is not None and past.steady:
+            self._skip(f"{'/'.join(loop.path)}: as before", 1, past.moved, past.device_s)
+            self.op, self.inside, self.paid, self.lane, self.replaying = past.left
+            return
+        since = self.now, self.free, self.device_s
+        self._trips(loop)
+        moved = self.now - since[0], self.free - since[1]
+        left = self.op, self.inside, self.paid, self.lane, self.replaying
+        steady = past is not None and self.bounded and self._steady(past.moved, moved)
+        self.past[id(loop)] = _Past(moved, self.device_s - since[2], left, steady)
+
+    def _trips(self, loop: Repeat) -> None:
         before: tuple[float, float] | None = None
         outside_s = self.next_s
         if loop.inner and self.host.library_s is not None:
@@ -446,28 +488,29 @@ class _Clock:
             moved = self.now - now, self.free - free
             left = loop.trips - trip - 1
             if before is not None and left and self.bounded and self._steady(before, moved):
-                self._skip(loop, left, moved, self.device_s - device)
+                name = f"{'/'.join(loop.path)}: {left:,} more trips"
+                self._skip(name, left, moved, self.device_s - device)
                 break
             before = moved
         self.next_s = outside_s
 
     def _steady(self, before: tuple[float, float], moved: tuple[float, float]) -> bool:
         """Whether both moved on as in the trip before, and at one pace; in a graph the host may be
-        ahead."""
+        ahead, and a device that is given nothing to do stays behind."""
         pace = 1e-9 * (moved[0] + moved[1])
         same = abs(moved[0] - before[0]) <= pace and abs(moved[1] - before[1]) <= pace
         ahead = self.host.graph and moved[0] <= moved[1]
-        return same and (ahead or abs(moved[0] - moved[1]) <= pace)
+        return same and (ahead or not moved[1] or abs(moved[0] - moved[1]) <= pace)
 
-    def _skip(self, loop: Repeat, left: int, moved: tuple[float, float], device_s: float) -> None:
-        name = f"{'/'.join(loop.path)}: {left:,} more trips"
+    def _skip(self, name: str, runs: int, moved: tuple[float, float], device_s: float) -> None:
+        """Moves on by so many runs, each as the last one was."""
         for lane, since, by in ((HOST, self.now, moved[0]), ("stream 0", self.free, moved[1])):
             if by:
-                self.marks.other.append(Span(lane, "loop", name, since, since + left * by))
-        self.now += left * moved[0]
-        self.free += left * moved[1]
-        self.device_s += left * device_s
-        self.pending = [end + left * moved[1] for end in self.pending[-self.host.queue :]]
+                self.marks.other.append(Span(lane, "loop", name, since, since + runs * by))
+        self.now += runs * moved[0]
+        self.free += runs * moved[1]
+        self.device_s += runs * device_s
+        self.pending = [end + runs * moved[1] for end in self.pending[-self.host.queue :]]
 
     def share(self, streams: int) -> None:
         """Kernels on several streams, launched when the host has come to them."""

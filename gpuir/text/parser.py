@@ -17,8 +17,8 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
-from gpuir.ir.errors import GpuirError, TextError, nearest
-from gpuir.ir.graph import Framework, Graph, Level, Node, Op, Role, Tf32, Value
+from gpuir.ir.errors import GpuirError, ModelError, TextError, nearest
+from gpuir.ir.graph import DEEPEST, Framework, Graph, Level, Node, Op, Role, Tf32, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType
 from gpuir.ops.kernel import KERNELS
@@ -30,10 +30,7 @@ PassText = tuple[str, dict[str, int | float | str | bool]]
 
 def parse(text: str, source: str = "<text>") -> Graph:
     """The graph that `text` states. Raises `TextError` with line and caret where it does not."""
-    try:
-        return _Build(text, source).graph(_tree("graph", text, source))
-    except RecursionError:
-        raise _error(text, source, 1, 1, "regions are nested too deeply", "some hundred") from None
+    return _Build(text, source).graph(_tree("graph", text, source))
 
 
 def parse_schedule(text: str, source: str = "<text>") -> Schedule:
@@ -356,6 +353,7 @@ class _Build:
 
     def __init__(self, text: str, source: str):
         self.text, self.source = text, source
+        self.depth = -1  # of regions inside one another
 
     def fail(self, at: Token, what: str, expected: str = "", fix: str = "") -> NoReturn:
         raise _error(self.text, self.source, at.line or 1, at.column or 1, what, expected, fix)
@@ -379,7 +377,10 @@ class _Build:
         return self.string(token) if token.type == "STRING" else str(token)
 
     def type(self, token: Token) -> TensorType:
-        found = _type(str(token))
+        try:
+            found = _type(str(token))
+        except ModelError as error:
+            self.fail(token, error.what, error.expected)
         if found is None:
             head = str(token).partition("[")[0]
             if head in DTYPES:
@@ -418,6 +419,9 @@ class _Build:
         self, items: Any, at: Token, level: Level, name: str = "", target: str | None = None
     ) -> Graph:
         """A graph or region from its lines; `at` is where to point when a line is missing."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self.fail(at, "regions are nested too deep", f"at most {DEEPEST} inside one another")
         values: dict[str, Value] = {}
         found: dict[str, list[Any]] = {
             "in": [],
@@ -444,6 +448,7 @@ class _Build:
                 found[kind] += [self.string(token) for token in item[1]]
             else:
                 found[kind].append(self.define(item[1], self.type(item[2]), values))
+        self.depth -= 1
         if outputs is None:
             self.fail(at, "there is no `out` line", "out %a, %b as the last line")
         return Graph(
@@ -516,7 +521,7 @@ class _Build:
                 if kind.control:
                     return self.items(arg[1], token, level, target=target)
                 return self.items(arg[1], token, Level.graph)
-            return self.attribute(arg, values)
+            return self.attribute(arg, values, token)
 
         for i, arg in enumerate(args):
             if type(arg) is tuple and arg[0] == "keyword":
@@ -563,9 +568,12 @@ class _Build:
                     self.fail(note, cost)
         return locs, tile, cost
 
-    def attribute(self, tree: Any, values: dict[str, Value]) -> Any:
+    def attribute(self, tree: Any, values: dict[str, Value], at: Token, depth: int = 0) -> Any:
+        """A field's value; `at` is the op, to point at where a list holds what it cannot."""
         if type(tree) is tuple:
-            return tuple(self.attribute(item, values) for item in tree[1])
+            if tree[0] != "list" or depth == DEEPEST:
+                self.fail(at, "a list holds values, numbers, words and lists of those", "[%a, %b]")
+            return tuple(self.attribute(item, values, at, depth + 1) for item in tree[1])
         kind, text = tree.type, str(tree)
         if kind == "VALUE":
             return self.value(tree, values)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuir.frontends.emit import Emitter, Scope, UnknownValue
+from gpuir.frontends.emit import Emitter, Scope, UnknownValue, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.legacy import MODERN, modernise
@@ -21,7 +21,6 @@ from gpuir.frontends.onnx.messages import messages
 from gpuir.frontends.onnx.node import OnnxNode
 from gpuir.frontends.onnx.plan import Plan, Step, domain_of, free_names, in_order, key_of, step_of
 from gpuir.frontends.onnx.proto import (
-    LARGEST,
     NUMBERS,
     Attributes,
     Dim,
@@ -81,7 +80,7 @@ def load(
     try:
         return _Load(opened, dims, inputs, values, trip_counts, expert_skew, strict).run()
     except RecursionError:
-        raise ModelError("the model is nested too deep", where=opened.name) from None
+        raise nested_too_deep(opened.name) from None
     except MemoryError:
         raise ModelError(
             "there is not enough memory to load the model", where=opened.name
@@ -297,9 +296,12 @@ class _Load:
             extents = [self.extent(d) for d in shape] if shape is not None else [None]
             if None in extents:
                 unbound.append(name)
-            else:
+                continue
+            try:
                 types[name] = TensorType(tuple(n for n in extents if n is not None), dtype)
-                _check_size(types[name], self.loc(name))
+            except ModelError as error:
+                error.where = self.loc(name)
+                raise
         if unbound:
             raise self.unbound(declared, unbound)
         for name, type in types.items():
@@ -367,7 +369,7 @@ class _Load:
                     if known
                     else "the inputs' dimensions have no names: give --input NAME=1x3x224x224",
                 )
-            if not 0 <= n <= LARGEST:
+            if n < 0:
                 raise ModelError(f"--dims {name}={n}", expected="an extent of 0 or more")
             self.symbols[name] = n
         for name, shape in shapes.items():
@@ -556,16 +558,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {', '.join(close)}?"
     return f"one of {', '.join(known[:12])}{', ...' if len(known) > 12 else ''}" if known else ""
-
-
-def _check_size(type: TensorType, where: str) -> None:
-    if min(type.shape, default=0) < 0 or type.size > LARGEST:
-        raise ModelError(
-            "an impossible shape",
-            where=where,
-            expected=f"at most {LARGEST} elements, no negative extent",
-            found=str(type),
-        )
 
 
 # ---------------------------------------------------------------------------- the walk
@@ -764,10 +756,8 @@ class Walk:
             value = results[i] if i < len(results) else None
             if value is None:
                 raise ModelError(f"{step.op}: output {i} ({wish!r}) is not supported")
-            if not isinstance(value, Items):
-                _check_size(value.type, loc)
-                if behind:
-                    self.load.sized.add(value)
+            if behind and not isinstance(value, Items):
+                self.load.sized.add(value)
             if wish in self.env:
                 raise ModelError(f"{wish!r} is defined twice", where=loc)
             if wish in self.load.values and not isinstance(value, Items):

@@ -8,7 +8,6 @@ left is parsed. The numbers are read when somebody asks for them.
 from __future__ import annotations
 
 import ast
-import math
 import mmap
 import operator
 import os
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuir.frontends.emit import NumbersMissing
+from gpuir.frontends.emit import NumbersMissing, nested_too_deep
 from gpuir.frontends.onnx.messages import messages
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir import types as ir
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 SMALL = 4096  # bytes: a shorter message is parsed as it is
 DEEPEST = 100  # messages inside one another; protobuf's own limit
-LARGEST = 1 << 62  # elements of a tensor
 # the external_data key of a skimmed tensor, "start:length" in the file; no file can forge it
 STANDS_AT = f"gpuir {os.urandom(8).hex()}"
 
@@ -120,9 +118,13 @@ def _parse(data: memoryview, name: str, folder: Path | None) -> Source:
     try:
         skeleton = b"".join(_skim(data, 0, len(data), "model", 0))
         model: ModelProto = messages().ModelProto.FromString(skeleton)
+    except RecursionError:
+        raise nested_too_deep(name) from None
     except _Damaged as damage:
         raise _not_onnx(name, str(damage)) from None
-    except DecodeError:
+    except DecodeError as error:
+        if "MaxDepth" in str(error):
+            raise nested_too_deep(name) from None
         raise _not_onnx(name, "bytes that protobuf cannot parse") from None
     _expect_model(model, name)
     return Source(name, model, data, folder)
@@ -184,7 +186,7 @@ class _Damaged(Exception):
 def _skim(data: memoryview, start: int, end: int, kind: str, depth: int) -> Iterator[Any]:
     """The message's bytes in pieces, without the numbers of large tensors."""
     if depth > DEEPEST:
-        raise _Damaged(f"messages nested more than {DEEPEST} deep")
+        raise RecursionError
     inside, is_tensor = _INSIDE[kind], kind == "tensor"
     kept = at = start
     while at < end:
@@ -263,10 +265,11 @@ def tensor_type(tensor: TensorProto) -> TensorType:
     if tensor.data_type not in DTYPES:
         found = "strings" if tensor.data_type == 8 else f"data type {tensor.data_type}"
         raise ModelError(f"{name} cannot be used", expected="numbers", found=found)
-    shape = tuple(tensor.dims)
-    if min(shape, default=0) < 0 or math.prod(shape) > LARGEST:
-        raise ModelError(f"{name} has an impossible shape", found=str(list(shape)))
-    return TensorType(shape, DTYPES[tensor.data_type])
+    try:
+        return TensorType(tuple(tensor.dims), DTYPES[tensor.data_type])
+    except ModelError as error:
+        error.what = f"{name} has {error.what}"
+        raise
 
 
 def tensor_array(tensor: TensorProto, source: Source) -> np.ndarray:

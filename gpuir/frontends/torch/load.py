@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
-from gpuir.frontends.emit import INLINE, Emitter, Scope
+from gpuir.frontends.emit import INLINE, Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.joint import load_joint
@@ -85,7 +85,7 @@ def load(
             model = _load(functional(exported), walk)
         walk.dims.check_all_used()
     except RecursionError:
-        raise ModelError("the program is nested too deep", where=name) from None
+        raise nested_too_deep(name) from None
     except GpuirError as error:
         error.where = error.where or name
         raise
