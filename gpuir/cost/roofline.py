@@ -13,7 +13,7 @@ from gpuir.targets.target import Target
 def bounds(work: Work, target: Target) -> tuple[Number, Number]:
     """Seconds of arithmetic at the listed peak, and of moving each operand once; of one kernel or
     of many."""
-    flops = (work.products if work.is_contraction else work.flops) * work.visible
+    flops = work.products * work.visible if work.is_contraction else work.flops
     return flops / peak_of(work, target), work.nbytes / target.dram_bytes_per_s
 
 

@@ -86,6 +86,11 @@ def estimate(
     held = target.l2_bytes + (target.l3.bytes if target.l3 else 0)
     streamed = s.xp.maximum(work.nbytes - held, 0.0) / target.dram_bytes_per_s
     roof = terms.roof if target.is_cpu else s.xp.maximum(terms.roof, streamed)
+    times = dict(work.traits).get("times")
+    if work.kernel != "k.conv":  # whose algorithms may do with fewer
+        roof = s.xp.maximum(
+            roof, work.flops / (1 if times is None else times) / peak_of(work, target)
+        )
     roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
     learned = correction(s, family, target, model)
     if family.features:
@@ -101,7 +106,6 @@ def estimate(
         latency=s.put("latency", waits * share + launch, "s"),
         time_s=s.put("time", busy * share + launch, "s"),
     )
-    times = dict(work.traits).get("times")
     if times is None:
         return once
     count = s.put("times", times)
@@ -348,7 +352,8 @@ def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tupl
         yield "padding", _plain(1 - min(1.0, values["padding: used share of the tiles"]))
     peak = peak_of(work, target)
     yield "peak", _plain(peak)
-    yield "peak_share", _plain((work.products or work.flops) * work.visible / time_s / peak)
+    counted = work.products * work.visible or work.flops
+    yield "peak_share", _plain(counted / time_s / peak)
     if "dram bytes" in values:
         yield "dram_share", _plain(values["dram bytes"] / time_s / target.dram_bytes_per_s)
 

@@ -532,14 +532,9 @@ def _experts(op: k.Experts, tf32: bool) -> Work:
 
 
 def visible_share(op: k.Attention) -> float:
-    """The share of scores that a causal mask and a window leave: the sum over queries i of the
-    keys from i + offset - window to i + offset, of all."""
-    s, d = op.q.type.shape[-2], op.k.type.shape[-2]
-    if not (op.causal or op.window is not None) or s * d == 0:
-        return 1.0
-    last = np.minimum(np.arange(s) + op.offset, d - 1) if op.causal else np.full(s, d - 1)
-    first = 0 if op.window is None else np.maximum(np.arange(s) + op.offset - op.window, 0)
-    return float(np.clip(last - first + 1, 0, d).sum() / (s * d))
+    """The share of scores that a causal mask and a window leave."""
+    scores = op.q.type.shape[-2] * op.k.type.shape[-2]
+    return op.direct().seen / scores if scores else 1.0
 
 
 def _lane_ops(body: Graph | None) -> float:
@@ -730,7 +725,7 @@ def attention(
             ),
             Operand(("b", "h", "s", "e"), out_cell, rows * value * out_cell, "written"),
         ),
-        flops=products + lane_ops,
+        flops=products * visible + lane_ops,
         products=products,
         lane_ops=lane_ops,
         dtype=dtype,

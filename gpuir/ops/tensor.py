@@ -759,12 +759,30 @@ class Attention(Op):
         result = TensorType((*q.shape[:-1], v.shape[-1]), q.dtype)
         return (result, _stats_type(q)) if self.stats else (result,)
 
+    @property
+    def seen(self) -> int:
+        """Scores of one head that `causal` and `window` leave: of the others nothing is computed.
+        An explicit mask hides none, since what it hides is known only when it is read."""
+        s, d = self.q.type.shape[-2], self.k.type.shape[-2]
+        last = _below(s, d, self.offset + 1) if self.causal else s * d
+        return last - (0 if self.window is None else _below(s, d, self.offset - self.window))
+
     def flops(self) -> int:
-        """Both products in full and five a score for the softmax; the part a causal mask hides is
-        counted too: predictors take it off."""
-        *lead, s, e = self.q.type.shape
-        d, f = self.v.type.shape[-2:]
-        return prod(lead) * s * d * (2 * e + 2 * f + 5)
+        """Both products and five a score for the softmax, of the scores that are seen."""
+        *lead, _, e = self.q.type.shape
+        return prod(lead) * self.seen * (2 * e + 2 * self.v.type.shape[-1] + 5)
+
+
+def _below(s: int, d: int, reach: int) -> int:
+    """Pairs of a query i of s and a key j of d with j < i + reach."""
+
+    def before(n: int) -> int:
+        """The sum over m < n of the keys below m: m, from 0 to d."""
+        full = max(n - d - 1, 0)
+        part = max(n - full, 0)
+        return part * (part - 1) // 2 + full * d
+
+    return before(reach + s) - before(reach)
 
 
 @dataclass(frozen=True)
