@@ -125,7 +125,7 @@ def test_a_saved_program_keeps_its_weights_on_disk(tmp_path: Path):
     from gpuir.frontends.torch.archive import open_program
 
     weights = open_program(tmp_path / "model.pt2").state_dict.values()
-    assert {w.device.type for w in weights} == {"meta"}
+    assert {type(w) for w in weights} == {torch._subclasses.FakeTensor}
 
 
 def test_a_file_that_is_no_program_says_so(tmp_path: Path):

@@ -1,61 +1,228 @@
-"""Saved programs (`.pt2`), opened without reading their weights."""
+"""Saved programs (`.pt2`), opened without running anything in them, or reading their weights."""
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
-from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from contextlib import nullcontext
+from pathlib import Path, PurePosixPath
+from zipfile import BadZipFile, ZipFile
 
 import torch
+from torch._export.serde import schema
+from torch._export.serde.serialize import (
+    ExportedProgramDeserializer,
+    deserialize_scalar_type,
+)
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.pt2_archive import _package
-from torch.export.pt2_archive.constants import WEIGHTS_DIR
 
-from gpuir.ir.errors import ModelError
+from gpuir.frontends.torch.serialized import needs_pickle, read, read_program
+from gpuir.ir.errors import GpuirError, ModelError, reason
+
+UNPACKED = 100  # times its own size that an archive may unpack to; torch's are not compressed
+READ = 128 * 2**20  # bytes of a part that is read whole: the graph
+CONSTANT = 2**20  # and those of a constant whose numbers are read
+AGAIN = "export and save it again: torch.export.save(torch.export.export(...), path)"
+PICKLED = {  # names of whole files that are pickles
+    "data/weights/{}.pt": "its weights are in the format of torch 2.7 and before",
+    "data/constants/{}.pt": "its constants are in the format of torch 2.7 and before",
+}
 
 
 def open_program(path: str | Path) -> ExportedProgram:
-    """The exported program that torch.export.save wrote. Its weights have a shape and a dtype
-    alone: they lie on the meta device, and their bytes stay on disk. ModelError when the file is
-    no such archive.
+    """The exported program that torch.export.save wrote. Its weights are fake tensors, and their
+    bytes stay on disk. ModelError when the file is no such archive, or holds what only running code
+    could read.
 
-    torch.export.load reads every weight; the one function of it that makes tensors of the
-    archive's records is replaced meanwhile.
+    torch.export.load unpickles; here only JSON and the raw bytes of small constants are read, and
+    torch gets what `read_program` has checked.
     """
     path = Path(path)
     if not path.is_file():
         raise ModelError("cannot read the file", where=str(path), found="no such file")
-    read = _package._build_file_map
-
-    def shapes_alone(reader: Any, config: Any, folder: str) -> dict[str, torch.Tensor]:
-        if folder != WEIGHTS_DIR:
-            return read(reader, config, folder)
-        found: dict[str, torch.Tensor] = {}
-        for payload in config.config.values():
-            if not payload.use_pickle:
-                dtype = _package.deserialize_scalar_type(payload.tensor_meta.dtype)
-                size = reader.archive_file.get_record_size(f"{folder}{payload.path_name}")
-                found[payload.path_name] = torch.empty(
-                    size // dtype.itemsize, dtype=dtype, device="meta"
-                )
-        return found
-
     log = logging.getLogger("torch.export")
     level = log.level
     try:
         log.setLevel(logging.CRITICAL)  # it warns before it raises
-        with patch.object(_package, "_build_file_map", shapes_alone), warnings.catch_warnings():
+        with ZipFile(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.load(path)
-    except Exception as error:
+            return Archive(file, path).program()
+    except GpuirError as error:
+        error.where = error.where or str(path)
+        raise
+    except Exception as error:  # whatever torch meets in records that are well formed
         raise ModelError(
             "not a program that torch.export.save wrote, or another version's",
             where=str(path),
             expected=f"a .pt2 archive that torch {torch.__version__} loads",
-            found=f"{type(error).__name__}: {error}".splitlines()[0][:300],
-            fix="export and save it again: torch.export.save(torch.export.export(...), path)",
+            found="not a zip archive" if isinstance(error, BadZipFile) else reason(error),
+            fix=AGAIN,
         ) from error
     finally:
         log.setLevel(level)
+
+
+class Archive:
+    """The parts of a `.pt2` file by name."""
+
+    def __init__(self, file: ZipFile, path: Path):
+        self.file, self.path = file, path
+        names = file.namelist()
+        self.root = names[0].partition("/")[0] if names else ""
+        self.sizes = {info.filename: info.file_size for info in file.infolist()}
+        packed, unpacked = path.stat().st_size, sum(self.sizes.values())
+        if unpacked > UNPACKED * packed:
+            raise ModelError(
+                "the archive unpacks to far more than it is",
+                expected=f"at most {UNPACKED} times its {packed} bytes",
+                found=f"{unpacked} bytes",
+                fix="save it again: torch.export.save does not compress",
+            )
+        if "serialized_exported_program.json" in self.sizes:
+            raise needs_pickle("the file is in the format of torch 2.6 and before")
+        if not self.has("archive_format") or self.read("archive_format", 64) != b"pt2":
+            raise ModelError(
+                "not a program that torch.export.save wrote",
+                expected="a .pt2 archive",
+                found=", ".join(names[:5]) or "an empty zip archive",
+                fix="from torch.save or torch.jit.save: export the module itself. " + AGAIN,
+            )
+
+    def has(self, part: str) -> bool:
+        return f"{self.root}/{part}" in self.sizes
+
+    def size(self, part: str) -> int:
+        """The bytes of a part; ModelError where there is none."""
+        if not self.has(part):
+            raise ModelError("a part of the archive is missing", where=self.at(part), fix=AGAIN)
+        return self.sizes[f"{self.root}/{part}"]
+
+    def read(self, part: str, most: int) -> bytes:
+        """What a part holds; ModelError where it is larger than `most` bytes."""
+        if (size := self.size(part)) > most:
+            raise ModelError(
+                "a part of the archive is too large",
+                where=self.at(part),
+                expected=f"at most {most} bytes",
+                found=f"{size} bytes",
+            )
+        return self.file.read(f"{self.root}/{part}")
+
+    def at(self, part: str) -> str:
+        return f"{self.path}:{part}"
+
+    def program(self) -> ExportedProgram:
+        name = self.name()
+        for form, what in PICKLED.items():
+            if self.has(part := form.format(name)):
+                error = needs_pickle(what)
+                error.where = self.at(part)
+                raise error
+        part = f"models/{name}.json"
+        try:
+            program = read_program(self.read(part, READ))
+        except GpuirError as error:
+            error.where = error.where or self.at(part)
+            raise
+        weights = self.tensors("data/weights", f"{name}_weights_config.json", numbers=False)
+        constants = self.tensors("data/constants", f"{name}_constants_config.json", numbers=True)
+        made = ExportedProgramDeserializer().deserialize(program, weights, constants)
+        _fake(made)
+        return made
+
+    def name(self) -> str:
+        """The program's name in the archive: `model`, unless it is the only one."""
+        models = [
+            PurePosixPath(name).stem
+            for name in self.sizes
+            if name.startswith(f"{self.root}/models/") and name.endswith(".json")
+        ]
+        if models and ("model" in models or len(models) == 1):
+            return "model" if "model" in models else models[0]
+        compiled = any(name.startswith(f"{self.root}/data/aotinductor") for name in self.sizes)
+        raise ModelError(
+            "no program in the archive",
+            expected="models/model.json, the graph",
+            found="compiled code" if compiled else ", ".join(models) or "no models",
+            fix="save what torch.export.export gives, not what AOTInductor made of it",
+        )
+
+    def tensors(self, folder: str, config: str, *, numbers: bool) -> dict[str, torch.Tensor]:
+        """The tensors that a config lists, by name; small ones with their `numbers`. What lies in
+        the same place is one tensor."""
+        part = f"{folder}/{config}"
+        try:
+            listed = read(schema.PayloadConfig, json.loads(self.read(part, READ)), "config").config
+        except GpuirError as error:
+            error.where = error.where or self.at(part)
+            raise
+        found: dict[str, torch.Tensor] = {}
+        same: dict[str, torch.Tensor] = {}
+        for name, payload in listed.items():
+            at = f"{folder}/{payload.path_name}"
+            plain = payload.path_name.startswith(("weight_", "tensor_"))
+            if payload.use_pickle or payload.tensor_meta is None or not plain:
+                error = needs_pickle(f"{name} is of a class of its own")
+                error.where = self.at(at)
+                raise error
+            key = f"{payload}"
+            if key not in same:
+                tensor = self.tensor(at, payload.tensor_meta, numbers=numbers)
+                learned = payload.tensor_meta.requires_grad
+                same[key] = (
+                    torch.nn.Parameter(tensor, requires_grad=learned)
+                    if payload.is_param
+                    else tensor
+                )
+            found[name] = same[key]
+        return found
+
+    def tensor(self, part: str, meta: schema.TensorMeta, *, numbers: bool) -> torch.Tensor:
+        """A tensor of that shape on the meta device, or with the numbers of a small part."""
+        dtype = deserialize_scalar_type(meta.dtype)
+        shape, strides = (self.counts(part, each) for each in (meta.sizes, meta.strides))
+        (offset,) = self.counts(part, [meta.storage_offset])
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        needed = (offset + last + 1) * dtype.itemsize if 0 not in shape else 0
+        held = self.size(part)
+        if held < needed and held:  # a program exported on fake tensors has no bytes
+            raise ModelError(
+                "a tensor is larger than its bytes",
+                where=self.at(part),
+                expected=f"{needed} bytes: {dtype} {shape}, strides {strides}, from {offset}",
+                found=f"{held} bytes",
+                fix=AGAIN,
+            )
+        if numbers and needed and needed <= held <= CONSTANT:
+            data = bytearray(self.read(part, CONSTANT))
+            whole = torch.frombuffer(data, dtype=dtype, count=held // dtype.itemsize)
+            return whole.as_strided(shape, strides, offset)
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+    def counts(self, part: str, sizes: list[schema.SymInt]) -> tuple[int, ...]:
+        """The sizes of a tensor that is held: numbers, none negative."""
+        found = tuple(size.value for size in sizes)
+        if not all(isinstance(n, int) and 0 <= n < 2**62 for n in found):
+            raise ModelError(
+                "a tensor's size is no number",
+                where=self.at(part),
+                found=f"{found}"[:200],
+                fix=AGAIN,
+            )
+        return found
+
+
+def _fake(program: ExportedProgram) -> None:
+    """Weights become fake tensors among those that the program was traced on."""
+    values = (node.meta.get("val") for node in program.graph.find_nodes(op="placeholder"))
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    known: dict[int, torch.Tensor] = {}
+    for name, x in [*program.state_dict.items()] if mode else ():
+        if id(x) not in known:
+            with mode or nullcontext():
+                made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+                learned = isinstance(x, torch.nn.Parameter)
+                known[id(x)] = torch.nn.Parameter(made, x.requires_grad) if learned else made
+        program.state_dict[name] = known[id(x)]

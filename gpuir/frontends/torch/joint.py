@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -29,10 +29,9 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
     depends on: `w.grad`, of role gradient, as AOTAutograd traces them on fake tensors. A loss of
     several cells stands for their sum. Locations of the backward pass end in `/backward`."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-    from torch._subclasses import FakeTensorMode
 
-    fakes = Fakes()
-    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack, unheard():
+    fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
+    with fakes.mode, ExitStack() as stack, unheard():
         if isinstance(source, Program):
             held = tensors_of(source.module)
             given = {"args": fakes(source.args), "kwargs": fakes(dict(source.kwargs))}
@@ -64,9 +63,11 @@ def tensors_of(module: torch.nn.Module) -> dict[str, Any]:
 
 
 class Fakes:
-    """Tensors on fake memory of the CPU in place of others; one under two names stays one."""
+    """Tensors on fake memory of the CPU, of one mode, in place of others; one under two names stays
+    one."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
         self.known: dict[int, torch.Tensor] = {}
         self.kept: list[torch.Tensor] = []  # so that no other takes their place in memory
 
@@ -74,7 +75,9 @@ class Fakes:
         return tree_map(self.of, tree)
 
     def of(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor):
+        if not isinstance(x, torch.Tensor):
+            return x
+        if isinstance(x, FakeTensor) and x.fake_mode is self.mode:
             return x
         if id(x) not in self.known:
             self.kept.append(x)
@@ -134,14 +137,16 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
 
 
 def _sized(program: ExportedProgram, dims: Dims) -> Any:
-    """The example inputs, where sizes are symbolic in the shapes that `dims` gives them."""
-    examples, spec = tree_flatten(program.example_inputs)
+    """Inputs as the program was traced on, where sizes are symbolic in those that `dims` gives."""
     sized = [
         torch.empty_strided([*map(dims, v.shape)], [*map(dims, v.stride())], dtype=v.dtype)
         if isinstance(v, torch.Tensor)
-        else x
-        for (_, v), x in zip(traced_inputs(program), examples, strict=True)
+        else dims(v)
+        if isinstance(v, torch.SymInt)
+        else v
+        for _, v in traced_inputs(program)
     ]
+    spec: Any = program.call_spec.in_spec
     return tree_unflatten(sized, spec)
 
 
