@@ -41,6 +41,8 @@ def fold_leading(n: Node, b: Builder) -> tuple[Value, ...] | None:
 
 def _folded(x: Value, leading: tuple[int, ...], b: Builder) -> Value:
     matrix = x.type.shape[-2:]
+    if prod(x.type.shape[:-2]) == 1:  # one matrix for all: batches lie no cells apart
+        return b(t.Reshape(x, (1, *matrix)))
     if x.type.shape[:-2] != leading:
         x = b(t.Broadcast(x, (*leading, *matrix)))
     return b(t.Reshape(x, (prod(leading), *matrix)))

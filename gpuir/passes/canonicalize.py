@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
@@ -43,17 +44,26 @@ class Canonicalize(Pass):
 
 
 def read_unexpanded(n: Node, b: Builder) -> tuple[Value, ...] | None:
-    """t.map(fn, [broadcast(x), y])  →  t.map(fn, [x, y])  where y has the result's shape"""
+    """t.map(fn, [broadcast(x), y])  →  t.map(fn, [x, y])  where y has the result's shape;
+    likewise a product whose one operand is the same matrix for a whole batch"""
+    bare = {v: _unexpanded(v, b) for v in n.op.operands}
     match n.op:
-        case t.Map(fn, operands, imm):
-            pass
+        case t.Map(args=args):
+            shape = t.broadcast(*(bare[v].type.shape for v in args))
+        case t.Matmul(x, y):
+            bare = {v: u for v, u in bare.items() if _is_one_matrix(u) and v.type.rank > 2}
+            leads = (bare.get(v, v).type.shape[:-2] for v in (x, y))
+            shape = (*t.broadcast(*leads), *n.results[0].type.shape[-2:])
         case _:
             return None
-    bare = tuple(_unexpanded(v, b) for v in operands)
-    shape = t.broadcast(*(v.type.shape for v in bare))
-    if bare == operands or shape != n.results[0].type.shape:
+    op = n.op.substitute(bare)
+    if op == n.op or shape != n.results[0].type.shape:
         return None
-    return b.add(t.Map(fn, bare, imm))
+    return b.add(op)
+
+
+def _is_one_matrix(v: Value) -> bool:
+    return prod(v.type.shape[:-2]) == 1 and v.type.rank >= 2
 
 
 def _unexpanded(v: Value, b: Builder) -> Value:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeGuard
 
-from gpuir.ir.build import Builder, begin
+from gpuir.ir.build import Builder, NameTable, begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
@@ -54,12 +55,18 @@ class _Legalizer:
         self.producers = g.producers()
         self.new: dict[Value, Value] = {}
         self.strided: dict[str, Strided] = {}  # views that have gaps, or another order
+        self.expanded: dict[Value, Op] = {}  # expansions that are parts of their readers
 
     def run(self) -> Graph:
         g = self.g
         b = begin(g, Level.kernel)
         b.reserve(v.name for n in g.nodes for v in n.results)
         for node in g.nodes:
+            node = self.with_expansions(node)
+            if self.is_read_unexpanded(node):
+                self.expanded[node.results[0]] = node.op
+                b.folded += node.locs
+                continue
             node = self.with_packed(node, b)
             op = self.kernel(node)
             results = tuple(
@@ -131,6 +138,35 @@ class _Legalizer:
 
     # -- layout
 
+    def with_expansions(self, node: Node) -> Node:
+        """The node with the expansions that it reads within it: they take no memory."""
+        op = node.op
+        if not isinstance(op, t.Fused) or self.expanded.keys().isdisjoint(op.args):
+            return node
+        for value in op.args:
+            if value in self.expanded:
+                op = within(op, value, self.expanded[value])
+        return replace(node, op=op)
+
+    def is_read_unexpanded(self, node: Node) -> bool:
+        """Whether a group gives cells many times over, and its readers take any strides: none of
+        them reads more than there is. (What a softmax or a norm reads is packed first.)"""
+        op = node.op
+        if not self.viewed or not is_layout(op) or len(op.args) != 1 or len(node.results) != 1:
+            return False
+        (x,), (result,) = op.args, node.results
+        view = view_of(op.body, self.strided.get(x.name, packed(x.type)))
+        readers = self.uses.get(result, [])
+        if view is None or result.type.size <= x.type.size or result in self.outputs:
+            return False
+        alone = len(readers) == 1
+        return bool(readers) and all(
+            alone or view_of(r.op.body, view) is not None
+            if is_layout(r.op)
+            else reads_expanded(r.op, result)
+            for r in readers
+        )
+
     def with_packed(self, node: Node, b: Builder) -> Node:
         """The node on packed copies of what its softmax or layer norm reads, as PyTorch's makes
         them (aten/src/ATen/native/cuda/SoftMax.cu, layer_norm_kernel.cu)."""
@@ -194,8 +230,9 @@ class _Legalizer:
             return k.View(op.args, op.body)
         result = node.results[0]
         readers = self.uses.get(result, [])
+        batched = self.viewed and 1 in view.strides[-2:] and 0 not in view.strides[-2:]
         strided = all(
-            (takes_strides(r.op, result, order) and not spread)
+            (takes_strides(r.op, result, order) and (not spread or batched))
             or (self.viewed and is_iterated(r.op, result, order, spread))
             for r in readers
         )
@@ -371,8 +408,12 @@ def _epilogue(
     return tuple(outer[v] for v in extra), graph
 
 
+def names_of(body: Graph) -> set[str]:
+    return {v.name for v in body.inputs} | {v.name for n in body.nodes for v in n.results}
+
+
 def _unused(name: str, body: Graph) -> str:
-    taken = {v.name for v in body.inputs} | {v.name for n in body.nodes for v in n.results}
+    taken = names_of(body)
     while name in taken:
         name += "."
     return name
@@ -411,6 +452,50 @@ def is_view(node: Node) -> bool:
 
 
 # ---------------------------------------------------------------------------- views
+
+
+def is_layout(op: Op) -> TypeGuard[t.Fused]:
+    return isinstance(op, t.Fused) and all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes)
+
+
+def reads_expanded(op: Op, value: Value) -> bool:
+    """Whether a group that is one flat nest reads `value` by any strides: all but the tensor that
+    is written to, and the indices of whole rows, which PyTorch lays flat."""
+    if not isinstance(op, t.Fused) or not all(isinstance(n.op, FLAT) for n in op.body.nodes):
+        return False
+    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
+    for o in (n.op for n in op.body.nodes):
+        match o:
+            case t.ScatterElements(x) | t.ScatterND(x) if x in inner:
+                return False
+            case t.Gather(indices=i) if i in inner:
+                return False
+            case _:
+                pass
+    return True
+
+
+FLAT = (*t.POINTWISE, *t.LAYOUT, *t.GENERATING, *t.INDEXING, *t.SCATTERING, t.Concat, t.Pad)
+
+
+def within(op: t.Fused, value: Value, expansion: Op) -> t.Fused:
+    """A group with the layouts that one of its arguments is made by as its first nodes."""
+    assert isinstance(expansion, t.Fused)
+    (x,), made = expansion.args, expansion.body
+    at = op.args.index(value)
+    here = dict(zip(op.args, op.body.inputs, strict=True))
+    source = here.get(x) or Value(_unused(x.name, op.body), x.type)
+    new = {made.inputs[0]: source, made.outputs[0]: op.body.inputs[at]}
+    taken = NameTable({*names_of(op.body), source.name})
+    nodes: list[Node] = []
+    for node in made.nodes:
+        for v in node.results:
+            new.setdefault(v, Value(taken.fresh(v.name), v.type))
+        results = tuple(new[v] for v in node.results)
+        nodes.append(replace(node, op=node.op.substitute(new), results=results))
+    args = dict((x, source) if v == value else (v, i) for v, i in here.items())
+    body = replace(op.body, inputs=tuple(args.values()), nodes=(*nodes, *op.body.nodes))
+    return t.Fused(tuple(args), body)
 
 
 def view_of(body: Graph, x: Strided) -> Strided | None:
@@ -535,8 +620,8 @@ def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
 
 def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = False) -> bool:
     """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, and cuDNN
-    where channels are innermost; another layout group always may. Products read no `spread` value
-    (broadcast, in memory once)."""
+    where channels are innermost; another layout group always may. Of a `spread` value (broadcast,
+    in memory once) products read no rows or columns that lie no cells apart."""
     if not isinstance(op, t.Fused):
         return False
     if all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes):
