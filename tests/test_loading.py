@@ -146,14 +146,61 @@ def test_a_size_that_a_program_has_not_is_refused():
     rows = torch.export.Dim("rows")
     program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
     (symbol,) = program.range_constraints
-    graph = gpuir.load(program, dims={symbol.name: 8})
-    assert graph.outputs[0].type.shape == (8, 4)
+    for name in ("rows", "input.0", symbol.name):
+        graph = gpuir.load(program, dims={name: 8})
+        assert graph.outputs[0].type.shape == (8, 4)
     with pytest.raises(gpuir.GpuirError, match="a symbolic size is not given") as caught:
         gpuir.load(program)
-    assert f"--dims {symbol.name}=N" in str(caught.value)
-    assert caught.value.found == f"input: {symbol.name}x4"
+    assert "--dims rows=N" in str(caught.value)
+    assert caught.value.found == "input: rowsx4"
+    with pytest.raises(gpuir.GpuirError, match="given twice"):
+        gpuir.load(program, dims={"rows": 8, "input.0": 9})
+    with pytest.raises(gpuir.GpuirError, match=r"does not take input\.1=5"):
+        gpuir.load(program, dims={"rows": 8, "input.1": 5})
     with pytest.raises(gpuir.GpuirError, match="none of them batch"):
         gpuir.load(program, dims={"batch": 8})
+
+
+def test_the_sizes_of_a_saved_program_are_called_by_their_axes(tmp_path: Path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    rows, path = torch.export.Dim("rows"), tmp_path / "saved.pt2"
+    shapes = ({0: 2 * rows}, {0: rows})
+    args = (torch.randn(8, 4), torch.randn(4, 4))
+
+    class Two(torch.nn.Module):
+        def forward(self, x, y):
+            return x.sum(0) + y
+
+    torch.export.save(torch.export.export(Two(), args, dynamic_shapes=shapes), path)
+    with pytest.raises(gpuir.GpuirError, match="a symbolic size is not given") as caught:
+        gpuir.load(path)
+    assert caught.value.fix.startswith("--dims y.0=N, or --input x=2*s")
+    assert caught.value.found.endswith(" is y.0")
+    for dims in ({"y.0": 6}, {"x.0": 12}, {"x.0": 12, "y.0": 6, "x.1": 4}):
+        assert gpuir.load(path, dims=dims).inputs[0].type.shape == (12, 4)
+    for dims in ({"x.0": 5}, {"x.0": 12, "y.0": 5}, {"y.0": 6, "x.1": 5}):
+        with pytest.raises(gpuir.GpuirError, match=r"does not take|given twice"):
+            gpuir.load(path, dims=dims)
+    with pytest.raises(gpuir.GpuirError, match="no symbolic size is called rows"):
+        gpuir.load(path, dims={"y.0": 6, "rows": 6})
+
+
+def test_a_size_beyond_what_was_exported_is_refused(tmp_path: Path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    model, args = torch.nn.Linear(4, 4), (torch.randn(8, 4),)
+    rows = torch.export.Dim("rows", min=4, max=64)
+    live = torch.export.export(model, args, dynamic_shapes=({0: rows},))
+    torch.export.save(live, tmp_path / "saved.pt2")
+    for source, name in ((live, "rows"), (tmp_path / "saved.pt2", "input.0")):
+        assert gpuir.load(source, dims={name: 64}).inputs[0].type.shape == (64, 4)
+        for size in (65, 3):
+            with pytest.raises(gpuir.GpuirError, match=f"{name}={size} is outside") as caught:
+                gpuir.load(source, dims={name: size})
+            assert caught.value.expected == "4 to 64"
+    with pytest.raises(gpuir.GpuirError, match=r"expected: +4 to 64"):
+        gpuir.load(live, inputs={"input": (65, 4)})
+    free = torch.export.export(model, args, dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    assert gpuir.load(free, dims={"input.0": 1}).inputs[0].type.shape == (1, 4)
 
 
 def test_whole_shapes_bind_symbolic_sizes_in_training_too():

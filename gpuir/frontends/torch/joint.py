@@ -14,8 +14,9 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpuir.frontends.model import Model, Weights
+from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.program import Program, traced_inputs, unheard
-from gpuir.frontends.torch.walk import Dims, Walk, numbers
+from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError, reason
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t

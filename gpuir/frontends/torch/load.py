@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 from gpuir.frontends.emit import INLINE, Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
+from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.joint import load_joint
-from gpuir.frontends.torch.program import Program, traced_inputs
+from gpuir.frontends.torch.program import Program
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
-from gpuir.frontends.torch.walk import Dims, Walk, numbers
+from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
@@ -56,10 +57,11 @@ def load(
     with its arguments, which is exported first. Composite operators (linear, layer_norm,
     scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
-    sizes their numbers, or `inputs` whole shapes; `expert_skew` says how unevenly routers choose
-    experts. A module is put in training mode by `train`; `joint` adds the backward pass, as
-    AOTAutograd derives it; not, without `unrolled`, that of a program with recurrent operators, as
-    it takes those apart step by step. Locations begin with `name`. Raises `ModelError`.
+    sizes their numbers, by the name of a `Dim` or of an axis (`x.0`), or `inputs` whole shapes;
+    `expert_skew` says how unevenly routers choose experts. A module is put in training mode by
+    `train`; `joint` adds the backward pass, as AOTAutograd derives it; not, without `unrolled`, that
+    of a program with recurrent operators, as it takes those apart step by step. Locations begin
+    with `name`. Raises `ModelError`.
     """
     name = name or source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
@@ -72,7 +74,7 @@ def load(
         elif isinstance(made, Program) and _is_in_training(made.module):
             walk.warnings.append(IN_TRAINING)
         if isinstance(made, ExportedProgram):
-            walk.dims.bind(sizes_of(made), inputs)
+            walk.dims.bind(made, inputs)
         elif inputs:
             raise UsageError(
                 f"a shape is given for {', '.join(inputs)}: a module is run on its own arguments",
@@ -199,12 +201,6 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
     keys = {key: values[name].name for name, key in keys_of(program) if name in values}
     graph = emit.finish(outputs, over)
     return Model(graph, Weights(emit.scope.weights), tuple(walk.warnings), keys)
-
-
-def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:
-    """The shape of each input that is a tensor; some sizes symbolic."""
-    found = traced_inputs(program)
-    return {name: tuple(v.shape) for name, v in found if isinstance(v, torch.Tensor)}
 
 
 def keys_of(program: ExportedProgram) -> list[tuple[str, str]]:

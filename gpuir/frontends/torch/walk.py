@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from sympy import solve  # torch, which brings it, writes sizes in it
 from torch import fx
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.torch.decompose import decomposed
+from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.table import CONVERTERS
-from gpuir.ir.errors import GpuirError, ModelError, nearest
+from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Loc, Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
@@ -26,102 +26,6 @@ DYNAMO = re.compile(r"^L\['\w+'\]\.?")  # what torch.compile calls the module it
 SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size", "_linalg_check_errors")
 NUMBERS = ("item", "_local_scalar_dense")
 DEEPEST = 8  # decompositions within decompositions
-
-
-@dataclass
-class Dims:
-    """The numbers that symbolic sizes stand for, and those that were asked for."""
-
-    numbers: Mapping[str, int] = field(default_factory=dict[str, int])
-    used: set[str] = field(default_factory=set[str])
-
-    def __call__(self, size: Any) -> int:
-        """A size as a number; ModelError when it depends on one not given."""
-        if isinstance(size, int):
-            return size
-        expression = size.node.expr
-        free = {s: self.numbers[s.name] for s in expression.free_symbols if s.name in self.numbers}
-        self.used.update(s.name for s in free)
-        found = expression.subs(free)
-        if found.free_symbols:
-            unknown = sorted(s.name for s in found.free_symbols)
-            data = any(name.startswith("u") for name in unknown)
-            raise ModelError(
-                "a size depends on the data" if data else "a symbolic size is not given",
-                found=f"{expression}, of {', '.join(unknown)}",
-                fix=" ".join(f"--dims {name}=N" for name in unknown),
-            )
-        return int(found)
-
-    def bind(
-        self, shapes: Mapping[str, Sequence[Any]], given: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        """Symbols that are sizes of inputs get their numbers from whole shapes. ModelError for a
-        shape that the program does not take, and for symbols that are left, all at once."""
-        for name in given:
-            if name not in shapes:
-                fix = nearest(name, shapes)
-                raise ModelError(f"no input is called {name!r}", fix=fix)
-        known = {
-            symbol.name: int(found)
-            for name, shape in given.items()
-            for size, number in zip(shapes[name], shape, strict=False)
-            if isinstance(size, torch.SymInt) and len(size.node.expr.free_symbols) == 1
-            for symbol in size.node.expr.free_symbols
-            for found in solve(size.node.expr - number, symbol)[:1]
-            if found.is_integer
-        }
-        self.numbers = {**known, **self.numbers}
-        self._check_given(shapes)
-        for name, shape in given.items():
-            if tuple(map(self, shapes[name])) != shape:
-                raise ModelError(
-                    f"the program does not take such a shape of {name!r}",
-                    expected=f"{name}={written(shapes[name])}",
-                    found=f"{name}={written(shape)}, with {self._written()}",
-                )
-
-    def _written(self) -> str:
-        return ", ".join(f"{n}={size}" for n, size in self.numbers.items()) or "no size to choose"
-
-    def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
-        symbols = {name: symbols_of(shape) for name, shape in shapes.items()}
-        known = set[str]().union(*symbols.values())
-        missing = known - self.numbers.keys()
-        found = [name for name in shapes if symbols[name] & missing]
-        if found:
-            asked = ",".join(f"{name}=N" for name in sorted(missing))
-            others = ", ".join(self.numbers.keys() - known)
-            inputs = " ".join(f"--input {name}={written(shapes[name])}" for name in found)
-            raise ModelError(
-                "a symbolic size is not given",
-                expected=f"numbers by these names, none of them {others}" if others else "",
-                found=", ".join(f"{name}: {written(shapes[name])}" for name in found),
-                fix=f"--dims {asked}, or {inputs} with numbers for them",
-            )
-
-    def check_all_used(self) -> None:
-        """ModelError when a number is given for a size that the program has not."""
-        unknown = [name for name in self.numbers if name not in self.used]
-        if unknown:
-            raise ModelError(
-                f"no symbolic size is called {', '.join(unknown)}",
-                expected=", ".join(sorted(self.used)) or "none: all sizes are numbers",
-                fix="export with dynamic_shapes, or leave it out",
-            )
-
-    def type(self, tensor: torch.Tensor) -> TensorType:
-        return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
-
-
-def symbols_of(shape: Sequence[Any]) -> set[str]:
-    symbolic = [size.node.expr for size in shape if isinstance(size, torch.SymInt)]
-    return {symbol.name for size in symbolic for symbol in size.free_symbols}
-
-
-def written(shape: Sequence[Any]) -> str:
-    """`8x128`, as `--input` has it."""
-    return "x".join(map(str, shape)) or "scalar"
 
 
 @dataclass

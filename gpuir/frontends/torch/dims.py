@@ -1,0 +1,221 @@
+"""Sizes that are symbols, and the numbers that a user gives for them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sympy import Symbol  # torch, which brings it, writes sizes in it
+from torch.export import ExportedProgram
+
+from gpuir.frontends.torch.node import dtype_of
+from gpuir.frontends.torch.program import traced_inputs
+from gpuir.ir.errors import ModelError, nearest
+from gpuir.ir.types import TensorType
+
+RUNS_ANYWAY = 2  # torch traces with sizes from 2 on, and runs the program with 0 and 1 all the same
+
+
+@dataclass
+class Dims:
+    """The numbers that symbolic sizes stand for, and those that were asked for.
+
+    A size has the name of its `Dim`, which a live program knows and a saved one does not; those of
+    its places, `x.0` for axis 0 of input x; and torch's, `s77`.
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict[str, int])  # by torch's name, once bound
+    used: set[str] = field(default_factory=set[str])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])  # Dim's name for torch's
+    places: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+
+    def __call__(self, size: Any) -> int:
+        """A size as a number; ModelError when it depends on one not given."""
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr
+        free = {s: self.numbers[s.name] for s in expression.free_symbols if s.name in self.numbers}
+        self.used.update(s.name for s in free)
+        found = expression.subs(free)
+        if found.free_symbols:
+            unknown = sorted(s.name for s in found.free_symbols)
+            data = any(name.startswith("u") for name in unknown)
+            raise ModelError(
+                "a size depends on the data" if data else "a symbolic size is not given",
+                found=f"{expression}, of {', '.join(unknown)}",
+                fix=" ".join(f"--dims {self.name(name)}=N" for name in unknown),
+            )
+        return int(found)
+
+    def name(self, symbol: str) -> str:
+        """What a user best calls it."""
+        return self.labels.get(symbol) or next(iter(self.places.get(symbol, ())), symbol)
+
+    def shown(self, size: Any) -> str:
+        """A size as users call it: `2*batch`."""
+        if isinstance(size, int):
+            return str(size)
+        expression = size.node.expr if isinstance(size, torch.SymInt) else size
+        labels = {s: Symbol(self.labels.get(s.name, s.name)) for s in expression.free_symbols}
+        return str(expression.xreplace(labels))
+
+    def written(self, shape: Sequence[Any]) -> str:
+        """`batchx128`, as `--input` has it."""
+        return "x".join(map(self.shown, shape)) or "scalar"
+
+    def bind(self, program: ExportedProgram, given: Mapping[str, tuple[int, ...]]) -> None:
+        """Symbols get their numbers: from names, or from whole shapes of inputs. ModelError for a
+        shape or a size that the program does not take, and for symbols left, all at once."""
+        shapes = sizes_of(program)
+        self.labels, self.places = names_of_dims(program), places_of(shapes)
+        for name in given:
+            if name not in shapes:
+                raise ModelError(f"no input is called {name!r}", fix=nearest(name, shapes))
+        asked, self.numbers = self.numbers, {}
+        symbols = {label: symbol for symbol, label in self.labels.items()}
+        axes = {f"{name}.{i}": n for name, shape in shapes.items() for i, n in enumerate(shape)}
+        for name, number in asked.items():
+            if name in symbols or name not in axes:
+                self._set(symbols.get(name, name), number)
+            elif known := solved(axes[name], number):
+                self._set(*known)
+            elif len(symbols_of(axes[name])) == 1:
+                raise self._not_taken(name, axes[name], number)
+        for name, shape in given.items():
+            pairs = zip(shapes[name], shape, strict=False)
+            found = [known for size, number in pairs if (known := solved(size, number))]
+            self.numbers = {**dict(found[::-1]), **self.numbers}
+        self._check_given(shapes)
+        for name, number in asked.items():
+            if name not in symbols and name in axes and self(axes[name]) != number:
+                raise self._not_taken(name, axes[name], number)
+        for name, shape in given.items():
+            if tuple(map(self, shapes[name])) != shape:
+                raise ModelError(
+                    f"the program does not take such a shape of {name!r}",
+                    expected=f"{name}={self.written(shapes[name])}",
+                    found=f"{name}={'x'.join(map(str, shape))}, with {self._said()}",
+                )
+        self._check_ranges(program)
+
+    def _set(self, symbol: str, number: int) -> None:
+        if self.numbers.setdefault(symbol, number) != number:
+            raise ModelError(
+                "a symbolic size is given twice",
+                found=f"{self.name(symbol)}={self.numbers[symbol]} and {number}",
+            )
+
+    def _not_taken(self, name: str, size: Any, number: int) -> ModelError:
+        return ModelError(
+            f"the program does not take {name}={number}",
+            expected=f"{name}={self.shown(size)}",
+            found=self._said(),
+        )
+
+    def _said(self) -> str:
+        said = [f"{self.name(symbol)}={n}" for symbol, n in self.numbers.items()]
+        return ", ".join(said) or "no size to choose"
+
+    def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
+        symbols = {
+            name: {s.name for size in shape for s in symbols_of(size)}
+            for name, shape in shapes.items()
+        }
+        known = set[str]().union(*symbols.values())
+        missing = sorted(known - self.numbers.keys())
+        found = [name for name in shapes if symbols[name] & {*missing}]
+        if not found:
+            return
+        others = ", ".join(self.numbers.keys() - known)
+        inputs = " ".join(f"--input {name}={self.written(shapes[name])}" for name in found)
+        lines = [", ".join(f"{name}: {self.written(shapes[name])}" for name in found)]
+        unnamed = [s for s in missing if s in self.places and s not in self.labels]
+        lines += [f"{s} is {', '.join(self.places[s])}" for s in unnamed]
+        raise ModelError(
+            "a symbolic size is not given",
+            expected=f"numbers by these names, none of them {others}" if others else "",
+            found="\n".join(lines),
+            fix=f"--dims {','.join(f'{self.name(s)}=N' for s in missing)}, "
+            f"or {inputs} with numbers for them",
+        )
+
+    def _check_ranges(self, program: ExportedProgram) -> None:
+        """ModelError for a number beyond what the program was exported for."""
+        for size, found in program.range_constraints.items():
+            if not all(s.name in self.numbers for s in size.free_symbols):
+                continue
+            number = int(size.subs({s: self.numbers[s.name] for s in size.free_symbols}))
+            low = int(found.lower) if found.lower > RUNS_ANYWAY else 0
+            high = int(found.upper) if found.upper.is_Integer else None
+            if number >= low and (high is None or number <= high):
+                continue
+            name = self.name(size.name) if size.is_Symbol else self.shown(size)
+            raise ModelError(
+                f"{name}={number} is outside the range that the program was exported for",
+                expected=f"{low} to {high}" if high is not None else f"at least {low}",
+                fix="export with a wider range: Dim(name, min=.., max=..)",
+            )
+
+    def check_all_used(self) -> None:
+        """ModelError when a number is given for a size that the program has not."""
+        unknown = [name for name in self.numbers if name not in self.used]
+        if unknown:
+            raise ModelError(
+                f"no symbolic size is called {', '.join(unknown)}",
+                expected=", ".join(sorted(map(self.name, self.used)))
+                or "none: all sizes are numbers",
+                fix="export with dynamic_shapes, or leave it out",
+            )
+
+    def type(self, tensor: torch.Tensor) -> TensorType:
+        return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
+
+
+def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:
+    """The shape of each input that is a tensor; some sizes symbolic."""
+    found = traced_inputs(program)
+    return {name: tuple(v.shape) for name, v in found if isinstance(v, torch.Tensor)}
+
+
+def symbols_of(size: Any) -> set[Any]:
+    return size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()
+
+
+def solved(size: Any, number: int) -> tuple[str, int] | None:
+    """The number of the one symbol in a size that is linear in it, as `2*rows` is; None where it
+    has none, or several, or no whole number gives the size."""
+    if len(symbols := symbols_of(size)) != 1:
+        return None
+    (symbol,) = symbols
+    expression = size.node.expr
+    least, step = expression.subs(symbol, 0), expression.coeff(symbol, 1)
+    linear = step.is_Integer and expression == step * symbol + least
+    if not linear or (number - least) % step:
+        return None
+    return symbol.name, int((number - least) / step)
+
+
+def places_of(shapes: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """The axes of inputs that each symbol is the size of: `x.0`."""
+    found: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        for i, size in enumerate(shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                found.setdefault(size.node.expr.name, []).append(f"{name}.{i}")
+    return found
+
+
+def names_of_dims(program: ExportedProgram) -> dict[str, str]:
+    """What each symbol's `Dim` is called, which a live program knows by where its sizes come
+    from; torch.export.save does not write it down."""
+    for _, value in traced_inputs(program):
+        if isinstance(value, torch._subclasses.FakeTensor) and value.fake_mode.shape_env:
+            env = value.fake_mode.shape_env
+            said = {s: env.source_name_to_debug_name.get(s, s) for s in env.source_to_var}
+            sizes = {said[s]: env.replace(var) for s, var in env.source_to_var.items()}
+            return {
+                n.name: name for name, n in sizes.items() if n.is_Symbol and name.isidentifier()
+            }
+    return {}
