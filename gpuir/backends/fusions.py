@@ -32,7 +32,7 @@ class Fusion:
     @property
     def bytes(self) -> int:
         """That kernels do not read and write any more: what stays in registers."""
-        return sum(x.runs * x.size for x in self.parts) - self.fused.runs * self.fused.size
+        return sum(x.runs * x.bytes for x in self.parts) - self.fused.runs * self.fused.bytes
 
 
 def fusions(fused: Summary, unfused: Summary) -> tuple[Fusion, ...]:
@@ -130,7 +130,7 @@ def fusions_json(fused: Summary, unfused: Summary) -> str:
 
 def _bytes(s: Summary) -> int:
     """What all kernels read and write."""
-    return sum(x.runs * x.size for x in s.kernels)
+    return sum(x.runs * x.bytes for x in s.kernels)
 
 
 def _whole(s: Summary) -> dict[str, Any]:
@@ -151,9 +151,9 @@ def _record(f: Fusion) -> dict[str, Any]:
         "saved_s": f.time_s,
         "saved_bytes": f.bytes,
         "fused_s": f.fused.time_s,
-        "fused_bytes": f.fused.runs * f.fused.size,
+        "fused_bytes": f.fused.runs * f.fused.bytes,
         "parts": [
-            {"path": x.path, "op": x.node.op.name, "time_s": x.time_s, "bytes": x.runs * x.size}
+            {"path": x.path, "op": x.node.op.name, "time_s": x.time_s, "bytes": x.runs * x.bytes}
             for x in f.parts
         ],
     }

@@ -15,11 +15,11 @@ from gpuir.backends.terminal import Layout, tile_text
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
 
-SCHEMA = "gpuir.report/1"
+SCHEMA = "gpuir.report/2"
 
 
 def json_text(summaries: Sequence[Summary], _: Layout) -> str:
-    """`{"schema": "gpuir.report/1", "reports": [...]}`, a report a target."""
+    """`{"schema": "gpuir.report/2", "reports": [...]}`, a report a target."""
     report = {"schema": SCHEMA, "reports": [_report(s) for s in summaries]}
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
@@ -65,6 +65,7 @@ def _report(s: Summary) -> dict[str, Any]:
         "idle_kernels": s.idle,
         "flops": s.flops,
         "bytes": s.bytes,
+        "dram_bytes": s.dram_bytes,
         "bound_s": dict(s.bounds),
         "totals": [_total(total) for total in s.totals],
         "phases": [_total(total) for total in totals(running, lambda x: x.phase)],
@@ -95,6 +96,7 @@ def _total(total: Total) -> dict[str, Any]:
         "time_s": total.time_s,
         "flops": total.flops,
         "bytes": total.bytes,
+        "dram_bytes": total.dram_bytes,
         "bound_s": dict(total.bounds),
     }
 
@@ -128,6 +130,7 @@ def kernel_record(x: Kernel) -> dict[str, Any]:
         "time_s": x.time_s,
         "flops": x.flops,
         "bytes": x.bytes,
+        "dram_bytes": x.dram_bytes,
         "tile": x.tile
         and {
             "dims": dict(x.tile.dims),
@@ -152,7 +155,7 @@ def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
     facts = dict.fromkeys(name for s in summaries for x in s.kernels for name, _ in x.cost.facts)
     titles = ["model", "target", "profile", "kernel", "op", "shape", "locs", "status", "runs"]
     titles += ["launches", "time_s", "low_s", "high_s", "time_each_s", "bound", "by", "unseen"]
-    titles += ["flops_each", "bytes_each", "tile"]
+    titles += ["flops_each", "bytes_each", "dram_bytes_each", "tile"]
     titles += [f"{name}_s" for name in ("compute", "memory", "latency")]
     titles += [f"fact_{name}" for name in facts]
     rows = (
@@ -160,7 +163,7 @@ def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
         + [" + ".join(x.locs), x.status, x.runs, x.launches]
         + [x.time_s, *(x.interval or (None, None))]
         + [x.cost.time_s, x.cost.bound, x.cost.by, " ".join(x.cost.unseen)]
-        + [x.flops, x.bytes, tile_text(x)]
+        + [x.flops, x.bytes, x.dram_bytes, tile_text(x)]
         + [x.cost.term(name) for name in ("compute", "memory", "latency")]
         + [x.cost.fact(name) for name in facts]
         for s in summaries

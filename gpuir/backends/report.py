@@ -153,9 +153,9 @@ class Kernel:
         return self.runs * low, self.runs * high
 
     @cached_property
-    def size(self) -> int:
-        """Bytes that one run reads and writes, each once: as the predictor says, else of whole
-        operands and results."""
+    def bytes(self) -> int:
+        """Bytes that one run reads and writes, each operand and result once, whatever memory it
+        is in: of what it touches, as the predictor says, else of them whole."""
         op = self.node.op
         if self.rest or not isinstance(op, k.KernelOp) or isinstance(op, k.View):
             return 0
@@ -165,10 +165,11 @@ class Kernel:
         return sum(a.type.nbytes for a in (*op.nest.reads, *op.nest.writes))
 
     @cached_property
-    def bytes(self) -> int:
-        """Bytes that one run moves to and from device memory, where the predictor says so."""
+    def dram_bytes(self) -> int:
+        """Bytes that one run moves from and to device memory: less than `bytes` where caches hold
+        some, more where some come again. As many where the predictor does not say."""
         stated = self.cost.fact("dram_bytes")
-        return self.size if stated is None or not self.size else round(stated)
+        return self.bytes if stated is None or not self.bytes else round(stated)
 
     @property
     def launches(self) -> int:
@@ -212,6 +213,7 @@ class Total:
     time_s: float
     flops: int
     bytes: int
+    dram_bytes: int
     bounds: tuple[tuple[Bound, float], ...]  # seconds by what bounds the kernel
 
 
@@ -262,6 +264,7 @@ class Summary:
     idle: int  # kernels in branches not taken
     flops: int
     bytes: int
+    dram_bytes: int
     bounds: tuple[tuple[Bound, float], ...]
     totals: tuple[Total, ...]  # slowest first
     coverage: tuple[Share, ...]
@@ -324,6 +327,7 @@ def summarize(
         idle=sum(not x.runs for x in kernels),
         flops=sum(x.runs * x.flops for x in running),
         bytes=sum(x.runs * x.bytes for x in running),
+        dram_bytes=sum(x.runs * x.dram_bytes for x in running),
         bounds=_bounds(running),
         totals=totals(running),
         coverage=coverage,
@@ -428,6 +432,7 @@ def total_of(kind: str, kernels: Sequence[Kernel]) -> Total:
         sum(x.time_s for x in kernels),
         sum(x.runs * x.flops for x in kernels),
         sum(x.runs * x.bytes for x in kernels),
+        sum(x.runs * x.dram_bytes for x in kernels),
         _bounds(kernels),
     )
 
@@ -448,7 +453,7 @@ def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
             name,
             nodes[name],
             sum(x.runs * x.flops for x in group),
-            sum(x.runs * x.size for x in group),
+            sum(x.runs * x.bytes for x in group),
             tuple(sorted(what.items())),
         )
 

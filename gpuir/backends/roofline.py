@@ -47,9 +47,9 @@ class Point:
 def points(groups: Iterable[Alike]) -> list[Point]:
     """Of the kernels that compute something and say what they read and write."""
     return [
-        Point(x, x.one.flops / x.one.size, x.one.flops / x.one.cost.time_s)
+        Point(x, x.one.flops / x.one.bytes, x.one.flops / x.one.cost.time_s)
         for x in groups
-        if x.one.flops and x.one.size
+        if x.one.flops and x.one.bytes
     ]
 
 
@@ -249,7 +249,7 @@ def _title(summaries: Sequence[Summary], groups: Sequence[list[Alike]]) -> str:
     device = first.device.title or first.device.name
     if len(summaries) > 1:
         return f"{first.model}\narea: share of the run's time"
-    silent = sum(x.time_s for x in groups[0] if not x.one.flops or not x.one.size)
+    silent = sum(x.time_s for x in groups[0] if not x.one.flops or not x.one.bytes)
     rest = f"; {percent(silent, first.device_s)} of it without arithmetic" if silent else ""
     head = (
         f"{first.model} on {device} under {first.profile.name}, {quantity(first.latency_s, 's', 4)}"

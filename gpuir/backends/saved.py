@@ -28,6 +28,7 @@ METRICS = {
     "launches": Metric("", ("launches",)),
     "flops": Metric("flop", ("flops",)),
     "bytes": Metric("bytes", ("bytes",)),
+    "dram": Metric("bytes", ("dram_bytes",)),
     "opaque": Metric("", ("coverage", "opaque", "nodes")),
 }
 

@@ -232,7 +232,7 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     if s.latency_s:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
-        yield "work", f"{flops}; device memory {moved}"
+        yield "work", f"{flops}; reads and writes {moved}{dram_text(s)}"
     if s.device_s:
         yield "bound", f"{bounds(s.bounds, s.device_s)}, by share of the kernels' time"
     yield "memory", memory_text(s.memory)
@@ -244,6 +244,14 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     if not any(share.nodes for share in s.coverage[1:]):
         folded = f", {s.folded:,} of them folded away" if s.folded else ""
         yield "coverage", f"all {s.nodes:,} model nodes{folded}"
+
+
+def dram_text(s: Summary) -> str:
+    """`; 1.2 GB from or to device memory at 890 GB/s`, where that is not as much."""
+    if s.dram_bytes == s.bytes:
+        return ""
+    rate_text = quantity(s.dram_bytes / s.latency_s, "bytes/s")
+    return f"; {quantity(s.dram_bytes, 'bytes')} from or to device memory at {rate_text}"
 
 
 def host_text(s: Summary) -> str:
@@ -455,7 +463,8 @@ def _totals(s: Summary, page: Page, layout: Layout) -> None:
             named = [("  " * m.depth + ".".join(m.path), m.total) for m in tree]
     if not named:
         return
-    titles = ("launches", "time", "share", "flop", "bytes")
+    differs = ("dram",) if any(total.dram_bytes != total.bytes for _, total in named) else ()
+    titles = ("launches", "time", "share", "flop", "bytes", *differs)
     columns = [(layout.group, False), *((title, True) for title in titles), ("bound", False)]
     rows = [
         (
@@ -465,12 +474,13 @@ def _totals(s: Summary, page: Page, layout: Layout) -> None:
             percent(total.time_s, s.latency_s),
             quantity(total.flops, "flop") if total.flops else "-",
             quantity(total.bytes, "bytes") if total.bytes else "-",
+            *(quantity(total.dram_bytes, "bytes") if total.dram_bytes else "-" for _ in differs),
             bounds(total.bounds, total.time_s),
         )
         for name, total in named
     ]
     page.line()
-    page.table(columns, rows, drop=("bytes", "flop", "launches"))
+    page.table(columns, rows, drop=(*differs, "bytes", "flop", "launches"))
 
 
 def _memory(m: Memory, page: Page, layout: Layout) -> None:

@@ -34,7 +34,19 @@ STEP = "ProfilerStep#0"  # torch.profiler's name of an iteration, by which tools
 SHARES = {"flop/s": "peak_share", "memory bandwidth": "dram_share"}
 IDLE = dict.fromkeys(SHARES, 0.0)
 DEVICE = {"kernel": "kernel", "copy": "gpu_memcpy", "loop": "gpu_user_annotation"}
-SHOWN = ("op", "shape", "tile", "flops", "bytes", "cost", "locs", "module", "phase", "status")
+SHOWN = (
+    "op",
+    "shape",
+    "tile",
+    "flops",
+    "bytes",
+    "dram_bytes",
+    "cost",
+    "locs",
+    "module",
+    "phase",
+    "status",
+)
 
 
 def trace(summaries: Sequence[Summary], layout: Layout) -> str | bytes:

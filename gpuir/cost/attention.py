@@ -337,7 +337,8 @@ def _memory_s(
     nbytes = s.put("bytes", q + k + v + o + rest + work.trait("append"), "bytes")
     kept = p["l2 kept"] * target.l2_bytes
     missed = xp.minimum(xp.maximum(nbytes / kept - 1, 0.0), 1.0)
-    dram_s = nbytes * missed / (target.dram_bytes_per_s * p["dram share"])
+    dram_bytes = s.put("dram bytes", nbytes * missed, "bytes")
+    dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")

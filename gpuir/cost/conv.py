@@ -76,6 +76,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
             best = _faster(s, best, way, 1.0 * dense)
     compute, memory, latency = best
+    dram_rate = target.dram_bytes_per_s * p["dram share"]
+    s.put("dram bytes", memory * dram_rate, "bytes", "of the way taken")
     return Terms(compute, memory, latency, 0.0 * compute)
 
 

@@ -250,6 +250,8 @@ def _memory_s(
     from, all of it."""
     footprint = s.put("footprint", s.xp.maximum(work.nbytes, 1.0), "bytes")
     byte_s = _byte_s(s, footprint, cores, target, p)
+    away = (1 - s.values["held by the cores"]) * (1 - s.values["held by the shared cache"])
+    s.put("dram bytes", work.nbytes * away, "bytes")
     memory = work.nbytes * byte_s
     if work.kernel == "k.gather":
         table = work.operands[0].nbytes

@@ -32,6 +32,7 @@ def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = Fa
     time_s = max(compute, memory) + target.launch_s
     facts = {
         "flops": work.flops,
+        "operand_bytes": work.trait("operand bytes", work.nbytes),
         "dram_bytes": work.nbytes,
         "peak": peak_of(work, target),
         "peak_share": compute / time_s,

@@ -79,6 +79,8 @@ def estimate(
     family = family_of(work, target)
     p = s.factors(family, target, factors(family, target, model))
     terms = family.seconds(s, work, tiles, target, p)
+    if "dram bytes" not in s.values:
+        s.put("dram bytes", work.nbytes, "bytes", "each operand once")
     compute = s.put("by arithmetic", terms.compute, "s")
     memory = s.put("by memory", terms.memory, "s")
     waits = s.put("by waits", terms.latency, "s")
@@ -325,9 +327,8 @@ def cost_of(work: Work, tile: Tile, target: Target, model: Model | None = None) 
 
 
 # A fact of a cost, and the quantity of the sheet that it is.
+MOVED = {"dram_bytes": "dram bytes", "l2_bytes": "l2 bytes"}
 FACTS = {
-    "dram_bytes": "dram bytes",
-    "l2_bytes": "l2 bytes",
     "blocks": "blocks",
     "waves": "waves",
     "blocks_per_sm": "blocks an SM holds",
@@ -338,7 +339,10 @@ FACTS = {
 def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tuple[str, float]]:
     values = s.values
     yield "flops", work.flops
-    yield "operand_bytes", _plain(work.nbytes)
+    yield "operand_bytes", _plain(work.trait("operand bytes", work.nbytes))
+    for fact, name in MOVED.items():
+        if name in values:
+            yield fact, _plain(values[name] * work.trait("times", 1.0))
     for fact, name in FACTS.items():
         if name in values:
             yield fact, _plain(values[name])
@@ -355,7 +359,8 @@ def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tupl
     counted = work.products * work.visible or work.flops
     yield "peak_share", _plain(counted / time_s / peak)
     if "dram bytes" in values:
-        yield "dram_share", _plain(values["dram bytes"] / time_s / target.dram_bytes_per_s)
+        dram_bytes = values["dram bytes"] * work.trait("times", 1.0)
+        yield "dram_share", _plain(dram_bytes / time_s / target.dram_bytes_per_s)
 
 
 def _plain(number: Any) -> float:

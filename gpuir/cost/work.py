@@ -251,7 +251,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
             return _attention_gradient(op, tf32)
         case k.ExpertsGradient():
             work = _experts(op.forward(), tf32)
-            return replace(work, flops=op.flops(), traits=(*work.traits, ("times", 2.0)))
+            return _in_turns(work, op, 2.0)
         case k.Experts():
             return _experts(op, tf32)
         case k.Gather() | k.Scatter():
@@ -491,9 +491,14 @@ def _weight_gradient(op: k.Conv, space: Space, tf32: bool) -> Work:
 def _attention_gradient(op: k.AttentionGradient, tf32: bool) -> Work:
     """So many times the attention itself."""
     forward = op.forward()
-    work = _contraction(forward, forward.nest, tf32)
-    times = ("times", BACKWARD_TIMES)
-    return replace(work, flops=op.flops(), traits=(*work.traits, times))
+    return _in_turns(_contraction(forward, forward.nest, tf32), op, BACKWARD_TIMES)
+
+
+def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
+    """A gradient as so many times the kernel itself, but with its own flops and operands."""
+    own = sum(float(a.type.nbytes) for a in (*op.nest.reads, *op.nest.writes))
+    traits = (("times", times), ("operand bytes", own))
+    return replace(work, flops=op.flops(), traits=(*work.traits, *traits))
 
 
 def _window(op: k.Conv) -> tuple[tuple[str, Number], ...]:

@@ -153,7 +153,7 @@ def _repeated(body: Graph, trips: int) -> Cost:
         for name, seconds in cost.terms:
             terms[name] = terms.get(name, 0.0) + seconds * trips
     facts: dict[str, float] = {"trips": trips}
-    for fact in ("flops", "dram_bytes", "l2_bytes"):
+    for fact in ("flops", "operand_bytes", "dram_bytes", "l2_bytes"):
         facts[fact] = trips * sum(c.fact(fact) or 0 for c in costs)
     bound: Bound = max(terms, key=terms.__getitem__) if terms else "latency"
     time_s = trips * sum(c.time_s for c in costs)

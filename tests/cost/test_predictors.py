@@ -216,6 +216,27 @@ def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_hold
         assert cost.fact("peak_share") <= 1 + 1e-9
 
 
+@settings(deadline=None, max_examples=200)
+@given(kernels(), st.sampled_from(TARGETS))
+def test_both_counts_of_bytes_are_said_of_every_kernel(op, target):
+    """Of the operands the same whatever the GPU; from and to DRAM by what its caches hold."""
+    cost = best(op, target)
+    operands, dram = cost.fact("operand_bytes"), cost.fact("dram_bytes")
+    assert operands == best(op, A100).fact("operand_bytes")
+    assert operands <= sum(a.type.nbytes for a in (*op.nest.reads, *op.nest.writes))
+    assert dram is not None and dram >= 0
+
+
+def test_caches_hold_what_a_small_reduction_and_a_small_convolution_read():
+    """Reductions and convolutions on the lanes counted operands as device memory, maps misses."""
+    kept = best(softmax(512, 256), load_target("h100-sxm"))
+    assert kept.fact("operand_bytes") == 2 * 512 * 256 * 4
+    assert kept.fact("dram_bytes") < 0.01 * kept.fact("operand_bytes")
+    added = best(mapped("add", f32, (512, 256), (512, 256)), load_target("h100-sxm"))
+    assert added.fact("operand_bytes") == 3 * 512 * 256 * 4
+    assert added.fact("dram_bytes") < 0.01 * added.fact("operand_bytes")
+
+
 def test_causal_attention_counts_what_is_computed():
     """Half of the scores and the diagonal: 2 * 64 * 2 + 5 flops each. On H100 that was 1.10 Pflop/s
     of a peak of 0.99 as long as hidden scores counted."""

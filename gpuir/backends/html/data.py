@@ -93,6 +93,7 @@ def _group(x: Alike, s: Summary, words: Words) -> dict[str, Any]:
         "runs": x.runs,
         "flops": one.flops,
         "bytes": one.bytes,
+        "dram": one.dram_bytes,
         "peak": one.peak_share,
         "waves": cost.fact("waves"),
         "occupancy": cost.fact("occupancy"),

@@ -413,6 +413,7 @@ const COLUMNS = [
   { title: "shape", data: "shape", render: plainText },
   { title: "flop", data: "flops", render: number((v) => (v ? quantity(v, "flop") : "-")), className: "figure" },
   { title: "bytes", data: "bytes", render: number((v) => (v ? quantity(v, "bytes") : "-")), className: "figure" },
+  { title: "dram", data: "dram", render: number((v) => (v ? quantity(v, "bytes") : "-")), className: "figure" },
   { title: "module", data: "module", render: plainText },
   { title: "phase", data: "phase", render: plainText },
 ];

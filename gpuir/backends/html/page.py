@@ -149,7 +149,7 @@ def _said(s: Summary) -> dict[str, str]:
     parts = ", ".join(f"{kind} {quantity(n, 'bytes')}" for kind, n in held if n)
     return {
         "roofline": f"{len(s.slowest()):,} kernels, {quantity(s.flops, 'flop')} and "
-        f"{quantity(s.bytes, 'bytes')} of device memory in all; the kernel table has each one.",
+        f"{quantity(s.bytes, 'bytes')} read and written in all; the kernel table has each one.",
         "time": f"The kernels' time by kind: {kinds}.",
         "timeline": f"{s.launches:,} launches in {quantity(s.latency_s, 's', 4)}; the device waits "
         f"for the host for {quantity(s.timeline.gaps_s, 's')}.",
