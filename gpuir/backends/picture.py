@@ -8,6 +8,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
+from gpuir.backends.terminal import printable
 from gpuir.ir.errors import UsageError
 
 FORMS = ("png", "svg", "pdf")
@@ -33,11 +34,14 @@ def matplotlib(module: str = "matplotlib") -> Any:
 
 def picture(form: str, size: tuple[float, float], draw: Callable[[Any], None]) -> bytes:
     """The figure that `draw` draws on, `size` inches wide and high, as one of `FORMS`. Names are
-    shown as they are: no mathematics between dollars, a box for a letter that no font has."""
+    shown as they are: no mathematics between dollars, a box for a letter that no font has, `?` for
+    what cannot be seen."""
     out = BytesIO()
     with matplotlib().rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = matplotlib("matplotlib.figure").Figure(figsize=size, layout="constrained")
         draw(figure)
+        for text in figure.findobj(matplotlib("matplotlib.text").Text):
+            text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
         figure.savefig(out, format=form, dpi=200, metadata=NAMELESS[form])
     return out.getvalue()

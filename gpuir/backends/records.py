@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuir.backends.modules import module_of, modules
 from gpuir.backends.report import Kernel, Summary, Total, totals
-from gpuir.backends.terminal import Layout, tile_text
+from gpuir.backends.terminal import Layout, printable, tile_text
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
 
 SCHEMA = "gpuir.report/2"
+FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
 
 
 def json_text(summaries: Sequence[Summary], _: Layout) -> str:
@@ -169,11 +170,19 @@ def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
         for s in summaries
         for x in s.kernels
     )
-    return "".join(map(_line, (titles, *rows)))
+    return "".join(map(csv_line, (titles, *rows)))
 
 
-def _line(cells: list[Any]) -> str:
-    """One row. csv quotes what holds an end of line of its own kind: `\\r` must count as one."""
+def csv_line(cells: Sequence[object]) -> str:
+    """One row. What cannot be seen becomes `?`, and a word that a spreadsheet would take for a
+    formula gets an apostrophe before it, as OWASP's "CSV Injection" advises."""
     out = StringIO()
-    csv.writer(out, lineterminator="\r\n").writerow(cells)
-    return out.getvalue()[:-2] + "\n"
+    csv.writer(out, lineterminator="\n").writerow(map(_cell, cells))
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(FORMULA) else text

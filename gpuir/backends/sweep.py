@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
-from io import StringIO
 from typing import Any
 
+from gpuir.backends.records import csv_line
 from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
@@ -151,18 +150,27 @@ def sweep_csv(s: Sweep) -> str:
     titles = ["model", "target", "profile", *names, "items", "latency_s", "low_s", "high_s"]
     titles += ["device_s", "items_per_s", "host_bound", "peak_bytes", "reserved_bytes"]
     titles += ["available_bytes", "fits", "usd_per_hour", "usd_per_million", "best"]
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(titles)
+    lines = [csv_line(titles)]
     for p in s.points:
         low, high = p.interval or (None, None)
-        writer.writerow(
-            [s.model, p.target, p.profile, *(n for _, n in p.dims), p.items, p.latency_s, low, high]
-            + [p.device_s, p.items_per_s, int(p.is_host_bound), p.peak_bytes, p.reserved_bytes]
-            + [p.available_bytes, int(p.fits), p.usd_per_hour, p.usd_per_million]
-            + [int(p is series[id(p)].best)]
+        lines.append(
+            csv_line(
+                [
+                    s.model,
+                    p.target,
+                    p.profile,
+                    *(n for _, n in p.dims),
+                    p.items,
+                    p.latency_s,
+                    low,
+                    high,
+                ]
+                + [p.device_s, p.items_per_s, int(p.is_host_bound), p.peak_bytes, p.reserved_bytes]
+                + [p.available_bytes, int(p.fits), p.usd_per_hour, p.usd_per_million]
+                + [int(p is series[id(p)].best)]
+            )
         )
-    return out.getvalue()
+    return "".join(lines)
 
 
 def sweep_json(s: Sweep) -> str:

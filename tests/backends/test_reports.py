@@ -322,11 +322,33 @@ def test_every_json_field_is_documented(s: Summary):
     assert not [name for name in fields if f"`{name}" not in page]
 
 
-def test_csv_quotes_names_of_any_kind(s: Summary):
-    text = records.csv_text([replace(s, model='a\rb\n"c",d')], Layout())
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ('"c",d', '"c",d'),
+        ("a\rb\nc\x1b[31m\u202e", "a?b?c?[31m?"),
+        ("=1+1", "'=1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+a", "'+a"),
+        ("-a", "'-a"),
+        ("\t=1", "?=1"),
+        ("\r=1", "?=1"),
+    ],
+)
+def test_csv_holds_names_of_any_kind_and_no_formula(s: Summary, name: str, cell: str):
+    text = records.csv_text([replace(s, model=name)], Layout())
     rows = list(csv.reader(StringIO(text, newline="")))
     assert {len(row) for row in rows} == {len(rows[0])}
-    assert rows[1][0] == 'a\rb\n"c",d' and text.endswith("\n") and "\r\n" not in text
+    assert rows[1][0] == cell and text.endswith("\n") and "\r" not in text
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "html", "roofline"])
+def test_what_cannot_be_seen_in_a_name_is_not_written(s: Summary, form: str):
+    pytest.importorskip({"html": "plotly", "roofline": "matplotlib"}.get(form, "csv"))
+    hostile = "a\x1b]0;b\x07\x00\u202e\x9b"
+    text = BACKENDS[form]([replace(s, model=hostile)], Layout(file="x.svg"))
+    shown = text.decode() if isinstance(text, bytes) else text
+    assert not set(hostile[1:]) & set(shown) - set("]0;b") and "a?]0;b?" in shown
 
 
 def test_csv_has_the_same_numbers(s: Summary):

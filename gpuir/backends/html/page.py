@@ -14,7 +14,15 @@ from typing import Any
 
 from gpuir.backends.html.data import data
 from gpuir.backends.report import Summary
-from gpuir.backends.terminal import Layout, comparison, coverage, head, of_what, run_names
+from gpuir.backends.terminal import (
+    Layout,
+    comparison,
+    coverage,
+    head,
+    of_what,
+    printable,
+    run_names,
+)
 from gpuir.backends.units import percent, plain, quantity, rate
 from gpuir.ir.errors import UsageError
 
@@ -36,6 +44,7 @@ def html(summaries: Sequence[Summary], _: Layout) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja.StrictUndefined,
+        finalize=_seen,
     )
     return templates.get_template("page.html").render(
         title=f"{summaries[0].model} {of_what(summaries)}",
@@ -46,6 +55,11 @@ def html(summaries: Sequence[Summary], _: Layout) -> str:
         style=(HERE / "page.css").read_text(),
         script=(HERE / "page.js").read_text(),
     )
+
+
+def _seen(value: Any) -> Any:
+    """What a model's names hold that cannot be seen, shown as such; our own parts are `safe`."""
+    return printable(value) if type(value) is str else value
 
 
 def _installed(module: str) -> Any:
