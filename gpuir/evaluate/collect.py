@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from gpuir.evaluate.machine import Machine
 from gpuir.evaluate.plan import Case
 from gpuir.evaluate.timing import FEWEST, MOST
 from gpuir.ir.errors import UsageError
-from gpuir.ir.files import read_text
+from gpuir.ir.files import read_text, write_whole
 from gpuir.targets.target import Target
 
 HEADER = (
@@ -116,10 +117,12 @@ def collect(
 
     `device` is what the table calls the machine: a target's name or path, or the driver's name.
     """
-    left = remaining(cases, path, device)
-    header = _header(path, left)
+    cases = list(cases)
+    _header(path, cases)  # before the file is touched
     measured = 0
     with _appending(path) as stream:
+        left = remaining(cases, path, device)  # what another process has added in between is there
+        header = _header(path, left)
         table = csv.DictWriter(stream, header, extrasaction="ignore", lineterminator="\n")
         if not stream.tell():
             table.writeheader()
@@ -145,9 +148,9 @@ def as_parquet(journal: Path, path: Path) -> None:
             found=f"the rows are in {journal}",
             fix="pip install 'gpuir[eval]', and run again",
         ) from error
-    part = path.with_name(f".{path.name}.part")
-    parquet.write_table(reader.read_csv(journal), part)
-    os.replace(part, path)
+    out = BytesIO()
+    parquet.write_table(reader.read_csv(journal), out)
+    write_whole(path, out.getvalue())
 
 
 def remaining(cases: Iterable[Case], path: Path, device: str) -> list[Case]:
@@ -156,26 +159,55 @@ def remaining(cases: Iterable[Case], path: Path, device: str) -> list[Case]:
     return [case for case in cases if case not in done]
 
 
-def _appending(path: Path) -> Any:
-    """The file, opened at its end, after its last whole line."""
+def _appending(path: Path) -> TextIO:
+    """The file, opened at its end, after its last whole line; UsageError where another process
+    appends to it."""
     try:
         stream = path.open("a+b")
+        _lock(stream, path)
         end = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         whole = stream.read().rfind(b"\n") + 1
         if whole < end:
             stream.truncate(whole)  # a line that a killed run left half written
-        stream.close()
-        return path.open("a", encoding="utf-8", newline="")
+        return TextIOWrapper(stream, encoding="utf-8", newline="")
     except OSError as error:
         raise UsageError(
             "cannot write the table", where=str(path), found=str(error.strerror)
         ) from error
 
 
+def _lock(stream: BinaryIO, path: Path) -> None:
+    """The file is this process's until it is closed, or the process ends in whatever way. Windows,
+    and file systems without locks, have none of that."""
+    try:
+        fcntl: Any = import_module("fcntl")
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(os.fstat(stream.fileno()).st_ino)
+        raise UsageError(
+            "another process measures into this table",
+            where=str(path),
+            found=f"process {holder}" if holder else "",
+            fix="wait for it to end, or name another file",
+        ) from None
+    except (ImportError, OSError):
+        return
+
+
+def _holder(inode: int) -> str:
+    """The process that has locked a file, where the system says so: `man 5 proc_locks`."""
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
+                return words[4]
+    return ""
+
+
 def _lines(path: Path) -> list[str]:
     """The whole lines of a table, of which there may be none."""
-    if not path.exists():
+    if not os.path.exists(path):
         return []
     text = read_text(path, "the table")
     return text[: text.rfind("\n") + 1].splitlines()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuir.ir.errors import UsageError
+from gpuir.ir.files import note_input
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -105,6 +106,7 @@ class TableFile:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """UsageError when it is no such file, or when parquet cannot be read here."""
+        note_input(self.path)
         with self._guarded():
             if self._is_parquet:
                 return tuple(_parquet().read_schema(self.path).names)

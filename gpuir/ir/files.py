@@ -1,13 +1,126 @@
-"""A user's files as text, JSON and TOML, with errors that say which one it is, and why not."""
+"""A user's files: read as text, JSON and TOML, with errors that say which one it is, and why not;
+written whole or not at all, and never over what was read."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from gpuir.ir.errors import GpuirError, UsageError
+
+STALE_S = 3600  # no write takes so long: a part as old was left by a process that was killed
+
+_read: ContextVar[dict[tuple[int, int], str] | None] = ContextVar("read", default=None)
+
+
+@contextmanager
+def noting_inputs() -> Generator[None]:
+    """As long as it lasts, `write_whole` refuses to replace what `note_input` is told of."""
+    before = _read.set({})
+    try:
+        yield
+    finally:
+        _read.reset(before)
+
+
+def note_input(path: str | Path) -> None:
+    """This file is read, or belongs to one that is, under whatever name."""
+    files = _read.get()
+    if files is not None and (place := _place(path)):
+        files[place] = str(path)
+
+
+def input_at(path: str | Path) -> str | None:
+    """The name under which the file at `path` was read, if it was."""
+    place = _place(path)
+    return (_read.get() or {}).get(place) if place else None
+
+
+def _place(path: str | Path) -> tuple[int, int] | None:
+    """What tells a regular file from others, however it is linked to."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """The file holds `data`, or what it held before if anything goes wrong on the way.
+
+    A link stays one, and a file keeps its permissions. A device or a pipe (`/dev/null`) has nothing
+    to lose: it is written to, never replaced. UsageError where it cannot be written, or is one of
+    the files that were read.
+    """
+    if own := input_at(path):
+        raise UsageError(
+            "the output would take the place of an input",
+            where=str(path),
+            found=f"{own} was read, and is the same file" if own != str(path) else "",
+            fix="write to another file",
+        )
+    target = os.path.realpath(path)
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "wb") as stream:
+                stream.write(data)
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise UsageError("cannot write the file", where=str(path), found=found) from error
+
+
+def _replace(target: str, data: bytes) -> None:
+    """Written under no name where the system can do that (Linux), so that a process which is killed
+    leaves nothing; then named, and renamed where there is a file already."""
+    folder = os.path.dirname(target)
+    part = os.path.join(folder, f".gpuir.{os.getpid()}.part")
+    descriptor, named = _opened(folder, part)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            with suppress(FileNotFoundError):
+                os.fchmod(descriptor, os.stat(target).st_mode & 0o7777)
+            if not named:
+                _link(descriptor, part)
+        os.replace(part, target)
+    finally:
+        with suppress(OSError):
+            os.unlink(part)
+
+
+def _opened(folder: str, part: str) -> tuple[int, bool]:
+    """A new file to write to, and whether it has the name already; parts that killed processes left
+    are cleared away then."""
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):  # a file system that has no files without names
+            return os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666), False
+    for old in Path(folder).glob(".gpuir.*.part"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > STALE_S:
+                old.unlink()
+    return os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o666), True
+
+
+def _link(descriptor: int, part: str) -> None:
+    """Gives a file without a name this one, as `man 2 open` has it."""
+    with suppress(FileNotFoundError):
+        os.unlink(part)  # of a process that had our number
+    root = os.open("/", os.O_RDONLY)  # or Python would call link, which does not follow
+    try:
+        os.link(f"/proc/self/fd/{descriptor}", part, src_dir_fd=root, follow_symlinks=True)
+    finally:
+        os.close(root)
 
 
 def read_text(
@@ -15,6 +128,7 @@ def read_text(
 ) -> str:
     """The text of a file, without a byte order mark. `what` it is, as in `the report`, goes into
     the error of this `kind` where there is none to read."""
+    note_input(path)
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # no path has a null in it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -230,6 +231,24 @@ def test_a_run_that_is_killed_loses_no_row(machine, tmp_path):
     collect(machine, cases[: there + 1], path, device="cpu", budget_s=1e-3)
     assert path.read_text().startswith(before[: before.rfind("\n") + 1])
     assert len(remaining(cases, path, "cpu")) == 39 - there
+
+
+def test_two_runs_on_one_table_do_not_write_rows_twice(machine, tmp_path):
+    """The second is told who is at it; one that began before the first had ended measures what is
+    still missing then."""
+    pytest.importorskip("fcntl")
+    path, said = tmp_path / "mine.csv", []
+
+    def second(_: Row) -> None:
+        with pytest.raises(UsageError, match="another process measures into this table") as error:
+            collect(machine, CASES, path, device="cpu", budget_s=1e-3)
+        said.append(error.value.found)
+
+    collect(machine, CASES, path, device="cpu", budget_s=1e-3, watch=second)
+    assert len(said) == 3 and set(said) <= {f"process {os.getpid()}", ""}
+    rows = path.read_text().splitlines()
+    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3) == 0
+    assert path.read_text().splitlines() == rows and len(rows) == 4
 
 
 def test_a_table_begun_earlier_goes_on_with_the_columns_it_has(machine, tmp_path):
