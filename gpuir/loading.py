@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, VerifyError, nearest
-from gpuir.ir.files import decoded, read_text
+from gpuir.ir.files import decoded, note_input, read_text
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 from gpuir.targets.profile import profile_of, under
@@ -103,6 +103,7 @@ def load(
     """
     step = _Step.of(options)
     path = fspath(model) if isinstance(model, str | PathLike) else ""
+    note_input(path)
     if path.endswith(".gir") or path == "-":
         return step.run(_load_text_file(path, options), path, profile, tf32)
     if path and not is_torch(path):
@@ -252,8 +253,8 @@ def is_torch(path: str) -> bool:
     config, `my.module:build`."""
     if path.startswith("hf:") or path.endswith(".pt2"):
         return True
-    if Path(path).exists():
-        return Path(path).is_dir() or Path(path).name == "config.json"
+    if os.path.exists(path):
+        return os.path.isdir(path) or os.path.basename(path) == "config.json"
     return ":" in path and path.rpartition(":")[2].isidentifier()
 
 

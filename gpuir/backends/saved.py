@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, cast
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, NoReturn, cast
 from gpuir.backends.records import SCHEMA
 from gpuir.backends.report import node_name
 from gpuir.ir.errors import UsageError
+
+LARGEST = 2**63 - 1  # of what is counted
 
 
 class Metric(NamedTuple):
@@ -160,14 +162,15 @@ class _Part:
 
     def count(self, name: str) -> int:
         found = self.part(name)
-        return found.value if isinstance(found.value, int) else found.wrong("a whole number")
+        fits = isinstance(found.value, int) and abs(found.value) <= LARGEST
+        return found.value if fits else found.wrong(f"a whole number up to {LARGEST}")
 
     def as_text(self) -> str:
         return self.value if isinstance(self.value, str) else self.wrong("text")
 
     def as_number(self) -> float:
         kinds = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        is_fine = kinds and math.isfinite(self.value) and self.value >= 0
+        is_fine = kinds and 0 <= self.value <= sys.float_info.max  # not NaN
         return self.value if is_fine else self.wrong("a number of 0 or more")
 
     def wrong(self, expected: str) -> NoReturn:

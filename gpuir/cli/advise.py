@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.analyze import batch, layout, refuse_opaque, targets_of
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, progress, warn
+from gpuir.cli.output import emit, progress, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -44,7 +45,6 @@ def command(**given: Any) -> None:
     """
     from gpuir.backends.advice import advice_json, advice_text
 
-    check_ahead(given["output"])
     found = run(given, load_modules(given["modules"]))
     shape = layout(given["width"], given["output"])
     text = advice_json(found, flags) if given["as_json"] else advice_text(found, shape, flags)
@@ -127,15 +127,13 @@ def _flag(name: str, value: Any) -> str:
 
 def source_of(model: str) -> Source:
     """What kind of model it is."""
-    from pathlib import Path
-
     from gpuir.loading import is_torch
 
     if model.endswith(".gir") or model == "-":
         return "text"
     if not is_torch(model):
         return "onnx"
-    is_config = model.startswith("hf:") or (Path(model).exists() and not model.endswith(".pt2"))
+    is_config = model.startswith("hf:") or (os.path.exists(model) and not model.endswith(".pt2"))
     return "config" if is_config else "torch"
 
 

@@ -222,7 +222,7 @@ def layout(width: int | None, output: str | None = None) -> Layout:
     """The terminal's width and colour; in a pipe or a file, a fixed width and none."""
     from gpuir.backends.terminal import Layout
 
-    terminal = sys.stdout.isatty() and not output
+    terminal = bool(sys.stdout) and sys.stdout.isatty() and not output
     if width is None:
         width = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns
         width = max(width, 40) if terminal or "COLUMNS" in os.environ else PIPED_WIDTH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from os.path import relpath
+from os.path import realpath, relpath
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,6 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     path = Path(out) if out and out != "-" else Path("-")
     name = given["name"] or (slug(path.stem) or f"{base.name}-mine")
     check_ahead(out)
-    _check_apart(tables, path)
     head = {"base": _base(base, target, path), "name": name}
     head["title"] = base.title or base.name
     numbers: dict[str, float] = {}
@@ -113,21 +112,7 @@ def _base(base: Target, target: str, out: Path) -> str:
         )
     if not is_path(target):
         return base.name
-    if out.resolve() == Path(target).resolve():
-        raise UsageError("a target cannot be its own base", where=str(out), fix="--out another")
-    return Path(relpath(Path(target).resolve(), out.resolve().parent)).as_posix()
-
-
-def _check_apart(tables: Sequence[str], out: Path) -> None:
-    """UsageError when the target would take the place of its measurements."""
-    from gpuir.ir.errors import UsageError
-
-    if out.resolve() in (Path(table).resolve() for table in tables):
-        raise UsageError(
-            "the target would take the place of the measurements",
-            where=str(out),
-            fix="-o NAME.toml",
-        )
+    return Path(relpath(realpath(target), realpath(out.parent))).as_posix()
 
 
 def _today() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -57,7 +58,7 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     table, journal = Path(out), Path(out)
     if table.suffix == ".parquet":
         journal = table.with_name(f"{table.name}.csv")
-        if table.exists() and not journal.exists():
+        if os.path.exists(table) and not os.path.exists(journal):
             raise UsageError(
                 "the table is not of a campaign that can go on",
                 where=out,

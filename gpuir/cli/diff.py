@@ -9,7 +9,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.analyze import analyze, batch, layout, split_names, split_targets
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, note, warn
+from gpuir.cli.output import emit, note, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.saved import Run
@@ -64,7 +64,6 @@ def command(old: str, new: str, **given: Any) -> None:
     from gpuir.backends.diff import checks, compare, read_budget
     from gpuir.backends.diff_text import FORMATS
 
-    check_ahead(given["output"])
     budgets = [read_budget(text) for text in given["budgets"]]
     diffs = compare(*runs(old, new, given))
     checked = checks(diffs, budgets)

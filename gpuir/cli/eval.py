@@ -103,7 +103,7 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
 
     if not files:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
-    _check_ahead(files, (given["json_path"], given["output"]))
+    _check_ahead(files, given["json_path"])
     tables, found = evaluate(files, given)
     if given["json_path"]:
         head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
@@ -114,15 +114,14 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
         emit(scores.report(tables, found, shape), given["output"])
 
 
-def _check_ahead(files: Sequence[str], written: Sequence[str | None]) -> None:
+def _check_ahead(files: Sequence[str], written: str | None) -> None:
     """What can be wrong is said before minutes of work, not after."""
     from gpuir.evaluate.columns import TableFile
     from gpuir.evaluate.tables import recognise
 
     for path in files:
         recognise(TableFile(Path(path)))
-    for path in written:
-        check_ahead(path)
+    check_ahead(written)
 
 
 def _predictor() -> str:

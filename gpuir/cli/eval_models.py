@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -64,8 +65,7 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     from gpuir.evaluate.operators import compared, read_traces
     from gpuir.ir.errors import UsageError
 
-    for path in (given["json_path"], given["output"]):
-        check_ahead(path)
+    check_ahead(given["json_path"])
     if decoders.are_in(labels):
         return decoders.show(labels, configs=configs, **given)
     if configs is None:
@@ -150,7 +150,7 @@ def read_weights(folder: str, target: Target) -> Model | None:
     from gpuir.ir.errors import UsageError
     from gpuir.ir.files import read_text
 
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(
             "there is no such folder of weights",
             where=folder,
@@ -158,7 +158,7 @@ def read_weights(folder: str, target: Target) -> Model | None:
             f" {folder}/{target.name}.json",
         )
     file = Path(folder) / f"{target.name}.json"
-    if not file.is_file():
+    if not os.path.isfile(file):
         return None
     try:
         return read(read_text(file, "the weights"))

@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
     from gpuir.targets.target import Target
 
+SIZE = click.IntRange(1, options.MOST_EXTENT)
+
 
 @click.command()
 @options.model
 @options.targets
 @click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
-@click.option(
-    "--min", "least", type=click.IntRange(1), default=1, show_default=True, help="Least to try."
-)
-@click.option(
-    "--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="Most to try."
-)
+@click.option("--min", "least", type=SIZE, default=1, show_default=True, help="Least to try.")
+@click.option("--max", "most", type=SIZE, default=65536, show_default=True, help="Most to try.")
 @options.loading
 @options.profile
 @options.pipeline

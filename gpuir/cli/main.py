@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Any
@@ -59,8 +60,11 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Errors of the user's end with 2 and a message; ours with 70, and a request to tell us."""
+        from gpuir.ir.files import noting_inputs
+
         try:
-            return super().invoke(ctx)
+            with noting_inputs():
+                return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
@@ -73,15 +77,25 @@ class Commands(click.Group):
             sys.stdout = None
             ctx.exit(BROKEN_PIPE)
         except Exception as error:
-            if ctx.params["debug"]:
+            if ctx.params["debug"] or _is_of_stdout(error):
                 raise
             ctx.exit(_complain(error))
+
+
+def _is_of_stdout(error: Exception) -> bool:
+    """Whether a help text, which click writes, could not be written."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    return error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
 
 
 def _complain(error: Exception) -> int:
     from gpuir.cli.output import note
     from gpuir.ir.errors import GpuirError, VerifyError
 
+    if isinstance(error, OSError) and error.filename:  # the system's word on a user's file
+        note(f"gpuir: {error.filename}: the file cannot be used\n  found:    {error.strerror}")
+        return 2
     if isinstance(error, GpuirError):
         note(f"gpuir: {error}")
         if not isinstance(error, VerifyError):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+
+from gpuir.cli.output import check_ahead
 
 if TYPE_CHECKING:
     import gpuir
     from gpuir.cli.modules import Loaded
     from gpuir.passes.manager import Pipeline
     from gpuir.targets.prices import Price
+
+MOST_EXTENT = 1 << 40  # a tensor of as many bytes fits no device
+MOST_RUNS = 100_000  # of one sweep: at some milliseconds each, minutes to an hour
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,19 +38,34 @@ class Assignments(click.ParamType):  # type: ignore[type-arg]
         for part in value.split(",") if self.many else [value]:
             name, equals, text = part.rpartition("=")
             if not equals or not name.strip():
-                self.fail(f"{part!r} is not like {self.name}", param, ctx)
+                self.fail(f"{shorter(part)!r} is not like {self.name}", param, ctx)
             try:
                 found.append((name.strip(), self.read(text.strip())))
             except ValueError:
-                self.fail(f"{text!r} in {part!r} is not like {self.name}", param, ctx)
+                self.fail(f"{shorter(part)!r} is not like {self.name}", param, ctx)
         return tuple(found)
 
 
 def extent(text: str) -> int:
-    value = int(text)
+    """How large a dimension is; UsageError beyond what any tensor has."""
+    from gpuir.ir.errors import UsageError
+
+    if text.isdecimal() and len(text.lstrip("0")) > len(str(MOST_EXTENT)):
+        value = MOST_EXTENT + 1  # and Python turns no more than some thousand digits into a number
+    else:
+        value = int(text)
+    if value > MOST_EXTENT:
+        raise UsageError(
+            "an impossible size", expected=f"at most {MOST_EXTENT:,}", found=shorter(text)
+        )
     if value < 0:
         raise ValueError
     return value
+
+
+def shorter(text: str) -> str:
+    """What was given, for a message."""
+    return text if len(text) <= 60 else f"{text[:40]}... of {len(text):,} characters"
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -226,9 +246,18 @@ targets = click.option(
 width = click.option(
     "--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]"
 )
-output = click.option(
-    "-o", "--output", type=click.Path(), help="Write to this file, all of it or nothing."
-)
+
+
+def output(f: F) -> F:
+    """Where the result goes; that it cannot go there is said before the work."""
+
+    @wraps(f)
+    def checked(**given: Any) -> Any:
+        check_ahead(given["output"])
+        return f(**given)
+
+    text = "Write to this file, all of it or nothing."
+    return cast(F, click.option("-o", "--output", type=click.Path(), help=text)(checked))
 
 
 def pipeline_of(given: dict[str, Any], loaded: Loaded) -> Pipeline | None:

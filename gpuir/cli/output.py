@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -35,52 +37,57 @@ def emit(text: str | bytes, path: str | None = None) -> None:
 
 
 def write(path: str, text: str | bytes) -> None:
-    """The file holds `text`, or what it held before if anything goes wrong on the way.
+    """The file holds `text`, or what it held before if anything goes wrong on the way."""
+    from gpuir.ir.files import write_whole
 
-    A link stays one, and a file keeps its permissions. A device or a pipe (`/dev/null`) has
-    nothing to lose: it is written to, never replaced.
-    """
-    from gpuir.ir.errors import UsageError
-
-    target = Path(path)
-    data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
-    try:
-        if target.exists() and not target.is_file():
-            with target.open("wb") as stream:
-                stream.write(data)
-        else:
-            _replace(target.resolve(), data)
-    except OSError as error:
-        raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error
+    write_whole(path, text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
 
 
 def check_ahead(path: str | None) -> None:
-    """UsageError where `write` is bound to fail: said before minutes of work, not after."""
+    """UsageError where `write` is bound to fail, or would take the place of a file that the command
+    names: said before minutes of work, not after."""
     from gpuir.ir.errors import UsageError
 
     if not path or path == "-":
         return
-    folder = Path(path).parent
-    if not folder.is_dir():
+    folder = os.path.dirname(path) or "."
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error
+    if not os.path.isdir(folder):
         raise UsageError(
             "there is no such folder to write to", where=path, fix=f"mkdir -p {folder}"
         )
-    if Path(path).is_dir():
+    if mode is not None and stat.S_ISDIR(mode):
         raise UsageError("cannot write the file", where=path, found="Is a directory")
-    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+    if not os.access(folder if mode is None else path, os.W_OK):
         raise UsageError("cannot write the file", where=path, found="Permission denied")
+    if mode is not None and stat.S_ISREG(mode):
+        for named in _named_files():
+            if os.path.exists(named) and os.path.samefile(named, path):
+                raise UsageError(
+                    "the output would take the place of an input",
+                    where=path,
+                    found=f"{named} is the same file" if named != path else "",
+                    fix="write to another file",
+                )
 
 
-def _replace(target: Path, data: bytes) -> None:
-    part = target.with_name(f".gpuir.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        with suppress(FileNotFoundError):
-            part.chmod(target.stat().st_mode & 0o7777)
-        os.replace(part, target)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+OUTPUTS = ("output", "out", "plot", "json_path")  # options that name what is written
+
+
+def _named_files() -> Iterator[str]:
+    """What the arguments and options of the command may name a file with."""
+    context = click.get_current_context(silent=True)
+    for name, value in context.params.items() if context else ():
+        values = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+        for text in values:
+            if name not in OUTPUTS and isinstance(text, str | Path):
+                for part in (str(text), *str(text).split(",")):
+                    yield from (part, part.removeprefix("hf:"), part.partition("+")[0])
 
 
 def note(text: str) -> None:
@@ -97,7 +104,7 @@ def warn(text: str) -> None:
 def progress(length: int, label: str) -> Generator[Callable[[], None]]:
     """A bar on stderr, where that is a terminal; call what it gives after each of about `length`
     steps."""
-    if not sys.stderr.isatty():
+    if not sys.stderr or not sys.stderr.isatty():
         yield lambda: None
         return
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:

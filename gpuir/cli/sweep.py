@@ -34,18 +34,18 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, tuple[int, ...]]:
         name, equals, text = value.rpartition("=")
         if self.named != bool(equals and name.strip()):
-            self.fail(f"{value!r} is not like {self.name}", param, ctx)
+            self.fail(f"{options.shorter(value)!r} is not like {self.name}", param, ctx)
         try:
             found = [n for part in text.split(",") for n in _sizes(part)]
         except ValueError:
-            self.fail(f"{value!r} is not like {self.name}", param, ctx)
+            self.fail(f"{options.shorter(value)!r} is not like {self.name}", param, ctx)
         return name.strip() or "batch", tuple(dict.fromkeys(found))
 
 
 def _sizes(part: str) -> Iterable[int]:
     """`4..100` → 4, 8, 16, 32, 64, 100."""
     first, dots, last = part.partition("..")
-    n, end = int(first), int(last if dots else first)
+    n, end = options.extent(first), options.extent(last if dots else first)
     if n < 1 or end < n:
         raise ValueError
     while n < end:
@@ -91,8 +91,7 @@ def command(**given: Any) -> None:
     plot = given["plot"]
     if plot and not plot.endswith(PICTURES):
         raise UsageError("--plot makes PNG and SVG", found=plot, fix="FILE.png or FILE.svg")
-    for path in (plot, given["output"]):
-        check_ahead(path)
+    check_ahead(plot)
     found = run(given, load_modules(given["modules"]))
     texts = {
         "table": lambda: sweep_text(found, layout(given["width"], given["output"])),
@@ -126,6 +125,14 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     if twice := [name for name in axes if name in fixed]:
         raise UsageError(
             f"--dims gives {twice[0]} a value, and the sweep many", fix="leave one of them out"
+        )
+    count = prod(map(len, axes.values())) * len(targets) * len(profiles)
+    if count > options.MOST_RUNS:
+        raise UsageError(
+            "too many runs for one sweep",
+            expected=f"at most {options.MOST_RUNS:,}",
+            found=f"{count:,}: sizes times targets times profiles",
+            fix="fewer sizes: 1..4096 doubles from one to the next",
         )
     passes = options.pipeline_of(given, loaded)
     predictor = find_predictor(given["predictor"], loaded.predictors)

@@ -83,7 +83,7 @@ def _typed(kind: type[Pass], f: dataclasses.Field[Any], value: object) -> object
     known = f.default not in (None, dataclasses.MISSING)
     wants = type(f.default).__name__ if known else getattr(f.type, "__name__", f.type)
     if wants == "float" and type(value) is int:
-        return float(value)
+        value = float(value) if abs(value) < 2**63 else value
     if wants in ("int", "float", "str", "bool") and type(value).__name__ != wants:
         raise UsageError(
             f"pass {kind.name!r}: option {f.name!r} has the wrong type",

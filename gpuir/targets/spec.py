@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
@@ -117,7 +118,7 @@ class Kind:
     read: Callable[[Raw, str], Sourced]
 
 
-def on_base(raw: Raw, path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> Raw:
+def on_base(raw: Raw, path: Path, kind: Kind, above: tuple[str, ...] = ()) -> Raw:
     """The tables of the spec file at `path`, those of its `base` under them where it names one.
 
     A number that the file gives counts in place of the base's and needs a source of its own: one of
@@ -135,10 +136,10 @@ def on_base(raw: Raw, path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> R
         error.where = error.where or f"{where}:base"
         raise
     file = path.parent / file if is_path(name) else file
-    if file.resolve() in (path.resolve(), *above):
+    if realpath(file) in (realpath(path), *above):
         what = f"a {kind.what} cannot be its own base"
         refuse(what, where, "base", found=name, fix="name another")
-    below = on_base(read_spec(file), file, kind, (path.resolve(), *above))
+    below = on_base(read_spec(file), file, kind, (realpath(path), *above))
     found = kind.read(below, str(file))  # what is wrong there is not blamed on this file
     given = {path for path, _ in leaves(raw)}
     numbers = (path for path, quantity, _ in walk(found) if quantity)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from onnx import TensorProto, helper
 
 import gpuir
 from gpuir.cli.main import COMMANDS, main
+from gpuir.ir.files import STALE_S
 
 ROOT = Path(__file__).parent.parent.parent
 ENCODER = str(ROOT / "examples/encoder.onnx")
@@ -547,6 +551,147 @@ def test_a_file_keeps_its_permissions_and_a_link_its_end(folder: Path):
     long = "n" * 250
     run("opt", "mlp.gir", "-o", long)
     assert Path(long).is_file()
+
+
+def test_no_file_without_names_then_the_part_has_one(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    for name, age_s in ((".gpuir.1.part", 2 * STALE_S), (".gpuir.2.part", 0)):
+        Path(name).write_text("left by a process that was killed, or still written")
+        os.utime(name, (time.time() - age_s,) * 2)
+    run("opt", "mlp.gir", "-o", "out.gir")
+    assert Path("out.gir").read_text() == MLP
+    names = [".gpuir.2.part", "mlp.gir", "odd.gir", "out.gir"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no files without names here")
+def test_a_kill_while_writing_leaves_nothing(folder: Path):
+    code = (
+        "import os, signal, gpuir.ir.files as files\n"
+        "files._link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "files.write_whole('mlp.gir', b'x' * 100_000)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert Path("mlp.gir").read_text() == MLP
+    assert sorted(p.name for p in folder.iterdir()) == ["mlp.gir", "odd.gir"]
+
+
+def linked(folder: Path, name: str) -> list[str]:
+    """A file's name, and what else leads to it."""
+    (folder / "soft").symlink_to(name)
+    (folder / "hard").hardlink_to(name)
+    return [name, f"./{name}", str(folder / name), "soft", "hard"]
+
+
+def test_a_result_takes_the_place_of_no_input(folder: Path):
+    for out in linked(folder, "mlp.gir"):
+        done = run("analyze", "mlp.gir", "--target", "t4", "-o", out, status=2)
+        assert "would take the place of an input" in done.stderr
+    assert Path("mlp.gir").read_text() == MLP
+
+
+def test_nor_of_what_belongs_to_an_input(folder: Path):
+    """Schedules, targets, their bases, profiles, configs, external data, by whatever name."""
+    Path("base.toml").write_text(run("targets", "t4", "--format", "toml").stdout)
+    Path("mine.toml").write_text('base = "./base.toml"\nname = "mine"\n')
+    run("analyze", "mlp.gir", "--target", "mine.toml", "--format", "schedule", "-o", "a.sched")
+    given = ("analyze", "mlp.gir", "--target", "mine.toml", "--schedule", "a.sched")
+    tensor = TensorProto(name="w", data_type=1, dims=[4, 4], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    Path("w.bin").write_bytes(bytes(64))
+    x = helper.make_tensor_value_info("x", 1, [2, 4])
+    y = helper.make_tensor_value_info("y", 1, [2, 4])
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [x], [y], [tensor])
+    Path("m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    for args, outs in (
+        (given, ("a.sched", "mine.toml", "base.toml", *linked(folder, "base.toml"))),
+        (("analyze", "m.onnx", "--target", "t4"), ("w.bin", "m.onnx")),
+        (("targets", "mine.toml"), ("base.toml", "mine.toml")),
+    ):
+        for out in outs:
+            before = Path(out).read_bytes()
+            done = run(*args, "-o", out, status=2)
+            assert "would take the place of an input" in done.stderr
+            assert Path(out).read_bytes() == before
+
+
+def test_reading_a_file_does_not_forbid_writing_it_later(folder: Path):
+    """One command's inputs are not the next one's."""
+    run("opt", "mlp.gir", "-o", "out.gir")
+    run("opt", "out.gir", "-o", "again.gir")
+    run("opt", "mlp.gir", "-o", "out.gir")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "loop", "loop/x", "d/" * 2500 + "x"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("analyze", "{}", "--target", "t4"),
+        ("analyze", "{}.pt2", "--target", "t4"),
+        ("analyze", "{}/m.gir", "--target", "t4"),
+        ("analyze", "hf:{}", "--target", "t4"),
+        ("analyze", "mlp.gir", "--target", "{}.toml"),
+        ("analyze", "mlp.gir", "--target", "t4", "--profile", "{}.toml"),
+        ("analyze", "mlp.gir", "--target", "t4", "--schedule", "{}"),
+        ("analyze", "mlp.gir", "--target", "t4", "--load", "{}.py"),
+        ("analyze", "mlp.gir", "--target", "t4", "-o", "{}"),
+        ("advise", "{}", "--target", "t4"),
+        ("sweep", "mlp.gir", "--target", "t4", "--batch", "1", "--plot", "{}.png"),
+        ("diff", "{}.json", "mlp.gir"),
+        ("eval", "kernels", "{}"),
+        ("eval", "models", "{}"),
+        ("collect", "--target", "cpu", "--dry-run", "-o", "{}"),
+        ("collect", "--target", "cpu", "--dry-run", "--plan", "{}"),
+        ("calibrate", "--target", "{}.toml", "--table", "{}", "-o", "{}"),
+        ("train", "{}", "-o", "{}"),
+        ("targets", "{}.toml"),
+        ("profiles", "{}.toml"),
+    ],
+)
+def test_a_path_that_cannot_be_is_the_users(folder: Path, args: tuple[str, ...], name: str):
+    Path("loop").symlink_to("loop")
+    for suffix in (".png", ".toml", ".json", ".pt2", ".py"):
+        Path(f"loop{suffix}").symlink_to(f"loop{suffix}")
+    run(*(a.replace("{}", name) for a in args), status=2)
+
+
+@pytest.mark.parametrize("args", [("analyze", "mlp.gir", "--target", "t4"), ("targets", "--check")])
+def test_closed_streams_are_no_bug(folder: Path, args: tuple[str, ...]):
+    command = f"cd {folder}; gpuir {' '.join(args)}"
+    assert "there is no stdout" in (done := shell(f"{command} >&-")).stderr
+    assert done.returncode == 2
+    assert shell(f"{command} >&- 2>&-").returncode == 2
+    assert shell(f"{command} 2>&-").returncode == 0
+
+
+def test_a_help_text_on_a_full_disk_is_no_bug():
+    done = shell("gpuir analyze --help > /dev/full")
+    assert "cannot write to stdout" in done.stderr and done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("sweep", "--batch", f"1..{10**26}"),
+        ("sweep", "--batch", f"1..{'9' * 5000}"),
+        ("sweep", "--batch", "1", "--dim", f"seq=1..{10**26}"),
+        ("analyze", "--dims", f"batch={10**26}"),
+        ("analyze", "--input", f"x={2**62}x8"),
+        ("fit", "--dim", "batch", "--max", str(10**26)),
+    ],
+)
+def test_an_absurd_size_is_refused_with_the_limit(args: tuple[str, ...]):
+    command, *rest = args
+    done = run(command, ENCODER, "--target", "t4", *rest, status=2)
+    assert re.search(r"1,?099,?511,?627,?776", done.stderr) and len(done.stderr) < 500
+
+
+def test_a_sweep_of_too_many_runs_is_refused_with_the_limit():
+    sizes = ",".join(map(str, range(1, 400)))
+    args = ("--batch", sizes, "--dim", f"seq={sizes}")
+    done = run("sweep", ENCODER, "--target", "t4", *args, status=2)
+    assert "at most 100,000" in done.stderr and "159,201" in done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -78,6 +79,16 @@ def test_the_same_twice(folder: Path):
     for format in ("table", "markdown", "json", "junit"):
         args = ("diff", "old.json", "new.json", "--format", format, "--budget", "bytes=+1%")
         assert run(*args, status=1).stdout == run(*args, status=1).stdout
+
+
+@pytest.mark.parametrize("field", ["latency_s", "launches", "batch"])
+@pytest.mark.parametrize("number", ["9" * 400, "1" + "0" * 5000, "1e999"])
+def test_a_number_beyond_all_is_not_what_a_report_has(folder: Path, field: str, number: str):
+    run("analyze", "old.gir", "--target", "t4", "--format", "json", "-o", "good.json")
+    text = Path("good.json").read_text()
+    Path("bad.json").write_text(re.sub(f'"{field}": [^,]*', f'"{field}": {number}', text))
+    done = run("diff", "good.json", "bad.json", status=2)
+    assert "bad.json" in done.stderr and len(done.stderr) < 400
 
 
 @pytest.mark.parametrize(

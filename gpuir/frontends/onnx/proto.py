@@ -23,6 +23,7 @@ from gpuir.frontends.onnx.messages import messages
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir import types as ir
 from gpuir.ir.errors import ModelError
+from gpuir.ir.files import note_input
 from gpuir.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -80,7 +81,12 @@ def open_model(source: str | Path | bytes | ModelProto) -> Source:
     """Reads a model's structure. `ModelError` says what the file is when it is not ONNX."""
     if isinstance(source, str | Path):
         path = Path(source)
-        return _parse(_map(path), path.name, path.parent)
+        found = _parse(_map(path), path.name, path.parent)
+        for tensor in found.model.graph.initializer:
+            if tensor.data_location == 1:
+                entries = (e.value for e in tensor.external_data if e.key == "location")
+                note_input(path.parent / next(entries, ""))
+        return found
     if isinstance(source, bytes | bytearray | memoryview):
         return _parse(memoryview(source), "model", None)
     if type(source).__name__ == "ModelProto":

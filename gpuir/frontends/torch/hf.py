@@ -5,6 +5,7 @@ The classes are transformers' own, so what is analysed is what `from_pretrained`
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -154,7 +155,7 @@ def read_config(path: Path) -> Any:
     """transformers' config of a `config.json`, or of the folder that has one."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     where = str(file)
     fix = "models are not downloaded: save the config.json of the one you mean, and name it"
     read = read_json(file, "the config", ModelError, fix)
