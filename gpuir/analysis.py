@@ -21,6 +21,7 @@ from gpuir.passes.tile import TilePass
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile, under
+from gpuir.targets.support import check, emulated
 
 if TYPE_CHECKING:
     from gpuir.loading import Source
@@ -96,6 +97,8 @@ def analyze(
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
     g = lower(g, profile=profile, tf32=tf32, watch=watch)
+    if g.level < Level.costed:
+        check(g, load_target(str(g.target or target)))
     passes: tuple[Pass, ...] = ()
     if g.level < Level.tiled:
         passes += (TilePass(target=str(target), schedule=fspath(schedule)),)
@@ -170,7 +173,7 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
     assumptions."""
     target = load_target(str(graph.target))
-    assumed = (*target.assumptions, *_elsewhere(graph, target))
+    assumed = (*target.assumptions, *_elsewhere(graph, target), *emulated(graph, target))
     device = Device(target.name, target.title, assumed, tuple(target.rows()))
     held = memory(graph, target)
 

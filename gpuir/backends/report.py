@@ -178,15 +178,18 @@ class Kernel:
     @cached_property
     def status(self) -> Status:
         """Opaque if it holds an op we do not know; approximated if a library routine, of which
-        only the operands, results and a count of operations are known."""
+        only the operands, results and a count of operations are known, or if the CPU runs it."""
         kinds = {type(n.op) for n in _inside(self.node)}
         if t.Opaque in kinds:
             return "opaque"
-        return "approximated" if t.Routine in kinds else "modelled"
+        rough = t.Routine in kinds or self.cost.on_host
+        return "approximated" if rough else "modelled"
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What is not modelled in it, by name."""
+        if self.cost.on_host:
+            return ("on the CPU",)
         return tuple(
             op.kind if isinstance(op, t.Opaque) else op.fn
             for op in (n.op for n in _inside(self.node))

@@ -109,6 +109,11 @@ def _verdict(s: Sweep, page: Page) -> None:
         page.wrapped("cheapest", text)
     for dims, why in s.refused:
         page.wrapped("refused", f"{_dims(dims)}: {why}")
+    whose: dict[tuple[str, str], list[str]] = {}
+    for target, profile, why in s.unsupported:
+        whose.setdefault((profile, why), []).append(target)
+    for (profile, why), names in whose.items():
+        page.wrapped("refused", f"{profile} on {', '.join(names)}: {why}")
     lists: dict[str, list[str]] = {}
     for name, price in s.prices:
         lists.setdefault(str(price), []).append(name)
@@ -184,6 +189,10 @@ def sweep_json(s: Sweep) -> str:
         "fastest": s.fastest and _record(s.fastest),
         "cheapest": s.cheapest and _record(s.cheapest),
         "refused": [{"dims": dict(dims), "why": why} for dims, why in s.refused],
+        "unsupported": [
+            {"target": target, "profile": profile, "why": why}
+            for target, profile, why in s.unsupported
+        ],
         "prices": [{"target": name, **vars(price)} for name, price in s.prices],
     }
     return json.dumps(report, indent=1, allow_nan=False) + "\n"

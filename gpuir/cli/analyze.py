@@ -20,6 +20,7 @@ from gpuir.cli.output import emit, note, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
+    from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pass
     from gpuir.targets.target import Target
@@ -113,6 +114,8 @@ def analyze(
     import gpuir
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
+    from gpuir.ir.graph import Level
+    from gpuir.targets.support import reason, refusal
 
     targets = [
         options.with_settings(loaded.target(name), given) for name in split_targets(given["target"])
@@ -144,18 +147,29 @@ def analyze(
     passes = options.pipeline_of(given, loaded)
     kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
     lowered = [kernels_of.under(name) for name in profiles or [None]]
-    return [
-        gpuir.analyze(
-            kernels,
-            name,
-            predictor=predictor,
-            schedule=given["schedule"],
-            tf32=given["tf32"],
-            watch=progress.made,
-        )
-        for name in targets or [None]
-        for kernels in lowered
-    ]
+    found: list[Graph] = []
+    refused: list[GpuirError] = []
+    for name in targets or [None]:
+        for kernels in lowered:
+            on = gpuir.load_target(name or str(kernels.target)) if name or kernels.target else None
+            error = refusal(kernels, on) if on and kernels.level < Level.costed else None
+            if error is not None and on is not None:
+                refused.append(error)
+                warnings.append(f"not supported: {kernels.profile} on {on.name}: {reason(error)}")
+                continue
+            found.append(
+                gpuir.analyze(
+                    kernels,
+                    name,
+                    predictor=predictor,
+                    schedule=given["schedule"],
+                    tf32=given["tf32"],
+                    watch=progress.made,
+                )
+            )
+    if refused and not found:
+        raise refused[0]
+    return found
 
 
 def unsaid(said: list[str]) -> Callable[[str], None]:

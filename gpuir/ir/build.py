@@ -66,6 +66,7 @@ class Builder:
         self.framework: Framework | None = None
         self.profile: str | None = None
         self.tf32: Tf32 | None = None
+        self.origins: tuple[tuple[Loc, str], ...] = ()
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self.names = names or NameTable()
@@ -73,12 +74,13 @@ class Builder:
 
     def inherit(self, graph: Graph) -> None:
         """Takes over what another graph says of itself: its roles, what its outputs take over, what
-        is folded and assumed, its framework, profile and rule of TF32."""
+        is folded and assumed, its framework, profile, rule of TF32 and origins."""
         self.folded += graph.folded
         self.assumed += graph.assumed
         self.over = graph.over
         self.roles.update(graph.roles)
         self.framework, self.profile, self.tf32 = graph.framework, graph.profile, graph.tf32
+        self.origins = graph.origins
 
     def capture(self, value: Value) -> Value:
         """An input that keeps an outer value's name: for a region whose names come from one table
@@ -174,6 +176,7 @@ class Builder:
             profile=self.profile,
             tf32=self.tf32,
             over=over if any(over) else (),
+            origins=self.origins,
         )
         return replace(graph, roles=_kept(self.roles, graph))
 

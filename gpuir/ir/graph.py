@@ -168,6 +168,7 @@ class Graph:
     tf32: Tf32 | None = None
     over: tuple[Value | None, ...] = ()
     roles: tuple[tuple[str, Role], ...] = ()
+    origins: tuple[tuple[Loc, str], ...] = ()
 
     @cached_property
     def _roles(self) -> dict[str, Role]:

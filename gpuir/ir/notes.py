@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+ON_HOST = "host@1"  # signs what the host's CPU runs, in place of the device
+
 Bound = Literal["compute", "memory", "latency"]
 
 
@@ -64,6 +66,11 @@ class Cost:
     facts: tuple[tuple[str, float], ...] = ()
     interval: tuple[float, float] | None = None
     unseen: tuple[str, ...] = ()
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host's CPU runs it."""
+        return self.by == ON_HOST
 
     def term(self, name: Bound) -> float:
         return dict(self.terms).get(name, 0.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gpuir.cost.families import check_factors
+from gpuir.cost.host import crossings, host_cost
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
 from gpuir.cost.tile import cost_of, tile_cost
 from gpuir.cost.work import Work, in_tf32, work_of
@@ -18,7 +20,8 @@ from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import tf32_rule
+from gpuir.targets.profile import profile_of, tf32_rule
+from gpuir.targets.support import load_operators, said, without_kernel
 from gpuir.targets.target import Target
 
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
@@ -121,8 +124,48 @@ def _asked(
 
 
 def cost_graph(g: Graph, cost_one: Costing) -> Graph:
-    """The graph with a cost on every kernel."""
-    return replace(g, level=Level.costed, nodes=tuple(_costed(node, cost_one) for node in g.nodes))
+    """The graph with a cost on every kernel. What its stack has no kernel for costs what the host's
+    CPU takes, which is then assumed."""
+    costed = replace(
+        g, level=Level.costed, nodes=tuple(_costed(node, cost_one) for node in g.nodes)
+    )
+    target = load_target(g.target) if g.target else None
+    return costed if target is None or target.is_cpu else _fallen_back(costed, target)
+
+
+def _fallen_back(g: Graph, target: Target) -> Graph:
+    """The kernels of nodes that a stack runs on the CPU, with what they take there. A loop counts
+    as a whole; what is inside of it is not told apart."""
+    profile = profile_of(g)
+    missing = without_kernel(g, profile) if profile.fallback else {}
+    if profile.fallback is None or not missing:
+        return g
+    hosted = frozenset(
+        v
+        for n in g.nodes
+        for v in n.results
+        if not n.op.control
+        and not isinstance(n.op, k.View)
+        and not missing.keys().isdisjoint(n.locs)
+    )
+    moved = crossings(g, hosted)
+    nodes: list[Node] = []
+    called: set[str] = set()
+    for n in g.nodes:
+        if n.results and n.results[0] in moved:
+            assert isinstance(n.op, k.KernelOp)
+            size, count = moved[n.results[0]]
+            first = called.isdisjoint(n.locs)
+            called.update(n.locs)
+            cost = host_cost(n.op, size, count, first, target, profile.fallback, profile.copies)
+            n = replace(n, cost=cost)
+        nodes.append(n)
+    counts = Counter(map(said, missing.values()))
+    kinds = ", ".join(f"{what} ({count} nodes)" for what, count in counts.items())
+    operators = load_operators(profile.operators)
+    text = f"{operators.title} has no kernel for {kinds}: they run on the CPU, with copies to it"
+    text += f" and back, at rates that are assumed (within a factor of {profile.fallback.doubt:g})"
+    return replace(g, nodes=tuple(nodes), assumed=(*g.assumed, text))
 
 
 def _costed(node: Node, cost_one: Costing) -> Node:

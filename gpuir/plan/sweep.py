@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from gpuir.cost.table import Predictor
 from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work, in_tf32, work_of
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph, Node, Tf32
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp
@@ -18,7 +18,8 @@ from gpuir.passes.annotate import Costing, cost_graph, costing
 from gpuir.plan.outcome import outcome
 from gpuir.schedule import Path, addressed, apply
 from gpuir.targets.prices import Price, price_of
-from gpuir.targets.profile import tf32_rule
+from gpuir.targets.profile import profile_of, tf32_rule
+from gpuir.targets.support import reason, refusal
 from gpuir.targets.target import Target
 
 Dims = tuple[tuple[str, int], ...]
@@ -112,13 +113,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of one model. `refused` are the sizes that it does not take, and what it says."""
+    """All runs of one model. `refused` are the sizes that it does not take, and what it says;
+    `unsupported` targets and profiles that do not go together, or not with the model, and why."""
 
     model: str
     axes: tuple[tuple[str, tuple[int, ...]], ...]
     points: tuple[Point, ...]
     refused: tuple[tuple[Dims, str], ...] = ()
     prices: tuple[tuple[str, Price], ...] = ()
+    unsupported: tuple[tuple[str, str, str], ...] = ()
 
     @cached_property
     def series(self) -> tuple[Series, ...]:
@@ -161,14 +164,16 @@ def sweep(
     """Every choice of sizes along `axes`, on every target, under every profile.
 
     `kernels` gives the kernels of the model with these sizes under a profile; a ModelError of it
-    makes the sizes refused, and is raised when the model refuses all. `items` says how many a run
+    makes the sizes refused, and is raised when the model refuses all. A target that a profile does
+    not run the model on has no point. `items` says how many a run
     does at once. `own` are prices by the name of the target, in place of those listed. `done` is
     called after each choice of sizes.
     """
     devices = [_Device(target, predictor, price_of(target, own)) for target in targets]
     points: list[Point] = []
     refused: list[tuple[Dims, str]] = []
-    first: ModelError | None = None
+    unsupported: dict[tuple[str, str], str] = {}
+    first: GpuirError | None = None
     model = ""
     for values in product(*axes.values()):
         dims = tuple(zip(axes, values, strict=True))
@@ -181,7 +186,12 @@ def sweep(
         for g in graphs:
             model = g.name
             works = _works(g)
-            points += (_point(d, g, works, dims, items(dict(dims))) for d in devices)
+            for d in devices:
+                if (error := refusal(g, d.target)) is not None:
+                    first = first or error
+                    unsupported[d.target.name, profile_of(g).name] = reason(error)
+                else:
+                    points.append(_point(d, g, works, dims, items(dict(dims))))
         done()
     if first is not None and not points:
         raise first
@@ -192,6 +202,7 @@ def sweep(
         tuple(sorted(points, key=lambda p: place[p.target])),
         tuple(refused),
         tuple((d.target.name, d.price) for d in devices if d.price),
+        tuple((*pair, why) for pair, why in unsupported.items()),
     )
 
 

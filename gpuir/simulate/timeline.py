@@ -31,9 +31,9 @@ class Launch:
     """One kernel on its way to the device: which, for which op of the model, and how long it runs
     there; `between_s` holds that in 80 % of cases. A view launches nothing: it is `empty`.
 
-    `lane` is the host's thread, which goes on when the kernel has ended if it `waits` for the size
-    of what that computes. `share` is the part of the device it fills, and `after` the launches it
-    waits for: both count where several streams run.
+    `lane` is the host's thread, which goes on when the kernel has ended if it `waits`: for the size
+    of what that computes, or because it runs that itself. `share` is the part of the device it
+    fills, and `after` the launches it waits for: both count where several streams run.
     """
 
     path: tuple[str, ...]
@@ -190,7 +190,7 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         cost.time_s,
         empty=isinstance(node.op, k.View),
         kind=node.op.name.removeprefix("k."),
-        waits=isinstance(node.op, k.Opaque) and _sizes_itself(node.op),
+        waits=cost.on_host or (isinstance(node.op, k.Opaque) and _sizes_itself(node.op)),
         lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
     )

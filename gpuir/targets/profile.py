@@ -27,7 +27,15 @@ from gpuir.targets.spec import (
     spec_folder,
     unknown,
 )
-from gpuir.targets.target import Quantity, Row, Table, rows_of, source_of
+from gpuir.targets.target import (
+    BytesPerS,
+    FlopPerS,
+    Quantity,
+    Row,
+    Table,
+    rows_of,
+    source_of,
+)
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
@@ -99,6 +107,18 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """Nodes that a stack has no kernel for run on the host's CPU, at `flops_per_s` or `bytes_per_s`
+    and `call_s` besides; in 80 % of cases that takes between 1/`doubt` and `doubt` times as long.
+    """
+
+    flops_per_s: FlopPerS
+    bytes_per_s: BytesPerS
+    call_s: HostTime
+    doubt: Doubt
+
+
+@dataclass(frozen=True)
 class Profile:
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
@@ -106,7 +126,11 @@ class Profile:
     beside each other. Without `copies`, inputs lie on the device and outputs stay there.
 
     `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
-    devices the stack runs on, all where none is named."""
+    devices the stack is made for, all where none is named: on others it is taken as it is. `needs`
+    are those that it runs on at all, each with its least architecture (`NVIDIA sm_75`), `dtypes`
+    the least of a dtype (`bf16 sm_80`), and `emulated` the same where it computes in f32 below.
+    `operators` names the list of ONNX operators that it has kernels for, and `fallback` is what
+    the others take on the CPU."""
 
     name: str
     title: str
@@ -117,6 +141,11 @@ class Profile:
     copies: Copies | None = None
     base: str = ""
     vendors: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    emulated: tuple[str, ...] = ()
+    operators: str = ""
+    fallback: Fallback | None = None
     notes: str = ""
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
 
@@ -250,6 +279,20 @@ def _check_words(profile: Profile, where: str) -> None:
             found=profile.tf32,
             fix=f"one of {', '.join(TF32)}",
         )
+    for name, texts, least, what in (
+        ("needs", profile.needs, 1, "maker"),
+        ("dtypes", profile.dtypes, 2, "dtype"),
+        ("emulated", profile.emulated, 2, "dtype"),
+    ):
+        for text in texts:
+            if not least <= len(text.split()) <= 2:
+                like = {"maker": "NVIDIA sm_75", "dtype": "bf16 sm_80"}[what]
+                wrong = f"{name}: not a {what} and its least architecture"
+                refuse(wrong, where, name, found=text, fix=f"write it as {like}")
+    known = [path.stem for path in (spec_folder() / "operators").glob("*.toml")]
+    if profile.operators and profile.operators not in known:
+        wrong = f"operators: no list of operators is called {profile.operators}"
+        refuse(wrong, where, "operators", fix=nearest(profile.operators, known))
     for kind in profile.host.before:
         if kind not in KINDS:
             refuse(

@@ -146,6 +146,9 @@ class _Plain(Transformer[Token, Any]):
     def node(self, results, op, args, *rest):
         return "node", results, op, args, rest
 
+    def origin(self, text, locs):
+        return "origin", text, locs
+
     def folded(self, texts):
         return "folded", texts
 
@@ -427,6 +430,7 @@ class _Build:
             "in": [],
             "param": [],
             "node": [],
+            "origin": [],
             "folded": [],
             "assumed": [],
         }
@@ -444,6 +448,9 @@ class _Build:
                 over = [o and self.value(o, values) for _, o in item[1]]
             elif kind == "role":
                 self.role(item, values, roles)
+            elif kind == "origin":
+                text = self.string(item[1])
+                found[kind] += [(self.string(token), text) for token in item[2]]
             elif kind in ("folded", "assumed"):
                 found[kind] += [self.string(token) for token in item[1]]
             else:
@@ -463,6 +470,7 @@ class _Build:
             target=target,
             over=tuple(over) if any(over) else (),
             roles=tuple(roles.items()),
+            origins=tuple(found["origin"]),
         )
 
     def role(self, item: Any, values: dict[str, Value], roles: dict[str, Any]) -> None:

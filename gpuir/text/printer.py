@@ -59,6 +59,11 @@ def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:
     for role in dict.fromkeys(role for _, role in g.roles):
         names = ", ".join(f"%{quoted(name)}" for name, r in g.roles if r == role)
         lines.append(f"{inner}role {role} {names}")
+    origins: dict[str, list[str]] = {}
+    for loc, origin in g.origins:
+        origins.setdefault(origin, []).append(_string(loc))
+    for origin, locs in origins.items():
+        lines.append(f"{inner}from {_string(origin)} at {', '.join(locs)}")
     if g.folded:
         lines.append(f"{inner}folded at {', '.join(map(_string, g.folded))}")
     lines += [f"{inner}assumed {_string(text)}" for text in g.assumed]

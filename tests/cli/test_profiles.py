@@ -69,9 +69,10 @@ GIVEN = ("analyze", ENCODER, "--dims", "batch=1,seq=16", "--target")
 
 
 def test_a_stack_on_a_device_it_does_not_run_on_is_said():
-    text = " ".join(gpuir(*GIVEN, "mi210", "--profile", "tensorrt").stdout.split())
-    assert "profile tensorrt is of NVIDIA, and taken as it is here" in text
-    assert "and taken as it is" not in gpuir(*GIVEN, "a100", "--profile", "tensorrt").stdout
+    text = " ".join(gpuir(*GIVEN, "mi210", "--profile", "ort").stdout.split())
+    assert "profile ort is of NVIDIA, and taken as it is here" in text
+    assert "and taken as it is" not in gpuir(*GIVEN, "a100", "--profile", "ort").stdout
+    assert "NVIDIA sm_75+" in gpuir(*GIVEN, "mi210", "--profile", "tensorrt", status=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,9 @@ def test_a_stack_on_a_device_it_does_not_run_on_is_said():
         ('base = "eager"\npasses = "fuze,legalize"', "mine.toml: passes: no pass 'fuze'"),
         ('base = "eager"\npasses = "canonicalize"', "mine.toml: passes: the passes end early"),
         ('base = "eager"\nvendors = "AMD"', "vendors is a list of text"),
+        ('base = "eager"\nneeds = ["sm 7 5"]', "needs: not a maker and its least architecture"),
+        ('base = "eager"\ndtypes = ["bf16"]', "dtypes: not a dtype and its least architecture"),
+        ('base = "ort"\noperators = "cuda"', "operators: no list of operators is called cuda"),
     ],
 )
 def test_what_is_wrong_in_a_profile_is_said_with_its_file(here: Path, line: str, message: str):

@@ -116,6 +116,7 @@ class _Load:
     symbols: dict[str, int] = field(default_factory=dict[str, int])
     input_types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
     visited: dict[Loc, None] = field(default_factory=dict[Loc, None])
+    origins: dict[Loc, str] = field(default_factory=dict[Loc, str])
     loops: set[str] = field(default_factory=set[str])
     given_results: set[str] = field(default_factory=set[str])  # of `values`, not met so far
     sized: set[Value] = field(default_factory=set[Value])  # whose size or numbers the user bound
@@ -161,7 +162,10 @@ class _Load:
         params = tuple(p for p in made.params if p in read)
         folded = tuple(loc for loc in self.visited if loc not in present)
         weights = Weights({p.name: emit.scope.weights[p.name] for p in params})
-        made = replace(made, params=params, folded=folded)
+        by_origin = sorted(
+            (pair for pair in self.origins.items() if pair[0] in present), key=lambda x: x[1]
+        )
+        made = replace(made, params=params, folded=folded, origins=tuple(by_origin))
         return Model(made, weights, tuple(dict.fromkeys(self.warnings)))
 
     def compare_weights(self, emit: Emitter, read: set[Value]) -> None:
@@ -740,6 +744,9 @@ class Walk:
         emit = self.emit
         inputs = tuple(self.find(v, loc) if v else None for v in step.inputs)
         emit.builder.locs, emit.prefix = (loc,), name
+        read = (v.type.dtype.name if isinstance(v, Value) else "-" for v in inputs)
+        origin = f"{key_of(step.op, step.domain)}@{self.opsets.get(step.domain, 1)}"
+        self.load.origins.setdefault(loc, " ".join((origin, *read)))
         start = len(emit.builder.nodes)
         scope, before = emit.scope, (emit.scope.sized, emit.scope.shaped)
         behind = [v for v in inputs if isinstance(v, Value) and v in self.load.sized]
