@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
@@ -66,7 +66,7 @@ def lower(
 
 def analyze(
     model: Graph | Source,
-    *given: str | PathLike[str] | Sequence[Any] | None,
+    *given: Any,
     target: str | None = None,
     predictor: str | Predictor = "tile",
     schedule: str | PathLike[str] = "",
@@ -86,13 +86,16 @@ def analyze(
     `a100+sms=120`. `predictor` is a name too, or a function of yours. `profile` is the software
     stack, and `tf32` what it runs in TF32, as in `lower`.
     """
-    for thing in given:  # the target, or a module's arguments
+    args: list[Any] = []
+    for thing in given:  # the target, or a module's arguments: a tuple, or one by one
         if isinstance(thing, str | PathLike) and target is None:
-            target = fspath(thing)
+            target = fspath(cast("str | PathLike[str]", thing))
         elif isinstance(thing, str | PathLike):
             raise UsageError("two targets are given", found=f"{target}, {thing}")
         elif thing is not None:
-            options["args"] = thing
+            args.append(thing)
+    if args:
+        options["args"] = args[0] if len(args) == 1 else tuple(args)
     g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from operator import index
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
@@ -20,6 +22,7 @@ from gpuir.ir.verify import verify
 from gpuir.targets.profile import profile_of, under
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
     from torch import nn
     from torch.export import ExportedProgram
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from gpuir.frontends.torch.program import Program
     from gpuir.targets.profile import Profile
 
-    Source = str | PathLike[str] | nn.Module | ExportedProgram | Program
+    Source = str | PathLike[str] | nn.Module | ExportedProgram | Program | ModelProto | bytes
 
 
 class LoadOptions(TypedDict, total=False):
@@ -35,9 +38,10 @@ class LoadOptions(TypedDict, total=False):
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
     loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
     exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
-    run on `args` and `kwargs`. Of a Hugging Face config, `task` chooses the class, `dtype` the
-    numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed (`sdpa`, `eager`); `phase` is
-    `prefill` or `decode`, behind `past` tokens; with `mask` the attention mask is an input.
+    run on `args` (one, or a tuple of them) and `kwargs`. Of a Hugging Face config, `task` chooses
+    the class, `dtype` the numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed
+    (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind `past` tokens; with `mask` the
+    attention mask is an input.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
@@ -52,7 +56,7 @@ class LoadOptions(TypedDict, total=False):
     trip_counts: Mapping[str, int]
     expert_skew: float
     strict: bool
-    args: Sequence[Any]
+    args: Any
     kwargs: Mapping[str, Any]
     task: str | None
     dtype: str | None
@@ -90,9 +94,10 @@ def load(
     tf32: bool | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
-    """The graph of a model: an ONNX file; a torch program, exported and saved (`.pt2`) or live, or
-    a torch module with its arguments; a Hugging Face config (`hf:config.json`, or its folder); what
-    a function gives (`my.module:build`); gpuir's own text (`.gir`, or `-` for stdin) at any level.
+    """The graph of a model: an ONNX file, its bytes or its `ModelProto`; a torch program, exported
+    and saved (`.pt2`) or live, or a torch module with its arguments; a Hugging Face config
+    (`hf:config.json`, or its folder); what a function gives (`my.module:build`); gpuir's own text
+    (`.gir`, or `-` for stdin) at any level.
 
     A backward pass by our rules is that of what the software stack `profile` makes of the forward
     one (`lower` has the defaults): attention that it leaves in products and a softmax keeps its
@@ -102,14 +107,14 @@ def load(
     or TextError when the file cannot be used.
     """
     step = _Step.of(options)
-    path = fspath(model) if isinstance(model, str | PathLike) else ""
+    _check_values(options)
+    source = fspath(model) if isinstance(model, str | PathLike) else model
+    path = source if isinstance(source, str) else ""
     note_input(path)
     if path.endswith(".gir") or path == "-":
         return step.run(_load_text_file(path, options), path, profile, tf32)
-    if path and not is_torch(path):
-        loaded = _load_onnx(path, options)
-    else:
-        loaded = _load_torch(path or cast("nn.Module | ExportedProgram", model), options, step)
+    onnx = is_onnx(source)
+    loaded = _load_onnx(source, options) if onnx else _load_torch(source, options, step)
     step = step.of_outputs(loaded, path)
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
@@ -248,6 +253,46 @@ def _checkpoint(text: str | None) -> dict[str, str | int]:
     return {"checkpoint": text}
 
 
+def _check_values(options: LoadOptions) -> None:
+    """UsageError for what is no number, where one is asked for. One argument becomes a tuple."""
+    for name, (fits, what, example) in VALUES.items():
+        given: Any = options.get(name) or {}
+        named = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
+        if named is None or not all(map(fits, named.values())):
+            raise UsageError(
+                f"{name}: not {what} by name",
+                expected=f"{name}={example}",
+                found=f"{name}={given!r}"[:200],
+            )
+    args: Any = options.get("args")
+    if args is not None and not isinstance(args, list | tuple):
+        options["args"] = (args,)
+
+
+def _is_count(size: Any) -> bool:
+    return hasattr(size, "__index__") and index(size) >= 0
+
+
+def _is_shape(sizes: Any) -> bool:
+    return isinstance(sizes, list | tuple) and all(_is_count(n) for n in cast("list[Any]", sizes))
+
+
+VALUES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+    "dims": (_is_count, "whole numbers", '{"batch": 8}'),
+    "trip_counts": (_is_count, "whole numbers", '{"loop": 10}'),
+    "inputs": (_is_shape, "shapes", '{"x": (8, 128)}'),
+    "kwargs": (lambda _: True, "arguments", '{"mask": mask}'),
+}
+
+
+def is_onnx(source: object) -> bool:
+    """Whether it is ONNX's: its protobuf, its bytes, or a path that names no torch program."""
+    if isinstance(source, str):
+        return not is_torch(source)
+    bytes_of_one = isinstance(source, bytes | bytearray | memoryview)
+    return bytes_of_one or type(source).__name__ == "ModelProto"
+
+
 def is_torch(path: str) -> bool:
     """Whether the text names a torch program: `model.pt2`, `hf:config.json` or a folder with a
     config, `my.module:build`."""
@@ -272,15 +317,46 @@ def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
     return given
 
 
-def _load_onnx(path: str, options: LoadOptions) -> Model:
+def _load_onnx(source: Any, options: LoadOptions) -> Model:
     from gpuir.frontends.onnx.load import load as load_onnx  # pyright: ignore
 
-    return load_onnx(path, **_checked(options, "an ONNX file", path))
+    where = source if isinstance(source, str) else type(source).__name__
+    if isinstance(source, str):
+        _refuse_others(source)
+    return load_onnx(source, **_checked(options, "an ONNX file", where))
 
 
-def _load_torch(
-    model: str | nn.Module | ExportedProgram, options: LoadOptions, step: _Step
-) -> Model:
+def _refuse_others(path: str) -> None:
+    """UsageError for a file whose name says that it is no model but may lead to one."""
+    suffix = os.path.splitext(path)[1]
+    if suffix == ".py":
+        functions = _functions_of(path)
+        raise UsageError(
+            "a Python file is no model: a function in it gives one",
+            where=path,
+            expected=f"{path}:build, a function that returns (module, args)",
+            found=", ".join(functions),
+            fix=f"{path}:{functions[0]}" if len(functions) == 1 else "",
+        )
+    if suffix in (".pt", ".pth", ".ckpt", ".safetensors"):
+        raise UsageError(
+            "weights, or pickled Python, are no program",
+            where=path,
+            expected="a .pt2 file, a .onnx file, or my.module:build",
+            fix="torch.export.save(torch.export.export(module, args), 'model.pt2')",
+        )
+
+
+def _functions_of(path: str) -> list[str]:
+    """The functions that a Python file defines, read without running it."""
+    try:
+        body = ast.parse(read_text(path, "the file", ModelError)).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    return [n.name for n in body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+
+
+def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
     if find_spec("torch") is None:
         raise UsageError(
             "PyTorch is not installed", fix="pip install 'gpuir[torch]', or export to ONNX"

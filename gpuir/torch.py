@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from gpuir.analysis import analyze, summary
 from gpuir.backends.report import Summary
-from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.ir.errors import GpuirError, UsageError, reason
 from gpuir.loading import LoadOptions
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from gpuir.frontends.torch.program import Program
+
+ANY_SIZE = "the graph is compiled for any size, and reported for those of the call that compiled it"
 
 Report = Callable[[Summary], None]
 Backend = Callable[["fx.GraphModule", "Sequence[torch.Tensor]"], Callable[..., Any]]
@@ -35,7 +37,9 @@ def backend(
     without one), and then run unchanged.
 
     `report` gets the summary of each, in the order that they are compiled; without it the table
-    goes to stderr. What cannot be analysed is said there too, and runs all the same.
+    goes to stderr. A graph that is compiled for any size (`dynamic=True`, or a second batch size)
+    is reported once, for the sizes of the call that compiled it, and says so. What cannot be
+    analysed is said there too, and runs all the same.
     """
 
     def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
@@ -43,6 +47,8 @@ def backend(
             found = summary(analyze(_program(module, inputs), target, profile=profile, **options))
         except GpuirError as error:
             print(f"gpuir: {error}", file=sys.stderr)
+        except Exception as error:  # a fault of ours is not to end the user's session
+            print(f"gpuir: {reason(error)}: a fault of gpuir, report it", file=sys.stderr)
         else:
             (report or show)(found)
         return module.forward
@@ -79,10 +85,16 @@ def _program(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Program:
             return module(*(getattr(self, n) if n in held else next(others) for n in names))
 
     names = [node.name for node in module.graph.find_nodes(op="placeholder")]
-    pairs = dict(zip(names, inputs, strict=True))
+    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    pairs: dict[str, Any] = dict(zip(names, inputs, strict=True))
+    symbols: Any = [(name, x) for name, x in pairs.items() if isinstance(x, symbolic)]
+    sizes = {str(name): x.node.hint for name, x in symbols}
+    pairs |= sizes
     held = {name: x for name, x in pairs.items() if isinstance(x, torch.nn.Parameter)}
     closed = Closed()
     for name, parameter in held.items():
         closed.register_parameter(name, parameter)
     rest = tuple(x for name, x in pairs.items() if name not in held)
-    return Program(closed, rest, name="graph")
+    said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    assumed = (f"{ANY_SIZE}: {said}",) if sizes else ()
+    return Program(closed, rest, name="graph", assumed=assumed)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 import gpuir
+from gpuir.ir.errors import UsageError
 from gpuir.loading import is_torch
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -48,6 +52,59 @@ def test_the_name_tells_what_made_it(path: str, torch: bool):
 def test_what_makes_no_sense_is_refused(options: gpuir.LoadOptions, says: str):
     with pytest.raises(gpuir.GpuirError, match=says):
         gpuir.load(ENCODER, dims=DIMS, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dims": {"batch": "x"}}, "dims={'batch': 'x'}"),
+        ({"dims": {"batch": 1.5}}, "dims={'batch': 1.5}"),
+        ({"dims": {"batch": -1}}, "dims={'batch': -1}"),
+        ({"dims": {"batch": None}}, "dims={'batch': None}"),
+        ({"dims": 8}, "dims=8"),
+        ({"trip_counts": {"loop": "10"}}, "trip_counts={'loop': '10'}"),
+        ({"inputs": {"x": "8x4"}}, "inputs={'x': '8x4'}"),
+        ({"inputs": {"x": (8, "y")}}, "inputs={'x': (8, 'y')}"),
+        ({"kwargs": [1]}, "kwargs=[1]"),
+    ],
+)
+def test_what_is_no_number_is_refused(options: gpuir.LoadOptions, says: str):
+    with pytest.raises(UsageError) as caught:
+        gpuir.load("no.onnx", **options)
+    assert caught.value.found == says
+
+
+def test_a_number_of_numpy_is_one(tmp_path: Path):
+    np = pytest.importorskip("numpy")
+    with pytest.raises(gpuir.GpuirError, match="no such file"):
+        gpuir.load("no.onnx", dims={"batch": np.int64(8)})
+
+
+def test_a_model_in_memory():
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(n, 1, ["batch", 4]) for n in "xy")
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]))
+    for source in (model, model.SerializeToString()):
+        graph = gpuir.analyze(source, "a100", dims={"batch": 8})
+        assert graph.inputs[0].type.shape == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("one.py", "def build(): ...\ndef _inner(): ...", "one.py:build"),
+        ("two.py", "def a(): ...\ndef b(): ...\nraise SystemExit", "a, b"),
+        ("bad.py", "def (", "a function that returns"),
+        ("weights.safetensors", "", "torch.export.save"),
+        ("weights.pt", "", "torch.export.save"),
+    ],
+)
+def test_a_file_that_may_lead_to_a_model_says_how(name: str, text: str, says: str, tmp_path: Path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as caught:
+        gpuir.load(tmp_path / name)
+    assert says in str(caught.value) and "ONNX" not in str(caught.value)
 
 
 def test_a_training_step_of_an_onnx_file():
@@ -268,7 +325,7 @@ def test_a_function_may_give_an_exported_program(tmp_path: Path):
         gpuir.load(path, dims={"width": 4})
     symbol = (caught.value.fix or "").partition("--dims ")[2].partition("=")[0]
     graph = gpuir.load(path, dims={"width": 4, symbol: 8})
-    assert graph.name == "heads" and graph.inputs[0].type.shape == (8, 4)
+    assert graph.name == "heads.exported" and graph.inputs[0].type.shape == (8, 4)
     with pytest.raises(gpuir.GpuirError, match="takes no dimension 'rows'"):
         gpuir.load(f"{tmp_path}/heads.py:module", dims={"rows": 8})
 
@@ -278,7 +335,61 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "beside_it.py").write_text(BUILT)
     (tmp_path / "entry.py").write_text("from beside_it import module as build")
-    assert gpuir.load(f"{tmp_path}/entry.py:build").name == "entry"
+    assert gpuir.load(f"{tmp_path}/entry.py:build").name == "entry.build"
+
+
+def test_outputs_of_a_class_have_the_names_of_its_fields(tmp_path: Path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    @dataclass
+    class Sample:
+        sample: torch.Tensor
+        more: torch.Tensor | None = None
+
+    class Output(dict[str, torch.Tensor]):
+        """As diffusers has them: a class of its own, of which torch knows no paths."""
+
+    class Pair(NamedTuple):
+        a: torch.Tensor
+        b: torch.Tensor
+
+    class Gives(torch.nn.Module):
+        def __init__(self, make: Callable[[torch.Tensor], Any]):
+            super().__init__()
+            self.linear, self.make = torch.nn.Linear(4, 4), make
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.make(self.linear(x))
+
+    torch.export.register_dataclass(Sample, serialized_type_name="test.Sample")
+    torch.utils._pytree.register_pytree_node(
+        Output,
+        lambda d: ([*d.values()], [*d]),
+        lambda values, keys: Output(zip(keys, values, strict=True)),
+        serialized_type_name="test.Output",
+    )
+    makes = {
+        "sample": Sample,
+        "pair.a": lambda x: {"pair": Pair(x, x + 1)},
+        "out": lambda x: Output(out=x),
+        "deep.sample": lambda x: {"deep": Sample(x), "rest": [x + 1]},
+    }
+    for key, make in makes.items():
+        graph = gpuir.load(Gives(make), args=(torch.randn(2, 4),), train=True, loss=key)
+        assert any(role == "gradient" for _, role in graph.roles)
+        joint = gpuir.load(Gives(make), args=(torch.randn(2, 4),), train=True)
+        assert any(role == "gradient" for _, role in joint.roles)
+        if key != "pair.a":  # torch saves no named tuple that is not registered
+            program = torch.export.export(Gives(make), (torch.randn(2, 4),))
+            torch.export.save(program, tmp_path / "saved.pt2")
+            saved = gpuir.load(tmp_path / "saved.pt2", train=True, loss=key)
+            assert any(role == "gradient" for _, role in saved.roles)
+
+
+def test_a_program_is_called_as_its_class():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    args = (torch.randn(2, 4),)
+    assert gpuir.load(torch.export.export(torch.nn.Linear(4, 4), args)).name == "Linear"
 
 
 def test_a_loss_may_have_the_name_that_the_module_gives_it(tmp_path: Path):

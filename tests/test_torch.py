@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import gpuir  # noqa: E402
 import gpuir.torch  # noqa: E402
+from gpuir.ir.errors import UsageError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 
@@ -47,6 +48,44 @@ def test_what_cannot_be_analysed_is_said_and_runs(capsys: pytest.CaptureFixture[
     assert "depends on the data" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_graph_for_any_size_is_reported_for_that_of_its_call(
+    dynamic: bool | None, capsys: pytest.CaptureFixture[str]
+):
+    torch._dynamo.reset()
+    found: list[gpuir.Summary] = []
+    model = torch.nn.Linear(64, 4).eval()
+    compiled = torch.compile(
+        model, backend=gpuir.torch.backend("a100", found.append), dynamic=dynamic
+    )
+    for rows in (8, 5, 3):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(compiled(x), model(x))
+    flops = [sum(k.flops for k in s.kernels) for s in found]
+    seen = (8,) if dynamic else (8, 5)  # the second size makes it a graph for any
+    assert flops == [2 * rows * 64 * 4 + rows * 4 for rows in seen]
+    assert [any("compiled for any size" in text for text in s.assumed) for s in found] == [
+        *([True] if dynamic else [False, True])
+    ]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fault_of_gpuir_does_not_end_the_session(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("of ours")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(gpuir.torch, "analyze", fails)
+    x = torch.randn(2, 4)
+    model = torch.nn.Linear(4, 4)
+    torch.testing.assert_close(
+        torch.compile(model, backend=gpuir.torch.backend("a100"))(x), model(x)
+    )
+    assert "KeyError: 'of ours': a fault of gpuir" in capsys.readouterr().err
+
+
 def test_named_backend_needs_a_target():
     with pytest.raises(gpuir.GpuirError, match="no target"):
         gpuir.torch.named_backend(torch.fx.symbolic_trace(torch.nn.ReLU()), [])
@@ -56,6 +95,25 @@ def test_a_module_and_its_arguments():
     graph = gpuir.analyze(torch.nn.Linear(64, 32), (torch.randn(8, 64),), target="a100")
     assert graph.target == "a100"
     assert {v.name for v in graph.params} == {"weight", "bias"}
+
+
+def test_arguments_need_no_tuple():
+    class Adds(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    x = torch.randn(8, 64)
+    one = gpuir.analyze(torch.nn.Linear(64, 32), x, target="a100")
+    assert [v.type.shape for v in one.inputs] == [(8, 64)]
+    assert gpuir.load(torch.nn.Linear(64, 32), args=x).inputs == one.inputs
+    for given in ((Adds(), "a100", x, x), (Adds(), "a100", (x, x)), (Adds(), "a100", [x, x])):
+        assert len(gpuir.analyze(*given).inputs) == 2
+
+
+@pytest.mark.parametrize("thing", [torch.relu, 3, None, {"a": 1}])
+def test_what_is_no_model_is_the_users_error(thing: object):
+    with pytest.raises(UsageError, match=r"not a model[\s\S]*exported program"):
+        gpuir.load(thing)
 
 
 def test_a_module_alone_says_what_is_missing():

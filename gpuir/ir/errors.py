@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class GpuirError(Exception):
@@ -58,6 +59,28 @@ def reason(error: BaseException) -> str:
     """The first lines of what somebody else's code says, and its kind."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
+
+
+def raised(error: BaseException) -> str:
+    """The reason, and below it the line of the user's code that it comes from."""
+    return "\n".join(filter(None, (reason(error), line_of(error))))
+
+
+def line_of(error: BaseException) -> str:
+    """`at model.py:7: return self.lin(x)`: the innermost line that is neither ours nor Python's nor
+    of an installed package; where all are, the innermost of a package but torch."""
+    from sysconfig import get_paths
+    from traceback import extract_tb
+
+    if isinstance(error, SyntaxError) and error.filename and error.text:
+        return f"at {error.filename}:{error.lineno}: {error.text.strip()}"
+    paths = get_paths()
+    packages = (paths["purelib"], paths["platlib"])
+    ours = ("<", str(Path(__file__).parents[1]), *(f"{folder}/torch/" for folder in packages))
+    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    own = [f for f in frames if not f.filename.startswith((paths["stdlib"], *packages))]
+    theirs = [f for f in frames if f.filename.startswith(packages)]
+    return "".join(f"at {f.filename}:{f.lineno}: {f.line}" for f in (own or theirs)[-1:])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuir.ir.errors import GpuirError, PluginError, UsageError, nearest, reason
+from gpuir.ir.errors import GpuirError, PluginError, UsageError, nearest, raised, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -81,7 +81,7 @@ def own_module(name: str, where: str) -> ModuleType:
             "the module cannot be loaded",
             where=where,
             expected="a module that Python finds from here, or the path of a .py file",
-            found=reason(error),
+            found=raised(error),
         ) from error
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
-from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from gpuir.frontends.emit import INLINE, Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
@@ -22,6 +22,7 @@ from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.program import Program
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
+from gpuir.frontends.torch.serialized import names_of
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Value
@@ -59,9 +60,9 @@ def load(
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
     sizes their numbers, by the name of a `Dim` or of an axis (`x.0`), or `inputs` whole shapes;
     `expert_skew` says how unevenly routers choose experts. A module is put in training mode by
-    `train`; `joint` adds the backward pass, as AOTAutograd derives it; not, without `unrolled`, that
-    of a program with recurrent operators, as it takes those apart step by step. Locations begin
-    with `name`. Raises `ModelError`.
+    `train`; `joint` adds the backward pass, as AOTAutograd derives it; not, without `unrolled`,
+    that of a program with recurrent operators, as it takes those apart step by step. Locations
+    begin with `name`. Raises `ModelError`.
     """
     name = name or source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
@@ -114,16 +115,34 @@ def source_name(source: Source) -> str:
         return Path(source).name
     if isinstance(source, Program):
         return source.name or type(source.module).__name__
-    return type(source).__name__ if isinstance(source, torch.nn.Module) else "program"
+    return _class_name(source) if isinstance(source, ExportedProgram) else type(source).__name__
+
+
+def _class_name(program: ExportedProgram) -> str:
+    """The class of the module that was exported, as the trace notes it."""
+    stacks = (node.meta.get("nn_module_stack") for node in program.graph.nodes)
+    for _, found in (next(iter(stack.values())) for stack in stacks if stack):
+        return str(getattr(found, "__name__", found)).rpartition(".")[2]
+    return "program"
 
 
 def _program(
-    source: Source, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    source: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> ExportedProgram | Program:
     if isinstance(source, str | Path):
         return open_program(source)
-    if not isinstance(source, torch.nn.Module):
+    if isinstance(source, ExportedProgram | Program):
         return source
+    if not isinstance(source, torch.nn.Module):
+        raise UsageError(
+            "not a model",
+            expected="a path, a torch.nn.Module with its arguments, an exported program, an "
+            "onnx.ModelProto or its bytes",
+            found=type(source).__name__,
+            fix="make a function a module: class M(torch.nn.Module) with a forward"
+            if callable(source)
+            else "",
+        )
     if args is None and kwargs is None:
         raise UsageError(
             "a module alone does not say what it is run on",
@@ -205,20 +224,19 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
 
 def keys_of(program: ExportedProgram) -> list[tuple[str, str]]:
     """The outputs that the module gave a name or a place, each with it: `add_1` is `logits`."""
-    names = [*program.graph_signature.user_outputs]
-    spec: Any = program.call_spec.out_spec
-    whole = tree_unflatten(list(range(len(names))), spec)
-    paths, _ = tree_flatten_with_path(whole)
-    found = [(str(names[i]), ".".join(map(_key, path))) for path, i in paths]
-    return [(name, key) for name, key in found if key]
+    names = program.graph_signature.user_outputs
+    keys = _keys(program.call_spec.out_spec, ())
+    return [(str(name), ".".join(key)) for name, key in zip(names, keys, strict=False) if key]
 
 
-def _key(entry: Any) -> str:
-    """A step into a dictionary, a list or an object."""
-    for field in ("key", "idx", "name"):
-        if hasattr(entry, field):
-            return str(getattr(entry, field))
-    return str(entry)
+def _keys(spec: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The ways to the leaves of a tree: keys, fields, or places where a class names none."""
+    if spec.is_leaf():
+        yield path
+        return
+    parts = spec.children()
+    for name, part in zip(names_of(spec.context, len(parts)) or count(), parts, strict=False):
+        yield from _keys(part, (*path, str(name)))
 
 
 def _place(held: Mapping[str, Any], emit: Emitter, spec: Any, type: TensorType) -> Value:

@@ -17,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 
 from gpuir.frontends.torch import masks
-from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
 from gpuir.ir.graph import Role
 from gpuir.ir.plugins import own_module
 
@@ -50,7 +50,7 @@ class Program:
             raise ModelError(
                 "torch.export cannot trace the model",
                 where=self.name,
-                found=reason(error),
+                found=raised(error),
                 fix=remedy(error),
             ) from error
 
@@ -132,7 +132,7 @@ def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram
         with redirect_stdout(sys.stderr):
             made = build(**taken)
     except (Exception, SystemExit) as error:
-        raise ModelError("the function failed", where=path, found=reason(error)) from error
+        raise ModelError("the function failed", where=path, found=raised(error)) from error
     program = _program(made, path)
     if left and isinstance(program, Program):
         raise _not_taken(next(iter(left)), parameters, path)
@@ -171,8 +171,9 @@ def _not_taken(name: str, parameters: Collection[str], path: str) -> UsageError:
 
 
 def function_name(path: str) -> str:
-    """What a function's program is called: `my` of `folder/my.py:build`."""
-    return Path(path.rpartition(":")[0]).name.removesuffix(".py")
+    """What a function's program is called: `my.build` of `folder/my.py:build`."""
+    place, _, function = path.rpartition(":")
+    return f"{Path(place).name.removesuffix('.py')}.{function}"
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:

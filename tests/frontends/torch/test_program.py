@@ -40,6 +40,17 @@ class Branch(nn.Module):
 def branch():
     return Branch(), (torch.ones(3),)
 
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 4))
+
+    def forward(self, x):
+        return self.inner(x.reshape(3, 5))
+
+def wrong():
+    return Wrong(), (torch.ones(3, 5),)
+
 number = 3
 """
 
@@ -54,7 +65,7 @@ def test_a_file_or_a_module(file: Path, monkeypatch: pytest.MonkeyPatch):
     assert str(gpuir.load(f"{file}:build").outputs[0].type) == "f32[1, 4]"
     monkeypatch.chdir(file.parent)
     g = gpuir.load("models_of_mine:build", dims={"batch": 6})
-    assert (g.name, str(g.outputs[0].type)) == ("models_of_mine", "f32[6, 4]")
+    assert (g.name, str(g.outputs[0].type)) == ("models_of_mine.build", "f32[6, 4]")
 
 
 def test_what_it_may_give(file: Path):
@@ -79,6 +90,29 @@ def test_what_cannot_be(
     with pytest.raises(kind) as caught:
         gpuir.load(f"{file}:{name}", dims=dims)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("fails", "return nn.Linear(8, 4), undefined"),
+        ("branch", "return x + 1 if x.sum() > 0 else x"),
+        ("wrong", "return self.inner(x.reshape(3, 5))"),
+    ],
+)
+def test_an_error_in_the_users_code_has_its_line(name: str, line: str, file: Path):
+    number = next(i for i, text in enumerate(CODE.split("\n"), 1) if line in text)
+    with pytest.raises(ModelError) as caught:
+        gpuir.load(f"{file}:{name}")
+    assert f"at {file}:{number}: {line}" in caught.value.found
+
+
+@pytest.mark.parametrize("text", ["import torch\nraise KeyError(3)", "x = 1\ndef (:"])
+def test_an_error_in_the_users_module_has_its_line(text: str, tmp_path: Path):
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(UsageError, match="cannot be loaded") as caught:
+        gpuir.load(f"{tmp_path}/broken.py:build")
+    assert f"at {tmp_path}/broken.py:2: " in caught.value.found
 
 
 def test_modules_that_are_not_there(tmp_path: Path):
