@@ -63,13 +63,13 @@ def channels_last(e: Emitter, x: Value) -> Value:
 
 def split_heads(e: Emitter, x: Value, heads: int) -> Value:
     """[b, s, heads * d]  →  [b, heads, s, d]"""
-    b, s, hidden = x.type.shape
-    if heads <= 0 or hidden % heads:
+    if x.type.rank != 3 or heads <= 0 or x.type.shape[2] % heads:
         raise ModelError(
             "the heads do not divide the hidden size",
-            expected=f"a multiple of {heads} heads",
+            expected=f"[batch, tokens, hidden], hidden a multiple of {heads} heads",
             found=str(x.type),
         )
+    b, s, hidden = x.type.shape
     return e(t.Transpose(e(t.Reshape(x, (b, s, heads, hidden // heads))), (0, 2, 1, 3)))
 
 

@@ -16,6 +16,7 @@ from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx_models import F32, I64, info, node
 
 from gpuir.frontends.onnx.load import load
+from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.verify import verify
 
@@ -413,3 +414,95 @@ def test_ten_thousand_nodes_load():
     nodes = [node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
     proto = model(nodes, [info("v0", [4])], ("v10000",))
     assert len(load(proto).graph.nodes) == 10_000
+
+
+# ---------------------------------------------------------------------------- inside converters
+
+
+def tensor(name: str, values: Any, dtype: Any = np.float32) -> Any:
+    return numpy_helper.from_array(np.asarray(values, dtype), name)
+
+
+INF, NAN = float("inf"), float("nan")
+IMAGE = [info("x", [1, 1, 4, 4])]
+
+
+@pytest.mark.parametrize(
+    ("made", "inputs", "weights", "says"),
+    [
+        (node("Einsum", ["x", "x"], ["y"]), None, [], "attribute 'equation' is missing"),
+        (node("If", ["c"], ["y"]), [info("c", [], 9)], [], "_branch' is missing"),
+        (node("Loop", ["", "", "x"], ["y"]), None, [], "attribute 'body' is missing"),
+        (node("Concat", ["x", "x"], ["y"], axis=[0, 1]), None, [], "'axis' has the wrong type"),
+        (node("Elu", ["x"], ["y"], alpha="a"), None, [], "'alpha' has the wrong type"),
+        (node("TopK", ["x"], ["y"]), None, [], "input 1 is missing"),
+        (node("Conv", ["x", ""], ["y"]), IMAGE, [], "input 1"),
+        (
+            node("Resize", ["x", "", "s"], ["y"]),
+            IMAGE,
+            [tensor("s", [1, 1, INF, 2])],
+            "the scales (input 2)",
+        ),
+        (node("Resize", ["x", "", "s"], ["y"]), IMAGE, [tensor("s", [1, 1, 0, 2])], "a scale"),
+        *(
+            (
+                node("Range", ["a", "b", "c"], ["y"]),
+                [],
+                [tensor(n, v) for n, v in zip("abc", bounds, strict=True)],
+                says,
+            )
+            for bounds, says in (
+                ((0, INF, 1), "limit (input 1)"),
+                ((NAN, 1, 1), "start (input 0)"),
+                ((0, 1, 0), "do not reach"),
+                ((0, [1, 2], 1), "one number"),
+            )
+        ),
+        (node("TopK", ["x", "k"], ["y", ""]), None, [tensor("k", [], np.int64)], "one number"),
+        (node("Attention", ["x", "x", "x"], ["y"]), None, [], "input 0 has the wrong rank"),
+        (node("NonMaxSuppression", ["x", "x"], ["y"]), None, [], "input 0 has the wrong rank"),
+        (node("Split", ["x"], ["y"], num_outputs=2**62), None, [], "Split: num_outputs"),
+        (node("SplitToSequence", ["x"], ["y"]), [info("x", [2**32])], [], "at most 10000 pieces"),
+        (node("Expand", ["x", "s"], ["y"]), None, [tensor("s", [2**62, 2, 3], np.int64)], "an imp"),
+        (node("Tile", ["x", "s"], ["y"]), None, [tensor("s", [2**61, 2], np.int64)], "an imp"),
+    ],
+)
+def test_what_a_converter_cannot_use(made: Any, inputs: Any, weights: list[Any], says: str):
+    """The node by its place in the file, its attribute or input, and what was found there."""
+    made.name = "here"
+    text = message(model([made], inputs, weights=weights, opset=24))
+    assert text.startswith("model:here: ") and says in text
+    assert "misreads" not in text
+
+
+def test_extents_are_not_enumerated():
+    """What n-grams there are, windows over many images, masks of many keys: in closed form."""
+    pool = {"pool_int64s": [1, 2, 1, 2], "ngram_counts": [0, 2], "ngram_indexes": [0, 1, 2]}
+    grams = {"mode": "TF", "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 2**40}
+    found = [
+        model([node("TfIdfVectorizer", ["x"], ["y"], **pool, **grams)], [info("x", [2**40], I64)]),
+        model(
+            [node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2])],
+            [info("x", [2**20, 2**20, 4])],
+            ("y", "i"),
+        ),
+        model(
+            [node("Attention", ["x", "x", "x"], ["y", "", "", "s"], is_causal=1)],
+            [info("x", [1, 1, 2**22, 8])],
+            ("y", "s"),
+            opset=24,
+        ),
+    ]
+    for made in found:
+        assert load(made).graph.nodes
+
+
+def test_what_is_ours_names_the_node_and_its_attributes(monkeypatch: pytest.MonkeyPatch):
+    def broken(n: Any, e: Any) -> Any:
+        raise KeyError("k")
+
+    monkeypatch.setitem(CONVERTERS, "Gather", broken)
+    inputs = [info("x", [4]), info("i", [2], I64)]
+    text = message(model([node("Gather", ["x", "i"], ["y"], axis=0, name="here")], inputs))
+    assert text.startswith("model:here: Gather: the node is not well-formed, or gpuir misreads it")
+    assert "Gather(f32[4], i64[2]; axis=0)" in text and "KeyError" in text

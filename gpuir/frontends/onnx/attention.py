@@ -90,10 +90,13 @@ class Scores:
     window: int | None = None
     softcap: float = 0.0
 
-    def hidden(self, s: int, d: int) -> np.ndarray | None:
-        """Which keys no query may see for where they stand; None if all may be seen."""
-        if not self.causal and self.window is None:
-            return None
+    @property
+    def hides(self) -> bool:
+        """Whether there are keys that no query may see for where they stand."""
+        return self.causal or self.window is not None
+
+    def hidden(self, s: int, d: int) -> np.ndarray:
+        """Which keys those are."""
         behind = np.arange(s)[:, None] + self.offset - np.arange(d)
         hidden = np.zeros((s, d), bool)
         if self.causal:
@@ -164,10 +167,9 @@ def attend_in_stages(
     if how.softcap > 0:
         capped = e(t.Map("tanh", (e(t.Map("div", (raw,), (how.softcap,))),)))
         capped = e(t.Map("mul", (capped,), (how.softcap,)))
-    hidden = how.hidden(s, d)
-    place = (
-        None if hidden is None else e.lazy(TensorType((s, d), bool_), lambda: ~hidden, "visible")
-    )
+    place = None
+    if how.hides:
+        place = e.lazy(TensorType((s, d), bool_), lambda: ~how.hidden(s, d), "visible")
     masked = capped
     for m in (place, mask):
         if m is None:
@@ -225,7 +227,8 @@ def within(e: Emitter, lengths: Value, keys: int) -> Value:
 def attention(n: OnnxNode, e: Emitter) -> Results:
     """q, k, v, mask, past key, past value, count of keys that are not padding; 3-D operands have
     their heads in the last axis."""
-    q, k, v = n[0], n[1], n[2]
+    q = n.of_rank(0, 3, 4)
+    k, v = (n.of_rank(i, q.type.rank) for i in (1, 2))
     flat = q.type.rank == 3
     if flat:
         for name in ("q_num_heads", "kv_num_heads"):
@@ -233,6 +236,9 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
                 raise ModelError(f"Attention: operands of three axes need {name}")
         q = split_heads(e, q, n.attr("q_num_heads"))
         k, v = (split_heads(e, x, n.attr("kv_num_heads")) for x in (k, v))
+    if n.get(4) is not None or n.get(5) is not None:
+        for i in (4, 5):
+            n.of_rank(i, 4)
     past = 0 if n.get(4) is None else n[4].type.shape[2]
     keys, values = extended(e, n.get(4), k, past), extended(e, n.get(5), v, past)
     k, v = keys.all, values.all
@@ -256,11 +262,9 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
             seen = all_of(e, seen, in_window(e, lengths, s, d, how))
         how = replace(how, causal=False, offset=0, window=None)
     if mask is not None:
-        mask = filled(e, mask, d)
-        if mask.type.dtype == bool_:
-            mask = all_of(e, seen, mask)
-        else:
-            mask = both(e, seen, cast(e, mask, q.type.dtype))
+        n.of_rank(3, 1, 2, 3, 4)
+        mask = filled(e, mask if mask.type.dtype == bool_ else cast(e, mask, q.type.dtype), d)
+        mask = all_of(e, seen, mask) if mask.type.dtype == bool_ else both(e, seen, mask)
     else:
         mask = seen
 
@@ -270,8 +274,11 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
         precision = None if number is None else n.dtype("softmax_precision")
         stages = attend_in_stages(e, q, k, v, mask, how, precision)
         y = stages.y
+        kinds = (stages.raw, stages.capped, stages.masked, stages.weights)
         mode = n.attr("qk_matmul_output_mode", 0)
-        scores = (stages.raw, stages.capped, stages.masked, stages.weights)[mode]
+        if not 0 <= mode < len(kinds):
+            raise ModelError("Attention: qk_matmul_output_mode", expected="0..3", found=str(mode))
+        scores = kinds[mode]
     else:
         y = attend(e, q, k, v, mask, how)
     y = join_heads(e, y) if flat else y
@@ -391,7 +398,9 @@ def rotary(e: Emitter, x: Value, cos: Value, signed: Value, heads: int, interlea
 def rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     """x, cos and sin: [b, s, r], or tables that position_ids [b, s] index."""
     turn = bool(n.attr("interleaved", 0))
-    cos, signed = angles(e, n[1], n[2], n.attr("rotary_embedding_dim", 0), turn)
+    rank = 3 if n.get(3) is None else 2
+    tables = n.of_rank(1, rank), n.of_rank(2, rank)
+    cos, signed = angles(e, *tables, n.attr("rotary_embedding_dim", 0), turn)
     if (ids := n.get(3)) is not None:
         cos, signed = (e(t.Gather(v, ids, 0)) for v in (cos, signed))
     return rotary(e, n[0], cos, signed, n.attr("num_heads", 0), turn)

@@ -50,7 +50,7 @@ def imputer(n: OnnxNode, e: Emitter) -> Value:
     imputed = n.attr(f"imputed_value_{kind}s", ())
     if not imputed:
         raise ModelError("Imputer: no value to impute", expected=f"imputed_value_{kind}s")
-    replaced = n.attr(f"replaced_value_{kind}", 0)
+    replaced = n.attr(f"replaced_value_{kind}", 0.0 if kind == "float" else 0)
     is_nan = replaced != replaced
     missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
     return e(t.Map("where", (missing, e.constant(imputed, x.type.dtype, "imputed"), x)))
@@ -78,7 +78,7 @@ def label_encoder(n: OnnxNode, e: Emitter) -> Value:
         other = e.constant([default[kind]], values.type.dtype, "default")
     else:
         is_integer = values.type.dtype.is_integer
-        given = n.attr("default_tensor", -1 if is_integer else -0.0)
+        given = n.attrs.get("default_tensor", -1 if is_integer else -0.0)
         other = e.constant(np.asarray(given).reshape(-1)[:1], values.type.dtype, "default")
     gives = TensorType(n[0].type.shape, values.type.dtype)
     work = n[0].type.size * max(keys.type.size, 1).bit_length()  # a binary search each
@@ -224,7 +224,7 @@ def tree_ensemble(n: OnnxNode, e: Emitter) -> Value:
         [(i, 1) for i in range(len(n.attr("leaf_targetids")))],
         n.attr("leaf_targetids"),
         n.attr("leaf_weights"),
-        n.attr("membership_values", ()),
+        n.attrs.get("membership_values", ()),
         n.attr("n_targets", 1),
         AGGREGATES[n.attr("aggregate_function", 1)],
     )

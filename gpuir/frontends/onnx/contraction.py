@@ -13,7 +13,7 @@ from gpuir.frontends.idioms import reshaped, transposed
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import TensorType
+from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
 
 # ---------------------------------------------------------------------------- matrix products
@@ -435,9 +435,12 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
     winner = e(t.Pool("argmax", x, *s[:5], column_major=column_major))
     images = prod(x.type.shape[:2])
     if images > 1:
-        start = np.arange(images, dtype=np.int64) * prod(spatial)
-        shape = (*x.type.shape[:2], *(1 for _ in spatial))
-        winner = e(t.Map("add", (winner, e.constant(start.reshape(shape)))))
+        start = TensorType((*x.type.shape[:2], *(1 for _ in spatial)), i64)
+
+        def cells() -> np.ndarray:
+            return (np.arange(images, dtype=np.int64) * prod(spatial)).reshape(start.shape)
+
+        winner = e(t.Map("add", (winner, e.lazy(start, cells, "start"))))
     return y, winner
 
 

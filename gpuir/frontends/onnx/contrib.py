@@ -434,7 +434,7 @@ def relative_position_bias(n: OnnxNode, e: Emitter) -> Value:
     each, far ones share them by logarithm.
     """
     table = n[0]
-    queries, keys = (n.ints(i, "the lengths")[0] for i in (1, 2))
+    queries, keys = (n.integer(i, "the lengths") for i in (1, 2))
     both_ways, most = bool(n.attr("is_bidirectional", 0)), n.attr("max_distance")
     buckets, heads = table.type.shape
 
@@ -502,7 +502,7 @@ def ms_unique(n: OnnxNode, e: Emitter) -> Results:
 
 def expand_dims(n: OnnxNode, e: Emitter) -> Value:
     shape = n[0].type.shape
-    axis = n.from_front(n.ints(1, "the axis")[0], len(shape) + 1)
+    axis = n.from_front(n.integer(1, "the axis"), len(shape) + 1)
     return e(t.Reshape(n[0], (*shape[:axis], 1, *shape[axis:])))
 
 
@@ -515,9 +515,13 @@ def unfold(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     axis = n.axis(x.type.rank, -1, "dim")
     size, step = n.attr("size"), n.attr("step", 1)
+    if step < 1 or not 1 <= size <= x.type.shape[axis]:
+        expected = f"slices of 1 to {x.type.shape[axis]} cells, 1 or more apart"
+        raise ModelError("UnfoldTensor", expected=expected, found=f"size={size}, step={step}")
     count = (x.type.shape[axis] - size) // step + 1
-    cells = np.arange(count)[:, None] * step + np.arange(size)
-    y = e(t.Gather(x, e.constant(cells, i64), axis))
+    cells = TensorType((count, size), i64)
+    at = e.lazy(cells, lambda: np.arange(count)[:, None] * step + np.arange(size), "cells")
+    y = e(t.Gather(x, at, axis))
     order = [i for i in range(y.type.rank) if i != axis + 1]
     return transposed(e, y, (*order, axis + 1))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+from itertools import accumulate
+from math import ceil, isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,9 @@ def concat(n: OnnxNode, e: Emitter) -> Value:
     return full[0] if len(full) == 1 else e(t.Concat(tuple(full), axis))
 
 
+MOST_PARTS = 10_000  # of a tensor that is split: each that is read is a node
+
+
 def split(n: OnnxNode, e: Emitter) -> Results:
     """Equal parts, the last one smaller where they do not come out even (opset 18 on)."""
     x = n[0]
@@ -143,13 +147,17 @@ def split(n: OnnxNode, e: Emitter) -> Results:
     extent, count = x.type.shape[axis], len(n.outputs)
     sizes = attr_or_ints(n, "split", 1)
     if sizes is None:
-        count = n.attr("num_outputs", count)
+        given = n.attr("num_outputs", count)
+        if not count <= given <= max(count, MOST_PARTS):
+            expected = f"{count} to {MOST_PARTS}, for the {count} outputs there are"
+            raise ModelError("Split: num_outputs", expected=expected, found=str(given))
+        count = given
         part = -(-extent // count)
         sizes = tuple(max(min(part, extent - i * part), 0) for i in range(count))
     if sum(sizes) != extent or min(sizes, default=0) < 0 or len(sizes) < len(n.outputs):
         expected = f"{extent} in {len(n.outputs)} parts"
         raise ModelError("Split: the parts do not add up", expected=expected, found=f"{sizes}")
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    starts = [0, *accumulate(sizes)][:-1]
     return tuple(
         sliced(e, x, {axis: (start, size, 1)}) if n.has_output(i) else None
         for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
@@ -174,7 +182,8 @@ def slice_(n: OnnxNode, e: Emitter) -> Value:
     axes = axes_of(n, 3, len(shape))
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = n.ints(4, "its steps") if n.get(4) is not None else (1,) * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+    fits = len(starts) == len(ends) == len(axes) == len(steps) <= len(shape)
+    if not fits or 0 in steps:
         raise ModelError(
             "Slice: one start, end and step (not 0) for each axis",
             found=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
@@ -357,7 +366,7 @@ def reverse_sequence(n: OnnxNode, e: Emitter) -> Value:
 def one_hot(n: OnnxNode, e: Emitter) -> Value:
     """values[1] where the new axis counts the index (a negative one from the end), else
     values[0]."""
-    depth = n.ints(1, "its depth")[0]
+    depth = n.integer(1, "its depth")
     indices, values = n[0], n[2]
     rank = indices.type.rank
     axis = n.axis(rank + 1, -1)
@@ -392,13 +401,14 @@ def trilu(n: OnnxNode, e: Emitter) -> Value:
 
 
 def range_(n: OnnxNode, e: Emitter) -> Value:
-    start, limit, delta = (n.need(i, "its bounds").reshape(()) for i in range(3))
+    low, high, step = (n.number(i, what) for i, what in enumerate(("start", "limit", "delta")))
     dtype = n[0].type.dtype
-    low, high, step = (wide(v).item() for v in (start, limit, delta))
-    if step == 0:
-        raise ModelError("Range: the step is 0")
-    count = max(int(np.ceil((high - low) / step)) if dtype.is_float else -((low - high) // step), 0)
-    exact = to_type(wide(start)).dtype
+    if step == 0 or (dtype.is_float and not isfinite((high - low) / step)):
+        found = f"from {low} to {high} by {step}"
+        raise ModelError("Range: steps that do not reach the limit", found=found)
+    count = ceil((high - low) / step) if dtype.is_float else -((low - high) // step)
+    count = max(int(count), 0)
+    exact = to_type(wide(n.need(0, "start"))).dtype
     steps = e(t.Iota(TensorType((count,), exact), 0))
     scaled = e(t.Map("mul", (steps,), (step,))) if step != 1 else steps
     moved = e(t.Map("add", (scaled,), (low,))) if low else scaled
@@ -430,7 +440,10 @@ def constant(n: OnnxNode, e: Emitter) -> Value:
 
 def constant_of_shape(n: OnnxNode, e: Emitter) -> Value:
     value = n.attr("value")
-    value = np.zeros((), np.float32) if value is None else np.asarray(value).reshape(-1)[0]
+    value = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
+    if value.size != 1:
+        raise ModelError("ConstantOfShape: value", expected="one number", found=f"{value.size}")
+    value = value[0]
     shape = n.ints(0, "its operand, the shape")
     dtype = e.constant(value).type.dtype
     return e.fill(value, TensorType(shape, dtype))

@@ -16,12 +16,12 @@ import numpy as np
 from gpuir.frontends.emit import Emitter, Scope, UnknownValue, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.onnx import sequence
+from gpuir.frontends.onnx.definition import diagnosis, infer, type_proto
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
 from gpuir.frontends.onnx.node import OnnxNode
 from gpuir.frontends.onnx.plan import Plan, Step, domain_of, free_names, in_order, key_of, step_of
 from gpuir.frontends.onnx.proto import (
-    NUMBERS,
     Attributes,
     Dim,
     Source,
@@ -729,16 +729,9 @@ class Walk:
         except (RecursionError, MemoryError):
             raise
         except Exception as error:
-            read = [v for v in map(self.env.get, step.inputs) if isinstance(v, Value)]
-            shown = ", ".join(str(v.type) for v in read)
-            raise ModelError(
-                f"{step.op}: the node is not well-formed, or gpuir misreads it",
-                where=loc,
-                expected=_breach(step, self.opsets)
-                or f"a node that follows the definition of {key_of(step.op, step.domain)}",
-                found=f"operands {shown}: {type(error).__name__}: {error}"[:400],
-                fix="check the model with onnx.checker; if that finds nothing, report this",
-            ) from error
+            found = [self.find(v, loc) if v else None for v in step.inputs]
+            inputs = [v if isinstance(v, Value) else None for v in found]
+            raise diagnosis(step, inputs, self.opsets, loc, error) from error
 
     def convert(self, step: Step, name: str, loc: Loc) -> None:
         emit = self.emit
@@ -944,7 +937,7 @@ class Walk:
             version = newest(schema.context_dependent_function_opset_versions)
             if version is not None:
                 node = self.resolved(step, attributes)
-                types = [_type_proto(v.type).SerializeToString() if v else b"" for v in n.inputs]
+                types = [type_proto(v.type).SerializeToString() if v else b"" for v in n.inputs]
                 body = schema.get_context_dependent_function_with_opset_version(
                     version, node.SerializeToString(), types
                 )
@@ -978,7 +971,7 @@ class Walk:
     def opaque_types(self, schema: Any, step: Step, n: OnnxNode) -> tuple[TensorType, ...]:
         """The result types of an operator we cannot convert: inferred by its schema, or as the
         model declares them."""
-        inferred = _infer(schema, step, n, self.opsets) if schema is not None else {}
+        inferred = infer(schema, step, n.inputs, self.opsets) if schema is not None else {}
         types: list[TensorType] = []
         for name in step.outputs:
             type = inferred.get(name) or self.declared(name, n)
@@ -1092,64 +1085,3 @@ def _newest_opset() -> int:
     from onnx import defs
 
     return defs.onnx_opset_version()
-
-
-def _breach(step: Step, opsets: Mapping[str, int]) -> str:
-    """How a node breaks its operator's definition, where that is plain to see."""
-    from onnx import AttributeProto, defs
-
-    try:
-        schema = defs.get_schema(step.op, opsets.get(step.domain, 1), step.domain)
-    except defs.SchemaError:
-        return ""
-    if not schema.min_input <= len(step.inputs) <= schema.max_input:
-        return f"{schema.min_input} to {schema.max_input} operands, not {len(step.inputs)}"
-    for name, attribute in schema.attributes.items():
-        proto = step.attributes.get(name)
-        kind = str(attribute.type).rpartition(".")[2]
-        if proto is None and attribute.required:
-            return f"an attribute {name!r}: {kind}"
-        if (
-            proto is not None
-            and proto.type
-            and proto.type != AttributeProto.AttributeType.Value(kind)
-        ):
-            return f"the attribute {name!r} to be {kind}"
-    return ""
-
-
-def _type_proto(type: TensorType) -> Any:
-    proto = messages().TypeProto()
-    proto.tensor_type.elem_type = NUMBERS[type.dtype]
-    proto.tensor_type.shape.SetInParent()
-    for n in type.shape:
-        proto.tensor_type.shape.dim.add(dim_value=n)
-    return proto
-
-
-def _infer(
-    schema: Any, step: Step, n: OnnxNode, opsets: Mapping[str, int]
-) -> dict[str, TensorType | None]:
-    """Result types by ONNX's own inference for one node; empty where it fails."""
-    import onnx
-    from onnx import helper, shape_inference
-
-    types = {name: _type_proto(v.type) for name, v in zip(step.inputs, n.inputs, strict=False) if v}
-    try:
-        found = shape_inference.infer_node_outputs(
-            schema,
-            step.proto,
-            types,
-            opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
-            ir_version=onnx.IR_VERSION,
-        )
-    except Exception:  # it raises many kinds; the declared types remain
-        return {}
-    result: dict[str, TensorType | None] = {}
-    for name, proto in found.items():
-        if proto.WhichOneof("value") != "tensor_type":
-            continue
-        dtype, dims = declared_type(proto, name)
-        if dims is not None and all(isinstance(d, int) for d in dims):
-            result[name] = TensorType(tuple(d for d in dims if isinstance(d, int)), dtype)
-    return result

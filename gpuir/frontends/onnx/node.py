@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.onnx.proto import DTYPES
+from gpuir.interp import wide
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType
@@ -40,7 +41,17 @@ class OnnxNode:
         return self.inputs[i] if i < len(self.inputs) else None
 
     def attr(self, name: str, default: Any = None) -> Any:
-        return self.attrs.get(name, default)
+        """The attribute, or `default` where there is none; it is of the default's type."""
+        if name not in self.attrs:
+            return default
+        value = self.attrs[name]
+        if default is not None and not _fits(value, default):
+            raise ModelError(
+                f"{self.op}: the attribute {name!r} has the wrong type",
+                expected=f"{_kind(default)}, like {default!r}",
+                found=f"{_kind(value)}: {value!r}"[:200],
+            )
+        return value
 
     def known(self, i: int) -> np.ndarray | None:
         """The numbers of operand i where they are known at load time; None if absent or unknown."""
@@ -59,7 +70,41 @@ class OnnxNode:
 
     def ints(self, i: int, what: str) -> tuple[int, ...]:
         """`need` as a flat tuple of integers."""
-        return tuple(int(x) for x in self.need(i, what).reshape(-1))
+        return tuple(int(x) for x in self.numbers(i, what))
+
+    def numbers(self, i: int, what: str) -> tuple[float, ...]:
+        """`need` as a flat tuple of finite numbers."""
+        array = self.need(i, what).reshape(-1)
+        if array.dtype.kind not in "biu" and not np.isfinite(wide(array)).all():
+            raise self._not(i, what, "finite numbers", array)
+        return tuple(x.item() for x in wide(array))
+
+    def number(self, i: int, what: str) -> float:
+        """`need` as one finite number."""
+        numbers = self.numbers(i, what)
+        if len(numbers) != 1:
+            raise self._not(i, what, "one number", self.need(i, what))
+        return numbers[0]
+
+    def integer(self, i: int, what: str) -> int:
+        """`need` as one integer."""
+        return int(self.number(i, what))
+
+    def _not(self, i: int, what: str, expected: str, array: np.ndarray) -> ModelError:
+        shown = " ".join(np.array2string(array, threshold=8).split())
+        where = f"{self.op}: {what} (input {i})"
+        return ModelError(where, expected=expected, found=f"{shown}: {self[i].type}")
+
+    def of_rank(self, i: int, *ranks: int) -> Value:
+        """Operand i, which must be there and have one of these ranks."""
+        value = self[i]
+        if value.type.rank not in ranks:
+            raise ModelError(
+                f"{self.op}: input {i} has the wrong rank",
+                expected=" or ".join(map(str, ranks)),
+                found=f"{value.type.rank}: {value.type}",
+            )
+        return value
 
     def axis(self, rank: int, default: int = 0, attr: str = "axis") -> int:
         """The attribute as an axis of a tensor of this rank, counted from the front."""
@@ -85,6 +130,41 @@ class OnnxNode:
 
     def has_output(self, i: int) -> bool:
         return i < len(self.outputs) and self.outputs[i] != ""
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether an attribute is of its default's type. A FLOAT may be written as an INT, as may an
+    INT as a whole FLOAT (`p` of LpPool was one once)."""
+    given, wants = _kind(value), _kind(default)
+    if wants == "a number":
+        return given in ("a number", "an integer")
+    if wants == "an integer":
+        return given == wants or (given == "a number" and value.is_integer())
+    if wants == "an empty list" or given == "an empty list":
+        return isinstance(value, tuple | list) == isinstance(default, tuple | list)
+    if wants == "a list of numbers":
+        return given in ("a list of numbers", "a list of integers")
+    return given == wants
+
+
+def _kind(value: Any) -> str:
+    """What an attribute is, in words."""
+    match value:
+        case bool() | int():
+            return "an integer"
+        case float():
+            return "a number"
+        case str():
+            return "text"
+        case () | []:
+            return "an empty list"
+        case (first, *_) if not isinstance(first, tuple | list):
+            one = _kind(first)
+            return f"a list of {one.partition(' ')[2] or one}s"
+        case np.ndarray():
+            return "tensor"
+        case _:
+            return type(value).__name__
 
 
 Converter = Callable[[OnnxNode, Emitter], "Value | tuple[Value | None, ...] | None"]

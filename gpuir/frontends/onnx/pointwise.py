@@ -221,7 +221,7 @@ def random(
 ) -> Value:
     """The routine `random`: never folded, as each run draws anew. `seed` is the model's, else 0."""
     dtype = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
-    settings = (("kind", kind), ("seed", int(n.attr("seed", 0))), ("shape", type.shape))
+    settings = (("kind", kind), ("seed", int(n.attr("seed", 0.0))), ("shape", type.shape))
     gives = (TensorType(type.shape, dtype),)
     op = t.Routine("random", args, gives, (*settings, *attrs.items()), work=type.size)
     drawn = e(op, fold=False)

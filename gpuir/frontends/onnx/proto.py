@@ -491,13 +491,24 @@ _READ: dict[int, Callable[[Any, Source], Any]] = {  # AttributeProto.AttributeTy
 _FIELDS = ("f", "i", "s", "t", "g", "floats", "ints", "strings", "tensors", "graphs")
 
 
+def _kind(proto: AttributeProto) -> int:
+    """The attribute's type. Files from before IR 3 leave it out."""
+    if proto.type:
+        return proto.type
+    present = {field.name for field, _ in proto.ListFields()}
+    return next((i for i, name in enumerate(_FIELDS, 1) if name in present), 0)
+
+
+def kind_of(proto: AttributeProto) -> str:
+    """The attribute's type in ONNX's words: FLOAT, INTS, GRAPH."""
+    known = messages().AttributeProto.AttributeType
+    kind = _kind(proto)
+    return known.Name(kind) if kind in known.values() else "UNDEFINED"
+
+
 def attribute_value(proto: AttributeProto, source: Source) -> Any:
-    """The attribute as a Python value. Files from before IR 3 leave its type out."""
-    kind = proto.type
-    if not kind:
-        present = {field.name for field, _ in proto.ListFields()}
-        kind = next((i for i, name in enumerate(_FIELDS, 1) if name in present), 0)
-    read = _READ.get(kind)
+    """The attribute as a Python value."""
+    read = _READ.get(_kind(proto))
     if read is None:
         raise ModelError(f"the attribute {proto.name!r} has no value")
     return read(proto, source)

@@ -78,7 +78,7 @@ def arg_reduction(fn: str) -> Converter:
 
 def cumulative(fn: str) -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        (axis,) = n.ints(1, "its axis")
+        axis = n.integer(1, "its axis")
         exclusive, reverse = bool(n.attr("exclusive", 0)), bool(n.attr("reverse", 0))
         axis = n.from_front(axis, n[0].type.rank)
         return e(t.Cumulative(fn, n[0], axis, exclusive, reverse))  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def cumulative(fn: str) -> Converter:
 
 def top_k(n: OnnxNode, e: Emitter) -> Results:
     """k is an attribute before opset 10. Sorted, whether or not that is asked for."""
-    k = n.attr("k") if n.version < 10 else n.ints(1, "k, how many are asked for")[0]
+    k = n.attr("k") if n.version < 10 else n.integer(1, "k, how many are asked for")
     axis = n.axis(n[0].type.rank, -1)
     return e.add(t.TopK(n[0], int(k), axis, bool(n.attr("largest", 1))))
 
@@ -268,6 +268,9 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
     if how not in ("none", "sum", "mean"):
         raise ModelError(f"{n.op}: no such reduction", expected="none, sum, mean", found=str(how))
     shape = target.type.shape
+    if shape != scores.type.shape[:1] + scores.type.shape[2:] or scores.type.rank < 2:
+        found = f"scores {scores.type}, targets {target.type}"
+        raise ModelError(f"{n.op}: the targets do not fit", expected="scores' [N, ..]", found=found)
     counts: Value | None = None  # where the target counts
     if ignored is not None:
         counts = map_(e, "ne", target, imm=(ignored,))

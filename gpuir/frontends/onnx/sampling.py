@@ -35,15 +35,16 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
     evaluator, and onnxruntime, do not, and neither do we.
     """
     if n.version < 11:
-        return legacy_resize(n[0], tuple(n.need(1, "the scales").reshape(-1)), n, e)
+        return legacy_resize(n[0], n.numbers(1, "the scales"), n, e)
     x = n[0]
     rank = x.type.rank
     axes = [a % rank for a in n.attr("axes") or range(rank)]
     coords = choice(n, "coordinate_transformation_mode", "half_pixel", COORDS)
     roi = ([0.0] * rank, [1.0] * rank)
     if coords == "tf_crop_and_resize":
-        given = n.need(1, "the region of interest").reshape(2, len(axes))
-        for ends, row in zip(roi, given, strict=True):
+        given = n.numbers(1, "the region of interest")
+        expect(n, "ends of the region, two an axis,", len(given) / 2, len(axes))
+        for ends, row in zip(roi, (given[: len(axes)], given[len(axes) :]), strict=True):
             for axis, end in zip(axes, row, strict=True):
                 ends[axis] = float(end)
     factors = [1.0] * rank
@@ -53,11 +54,11 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
         expect(n, "sizes", len(sizes), len(axes))
         stretch(n, shape, factors, axes, sizes)
     else:
-        scales = n.need(2, "the scales").reshape(-1)
+        scales = n.numbers(2, "the scales")
         expect(n, "scales", len(scales), len(axes))
         for axis, scale in zip(axes, scales, strict=True):
             factors[axis] = float(scale)
-            shape[axis] = int(np.floor(np.float32(shape[axis]) * np.float32(scale)))
+            shape[axis] = scaled(n, shape[axis], scale)
     if shape == list(x.type.shape) and all(f == 1 for f in factors) and roi[1] == [1.0] * rank:
         return x
     return e(
@@ -77,6 +78,14 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
     )
 
 
+def scaled(n: OnnxNode, extent: int, scale: float) -> int:
+    """An extent times a scale, rounded down; in f32, as scales are."""
+    if not 0 < scale < 2**31:
+        expected = "more than 0, less than 2^31"
+        raise ModelError(f"{n.op}: a scale", expected=expected, found=f"{scale:g}")
+    return int(np.floor(np.float32(extent) * np.float32(scale)))
+
+
 def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> Any:
     value = n.attr(name, default)
     if value not in allowed:
@@ -84,12 +93,12 @@ def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> An
     return value
 
 
-def expect(n: OnnxNode, what: str, found: int, count: int) -> None:
+def expect(n: OnnxNode, what: str, found: float, count: int) -> None:
     if found != count:
         raise ModelError(
             f"{n.op}: wrong number of {what}",
             expected=f"one for each of {count} axes",
-            found=str(found),
+            found=f"{found:g}",
         )
 
 
@@ -108,7 +117,7 @@ def stretch(
 
 
 def upsample(n: OnnxNode, e: Emitter) -> Value:
-    scales = n.attr("scales") if n.version < 9 else n.need(1, "the scales").reshape(-1)
+    scales = n.attr("scales") if n.version < 9 else n.numbers(1, "the scales")
     if scales is None:
         raise ModelError("Upsample: no scales")
     return legacy_resize(n[0], tuple(scales), n, e)
@@ -126,7 +135,7 @@ def legacy_resize(x: Value, scales: tuple[float, ...], n: OnnxNode, e: Emitter) 
         if all(f == 1 for f in factors):
             return x
         rows = zip(x.type.shape, factors, strict=True)
-        shape = tuple(int(np.floor(np.float32(extent) * np.float32(f))) for extent, f in rows)
+        shape = tuple(scaled(n, extent, f) for extent, f in rows)
         return e(t.Resize(x, shape, tuple(factors), mode, "asymmetric", nearest))
 
     if mode != "nearest" or n.op == "Upsample":
@@ -231,7 +240,7 @@ def max_roi_pool(n: OnnxNode, e: Emitter) -> Value:
 def non_max_suppression(n: OnnxNode, e: Emitter) -> Value:
     """Work, for each image and class: a sort, n log2 n comparisons, and each box against those kept
     before it, 15 operations (four extrema, two differences, areas, quotient, comparison)."""
-    boxes, scores = n[0], n[1]
+    boxes, scores = n.of_rank(0, 3), n.of_rank(1, 3)
     images, count = boxes.type.shape[:2]
     classes = scores.type.shape[1]
     attrs: list[tuple[str, int | float]] = [("center", int(n.attr("center_point_box", 0)))]
@@ -285,7 +294,7 @@ def dft(n: OnnxNode, e: Emitter) -> Value:
         axis = n.axis(rank, 1)
     else:
         given = n.get(2)
-        axis = n.from_front(-2 if given is None else n.ints(2, "the axis")[0], rank)
+        axis = n.from_front(-2 if given is None else n.integer(2, "the axis"), rank)
     if rank < 2 or axis == rank - 1 or shape[-1] not in (1, 2):
         raise ModelError(
             "DFT: the last axis holds real and imaginary parts",
@@ -293,7 +302,7 @@ def dft(n: OnnxNode, e: Emitter) -> Value:
             found=f"{x.type}, axis {axis}",
         )
     if n.get(1) is not None and n[1].type.size:
-        length = n.ints(1, "the length of the transform")[0]
+        length = n.integer(1, "the length of the transform")
     else:
         length = 2 * (shape[axis] - 1) if inverse and onesided else shape[axis]
     bins = length // 2 + 1 if onesided and not inverse else length
@@ -308,14 +317,16 @@ def dft(n: OnnxNode, e: Emitter) -> Value:
 def stft(n: OnnxNode, e: Emitter) -> Value:
     """Work: the frames' transforms, and a multiplication by the window."""
     x, window = n[0], n.get(2)
-    step = n.ints(1, "the frame step")[0]
+    step = n.integer(1, "the frame step")
     batch, length, *parts = x.type.shape
     real = parts in ([], [1])
     if n.get(3) is not None and n[3].type.size:
-        frame = n.ints(3, "the frame length")[0]
+        frame = n.integer(3, "the frame length")
     else:
         frame = window.type.size if window is not None else length
     onesided = bool(n.attr("onesided", 1)) and real
+    if step < 1 or frame < 1:
+        raise ModelError("STFT: a frame or step of nothing", found=f"frame {frame}, step {step}")
     frames = max((length - frame) // step + 1, 0)
     bins = frame // 2 + 1 if onesided else frame
     result = x.type.with_shape((batch, frames, bins, 2))
@@ -331,7 +342,7 @@ def window(first: float, second: float, third: float) -> Converter:
     """y[i] = first - second cos(2 pi i / N) + third cos(4 pi i / N), N one less unless periodic."""
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        (size,) = n.ints(0, "the size of the window")
+        size = n.integer(0, "the size of the window")
         dtype = output_dtype(n)
 
         def compute() -> np.ndarray:
@@ -354,8 +365,8 @@ def output_dtype(n: OnnxNode) -> DType:
 def mel_weight_matrix(n: OnnxNode, e: Emitter) -> Value:
     """Triangles over the bins of a onesided spectrum, their corners evenly spaced in mel:
     mel(f) = 2595 log10(1 + f / 700)."""
-    bands, length, rate = (n.ints(i, "the filter bank's size")[0] for i in range(3))
-    low, high = (float(n.need(i, "the filter bank's edges").reshape(())) for i in (3, 4))
+    bands, length, rate = (n.integer(i, "the filter bank's size") for i in range(3))
+    low, high = (n.number(i, "the filter bank's edges") for i in (3, 4))
     bins = length // 2 + 1
     dtype = output_dtype(n)
 
@@ -407,14 +418,20 @@ def tf_idf(n: OnnxNode, e: Emitter) -> Value:
     if weights is not None and mode != "TF":
         args.append(e.constant(np.asarray(weights, np.float32)))
     result = TensorType((*x.type.shape[:-1], int(places.max(initial=-1)) + 1), f32)
-    tokens, rows = x.type.shape[-1], prod(x.type.shape[:-1])
-    lookups = sum(
-        length * max(tokens - (length - 1) * (skip + 1), 0)
-        for length in range(shortest, longest + 1)
-        for skip in range(skips + 1 if length > 1 else 1)
-    )
+    counts = tuple(n.attr("ngram_counts"))
+    if not 1 <= shortest <= longest <= len(counts) or skips < 0:
+        raise ModelError(
+            "TfIdfVectorizer: the lengths of n-grams",
+            expected=f"1 to {len(counts)}, as ngram_counts says, and skips of 0 or more",
+            found=f"{shortest} to {longest}, max_skip_count={skips}",
+        )
+    rows, lookups = prod(x.type.shape[:-1]), 0
+    for length in range(shortest, longest + 1):  # length * the sum of tokens - (length - 1) * skip
+        tokens, reach = x.type.shape[-1], length - 1
+        most = min(skips + 1, (tokens - 1) // reach) if reach else min(1, tokens)
+        lookups += length * (most * tokens - reach * most * (most + 1) // 2)
     attrs = (
-        *(("mode", mode), ("counts", tuple(n.attr("ngram_counts")))),
+        *(("mode", mode), ("counts", counts)),
         *(("shortest", shortest), ("longest", longest), ("skips", skips)),
     )
     work = rows * lookups + (result.size if mode != "TF" else 0)

@@ -3,6 +3,7 @@ and where is known, only the tensors themselves are not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
@@ -29,7 +30,7 @@ def _items(n: OnnxNode) -> Items:
 
 def _position(n: OnnxNode, i: int, count: int, default: int) -> int:
     """Operand i as an index into `count` items, counted from the front."""
-    at = n.ints(i, "the position")[0] if n.get(i) is not None else default
+    at = n.integer(i, "the position") if n.get(i) is not None else default
     if not -count <= at < count:
         raise ModelError(f"{n.op}: no such item", expected=f"{-count}..{count - 1}", found=str(at))
     return at % count
@@ -41,7 +42,7 @@ def construct(n: OnnxNode, e: Emitter) -> Any:
 
 def insert(n: OnnxNode, e: Emitter) -> Any:
     items = _items(n)
-    at = n.ints(2, "the position")[0] if n.get(2) is not None else len(items)
+    at = n.integer(2, "the position") if n.get(2) is not None else len(items)
     if not -len(items) <= at <= len(items):
         expected = f"{-len(items)}..{len(items)}"
         raise ModelError("SequenceInsert: no such place", expected=expected, found=str(at))
@@ -64,21 +65,27 @@ def length(n: OnnxNode, e: Emitter) -> Value:
     return e.constant(len(_items(n)), i64, "length")
 
 
+MOST_PIECES = 10_000  # of a tensor that is split: each is a node
+
+
 def split(n: OnnxNode, e: Emitter) -> Any:
     """Pieces of the given lengths; of one cell each, its axis dropped unless `keepdims`, when no
     length is given."""
     x = n[0]
     axis = n.axis(x.type.rank)
     extent = x.type.shape[axis]
-    if n.get(1) is None:
-        lengths = (1,) * extent
+    lengths: Sequence[int]
+    if n.get(1) is None or not n[1].type.shape:
+        each = 1 if n.get(1) is None else n.integer(1, "the length of a piece")
+        if each < 1 or extent // each > MOST_PIECES:
+            raise ModelError(
+                "SplitToSequence: the length of a piece",
+                expected=f"at least 1, and at most {MOST_PIECES} pieces of {extent} cells",
+                found=str(each),
+            )
+        lengths = [min(each, extent - at) for at in range(0, extent, each)]
     else:
         lengths = n.ints(1, "the lengths of the pieces")
-        if not n[1].type.shape:
-            (each,) = lengths
-            if each < 1:
-                raise ModelError("SplitToSequence: no such length", found=str(each))
-            lengths = tuple(min(each, extent - at) for at in range(0, extent, each))
     if sum(lengths) != extent or min(lengths, default=0) < 0:
         found = str(list(lengths))
         raise ModelError(

@@ -1,0 +1,145 @@
+"""What ONNX's own definition says of an operator: asked where we have none, or where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuir.frontends.onnx.messages import messages
+from gpuir.frontends.onnx.plan import Step, key_of
+from gpuir.frontends.onnx.proto import NUMBERS, declared_type, kind_of
+from gpuir.ir.errors import ModelError
+from gpuir.ir.graph import Loc, Value
+from gpuir.ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto
+
+Operands = Sequence["Value | None"]
+
+
+def diagnosis(
+    step: Step, inputs: Operands, opsets: Mapping[str, int], loc: Loc, error: Exception
+) -> ModelError:
+    """The error for a node that a converter failed on: how it breaks its operator's definition,
+    what ONNX's own inference has against it, else that it may be our fault."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(step.op, opsets.get(step.domain, 1), step.domain)
+    except defs.SchemaError:
+        schema = None
+    shown = ", ".join(str(v.type) if v else "none" for v in inputs)
+    attributes = ", ".join(map(_show, step.attributes.values()))
+    found = f"{step.op}({shown}{'; ' * bool(attributes)}{attributes})"
+    if schema is not None:
+        breach = _breach(schema, step, inputs)
+        if breach is not None:
+            what, expected = breach
+            return ModelError(f"{step.op}: {what}", where=loc, expected=expected, found=found)
+        try:
+            _inferred(schema, step, inputs, opsets)
+        except Exception as refusal:  # it raises many kinds
+            said = str(refusal).rpartition("] ")[2].strip() or type(refusal).__name__
+            return ModelError(
+                f"{step.op}: the node does not follow ONNX's definition",
+                where=loc,
+                expected=f"what its shape inference accepts: {said}"[:300],
+                found=found,
+            )
+    return ModelError(
+        f"{step.op}: the node is not well-formed, or gpuir misreads it",
+        where=loc,
+        expected=f"a node that follows the definition of {key_of(step.op, step.domain)}",
+        found=f"{found[:300]}\n{type(error).__name__}: {error}"[:500],
+        fix="check the model with onnx.checker; if that finds nothing, report this",
+    )
+
+
+def _show(a: AttributeProto) -> str:
+    """`axis=2`: an attribute as one reads it; of what is large, only its type."""
+    values: dict[str, Any] = {"INT": a.i, "FLOAT": f"{a.f:g}", "INTS": list(a.ints)}
+    values |= {"STRING": a.s.decode("utf-8", "replace"), "FLOATS": list(a.floats)}
+    kind = kind_of(a)
+    text = str(values[kind]) if kind in values and not a.ref_attr_name else kind
+    return f"{a.name}={text if len(text) < 60 else kind}"
+
+
+def _breach(schema: Any, step: Step, inputs: Operands) -> tuple[str, str] | None:
+    """How a node breaks its operator's definition, where that is plain to see, and what it asks."""
+    least, most = schema.min_input, schema.max_input
+    if not least <= len(step.inputs) <= most:
+        wants = str(least) if least == most else f"{least} to {most}"
+        return f"{len(step.inputs)} operands", wants
+    for name, attribute in schema.attributes.items():
+        proto, kind = step.attributes.get(name), str(attribute.type).rpartition(".")[2]
+        if proto is None and attribute.required:
+            return f"the attribute {name!r} is missing", kind
+        if proto is not None and kind_of(proto) != kind:
+            return f"the attribute {name!r} has the wrong type", f"{kind}, not {kind_of(proto)}"
+    formal = list(schema.inputs)
+    for i, value in enumerate(inputs):
+        if i >= len(formal):
+            break
+        single = str(formal[i].option).rpartition(".")[2] == "Single"
+        if single and not step.inputs[i]:
+            return f"input {i} ({formal[i].name}) is missing", formal[i].type_str
+        known = value is not None and _tensor(value.type.dtype)
+        if known and formal[i].types and known not in formal[i].types:
+            return f"input {i} ({formal[i].name}) has the wrong dtype", _some(formal[i].types)
+    return None
+
+
+def _some(types: set[str]) -> str:
+    return ", ".join(sorted(x for x in types if x.startswith("tensor(")))
+
+
+def _tensor(dtype: DType) -> str:
+    """`tensor(float16)`: a dtype as ONNX's definitions have it."""
+    from onnx import TensorProto
+
+    return f"tensor({TensorProto.DataType.Name(NUMBERS[dtype]).lower()})"
+
+
+def type_proto(type: TensorType) -> Any:
+    proto = messages().TypeProto()
+    proto.tensor_type.elem_type = NUMBERS[type.dtype]
+    proto.tensor_type.shape.SetInParent()
+    for n in type.shape:
+        proto.tensor_type.shape.dim.add(dim_value=n)
+    return proto
+
+
+def _inferred(
+    schema: Any, step: Step, inputs: Operands, opsets: Mapping[str, int]
+) -> Mapping[str, Any]:
+    """Types by name, by ONNX's own inference for one node; raises many kinds where it fails."""
+    import onnx
+    from onnx import helper, shape_inference
+
+    types = {name: type_proto(v.type) for name, v in zip(step.inputs, inputs, strict=False) if v}
+    return shape_inference.infer_node_outputs(
+        schema,
+        step.proto,
+        types,
+        opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+        ir_version=onnx.IR_VERSION,
+    )
+
+
+def infer(
+    schema: Any, step: Step, inputs: Operands, opsets: Mapping[str, int]
+) -> dict[str, TensorType]:
+    """Result types by ONNX's own inference for one node; empty where it fails."""
+    try:
+        found = _inferred(schema, step, inputs, opsets)
+    except Exception:  # the declared types remain
+        return {}
+    result: dict[str, TensorType] = {}
+    for name, proto in found.items():
+        if proto.WhichOneof("value") != "tensor_type":
+            continue
+        dtype, dims = declared_type(proto, name)
+        if dims is not None and all(isinstance(d, int) for d in dims):
+            result[name] = TensorType(tuple(d for d in dims if isinstance(d, int)), dtype)
+    return result
