@@ -77,9 +77,9 @@ class LoadOptions(TypedDict, total=False):
 TAKES = {  # which options each kind of model has a use for
     "an ONNX file": "dims inputs values trip_counts expert_skew strict",
     "IR text, whose numbers are in the text already": "strict",
-    "a saved torch program": "dims inputs expert_skew strict",
-    "a torch program": "args kwargs dims inputs expert_skew strict",
-    "a function": "dims inputs expert_skew strict",
+    "a saved torch program": "dims inputs trip_counts expert_skew strict",
+    "a torch program": "args kwargs dims inputs trip_counts expert_skew strict",
+    "a function": "dims inputs trip_counts expert_skew strict",
     "a Hugging Face config": "dims task dtype attention phase past mask expert_skew strict",
 }
 TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")

@@ -46,6 +46,7 @@ def load(
     kwargs: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] = {},
     inputs: Mapping[str, tuple[int, ...]] = {},
+    trip_counts: Mapping[str, int] = {},
     expert_skew: float = 0.0,
     strict: bool = False,
     train: bool = False,
@@ -59,15 +60,16 @@ def load(
     scaled_dot_product_attention) stay what they are; what has no converter is decomposed as torch
     does, or becomes a `t.opaque` with a warning, which `strict` refuses. `dims` gives symbolic
     sizes their numbers, by the name of a `Dim` or of an axis (`x.0`), or `inputs` whole shapes;
-    `expert_skew` says how unevenly routers choose experts. A module is put in training mode by
-    `train`; `joint` adds the backward pass, as AOTAutograd derives it; not, without `unrolled`,
-    that of a program with recurrent operators, as it takes those apart step by step. Locations
-    begin with `name`. Raises `ModelError`.
+    `trip_counts` says how often a while_loop runs that cannot be counted now, `expert_skew` how
+    unevenly routers choose experts. A module is put in training mode by `train`; `joint` adds the
+    backward pass, as AOTAutograd derives it; not, without `unrolled`, that of a program with
+    recurrent operators, as it takes those apart step by step. Locations begin with `name`. Raises
+    `ModelError`.
     """
     name = name or source_name(source)
     emit = Emitter(name, Scope(expert_skew=expert_skew))
     emit.builder.framework = "pytorch"
-    walk = Walk(name, emit, Dims(dict(dims)), strict)
+    walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)
     try:
         made = _program(source, args, kwargs)
         if train and isinstance(made, Program):
@@ -87,6 +89,7 @@ def load(
             exported = made.export() if isinstance(made, Program) else made
             model = _load(functional(exported), walk)
         walk.dims.check_all_used()
+        walk.check_trip_counts()
     except RecursionError:
         raise nested_too_deep(name) from None
     except GpuirError as error:
@@ -164,11 +167,13 @@ def _annotated(model: Model, program: Program) -> Model:
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without operators that write in place; itself where there are none."""
+    """The program without operators that write in place, or run under vmap; itself where there are
+    none."""
 
     def writes(target: Any) -> bool:
         schema = getattr(target, "_schema", None)
-        return schema is not None and schema.is_mutable and schema.name not in HARMLESS
+        mapped = getattr(target, "__module__", "") == "torch._functorch.predispatch"
+        return mapped or (schema is not None and schema.is_mutable and schema.name not in HARMLESS)
 
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     if not any(writes(node.target) for m in modules for node in m.graph.nodes):

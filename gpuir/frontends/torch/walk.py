@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import fx
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.torch.decompose import decomposed
 from gpuir.frontends.torch.dims import Dims
+from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.table import CONVERTERS
-from gpuir.ir.errors import GpuirError, ModelError
+from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
@@ -38,6 +39,8 @@ class Walk:
     strict: bool
     warnings: list[str] = field(default_factory=list[str])
     opaque: dict[str, None] = field(default_factory=dict[str, None])
+    trip_counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    loops: set[str] = field(default_factory=set[str])
     depth: int = 0
 
     def run(self, module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
@@ -107,7 +110,10 @@ class Walk:
         value = node.meta.get("val")
         if isinstance(value, int | float | bool):
             return value
-        if isinstance(value, torch.SymInt):
+        if any(isinstance(a, Value) for a in args):  # an integer that a loop carries
+            if (found := arithmetic(self.emit, node.target, args)) is not None:
+                return found
+        elif isinstance(value, torch.SymInt) and not (args and self.is_counting(value)):
             return self.dims(value)
         target: Any = node.target
         name = getattr(target, "__name__", str(target))
@@ -121,6 +127,10 @@ class Walk:
             fix="export the module: torch.export.export(module, args)",
         )
 
+    def is_counting(self, size: torch.SymInt) -> bool:
+        """Whether it is an integer that a loop carries, which is known in each trip."""
+        return any(s.name.startswith("u") for s in size.node.expr.free_symbols)
+
     def higher_order(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """An operator on graphs: those that only set a mode run in place."""
         name = str(node.target)
@@ -130,24 +140,18 @@ class Walk:
             if after and isinstance(after[0], str):  # invoke_subgraph's name for it
                 after = after[1:]
             return self.run(inner[0], tuple(after))
-        if name == "cond":
-            return self.branch(*args)
+        if name in HIGHER:
+            return HIGHER[name](self, node, *args, **kwargs)
         raise ModelError(f"{name} is not supported", fix="export without it")
 
-    def branch(
-        self, pred: Any, then: fx.GraphModule, orelse: fx.GraphModule, operands: Sequence[Any] = ()
-    ) -> tuple[Any, ...]:
-        """torch.cond: the branch that is known to be taken, else both, as regions."""
-        if not isinstance(pred, Value):
-            return self.run(then if pred else orelse, operands)
-        made: list[tuple[Emitter, tuple[Value, ...]]] = []
-        for module in (then, orelse):
-            inner = Emitter("", inside=self.emit)
-            walk = replace(self, emit=inner, depth=self.depth + 1)
-            made.append((inner, tuple(inner.place(v) for v in walk.run(module, operands))))
-        captures = tuple(dict.fromkeys(v for inner, _ in made for v in inner.captures))
-        a, b = (replace(inner.builder.finish(out), inputs=captures) for inner, out in made)
-        return self.emit.add(t.Cond(pred, a, b, captures))
+    def check_trip_counts(self) -> None:
+        """ModelError for a number of trips of what is no loop that takes one."""
+        for name in self.trip_counts.keys() - self.loops:
+            raise ModelError(
+                f"no loop is called {name!r}",
+                expected=", ".join(sorted(self.loops)) or "none: the program has no while_loop",
+                fix=nearest(name, self.loops) if self.loops else "leave it out",
+            )
 
     def operator(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """The results of an ATen call, by its converter, or by what torch decomposes it to."""
