@@ -34,6 +34,8 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
         power = max(power, 0)
     if unit == "s":
         power = min(power, 0)
+    if abs(value) < 0.01 * 1000.0**power:  # no smaller prefix is left, nor is half a byte a mB
+        return f"{value:.{digits}g} {SHORT.get(unit, unit)}"
     text = significant(value / 1000.0**power, digits)
     if abs(float(text)) >= 1000 and power < (0 if unit == "s" else 6):  # 999.96 rounds up
         power += 1
