@@ -69,9 +69,9 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
     if least > most:
         raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")
     how = options.load_options(given)
-    if dim in how.get("dims", {}):
+    if option := options.given_size(how, dim):
         raise UsageError(
-            f"--dims gives {dim} a value, and --dim searches it", fix="leave one of them out"
+            f"{option} gives {dim} a value, and --dim searches it", fix="leave one of them out"
         )
 
     profile = loaded.profile(given["profile"]) if given["profile"] else None
@@ -80,10 +80,9 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
 
     @cache
     def graph(value: int) -> Graph | None:
-        dims = {**how.get("dims", {}), dim: value}
         said: list[str] = []
         try:
-            sized = {**how, "dims": dims}
+            sized = options.with_size(how, **{dim: value})
             g = gpuir.load(given["model"], warn=said.append, profile=profile, **sized)
         except ModelError as error:
             if value == least:

@@ -186,6 +186,19 @@ def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
     }
 
 
+def with_size(how: gpuir.LoadOptions, **sizes: int) -> gpuir.LoadOptions:
+    """The options with more dimensions; the tokens behind which a config's phase begins are one."""
+    past = {"past": sizes.pop("past")} if how.get("phase") and "past" in sizes else {}
+    return {**how, "dims": {**how.get("dims", {}), **sizes}, **past}
+
+
+def given_size(how: gpuir.LoadOptions, name: str) -> str:
+    """The option that gives a dimension one size already; empty where none does."""
+    if name in how.get("dims", {}):
+        return "--dims"
+    return "--past" if name == "past" and how.get("past") else ""
+
+
 settings = click.option(
     "--set",
     "settings",

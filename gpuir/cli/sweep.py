@@ -122,9 +122,10 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
     how = options.load_options(given)
     fixed = how.get("dims", {})
-    if twice := [name for name in axes if name in fixed]:
+    if twice := [(name, o) for name in axes if (o := options.given_size(how, name))]:
+        name, option = twice[0]
         raise UsageError(
-            f"--dims gives {twice[0]} a value, and the sweep many", fix="leave one of them out"
+            f"{option} gives {name} a value, and the sweep many", fix="leave one of them out"
         )
     count = prod(map(len, axes.values())) * len(targets) * len(profiles)
     if count > options.MOST_RUNS:
@@ -140,10 +141,12 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
 
     @lru_cache(maxsize=1)  # the same for every profile
     def model(dims: tuple[tuple[str, int], ...]) -> Kernels:
-        options: Any = {**how, "dims": {**fixed, **dict(dims)}, "tf32": given["tf32"]}
+        sized = options.with_size(how, **dict(dims))
 
         def read(profile: str | None) -> Graph:
-            g = gpuir.load(given["model"], warn=unsaid(said), profile=profile, **options)
+            g = gpuir.load(
+                given["model"], warn=unsaid(said), profile=profile, tf32=given["tf32"], **sized
+            )
             if given["strict"]:
                 refuse_opaque(g)
             return g

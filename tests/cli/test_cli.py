@@ -469,7 +469,7 @@ def test_a_broken_plugin_spoils_only_itself(folder: Path):
         (("mlp.gir", "--target", "a100", "--predictor", "tile@77"), "no predictor 'tile@77'"),
         (("mlp.gir", "--target", "a100", "--set", "smss=1"), "did you mean"),
         (("mlp.gir", "--target", "a100", "--schedule", "no.sched"), "no.sched"),
-        (("mlp.gir", "--target", "a100", "-o", "no/such/folder"), "cannot write the file"),
+        (("mlp.gir", "--target", "a100", "-o", "no/such/folder"), "no such folder to write to"),
         (("mlp.gir", "--target", "a100", "--pipeline", "fuse,fuse{"), "<pipeline>:1:"),
         (("mlp.gir", "--target", "a100", "--pipeline", "legalize"), "takes a graph of level fused"),
         (("mlp.gir", "--target", "a100,l4", "--format", "ir"), "one target under one profile"),

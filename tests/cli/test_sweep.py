@@ -18,10 +18,14 @@ ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
 SHORT = ("--dims", "seq=32")
 
 
-def sweep(*args: str, status: int = 0) -> Result:
-    done = CliRunner().invoke(main, ("sweep", ENCODER, *args))
+def run(*args: str, status: int = 0) -> Result:
+    done = CliRunner().invoke(main, args)
     assert done.exit_code == status, (done.output, done.exception)
     return done
+
+
+def sweep(*args: str, status: int = 0) -> Result:
+    return run("sweep", ENCODER, *args, status=status)
 
 
 def test_csv_reads_back_and_says_what_analyze_says():
@@ -114,3 +118,28 @@ def test_profiles_are_told_apart_at_any_width(width: str):
     rows = [row.split() for row in sweep(*args, "--width", width).stdout.splitlines()]
     listed = {(row[0], row[1]) for row in rows if row and row[0].startswith(tuple(targets))}
     assert {name for _, name in listed} == {"ort", "ideal"} and len(listed) == 12
+
+
+CONFIG = {
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64},
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "max_position_embeddings": 4096, "num_key_value_heads": 1},
+}
+
+
+def test_the_tokens_behind_which_decoding_begins_are_a_dimension(tmp_path: Path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    decode = (f"hf:{tmp_path}/config.json", "--target", "a100", "--dims", "batch=1,seq=1")
+    decode += ("--phase", "decode")
+    args = ("--dim", "past=64,1024", "--format", "json")
+    found = json.loads(run("sweep", *decode, *args).stdout)["points"]
+    assert [p["dims"] for p in found] == [{"past": 64}, {"past": 1024}]
+    for p in found:
+        (told,) = json.loads(
+            run("analyze", *decode, "--past", str(p["dims"]["past"]), "--format", "json").stdout
+        )["reports"]
+        assert told["latency_s"] == p["latency_s"]
+        assert told["memory"]["peak_bytes"] == p["peak_bytes"]
+    done = run("sweep", *decode, "--past", "8", *args, status=2)
+    assert "--past gives past a value, and the sweep many" in done.stderr
