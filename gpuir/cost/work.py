@@ -369,6 +369,13 @@ def _operand(a: Access, space: Space, role: Role, inner: int = 1) -> Operand:
     return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), role)
 
 
+def _of_blocks(operand: Operand, space: Space) -> Operand:
+    """What a prologue reads beside the weight: of a scale that serves a block, a tile holds one,
+    not one for each cell."""
+    cells = prod(space.dims[d] for d in operand.dims)
+    return replace(operand, cell_bytes=min(operand.cell_bytes, operand.nbytes / max(cells, 1)))
+
+
 def _sliced(op: k.KernelOp, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
     """Operands that the body slices are read as far as its slices go: the gates of a cell."""
     read: dict[Value, float] = {}
@@ -429,9 +436,12 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
             role = "held" if i == 0 else role
         if role == "streamed" and set(a.dims) & set(space.reduced):
             role = "staged"
-        operands.append(_operand(a, space, role, inner))
+        operand = _operand(a, space, role, inner)
+        if not isinstance(op, k.Attention) and 2 <= i < 2 + len(op.weights):
+            operand = _of_blocks(operand, space)
+        operands.append(operand)
     extra = _lane_ops(op.epilogue)
-    visible, narrow, accumulator_bits = 1.0, False, 32
+    visible, narrow, accumulator_bits, kind = 1.0, False, 32, ""
     traits: tuple[tuple[str, Number], ...] = ()
     if isinstance(op, k.Attention):
         scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
@@ -452,7 +462,9 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         )
     else:
         products = 2 * space.points
-        extra += _lane_ops(op.prologue)
+        kind = _scales(op)
+        if kind != "block scales":  # whose measurements have them in the steps
+            extra += _lane_ops(op.prologue)
         accumulator_bits = op.acc.bits
         # A convolution with a few channels a group does not fill a matrix instruction: libraries
         # run it on the lanes.
@@ -474,6 +486,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         accumulator_bits=accumulator_bits,
         visible=visible,
         tf32=tf32,
+        kind=kind,
         traits=(*traits, *_simd(op.epilogue)),
     )
 
@@ -534,6 +547,17 @@ def _experts(op: k.Experts, tf32: bool) -> Work:
     read = w.nbytes / w.cell_bytes * cell
     operands = (x, replace(w, cell_bytes=cell, nbytes=read), y)
     return replace(work, operands=operands, flops=op.flops(), tf32=tf32)
+
+
+def _scales(op: k.Gemm | k.Conv) -> str:
+    """What the scales of a product of 8-bit numbers are given for, as its factors are called:
+    blocks of the weight, rows of the left operand, or nothing that a kernel is measured with."""
+    if not isinstance(op, k.Gemm) or op.a.type.dtype.bits != 8 or op.right.dtype.bits != 8:
+        return ""
+    if op.prologue and any(isinstance(node.op, t.POINTWISE) for node in op.prologue.nodes):
+        return "block scales"
+    rows = (*op.a.type.shape[:-1], 1)
+    return "row scales" if any(v.type.shape == rows for v in op.extra) else ""
 
 
 def visible_share(op: k.Attention) -> float:

@@ -366,28 +366,32 @@ class _Fuser:
         return all(n in (1, m) for n, m in zip(shape, tail, strict=True))
 
     def take_dequantised(self, group: Group, weight: Value) -> None:
-        """The pointwise and layout ops that make a contraction's weight from params alone, for it
-        alone, join the contraction: a weight is dequantised, and unpacked from its blocks, on its
-        way into the tile."""
+        """The pointwise and layout ops that make a contraction's weight from params, for it alone,
+        join the contraction: a weight is dequantised, and unpacked from its blocks, on its way into
+        the tile. What the rules leave to another launch (scales that are quantised themselves) is
+        read from memory."""
         taken: set[int] = set()
         params: set[Value] = set()
-        stack = [weight]
+        read: set[Value] = set()
+        stack = [(weight, group.members[0])]
         while stack:
-            v = stack.pop()
+            v, reader = stack.pop()
             i = self.producer.get(v)
             if i is None:
                 if v not in self.params:
                     return
                 params.add(v)
+            elif not self.may_share([i], [reader]):
+                read.add(v)
             elif not isinstance(self.g.nodes[i].op, t.GENERATING) and i not in taken:
                 if not isinstance(self.g.nodes[i].op, (*t.POINTWISE, *t.LAYOUT)):
                     return
                 taken.add(i)
-                stack += self.g.nodes[i].op.operands
+                stack += [(w, i) for w in self.g.nodes[i].op.operands]
         if not params or not any(isinstance(self.g.nodes[i].op, t.POINTWISE) for i in taken):
             return  # no weight, or one that is read by its strides
-        stored = max(params, key=lambda v: v.type.size)
-        if stored.type.dtype.bits > weight.type.dtype.bits:
+        stored = max(params | read, key=lambda v: v.type.size)
+        if stored in read or stored.type.dtype.bits > weight.type.dtype.bits:
             return  # rounded for this product: libraries multiply what lies in memory
         inside = {*taken, *group.members}
         for i in taken:
@@ -396,8 +400,6 @@ class _Fuser:
                     return
         feeders = {f for i in taken for v in self.g.nodes[i].results if (f := self.group_of(v))}
         if any(f.phase != group.phase or any(i not in inside for i in f.members) for f in feeders):
-            return
-        if not self.may_share(sorted(taken), group.members):
             return
         for feeder in feeders:
             feeder.into = group

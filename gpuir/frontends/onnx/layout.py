@@ -281,7 +281,18 @@ def _image(n: OnnxNode, x: Value) -> tuple[int, int, int, int]:
 
 
 def gather(n: OnnxNode, e: Emitter) -> Value:
-    return e(t.Gather(n[0], n[1], n.axis(n[0].type.rank)))
+    """ModelError where indices that are known lie beyond the table, as positions do in a sequence
+    longer than the model's own."""
+    axis = n.axis(n[0].type.rank)
+    known, rows = e.array_of(n[1]), n[0].type.shape[axis]
+    if known is not None and known.size and not -rows <= known.min() <= known.max() < rows:
+        raise ModelError(
+            f"{n.op}: an index is out of range",
+            expected=f"{-rows} to {rows - 1}, of {n[0].type}",
+            found=f"{known.min()} to {known.max()}",
+            fix="choose sizes that the model has rows for: --dims",
+        )
+    return e(t.Gather(n[0], n[1], axis))
 
 
 def gather_elements(n: OnnxNode, e: Emitter) -> Value:

@@ -71,10 +71,12 @@ def experts(
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """`t.Experts`."""
+    """`t.Experts`; `dtype` is the result's where it is not that of x."""
     biases = (up_bias, down_bias)
-    return one_by_one(x, which, shares, up, down, *biases, fn, interleaved, alpha, beta, limit)
+    y = one_by_one(x, which, shares, up, down, *biases, fn, interleaved, alpha, beta, limit)
+    return y if dtype is None else y.to(dtype)
 
 
 @torch.library.custom_op("gpuir::experts_gradient", mutates_args=())
@@ -105,8 +107,9 @@ def experts_gradient(
 
 
 @experts.register_fake
-def _(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    return torch.empty_like(x)
+def _(x: torch.Tensor, *rest: Any, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    dtype = dtype or (rest[11] if len(rest) > 11 else None)
+    return torch.empty_like(x, dtype=dtype)
 
 
 @experts_gradient.register_fake
@@ -116,14 +119,14 @@ def _(dy: torch.Tensor, x: torch.Tensor, which: torch.Tensor, *rest: Any) -> lis
 
 def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:7])
-    ctx.how = inputs[7:]
+    ctx.how = inputs[7:12]
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     operands = ctx.saved_tensors
     found = iter(experts_gradient(dy, *operands, *ctx.how))
     made = [None if v is None or i == 1 else next(found) for i, v in enumerate(operands)]
-    return (*made, *(None for _ in ctx.how))
+    return (*made, *(None for _ in ctx.how), None)
 
 
 experts.register_autograd(_backward, setup_context=_save)
@@ -139,7 +142,8 @@ def operands(n: TorchNode) -> dict[str, Any]:
 
 
 def convert(n: TorchNode, e: Emitter) -> Results:
-    return mixture(e, t.Experts(**operands(n)))
+    dtype = n.type.dtype
+    return mixture(e, t.Experts(**operands(n), dtype=None if dtype == n["x"].type.dtype else dtype))
 
 
 def convert_gradient(n: TorchNode, e: Emitter) -> Results:

@@ -6,6 +6,7 @@ The classes are transformers' own, so what is analysed is what `from_pretrained`
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from gpuir.frontends.torch import masks
 from gpuir.frontends.torch.attention import attention, seen
 from gpuir.frontends.torch.program import Program
-from gpuir.ir.errors import ModelError, UsageError, nearest, reason
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 from gpuir.ir.files import read_json
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
@@ -63,6 +64,8 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "f64": torch.float64,
 }
+COUNTS = re.compile(r"(num|n|encoder|decoder)_\w*(layers?|experts?|blocks)$")
+MOST = {"layer": 512, "block": 512, "expert": 4096}  # 160 small layers take some 20 s
 INSTALL = "pip install 'gpuir[hf]'"
 
 
@@ -98,8 +101,8 @@ def program(
         if choice is not None and choice not in known:
             raise UsageError(f"no {name} called {choice!r}", fix=nearest(choice, known))
     folder = path.removeprefix("hf:")
-    with quiet():
-        from gpuir.frontends.torch import mixtures
+    with quiet(), usable(folder):
+        from gpuir.frontends.torch import mixtures, quantised
 
         config = read_config(Path(folder))
         task, cls = find_class(config, task, folder)
@@ -107,6 +110,14 @@ def program(
         model.train(train)
         mixtures.adopt(model)
         sizes = Sizes(config, dict(dims or {}), folder, device)
+        plan = quantised.plan(config, model, folder)
+        if plan is not None:
+            if train:
+                found, fix = plan.method, 'take "quantization_config" out of the config'
+                raise UsageError(
+                    "quantised weights are not trained", where=folder, found=found, fix=fix
+                )
+            sizes.assumed += quantised.apply(model, plan, folder)
         name = called(Path(folder))
         if phase is None:
             if past is not None:
@@ -121,6 +132,19 @@ def program(
             made = step(model, sizes, phase, past, name)
     sizes.check()
     return made
+
+
+@contextmanager
+def usable(where: str) -> Generator[None]:
+    """What a config's odd values make transformers' classes stumble over is the config's fault."""
+    try:
+        yield
+    except GpuirError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            "a model cannot be made of the config", where=where, found=reason(error)
+        ) from error
 
 
 def called(path: Path) -> str:
@@ -177,11 +201,30 @@ def read_config(path: Path) -> Any:
             where=where,
             fix=nearest(kind, CONFIG_MAPPING_NAMES),
         )
+    check_counts(data, where)
     try:
         return CONFIG_MAPPING[kind].from_dict(data)
     except Exception as error:  # each config class checks in its own way
         raise ModelError("transformers refuses the config", where=where, found=reason(error)) from (
             error
+        )
+
+
+def check_counts(data: Mapping[str, Any], where: str) -> None:
+    """ModelError for more layers or experts than can be built: each is a module, or a trip of a
+    loop in transformers' code."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            check_counts(value, where)
+        most = next((n for word, n in MOST.items() if COUNTS.match(key) and word in key), None)
+        if most is None or not isinstance(value, int | float) or value <= most:
+            continue
+        raise ModelError(
+            f"{key} is more than gpuir builds",
+            where=where,
+            expected=f"at most {most}",
+            found=f"{value:.6g}",
+            fix="analyse fewer: the time is nearly proportional",
         )
 
 
@@ -191,7 +234,16 @@ def find_class(config: Any, task: str | None, where: str) -> tuple[str | None, A
 
     classes = {name: found for name in TASKS if (found := _class_names(name, config.model_type))}
     if task is None:
-        named = (config.architectures or [None])[0]
+        names = getattr(config, "architectures", None)
+        named = names[0] if isinstance(names, list) and names else names
+        if not isinstance(named, str | None):
+            raise ModelError(
+                "architectures are not names of classes",
+                where=where,
+                expected='"architectures": ["..."], or a task',
+                found=repr(names)[:80],
+                fix="--task " + ", or ".join(classes),
+            )
         cls = getattr(transformers, named, None) if named else None
         if cls is None:
             raise ModelError(
@@ -292,6 +344,31 @@ class Sizes:
             self.assumed.append(text)
         return n
 
+    def check_positions(self, model: torch.nn.Module, name: str, n: int, past: int = 0) -> None:
+        """ModelError where a table of learned positions ends before the tokens do: an index beyond
+        it is an error when the model runs. Rotary angles go on."""
+        behind = bool(getattr(self.config, "is_encoder_decoder", False))
+        for path, table in model.named_modules():
+            own = path.rpartition(".")[2]
+            if not isinstance(table, torch.nn.Embedding) or own not in POSITIONS:
+                continue
+            kind = f"{path} {type(table).__name__}"
+            if any(other in kind for other in ("vision", "audio", "Sinusoidal")):
+                continue
+            if behind and ("decoder" in path) != (name == "target"):
+                continue
+            padding = -1 if table.padding_idx is None else table.padding_idx
+            first = getattr(table, "offset", padding + 1)  # RoBERTa's stand behind the padding's
+            room, wanted = table.num_embeddings - first, past + n
+            if wanted > room:
+                raise ModelError(
+                    "more tokens than the model has learned positions for",
+                    where=self.where,
+                    expected=f"at most {room}, the rows of {path}",
+                    found=f"{past} + {wanted - past}" if past else str(wanted),
+                    fix=f"--dims {name}={room}" if not past else f"--past {max(room - 1, 1)}",
+                )
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
@@ -305,6 +382,7 @@ class Sizes:
         return height, self("width", width or height)
 
 
+POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 HALVES = ("vision", "audio", "text")
 
 
@@ -394,6 +472,8 @@ def whole(
 ) -> Program:
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
+    for size in {"seq", "target"} & sizes.read:
+        sizes.check_positions(model, size, sizes(size))
     if mask:
         inputs["attention_mask"] = mask_of(model, inputs, sizes)
     layers = getattr(model.config, "num_hidden_layers", 0)
@@ -425,6 +505,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
         raise UsageError("decoding goes on from past tokens", where=name, fix="--past 4096")
     past, batch = past or 0, sizes("batch")
     new = sizes.tokens("seq", 1 if phase == "decode" else None, past)
+    sizes.check_positions(model, "seq", new, past)
     run = model.forward
     takes = signature(run).parameters
     one = sizes.empty((batch, 1), torch.int64)

@@ -11,6 +11,7 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from gpuir.frontends.torch.experts import ACTIVATIONS, experts, gated
+from gpuir.frontends.torch.packed import dense
 
 NAME = "gpuir"  # of this way to run experts, among transformers' own
 
@@ -39,15 +40,19 @@ def run(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """What a module of experts computes, as transformers calls it."""
-    up = self.gate_up_proj if self.has_gate else self.up_proj
-    down = self.down_proj
+    inputs, dtype = getattr(self, "inputs", None), hidden_states.dtype
+    up = dense(self.gate_up_proj if self.has_gate else self.up_proj, inputs)
+    down = dense(self.down_proj, inputs)
     if self.is_transposed:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
     biases = (None, None)
     if self.has_bias:
         up_bias = self.gate_up_proj_bias if self.has_gate else self.up_proj_bias
         biases = (up_bias, self.down_proj_bias)
-    return experts(hidden_states, top_k_index, top_k_weights, up, down, *biases, **self.how)
+    if inputs is not None:
+        hidden_states = hidden_states.to(inputs)
+    mixed = (hidden_states, top_k_index, top_k_weights, up, down)
+    return experts(*mixed, *biases, **self.how, dtype=dtype if inputs else None)
 
 
 def activation(module: Any) -> dict[str, Any] | None:

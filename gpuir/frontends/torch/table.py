@@ -11,6 +11,7 @@ from gpuir.frontends.torch import (
     gradients,
     layout,
     linalg,
+    packed,
     pointwise,
     random,
     recurrent,
@@ -31,6 +32,7 @@ CONVERTERS: dict[str, Converter] = {
     **recurrent.CONVERTERS,
     **embedding.CONVERTERS,
     **attention.CONVERTERS,
+    **packed.CONVERTERS,
     **random.CONVERTERS,
     **sampling.CONVERTERS,
 }

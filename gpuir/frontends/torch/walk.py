@@ -16,6 +16,7 @@ from gpuir.frontends.torch.decompose import decomposed
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
+from gpuir.frontends.torch.packed import launched
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
@@ -92,7 +93,7 @@ class Walk:
         kwargs: Any = fx.map_arg(node.kwargs, lambda n: known[n])
         target = node.target
         if self.depth == 0:
-            self.emit.builder.locs = (self.loc(node),)
+            self.emit.builder.locs = (self.loc(launched(node)),)
         try:
             if target is operator.getitem:
                 return args[0][args[1]]

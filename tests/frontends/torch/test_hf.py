@@ -176,6 +176,48 @@ def test_positions_beyond_the_config_are_assumed(tmp_path: Path):
     assert any("max_position_embeddings=256" in text for text in g.assumed)
 
 
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 1,
+    "n_positions": 64,
+    "vocab_size": 101,
+}
+OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "architectures": ["OPTForCausalLM"],
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 64,
+    "vocab_size": 101,
+}
+ROBERTA = BERT | {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "room"),
+    [(GPT2, 64), (OPT, 64), (BERT | {"max_position_embeddings": 64}, 64)]
+    + [(ROBERTA | {"max_position_embeddings": 66}, 64)],
+)
+def test_a_table_of_positions_ends(keys: dict[str, Any], room: int, tmp_path: Path):
+    path = config(tmp_path, keys)
+    hf.program(path, dims={"seq": room})
+    with pytest.raises(ModelError, match=f"at most {room}, the rows of"):
+        hf.program(path, dims={"seq": room + 1})
+
+
+def test_a_table_of_positions_ends_behind_a_past_too(tmp_path: Path):
+    path = config(tmp_path, GPT2)
+    hf.program(path, phase="decode", past=63)
+    with pytest.raises(ModelError, match="64 \\+ 1"):
+        hf.program(path, phase="decode", past=64)
+
+
 # ---------------------------------------------------------------------------- training
 
 
@@ -188,6 +230,28 @@ def test_training_gives_the_loss_first(tmp_path: Path):
 
 
 # ---------------------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize("odd", [5, -1, 0, 10**30, 1e400, "x", [], {}, [[]], True, "\x00"])
+@pytest.mark.parametrize("key", [*LLAMA, "rope_parameters", "head_dim", "layer_types"])
+def test_odd_values_are_the_configs_fault(key: str, odd: Any, tmp_path: Path):
+    """Whatever is wrong with a config is said as such: nothing but our own errors comes out."""
+    path = config(tmp_path, LLAMA, **{key: odd})
+    try:
+        hf.program(path, dims={"seq": 4})
+    except GpuirError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "most"),
+    [("num_hidden_layers", 10**9, 512), ("num_experts", 10**9, 4096), ("num_layers", 1e300, 512)],
+)
+def test_more_layers_than_can_be_built(key: str, count: float, most: int, tmp_path: Path):
+    path = config(tmp_path, LLAMA, **{key: count})
+    with pytest.raises(ModelError, match=f"at most {most}"):
+        hf.program(path, dims={"seq": 4})
+
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
     ({"model_type": "lama"}, {}, ModelError, "did you mean llama"),

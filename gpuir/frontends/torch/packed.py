@@ -1,0 +1,337 @@
+"""Quantised weights and the layers that multiply by them, as operators of ours: what is in memory
+is what lies in the checkpoint, and a product reads it so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+from torch.utils._dtype_abbrs import dtype_abbrs
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.torch.node import Converter, Results, TorchNode
+from gpuir.ir.graph import Value
+from gpuir.ir.types import DType, f4e2m1, f32, i32
+from gpuir.ops import tensor as t
+
+for _bits in (2, 4):  # which torch cannot write down: a program with such tensors has no text
+    dtype_abbrs.setdefault(getattr(torch, f"uint{_bits}"), f"u{_bits}")
+
+LARGEST = {"f8e4m3": 448.0, "i8": 127.0}  # the largest number of what rows are quantised to
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How a matrix [.., out, in] is stored: numbers of `dtype`, and a scale for each block of rows
+    and columns (0: all of them). `zero` is the dtype of the blocks' zero points, None where there
+    are none: unsigned numbers then lie around the middle of what they hold. `floats` says that
+    `uint4` holds e2m1 floats. Scales may be quantised themselves, `nested` to a block."""
+
+    dtype: torch.dtype
+    rows: int = 1
+    columns: int = 0
+    scale: torch.dtype = torch.float32
+    zero: torch.dtype | None = None
+    floats: bool = False
+    nested: int = 0
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a layer is quantised: its weights, and the numbers that its rows are brought to before
+    the product (`inputs`; None: weights alone are narrow), by their own largest number or,
+    `static`, by a scale known before. `ordered` has the order of the columns too. A product of
+    `unpacks` rows or more is several launches: the whole matrix is made in memory first, or the
+    result in integers is rescaled after."""
+
+    weights: Weights
+    inputs: torch.dtype | None = None
+    static: bool = False
+    ordered: bool = False
+    unpacks: int | None = None
+
+
+# ---------------------------------------------------------------------------- operators
+
+
+def _meta_only(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("quantised weights have shapes and no numbers")
+
+
+@torch.library.custom_op("gpuir::unpack", mutates_args=())
+def unpack(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    rows: int,
+    columns: int,
+    floats: bool,
+    apart: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """(weight - zero) * scale in `dtype`; a launch of its own where it is `apart`, else a part of
+    the one that reads it."""
+    return _meta_only()
+
+
+@torch.library.custom_op("gpuir::quantize_rows", mutates_args=())
+def quantize_rows(
+    x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / scale in `dtype`, and the scale: by default a row's largest number over the dtype's."""
+    return _meta_only()
+
+
+@torch.library.custom_op("gpuir::scaled_linear", mutates_args=())
+def scaled_linear(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """x weight^T, times the scales of both, plus the bias."""
+    return _meta_only()
+
+
+@torch.library.custom_op("gpuir::integer_linear", mutates_args=())
+def integer_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x weight^T of integers, exactly."""
+    return _meta_only()
+
+
+@torch.library.custom_op("gpuir::rescale", mutates_args=())
+def rescale(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """x times the scales of rows and columns, plus the bias."""
+    return _meta_only()
+
+
+@unpack.register_fake
+def _(weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    return weight.new_empty(weight.shape, dtype=args[-1])
+
+
+@quantize_rows.register_fake
+def _(x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    # a static scale comes out too, as the operator's own result
+    shape = (*x.shape[:-1], 1) if scale is None else ()
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
+
+
+@scaled_linear.register_fake
+def _(x: torch.Tensor, scale: Any, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=args[-1])
+
+
+@integer_linear.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.int32)
+
+
+@rescale.register_fake
+def _(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    return x.new_empty(x.shape, dtype=args[-1])
+
+
+# ---------------------------------------------------------------------------- modules
+
+
+class Packed(nn.Module):
+    """A quantised matrix, or a stack of them: its numbers, scales and zero points."""
+
+    def __init__(self, shape: tuple[int, ...], stored: Weights, dtype: torch.dtype):
+        super().__init__()
+        *lead, out, into = shape
+        self.stored, self.dtype = stored, dtype
+        self.rows, self.columns = stored.rows or out, stored.columns or into
+        blocks = (*lead, ceil(out / self.rows), ceil(into / self.columns))
+        self.weight = number(shape, stored.dtype)
+        if stored.nested:
+            self.scale = number(blocks, torch.uint8)
+            self.scale_scale = number((1, ceil(self.scale.numel() / stored.nested)), torch.float32)
+        else:
+            self.scale = number(blocks, stored.scale)
+        if stored.zero is not None:
+            self.zero = number(blocks, stored.zero)
+
+    def scales(self) -> torch.Tensor:
+        """The scales, unpacked by a launch of their own where they are quantised."""
+        nested = self.stored.nested
+        if not nested:
+            return self.scale
+        flat = self.scale.reshape(1, -1)
+        flat = unpack(flat, self.scale_scale, None, 1, nested, False, True, torch.float32)
+        return flat.reshape(self.scale.shape)
+
+    def dense(self, apart: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The matrix as numbers of `dtype`."""
+        zero = self.zero if self.stored.zero is not None else None
+        block = (self.rows, self.columns, self.stored.floats)
+        return unpack(self.weight, self.scales(), zero, *block, apart, dtype or self.dtype)
+
+
+class QuantisedLinear(Packed):
+    """x weight^T + bias by a quantised weight."""
+
+    def __init__(self, out: int, into: int, bias: bool, scheme: Scheme, dtype: torch.dtype):
+        super().__init__((out, into), scheme.weights, dtype)
+        self.in_features, self.out_features, self.scheme = into, out, scheme
+        self.bias = number((out,), dtype) if bias else None
+        if scheme.ordered:
+            self.order = number((into,), torch.int32)
+        if scheme.static:
+            self.input_scale = number((), torch.float32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scheme = self.scheme
+        apart = scheme.unpacks is not None and x.numel() >= scheme.unpacks * x.shape[-1]
+        if scheme.inputs is None:
+            return functional.linear(x, self.dense(apart, x.dtype), self.bias)
+        static = self.input_scale if scheme.static else None
+        rows, scale = quantize_rows(x, static, scheme.inputs)
+        if apart:
+            made = integer_linear(rows, self.weight)
+            return rescale(made, scale, self.scale, self.bias, x.dtype)
+        weight = (self.weight, self.scale, self.bias, self.rows, self.columns)
+        return scaled_linear(rows, scale, *weight, x.dtype)
+
+
+def number(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
+    made = torch.empty(shape, dtype=dtype, device="meta")
+    return nn.Parameter(made, requires_grad=dtype.is_floating_point)
+
+
+def dense(weight: torch.Tensor | Packed, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A weight that may be packed."""
+    return weight.dense(dtype=dtype) if isinstance(weight, Packed) else weight
+
+
+# ---------------------------------------------------------------------------- converters
+
+VIEWS = ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default")
+
+
+def launched(node: fx.Node) -> fx.Node:
+    """The call whose launch does what this one says: of a weight that is unpacked on its way into
+    a product, the product."""
+    if node.target is not torch.ops.gpuir.unpack.default or node.args[-2]:
+        return node
+    while len(node.users) == 1 and (
+        node.target is torch.ops.gpuir.unpack.default or _is_view(node)
+    ):
+        (node,) = node.users
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    return str(node.target) in VIEWS
+
+
+def scaled(
+    e: Emitter,
+    w: Value,
+    scale: Value,
+    zero: Value | None,
+    block: tuple[int, int],
+    dtype: DType,
+    floats: bool = False,
+) -> Value:
+    """[.., out, in] numbers less their block's zero point, times its scale."""
+    *lead, out, into = w.type.shape
+    (r, c), kinds = block, w.type.dtype
+    blocks = (*lead, ceil(out / r), 1, ceil(into / c), 1)
+    even = out % r == 0 and into % c == 0
+    shape = (*lead, ceil(out / r), r, ceil(into / c), c)
+
+    def spread(v: Value) -> Value:
+        """A number a block, to be met by the matrix in blocks or, where they do not divide it, by
+        the matrix as it is."""
+        v = cast(e, reshaped(e, v, blocks), dtype)
+        if even:
+            return v
+        whole = reshaped(e, e(t.Broadcast(v, shape)), (*lead, blocks[-4] * r, blocks[-2] * c))
+        rank = len(lead) + 2
+        return e(t.Slice(whole, (0,) * rank, (*lead, out, into), (1,) * rank))
+
+    y = reshaped(e, w, shape) if even else w
+    y = e(t.Cast(e(t.Bitcast(y, f4e2m1)) if floats else y, dtype), fold=False)
+    if zero is not None:
+        y = e(t.Map("sub", (y, spread(zero))))
+    elif kinds.kind == "uint" and not floats:
+        y = e(t.Map("sub", (y,), (float(2 ** (kinds.bits - 1)),)))
+    return reshaped(e, e(t.Map("mul", (y, spread(scale)))), (*lead, out, into))
+
+
+def convert_unpack(n: TorchNode, e: Emitter) -> Results:
+    w, floats = n["weight"], bool(n.args["floats"])
+    block = (int(n.args["rows"]), int(n.args["columns"]))
+    wanted = n.type.dtype
+    wide = f32 if wanted.bits == 8 else wanted  # scaled, then rounded to what is multiplied
+    return cast(e, scaled(e, w, n["scale"], n.get("zero"), block, wide, floats), wanted)
+
+
+def convert_quantize(n: TorchNode, e: Emitter) -> Results:
+    x, given, dtype = cast(e, n["x"], f32), n.get("scale"), n.type.dtype
+    most = LARGEST[dtype.name]
+    scale = given
+    if scale is None:
+        last = (x.type.rank - 1,)
+        top = e(t.Reduce("max", e(t.Map("abs", (x,))), last, keepdims=True))
+        scale = e(t.Map("mul", (top,), (1 / most,)))
+    y = e(t.Map("div", (x, scale)))
+    if dtype.is_integer:
+        y = e(t.Map("round", (y,)))
+    y = e(t.Cast(e(t.Map("clip", (y,), (-most, most))), dtype))
+    return y, scale
+
+
+def rescaled(
+    e: Emitter, y: Value, scale: Value, columns: Value | None, bias: Value | None, dtype: DType
+) -> Value:
+    y = e(t.Map("mul", (cast(e, y, f32), scale)))
+    if columns is not None:
+        y = e(t.Map("mul", (y, reshaped(e, cast(e, columns, f32), (columns.type.size,)))))
+    y = cast(e, y, dtype)
+    return y if bias is None else e(t.Map("add", (y, bias)))
+
+
+def convert_scaled_linear(n: TorchNode, e: Emitter) -> Results:
+    x, w, scale = n["x"], n["weight"], n["weight_scale"]
+    rows, columns = int(n.args["rows"]), int(n.args["columns"])
+    out, into = w.type.shape
+    whole = columns == into and rows in (1, out)
+    if not whole:
+        w = cast(e, scaled(e, w, scale, None, (rows, columns), f32), x.type.dtype)
+    y = e(t.Matmul(x, e(t.Transpose(w, (1, 0))), i32 if x.type.dtype.is_integer else f32))
+    return rescaled(e, y, n["scale"], scale if whole else None, n.get("bias"), n.type.dtype)
+
+
+def convert_integer_linear(n: TorchNode, e: Emitter) -> Results:
+    return e(t.Matmul(n["x"], e(t.Transpose(n["weight"], (1, 0))), i32))
+
+
+def convert_rescale(n: TorchNode, e: Emitter) -> Results:
+    return rescaled(e, n["x"], n["scale"], n["weight_scale"], n.get("bias"), n.type.dtype)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "gpuir::unpack": convert_unpack,
+    "gpuir::quantize_rows": convert_quantize,
+    "gpuir::scaled_linear": convert_scaled_linear,
+    "gpuir::integer_linear": convert_integer_linear,
+    "gpuir::rescale": convert_rescale,
+}
