@@ -121,9 +121,15 @@ def test_profiles_are_told_apart_at_any_width(width: str):
 
 
 CONFIG = {
-    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64},
-    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **{"intermediate_size": 32, "max_position_embeddings": 4096, "num_key_value_heads": 1},
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 4096,
+    "num_key_value_heads": 1,
 }
 
 
