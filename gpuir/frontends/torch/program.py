@@ -42,6 +42,7 @@ class Program:
         """The program as torch.export writes it down; ModelError with torch's reason when it
         cannot."""
         try:
+            register_caches(self.module)
             with torch.set_grad_enabled(self.module.training), unheard(), masks.as_run(self.module):
                 return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
         except GpuirError:
@@ -53,6 +54,17 @@ class Program:
                 found=raised(error),
                 fix=remedy(error),
             ) from error
+
+
+def register_caches(module: torch.nn.Module) -> None:
+    """Tells torch.export what the caches of transformers' models hold, which a language model gives
+    beside its logits."""
+    library = sys.modules.get("transformers")
+    models = [m for m in module.modules() if library and isinstance(m, library.PreTrainedModel)]
+    if models:
+        from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
+
+        register_cache_pytrees_for_model(models[0])
 
 
 def traced_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:

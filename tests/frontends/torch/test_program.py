@@ -134,3 +134,24 @@ def test_modules_that_are_not_there(tmp_path: Path):
 )
 def test_which_text_names_a_function(path: str, found: bool):
     assert is_built(path) == found
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_language_model_gives_its_cache_beside_the_logits(wrapped: bool):
+    """As Hugging Face models do when they are called with tokens alone."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor):
+            return self.model(x)
+
+    module = Logits().eval() if wrapped else model
+    g = gpuir.load(module, args=(torch.zeros(3, 7, dtype=torch.long),))
+    assert [v.type.shape for v in g.outputs] == [(3, 7, 50), *[(3, 2, 7, 8)] * 4]
