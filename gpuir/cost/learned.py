@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Family, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.load import load_target
@@ -28,8 +29,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class Net:
     """A network of one hidden layer: tanh(out · tanh(hidden · x + bias)), x scaled to unit size.
 
-    The hidden layer is the same everywhere; `own` has the output weights of GPUs that there were
-    measurements of.
+    The hidden layer is the same everywhere; `own` has the output weights of architectures, by
+    `Target.isa`, that there were measurements of.
     """
 
     shift: Array
@@ -39,11 +40,13 @@ class Net:
     out: Array
     own: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
-    def __call__(self, features: list[Number], device: str) -> Number:
+    def says(self, isa: str) -> bool:
+        """Whether it says anything of an architecture."""
+        return bool(self.own.get(isa, self.out).any())
+
+    def __call__(self, features: list[Number], isa: str) -> Number:
         """Between -1 and 1, for features in the order it was trained with."""
-        out = self.own.get(device, self.out)
-        if not out.any():
-            return 0.0
+        out = self.own.get(isa, self.out)
         plain = [float(f) if np.ndim(f) == 0 else f for f in features]
         x: Array = np.stack(np.broadcast_arrays(*plain), axis=-1)
         said = np.tanh(np.tanh((x - self.shift) / self.scale @ self.hidden.T + self.bias) @ out)
@@ -77,13 +80,16 @@ class Interval:
 class Trained:
     """What training found for one family.
 
-    `devices` holds, for each GPU it had measurements of, how the logarithms of factors deviate
-    there. `sizes` are the least and most flop ("flops") and bytes ("bytes") of the kernels that
-    were measured. `intervals` are by how familiar the GPU is, and by dtype where it has its own.
+    `devices` are the GPUs it had measurements of. `architectures` hold, by `Target.isa`, how the
+    logarithms of factors deviate there: what was found of a GPU is its architecture's, so that of
+    two of one architecture that with more of everything is no slower. `sizes` are the least and
+    most flop ("flops") and bytes ("bytes") of the kernels that were measured. `intervals` are by
+    how familiar the GPU is, and by dtype where it has its own.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
-    devices: Mapping[str, Mapping[str, float]] = field(
+    devices: tuple[str, ...] = ()
+    architectures: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict[str, Mapping[str, float]]
     )
     dtypes: tuple[str, ...] = ()
@@ -140,7 +146,8 @@ def _entry(entry: Mapping[str, Any]) -> Trained:
     net = entry.get("net")
     return Trained(
         factors=entry["factors"],
-        devices=entry["devices"],
+        devices=tuple(entry["devices"]),
+        architectures=entry["architectures"],
         dtypes=tuple(entry["dtypes"]),
         sizes={name: (least, most) for name, (least, most) in entry["sizes"].items()},
         net=_net(net) if net else None,
@@ -152,7 +159,7 @@ def _entry(entry: Mapping[str, Any]) -> Trained:
 
 
 def _net(entry: Mapping[str, Any]) -> Net:
-    own = {device: np.array(out) for device, out in entry["own"].items()}
+    own = {isa: np.array(out) for isa, out in entry["own"].items()}
     return Net(**{name: np.array(v) for name, v in entry.items() if name != "own"}, own=own)
 
 
@@ -161,7 +168,8 @@ def written(model: Model) -> str:
     families = {
         name: {
             "factors": _rounded(t.factors),
-            "devices": {d: _rounded(found) for d, found in t.devices.items()},
+            "devices": list(t.devices),
+            "architectures": {isa: _rounded(found) for isa, found in t.architectures.items()},
             "dtypes": list(t.dtypes),
             "sizes": _rounded(t.sizes),
             "intervals": {key: _rounded(vars(i)) for key, i in t.intervals.items()},
@@ -184,8 +192,8 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
-    """The family's factors on a target: as trained, times what is known of this GPU, times the
-    target's own calibration, within their bounds. Of the shipped model found once a target."""
+    """The family's factors on a target: as trained, times what is known of its architecture, times
+    the target's own calibration, within their bounds. Of the shipped model found once a target."""
     if model is not shipped():
         return _factors(family, target, model)
     known: dict[str, dict[str, Number]] = target.__dict__.setdefault("_factors", {})
@@ -194,23 +202,9 @@ def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     return known[family.name]
 
 
-def known_as(family: Family, target: Target, trained: Trained) -> str:
-    """The GPU whose measurements tell of this one: itself or, where the family goes by dies, the
-    first that was measured of the same instruction set, which all but tells the die.
-
-    Where the measurements of a die are of several campaigns, whose ways of measuring differ by more
-    than its boards do, this makes no better predictions: of A100's streams and rows, of H200's
-    products by H100's (left out one at a time). Products on the lanes are of one campaign.
-    """
-    if target.device in trained.devices or not family.by_die:
-        return target.device
-    same = (d for d in trained.devices if load_target(d).isa == target.isa)
-    return next(same, target.device)
-
-
 def _factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     trained = model.get(family.name, _UNTRAINED)
-    deviations = trained.devices.get(known_as(family, target, trained), {})
+    deviations = trained.architectures.get(target.isa, {})
     found: dict[str, Number] = {}
     for f in family.factors:
         value = trained.factors.get(f.name, f.value) * np.exp(deviations.get(f.name, 0.0))
@@ -219,10 +213,56 @@ def _factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     return found
 
 
-def correction(s: Sheet, family: Family, target: Target, model: Model) -> Number:
-    """What the network multiplies the time by, from the quantities on the sheet."""
-    trained = model.get(family.name, _UNTRAINED)
-    if trained.net is None or not family.features:
+def stands_for(trained: Trained, target: Target) -> Target:
+    """The GPU as which the network sees a kernel on a target: of those of its architecture that
+    were measured the first; itself where none was."""
+    if target.name in trained.devices[:1]:
+        return target
+    measured = (load_target(d) for d in trained.devices)
+    return next((t for t in measured if t.isa == target.isa), target)
+
+
+def seen(work: Work, tiles: Tiles, family: Family, target: Target, model: Model) -> list[Number]:
+    """What the network is told of kernels under tiles."""
+    there = stands_for(model.get(family.name, _UNTRAINED), target)
+    s = Sheet()
+    family.seconds(s, work, tiles, there, factors(family, there, model))
+    return [s.values[name] for name in family.features]
+
+
+def correction(work: Work, family: Family, target: Target, model: Model) -> Number:
+    """What the network multiplies the time by.
+
+    It is told of a kernel as a library would cut it on the GPU that `stands_for` the target's
+    architecture. So whatever the tile, and whatever a target has of SMs and of L2, a kernel is
+    corrected alike on all GPUs of an architecture, and their order is that of the formulas.
+    """
+    net = model.get(family.name, _UNTRAINED).net
+    if net is None or not family.features or not net.says(target.isa):
         return 1.0
-    features = [s.values[name] for name in family.features]
-    return s.xp.exp(family.bound * trained.net(features, known_as(family, target, trained)))
+    if np.ndim(work.points):
+        return _corrected(work, family, target, model)
+    one = work.each(float)
+    if model is shipped():
+        return _shipped_correction(one, family, target)
+    return _corrected_alone(one, family, target, model)
+
+
+def _corrected(work: Work, family: Family, target: Target, model: Model) -> Array:
+    """Of many kernels."""
+    trained = model[family.name]
+    there = stands_for(trained, target)
+    tiles = family.choose(work, there, factors(family, there, model))
+    told = seen(work, tiles, family, there, model)
+    said: Array = np.exp(family.bound * cast(Net, trained.net)(told, target.isa))
+    return said
+
+
+@lru_cache(maxsize=4096)
+def _shipped_correction(work: Work, family: Family, target: Target) -> float:
+    return _corrected_alone(work, family, target, shipped())
+
+
+def _corrected_alone(work: Work, family: Family, target: Target, model: Model) -> float:
+    many = work.each(lambda n: np.array([n]))
+    return float(np.ravel(_corrected(many, family, target, model))[0])

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuir.cost.nest import Nest, Tiles, cut
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.stream import dram_share, joined, lanes_s, sustained_hz
+from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Work
 from gpuir.targets.target import Target
 
@@ -37,6 +37,7 @@ FACTORS = (
     Factor(
         "l2 edge", 4.0, 2.0, 8.0, 0.0, "how sharply that share falls: the exponent of the ratio"
     ),
+    Factor("sm bytes", 32.0, 8.0, 64.0, 0.0, "a clock that one SM draws from the L2"),
     Factor("issue share", 0.9, 0.8, 1.0, 0.1, "of the issue slots that instructions find"),
     Factor("power pull", 0.1, 0.02, 0.2, 0.0, "exponent of the power share, on the clock"),
     Factor("amd lane cost", 1.6, 1.0, 2.6, 0.0, "instructions of AMD's functions over NVIDIA's"),
@@ -84,11 +85,11 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
     step = p["cell step" if work.kind == "rms" else "step clocks"]
     clocks = turns * (p[f"{kind} pass"] * chain(target) + steps * step) * slower
-    block_s = s.put("a block's waits", clocks / clock_hz, "s")
+    block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
     busy = s.put("waves of waits", waves * block_s, "s")
 
     _put_features(s, nest, waves, steps)
-    start = s.put("start and end", p["start clocks"] / clock_hz, "s")
+    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
     drain = s.put("drain: of a wave", p["drain"] / waves)
     overlap = "amd overlap" if target.vendor == "AMD" else "overlap"
     return joined(s, compute, memory, busy, start, p, drain, overlap)
@@ -113,8 +114,7 @@ def _memory_s(
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
     partial = 1 + p["partial sectors"] * within(s, work, SECTOR_BYTES)
     dram_s = s.put("dram time", dram_bytes * partial / dram_rate, "s")
-    active = xp.minimum(1.0, nest.blocks / target.sms)
-    l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    l2_rate = s.put("l2 rate", drawn(s, nest.blocks, target, p), "bytes/s")
     l2_bytes = s.put("l2 bytes", work.nbytes + (passes - 1) * reads, "bytes")
     l2_s = s.put("l2 time", l2_bytes / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)

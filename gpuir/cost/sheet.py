@@ -87,8 +87,7 @@ class Family:
     cannot hold that one. `features` name quantities on the sheet that a small network sees, which
     multiplies the time by at most exp(±`bound`): counts and shapes, never rates, so that a target
     with every rate raised is never slower and nothing tells one device from another. What it
-    learns on some GPUs `carries` over to others, or it serves those alone. With `by_die` what was
-    found of one GPU serves others with the same die (an A100 with 40 GB for one with 80).
+    learns on some GPUs `carries` over to others, or it serves those alone.
     """
 
     name: str
@@ -99,7 +98,6 @@ class Family:
     features: tuple[str, ...] = ()
     bound: float = 0.0
     carries: bool = False
-    by_die: bool = False
 
 
 def fastest(

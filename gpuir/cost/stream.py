@@ -42,6 +42,7 @@ CACHE = (
     Factor(
         "l2 edge", 6.0, 1.5, 12.0, 0.0, "how sharply that share falls: the exponent of the ratio"
     ),
+    Factor("sm bytes", 24.0, 8.0, 64.0, 0.0, "a clock that one SM draws from the L2"),
 )
 LANES = (
     Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
@@ -73,13 +74,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
             resident = s.xp.minimum(resident, GATHER_BLOCKS)
         resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
         waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
-        busy = s.put("waves of waits", waves * p["cell wait"] / clock_hz, "s")
+        busy = s.put("waves of waits", waves * p["cell wait"] / target.clock_hz, "s")
     read = sum((o.nbytes for o in work.operands if o.role != "written"), 0.0)
     s.put("log bytes over l2", s.xp.log(s.xp.maximum(work.nbytes, 1.0) / target.l2_bytes))
     s.put("log bytes", s.xp.log(s.xp.maximum(work.nbytes, 1.0)))
     s.put("read share", read / s.xp.maximum(work.nbytes, 1.0))
+    s.put("a cell at a time", 1.0 if takes_cells(work) else 0.0)
     s.put("instructions a byte", work.lane_ops / s.xp.maximum(work.nbytes, 1.0))
-    start = s.put("start and end", p["start clocks"] / clock_hz, "s")
+    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
 
 
@@ -130,7 +132,7 @@ def memory_s(
     more: Number = 0.0,
 ) -> Number:
     """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and through the L2,
-    `more` there, which SMs without a block do not draw on.
+    `more` there.
 
     What ran before left the operands in the L2 as far as they fit: nearly all of those much
     smaller, nearly none of those larger.
@@ -141,10 +143,16 @@ def memory_s(
     dram_bytes = s.put("dram bytes", nbytes * (1 - kept), "bytes")
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
     dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
-    active = xp.minimum(1.0, blocks / target.sms)
-    l2_rate = s.put("l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    l2_rate = s.put("l2 rate", drawn(s, blocks, target, p), "bytes/s")
     l2_s = s.put("l2 time", s.put("l2 bytes", nbytes + more, "bytes") / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
+
+
+def drawn(s: Sheet, blocks: Number, target: Target, p: Mapping[str, Number]) -> Number:
+    """Bytes a second that so many blocks draw from the L2: what it gives, or what the SMs that have
+    a block take. Others, however many, take nothing away."""
+    taken = s.xp.minimum(blocks, float(target.sms)) * (p["sm bytes"] * target.clock_hz)
+    return s.xp.minimum(target.l2_bytes_per_s * p["l2 share"], taken)
 
 
 def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
@@ -175,8 +183,9 @@ def lanes_s(
 
 
 def sustained_hz(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
-    """The clock under load. The board's power limit tells most where all lanes work all the time;
-    here they do so a part of it."""
+    """The clock at which lanes issue. The board's power limit tells most where all of them work all
+    the time; here they do so a part of it. Waits are at the listed clock: while an SM waits, it
+    leaves its power to others."""
     sm = target.sm
     peak = target.sms * sm.fp32_lanes * sm.flops_per_lane_clock * target.clock_hz
     share = s.put("power share", sustained(target, peak, False, 32), "", "cost.power")
@@ -207,6 +216,9 @@ def candidates(work: Work, target: Target) -> Tiles:
     return Tiles({"i": cells}, np.ones(len(table)), warps, np.ones(len(table)))
 
 
-FEATURES = ("log bytes", "log bytes over l2", "read share", "instructions a byte")
+FEATURES = (
+    *("log bytes", "log bytes over l2", "read share", "instructions a byte"),
+    "a cell at a time",
+)
 
 FAMILY = Family("stream", FACTORS, candidates, seconds, choose, FEATURES, 0.2)

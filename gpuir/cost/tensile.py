@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -194,18 +194,17 @@ def candidates(work: Work, target: Target) -> Tiles:
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The kernel and split that rocBLAS would take, for each of many products."""
-    extents = [np.asarray(work.extents[d], float) for d in ("b", "m", "n", "k")]
-    shape = np.broadcast_shapes(*(x.shape for x in extents))
-    b, m, n, k = (np.broadcast_to(x, shape) for x in extents)
-    taken = simt.cheapest(b, m, n, k, SINGLE, target, False)
+    shape = np.shape(work.points)
+    rows = work.each(lambda n: np.broadcast_to(np.asarray(n, float), shape))
+    b, *extents = (rows.extents[d] for d in "bmnk")
+    taken = simt.cheapest(rows, SINGLE, target, False)
     if not (b <= 1).all():
         sizes, tuned = _tuned()
-        at = np.log2(np.maximum(np.stack([m, n, k], axis=-1), 1.0))
+        at = np.log2(np.maximum(np.stack(extents, axis=-1), 1.0))
         away = sum((at[..., None, i] - sizes[:, i]) ** 2 for i in range(3))
         tn, tm, slices, warps, split = np.moveaxis(tuned[np.argmin(away, axis=-1)], -1, 0)
         taken = simt.either(b <= 1, taken, (tn, tm, slices, warps, split))
-    tn, tm, slices, warps, split = simt.thinned(taken, b <= 1, m, n)
-    return Tiles({"b": 1.0, "m": tm, "n": tn, "k": simt.STEP * slices}, 2.0, warps, split)
+    return simt.tiles_of(simt.thinned(taken, rows, target, partial(simt.times_of, rows, target, p)))
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -219,6 +218,4 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return replace(terms, latency=terms.latency + copied)
 
 
-FAMILY = Family(
-    "tensile", FACTORS, candidates, seconds, choose, simt.FEATURES, simt.BOUND, by_die=True
-)
+FAMILY = Family("tensile", FACTORS, candidates, seconds, choose, simt.FEATURES, simt.BOUND)

@@ -386,19 +386,14 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The tile that a library takes: the one of least time.
 
     Kernels lie along the last axis and candidates along the first, in single precision, so that
-    numpy runs over long rows. k is shared out where that saves more than joining the sums costs.
+    numpy runs over long rows. Each shape is tried whole, and with k shared out as widely as it can.
     """
     tm, tn, tk, stages, warps = (
-        c.astype(np.float32)[:, None] for c in _table(target, work.dtype.bits)
+        np.tile(c, 2).astype(np.float32)[:, None] for c in _table(target, work.dtype.bits)
     )
     rows = work.each(lambda x: np.atleast_1d(np.asarray(x, np.float32)))
     split = _widest_split(work, target, rows.extents, tm, tn, tk)
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
-    age = "mma" if instruction(target) == "mma" else "async"
-    chain = p[f"step clocks {age}"]
-    step = np.maximum(2 * tm * tn * tk * (target.sms / peak), chain / target.clock_hz)
-    saved = np.ceil(rows.extents["k"] / tk) * step * (1 - 1 / split)
-    split = np.where(saved > p[f"split {age}"] * 1e-6, split, np.float32(1.0))
+    split[: len(split) // 2] = 1.0
     tiles = Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
     terms = seconds(Sheet(), rows, tiles, target, p)
     best = np.argmin(np.maximum(terms.compute, terms.memory) + terms.latency, axis=0)

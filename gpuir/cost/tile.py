@@ -94,7 +94,7 @@ def estimate(
             roof, work.flops / (1 if times is None else times) / peak_of(work, target)
         )
     roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
-    learned = correction(s, family, target, model)
+    learned = correction(work, family, target, model)
     if family.features:
         source = f"a network (cost.learned) sees {', '.join(family.features)}: exp(±{family.bound})"
         learned = s.put("learned correction", learned, "", source, terse=True)

@@ -40,7 +40,8 @@ def card(
         "## Method\n",
         f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack, split and GPU;\n"
         "rows below twice the launch floor, rough and doubtful ones left out. GPUs weigh alike;\n"
-        f"rows of several kernels, or of a profiler, {COARSE} of others. Tiles are chosen anew\n"
+        f"rows of several kernels, or of a profiler, {COARSE} of others, and so a GPU that has no\n"
+        "others. What is found of a GPU is its architecture's. Tiles are chosen anew\n"
         f"{ROUNDS} times, and are those that ran where kernel names say them. Huber loss on\n"
         "log(predicted / measured). The spread of a factor holds back what it may be on one GPU;\n"
         f"networks pay for their squared weights ({NET_DECAY}).\n",
@@ -112,7 +113,7 @@ def _factors(model: Model) -> Iterator[str]:
             continue
         yield f"### {name}\n\n| factor | value | from GPU to GPU | what |\n|---|---|---|---|\n"
         for f in FAMILIES[name].factors:
-            moves = [d.get(f.name, 0.0) for d in trained.devices.values()]
+            moves = [d.get(f.name, 0.0) for d in trained.architectures.values()]
             spread = f"{np.exp(min(moves)):.2f} to {np.exp(max(moves)):.2f}" if f.spread else ""
             yield f"| {f.name} | {trained.factors[f.name]:.4g} | {spread} | {f.what} |\n"
         if trained.net is not None:

@@ -165,15 +165,34 @@ def test_what_is_known_of_a_gpu_serves_others_with_its_die():
 def test_and_nobody_elses():
     work, other = gemm(4096, 4096, 1024, f32, bias=True), load_target("a100-pcie-80gb")
     with_kin = predict(work, other).time_s[0]
-    alone = predict(work, other, model=without("a100-pcie-40gb")).time_s[0]
+    alone = predict(work, other, model=without("sm_80")).time_s[0]
     assert 1.005 * alone < with_kin < 1.1 * alone
     far = load_target("h100-sxm-80gb")
-    assert predict(work, far).time_s == predict(work, far, model=without("a100-pcie-40gb")).time_s
+    assert predict(work, far).time_s == predict(work, far, model=without("sm_80")).time_s
 
 
-def without(device: str) -> dict[str, Trained]:
+def without(isa: str) -> dict[str, Trained]:
     found = dict(shipped())
     t = found["simt"]
-    net = t.net and replace(t.net, own={d: x for d, x in t.net.own.items() if d != device})
-    devices = {d: x for d, x in t.devices.items() if d != device}
-    return found | {"simt": replace(t, devices=devices, net=net)}
+    net = t.net and replace(t.net, own={i: x for i, x in t.net.own.items() if i != isa})
+    architectures = {i: x for i, x in t.architectures.items() if i != isa}
+    return found | {"simt": replace(t, architectures=architectures, net=net)}
+
+
+@pytest.mark.parametrize("name", ["a100", "l4", "h100-sxm", "v100", "t4", "rtx4090"])
+def test_one_row_takes_no_longer_than_eight(name: str):
+    """A vector's k is shared out among the SMs where its columns are too few for them."""
+    target = load_target(name)
+    for n, depth in ((64, 25088), (512, 512), (1000, 4096), (4096, 1024), (14336, 4096)):
+        one, eight = (predict(gemm(m, n, depth, f32), target) for m in (1.0, 8.0))
+        assert one.time_s[0] <= eight.time_s[0]
+    assert predict(gemm(1.0, 64.0, 25088.0, f32), target).tiles.split[0] > 1
+
+
+def test_a_rule_of_choice_is_not_followed_into_what_is_far_slower():
+    """Ampere's rule, on a GPU with more SMs than any whose kernels were named, took a tile half as
+    fast as another."""
+    one, more = (load_target(t) for t in ("rtx4090", "rtx4090+sms=134"))
+    work = gemm(333.0, 4096.0, 14336.0, f32)
+    before, after = (predict(work, t).time_s[0] for t in (one, more))
+    assert after < 1.05 * before

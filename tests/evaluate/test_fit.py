@@ -12,8 +12,8 @@ from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Trained, factors, read, written
 from gpuir.cost.tile import familiar, predict
 from gpuir.evaluate.backtest import Backtests, Misses, halves, leave_one_out, with_intervals
-from gpuir.evaluate.batch import Batch
-from gpuir.evaluate.fit import train
+from gpuir.evaluate.batch import Batch, Clock
+from gpuir.evaluate.fit import samples, together, train
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 
@@ -60,6 +60,44 @@ def test_a_gpu_that_differs_is_known_to():
     found, add = model["stream"], slow.works[0]
     assert found.outside(add, familiar(add, slow.target, found)) == ()
     assert found.outside(add, familiar(add, load_target("b200"), found)) == ("gpu",)
+
+
+def test_what_is_found_of_a_gpu_is_its_architectures():
+    """Two of one architecture that were measured apart: that with more of everything is no slower,
+    though its rows said so; and one of them left out has what the other told."""
+    slow = measured("h200", 1)
+    slow = replace(slow, latency_s=slow.latency_s * 1.3)
+    batches = [measured("h100-sxm", 0), slow, measured("a100-pcie", 2), measured("t4", 3)]
+    model, without = (train(b, families=["stream"]) for b in (batches, batches[:1] + batches[2:]))
+    h100, h200 = load_target("h100-sxm"), load_target("h200")
+    assert factors(STREAM, h100, model) == factors(STREAM, h200, model)
+    for found in (model, without):
+        adds = slow.works[0]
+        assert np.all(
+            predict(adds, h200, model=found).time_s <= predict(adds, h100, model=found).time_s
+        )
+    assert set(model["stream"].architectures) == {"sm_75", "sm_80", "sm_90"}
+    assert familiar(slow.works[0], h200, without["stream"]) == "unseen"
+
+
+def test_samples_alike_are_fitted_together():
+    """As many rows in fewer samples, each with its weight; others' works and GPUs apart."""
+    batches = [measured("t4", 0, rows=40), measured("t4", 1, rows=60), measured("l4", 2, rows=30)]
+    found = samples(STREAM, batches, {})
+    joined = together(found)
+    assert [len(s.device_s) for s in joined] == [100, 30]
+    np.testing.assert_array_equal(
+        joined[0].work.nbytes, np.concatenate([s.work.nbytes for s in found[:2]])
+    )
+    assert sum(s.weight.sum() for s in joined) == pytest.approx(3)
+
+
+def test_an_architecture_that_only_a_profiler_told_of_stays_with_all():
+    profiled = measured("a40", 1)
+    profiled = replace(profiled, latency_s=profiled.latency_s * 1.3, clock=Clock(launches=False))
+    model = train([measured("a100-pcie", 0), measured("t4", 2), profiled], families=["stream"])
+    assert set(model["stream"].architectures) == {"sm_75", "sm_80"}
+    assert "a40" in model["stream"].devices
 
 
 def test_weights_are_read_as_they_were_written():

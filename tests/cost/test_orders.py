@@ -1,0 +1,134 @@
+"""The order of GPUs, as predictions have it: on pairs of shipped targets of one architecture of
+which one has at least every rate of the other, and on targets given more of something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cost.works import tables
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuir.cost import work
+from gpuir.cost.learned import Net, Trained, stands_for
+from gpuir.cost.tile import choose, estimate, predict
+from gpuir.ir.types import f16, f32
+from gpuir.targets.load import load_target, target_names
+from gpuir.targets.order import pairs
+
+GPUS = [t for t in map(load_target, target_names()) if not t.is_cpu]
+PAIRS = [(more.name, less.name) for more, less in pairs(GPUS)]
+MORE = ("clock_hz", "dram.bytes_per_s", "l2.bytes", "l2.bytes_per_s", "tdp_w")
+
+# By how much the one that should be no slower may be (docs/cost-model.md, The order of GPUs).
+SAME_TILE = 0.05
+OWN_TILE = 0.10
+MORE_SMS = 0.35
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables(), st.sampled_from(PAIRS))
+def test_a_gpu_with_every_rate_of_another_is_no_slower(drawn, pair):
+    more, less = map(load_target, pair)
+    slow, fast = (predict(drawn[0], t).time_s for t in (less, more))
+    assert np.all(fast <= (1 + OWN_TILE) * slow)
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables(), st.sampled_from(PAIRS))
+def test_nor_under_the_tile_of_the_other(drawn, pair):
+    more, less = map(load_target, pair)
+    many, *_ = drawn
+    tiles = choose(many, less)
+    slow, fast = (estimate(many, tiles, t).time_s for t in (less, more))
+    assert np.all(fast <= (1 + SAME_TILE) * slow)
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables(), st.sampled_from(GPUS), st.sampled_from(MORE), st.floats(1.0, 2.0))
+def test_more_of_one_rate_makes_no_kernel_slower(drawn, target, path, by):
+    value = _field(target, path)
+    if value is None:  # no limit of power is stated
+        return
+    more = load_target(target.name, {path: round(value * by) if path == "l2.bytes" else value * by})
+    slow, fast = (predict(drawn[0], t).time_s for t in (target, more))
+    assert np.all(fast <= (1 + OWN_TILE) * slow)
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables(), st.sampled_from(GPUS), st.floats(1.0, 1.5))
+def test_nor_do_more_sms_by_much(drawn, target, by):
+    """What more SMs hold at once leaves the L2 to fewer of them, and a library's rule of choice was
+    read off GPUs with as many as they have."""
+    more = load_target(target.name, {"sms": round(target.sms * by)})
+    slow, fast = (predict(drawn[0], t).time_s for t in (target, more))
+    assert np.all(fast <= (1 + MORE_SMS) * slow)
+
+
+def _field(target, path):
+    value = target
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+# ---------------------------------------------------------------------------- what users found
+
+
+@pytest.mark.parametrize(("more", "less"), [("a100-80gb", "a100"), ("a100-80gb", "a100-pcie")])
+def test_an_addition_is_no_slower_on_the_a100_with_more_memory(more, less):
+    """Its own rows had put the one with 80 GB at 61 % of its bandwidth, the PCIe card at 89."""
+    for cells in 2.0 ** np.arange(18, 29):
+        adds = work.pointwise(cells, (f16, f16), (f16,))
+        slow, fast = (predict(adds, load_target(t)).time_s for t in (less, more))
+        assert fast <= slow
+
+
+def test_an_h200_is_no_slower_than_an_h100():
+    """They differ in memory alone."""
+    m = 2.0 ** np.arange(0, 15)
+    for n, k in ((4096.0, 4096.0), (14336.0, 4096.0), (4096.0, 14336.0)):
+        for dtype in (f16, f32):
+            products = work.gemm(m, n, k, dtype)
+            slow, fast = (predict(products, load_target(t)).time_s for t in ("h100", "h200"))
+            assert np.all(fast <= 1.001 * slow)
+
+
+def test_the_network_sees_a_kernel_as_on_the_gpu_of_its_architecture_that_was_measured():
+    """Whatever the target has of SMs and of L2, it is corrected alike under one tile."""
+    measured = load_target("h100-sxm")
+    net = Net(
+        np.zeros(5), np.ones(5), np.eye(5), np.zeros(5), np.zeros(5), {"sm_90": np.full(5, 0.1)}
+    )
+    known = Trained(devices=(measured.name,), architectures={"sm_90": {}}, net=net)
+    model = {"stream": known}
+    adds = work.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
+    others = (load_target("h200"), load_target("h100-sxm+sms=150+l2.bytes=100e6"))
+    ratios = []
+    for target in (measured, *others):
+        assert stands_for(known, target).name == measured.name
+        tiles = choose(adds, target, model=model)
+        plain = estimate(adds, tiles, target, model={"stream": replace(known, net=None)})
+        ratios.append(
+            (estimate(adds, tiles, target, model=model).time_s - target.launch_s)
+            / (plain.time_s - target.launch_s)
+        )
+    assert np.all(np.abs(ratios[0] - 1) > 0.01)
+    for ratio in ratios[1:]:
+        np.testing.assert_allclose(ratio, ratios[0])
+    far = load_target("l4")
+    assert stands_for(known, far) is far
+    tiles = choose(adds, far, model=model)
+    np.testing.assert_array_equal(
+        estimate(adds, tiles, far, model=model).time_s,
+        estimate(adds, tiles, far, model={"stream": replace(known, net=None)}).time_s,
+    )
+
+
+def test_sms_without_a_block_take_nothing_from_those_that_have_one():
+    """One long row is one block's, however many SMs there are."""
+    row = work.rows(1.0, 50_000.0, f32, "softmax")
+    one, more = (load_target(t) for t in ("rtx4090", "rtx4090+sms=160"))
+    assert predict(row, more).time_s[0] == pytest.approx(predict(row, one).time_s[0], rel=0.02)
