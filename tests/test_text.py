@@ -160,6 +160,24 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("tile", "line", "under"),
+    [
+        ("tile(m=16, n=0; stages=3)", 2, "n=0"),
+        ("tile(m=16, n=64; q=3)", 2, "q=3"),
+        ("tile(m=16, m=16)", 2, "m=16)"),
+        ("tile(m=16,\n   n=x)", 3, "n=x"),
+        ("tile(m=16,\x0c\u2028 stages=2)", 2, "stages"),
+    ],
+)
+def test_the_caret_is_under_what_is_wrong_in_a_tile(tile: str, line: int, under: str):
+    with pytest.raises(TextError) as error:
+        parse_schedule(f"schedule @m for a100 {{\n  %y: {tile}\n}}\n", "s")
+    shown, caret = error.value.found.split("\n")
+    assert error.value.where.startswith(f"s:{line}:")
+    assert shown[caret.index("^") :].startswith(under)
+
+
 @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
 def test_refusal_points_at_the_place(text: str):
     with pytest.raises(TextError) as error:

@@ -13,6 +13,7 @@ from gpuir.ir.notes import Bound, Cost
 from gpuir.ir.types import TensorType
 
 WORD = re.compile(r"[\w.\-]+")
+COUNTED = ("bytes", "flops", "blocks")  # facts that are counts
 
 
 def verify(graph: Graph, by: str = "") -> None:
@@ -160,6 +161,9 @@ def faults(cost: Cost) -> Iterator[tuple[str, str, str]]:
     for name, value in times:
         if value < 0:
             yield f"{name} is negative", "0 or more seconds", f"{value} by {cost.by}"
+    for name, value in cost.facts:
+        if value < 0 and name.endswith(COUNTED):
+            yield f"{name} is negative", "0 or more", f"{value:g} by {cost.by}"
     for name, _ in cost.terms:
         if name not in get_args(Bound):
             yield f"{name} is no term", ", ".join(get_args(Bound)), f"by {cost.by}"

@@ -111,8 +111,8 @@ def _unexpected(text: str, source: str, line: int, column: int, want: Any, found
 def _error(
     text: str, source: str, line: int, column: int, what: str, expected: str = "", fix: str = ""
 ) -> TextError:
-    lines = text.splitlines() or [""]
-    shown = lines[min(line, len(lines)) - 1].replace("\t", " ")
+    lines = text.split("\n")
+    shown = lines[min(line, len(lines)) - 1].rstrip("\r").replace("\t", " ")
     start = max(0, min(column - 60, len(shown) - 96))
     caret = " " * (column - 1 - start) + "^"
     return TextError(
@@ -238,38 +238,51 @@ NOTE = re.compile(r'\s*(\w+)\s*=\s*("[^"]*"|[^\s,;"]+)\s*(?:([,;])|$)')
 TILE_OPTIONS = {"stages", "warps", "split"}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Wrong:
+    """Why a token is not what it should be, and from which of its characters on."""
+
+    what: str
+    at: int = 0
+
+
 @lru_cache(maxsize=65536)
-def _tile(text: str) -> Tile | str:
+def _tile(text: str) -> Tile | _Wrong:
     """A tile, or why the text is not one."""
     dims, _, options = text[5:-1].partition(";")
     found: dict[str, int] = {}
+    places: dict[str, int] = {}
     names: list[str] = []
+    at = 5
     for part, is_dim in (
         *((p, True) for p in dims.split(",")),
         *((p, False) for p in options.split(",")),
     ):
+        begin, at = at + len(part) - len(part.lstrip()), at + len(part) + 1
         if not part.strip():
             continue
         key, _, number = (s.strip() for s in part.partition("="))
         if not NATURAL.match(number) or not key.isidentifier():
-            return f"{part.strip()!r} is not like m=64"
+            return _Wrong(f"{part.strip()!r} is not like m=64", begin)
         if key in found:
-            return f"{key} is given twice"
-        found[key] = int(number)
+            return _Wrong(f"{key} is given twice", begin)
+        found[key], places[key] = int(number), begin
         names += [key] if is_dim else []
     dims_found = tuple((n, found[n]) for n in names)
     if unknown := set(found) - set(names) - TILE_OPTIONS:
-        known = ", ".join(sorted(TILE_OPTIONS))
-        return f"no tile option {min(unknown)!r}: {known} follow the semicolon"
+        known, first = ", ".join(sorted(TILE_OPTIONS)), min(unknown)
+        return _Wrong(f"no tile option {first!r}: {known} follow the semicolon", places[first])
     if swapped := set(names) & TILE_OPTIONS:
-        return f"{min(swapped)} goes behind a semicolon: tile(m=64; {min(swapped)}=2)"
+        first = min(swapped)
+        what = f"{first} goes behind a semicolon: tile(m=64; {first}=2)"
+        return _Wrong(what, places[first])
     return Tile(dims_found, **{k: v for k, v in found.items() if k in TILE_OPTIONS})
 
 
 COST_HEAD = ("time_s", "bound", "by", "low_s", "high_s", "unseen")
 
 
-def _cost(text: str) -> Cost | str:
+def _cost(text: str) -> Cost | _Wrong:
     """A cost, or why the text is not one."""
     known: dict[str, Any] = {}
     terms: list[tuple[Any, float]] = []
@@ -279,27 +292,30 @@ def _cost(text: str) -> Cost | str:
     while at < len(body):
         m = NOTE.match(body, at)
         if m is None:
-            return 'not like cost(time_s=1e-6, bound=memory, by="roofline@1", memory=1e-6)'
-        key, value = m[1], m[2]
+            what = 'not like cost(time_s=1e-6, bound=memory, by="roofline@1", memory=1e-6)'
+            return _Wrong(what, 5 + at + len(body[at:]) - len(body[at:].lstrip()))
+        key, value, begin = m[1], m[2], 5 + m.start(1)
         try:
             if rest is terms and key in COST_HEAD:
                 if key in known:
-                    return f"{key} is given twice"
+                    return _Wrong(f"{key} is given twice", begin)
                 known[key] = float(value) if key.endswith("_s") else value.strip('"')
             else:
                 rest.append((key, _number(value)))
         except ValueError:
-            return f"{key} is not a number"
+            return _Wrong(f"{key} is not a number", begin)
         at, after = m.end(), m[3] or ","
         if after == ";":
             rest = facts
     if missing := {"time_s", "bound", "by"} - set(known):
-        return f"{', '.join(sorted(missing))} missing"
+        return _Wrong(f"{', '.join(sorted(missing))} missing")
     if known["bound"] not in get_args(Bound):
-        return "bound is compute, memory or latency"
+        return _Wrong("bound is compute, memory or latency", text.index("bound"))
     interval: Any = tuple(known[end] for end in ("low_s", "high_s") if end in known)
     if len(interval) == 1:
-        return "low_s and high_s go together"
+        return _Wrong(
+            "low_s and high_s go together", text.index("low_s" if "low_s" in known else "high_s")
+        )
     return Cost(
         known["time_s"],
         known["bound"],
@@ -358,8 +374,14 @@ class _Build:
         self.text, self.source = text, source
         self.depth = -1  # of regions inside one another
 
-    def fail(self, at: Token, what: str, expected: str = "", fix: str = "") -> NoReturn:
-        raise _error(self.text, self.source, at.line or 1, at.column or 1, what, expected, fix)
+    def fail(
+        self, token: Token, what: str, expected: str = "", fix: str = "", at: int = 0
+    ) -> NoReturn:
+        """With the caret under the token, or under one of its characters."""
+        before = str(token)[:at]
+        line = (token.line or 1) + before.count("\n")
+        column = len(before) - before.rfind("\n") if "\n" in before else (token.column or 1) + at
+        raise _error(self.text, self.source, line, column, what, expected, fix)
 
     def string(self, token: Token) -> str:
         try:
@@ -393,8 +415,9 @@ class _Build:
 
     def tile(self, token: Token) -> Tile:
         found = _tile(str(token))
-        if isinstance(found, str):
-            self.fail(token, found, "tile(m=64, n=64, k=32; stages=2, warps=4, split=1)")
+        if isinstance(found, _Wrong):
+            expected = "tile(m=64, n=64, k=32; stages=2, warps=4, split=1)"
+            self.fail(token, found.what, expected, at=found.at)
         return found
 
     def graph(self, tree: Any) -> Graph:
@@ -572,8 +595,8 @@ class _Build:
                 tile = self.tile(note)
             else:
                 cost = _cost(str(note))
-                if isinstance(cost, str):
-                    self.fail(note, cost)
+                if isinstance(cost, _Wrong):
+                    self.fail(note, cost.what, at=cost.at)
         return locs, tile, cost
 
     def attribute(self, tree: Any, values: dict[str, Value], at: Token, depth: int = 0) -> Any:
