@@ -350,6 +350,14 @@ def test_dark_as_the_system_is_or_as_chosen(opened: Any):
     assert brightness(tab) > 0.8
 
 
+def test_a_laptop_shows_the_tiles(opened: Any):
+    tab = opened(encoder("a100"), viewport={"width": 1366, "height": 768}).tab
+    title = tab.locator("#table thead th").filter(has_text="tile").bounding_box()
+    around = tab.locator("#table").locator("xpath=ancestor::*[contains(@class, 'scroll')]")
+    room = around.first.bounding_box()
+    assert title["x"] + title["width"] <= room["x"] + room["width"] <= 1366
+
+
 def test_it_fits_a_phone(opened: Any):
     tab = opened(encoder("a100", "l4"), viewport={"width": 390, "height": 844}).tab
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390

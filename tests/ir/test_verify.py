@@ -91,6 +91,9 @@ BROKEN = {
     "compute is negative": tiled(
         replace(KERNEL, cost=replace(COST, terms=(("compute", -1.0),))), Level.costed
     ),
+    "dram_bytes is negative": tiled(
+        replace(KERNEL, cost=replace(COST, facts=(("dram_bytes", -1.0),))), Level.costed
+    ),
     "magic is no term": tiled(
         replace(KERNEL, cost=replace(COST, terms=(("magic", 1.0), ("memory", 2.0)))),  # type: ignore
         Level.costed,
