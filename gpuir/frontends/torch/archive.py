@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
@@ -18,6 +16,7 @@ from torch._export.serde.serialize import (
 from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
+from gpuir.frontends.torch.program import unheard
 from gpuir.frontends.torch.serialized import needs_pickle, read, read_program
 from gpuir.ir.errors import GpuirError, ModelError, reason
 
@@ -41,13 +40,10 @@ def open_program(path: str | Path) -> ExportedProgram:
     """
     path = Path(path)
     if not path.is_file():
-        raise ModelError("cannot read the file", where=str(path), found="no such file")
-    log = logging.getLogger("torch.export")
-    level = log.level
+        found = "not a regular file" if path.exists() else "no such file"
+        raise ModelError("cannot read the file", where=str(path), found=found)
     try:
-        log.setLevel(logging.CRITICAL)  # it warns before it raises
-        with ZipFile(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with ZipFile(path) as file, unheard():
             return Archive(file, path).program()
     except GpuirError as error:
         error.where = error.where or str(path)
@@ -60,8 +56,6 @@ def open_program(path: str | Path) -> ExportedProgram:
             found="not a zip archive" if isinstance(error, BadZipFile) else reason(error),
             fix=AGAIN,
         ) from error
-    finally:
-        log.setLevel(level)
 
 
 class Archive:

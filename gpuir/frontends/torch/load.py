@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -20,11 +19,11 @@ from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.joint import load_joint
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import Program, unheard
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.serialized import names_of
 from gpuir.frontends.torch.walk import Walk, numbers
-from gpuir.ir.errors import GpuirError, ModelError, UsageError
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, reason
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
 
@@ -95,6 +94,13 @@ def load(
     except GpuirError as error:
         error.where = error.where or name
         raise
+    except Exception as error:
+        raise ModelError(
+            "the program is not well-formed, or gpuir misreads it",
+            where=str(next(iter(emit.builder.locs), name)),
+            found=reason(error),
+            fix="run it in PyTorch; if it runs there, report this",
+        ) from error
     return _annotated(model, made) if isinstance(made, Program) else model
 
 
@@ -124,9 +130,9 @@ def source_name(source: Source) -> str:
 def _class_name(program: ExportedProgram) -> str:
     """The class of the module that was exported, as the trace notes it."""
     stacks = (node.meta.get("nn_module_stack") for node in program.graph.nodes)
-    for _, found in (next(iter(stack.values())) for stack in stacks if stack):
-        return str(getattr(found, "__name__", found)).rpartition(".")[2]
-    return "program"
+    classes = (next(iter(stack.values()))[-1] for stack in stacks if stack)
+    names = (str(getattr(found, "__name__", found)).rpartition(".")[2] for found in classes)
+    return next((name for name in names if not name.startswith("_")), "program")  # torch's own do
 
 
 def _program(
@@ -178,9 +184,15 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     if not any(writes(node.target) for m in modules for node in m.graph.nodes):
         return program
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own deprecations
-        return program.run_decompositions({})
+    try:
+        with unheard():
+            return program.run_decompositions({})
+    except Exception as error:  # whatever torch meets in it
+        raise ModelError(
+            "torch cannot take apart what writes in place",
+            found=reason(error),
+            fix="export it so: torch.export.export(...).run_decompositions({})",
+        ) from error
 
 
 def _load(program: ExportedProgram, walk: Walk) -> Model:

@@ -29,7 +29,7 @@ from gpuir.ir.errors import ModelError
 
 LONGEST = 4096  # characters of a size
 LARGEST = 2**128  # a number in a size
-SYMBOL = re.compile(r"[A-Za-z_]+(\d{1,6})?")  # torch counts up to its number
+SYMBOL = re.compile(r"[A-Za-z_]+\d{1,6}")  # torch counts up to its number
 NEEDS_PICKLE = ("as_custom_obj", "custom_obj")
 DROPPED = ("guards_code", "treespec_namedtuple_fields")  # Python source; and what `_trees` reads
 ARITHMETIC = {f"{f.__module__}.{f.__name__}" for f in (*_SYM_OPS, operator.getitem)}
