@@ -301,13 +301,29 @@ def visible(
 
 
 def answer(module: fx.GraphModule, args: Sequence[Any]) -> Any:
-    """What the function gives for real numbers; None where they are not known."""
+    """What the function gives for real numbers; None where they are not known, or where it does
+    more than compute with what it is given: it may come from a file."""
+    if not all(map(is_arithmetic, module.graph.nodes)):
+        return None
     try:
         found = module(*args)
         found = found[0] if isinstance(found, list | tuple) else found
         return found.cpu() if isinstance(found, torch.Tensor) and not found.is_meta else None
     except Exception:  # whatever a function of the user's stumbles over
         return None
+
+
+def is_arithmetic(node: fx.Node) -> bool:
+    """Whether a node of such a function computes each cell from the same cells of others, looks
+    numbers up, or makes a single one."""
+    if node.op in ("placeholder", "output", "get_attr"):
+        return True
+    value = node.meta.get("val")
+    single = isinstance(value, torch.Tensor) and value.numel() == 1
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or target is torch.ops.aten.index.Tensor or single
 
 
 def softcap(score_mod: fx.GraphModule, buffers: Sequence[Any]) -> float | None:

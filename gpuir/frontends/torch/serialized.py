@@ -38,6 +38,16 @@ HIGHER = (  # operators on graphs; others call compiled code, objects or kernels
     *("wrap", "wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph"),
     *("wrap_activation_checkpoint", "tag_activation_checkpoint", "out_dtype", "strict_mode"),
 )
+MODES = (  # a program may be traced under them again; they set torch's own state alone
+    "torch._functorch.predispatch._add_batch_dim",
+    "torch._functorch.predispatch._remove_batch_dim",
+    "torch._functorch.predispatch._vmap_increment_nesting",
+    "torch._functorch.predispatch._vmap_decrement_nesting",
+    "torch._functorch.predispatch.lazy_load_decompositions",
+    "torch._C._set_grad_enabled",
+    "torch.amp.autocast_mode._enter_autocast",
+    "torch.amp.autocast_mode._exit_autocast",
+)
 READ_FILES = ("aten::from_file", "debugprims::load_tensor")  # of the machine that runs them
 
 
@@ -158,7 +168,12 @@ def _operator(field: str, text: str) -> str:
     it up under the same path."""
     head, _, path = text.partition("torch.ops.")
     if head or text in ARITHMETIC:
-        checked(text in ARITHMETIC, field, text, "torch.ops.aten.add.Tensor and its like")
+        checked(
+            text in ARITHMETIC or text in MODES,
+            field,
+            text,
+            "torch.ops.aten.add.Tensor and its like",
+        )
         return text
     space, _, name = path.partition(".")
     checked(all(part.isidentifier() for part in path.split(".")), field, text, "an operator")

@@ -425,6 +425,30 @@ def test_a_graph_that_is_none_is_the_users_error(
         gpuir.load(written(parts, tmp_path / "broken.pt2"), dims={"s77": 8})
 
 
+def test_functions_of_attention_that_do_more_than_arithmetic_are_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from gpuir.frontends.torch.higher import answer
+
+    def traced(body: Callable[[torch.Tensor], torch.Tensor]) -> torch.fx.GraphModule:
+        return torch.fx.experimental.proxy_tensor.make_fx(body, tracing_mode="fake")(torch.ones(3))
+
+    assert answer(traced(lambda x: x + 1), (torch.ones(3),)).tolist() == [2, 2, 2]
+    assert answer(traced(lambda x: x + torch.ones(3)), (torch.ones(3),)) is None
+    assert answer(traced(lambda x: x.cumsum(0)), (torch.ones(3),)) is None
+
+
+def test_a_program_under_vmap_is_read(tmp_path: Path):
+    class Maps(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(lambda row: row * row.sum())(x)
+
+    live = torch.export.export(Maps(), (torch.randn(3, 4),))
+    torch.export.save(live, tmp_path / "maps.pt2")
+    ours, theirs = (gpuir.load(source) for source in (tmp_path / "maps.pt2", live))
+    assert [str(n.op) for n in ours.nodes] == [str(n.op) for n in theirs.nodes]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
