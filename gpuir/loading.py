@@ -37,11 +37,11 @@ class LoadOptions(TypedDict, total=False):
     """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
     loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
-    exponent of a power law); `strict` refuses an operator that has no converter. A torch module is
-    run on `args` (one, or a tuple of them) and `kwargs`. Of a Hugging Face config, `task` chooses
-    the class, `dtype` the numbers (`f32`, `f16`, `bf16`) and `attention` how it is computed
-    (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind `past` tokens; with `mask` the
-    attention mask is an input.
+    exponent of a power law); `converters` are your own, by operator; `strict` refuses an operator
+    that has no converter. A torch module is run on `args` (one, or a tuple of them) and `kwargs`.
+    Of a Hugging Face config, `task` chooses the class, `dtype` the numbers (`f32`, `f16`, `bf16`)
+    and `attention` how it is computed (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind
+    `past` tokens; with `mask` the attention mask is an input.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
@@ -55,6 +55,7 @@ class LoadOptions(TypedDict, total=False):
     values: Mapping[str, Sequence[float]]
     trip_counts: Mapping[str, int]
     expert_skew: float
+    converters: Mapping[str, Callable[..., Any]]
     strict: bool
     args: Any
     kwargs: Mapping[str, Any]
@@ -75,12 +76,13 @@ class LoadOptions(TypedDict, total=False):
 
 
 TAKES = {  # which options each kind of model has a use for
-    "an ONNX file": "dims inputs values trip_counts expert_skew strict",
-    "IR text, whose numbers are in the text already": "strict",
-    "a saved torch program": "dims inputs trip_counts expert_skew strict",
-    "a torch program": "args kwargs dims inputs trip_counts expert_skew strict",
-    "a function": "dims inputs trip_counts expert_skew strict",
-    "a Hugging Face config": "dims task dtype attention phase past mask expert_skew strict",
+    "an ONNX file": "dims inputs values trip_counts expert_skew converters strict",
+    "IR text, whose numbers are in the text already": "converters strict",
+    "a saved torch program": "dims inputs trip_counts expert_skew converters strict",
+    "a torch program": "args kwargs dims inputs trip_counts expert_skew converters strict",
+    "a function": "dims inputs trip_counts expert_skew converters strict",
+    "a Hugging Face config": "dims task dtype attention phase past mask "
+    "expert_skew converters strict",
 }
 TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
@@ -381,7 +383,11 @@ def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
         given |= {"dims": left, "name": program.function_name(model)}
     else:
         given = _checked(options, "a Hugging Face config", model)
-        walk = {name: given.pop(name) for name in ("expert_skew", "strict") if name in given}
+        walk = {
+            name: given.pop(name)
+            for name in ("expert_skew", "converters", "strict")
+            if name in given
+        }
         made, given = hf.program(model, train=step.train, **given), walk
     return load_torch(made, **given, **training)
 

@@ -85,7 +85,7 @@ def setup_of(given: dict[str, Any], loaded: Loaded) -> Setup:
     """What the options say, as a setup."""
     from gpuir.plan.changes import Setup
 
-    how = options.load_options(given)
+    how = options.load_options(given, loaded)
     dims = dict(how.pop("dims", {}))
     if source_of(given["model"]) == "config":
         dims.setdefault("batch", 1)  # as the loader has it

@@ -134,7 +134,7 @@ def analyze(
     progress = Progress(given["verbose"])
 
     def read(profile: str | None) -> Graph:
-        how = options.load_options(given)
+        how = options.load_options(given, loaded)
         say = unsaid(warnings)
         g = model or gpuir.load(
             given["model"], warn=say, profile=profile, tf32=given["tf32"], **how

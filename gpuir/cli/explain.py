@@ -92,7 +92,7 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     from gpuir.ir.graph import Level
 
     profile = loaded.profile(given["profile"]) if given["profile"] else None
-    how = options.load_options(given)
+    how = options.load_options(given, loaded)
     model = gpuir.load(
         given["model"], warn=warnings.append, profile=profile, tf32=given["tf32"], **how
     )

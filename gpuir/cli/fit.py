@@ -68,7 +68,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
     dim, least, most = given["dim"], given["least"], given["most"]
     if least > most:
         raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")
-    how = options.load_options(given)
+    how = options.load_options(given, loaded)
     if option := options.given_size(how, dim):
         raise UsageError(
             f"{option} gives {dim} a value, and --dim searches it", fix="leave one of them out"

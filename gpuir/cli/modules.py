@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
     from gpuir.passes.manager import Pass
 
-TABLES = ("PASSES", "PREDICTORS", "TARGETS", "PROFILES", "BACKENDS")
+TABLES = ("PASSES", "PREDICTORS", "TARGETS", "PROFILES", "BACKENDS", "CONVERTERS")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Loaded:
     targets: dict[str, str | Path]
     profiles: dict[str, str | Path]
     backends: dict[str, Backend]
+    converters: dict[str, Callable[..., Any]]
 
     def profile(self, name: str) -> str:
         """The path of the module's profile in place of its name."""
@@ -37,14 +38,15 @@ class Loaded:
 
 
 def load_modules(names: Iterable[str]) -> Loaded:
-    """The tables PASSES, PREDICTORS, TARGETS, PROFILES and BACKENDS of each module, put together.
+    """The tables PASSES, PREDICTORS, TARGETS, PROFILES, BACKENDS and CONVERTERS of each module, put
+    together.
 
     A name is a module's, looked for in the current folder too, or the path of a `.py` file.
     """
     from gpuir.ir.errors import UsageError
     from gpuir.ir.plugins import own_module
 
-    loaded = Loaded({}, {}, {}, {}, {})
+    loaded = Loaded({}, {}, {}, {}, {}, {})
     for name in names:
         module = own_module(name, f"--load {name}")
         tables: dict[str, dict[str, object]] = {
@@ -77,6 +79,7 @@ def _check(where: str, table: str, key: str, thing: object) -> None:
 
     rules: dict[str, tuple[Container[str], Callable[[object], bool], str]] = {
         "PASSES": (PASSES, is_pass, "a subclass of gpuir.passes.manager.Pass"),
+        "CONVERTERS": ((), callable, "a function of a node and an emitter"),
         "PREDICTORS": (PREDICTORS, callable, "a function of op, tile and target"),
         "TARGETS": ((), lambda x: isinstance(x, str | Path), "the path of a spec file"),
         "PROFILES": ((), lambda x: isinstance(x, str | Path), "the path of a profile's file"),

@@ -48,7 +48,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     stack: Any = {"profile": profile, "tf32": given["tf32"]}
     check_names(print_after, pipeline)
     progress = Progress(given["verbose"])
-    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given))
+    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
     progress.loaded(g)
 
     def watch(p: Pass, g: Graph) -> None:

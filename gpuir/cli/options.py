@@ -156,7 +156,7 @@ def loading(f: F) -> F:
     )(f)
 
 
-def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
+def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
     """The options of `loading`, as `gpuir.load` takes them; options of several flags are merged."""
 
     def merged(name: str) -> dict[str, Any]:
@@ -168,6 +168,7 @@ def load_options(given: dict[str, Any]) -> gpuir.LoadOptions:
         "values": merged("value"),
         "trip_counts": merged("trip_count"),
         "expert_skew": given["expert_skew"],
+        "converters": loaded.converters,
         "task": given["task"],
         "dtype": given["dtype"],
         "attention": given["attention"],

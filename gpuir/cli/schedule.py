@@ -44,9 +44,10 @@ def check(file: str, target: str | None, **given: Any) -> None:
 
     found = schedule_in(file)
     name = target or found.target
-    device = gpuir.load_target(load_modules(given["modules"]).target(name))
+    loaded = load_modules(given["modules"])
+    device = gpuir.load_target(loaded.target(name))
     stack: Any = {"profile": given["profile"], "tf32": given["tf32"]}
-    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given))
+    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
     g = gpuir.strip(gpuir.lower(g, **stack))
     tf32 = tf32_rule(g)
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]

@@ -120,7 +120,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     own = options.prices_of(given)
     names = [loaded.profile(name) for name in split_names(given["profile"])]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
-    how = options.load_options(given)
+    how = options.load_options(given, loaded)
     fixed = how.get("dims", {})
     if twice := [(name, o) for name in axes if (o := options.given_size(how, name))]:
         name, option = twice[0]

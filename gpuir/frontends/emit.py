@@ -12,6 +12,7 @@ from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import DEEPEST_CONTROL, Graph, Level, Loc, Node, Op, Value
+from gpuir.ir.plugins import blamed, find_added
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 
@@ -123,7 +124,8 @@ class Const:
 @dataclass
 class Scope:
     """What is shared by the whole load: weights of the params made so far, what to report, and how
-    unevenly routers are expected to choose experts (`t.Experts.skew`). What is being converted is
+    unevenly routers are expected to choose experts (`t.Experts.skew`). `converters` are the user's
+    own, by operator, `added` those found so far. What is being converted is
     `sized` if a known operand depends on a size that the user bound: its results do too. With
     `shaped` that is so of any operand: numbers that come from its shape do."""
 
@@ -134,8 +136,26 @@ class Scope:
         default_factory=set
     )  # params that are not as the model stores them
     expert_skew: float = 0.0
+    converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Any])
+    added: dict[str, Callable[..., Any] | None] = field(default_factory=dict[str, Any])
     sized: bool = False
     shaped: bool = False
+
+    def converter(self, operator: str) -> Callable[..., Any] | None:
+        """The user's converter of an operator that we have none for; None without one. What goes
+        wrong in it is a PluginError."""
+        if operator not in self.added:
+            found = find_added(operator, self.converters, kind="converter", group="converters")
+            self.added[operator] = found and guarded(found, operator)
+        return self.added[operator]
+
+
+def guarded(converter: Callable[..., Any], operator: str) -> Callable[..., Any]:
+    def convert(node: Any, emit: Emitter) -> Any:
+        with blamed(converter, f"the converter of {operator}"):
+            return converter(node, emit)
+
+    return convert
 
 
 class Emitter:

@@ -49,6 +49,15 @@ def find_named(
     return found
 
 
+def find_added(name: str, loaded: Mapping[str, T], *, kind: str, group: str) -> T | None:
+    """What others call by that name, where we have nothing: of a module the user loaded, then an
+    entry point's of `gpuir.<group>`; None where nobody has it."""
+    if name in loaded:
+        return loaded[name]
+    points = installed(group)
+    return load_point(points[name], kind) if name in points else None
+
+
 def load_point(point: EntryPoint, kind: str) -> Any:
     """What an entry point names; PluginError where it does not load."""
     try:

@@ -65,6 +65,7 @@ def load(
     values: Mapping[str, Any] = {},
     trip_counts: Mapping[str, int] = {},
     expert_skew: float = 0.0,
+    converters: Mapping[str, Callable[..., Any]] = {},
     strict: bool = False,
 ) -> Model:
     """An ONNX model as a graph of level `graph`. Weights are not read.
@@ -73,12 +74,13 @@ def load(
     must be known in the end. `values` gives an input its numbers, so that shapes may depend on
     them, or says what a node computes where a shape depends on the data. `trip_counts` says, by
     node, how often a loop runs where the model does not, `expert_skew` how unevenly routers choose
-    experts (`t.Experts.skew`). An operator nobody knows becomes a `t.opaque` and a warning;
-    `strict` refuses it. Raises `ModelError`.
+    experts (`t.Experts.skew`); `converters` are the user's own, by operator. An operator nobody
+    knows becomes a `t.opaque` and a warning; `strict` refuses it. Raises `ModelError`.
     """
     opened = open_model(source)
     try:
-        return _Load(opened, dims, inputs, values, trip_counts, expert_skew, strict).run()
+        how = (dims, inputs, values, trip_counts, expert_skew, strict, converters)
+        return _Load(opened, *how).run()
     except RecursionError:
         raise nested_too_deep(opened.name) from None
     except MemoryError:
@@ -111,6 +113,7 @@ class _Load:
     trip_counts: Mapping[str, int]
     expert_skew: float
     strict: bool
+    converters: Mapping[str, Callable[..., Any]]
     warnings: list[str] = field(default_factory=list[str])
     opaque: list[str] = field(default_factory=list[str])
     symbols: dict[str, int] = field(default_factory=dict[str, int])
@@ -137,7 +140,9 @@ class _Load:
             self.functions[domain_of(text(f.domain)), text(f.name), text(f.overload)] = f
         plan = self.plan(graph)
         title = Path(self.source.name).stem if self.source.folder else text(graph.name)
-        emit = Emitter(title or "model", Scope(expert_skew=self.expert_skew))
+        emit = Emitter(
+            title or "model", Scope(expert_skew=self.expert_skew, converters=self.converters)
+        )
         emit.builder.framework = "onnx"
         emit.keep(self.names(graph))
         walk = Walk(self, emit, opsets)
@@ -807,7 +812,7 @@ class Walk:
                 expected="a tensor; sequences are followed where they are made, indexed and joined",
                 fix="export the model without sequences",
             )
-        converter = CONVERTERS.get(key)
+        converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
         if converter is None:
             return False, self.unconverted(step, n, attributes)
         results = converter(n, self.emit)
@@ -979,7 +984,9 @@ class Walk:
                 raise ModelError(
                     f"{n.op}: the operator is not known, nor the type of its result {name!r}",
                     expected="a converter for it, or the result's type in the model's value_info",
-                    fix="add it there: onnx.helper.make_tensor_value_info makes one",
+                    fix="add it there: onnx.helper.make_tensor_value_info makes one; or load a "
+                    f'module with CONVERTERS = {{"{key_of(step.op, step.domain)}": convert}}: '
+                    "--load mine.py",
                 )
             types.append(type or TensorType((0,), f32))
         return tuple(types)

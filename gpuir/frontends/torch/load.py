@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -47,6 +47,7 @@ def load(
     inputs: Mapping[str, tuple[int, ...]] = {},
     trip_counts: Mapping[str, int] = {},
     expert_skew: float = 0.0,
+    converters: Mapping[str, Callable[..., Any]] = {},
     strict: bool = False,
     train: bool = False,
     joint: bool = False,
@@ -66,7 +67,7 @@ def load(
     `ModelError`.
     """
     name = name or source_name(source)
-    emit = Emitter(name, Scope(expert_skew=expert_skew))
+    emit = Emitter(name, Scope(expert_skew=expert_skew, converters=converters))
     emit.builder.framework = "pytorch"
     walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)
     try:

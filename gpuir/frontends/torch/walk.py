@@ -173,7 +173,9 @@ class Walk:
             fakes=bound(target, metas(node.args), metas(node.kwargs), self.dims),
             types=self.types(value),
         )
-        convert = CONVERTERS.get(name) or CONVERTERS.get(packet)
+        convert = (
+            CONVERTERS.get(name) or CONVERTERS.get(packet) or self.emit.scope.converter(packet)
+        )
         single = isinstance(value, torch.Tensor)
         if convert is None:
             return self.unconverted(node, target, call, single)
@@ -213,7 +215,8 @@ class Walk:
         if self.strict:
             raise ModelError(
                 f"{call.op} has no converter",
-                fix="leave out --strict to count its bytes, or decompose it before exporting",
+                fix="leave out --strict to count its bytes, decompose it before exporting, or load "
+                "a module with a converter: --load mine.py",
             )
         if call.op not in self.opaque:
             self.opaque[call.op] = None
