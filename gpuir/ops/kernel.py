@@ -38,9 +38,10 @@ def body_flops(body: Graph | None) -> int:
 
 
 def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Value, ...]) -> None:
+    """An extra operand may lie in memory in any order, as those of bodies may."""
     takes = [v.type for v in epilogue.inputs]
     given = [acc, *(v.type for v in extra)]
-    if takes != given:
+    if [(x.shape, x.dtype) for x in takes] != [(x.shape, x.dtype) for x in given]:
         raise ModelError(
             f"{op}: the epilogue does not take the accumulator and the extra operands",
             expected=", ".join(map(str, given)),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gpuir.frontends.torch import masks
+from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
 from gpuir.frontends.torch.program import Program
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
@@ -52,7 +52,9 @@ LABELS = {  # the sizes of what a loss is computed from
     "seq-cls": ("batch",),
     "image-cls": ("batch",),
     "audio-cls": ("batch",),
+    "question-answering": ("batch",),
 }
+SPANS = ("start_positions", "end_positions")  # of an answer
 MASKED = ("switch_transformers",)  # models that fail without a mask
 STEPWISE = ("mamba", "falcon_mamba", "jamba")  # models whose scan is a Python loop over tokens
 MOST_STEPS = 4000  # of all layers; torch.export writes down some fifteen operators for each
@@ -426,7 +428,8 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     names = [model.main_input_name]
     if task == "zero-shot-image-cls" and "pixel_values" in takes:
         names = ["input_ids", "pixel_values"]
-    has_labels = train and "labels" in takes and task in LABELS
+    asked = SPANS if task == "question-answering" else ("labels",)
+    has_labels = train and takes.keys() >= {*asked} and task in LABELS
     if train and not has_labels:
         raise UsageError(
             f"{type(model).__name__} has no loss that gpuir can ask for",
@@ -447,7 +450,8 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
             )
     found = {name: INPUTS[name](sizes, model.dtype) for name in names}
     if has_labels:
-        found["labels"] = sizes.empty(tuple(map(sizes, LABELS[str(task)])), torch.int64)
+        shape = tuple(map(sizes, LABELS[str(task)]))
+        found |= {name: sizes.empty(shape, torch.int64) for name in asked}
         if "next_sentence_label" in takes:  # without it BERT's pretraining has no loss
             found["next_sentence_label"] = sizes.empty((sizes("batch"),), torch.int64)
     return found
@@ -477,9 +481,9 @@ def whole(
     if mask:
         inputs["attention_mask"] = mask_of(model, inputs, sizes)
     layers = getattr(model.config, "num_hidden_layers", 0)
-    if model.config.model_type in STEPWISE and layers * sizes("seq") > MOST_STEPS:
+    if train and model.config.model_type in STEPWISE and layers * sizes("seq") > MOST_STEPS:
         raise ModelError(
-            "transformers scans token by token, and so many steps are too many to write down",
+            "a scan that is trained is written down token by token, and so many are too many",
             where=sizes.where,
             expected=f"at most {MOST_STEPS // layers} tokens, of {layers} layers",
             found=str(sizes("seq")),
@@ -549,7 +553,11 @@ def as_run(
     from transformers import masking_utils
     from transformers.integrations import sdpa_attention
 
-    changes = [*masks.changes(), (sdpa_attention, "use_gqa_in_sdpa", lambda mask, key, value: True)]
+    changes = [
+        *masks.changes(),
+        *scans.changes(),
+        (sdpa_attention, "use_gqa_in_sdpa", lambda mask, key, value: True),
+    ]
     if windows:
         changes.append((masking_utils, "_ignore_causal_mask_sdpa", _is_plain))
 

@@ -319,7 +319,23 @@ def test_phases_of_models_without_keys_and_values(tmp_path: Path):
     with pytest.raises(ModelError, match="phases are not supported"):
         gpuir.load(path, phase="decode", past=3)
     with pytest.raises(ModelError, match="at most 4000 tokens"):
-        gpuir.load(path, dims={"seq": 5000})
+        gpuir.load(path, dims={"seq": 5000}, train=True)
+
+
+def test_a_scan_is_a_loop_over_tokens(tmp_path: Path):
+    keys = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 16}
+    path = config(tmp_path, keys | {"num_hidden_layers": 2, "vocab_size": 11, "state_size": 2})
+    graph = gpuir.load(path, dims={"seq": 5000})
+    loops = [n.op for n in graph.nodes if isinstance(n.op, t.Loop)]
+    assert [loop.trips for loop in loops] == [5000, 5000]
+
+
+def test_questions_are_answered_by_two_positions(tmp_path: Path):
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 11}
+    keys = {"model_type": "bert", "architectures": ["BertForQuestionAnswering"], **sizes}
+    graph = gpuir.load(config(tmp_path, keys), dims={"seq": 8}, train=True)
+    assert {v.name for v in graph.inputs} >= {"start_positions", "end_positions"}
+    assert any(role == "gradient" for _, role in graph.roles)
 
 
 def test_without_transformers_the_extra_is_named(tmp_path: Path):
@@ -356,3 +372,11 @@ def test_windows_and_pasts_are_attributes_of_attention(tmp_path: Path):
     assert kernels(phase="decode", past=60) == {(False, 0, None, None)}
     path = config(tmp_path, LLAMA)
     assert kernels(phase="prefill", past=60, dims={"seq": 8}) == {(True, 60, None, None)}
+
+
+def test_what_is_added_to_a_convolution_may_lie_channels_last(tmp_path: Path):
+    sizes = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}
+    keys = {"model_type": "convnext", "architectures": ["ConvNextForImageClassification"], **sizes}
+    graph = gpuir.load(config(tmp_path, keys), train=True, autocast="bf16")
+    kernels = gpuir.lower(graph)  # which verifies them
+    assert any(n.op.name == "k.conv" for n in kernels.nodes)
