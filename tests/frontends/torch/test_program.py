@@ -144,7 +144,7 @@ def test_a_language_model_gives_its_cache_beside_the_logits(wrapped: bool):
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
 
-    class Logits(nn.Module):
+    class Logits(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.model = model
