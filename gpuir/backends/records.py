@@ -60,6 +60,7 @@ def _report(s: Summary) -> dict[str, Any]:
         ],
         "interval_s": s.interval,
         "certain_s": s.certain_s,
+        "unfitted_s": s.unfitted_s,
         "unseen": [{"what": u.what, "kinds": u.kinds, "time_s": u.time_s} for u in s.unseen],
         "launches": s.launches,
         "views": s.views,
@@ -77,6 +78,7 @@ def _report(s: Summary) -> dict[str, Any]:
                 "nodes": share.nodes,
                 "flops": share.flops,
                 "bytes": share.bytes,
+                "time_s": share.time_s,
                 "what": dict(share.what),
             }
             for share in s.coverage

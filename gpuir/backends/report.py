@@ -177,12 +177,12 @@ class Kernel:
 
     @cached_property
     def status(self) -> Status:
-        """Opaque if it holds an op we do not know; approximated if a library routine, of which
-        only the operands, results and a count of operations are known, or if the CPU runs it."""
+        """Opaque if it holds an op we do not know; approximated if a library routine, whose passes
+        and steps are counted and nothing else, or if the CPU runs it."""
         kinds = {type(n.op) for n in _inside(self.node)}
         if t.Opaque in kinds:
             return "opaque"
-        rough = t.Routine in kinds or self.cost.on_host
+        rough = kinds & {t.Routine, t.TopK} or self.cost.on_host
         return "approximated" if rough else "modelled"
 
     @property
@@ -191,9 +191,9 @@ class Kernel:
         if self.cost.on_host:
             return ("on the CPU",)
         return tuple(
-            op.kind if isinstance(op, t.Opaque) else op.fn
+            _routine(op)
             for op in (n.op for n in _inside(self.node))
-            if isinstance(op, t.Opaque | t.Routine)
+            if isinstance(op, t.Opaque | t.Routine | t.TopK)
         )
 
     @cached_property
@@ -222,19 +222,21 @@ class Total:
 
 @dataclass(frozen=True)
 class Share:
-    """What part of the model has this status: model nodes, flops, and bytes read and written."""
+    """What part of the model has this status: model nodes, flops, bytes read and written, and the
+    kernels' time."""
 
     status: Status
     nodes: int
     flops: int
     bytes: int
+    time_s: float
     what: tuple[tuple[str, int], ...] = ()  # names of what is not modelled, and how often
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """Kernels of which something, "gpu", "dtype" or "size", is not in what the predictor was fitted
-    on: their kinds, the most time first, and their time."""
+    """Kernels of which something, "kind", "gpu", "dtype" or "size", is not in what the predictor
+    was fitted on: their kinds, the most time first, and their time."""
 
     what: str
     kinds: tuple[str, ...]
@@ -284,6 +286,12 @@ class Summary:
     @property
     def profile(self) -> Profile:
         return self.timeline.profile
+
+    @property
+    def unfitted_s(self) -> float:
+        """The time of kernels of a kind that no measurement is of: unknown operators, routines of
+        which steps are counted, and those whose family measured others."""
+        return sum(u.time_s for u in self.unseen if u.what == "kind")
 
     def slowest(self) -> list[Kernel]:
         """The kernels that take time, the slowest first."""
@@ -403,6 +411,13 @@ def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:
         yield Unseen(what, kinds, sum(of.values()))
 
 
+def _routine(op: t.Opaque | t.Routine | t.TopK) -> str:
+    """Its name."""
+    if isinstance(op, t.TopK):
+        return "topk"
+    return op.kind if isinstance(op, t.Opaque) else op.fn
+
+
 def _inside(node: Node) -> list[Node]:
     return [n for region in node.op.regions for n in region.nodes] if not node.op.control else []
 
@@ -457,6 +472,7 @@ def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
             nodes[name],
             sum(x.runs * x.flops for x in group),
             sum(x.runs * x.bytes for x in group),
+            sum(x.time_s for x in group),
             tuple(sorted(what.items())),
         )
 

@@ -31,6 +31,7 @@ METRICS = {
     "flops": Metric("flop", ("flops",)),
     "bytes": Metric("bytes", ("bytes",)),
     "dram": Metric("bytes", ("dram_bytes",)),
+    "unfitted": Metric("s", ("unfitted_s",)),
     "opaque": Metric("", ("coverage", "opaque", "nodes")),
 }
 

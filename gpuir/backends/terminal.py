@@ -241,6 +241,8 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     yield "predictor", ", ".join(s.by) or "none: nothing to run"
     if s.interval is not None or s.unseen:
         yield "fitted on", fitted(s)
+    if s.unfitted_s:
+        yield "unfitted", unfitted(s)
     if not any(share.nodes for share in s.coverage[1:]):
         folded = f", {s.folded:,} of them folded away" if s.folded else ""
         yield "coverage", f"all {s.nodes:,} model nodes{folded}"
@@ -300,7 +302,7 @@ def interval(s: Summary) -> str:
 def fitted(s: Summary) -> str:
     """Whether this GPU, and the dtypes of its kernels, were measured for what predicts."""
     groups: dict[tuple[tuple[str, ...], float], list[str]] = {}
-    for u in s.unseen:
+    for u in (u for u in s.unseen if u.what != "kind"):
         what = "this GPU" if u.what == "gpu" else f"this {u.what}"
         groups.setdefault((u.kinds, u.time_s), []).append(what)
     parts: list[str] = []
@@ -308,7 +310,25 @@ def fitted(s: Summary) -> str:
         share = percent(time_s, s.device_s)
         of = "" if share == "100 %" else f" for {', '.join(kinds)} ({share} of the kernels' time)"
         parts.append(f"no measurements of {' or '.join(what)}{of}")
-    return "; ".join(parts) or "measurements of this GPU, in these dtypes"
+    other = "measurements of this GPU, in these dtypes"
+    if s.unfitted_s >= s.device_s * (1 - 1e-9):
+        other = "no measurements of these kinds of kernels"
+    return "; ".join(parts) or other
+
+
+def unfitted(s: Summary) -> str:
+    """`62 % of the kernels' time, routine, pool: no measurements of such kernels; of it 40 % by
+    library routines, 3 % by unknown operators`."""
+    kinds = next((u.kinds for u in s.unseen if u.what == "kind"), ())
+    share = percent(s.unfitted_s, s.device_s)
+    text = f"{share} of the kernels' time, {', '.join(kinds)}: no measurements of such kernels"
+    words = {"approximated": "library routines", "opaque": "unknown operators"}
+    parts = [
+        f"{percent(x.time_s, s.device_s)} by {words[x.status]}"
+        for x in s.coverage
+        if x.status in words and x.time_s
+    ]
+    return text + (f"; {', '.join(parts)}" if parts else "")
 
 
 def memory_text(m: Memory) -> str:
@@ -506,17 +526,20 @@ def _coverage(s: Summary, page: Page) -> None:
     """The ledger, where something is not modelled."""
     if not any(share.nodes for share in s.coverage[1:]):
         return
-    columns = [("coverage", False), ("nodes", True), ("flop", True), ("bytes", True), ("", False)]
+    titles = ("nodes", "time", "flop", "bytes")
+    columns = [("coverage", False), *((title, True) for title in titles), ("", False)]
     page.line()
     page.table(columns, coverage(s), drop=("flop", "bytes"))
 
 
 def coverage(s: Summary) -> list[tuple[str, ...]]:
-    """A row a status: nodes, and the share of flops and bytes; names of what is not modelled."""
+    """A row a status: nodes, and the share of the time, flops and bytes; names of what is not
+    modelled."""
     rows = [
         (
             share.status,
             f"{share.nodes:,}",
+            percent(share.time_s, s.device_s),
             "?" if share.status == "opaque" and share.nodes else percent(share.flops, s.flops),
             percent(share.bytes, sum(x.bytes for x in s.coverage)),
             ", ".join(f"{name} x{n}" if n > 1 else name for name, n in share.what),
@@ -524,7 +547,7 @@ def coverage(s: Summary) -> list[tuple[str, ...]]:
         for share in s.coverage
     ]
     if s.folded:
-        rows.append(("folded", f"{s.folded:,}", "", "", "known at load, or no work left"))
+        rows.append(("folded", f"{s.folded:,}", "", "", "", "known at load, or no work left"))
     return rows
 
 
@@ -562,6 +585,8 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     runs = list(zip(run_names(summaries), summaries, strict=True))
     known = {n: (fitted(s),) for n, s in runs if s.interval is not None or s.unseen}
     _labelled("fitted on", _of_each(known), page)
+    apart = {n: (unfitted(s),) if s.unfitted_s else () for n, s in runs}
+    _labelled("unfitted", _of_each(apart), page)
     _labelled("assumed", _of_each({n: s.assumed for n, s in runs}), page)
     _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
 

@@ -28,8 +28,8 @@ ALWAYS = (  # the options that mean something for reports too
     "budgets",
     multiple=True,
     metavar="latency=+3%",
-    help="How much latency, device, host, memory, launches, flops, bytes, dram or opaque may be: "
-    "latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
+    help="How much latency, device, host, memory, launches, flops, bytes, dram, unfitted "
+    "or opaque may be: latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
 )
 @click.option("--target", help="A GPU, or several. Of reports, the runs to compare.")
 @options.loading

@@ -99,7 +99,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     memory = _memory_s(s, work, cores, target, p)
     before = s.put("weights away", _away_s(s, work, cores, target, p), "s")
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
-    compute = _lanes_s(s, work, cores, target, p) + 0.0 * cores
+    if work.kernel == "k.routine":
+        compute = _routine_s(s, work, target) + 0.0 * cores
+    else:
+        compute = _lanes_s(s, work, cores, target, p) + 0.0 * cores
     roof = 0.0
     if multiplies:
         flops, calls = _MULTIPLY[work.kernel](s, work, target, p)
@@ -138,10 +141,19 @@ def _lanes_s(
         sums = work.kind in ("sum", "scan")
         ops = ops * (SUM_OPS if sums else 1.0)
         clocks = work.output_points * (SUM_ROW_CLOCKS if sums else ROW_CLOCKS)
-        if sums and work.operands[-1].dims == work.operands[0].dims:
+        if work.kind == "scan":
             clocks = clocks + SCAN_CLOCKS * work.points
     share = cores / target.sms
     return ops / (lanes * p["lane share"] * share) + clocks / (target.clock_hz * cores)
+
+
+def _routine_s(s: Sheet, work: Work, target: Target) -> Number:
+    """Seconds of a library routine: its clocks on as many cores as it has pieces for, and what is
+    as good as so many flops at the peak (`cost.steps`)."""
+    pieces = s.put("pieces", s.xp.minimum(work.trait("pieces", 1.0), float(target.sms)))
+    clocks_s = work.trait("cpu clocks") / (target.clock_hz * pieces)
+    peak = target.peak("vector", f32) * _used(target)
+    return s.put("steps", clocks_s + work.trait("cpu flops") / peak, "s", "cost.steps")
 
 
 def _used(target: Target) -> float:

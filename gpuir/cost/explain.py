@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import isclose
+from math import exp, isclose
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gpuir.cost.doubt import doubt, is_unfitted
 from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Family, Number, Sheet
-from gpuir.cost.tile import estimate, familiar, trained
+from gpuir.cost.tile import estimate, familiar, is_measured, trained
 from gpuir.cost.work import Work, operand_names, work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
@@ -312,7 +313,13 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
     test = known.backtest(work, familiar(work, target, known))
     place, _, dtype = test.partition(" ")
     family = family_of(work, target).name
-    source = f"backtest of the family {family} {BACKTESTS[place]}, {dtype or 'all dtypes'}"
+    source = ""
+    if not is_unfitted(work):
+        source = f"backtest of the family {family} {BACKTESTS[place]}, {dtype or 'all dtypes'}"
+    down, up = doubt(work, is_measured(work, target, known))
+    if up:
+        factor = f"no measurements of {work.sort}: / {exp(down):.3g} or x {exp(up):.3g}, cost.doubt"
+        source = f"{source}; {factor}" if source else factor
     for name, end in zip(("low end", "high end"), cost.interval, strict=True):
         formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
         yield Line(name, end, "s", formula, f"one measurement in ten lies beyond: {source}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, conv, cpu, grouped, rows, simt, stream, tensile, tensor
+from gpuir.cost import attention, conv, cpu, grouped, routines, rows, simt, stream, tensile, tensor
 from gpuir.cost.nest import runs_on_tensor
 from gpuir.cost.sheet import Family
+from gpuir.cost.steps import STREAMS
 from gpuir.cost.work import Work
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import f32
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
         attention.FAMILY,
         conv.FAMILY,
         *grouped.FAMILIES.values(),
+        routines.FAMILY,
         cpu.FAMILY,
     )
 }
@@ -45,6 +47,8 @@ def family_of(work: Work, target: Target) -> Family:
             return conv.FAMILY
         case "k.gemm":
             return simt.FAMILY
+        case "k.routine" if work.kind not in STREAMS:
+            return routines.FAMILY
         case "k.reduce":
             return rows.FAMILY
         case _:

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from gpuir.cost.doubt import is_unfitted
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Family, Number, Sheet
 from gpuir.cost.work import Work
@@ -69,11 +70,17 @@ class Interval:
     low: Array
     high: Array
 
-    def at(self, time_s: Number, stretch: Number = 1.0) -> tuple[Number, Number]:
-        """Its ends, `stretch` times as far away."""
+    def at(
+        self, time_s: Number, stretch: Number = 1.0, beside: tuple[float, float] = (0.0, 0.0)
+    ) -> tuple[Number, Number]:
+        """Its ends, `stretch` times as far away, and errors `beside` that have nothing to do with
+        these: their squares add up."""
         x = np.log(np.maximum(time_s, 1e-9))
         low, high = (_interpolate(x, self.log_time, side) for side in (self.low, self.high))
-        return time_s * np.exp(stretch * low), time_s * np.exp(stretch * high)
+        down, up = beside
+        low = -np.hypot(stretch * low, down) if down else stretch * low
+        high = np.hypot(stretch * high, up) if up else stretch * high
+        return time_s * np.exp(low), time_s * np.exp(high)
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,9 @@ class Trained:
 
     `devices` are the GPUs it had measurements of. `architectures` hold, by `Target.isa`, how the
     logarithms of factors deviate there: what was found of a GPU is its architecture's, so that of
-    two of one architecture that with more of everything is no slower. `sizes` are the least and
-    most flop ("flops") and bytes ("bytes") of the kernels that were measured. `intervals` are by
-    how familiar the GPU is, and by dtype where it has its own.
+    two of one architecture that with more of everything is no slower. `kinds` are the `Work.sort`
+    of the kernels that were measured, `sizes` their least and most flop ("flops") and bytes
+    ("bytes"). `intervals` are by how familiar the GPU is, and by dtype where it has its own.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -93,13 +100,18 @@ class Trained:
         default_factory=dict[str, Mapping[str, float]]
     )
     dtypes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     net: Net | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
 
-    def outside(self, work: Work, familiar: Familiar) -> tuple[str, ...]:
-        """What of one kernel the model has not been fitted on: "gpu", "dtype", "size"."""
+    def outside(self, work: Work, familiar: Familiar, measured: bool) -> tuple[str, ...]:
+        """What of one kernel the model has not been fitted on: "kind", "gpu", "dtype", "size"; of
+        a kernel that no table has, its kind says all."""
+        if is_unfitted(work):
+            return () if measured else ("kind",)
         new = {
+            "kind": not measured,
             "gpu": familiar == "unseen",
             "dtype": self.is_novel(work) and familiar != "calibrated",
             "size": bool(np.any(self.beyond(work))),
@@ -149,6 +161,7 @@ def _entry(entry: Mapping[str, Any]) -> Trained:
         devices=tuple(entry["devices"]),
         architectures=entry["architectures"],
         dtypes=tuple(entry["dtypes"]),
+        kinds=tuple(entry.get("kinds", ())),
         sizes={name: (least, most) for name, (least, most) in entry["sizes"].items()},
         net=_net(net) if net else None,
         intervals={
@@ -171,6 +184,7 @@ def written(model: Model) -> str:
             "devices": list(t.devices),
             "architectures": {isa: _rounded(found) for isa, found in t.architectures.items()},
             "dtypes": list(t.dtypes),
+            "kinds": list(t.kinds),
             "sizes": _rounded(t.sizes),
             "intervals": {key: _rounded(vars(i)) for key, i in t.intervals.items()},
             **({"net": _rounded(vars(t.net))} if t.net else {}),

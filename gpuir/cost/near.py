@@ -36,8 +36,7 @@ OTHERS = 0.6  # of the wide part, with kernels of another kind: another dtype, a
 
 def label(work: Work) -> str:
     """The kind of kernels that a correction is for: `gemm f32`, `reduce softmax f16`."""
-    kind = work.kind.replace(".", " ")
-    return " ".join(filter(None, (work.kernel.partition(".")[2], kind, work.dtype.name)))
+    return f"{work.sort} {work.dtype.name}"
 
 
 def columns(work: Work) -> dict[str, Number]:
@@ -83,11 +82,12 @@ def correction(work: Work, target: Target) -> Number:
 
 def calibrated(work: Work, family: str, target: Target) -> bool:
     """Whether a calibration has said something of a family's kernels like this one."""
-    return family in _groups(target.factors) or label(work) in _groups(target.near)
+    return family in groups(target.factors) or label(work) in groups(target.near)
 
 
 @lru_cache(maxsize=64)
-def _groups(paths: Table[float]) -> frozenset[str]:
+def groups(paths: Table[float]) -> frozenset[str]:
+    """The families, or kinds of kernels, that paths of a calibration are of."""
     return frozenset(path.partition(".")[0] for path in paths)
 
 

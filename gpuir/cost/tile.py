@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import legal, near
+from gpuir.cost.doubt import doubt, is_unfitted
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Familiar, Model, Trained, correction, factors, shipped
 from gpuir.cost.nest import Tiles, cut, peak_of
@@ -260,14 +261,22 @@ def interval(
 ) -> tuple[Number, Number]:
     """Between what 80 % of the measurements lie: by backtests on kernels of the same family, of
     the same dtype where there are enough, on GPUs as familiar as this one; further apart for a
-    dtype or a size that was never measured.
+    dtype or a size that was never measured, and by a factor for a kind that never was.
     """
     known = trained(work, target, model)
+    down, up = doubt(work, is_measured(work, target, known))
+    if is_unfitted(work):
+        return time_s * np.exp(-down), time_s * np.exp(up)
     test = known.backtest(work, familiar(work, target, known))
     if not test:
         return time_s, time_s
     new = known.beyond(work) | known.is_novel(work)
-    return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0))
+    return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0), (down, up))
+
+
+def is_measured(work: Work, target: Target, known: Trained) -> bool:
+    """Whether kernels of this kind were measured: by the tables, or on this GPU."""
+    return work.sort in known.kinds or near.label(work) in near.groups(target.near)
 
 
 def trained(work: Work, target: Target, model: Model | None = None) -> Trained:
@@ -320,10 +329,11 @@ def cost_of(work: Work, tile: Tile, target: Target, model: Model | None = None) 
     known = trained(work, target, model)
     place = familiar(work, target, known)
     between = None
-    if known.backtest(work, place):
+    if known.backtest(work, place) or is_unfitted(work):
         low_s, high_s = interval(work, target, time_s, model)
         between = (float(low_s), float(high_s))
-    return Cost(time_s, bound, BY, terms, facts, between, known.outside(work, place))
+    outside = known.outside(work, place, is_measured(work, target, known))
+    return Cost(time_s, bound, BY, terms, facts, between, outside)
 
 
 # A fact of a cost, and the quantity of the sheet that it is.

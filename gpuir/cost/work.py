@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpuir.cost import steps
 from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
 from gpuir.ir.graph import Access, Graph, Node, Op, Space, Value
@@ -111,6 +112,15 @@ class Work:
     kind: str = ""
     traits: tuple[tuple[str, Number], ...] = ()
     novel: bool = False  # weights in a dtype that the measurements of its kind have not
+    # What it is besides, where a family's formulas take it for one of their kernels: the gradient
+    # of one, a resampling for a gather. Measurements of those say nothing of it.
+    form: str = ""
+
+    @property
+    def sort(self) -> str:
+        """What measurements tell kernels apart by, whatever their dtype: `reduce softmax`."""
+        name, kind = self.kernel.partition(".")[2], self.kind.replace(".", " ")
+        return " ".join(filter(None, (name, "" if kind == name else kind, self.form)))
 
     @cached_property
     def extents(self) -> dict[str, Number]:
@@ -155,7 +165,7 @@ class Work:
         """All that is no number: works that agree in it go into one of many kernels."""
         return (
             *(self.kernel, self.reduced, self.dtype, self.pipe, self.accumulator_bits),
-            *(self.tf32, self.kind, self.novel, tuple(d for d, _ in self.dims)),
+            *(self.tf32, self.kind, self.novel, self.form, tuple(d for d, _ in self.dims)),
             *((o.dims, o.role) for o in self.operands),
             *(name for name, _ in self.traits),
         )
@@ -256,7 +266,7 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
             return _experts(op, tf32)
         case k.Gather() | k.Scatter():
             operands = _indexed(op, space)
-        case k.Opaque():
+        case k.Opaque() | k.Routine():
             operands = tuple(
                 Operand(a.dims, a.type.dtype.bits / 8, a.type.nbytes, role)
                 for a, role in _accesses(space)
@@ -278,12 +288,15 @@ def _work(op: k.KernelOp, tf32: bool) -> Work:
         pipe="vector",
         kind=_kind(op),
         traits=(*_simd(body), *_own_traits(op)),
+        form=_form(op),
     )
 
 
 def _own_traits(op: k.KernelOp) -> tuple[tuple[str, Number], ...]:
-    """What else a gather or a copy is told by."""
+    """What else a gather, a copy or a routine is told by."""
     match op:
+        case k.Routine():
+            return steps.traits_of(steps.of(op.routine))
         case k.Gather():
             return _table(op)
         case k.Copy(apart=step) if step > 1:
@@ -320,6 +333,8 @@ def _fetched(node: Node) -> float:
 
 def _kind(op: k.KernelOp) -> str:
     match op:
+        case k.Routine():
+            return steps.name_of(op.routine)
         case k.Reduce(reduction=t.Softmax()):
             return "softmax"
         case k.Reduce(reduction=t.Normalize() | t.NormalizeGradient()):
@@ -332,6 +347,24 @@ def _kind(op: k.KernelOp) -> str:
             return "transpose"
         case _:
             return ""
+
+
+def _form(op: k.KernelOp) -> str:
+    """What a body does that the formulas of its kernel do not go by."""
+    ops = [n.op for n in op.body.nodes] if isinstance(op, k.BodyKernel) else []
+    if any(isinstance(o, t.NORM_GRADIENTS) for o in ops):
+        return "gradient"
+    routines = sorted({o.fn for o in ops if isinstance(o, t.Routine)})
+    if routines and not isinstance(op, k.Routine):
+        return " ".join(routines)
+    if isinstance(op, k.Gather):
+        others = {o.name.removeprefix("t.") for o in ops if not isinstance(o, t.Gather)}
+        if not any(isinstance(o, t.Gather) for o in ops):
+            return " ".join(sorted(others & {x.name.removeprefix("t.") for x in _FETCHING}))
+    return ""
+
+
+_FETCHING = (*t.INDEXING, t.Resize, t.ResizeGradient)
 
 
 def _accesses(space: Space) -> list[tuple[Access, Role]]:
@@ -488,6 +521,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         tf32=tf32,
         kind=kind,
         traits=(*traits, *_simd(op.epilogue)),
+        form="transposed" if isinstance(op, k.Conv) and op.transposed else "",
     )
 
 
@@ -495,10 +529,11 @@ def _weight_gradient(op: k.Conv, space: Space, tf32: bool) -> Work:
     """The gradient of a convolution's weights as the product it is, whose sum may be split; with a
     few channels a group as the convolution itself, which takes as many operations."""
     if min(space.dims["n"], space.dims["m"]) >= 8:
-        return replace(_contraction(op, space, tf32), kernel="k.gemm", traits=())
+        product = _contraction(op, space, tf32)
+        return replace(product, kernel="k.gemm", traits=(), form="of a convolution's weights")
     w = Value("w", op.direct().result_types[0])
     forward = k.Conv(op.x, w, op.strides, op.low, op.high, op.dilations, op.groups)
-    return _contraction(forward, forward.nest, tf32)
+    return replace(_contraction(forward, forward.nest, tf32), form="of weights")
 
 
 def _attention_gradient(op: k.AttentionGradient, tf32: bool) -> Work:
@@ -510,8 +545,8 @@ def _attention_gradient(op: k.AttentionGradient, tf32: bool) -> Work:
 def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
     """A gradient as so many times the kernel itself, but with its own flops and operands."""
     own = sum(float(a.type.nbytes) for a in (*op.nest.reads, *op.nest.writes))
-    traits = (("times", times), ("operand bytes", own))
-    return replace(work, flops=op.flops(), traits=(*work.traits, *traits))
+    traits = (*work.traits, ("times", times), ("operand bytes", own))
+    return replace(work, flops=op.flops(), traits=traits, form="gradient")
 
 
 def _window(op: k.Conv) -> tuple[tuple[str, Number], ...]:
@@ -699,6 +734,7 @@ def conv(
             ("dilation", dilation),
             ("transposed", float(transposed)),
         ),
+        form="transposed" if transposed else "",
     )
 
 
@@ -886,6 +922,35 @@ def gather(
             ("again", np.maximum(0.0, fetched - table)),
         ),
     )
+
+
+def top_k(rows: Number, length: Number, found: Number, dtype: DType) -> Work:
+    """The `found` largest cells of each of `rows`, in order, and where they were."""
+    cell = dtype.bits / 8
+
+    def one(rows: float, length: float, found: float) -> Work:
+        return Work(
+            kernel="k.routine",
+            dims=(("i", rows * length),),
+            reduced=(),
+            operands=(
+                Operand(("i",), cell, rows * length * cell, "streamed"),
+                Operand(("i",), cell, rows * found * cell, "written"),
+                Operand(("i",), 8.0, rows * found * 8.0, "written"),
+            ),
+            flops=rows * length * int(max(found - 1, 1)).bit_length(),
+            products=0,
+            lane_ops=OWN_LANE_OPS * rows * found,
+            dtype=dtype,
+            pipe="vector",
+            kind="topk",
+            traits=steps.traits_of(steps.top_k(rows, length, found, cell)),
+        )
+
+    shapes = np.broadcast_arrays(rows, length, found)
+    if not shapes[0].ndim:
+        return one(*map(float, shapes))
+    return stacked([one(*map(float, row)) for row in np.stack(shapes, axis=-1)])
 
 
 def experts(

@@ -200,11 +200,7 @@ def _cumsum(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _topk_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
-    """No model of how it sorts: the bytes of an opaque kernel."""
-    cells, found, cell = e["rows"] * e["cols"], e["rows"] * e["k"], dtype.bits / 8
-    moved = work.pointwise(cells, (dtype,), (), ops=0.0)
-    results = (Operand(("i",), size, found * size, "written") for size in (cell, 8.0))
-    return (replace(moved, kernel="k.opaque", operands=(*moved.operands, *results)),)
+    return (work.top_k(e["rows"], e["cols"], e["k"], dtype),)
 
 
 def _topk(kit: Kit, e: Mapping[str, int]) -> Run:

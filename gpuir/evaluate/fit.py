@@ -196,6 +196,7 @@ def _plain(family: Family, found: list[Sample]) -> Trained:
         devices=tuple(sorted({s.device for s in found})) if fits else (),
         architectures={isa: {} for isa in sorted(isas)} if fits else {},
         dtypes=tuple(sorted({s.dtype for s in found})),
+        kinds=tuple(sorted({s.work.sort for s in found})),
         sizes={
             "flops": _span(s.work.flops for s in found),
             "bytes": _span(s.work.nbytes for s in found),

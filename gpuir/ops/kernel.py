@@ -650,9 +650,22 @@ class Copy(BodyKernel):
 
 
 @dataclass(frozen=True)
+class Routine(BodyKernel):
+    """A whole library routine: a sort, a selection, a decomposition. A library launches it as
+    several kernels; here it is one."""
+
+    name: ClassVar[str] = "k.routine"
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Routine, t.TopK)
+
+    @property
+    def routine(self) -> t.Routine | t.TopK:
+        return self.held(t.Routine, t.TopK)
+
+
+@dataclass(frozen=True)
 class Opaque(BodyKernel):
-    """A routine or a model op we do not know: operands read and results written once, and the
-    report says so. Never zero."""
+    """A model op we do not know: operands read and results written once, and the report says so.
+    Never zero."""
 
     name: ClassVar[str] = "k.opaque"
 
@@ -708,6 +721,7 @@ KERNELS: dict[str, type[Op]] = {
         Gather,
         Scatter,
         Copy,
+        Routine,
         Opaque,
         View,
         Loop,

@@ -293,7 +293,8 @@ ROWS = 512
 NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
 MIXED = (*t.POINTWISE, *t.LAYOUT, *t.GENERATING, t.Concat, t.Pad, t.Routine)
 WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
-    ((t.Routine, t.Opaque, t.TopK), k.Opaque),
+    ((t.Opaque,), k.Opaque),
+    ((t.Routine, t.TopK), k.Routine),
     (t.SCATTERING, k.Scatter),
     ((*t.INDEXING, t.Resize, t.ResizeGradient), k.Gather),
     ((t.Concat, t.Pad), k.Copy),

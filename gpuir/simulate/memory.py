@@ -475,7 +475,7 @@ def _updated(node: Node) -> Iterator[tuple[Value, Value]]:
     op = node.op
     if isinstance(op, t.Routine) and op.fn == "multi_tensor":
         yield from zip(node.results, op.args, strict=False)
-    elif isinstance(op, t.Fused | k.Opaque) and len(op.body.nodes) == 1:
+    elif isinstance(op, t.Fused | k.Routine | k.Opaque) and len(op.body.nodes) == 1:
         inner = dict(_updated(op.body.nodes[0]))
         outer = dict(zip(op.body.inputs, op.args, strict=True))
         for value, output in zip(node.results, op.body.outputs, strict=True):
@@ -533,7 +533,7 @@ def is_in_place(op: Op, value: Value) -> bool:
             return value not in (a, b, *op.weights)
         case k.Conv(x, w):
             return value not in (x, w, *op.weights)
-        case k.Map() | k.Scatter() | k.Opaque() | t.Routine() | t.Opaque():
+        case k.Map() | k.Scatter() | k.Routine() | k.Opaque() | t.Routine() | t.Opaque():
             return True
         case t.Fused():
             return all(is_in_place(reader, v) for v, reader in _readers(op, value))

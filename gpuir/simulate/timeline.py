@@ -190,13 +190,13 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         cost.time_s,
         empty=isinstance(node.op, k.View),
         kind=node.op.name.removeprefix("k."),
-        waits=cost.on_host or (isinstance(node.op, k.Opaque) and _sizes_itself(node.op)),
+        waits=cost.on_host or (isinstance(node.op, k.Routine) and _sizes_itself(node.op)),
         lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
     )
 
 
-def _sizes_itself(op: k.Opaque) -> bool:
+def _sizes_itself(op: k.Routine) -> bool:
     """Whether the size of a result is known only after the kernel, to the host that allocates it
     (PyTorch documentation, torch.nonzero: on CUDA it causes host-device synchronization)."""
     inside = (n.op for region in op.regions for n in region.nodes)

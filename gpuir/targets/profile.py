@@ -46,7 +46,7 @@ _NO_TIMES: Table[HostTime] = Table()
 TF32 = get_args(Tf32)
 KINDS = (  # of kernels that are launched, as `gpuir.ops.kernel` names them
     *("gemm", "conv", "attention", "map", "reduce", "pool", "experts"),
-    *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "opaque"),
+    *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "routine", "opaque"),
 )
 
 

@@ -67,6 +67,27 @@ def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
     assert "fitted on  measurements of this GPU, in these dtypes" in text
 
 
+def test_time_of_what_nothing_was_measured_of_is_shown_apart(graph: Graph):
+    doubted = ("k.routine", "k.opaque", "k.reduce")
+    nodes = tuple(
+        replace(n, cost=replace(n.cost, unseen=("kind",))) if n.op.name in doubted else n
+        for n in graph.nodes
+    )
+    s = summarize(replace(graph, nodes=nodes), DEVICE)
+    own = {x.kind: x.time_s for x in s.kernels if x.cost.unseen}
+    assert set(own) == {"reduce", "routine", "opaque"}
+    assert s.unfitted_s == pytest.approx(sum(own.values()))
+    text = report([s], Layout(120))
+    said = " ".join(text.split())
+    assert "of the kernels' time, reduce, routine, opaque: no measurements of such kernels" in said
+    assert "4.5 % by library routines, 4.5 % by unknown operators" in said
+    (record,) = json.loads(render([s], "json", Layout()))["reports"]
+    assert record["unfitted_s"] == s.unfitted_s
+    assert record["coverage"]["opaque"]["time_s"] == own["opaque"]
+    assert {x["op"] for x in record["kernels"] if x["status"] == "opaque"} == {"k.opaque"}
+    assert {x["op"] for x in record["kernels"] if x["status"] == "approximated"} == {"k.routine"}
+
+
 def test_without_intervals_the_report_does_without(graph: Graph):
     nodes = graph.nodes
     plain = [n for n in nodes if n.op.name in ("k.view", "k.opaque") and "Sparkle" in str(n.locs)]

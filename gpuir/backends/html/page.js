@@ -71,7 +71,7 @@ const COLOURS = {
   gemm: "#3e72cd", conv: "#1a7f8b", attention: "#ad6116", experts: "#76791a", map: "#27854b",
   reduce: "#8c5ad0", pool: "#8d7023", gather: "#a76157", scatter: "#c3438f", copy: "#d23e38",
   attention_gradient: "#916f24", experts_gradient: "#647d39", collective: "#76791a",
-  opaque: "#837062", host: "#70747d",
+  routine: "#8c6bb1", opaque: "#837062", host: "#70747d",
 };
 const MORE = ["#3e72cd", "#ad6116", "#27854b", "#8c5ad0", "#1a7f8b", "#c3438f", "#926d43", "#d23e38"];
 const colour = (kind) => COLOURS[kind] ?? COLOURS.opaque;
@@ -498,6 +498,7 @@ function explain(i, from = null, name = null) {
       ["runs", g.runs === 1 ? "" : `${g.runs.toLocaleString("en")}, ${quantity(g.runs * g.time, "s")} in all`],
       ["bound", `${g.bound}, says ${g.by}`],
       ["unseen", g.unseen.length ? `${g.unseen.join(", ")}: not in what it was fitted on` : ""],
+      ["unfitted", g.unseen.includes("kind") ? "no measurements of such kernels: the interval is a factor" : ""],
       ["coverage", g.status === "modelled" ? "" : g.status],
       ["phase", g.phase === "forward" ? "" : g.phase],
       ["stands for", nodes.slice(0, 12).join(", ") + (nodes.length > 12 ? ` and ${nodes.length - 12} more` : "")],

@@ -1,0 +1,36 @@
+"""How far off a time may be where nothing of its kind was measured: a factor, not a share.
+
+`KIND`: the family's formulas hold, but no table has such kernels (a convolution on matrix units, a
+gradient, a pool). Eleven families of experts that B200 alone has were predicted with nothing fitted
+to them: 24 % off in the mean, 44 % before their tiles were told apart (docs/cost-model.md); 1.6 is
+what holds 80 % of errors of 44 % in the mean, were they normal in the logarithm.
+
+`ROUTINE`: passes and steps are counted (`cost.steps`), the library's own losses are not.
+`OPAQUE`: an operator that nobody knows reads its operands and writes its results, and what else it
+does is not known: as far off as counting the bytes of a routine alone. Both are set by the
+routines measured on one CPU and told of GPUs (tools/routines.py; docs/accuracy.md has the table).
+"""
+
+from __future__ import annotations
+
+from math import log
+
+from gpuir.cost.steps import STREAMS
+from gpuir.cost.work import Work
+
+Ends = tuple[float, float]  # logarithms: down, up
+KIND: Ends = (log(1.6), log(1.6))
+ROUTINE: Ends = (log(3.0), log(3.0))
+OPAQUE: Ends = (log(2.0), log(30.0))
+
+
+def is_unfitted(work: Work) -> bool:
+    """Whether a kernel has no family that was fitted: its interval is a factor, and all."""
+    return work.kernel == "k.opaque" or (work.kernel == "k.routine" and work.kind not in STREAMS)
+
+
+def doubt(work: Work, measured: bool) -> Ends:
+    """How far beyond its family's errors a kernel may be, whose kind was `measured` or not."""
+    if is_unfitted(work):
+        return KIND if measured else OPAQUE if work.kernel == "k.opaque" else ROUTINE
+    return (0.0, 0.0) if measured else KIND

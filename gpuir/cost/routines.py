@@ -1,0 +1,92 @@
+"""Library routines, as several kernels in one: sorting, selection, decompositions, transforms.
+
+Of each way that a library may take (`cost.steps`): the bytes of its passes, through the L2 or DRAM;
+instructions and products; launches, and steps that wait for each other. The quickest counts. No
+factor is fitted: no table measures a routine, and `cost.doubt` says how far off that may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.steps import WAYS, Way
+from gpuir.cost.stream import dram_share, lanes_s, sustained_hz
+from gpuir.cost.work import Work
+from gpuir.targets.target import Target
+
+FACTORS = (
+    Factor("hbm share", 0.89, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM: as of streams"),
+    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR"),
+    Factor("amd hbm share", 0.85, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
+    Factor(
+        "pass share", 0.75, 0.3, 1.0, 0.2, "of that, in passes: 29.4 G keys/s, arXiv:2206.01784"
+    ),
+    Factor("l2 share", 0.4, 0.2, 1.2, 0.3, "of the listed L2 bandwidth: as of streams"),
+    Factor("l2 keeps", 0.6, 0.3, 1.5, 0.0, "operands over L2 bytes, half found there: streams"),
+    Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
+    Factor("power pull", 0.3, 0.001, 1.0, 0.0, "exponent of the power share, on the clock"),
+    Factor("amd lane cost", 2.4, 1.0, 4.0, 0.0, "instructions of AMD's functions over NVIDIA's"),
+    Factor("product share", 0.1, 0.01, 1.0, 0.3, "of the peak: potrf, 4096 columns, mlx PR 4262"),
+)
+
+
+def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The terms of the quickest way."""
+    known = dict(work.traits)
+    best: tuple[Any, Any, Any] | None = None
+    for way in WAYS:
+        if f"{way} moved" not in known:
+            break
+        found = _way(s, work, target, p, way)
+        if best is None:
+            best = found
+            continue
+        quicker = s.xp.maximum(found[0], found[1]) + found[2]
+        quicker = quicker < s.xp.maximum(best[0], best[1]) + best[2]
+        new = zip(found, best, strict=True)
+        best = tuple(s.xp.where(quicker, a, b) for a, b in new)  # pyright: ignore
+    assert best is not None, "a routine has a way"
+    return Terms(*best)
+
+
+def _way(
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], way: str
+) -> tuple[Number, Number, Number]:
+    xp = s.xp
+    counts = {f.name: work.trait(f"{way} {f.name}") for f in fields(Way)}
+    blocks = counts["blocks"]
+    active = xp.where(blocks > 0, xp.minimum(1.0, blocks / target.sms), 1.0)
+    room = target.l2_bytes * p["l2 keeps"]
+    missed = s.put(f"{way}: not in the l2", work.nbytes**6 / (work.nbytes**6 + room**6))
+    moved = s.put(f"{way}: bytes of all passes", counts["moved"], "bytes")
+    dram_rate = target.dram_bytes_per_s * dram_share(target, p) * p["pass share"]
+    l2_rate = s.put(f"{way}: l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    memory = xp.maximum(moved * missed / dram_rate, moved / l2_rate)
+    memory = s.put(f"{way}: passes", memory, "s")
+    clock_hz = sustained_hz(s, target, p)
+    ops = lanes_s(s, counts["ops"], clock_hz * active, target, p)
+    peak = target.peak("vector", work.dtype) * p["product share"]
+    compute = s.put(f"{way}: arithmetic", ops + counts["products"] / peak, "s")
+    wait = (counts["launches"] - 1) * target.launch_s + counts["clocks"] / target.clock_hz
+    wait = s.put(f"{way}: launches and waits", wait, "s", "cost.steps")
+    return compute, memory, wait
+
+
+def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    """Blocks of 128 threads: a routine has kernels of many shapes."""
+    one = np.ones(np.shape(work.points))
+    return Tiles({"i": 4.0 * target.sm.warp * one}, one, 4 * one, one)
+
+
+def candidates(work: Work, target: Target) -> Tiles:
+    one = np.ones(1)
+    return Tiles({"i": 4.0 * target.sm.warp * one}, one, 4 * one, one)
+
+
+FAMILY = Family("routines", FACTORS, candidates, seconds, choose)
