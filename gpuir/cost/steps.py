@@ -66,25 +66,28 @@ COLUMN_CLOCKS = {
     "pinv": 80000.0,
     "matrix_exp": 500.0,
 }
-# Matrices of more columns than this one after another: no batched kernel (PyTorch,
+# Matrices of more rows or columns than this one after another: no batched kernel (PyTorch,
 # aten/src/ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp).
 BATCHED = {"qr": 256, "eigh": 32, "svd": 32, "pinv": 32, "eig": 0}
 PANEL = 32  # columns of a panel, between the launches of two: assumed
 OUTER = 128  # after so many what is left of the matrix, a third, is read and written: assumed
 
-# A CPU's, in clocks of one core, of libraries that PyTorch calls there. Assumed: so many a key and
-# halving of a sort (x86-simd-sort; std::sort's mispredicted branches), a cell that a selection goes
-# by, a number drawn, a cell counted. Shares of the f32 peak that LAPACK reaches: panels run at the
-# rate of memory, blocks at that of products.
-SORT_CLOCKS, SELECT_CELL_CLOCKS, RANDOM_CLOCKS, COUNT_CLOCKS = 3.0, 8.0, 8.0, 3.0
+# A CPU's, in clocks of one core: a key and halving of a sort (16 in torch.sort, 5 to 11 in
+# numpy.argsort), a cell that a selection goes by, a number drawn, a step of a bisection, a cell
+# whose being there is asked (a mispredicted branch), any other cell. Measured on an Intel Xeon
+# (Cascade Lake, 2.5 GHz) under PyTorch 2.13 by tools/routines.py, but for the last: assumed.
+SORT_CLOCKS, SELECT_CELL_CLOCKS, RANDOM_CLOCKS, SEARCH_CLOCKS = 12.0, 16.0, 20.0, 20.0
+ASKED_CLOCKS, COUNT_CLOCKS = 30.0, 3.0
+# Clocks of a column in LAPACK, and the share of the f32 peak that the rest of it reaches: the same.
+LAPACK_COLUMN = {"svd": 20000.0, "pinv": 20000.0, "eigh": 10000.0, "eig": 20000.0}
 LAPACK = {
     **dict.fromkeys(("cholesky", "solve_triangular", "lu_solve", "matrix_exp"), 0.3),
     **dict.fromkeys(("lu", "det", "slogdet", "solve", "inverse"), 0.3),
     "qr": 0.15,
-    "eigh": 0.08,
-    "eig": 0.02,
-    "svd": 0.06,
-    "pinv": 0.06,
+    "eigh": 0.3,
+    "eig": 0.1,
+    "svd": 0.3,
+    "pinv": 0.3,
     "fft": 0.1,
     "dft": 0.1,
     "stft": 0.1,
@@ -229,7 +232,7 @@ def _unique(op: t.Routine) -> Steps:
     n, cell = float(x.size), x.dtype.bits / 8
     whole = _sorted(1.0, n, cell)
     more = Way(n * (2 * cell + 4 * INDEX_BYTES), 5.0, ops=12 * n)
-    clocks = 2 * SORT_CLOCKS * n * log2(max(n, 2.0))
+    clocks = SORT_CLOCKS * n * log2(max(n, 2.0))
     return Steps((_after(whole, more),), cpu_clocks=clocks)
 
 
@@ -250,14 +253,14 @@ def _search(op: t.Routine) -> Steps:
     line, x = op.args[0].type, op.args[1].type
     halvings = log2(max(line.shape[-1] if line.shape else 1, 2))
     way = Way(_bytes(op), ops=SEARCH_OPS * x.size * halvings, clocks=300 * halvings)
-    return Steps((way,), cpu_clocks=3 * SORT_CLOCKS * x.size * halvings)
+    return Steps((way,), cpu_clocks=SEARCH_CLOCKS * x.size * halvings)
 
 
 def _picked(op: t.Routine) -> Steps:
     """Counted, then gathered: two reads (PyTorch, Nonzero.cu: cub's DeviceReduce, DeviceSelect)."""
     x = op.args[0].type
     way = Way(x.nbytes + _bytes(op), 4.0, ops=12.0 * x.size)
-    return Steps((way,), cpu_clocks=2 * COUNT_CLOCKS * x.size)
+    return Steps((way,), cpu_clocks=ASKED_CLOCKS * x.size)
 
 
 def _kept(op: t.Routine) -> Steps:
@@ -312,7 +315,7 @@ def _decomposition(op: t.Routine) -> Steps:
     products of it all; of a batch beside each other where there is a kernel for that."""
     *lead, m, n = op.args[0].type.shape
     count, columns = float(prod(lead)), float(min(m, n))
-    turns = 1.0 if columns <= BATCHED.get(op.fn, 1 << 62) else max(count, 1.0)
+    turns = 1.0 if max(m, n) <= BATCHED.get(op.fn, 1 << 62) else max(count, 1.0)
     factor = 2.0 if op.fn == "qr" and dict(op.attrs).get("mode") != "r" else 1.0
     panels = ceil(columns / PANEL)
     way = Way(
@@ -322,7 +325,8 @@ def _decomposition(op: t.Routine) -> Steps:
         ops=4.0 * _cells(op),
         products=float(op.flops()),
     )
-    return Steps((way,), 40.0 * _cells(op), op.flops() / LAPACK[op.fn], max(count, 1.0))
+    clocks = LAPACK_COLUMN.get(op.fn, 1000.0) * columns * count
+    return Steps((way,), clocks, op.flops() / LAPACK[op.fn], max(count, 1.0))
 
 
 ROUTINES: dict[str, Callable[[t.Routine], Steps]] = {

@@ -81,7 +81,7 @@ def test_time_of_what_nothing_was_measured_of_is_shown_apart(graph: Graph):
     said = " ".join(text.split())
     assert "of the kernels' time, reduce, routine, opaque: no measurements of such kernels" in said
     assert "4.5 % by library routines, 4.5 % by unknown operators" in said
-    (record,) = json.loads(render([s], "json", Layout()))["reports"]
+    (record,) = json.loads(records.json_text([s], Layout()))["reports"]
     assert record["unfitted_s"] == s.unfitted_s
     assert record["coverage"]["opaque"]["time_s"] == own["opaque"]
     assert {x["op"] for x in record["kernels"] if x["status"] == "opaque"} == {"k.opaque"}
