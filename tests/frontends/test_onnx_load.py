@@ -390,3 +390,25 @@ def test_operator_that_changed():
     )
     with pytest.raises(ModelError, match="has changed since opset 1"):
         load(proto)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm", "Conv"])
+def test_a_size_that_a_weight_fixes_is_suggested_as_it_is(op: str, tmp_path: Path):
+    shapes = {"MatMul": (48, 5), "Gemm": (5, 48), "Conv": (6, 24, 3, 3)}
+    inputs = {"MatMul": ["batch", 4, "width"], "Gemm": ["batch", "width"]}
+    shape = inputs.get(op, ["batch", "width", 32, 32])
+    how = {"Gemm": {"transB": 1}, "Conv": {"group": 2}}.get(op, {})
+    weight = numpy_helper.from_array(np.zeros(shapes[op], np.float32), "w")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, ["x", "w"], ["y"], **how)],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [weight],
+    )
+    path = tmp_path / "m.onnx"
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset), path)
+    with pytest.raises(ModelError, match=r"--dims batch=1,width=48 "):
+        load(path)
+    assert load(path, dims={"batch": 1, "width": 48}).graph.nodes

@@ -416,21 +416,28 @@ class _Load:
         """The error for inputs whose shapes are not known, with a line to copy."""
         names: dict[str, int] = {}
         lines: list[str] = []
+        fixes = fixed_by_weights(self.source.model.graph)
+        fixed_names: set[str] = set()
         for name in unbound:
             dtype, dims = declared[name]
+            fixed = fixes.get(name, {})
             missing = [d for d in dims or () if self.extent(d) is None]
             if dims is None or any(d is None for d in missing):
                 guess = dims if dims is not None else (None,) * 2
                 extents = [
-                    known if (known := self.extent(d)) is not None else _guess(d, i, guess, dtype)
+                    known
+                    if (known := self.extent(d)) is not None
+                    else fixed.get(i, fixed.get(i - len(guess))) or _guess(d, i, guess, dtype)
                     for i, d in enumerate(guess)
                 ]
                 shape = "x".join(map(str, extents))
                 lines.append(f"--input {shlex.quote(f'{name}={shape}')}")
                 continue
             for i, d in enumerate(dims):
-                if isinstance(d, str) and self.extent(d) is None:
-                    names.setdefault(d, _guess(d, i, dims, dtype))
+                if isinstance(d, str) and self.extent(d) is None and d not in fixed_names:
+                    size = fixed.get(i, fixed.get(i - len(dims)))
+                    names[d] = size or names.get(d) or _guess(d, i, dims, dtype)
+                    fixed_names |= {d} if size else set()
         if names:
             pairs = ",".join(f"{name}={n}" for name, n in names.items())
             lines.insert(0, f"--dims {shlex.quote(pairs)}")
@@ -544,6 +551,27 @@ def _show(declared: tuple[DType, tuple[Dim, ...] | None]) -> str:
     if dims is None:
         return f"{dtype} of unknown rank"
     return f"{dtype}[{', '.join('?' if d is None else str(d) for d in dims)}]"
+
+
+def fixed_by_weights(graph: GraphProto) -> dict[str, dict[int, int]]:
+    """What the weights that they are multiplied with say of inputs: extents by axis, which is
+    counted from the end where it is negative."""
+    weights = {text(w.name): tuple(w.dims) for w in graph.initializer}
+    found: dict[str, dict[int, int]] = {}
+    for node in graph.node:
+        x, w, *_ = (*map(text, node.input), "", "")
+        shape = weights.get(w, ())
+        given = {text(a.name): a.i for a in node.attribute}
+        match text(node.op_type):
+            case "MatMul" if len(shape) > 1:
+                found.setdefault(x, {})[-1] = shape[-2]
+            case "Gemm" if len(shape) == 2 and not given.get("transA"):
+                found.setdefault(x, {})[-1] = shape[1 if given.get("transB") else 0]
+            case "Conv" if len(shape) > 2:
+                found.setdefault(x, {})[1] = shape[1] * (given.get("group") or 1)
+            case _:
+                pass
+    return found
 
 
 def _guess(dim: Dim, axis: int, dims: Sequence[Dim], dtype: DType) -> int:
