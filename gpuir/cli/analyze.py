@@ -147,7 +147,7 @@ def analyze(
     passes = options.pipeline_of(given, loaded)
     kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
     lowered = [kernels_of.under(name) for name in profiles or [None]]
-    found: list[Graph] = []
+    costed: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:
         for kernels in lowered:
@@ -157,7 +157,7 @@ def analyze(
                 refused.append(error)
                 warnings.append(f"not supported: {kernels.profile} on {on.name}: {reason(error)}")
                 continue
-            found.append(
+            costed.append(
                 gpuir.analyze(
                     kernels,
                     name,
@@ -167,9 +167,9 @@ def analyze(
                     watch=progress.made,
                 )
             )
-    if refused and not found:
+    if refused and not costed:
         raise refused[0]
-    return found
+    return costed
 
 
 def unsaid(said: list[str]) -> Callable[[str], None]:

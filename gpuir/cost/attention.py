@@ -17,6 +17,10 @@ of queries, no split walks, and on the matrix units three products in TF32 for o
 the lanes take apart; before sm_80 it runs on the lanes. Where TF32 itself is allowed, it is one
 product, as Triton's `tl.dot` has it. No measurements of f32 are at hand: what is fitted is taken
 from bf16's.
+
+That kernel also runs attention in 16 bits where PyTorch is given a mask, which FlashAttention does
+not take, and before sm_80, where there is none (2.13: sdp_utils.cpp, can_use_flash_attention); on
+sm_90 and sm_100 cuDNN comes first, and takes masks (check_prefer_cudnn_attention).
 """
 
 from __future__ import annotations
@@ -72,6 +76,10 @@ LANE_UNSPLIT, LANE_SPLIT, LANE_WAVES = 1024.0, 512.0, 2.0  # its splits: the sam
 GEN_SPLIT = 256.0  # keys that a split has at least, of the kernels generated for sm_100
 GEN_LATENT = 1024.0  # keys up to which these take 16 heads of a latent a block: fmhaKernels.cuh
 
+# Of FlashAttention-2's rate, in 16 bits: that is 1.7 times its predecessor's at least (Dao,
+# FlashAttention-2, 2023, section 4.1), whose like xFormers' kernel is. Assumed of all GPUs.
+EFFICIENT_SHARE = 0.59
+
 FACTORS = (
     Factor("compute share", 0.85, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
     Factor("softmax ops", 1.5, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
@@ -125,12 +133,25 @@ FACTORS = (
 )
 
 
+def is_efficient(work: Work, target: Target) -> bool:
+    """Whether it is xFormers' kernel that runs, PyTorch's `efficient_attention`: in f32, in 16 bits
+    behind a mask, and before sm_80."""
+    if work.dtype == f32:
+        return True
+    calls = {"sdpa", "masked sdpa"} & dict(work.traits).keys()
+    family, _, number = target.isa.partition("_")
+    if not calls or family != "sm" or not number.isdecimal():
+        return False
+    has_cudnn = 90 <= int(number) < 110
+    return int(number) < 80 or ("masked sdpa" in calls and not has_cudnn)
+
+
 def _is_blackwell(work: Work, target: Target) -> bool:
-    return target.isa.startswith("sm_10") and work.dtype != f32
+    return target.isa.startswith("sm_10") and not is_efficient(work, target)
 
 
 def _has_clusters(work: Work, target: Target) -> bool:
-    return has_clusters(target) and work.dtype != f32
+    return has_clusters(target) and not is_efficient(work, target)
 
 
 def _library(work: Work) -> str:
@@ -158,7 +179,7 @@ def ran(work: Work, target: Target, xp: Any) -> Ran:
         # FlashAttention-3's pack_gqa; of one query every library packs
         newer = target.isa.startswith("sm_90") and work.kind == ""
         packed = 1.0 if newer or work.kind == "fa3" else single
-        packed = 0.0 if work.dtype == f32 else packed
+        packed = 0.0 if is_efficient(work, target) else packed
         return Ran(single, 0.0, 0.0, 0.0, 0.0, packed)
     single = single * xp.where(keys > 1, 1.0, 0.0)
     if _is_blackwell(work, target):
@@ -268,6 +289,7 @@ def _step_s(
     cells = cells + _padded(xp, value, work, target, kernel)
     library = _library(work)
     share = p["compute share"] * (p[f"{library} compute"] if library else 1.0)
+    share = share * (EFFICIENT_SHARE if _is_narrow_efficient(work, target) else 1.0)
     rate = peak_of(work, target)
     old = kernel.synchronous
     rate = rate * (1 - old) + old * SYNC_FLOPS * sms * target.clock_hz
@@ -291,6 +313,10 @@ def _step_s(
     shorter = xp.minimum(product_s, softmax_s)
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
     return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
+
+
+def _is_narrow_efficient(work: Work, target: Target) -> bool:
+    return work.dtype != f32 and is_efficient(work, target)
 
 
 def _padded(xp: Any, cells: Number, work: Work, target: Target, kernel: Ran) -> Number:
@@ -422,7 +448,7 @@ def _swapped_s(
     """FlashAttention-2 packs the heads that share keys by turning queries and results around, a
     copy of each, but where all share the same (flash_api.cpp, seqlenq_ngroups_swapped)."""
     xp = s.xp
-    if has_clusters(target) or work.kind or work.dtype == f32:
+    if has_clusters(target) or work.kind or is_efficient(work, target):
         return 0.0
     several = xp.where(work.extents["h"] > work.trait("group", 1.0), kernel.single, 0.0)
     swapped = xp.where(work.trait("group", 1.0) > 1, several, 0.0)
@@ -491,8 +517,8 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         work.extents["b"] * work.extents["h"] / share,
         (np.asarray(work.extents["s"]) < 2) & (keys > 1),
     )
-    if work.dtype == f32:
-        cut = _of_f32(x)
+    if is_efficient(work, target):
+        cut = _of_efficient(x)
     elif _is_blackwell(work, target):
         cut = _of_blackwell(x)
     else:
@@ -504,9 +530,10 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return Tiles({"b": one, "h": one, "s": rows, "d": step}, stages, warps, split)
 
 
-def _of_f32(x: Shape) -> Cut:
-    """Blocks of four warps (mem_eff_attention/kernels/cutlassF.h, those of f32 and sm_80)."""
-    rows = np.where(x.head <= 64, 64.0, 32.0)
+def _of_efficient(x: Shape) -> Cut:
+    """Blocks of four warps (mem_eff_attention/kernels/cutlassF.h, those of sm_80): in 16 bits heads
+    up to 128 in strips of 64 by 64 or 128, in f32 heads up to 64."""
+    rows = np.where(x.head <= (64 if x.work.dtype == f32 else 128), 64.0, 32.0)
     return rows, np.where(x.head <= 64, 64.0, 128.0), 1.0, 4.0, 1.0
 
 

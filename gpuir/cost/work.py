@@ -493,6 +493,9 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
             ("reach", float(reach)),
             ("append", 0.0),
         )
+        if op.sdpa:
+            traits = (*traits, ("masked sdpa" if is_masked(op) else "sdpa", 1.0))
+            visible = 1.0 if is_masked(op) else visible
     else:
         products = 2 * space.points
         kind = _scales(op)
@@ -593,6 +596,13 @@ def _scales(op: k.Gemm | k.Conv) -> str:
         return "block scales"
     rows = (*op.a.type.shape[:-1], 1)
     return "row scales" if any(v.type.shape == rows for v in op.extra) else ""
+
+
+def is_masked(op: k.Attention) -> bool:
+    """Whether PyTorch's attention is given a mask: its own, or one that says what its flag for a
+    square causal one cannot, a window or a past."""
+    past = op.causal and op.offset != 0 and op.q.type.shape[-2] > 1
+    return op.mask is not None or op.window is not None or past
 
 
 def visible_share(op: k.Attention) -> float:

@@ -263,7 +263,8 @@ class Attention(KernelOp):
     """Fused attention: scores never leave the chip. Fields are those of `t.attention`.
 
     Its nest is b h s e over keys d, in two products: q·k over the head's e, p·v into the result's
-    f = e. `order` is the memory order the result is written in.
+    f = e. `order` is the memory order the result is written in. `sdpa`: it is PyTorch's function
+    that is called, which chooses its kernel by what it is given.
     """
 
     name: ClassVar[str] = "k.attention"
@@ -282,6 +283,7 @@ class Attention(KernelOp):
     epilogue: Graph | None = None
     order: tuple[int, ...] = ()
     stats: bool = False
+    sdpa: bool = False
 
     def direct(self) -> t.Attention:
         return t.Attention(

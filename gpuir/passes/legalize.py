@@ -33,11 +33,13 @@ class Legalize(Pass):
     views, and transposes of the last two axes that products read.
     A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
     fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
+    With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention.
     """
 
     absorb: bool = True
     strides: bool = True
     tiled: bool = True
+    sdpa: bool = False
 
     name = "legalize"
     takes = Level.fused
@@ -104,6 +106,8 @@ class _Legalizer:
             ):
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
+            if isinstance(kernel, k.Attention) and self.options.sdpa:
+                kernel = replace(kernel, sdpa=True)
             match kernel:
                 case k.Gemm() if kernel.is_flat and has_few_rows(kernel.a.type, kernel.right):
                     return kernel

@@ -125,7 +125,7 @@ def emulated(g: Graph, target: Target) -> tuple[str, ...]:
 
 
 def _of_device(profile: Profile, target: Target) -> GpuirError | None:
-    least = dict((*need.split(), "")[:2] for need in profile.needs)
+    least = {maker: isa for maker, _, isa in (need.partition(" ") for need in profile.needs)}
     if not least:
         return None
     if target.vendor in least and not _is_below(target, least[target.vendor]):
