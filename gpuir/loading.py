@@ -16,7 +16,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, VerifyError, nearest
-from gpuir.ir.files import decoded, note_input, read_text
+from gpuir.ir.files import bounded, decoded, note_input, read_text
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 from gpuir.targets.profile import profile_of, under
@@ -402,7 +402,8 @@ def _load_text_file(path: str, options: LoadOptions) -> Graph:
 def _read_stdin() -> str:
     if not sys.stdin:  # closed by whoever started us
         raise UsageError("there is no stdin to read IR text from", fix="give the file's name")
-    return decoded(sys.stdin.buffer.read(), "<stdin>", ModelError)
+    data = bounded(sys.stdin.buffer, "<stdin>", "the text", ModelError)
+    return decoded(data, "<stdin>", ModelError)
 
 
 def load_text(text: str, source: str = "<text>") -> Graph:

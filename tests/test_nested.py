@@ -118,6 +118,29 @@ def test_a_loop_without_kernels_ends_at_once():
     assert calls(lambda: gpuir.timeline(g, gpuir.load_profile("eager"))) < 5000
 
 
+def test_a_long_loop_on_a_cpu_ends_at_once():
+    """There the host takes no time, so its pace is never the device's."""
+    b = Builder(Level.graph, "g")
+    b.locs = ("m:l",)
+    inner = Builder(Level.graph, "")
+    inner.locs = b.locs
+    inner.input("i", TensorType((), i64))
+    y = inner(t.Map("exp", (inner.input("x", X),)))
+    y = b.add(t.Loop(inner.finish([y]), 1 << 30, (b.input("x", X),)))
+    g = gpuir.analyze(b.finish(y), "x86-64-v3", profile="eager")
+    assert calls(lambda: gpuir.timeline(g, gpuir.load_profile("eager"))) < 100_000
+
+
+def test_terms_of_a_large_window_are_not_enumerated():
+    b = Builder(Level.graph, "g")
+    b.locs = ("m:p",)
+    n = 1 << 32
+    x = b.input("x", TensorType((1, 1, n), f32))
+    g = b.finish([b(t.Pool("max", x, (n,), (1,), (0,), (0,), (1,)))])
+    for profile in gpuir.profile_names():
+        assert calls(lambda p=profile: gpuir.summary(costed(g, p))) < 200_000, profile
+
+
 def test_loops_are_not_written_out_for_streams_without_bound():
     profile = replace(gpuir.load_profile("ort"), streams=2)
     g = costed(ladder("loop", 2), "ort")

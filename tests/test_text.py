@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,3 +244,20 @@ def test_what_cannot_be_seen_is_escaped():
     g = Graph(Level.graph, name, (Value(name, TensorType((2,), f32)),))
     assert show(g).isascii() and parse(show(g)) == g
     assert "\u65e5\u672c" in show(Graph(Level.graph, "\u65e5\u672c"))
+
+
+def test_a_long_string_takes_its_own_size():
+    """The lexer's expressions keep no place to go back to for each character."""
+    for piece in ("a", "\\n"):
+        text = 'graph @g { assumed "' + piece * 2_000_000 + '" out }'
+        tracemalloc.start()
+        (assumed,) = parse(text).assumed
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(assumed) == 2_000_000 and peak < 20 * len(text)
+
+
+def test_a_text_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpuir.text.parser.LARGEST", 100)
+    with pytest.raises(TextError, match="too long"):
+        parse("graph @g { out }" + " " * 100)

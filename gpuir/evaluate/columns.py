@@ -108,6 +108,9 @@ class TableFile:
         """UsageError when it is no such file, or when parquet cannot be read here."""
         note_input(self.path)
         with self._guarded():
+            if self.path.exists() and not self.path.is_file() and not self.path.is_fifo():
+                raise UsageError("not a table", where=str(self.path), expected="parquet or csv",
+                                 found="a folder or a device")  # fmt: skip
             if self._is_parquet:
                 return tuple(_parquet().read_schema(self.path).names)
             with self.path.open(encoding="utf-8-sig", newline="") as stream:

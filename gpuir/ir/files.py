@@ -12,10 +12,11 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpuir.ir.errors import GpuirError, UsageError
 
+LARGEST_TEXT = 64 << 20  # bytes; what is made of a text takes some fifty times as many
 STALE_S = 3600  # no write takes so long: a part as old was left by a process that was killed
 
 _read: ContextVar[dict[tuple[int, int], str] | None] = ContextVar("read", default=None)
@@ -127,14 +128,35 @@ def read_text(
     path: str | Path, what: str, kind: type[GpuirError] = UsageError, fix: str = ""
 ) -> str:
     """The text of a file, without a byte order mark. `what` it is, as in `the report`, goes into
-    the error of this `kind` where there is none to read."""
+    the error of this `kind` where there is none to read, or more than `LARGEST_TEXT` bytes."""
     note_input(path)
     try:
-        data = Path(path).read_bytes()
+        # a pipe that nobody writes to yet would hold up who opens it otherwise
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(opened, "rb") as stream:
+            os.set_blocking(opened, True)
+            data = bounded(stream, path, what, kind)
+            if not data and stat.S_ISFIFO(os.fstat(opened).st_mode):
+                raise kind(f"cannot read {what}", where=str(path), found="a pipe without a writer")
     except (OSError, ValueError) as error:  # no path has a null in it
         found = getattr(error, "strerror", None) or str(error)
         raise kind(f"cannot read {what}", where=str(path), found=found, fix=fix) from error
     return decoded(data, path, kind)
+
+
+def bounded(
+    stream: BinaryIO, path: str | Path, what: str, kind: type[GpuirError] = UsageError
+) -> bytes:
+    """All that a stream gives, if it is no more than `LARGEST_TEXT` bytes: a device may never end."""
+    data = stream.read(LARGEST_TEXT + 1)
+    if len(data) > LARGEST_TEXT:
+        raise kind(
+            f"{what} is too large",
+            where=str(path),
+            expected=f"a text of at most {LARGEST_TEXT >> 20} MiB",
+            found="more than that",
+        )
+    return data
 
 
 def decoded(data: bytes, path: str | Path, kind: type[GpuirError] = UsageError) -> str:

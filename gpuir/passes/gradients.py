@@ -59,6 +59,9 @@ def _concat(r: Reverse, op: t.Concat, results: Sequence[Value], dy: Value) -> No
         r.give(x, r.b(t.Slice(dy, starts, x.type.shape, (1,) * x.type.rank)))
 
 
+MOST_PADDED = 1 << 20  # cells of an axis that is padded by its own: its gradient lists them
+
+
 def _pad(r: Reverse, op: t.Pad, results: Sequence[Value], dy: Value) -> None:
     """Constant: the padding comes off. Otherwise each axis is a gather of its cells."""
     if op.mode == "constant":
@@ -70,6 +73,9 @@ def _pad(r: Reverse, op: t.Pad, results: Sequence[Value], dy: Value) -> None:
         return
     for axis, (n, low, high) in enumerate(zip(op.x.type.shape, op.low, op.high, strict=True)):
         if low or high:
+            if n + low + high > MOST_PADDED:
+                what = f"no gradient of a {op.mode} pad of an axis of {n + low + high} cells"
+                raise ModelError(what, expected=f"at most {MOST_PADDED}")
             cells = tuple(_padded_from(i - low, n, op.mode) for i in range(n + low + high))
             indices = r.b(t.Constant(TensorType((len(cells),), i64), cells))
             shape = tuple(n if a == axis else m for a, m in enumerate(dy.type.shape))

@@ -98,6 +98,7 @@ def nearest_divisor(n: int, wanted: int, within: int) -> int:
 
 
 Shape = tuple[int, ...]
+FAR = 1 << 16  # how far above what is wanted a divisor is looked for
 
 
 def cut(shape: Shape, axes: tuple[int, ...], parts: int) -> tuple[Shape, Shape, Shape]:
@@ -111,7 +112,8 @@ def cut(shape: Shape, axes: tuple[int, ...], parts: int) -> tuple[Shape, Shape, 
         if a not in axes:
             found.append(n)
             continue
-        ahead = next(d for d in range(min(wanted, n), n + 1) if n % d == 0)
+        near = range(min(wanted, n), min(wanted + FAR, n))
+        ahead = next((d for d in near if n % d == 0), n)
         wanted = -(-wanted // ahead)
         for size, where in ((ahead, last), (n // ahead, first)):
             if size > 1:

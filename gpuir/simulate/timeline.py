@@ -496,11 +496,11 @@ class _Clock:
 
     def _steady(self, before: tuple[float, float], moved: tuple[float, float]) -> bool:
         """Whether both moved on as in the trip before, and at one pace; in a graph the host may be
-        ahead, and a device that is given nothing to do stays behind."""
+        ahead, a host that takes no time stays, as does a device that is given nothing to do."""
         pace = 1e-9 * (moved[0] + moved[1])
         same = abs(moved[0] - before[0]) <= pace and abs(moved[1] - before[1]) <= pace
         ahead = self.host.graph and moved[0] <= moved[1]
-        return same and (ahead or not moved[1] or abs(moved[0] - moved[1]) <= pace)
+        return same and (ahead or not all(moved) or abs(moved[0] - moved[1]) <= pace)
 
     def _skip(self, name: str, runs: int, moved: tuple[float, float], device_s: float) -> None:
         """Moves on by so many runs, each as the last one was."""

@@ -62,7 +62,15 @@ def _lark(start: str) -> Lark:
     )
 
 
+LARGEST_INT = 1 << 64
+LARGEST = 16 << 20  # characters; tokens take up to some hundred bytes for each
+
+
 def _tree(start: str, text: str, source: str) -> Any:
+    if len(text) > LARGEST:
+        expected = f"at most {LARGEST} characters"
+        raise TextError("the text is too long", where=source, expected=expected,
+                        found=f"{len(text)}")  # fmt: skip
     try:
         return _lark(start).parse(text)
     except UnexpectedEOF as e:
@@ -301,7 +309,8 @@ def _cost(text: str) -> Cost | _Wrong:
                     return _Wrong(f"{key} is given twice", begin)
                 known[key] = float(value) if key.endswith("_s") else value.strip('"')
             else:
-                rest.append((key, _number(value)))
+                number = _number(value)
+                rest.append((key, number if abs(number) < LARGEST_INT else float(value)))
         except ValueError:
             return _Wrong(f"{key} is not a number", begin)
         at, after = m.end(), m[3] or ","
@@ -599,6 +608,12 @@ class _Build:
                     self.fail(note, cost.what, at=cost.at)
         return locs, tile, cost
 
+    def integer(self, token: Token, text: str) -> int:
+        number = int(text)
+        if abs(number) >= LARGEST_INT:
+            self.fail(token, "an integer too large", "one of 64 bits")
+        return number
+
     def attribute(self, tree: Any, values: dict[str, Value], at: Token, depth: int = 0) -> Any:
         """A field's value; `at` is the op, to point at where a list holds what it cannot."""
         if type(tree) is tuple:
@@ -609,9 +624,10 @@ class _Build:
         if kind == "VALUE":
             return self.value(tree, values)
         if kind == "INTS":
-            return tuple(int(n) for n in text[1:-1].split(","))
+            return tuple(self.integer(tree, n) for n in text[1:-1].split(","))
         if kind == "NUMBER":
-            return _number(text)
+            number = _number(text)
+            return number if isinstance(number, float) else self.integer(tree, text)
         if kind == "STRING":
             return self.string(tree)
         if kind == "TYPE":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,42 @@ def test_wrong_toml_is_shown(tmp_path: Path):
     with pytest.raises(ModelError, match="not valid TOML") as error:
         read_toml(file, "the plan", ModelError)
     assert error.value.where == f"{file}:2" and error.value.found.startswith("b = \n    ^ ")
+
+
+def test_what_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """A device, a file or a stream of more than a text may have: only so much is read."""
+    monkeypatch.setattr("gpuir.ir.files.LARGEST_TEXT", 1 << 20)
+    for kind in (UsageError, ModelError):
+        with pytest.raises(kind, match="the target is too large") as error:
+            read_text("/dev/zero", "the target", kind)
+        assert "at most 1 MiB" in error.value.expected
+    for read in (read_json, read_toml):
+        with pytest.raises(UsageError, match="too large"):
+            read("/dev/zero", "the report")
+
+
+def test_a_file_of_just_the_size_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpuir.ir.files.LARGEST_TEXT", 10)
+    (tmp_path / "a").write_text("x" * 10)
+    (tmp_path / "b").write_text("x" * 11)
+    assert read_text(tmp_path / "a", "the report") == "x" * 10
+    with pytest.raises(UsageError, match="too large"):
+        read_text(tmp_path / "b", "the report")
+
+
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="cannot read the report") as error:
+        read_text(tmp_path / "pipe", "the report")
+    assert "without a writer" in error.value.found
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)  # so that writing may begin
+    with (tmp_path / "pipe").open("wb", buffering=0) as writer:
+        writer.write(b'{"a": 1}')
+        found = os.open(f"/dev/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
+    os.close(found)
+    assert read_json(f"/dev/fd/{reader}", "the report") == {"a": 1}
+    os.close(reader)

@@ -337,6 +337,14 @@ def _external(
                 found=location,
             )
         path = source.folder / location
+        homes = source.folder.resolve(), (source.folder / source.name).resolve().parent
+        if not any(path.resolve().is_relative_to(home) for home in homes):
+            raise NumbersMissing(
+                f"the external data of {name!r} lies outside the model's folder",
+                where=source.name,
+                expected="a file beside the model, or beside what the model's name links to",
+                found=f"{location}, a link to {path.resolve()}",
+            )
         size = path.stat().st_size
         if offset < 0 or offset + type.nbytes > size:
             raise NumbersMissing(

@@ -95,9 +95,12 @@ def row(v: Value) -> Read:
     return Read(v, tuple(0 if n == 1 else s for n, s in own))
 
 
-def through(reads: frozenset[Read], x: Value, op: Op, to: Value, place: int) -> set[Read]:
+def through(
+    reads: frozenset[Read], x: Value, op: Op, to: Value, place: int, most: int
+) -> set[Read]:
     """The reads in each cell of `to`, which the op at this place makes of `x`, of what is read in
-    each cell of `x`. What no strides say is told apart by the place, or by the term of a sum."""
+    each cell of `x`. What no strides say is told apart by the place, or by the term of a sum: the
+    terms beyond `most` reads are left out, since so many are too many however many they are."""
     shape = to.type.shape
     match op:
         case t.Map() | t.Cast() | t.Bitcast():
@@ -116,7 +119,7 @@ def through(reads: frozenset[Read], x: Value, op: Op, to: Value, place: int) -> 
             terms = 4
         case _:
             return {astray(r, place) for r in reads}
-    return {astray(r, place, k) for r in reads for k in range(terms)}
+    return {astray(r, place, k) for r in reads for k in range(min(terms, most + 1))}
 
 
 def is_straight(reads: Iterable[Read], shape: tuple[int, ...]) -> bool:

@@ -144,7 +144,8 @@ class Storage:
         op, made = node.op, node.results[0]
         seen = {x: self.seen(x) for x in op.operands}
         place = self.flow.makers[made]
-        reads = (through(s.reads, x, op, made, place) for x, s in seen.items())
+        most = max(self.limits.most, self.limits.reads)
+        reads = (through(s.reads, x, op, made, place, most) for x, s in seen.items())
         ops = operations(op) + sum(s.ops for s in seen.values())
         return Sight(frozenset[Read]().union(*reads), ops)
 
