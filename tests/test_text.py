@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import graphs
 
-from gpuir.ir.errors import GpuirError, TextError
+from gpuir import load_text
+from gpuir.ir.errors import GpuirError, TextError, UsageError
 from gpuir.ir.graph import Graph, Level, Value
 from gpuir.ir.types import TensorType, f32
-from gpuir.passes.table import pipeline
+from gpuir.passes.manager import make_pass
+from gpuir.passes.table import PASSES, pipeline
 from gpuir.text import parse, parse_passes, parse_schedule, show
 
 MLP = """costed @mlp of onnx for a100 under ort with tf32 none {
@@ -158,7 +161,7 @@ REFUSED = {
     graph(
         f'%y: f32[2] = t.map("relu", [%x]) {COST}, low_s=x, high_s=1)', "out %y"
     ): "low_s is not a number",
-    graph('%y: f32[2] = t.map("relu", [%x]) at "\\q"', "out %y"): "an escape that JSON",
+    graph('%y: f32[2] = t.map("relu", [%x]) at "\\q"', "out %y"): "or an escape that JSON",
 }
 
 
@@ -261,3 +264,60 @@ def test_a_text_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gpuir.text.parser.LARGEST", 100)
     with pytest.raises(TextError, match="too long"):
         parse("graph @g { out }" + " " * 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("split_sums{warp=0}", "option 'warp' is out of range"),
+        ("split_sums{sms=-1}", "option 'sms' is out of range"),
+        ("fuse{max_ops=99999999999}", "option 'max_ops' is out of range"),
+        ("autodiff{every=-1}", "option 'every' is out of range"),
+        ("optimizer{lr=nan}", "option 'lr' is out of range"),
+        ('fuse{rules="a\tb"}', "a character or an escape that JSON does not know"),
+    ],
+)
+def test_options_out_of_range(text: str, says: str):
+    with pytest.raises(GpuirError, match=says):
+        pipeline(text)
+
+
+def test_every_number_of_every_pass_has_a_range():
+    for kind in PASSES.values():
+        for option in dataclasses.fields(kind):
+            if option.type == "int":
+                for value in (-1, 1 << 31):
+                    with pytest.raises(UsageError, match="out of range"):
+                        make_pass(kind, {option.name: value})
+            elif option.type == "float":
+                with pytest.raises(UsageError, match="out of range"):
+                    make_pass(kind, {option.name: float("inf")})
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "time_s=-1e-6, bound=memory, by=x, memory=-1e-6",
+        "time_s=nan, bound=memory, by=x, memory=1e-6",
+        "time_s=1e-6, bound=memory, by=x, memory=1e-6; dram_bytes=-5",
+        "time_s=1e-6, bound=memory, by=x, memory=1e-6; dram_bytes=nan",
+        "time_s=1e-6, bound=memory, by=x, memory=1e-6; flops=1" + "0" * 400,
+    ],
+)
+def test_costs_that_nothing_has(note: str):
+    text = (
+        "costed @g for a100 {\n  in %x: f32[64]\n  %y: f32[64] = k.map([%x], {\n"
+        '    in %a: f32[64]\n    %b: f32[64] = t.map("exp", [%a]) at "m:a"\n    out %b\n'
+        f'  }}) tile(i=64) cost({note}) at "m:a"\n  out %y\n}}\n'
+    )
+    assert load_text(text.replace(note, "time_s=1e-6, bound=memory, by=x, memory=1e-6"))
+    with pytest.raises(TextError):
+        load_text(text)
+
+
+def test_integers_of_more_than_64_bits_are_refused():
+    for number in (1 << 64, 10**400):
+        with pytest.raises(TextError, match="integer too large"):
+            parse(
+                f'graph @g {{ in %x: f32[2] %y: f32[2] = t.map("mul", [%x], [{number}, 1.0]) out }}'
+            )

@@ -147,7 +147,7 @@ def read_text(
 def bounded(
     stream: BinaryIO, path: str | Path, what: str, kind: type[GpuirError] = UsageError
 ) -> bytes:
-    """All that a stream gives, if it is no more than `LARGEST_TEXT` bytes: a device may never end."""
+    """All that a stream gives, if that is no more than `LARGEST_TEXT` bytes: some never end."""
     data = stream.read(LARGEST_TEXT + 1)
     if len(data) > LARGEST_TEXT:
         raise kind(

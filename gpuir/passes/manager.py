@@ -6,7 +6,8 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import isfinite
+from typing import Any, ClassVar, cast
 
 from gpuir.ir.errors import PluginError, UsageError, VerifyError
 from gpuir.ir.graph import Graph, Level
@@ -78,8 +79,13 @@ def make_pass(kind: type[Pass], options: dict[str, Any]) -> Pass:
     return kind(**given)
 
 
+LARGEST_OPTION = (1 << 31) - 1
+
+
 def _typed(kind: type[Pass], f: dataclasses.Field[Any], value: object) -> object:
-    """An option's value, if it is of the type that its default or its annotation says."""
+    """An option's value, if it is of the type that its default or its annotation says, and in its
+    range: integers count something, so they are 1 or more where their default is, else 0 or more.
+    """
     known = f.default not in (None, dataclasses.MISSING)
     wants = type(f.default).__name__ if known else getattr(f.type, "__name__", f.type)
     if wants == "float" and type(value) is int:
@@ -90,7 +96,18 @@ def _typed(kind: type[Pass], f: dataclasses.Field[Any], value: object) -> object
             expected=f"{wants}, like {f.default!r}" if known else wants,
             found=repr(value),
         )
-    return value
+    least = min(int(f.default), 1) if isinstance(f.default, int) else 0
+    if wants == "int" and not least <= cast("int", value) <= LARGEST_OPTION:
+        allowed = f"{least} to {LARGEST_OPTION}"
+    elif wants == "float" and not isfinite(cast("float", value)):
+        allowed = "a finite number"
+    else:
+        return value
+    raise UsageError(
+        f"pass {kind.name!r}: option {f.name!r} is out of range",
+        expected=allowed,
+        found=repr(value),
+    )
 
 
 Watch = Callable[[Pass, Graph], None]

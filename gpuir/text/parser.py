@@ -48,7 +48,11 @@ def parse_schedule(text: str, source: str = "<text>") -> Schedule:
 
 def parse_passes(text: str, source: str = "<pipeline>") -> tuple[PassText, ...]:
     """The passes of a pipeline by name, each with its options."""
-    return _tree("pipeline", text, source)
+    build = _Build(text, source)
+    return tuple(
+        (name, {key: build.option(value) for key, value in options.items()})
+        for name, options in _tree("pipeline", text, source)
+    )
 
 
 @cache
@@ -212,11 +216,7 @@ class _Plain(Transformer[Token, Any]):
         return str(name), dict(o for o in options if o is not None)
 
     def option(self, name, value):
-        if value.type == "NUMBER":
-            return str(name), _number(str(value))
-        if value.type == "STRING":
-            return str(name), json.loads(value)
-        return str(name), {"true": True, "false": False}.get(str(value), str(value))
+        return str(name), value
 
 
 def _number(text: str) -> int | float:
@@ -396,7 +396,15 @@ class _Build:
         try:
             return json.loads(str(token))
         except ValueError:
-            self.fail(token, "the string has an escape that JSON does not know")
+            self.fail(token, "the string has a character or an escape that JSON does not know")
+
+    def option(self, token: Token) -> int | float | str | bool:
+        """The value of a pass's option."""
+        if token.type == "NUMBER":
+            return _number(str(token))
+        if token.type == "STRING":
+            return self.string(token)
+        return {"true": True, "false": False}.get(str(token), str(token))
 
     def name(self, token: Token) -> str:
         text = str(token)[1:]
@@ -405,7 +413,7 @@ class _Build:
         try:
             return json.loads(text)
         except ValueError:
-            self.fail(token, "the name has an escape that JSON does not know")
+            self.fail(token, "the name has a character or an escape that JSON does not know")
 
     def target(self, token: Token) -> str:
         return self.string(token) if token.type == "STRING" else str(token)

@@ -506,3 +506,26 @@ def test_what_is_ours_names_the_node_and_its_attributes(monkeypatch: pytest.Monk
     text = message(model([node("Gather", ["x", "i"], ["y"], axis=0, name="here")], inputs))
     assert text.startswith("model:here: Gather: the node is not well-formed, or gpuir misreads it")
     assert "Gather(f32[4], i64[2]; axis=0)" in text and "KeyError" in text
+
+
+def test_external_data_stays_with_the_model(tmp_path: Path):
+    """A link out of the folder is refused; one that the model itself goes by too is not."""
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(np.arange(2, dtype=np.int64).tobytes())
+    shape = TensorProto(name="s", data_type=I64, dims=[2], data_location=TensorProto.EXTERNAL)
+    shape.external_data.add(key="location", value="w.bin")
+    made = model([node("Reshape", ["x", "s"], ["y"])], [info("x", [0, 1])], weights=[shape])
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "m.onnx").write_bytes(made.SerializeToString())
+    (folder / "w.bin").symlink_to(secret)
+    assert "lies outside the model's folder" in message(folder / "m.onnx")
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (folder / "w.bin").unlink()
+    for name in ("m.onnx", "w.bin"):  # as in the cache of a hub
+        data = made.SerializeToString() if name == "m.onnx" else secret.read_bytes()
+        (blobs / name).write_bytes(data)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(blobs / name)
+    assert load(folder / "m.onnx").graph.outputs[0].type.shape == (0, 1)
