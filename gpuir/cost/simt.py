@@ -555,12 +555,12 @@ def cheapest(
         joined = known.join + known.join_each / target.sms * (m * n) * split
         time = time + np.where(split > 1, joined, 0.0)
         time = time * np.exp(grows * np.log(np.maximum(k, 1.0) / 1024))
-    best = np.argmin(time, axis=-1)
+    best: Number = np.argmin(time, axis=-1)
     if times is not None:
         told_s = times((tn, tm, slices, warps, split))
         slack = SLACK if target.isa.startswith(NAMED) else 0.0
         far = _at(told_s, best) > (1 + slack) * told_s.min(axis=-1)
-        best = np.where(far, told_s.argmin(axis=-1), best)
+        best = _where(far, told_s.argmin(axis=-1), best)
     taken = (tn[best], tm[best], slices[best], warps[best], _at(split, best))
     if known.whole is not None:
         even = (n % 4 == 0) & (k % 4 == 0)
