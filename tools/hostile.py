@@ -13,8 +13,10 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -1040,6 +1042,8 @@ def case(seed: int, index: int, only: tuple[str, ...] = ()) -> tuple[str, Case]:
 def prepare() -> None:
     """What all inputs rest on, read once before processes are forked."""
     warnings.simplefilter("ignore")
+    with suppress(ImportError):
+        import_module("matplotlib.font_manager")  # which looks at all fonts once: no hang of ours
     for make in (
         onnx_models,
         schemas,

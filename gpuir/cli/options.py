@@ -189,8 +189,11 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
 
 def with_size(how: gpuir.LoadOptions, **sizes: int) -> gpuir.LoadOptions:
     """The options with more dimensions; the tokens behind which a config's phase begins are one."""
-    past = {"past": sizes.pop("past")} if how.get("phase") and "past" in sizes else {}
-    return {**how, "dims": {**how.get("dims", {}), **sizes}, **past}
+    found = how.copy()
+    if how.get("phase") and "past" in sizes:
+        found["past"] = sizes.pop("past")
+    found["dims"] = {**how.get("dims", {}), **sizes}
+    return found
 
 
 def given_size(how: gpuir.LoadOptions, name: str) -> str:
