@@ -128,9 +128,9 @@ def analyze(
     if given["settings"] and not targets:
         raise UsageError("--set changes a target, and none is given", fix="--target NAME")
     predictor = given["predictor"]
-    found = find_predictor(predictor, loaded.predictors)
+    own = find_predictor(predictor, loaded.predictors)
     if predictor.partition("@")[0] in loaded.predictors:
-        predictor = found
+        predictor = own
     progress = Progress(given["verbose"])
 
     def read(profile: str | None) -> Graph:
