@@ -24,10 +24,6 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.uint32: ir.u32,
     torch.uint16: ir.u16,
     torch.uint8: ir.u8,
-    torch.uint4: ir.u4,
-    torch.uint2: ir.u2,
-    torch.int4: ir.i4,
-    torch.int2: ir.i2,
     torch.float64: ir.f64,
     torch.float32: ir.f32,
     torch.float16: ir.f16,
@@ -37,6 +33,7 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.float8_e5m2: ir.f8e5m2,
     torch.float8_e5m2fnuz: ir.f8e5m2fnuz,
     torch.float8_e8m0fnu: ir.f8e8m0,
+    **{getattr(torch, f"uint{n}"): ir.DTYPES[f"u{n}"] for n in (2, 4)},
     torch.complex64: ir.c64,
     torch.complex128: ir.c128,
 }

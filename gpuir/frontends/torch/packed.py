@@ -19,8 +19,11 @@ from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, f4e2m1, f32, i32
 from gpuir.ops import tensor as t
 
-for _bits in (2, 4):  # which torch cannot write down: a program with such tensors has no text
-    dtype_abbrs.setdefault(getattr(torch, f"uint{_bits}"), f"u{_bits}")
+# Unsigned numbers by their bits. torch has no text for the narrow ones, and says a program in full
+# while it decomposes it.
+CODES: dict[int, torch.dtype] = {bits: getattr(torch, f"uint{bits}") for bits in (2, 4, 8)}
+for _bits, _dtype in CODES.items():
+    dtype_abbrs.setdefault(_dtype, f"u{_bits}")
 
 LARGEST = {"f8e4m3": 448.0, "i8": 127.0}  # the largest number of what rows are quantised to
 

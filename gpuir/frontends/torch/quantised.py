@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpuir.frontends.torch.packed import Packed, QuantisedLinear, Scheme, Weights
+from gpuir.frontends.torch.packed import CODES, Packed, QuantisedLinear, Scheme, Weights
 from gpuir.ir.errors import ModelError, nearest
 
 F8 = torch.float8_e4m3fn
-CODES = {2: torch.uint2, 4: torch.uint4, 8: torch.uint8}
+U4 = CODES[4]
 SIGNED = {8: torch.int8}
 ORDERED = (
     "gptq: columns are put in the order of the weights (desc_act) on their way into the product, "
@@ -32,7 +32,7 @@ CODE_BOOK = "4-bit codes of bitsandbytes are taken as e2m1 floats: as many bits,
 ENGINE = (
     "packed weights are multiplied as they are: by engines' kernels, where transformers unpacks"
 )
-E2M1 = Weights(torch.uint4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
+E2M1 = Weights(U4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def bitsandbytes(keys: Keys, model: nn.Module) -> Plan:
     if kind not in ("nf4", "fp4"):
         raise keys.refused(f"bnb_4bit_quant_type {kind!r}", kind, "nf4 or fp4")
     nested = 256 if keys.get("bnb_4bit_use_double_quant", bool, False) else 0
-    stored = Weights(torch.uint4, columns=64, floats=True, nested=nested)
+    stored = Weights(U4, columns=64, floats=True, nested=nested)
     of = apart_from(Scheme(stored, unpacks=2), model, left)
     return Plan("bitsandbytes", of, assumed=(CODE_BOOK,))
 
@@ -349,7 +349,7 @@ def quanto(keys: Keys, model: nn.Module) -> Plan:
     """optimum-quanto unpacks what its own kernels do not take; int8 and float8 they do."""
     if (inputs := keys.get("activations", str)) is not None:
         raise keys.refused("quanto's activations", inputs, "weights alone")
-    narrow = Weights(torch.uint4, columns=128, scale=model_dtype(model), zero=model_dtype(model))
+    narrow = Weights(U4, columns=128, scale=model_dtype(model), zero=model_dtype(model))
     kinds = {"int8": Weights(torch.int8), "float8": Weights(F8), "int4": narrow}
     return weight_only("quanto", keys, model, kinds)
 
@@ -383,7 +383,7 @@ TORCHAO: dict[str, Callable[[Keys, nn.Module], Scheme]] = {
 
 def int4(keys: Keys, model: nn.Module) -> Scheme:
     dtype = model_dtype(model)
-    return Scheme(Weights(torch.uint4, 1, keys.size("group_size", 128), dtype, dtype))
+    return Scheme(Weights(U4, 1, keys.size("group_size", 128), dtype, dtype))
 
 
 def int8(keys: Keys, model: nn.Module, inputs: torch.dtype | None) -> Scheme:
@@ -496,7 +496,7 @@ def modelopt(keys: Keys, model: nn.Module) -> Plan:
     algo = keys.get("quant_algo", str)
     schemes = {
         "FP8": Scheme(Weights(F8, 0), F8, static=True),
-        "W4A16_AWQ": Scheme(Weights(torch.uint4, columns=128, scale=model_dtype(model))),
+        "W4A16_AWQ": Scheme(Weights(U4, columns=128, scale=model_dtype(model))),
         "FP8_PB_WO": Scheme(Weights(F8, 128, 128), F8),
     }
     if algo not in schemes:
