@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from math import ceil, log2, prod
+from typing import Any
 
 from gpuir.ops import tensor as t
 
@@ -286,10 +287,10 @@ def _transformed(op: t.Routine) -> Steps:
     """A Fourier transform: a pass over all cells for each axis, and for each factor of a long one;
     a half that is not stored is filled in by one more."""
     x, y = op.args[0].type, op.gives[0]
-    attrs: Mapping[str, object] = dict(op.attrs)
+    attrs: Mapping[str, Any] = dict(op.attrs)
     axes = attrs.get("axes", attrs.get("axis", -1))
     wide = x.shape if x.size >= y.size else y.shape
-    named = axes if isinstance(axes, tuple) else (axes,)
+    named: tuple[Any, ...] = axes if isinstance(axes, tuple) else (axes,)
     if op.fn == "stft":
         points: list[int] = [wide[-1] if len(wide) else 1]
     else:
