@@ -165,9 +165,9 @@ def tracked(module: nn.Module, args: tuple[Any, ...], run: Callable[[], Any]) ->
 
 def inference(made: Made) -> tuple[int, int, Graph]:
     """Peak of the module's own code, that of the exported program, and its graph."""
-    fakes = Fakes()
+    fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
     module = made[0].eval()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), fakes.inside(module):
+    with fakes.mode, torch.no_grad(), fakes.inside(module):
         args = fakes(made[1])
         exported = torch.export.export(module, args, strict=False)
         program = exported.module()
@@ -181,8 +181,8 @@ def training(name: str, made: Made) -> tuple[int, int, Graph, Graph]:
     with torch.no_grad():
         wanted = target(name, first(made[0](*made[1])))
     loss, args = Loss(made[0].train()), (*made[1], wanted)
-    fakes = Fakes()
-    with FakeTensorMode(allow_non_fake_inputs=True), fakes.inside(loss):
+    fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
+    with fakes.mode, fakes.inside(loss):
         fake = fakes(args)
         eager = tracked(loss, fake, lambda: loss(*fake).backward())
         optimizer = torch.optim.AdamW(loss.parameters(), foreach=True)

@@ -107,7 +107,7 @@ def why_illegal(op: KernelOp, tile: Tile, target: Target, tf32: bool = False) ->
             return f"{d}={n}: a tile has at least one cell along each dimension"
     if min(tile.stages, tile.warps, tile.split) < 1:
         return "stages, warps and split are at least 1"
-    nest = cut(work, Tiles.of(tile), target)
+    nest = cut(work, Tiles.of(tile, work), target)
     for need in needs(nest, target):
         if why := need.broken(target):
             return why

@@ -33,8 +33,10 @@ class Tiles:
     split: Number = 1.0
 
     @staticmethod
-    def of(tile: Tile) -> Tiles:
-        dims = {d: float(n) for d, n in tile.dims}
+    def of(tile: Tile, work: Work) -> Tiles:
+        """The tile of a kernel, whole along what it does not cut."""
+        whole = {d: max(float(n), 1.0) for d, n in work.extents.items()}
+        dims = whole | {d: float(n) for d, n in tile.dims}
         return Tiles(dims, float(tile.stages), float(tile.warps), float(tile.split))
 
     def along(self, d: str, work: Work, s: Sheet) -> Number:

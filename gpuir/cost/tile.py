@@ -317,7 +317,7 @@ def trained_cost(model: Model) -> Callable[..., Cost]:
 def cost_of(work: Work, tile: Tile, target: Target, model: Model | None = None) -> Cost:
     """The cost of a work under a tile: the estimate, as a signed note."""
     s = Sheet(SCALAR)
-    e = estimate(work, Tiles.of(tile), target, s=s, model=model)
+    e = estimate(work, Tiles.of(tile, work), target, s=s, model=model)
     terms: tuple[tuple[Bound, float], ...] = (
         ("compute", float(e.compute)),
         ("memory", float(e.memory)),
