@@ -11,6 +11,7 @@ from cost.kernels import attention, attention_gradient, conv, gather, gemm, mapp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpuir
 from gpuir.cost.nest import peak_of
 from gpuir.cost.power import sustained
 from gpuir.cost.roofline import roofline
@@ -326,3 +327,24 @@ def test_a_kernel_of_nothing_costs_what_its_smallest_costs(op, target):
         cost = predict(op, tile, device)
         assert device.launch_s <= cost.time_s < device.launch_s + 20e-6
         assert all(value == value for _, value in cost.facts)
+
+
+@pytest.mark.parametrize("target", ["t4", "h100-sxm", "mi210", "x86-64-v3"])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("tile", ["", "m=64", "n=32, k=16"])
+def test_a_tile_is_whole_along_what_it_leaves_out(tile: str, dtype: str, target: str):
+    """A schedule that a person writes need not name each dimension."""
+    shape = {"b": 1, "m": 128, "n": 512, "k": 256}
+    named = dict(part.split("=") for part in tile.split(", ") if part)
+    full = ", ".join(f"{d}={n}" for d, n in (shape | named).items())
+
+    def cost(text: str):
+        g = gpuir.load_text(f"""tiled @g for {target} {{
+            in %a: {dtype}[128, 256]
+            in %b: {dtype}[256, 512]
+            %y: f32[128, 512] = k.gemm(%a, %b) tile({text}) at "m:0"
+            out %y
+        }}""")
+        return gpuir.analyze(g).nodes[0].cost
+
+    assert cost(tile) == cost(full)
