@@ -26,6 +26,9 @@ def adopt(model: torch.nn.Module) -> None:
             module.experts = Stacked(module.experts)
             classifier = module.router.classifier.to(module.router.dtype)
             classifier.to = partial(_same, classifier)  # it would be converted at each call
+        elif type(module).__name__ == "DbrxFFN":
+            if named(module.experts.mlp.activation_fn) is not None:
+                module.experts = Split(module.experts)
         elif hasattr(module, "is_concatenated") and not module.has_post_expert_norm:
             module.how = activation(module)
             if module.how is not None:
@@ -97,14 +100,38 @@ class Stacked(torch.nn.Module):
         each = list(apart.values())
         self.up = torch.nn.Parameter(torch.stack([x.wi.weight for x in each]))
         self.down = torch.nn.Parameter(torch.stack([x.wo.weight for x in each]))
-        names = {name for name, f in ACTIVATIONS.items() if matches(f, each[0].act)}
-        self.fn = next(iter(names), None)
+        self.fn = named(each[0].act)
 
     def forward(
         self, hidden_states: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         which, shares = selected.argmax(-1), weights * selected.sum(-1)
         return experts(hidden_states, which, shares, self.up, self.down, fn=self.fn)
+
+
+class Split(torch.nn.Module):
+    """DBRX's experts: the rows of a gate and those it lets through, which are apart in its own
+    matrices, in one tensor; the rows of each matrix are an expert's behind another's."""
+
+    def __init__(self, own: Any):
+        super().__init__()
+        mlp, shape = own.mlp, (own.num_experts, own.ffn_hidden_size, own.hidden_size)
+        gate, up, down = (w.detach().view(shape) for w in (mlp.w1, mlp.v1, mlp.w2))
+        self.up = torch.nn.Parameter(torch.cat((gate, up), 1))
+        self.down = torch.nn.Parameter(down)
+        self.fn = named(mlp.activation_fn)
+
+    def forward(
+        self, hidden_states: torch.Tensor, which: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        down = self.down.transpose(1, 2)
+        return experts(rows, which, shares, self.up, down, fn=self.fn).view_as(hidden_states)
+
+
+def named(activation: Any) -> str | None:
+    """What `t.Experts` calls a function between its products; None for one it does not know."""
+    return next((name for name, f in ACTIVATIONS.items() if matches(f, activation)), None)
 
 
 def matches(ours: Any, theirs: Any) -> bool:

@@ -117,6 +117,16 @@ def mamba(rng: random.Random) -> Config:
     return sizes | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
 
 
+def dbrx(rng: random.Random) -> Config:
+    """Its own keys; more than one expert of a token, whose shares their norm divides."""
+    heads = rng.choice((2, 4))
+    ffn = {"ffn_hidden_size": rng.choice((24, 40)), "moe_num_experts": 4, "moe_top_k": 2}
+    sizes = {"d_model": 8 * heads, "n_heads": heads, "n_layers": 2, "vocab_size": VOCABULARY}
+    attention = {"kv_n_heads": heads // 2, "clip_qkv": 2.0, "rope_theta": 500000.0}
+    halves = {"attn_config": attention, "ffn_config": ffn}
+    return sizes | halves | {"model_type": "dbrx", "architectures": ["DbrxForCausalLM"]}
+
+
 DEEPSEEK: Config = {
     "num_key_value_heads": 2,
     "num_attention_heads": 2,
@@ -170,6 +180,7 @@ MODELS: Mapping[str, tuple[Callable[[random.Random], Config], tuple[str, ...]]] 
         ),
         (*WORDS, "target"),
     ),
+    "dbrx": (dbrx, WORDS),
     "t5": (seq2seq("t5", "T5ForConditionalGeneration"), (*WORDS, "target")),
     "vit": (vit, ("batch",)),
     "clip": (clip, WORDS),
@@ -275,13 +286,23 @@ def test_values(name: str, tmp_path: Path):
         wanted = results(own(**inputs, **more))
     model = check(program, flat(inputs), wanted)
     mixtures = [n.op for n in model.graph.nodes if isinstance(n.op, t.Experts)]
-    layers = {"mixtral": 2, "qwen3-moe": 2, "gpt-oss": 2, "deepseek-v3": 1, "switch": 2}
+    layers = {"mixtral": 2, "qwen3-moe": 2, "gpt-oss": 2, "deepseek-v3": 1, "switch": 2, "dbrx": 2}
     assert len(mixtures) == layers.get(name, 0)
 
 
 # ---------------------------------------------------------------------------- generation
 
-GENERATING = ("llama", "mistral", "gemma3", "gpt2", "opt", "mixtral", "gpt-oss", "deepseek-v3")
+GENERATING = (
+    "llama",
+    "mistral",
+    "gemma3",
+    "gpt2",
+    "opt",
+    "mixtral",
+    "gpt-oss",
+    "deepseek-v3",
+    "dbrx",
+)
 
 
 def ring(kept: Any, room: int, past: int) -> Any:
@@ -415,7 +436,7 @@ def test_timm(name: str):
 
 
 @pytest.mark.parametrize("autodiff", ["torch", "gpuir"])
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "switch"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "switch", "dbrx"])
 def test_gradients_of_mixtures(name: str, autodiff: str, tmp_path: Path):
     """Each way to derive them gives those of transformers' own experts, one by one."""
     pytest.importorskip("transformers")
