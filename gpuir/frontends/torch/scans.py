@@ -47,7 +47,7 @@ def scanned(
     if torch.is_grad_enabled():
         settings = (D, z, delta_bias, delta_softplus, return_last_state)
         return own(hidden_states, dt, A, B, C, *settings, **how)
-    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.scan import scan_op
 
     u, dtype = hidden_states, hidden_states.dtype
     if delta_bias is not None:
@@ -58,14 +58,14 @@ def scanned(
     decay = torch.exp(A[None, :, None, :] * steps)
     enters = steps * B.transpose(1, 2)[:, None].float() * u[..., None].float()
 
-    def step(state: torch.Tensor, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(state: torch.Tensor, *x: torch.Tensor) -> list[torch.Tensor]:
         decay, enters, reads = x
         state = decay * state + enters
-        return state, torch.matmul(state.to(dtype), reads.unsqueeze(-1))[..., 0]
+        return [state, torch.matmul(state.to(dtype), reads.unsqueeze(-1))[..., 0]]
 
     first = torch.zeros_like(enters[:, :, 0])
-    xs = (decay.movedim(2, 0), enters.movedim(2, 0), C.movedim(2, 0))
-    last, rows = scan(step, first, xs, dim=0)
+    xs = [decay.movedim(2, 0), enters.movedim(2, 0), C.movedim(2, 0)]
+    last, rows = scan_op(step, [first], xs, ())  # scan() compiles it first, for each layer anew
     y = rows.movedim(0, 2)
     if D is not None:
         y = y + u * D[None, :, None]

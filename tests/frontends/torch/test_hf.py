@@ -330,6 +330,17 @@ def test_a_scan_is_a_loop_over_tokens(tmp_path: Path):
     assert [loop.trips for loop in loops] == [5000, 5000]
 
 
+def test_a_scan_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Which torch's own `scan` does anew for each layer, though it is exported."""
+    keys = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 16}
+    path = config(tmp_path, keys | {"num_hidden_layers": 2, "vocab_size": 11, "state_size": 2})
+    compiled: list[object] = []
+    given = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **k: compiled.append(f) or given(f, **k))
+    gpuir.load(path, dims={"seq": 5})
+    assert not compiled
+
+
 def test_questions_are_answered_by_two_positions(tmp_path: Path):
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 11}
     keys = {"model_type": "bert", "architectures": ["BertForQuestionAnswering"], **sizes}
