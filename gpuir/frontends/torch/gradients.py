@@ -98,7 +98,7 @@ def norm_backward(
     eps: float,
     groups: int | None = None,
 ) -> Results:
-    """`shape` is the scale's, as it is multiplied with x."""
+    """`shape` is the scale's, as it is multiplied with x. Its dtype may be wider than that of x."""
     how = (eps, True, groups)
     wants = n.args["output_mask"]
     dx = e(t.NormalizeGradient(x, dy, axes, scale, *how)) if wants[0] else None
@@ -107,7 +107,7 @@ def norm_backward(
     type = n.types[1] or n.types[2]
     assert type is not None
     dw, db = e.add(t.NormalizeScaleGradient(x, dy, axes, shape, True, *how))
-    found = (reshaped(e, v, type.shape) for v in (dw, db))
+    found = (cast(e, reshaped(e, v, type.shape), type.dtype) for v in (dw, db))
     return dx, *(v if wanted else None for v, wanted in zip(found, wants[1:], strict=True))
 
 

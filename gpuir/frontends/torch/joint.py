@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.dims import Dims
+from gpuir.frontends.torch.precision import unreached
 from gpuir.frontends.torch.program import Program, traced_inputs, unheard
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError, reason
@@ -53,7 +54,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
                 found=reason(error),
                 fix="let gpuir differentiate it: --autodiff gpuir",
             ) from error
-    walk.emit.scope.assumed += assumed
+    walk.emit.scope.assumed += (*assumed, *unreached(exported))
     return _graph(traced.graph_module, exported.graph_signature.user_inputs, held, walk)
 
 

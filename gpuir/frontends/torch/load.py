@@ -19,6 +19,7 @@ from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.joint import load_joint
+from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
 from gpuir.frontends.torch.program import Program, unheard
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.serialized import names_of
@@ -87,6 +88,7 @@ def load(
             model = load_joint(made, name, walk)
         else:
             exported = made.export() if isinstance(made, Program) else made
+            emit.scope.assumed += unreached(exported)
             model = _load(functional(exported), walk)
         walk.dims.check_all_used()
         walk.check_trip_counts()
@@ -174,8 +176,8 @@ def _annotated(model: Model, program: Program) -> Model:
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without operators that write in place, or run under vmap; itself where there are
-    none."""
+    """The program without operators that write in place, or run under vmap or torch.autocast, whose
+    casts it makes; itself where there are none."""
 
     def writes(target: Any) -> bool:
         schema = getattr(target, "_schema", None)
@@ -183,14 +185,15 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         return mapped or (schema is not None and schema.is_mutable and schema.name not in HARMLESS)
 
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-    if not any(writes(node.target) for m in modules for node in m.graph.nodes):
+    written = any(writes(node.target) for m in modules for node in m.graph.nodes)
+    if not written and not has_casts(program):
         return program
     try:
-        with unheard():
+        with unheard(), kept_places(program):
             return program.run_decompositions({})
     except Exception as error:  # whatever torch meets in it
         raise ModelError(
-            "torch cannot take apart what writes in place",
+            "torch cannot take apart what writes in place, or runs under autocast",
             found=reason(error),
             fix="export it so: torch.export.export(...).run_decompositions({})",
         ) from error
