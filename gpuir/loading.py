@@ -41,7 +41,8 @@ class LoadOptions(TypedDict, total=False):
     that has no converter. A torch module is run on `args` (one, or a tuple of them) and `kwargs`.
     Of a Hugging Face config, `task` chooses the class, `dtype` the numbers (`f32`, `f16`, `bf16`)
     and `attention` how it is computed (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind
-    `past` tokens; with `mask` the attention mask is an input.
+    `past` tokens, whose keys and values are kept in `cache_dtype`; with `mask` the attention mask
+    is an input.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
@@ -64,6 +65,7 @@ class LoadOptions(TypedDict, total=False):
     attention: str | None
     phase: str | None
     past: int | None
+    cache_dtype: str | None
     mask: bool
     train: bool
     autodiff: str | None
@@ -81,7 +83,7 @@ TAKES = {  # which options each kind of model has a use for
     "a saved torch program": "dims inputs trip_counts expert_skew converters strict",
     "a torch program": "args kwargs dims inputs trip_counts expert_skew converters strict",
     "a function": "dims inputs trip_counts expert_skew converters strict",
-    "a Hugging Face config": "dims task dtype attention phase past mask "
+    "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict",
 }
 TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")

@@ -131,6 +131,10 @@ def loading(f: F) -> F:
             "--past", type=click.IntRange(1), help="Tokens behind which the phase begins."
         ),
         click.option(
+            "--cache-dtype",
+            help="Keys and values behind a phase: f8e4m3, f16, bf16.  [the config's]",
+        ),
+        click.option(
             "--mask", is_flag=True, help="A config's model gets an attention mask, as of padding."
         ),
         click.option(
@@ -174,6 +178,7 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
         "attention": given["attention"],
         "phase": given["phase"],
         "past": given["past"],
+        "cache_dtype": given["cache_dtype"],
         "mask": given["mask"],
         "strict": given["strict"],
         "train": given["train"],

@@ -24,8 +24,10 @@ def seen(new: int, keys: int, window: int, device: torch.device) -> torch.Tensor
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int
 ) -> torch.Tensor:
-    """Causal `t.Attention`: the last query sees all keys, each no more than `window` behind."""
+    """Causal `t.Attention`: the last query sees all keys, each no more than `window` behind. Keys
+    and values may be of other numbers than queries, as a cache keeps them."""
     mask = seen(query.shape[-2], key.shape[-2], window, query.device)
+    key, value = key.to(query.dtype), value.to(query.dtype)
     return functional.scaled_dot_product_attention(
         query, key, value, mask, scale=scale, enable_gqa=True
     )
@@ -38,12 +40,13 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> t
 
 def convert(n: TorchNode, e: Emitter) -> Results:
     q, k, v = (n[name] for name in ("query", "key", "value"))
-    keys, window = k.type.shape[-2], int(n.args["window"])
+    keys, new, window = k.type.shape[-2], q.type.shape[-2], int(n.args["window"])
+    hides = new > 1 or window < keys - 1
     return e(
         t.Attention(
             *(q, k, v, None, float(n.args["scale"])),
-            causal=True,
-            offset=keys - q.type.shape[-2],
+            causal=hides,
+            offset=keys - new if hides else 0,
             window=window if window < keys - 1 else None,
         )
     )

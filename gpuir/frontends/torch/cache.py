@@ -15,7 +15,8 @@ from gpuir.ir.errors import ModelError, reason
 class PastLayer(CacheLayerMixin):
     """A layer's keys and values in memory that has room for `past` tokens and the new ones.
 
-    The new ones are written behind the past, at a place known now: nothing is copied but them. A
+    The new ones are written behind the past, at a place known now: nothing is copied but them. The
+    memory may have narrower numbers than the model: new ones are cast on their way in. A
     layer that sees `window` tokens at most keeps no more than those, as a ring: attention does not
     ask in which order keys come.
     """
@@ -45,16 +46,18 @@ class PastLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What attention reads: all there is. Without a past, that is the new ones alone."""
+        """What attention reads: all there is, in the model's numbers (`kept` has the memory's).
+        Without a past, that is the new ones alone."""
         self.keys = self._put(self.keys, key_states)
         self.values = self._put(self.values, value_states)
         self.seen = self.past + key_states.shape[-2]
         if not self.past:
             return key_states, value_states
-        return self.keys, self.values
+        return widened(self.keys, key_states.dtype), widened(self.values, value_states.dtype)
 
     def _put(self, memory: Any, new: torch.Tensor) -> torch.Tensor:
         room, n = memory.shape[-2], new.shape[-2]
+        new = new.to(memory.dtype)
         if n == room and not self.past:  # all of it, in order
             return new.contiguous()
         return memory.index_copy(-2, self.places, new[..., max(n - room, 0) :, :])
@@ -75,6 +78,22 @@ class PastLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+def widened(memory: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The memory in a model's numbers, which knows the narrower ones that it is made of."""
+    if memory.dtype == dtype:
+        return memory
+    wide: Any = memory.to(dtype)
+    if memory.dtype.itemsize < dtype.itemsize:
+        wide.kept = memory
+    return wide
+
+
+def kept(read: torch.Tensor) -> torch.Tensor:
+    """The memory itself, of keys or values that a model hands to attention as it got them, where
+    that is narrower."""
+    return getattr(read, "kept", read)
 
 
 def filled(run: Callable[..., Any], one: torch.Tensor, where: str) -> list[Any]:
@@ -103,9 +122,10 @@ def _no_phases(where: str, found: str) -> ModelError:
 
 
 def memory(
-    layers: Sequence[Any], past: int, new: int, where: str
+    layers: Sequence[Any], past: int, new: int, where: str, dtype: torch.dtype | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int | None]]:
-    """Room for the keys and the values of each layer, and the layers' windows."""
+    """Room for the keys and the values of each layer, in the model's numbers where `dtype` names no
+    others, and the layers' windows."""
     windows: list[int | None] = [getattr(layer, "sliding_window", None) for layer in layers]
     rooms = [min(past + new, window or past + new) for window in windows]
     if past and new > 1 and min(rooms) < past + new:
@@ -115,13 +135,13 @@ def memory(
             expected=f"at most {min(rooms)} tokens in all, or one new one",
             found=f"{past} + {new}",
         )
-    keys = [_room(layer.keys, room) for layer, room in zip(layers, rooms, strict=True)]
-    values = [_room(layer.values, room) for layer, room in zip(layers, rooms, strict=True)]
+    keys = [_room(layer.keys, room, dtype) for layer, room in zip(layers, rooms, strict=True)]
+    values = [_room(layer.values, room, dtype) for layer, room in zip(layers, rooms, strict=True)]
     return keys, values, windows
 
 
-def _room(one: Any, tokens: int) -> torch.Tensor:
-    return one.new_empty((*one.shape[:-2], tokens, one.shape[-1]))
+def _room(one: Any, tokens: int, dtype: torch.dtype | None) -> torch.Tensor:
+    return one.new_empty((*one.shape[:-2], tokens, one.shape[-1]), dtype=dtype)
 
 
 def past(

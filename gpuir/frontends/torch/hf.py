@@ -66,6 +66,8 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "f64": torch.float64,
 }
+CACHE_DTYPES = DTYPES | {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+UNSCALED = "attention reads them so, as engines' kernels do, and no scales of them are counted"
 COUNTS = re.compile(r"(num|n|encoder|decoder)_\w*(layers?|experts?|blocks)$")
 MOST = {"layer": 512, "block": 512, "expert": 4096}  # 160 small layers take some 20 s
 INSTALL = "pip install 'gpuir[hf]'"
@@ -80,6 +82,7 @@ def program(
     attention: str = "sdpa",
     phase: str | None = None,
     past: int | None = None,
+    cache_dtype: str | None = None,
     mask: bool = False,
     train: bool = False,
     device: str = "meta",
@@ -89,8 +92,9 @@ def program(
     The task is by default that of the class that the config's `architectures` names, the dtype the
     config's own. `phase` is a step of generation by a causal LM: `prefill` reads a prompt of `seq`
     tokens, `decode` adds one; either starts behind `past` tokens, whose keys and values are inputs
-    and come out with the new ones written in. With `mask` the attention mask is an input, as of a
-    batch that a tokenizer padded. With `train` there are labels too, and the first
+    and come out with the new ones written in. Those are kept in `cache_dtype`: without it in what
+    the config's quantization says, else in the model's dtype. With `mask` the attention mask is an
+    input, as of a batch that a tokenizer padded. With `train` there are labels too, and the first
     output is the loss. On another `device` than meta there are weights, random ones. ModelError or
     UsageError where the config or a choice cannot be used.
     """
@@ -99,6 +103,7 @@ def program(
         ("dtype", dtype, DTYPES),
         ("attention", attention, ATTENTION),
         ("phase", phase, PHASES),
+        ("cache dtype", cache_dtype, CACHE_DTYPES),
     ):
         if choice is not None and choice not in known:
             raise UsageError(f"no {name} called {choice!r}", fix=nearest(choice, known))
@@ -124,6 +129,8 @@ def program(
         if phase is None:
             if past is not None:
                 raise UsageError("past tokens belong to a phase", fix="add --phase decode")
+            if cache_dtype is not None:
+                raise UsageError("a cache belongs to a phase", fix="add --phase decode")
             made = whole(model, sizes, task, train, name, mask)
         elif train or task != "causal-lm":
             found = "a training step" if train else f"the task {task or cls.__name__}"
@@ -131,7 +138,11 @@ def program(
         elif mask:
             raise UsageError("a step of generation has no mask as an input", fix="leave it out")
         else:
-            made = step(model, sizes, phase, past, name)
+            kept = cache_dtype or (plan and plan.cache)
+            if kept:
+                whose = "the option says" if cache_dtype else "the config's quantization says"
+                sizes.assumed.append(f"keys and values are kept in {kept}, as {whose}: {UNSCALED}")
+            made = step(model, sizes, phase, past, name, CACHE_DTYPES[kept] if kept else None)
     sizes.check()
     return made
 
@@ -501,8 +512,16 @@ def whole(
     return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
 
 
-def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> Program:
-    """A step of generation: what is kept of each layer goes in and comes out."""
+def step(
+    model: Any,
+    sizes: Sizes,
+    phase: str,
+    past: int | None,
+    name: str,
+    kept_in: torch.dtype | None = None,
+) -> Program:
+    """A step of generation: what is kept of each layer goes in and comes out, in the model's
+    numbers or in others."""
     from gpuir.frontends.torch import cache
 
     if past is None and phase == "decode":
@@ -514,7 +533,7 @@ def step(model: Any, sizes: Sizes, phase: str, past: int | None, name: str) -> P
     takes = signature(run).parameters
     one = sizes.empty((batch, 1), torch.int64)
     layers = cache.filled(as_run(run, ("input_ids", "use_cache")), one, name)
-    keys, values, windows = cache.memory(layers, past, new, name)
+    keys, values, windows = cache.memory(layers, past, new, name, kept_in)
     inputs = {"input_ids": sizes.empty((batch, new), torch.int64), "keys": keys, "values": values}
     fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
 
@@ -598,17 +617,22 @@ def has_windows(model: Any) -> bool:
 def attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **how: Any
 ) -> tuple[torch.Tensor, None]:
-    """transformers' sdpa; what would need a causal mask with a past or a window is our operator."""
+    """transformers' sdpa; what would need a causal mask with a past or a window is our operator,
+    and so is what reads a cache of narrower numbers than the model's."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from gpuir.frontends.torch.cache import kept
 
     new, keys = query.shape[2], key.shape[2]
     given = how.get("is_causal")
     causal = getattr(module, "is_causal", True) if given is None else given
     window = how.get("sliding_window") or keys
-    if mask is not None or not causal or new == 1 or (new == keys <= window):
+    plain = kept(key) is key and (new == 1 or new == keys <= window)
+    if mask is not None or not causal or plain:
         return sdpa_attention_forward(module, query, key, value, mask, **how)
     if how.get("position_bias") is not None:
         mask = seen(new, keys, window - 1, query.device)[None, None]
         return sdpa_attention_forward(module, query, key, value, mask, **how)
     scale = how.get("scaling") or query.shape[-1] ** -0.5
+    key, value = kept(key), kept(value)
     return attention(query, key, value, scale, window - 1).transpose(1, 2).contiguous(), None

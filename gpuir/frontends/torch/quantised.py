@@ -19,13 +19,13 @@ from gpuir.frontends.torch.packed import CODES, Packed, QuantisedLinear, Scheme,
 from gpuir.ir.errors import ModelError, nearest
 
 F8 = torch.float8_e4m3fn
+F8_CACHE = "f8e4m3"
 U4 = CODES[4]
 SIGNED = {8: torch.int8}
 ORDERED = (
     "gptq: columns are put in the order of the weights (desc_act) on their way into the product, "
     "as ExLlama's kernels do"
 )
-KEPT = "keys and values are kept in the model's own dtype, not in the 8 bits that the config says"
 BLOCKWISE = "fp8 in blocks: a row has one scale here, not one a block"
 OUTLIERS = "LLM.int8(): no column holds outliers, whose product in 16 bits is left out"
 CODE_BOOK = "4-bit codes of bitsandbytes are taken as e2m1 floats: as many bits, other numbers"
@@ -45,7 +45,7 @@ class Plan:
     experts: bool = False
     linears: bool = True
     assumed: tuple[str, ...] = ()
-    cache: bool = False  # keys and values are kept in 8 bits
+    cache: str | None = None  # the numbers in which keys and values are kept
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,7 @@ def apply(model: nn.Module, made: Plan, where: str) -> tuple[str, ...]:
             found=f"{layers} layers, all of them left out" if layers else "none",
         )
     said = f"{made.method}: {changed} of {layers} layers are quantised, {', '.join(found)}"
-    kept = (KEPT,) if made.cache else ()
-    return (said, *made.assumed, *kept)
+    return (said, *made.assumed)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -432,7 +431,7 @@ def compressed_tensors(keys: Keys, model: nn.Module) -> Plan:
     kept = keys.part("kv_cache_scheme")
     if kept and (kept.get("num_bits", int, 8), kept.get("type", str, "float")) != (8, "float"):
         raise keys.refused("kv_cache_scheme", repr(kept.data)[:80], "floats of 8 bits")
-    return Plan("compressed-tensors", of, True, True, assumed, kept is not None)
+    return Plan("compressed-tensors", of, True, True, assumed, F8_CACHE if kept else None)
 
 
 def is_target(target: str, name: str, module: nn.Module) -> bool:
@@ -510,7 +509,7 @@ def modelopt(keys: Keys, model: nn.Module) -> Plan:
     scheme = keys.part("kv_cache_scheme")
     if kept not in (None, "FP8"):
         raise keys.refused(f"kv_cache_quant_algo {kept!r}", str(kept), "FP8")
-    return Plan("modelopt", of, True, True, (), bool(kept or scheme))
+    return Plan("modelopt", of, True, True, (), F8_CACHE if kept or scheme else None)
 
 
 METHODS: dict[str, Callable[[Keys, nn.Module], Plan]] = {

@@ -156,7 +156,57 @@ def test_decode_writes_into_caches_in_place(tmp_path: Path):
     writes = [k for k in summary.kernels if k.node.op.name == "k.scatter"]
     new = 3 * 2 * 8 * 2  # bytes of one layer's new keys
     assert len(writes) == 4
-    assert all(k.size <= 10 * new for k in writes)  # those, their places, nothing of the past
+    assert all(
+        dict(k.cost.facts)["operand_bytes"] <= 10 * new for k in writes
+    )  # those, their places, nothing of the past
+
+
+@pytest.mark.parametrize(("phase", "new"), [("decode", 1), ("prefill", 8)])
+def test_a_cache_of_8_bits_is_half_as_many_bytes(phase: str, new: int, tmp_path: Path):
+    """As memory and as what attention reads; no launch but that and the writing touches it."""
+    options: Any = {"phase": phase, "past": 128 - new, "dims": {"seq": new}}
+    path = config(tmp_path, LLAMA)
+    wide = gpuir.load(path, **options)
+    narrow = gpuir.load(path, cache_dtype="f8e4m3", **options)
+    caches = [v for v in narrow.inputs if narrow.role_of(v) == "cache"]
+    assert narrow.over == (None, *caches)
+    assert {v.type.dtype.name for v in (*caches, *narrow.outputs[1:])} == {"f8e4m3"}
+    attention = next(n.op for n in narrow.nodes if isinstance(n.op, t.Attention))
+    assert attention.q.type.dtype.name == attention.result_types[0].dtype.name == "bf16"
+    assert attention.k.type.dtype.name == attention.v.type.dtype.name == "f8e4m3"
+    plain = next(n.op for n in wide.nodes if isinstance(n.op, t.Attention))
+    assert (attention.causal, attention.offset) == (plain.causal, plain.offset)
+
+    def bytes_of(graph: gpuir.Graph) -> tuple[int, float]:
+        costed = gpuir.analyze(graph, "h100-sxm")
+        kernel = next(n for n in costed.nodes if n.op.name == "k.attention")
+        assert kernel.cost is not None
+        kept = {v for v in costed.inputs if costed.role_of(v) == "cache"}
+        readers = {n.op.name for n in costed.nodes if kept & {*n.op.operands}}
+        assert readers == {"k.scatter"}
+        return gpuir.summary(costed).memory.parts["cache"], dict(kernel.cost.facts)["operand_bytes"]
+
+    keys = 2 * 2 * 128 * 8  # of a layer, and values
+    cells = 2 * 8 * new * 8  # of the queries and the result
+    assert bytes_of(wide) == (2 * 2 * keys, 2 * keys + 2 * cells)
+    assert bytes_of(narrow) == (2 * keys, keys + 2 * cells)
+    assert not any("kept" in text for text in wide.assumed)
+    assert any("kept in f8e4m3, as the option says" in text for text in narrow.assumed)
+
+
+def test_a_cache_as_wide_as_the_model_is_cast_before_it_is_read(tmp_path: Path):
+    g = gpuir.load(config(tmp_path, LLAMA), phase="decode", past=9, cache_dtype="f16")
+    assert {v.type.dtype.name for v in g.outputs[1:]} == {"f16"}
+    ops = [n.op for n in g.nodes if isinstance(n.op, t.Attention)]
+    assert {op.k.type.dtype.name for op in ops} == {"bf16"}
+
+
+def test_eager_attention_reads_a_narrow_cache_through_casts(tmp_path: Path):
+    path, options = config(tmp_path, LLAMA), {"phase": "decode", "past": 9, "attention": "eager"}
+    g = gpuir.load(path, cache_dtype="f8e4m3", **options)  # type: ignore[arg-type]
+    assert {v.type.dtype.name for v in g.outputs[1:]} == {"f8e4m3"}
+    products = [n.op for n in g.nodes if isinstance(n.op, t.Matmul)]
+    assert {v.type.dtype.name for op in products for v in op.operands} == {"bf16"}
 
 
 def test_prefill_computes_the_logits_of_the_last_token(tmp_path: Path):
@@ -271,6 +321,9 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
     ({}, {"phase": "decoding", "past": 3}, UsageError, "did you mean decode"),
     ({}, {"phase": "decode"}, UsageError, "--past 4096"),
     ({}, {"past": 3}, UsageError, "--phase decode"),
+    ({}, {"cache_dtype": "bf16"}, UsageError, "--phase decode"),
+    ({}, {"phase": "decode", "past": 3, "cache_dtype": "f8"}, UsageError, "f8e4m3"),
+    ({}, {"phase": "decode", "past": 3, "cache_dtype": "fp16"}, UsageError, "did you mean f16"),
     ({}, {"phase": "decode", "past": 3, "task": "seq-cls"}, UsageError, "a causal LM"),
     ({}, {"phase": "decode", "past": 3, "train": True}, UsageError, "training step"),
     ({}, {"train": True, "task": "feature"}, UsageError, "no loss"),

@@ -133,6 +133,26 @@ def test_products_read_what_is_stored(
     assert read == {dtypes}
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        CASES["compressed fp8"][0] | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+    ],
+)
+def test_keys_and_values_are_kept_as_the_config_says(method: Keys, tmp_path: Path):
+    def kept(**more: Any) -> tuple[set[str], list[str]]:
+        g = load(tmp_path, LLAMA, method, phase="decode", past=15, **more)
+        names = {v.type.dtype.name for v in g.inputs if g.role_of(v) == "cache"}
+        return names, [text.split(":")[0] for text in g.assumed if "keys and values" in text]
+
+    said = "keys and values are kept in {}, as {} says"
+    assert kept() == ({"f8e4m3"}, [said.format("f8e4m3", "the config's quantization")])
+    assert kept(cache_dtype="bf16") == ({"bf16"}, [said.format("bf16", "the option")])
+    whole = load(tmp_path, LLAMA, method, dims={"seq": 4})
+    assert not any("keys and values" in text for text in whole.assumed)
+
+
 def test_what_unpacks_weights_in_memory_does_so_for_several_rows(tmp_path: Path):
     for seq, count in ((1, 0), (8, 7)):
         g = load(tmp_path, LLAMA, CASES["bnb 4"][0], dims={"seq": seq})
