@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache
 
 from gpuir.ir.errors import ModelError, reason
 
@@ -18,7 +19,7 @@ class PastLayer(CacheLayerMixin):
     The new ones are written behind the past, at a place known now: nothing is copied but them. The
     memory may have narrower numbers than the model: new ones are cast on their way in. A
     layer that sees `window` tokens at most keeps no more than those, as a ring: attention does not
-    ask in which order keys come.
+    ask in which order keys come. Without `places` nothing is ever written.
     """
 
     is_compileable = False
@@ -29,8 +30,8 @@ class PastLayer(CacheLayerMixin):
         values: torch.Tensor,
         past: int,
         window: int | None,
-        places: torch.Tensor,
-        masked: bool,
+        places: torch.Tensor | None,
+        masked: bool = False,
     ):
         super().__init__()
         self.keys, self.values, self.places = keys, values, places
@@ -96,19 +97,37 @@ def kept(read: torch.Tensor) -> torch.Tensor:
     return getattr(read, "kept", read)
 
 
-def filled(run: Callable[..., Any], one: torch.Tensor, where: str) -> list[Any]:
-    """The layers of the cache that a model makes of one token each; ModelError for a model that
-    keeps something else than keys and values."""
+@dataclass(frozen=True)
+class Filled:
+    """What a model keeps of one token, a layer each; of its encoder's output, where it has an
+    encoder, keys and values a layer, and the shape of that output."""
+
+    layers: list[Any]
+    cross_keys: list[torch.Tensor]
+    cross_values: list[torch.Tensor]
+    hidden: tuple[int, ...] = ()
+
+
+def filled(run: Callable[..., Any], first: Mapping[str, torch.Tensor], where: str) -> Filled:
+    """The cache that a model makes of its `first` inputs; ModelError for a model that keeps
+    something else than keys and values."""
+    cross: list[Any] = []
+    hidden: tuple[int, ...] = ()
     try:
         with torch.no_grad():
-            made = run(input_ids=one, use_cache=True).get("past_key_values")
+            out = run(**first, use_cache=True)
+        made = out.get("past_key_values")
+        if isinstance(made, EncoderDecoderCache):
+            cross = list(made.cross_attention_cache.layers)
+            hidden = tuple(out.encoder_last_hidden_state.shape)
+            made = made.self_attention_cache
         layers: list[Any] = list(made.layers)
     except Exception as error:  # states of another kind are under other names
         raise _no_phases(where, reason(error)) from error
-    for layer in layers:
+    for layer in (*layers, *cross):
         if not isinstance(layer, DynamicLayer):
             raise _no_phases(where, type(layer).__name__)
-    return layers
+    return Filled(layers, [x.keys for x in cross], [x.values for x in cross], hidden)
 
 
 def _no_phases(where: str, found: str) -> ModelError:
@@ -170,3 +189,15 @@ def past(
         for k, v, window in zip(keys, values, windows, strict=True)
     ]
     return Cache(layers=layers)
+
+
+def crossed(
+    own: Cache, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], dtype: torch.dtype
+) -> EncoderDecoderCache:
+    """A decoder's `own` cache beside the keys and values of its encoder's output, all there, for a
+    model of this dtype."""
+    layers: list[Any] = [
+        PastLayer(widened(k, dtype), widened(v, dtype), k.shape[-2], None, None)
+        for k, v in zip(keys, values, strict=True)
+    ]
+    return EncoderDecoderCache(own, Cache(layers=layers))

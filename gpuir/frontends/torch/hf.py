@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,8 +27,8 @@ from gpuir.ir.files import read_json
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
     "causal-lm": "MODEL_FOR_CAUSAL_LM",
-    "masked-lm": "MODEL_FOR_MASKED_LM",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+    "masked-lm": "MODEL_FOR_MASKED_LM",  # BART's class is of both
     "speech-seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
     "seq-cls": "MODEL_FOR_SEQUENCE_CLASSIFICATION",
     "token-cls": "MODEL_FOR_TOKEN_CLASSIFICATION",
@@ -59,6 +59,11 @@ MASKED = ("switch_transformers",)  # models that fail without a mask
 STEPWISE = ("mamba", "falcon_mamba", "jamba")  # models whose scan is a Python loop over tokens
 MOST_STEPS = 4000  # of all layers; torch.export writes down some fifteen operators for each
 PHASES = ("prefill", "decode")
+GENERATING = {  # tasks that go on token by token → the size that says how many are new
+    "causal-lm": "seq",
+    "seq2seq": "target",
+    "speech-seq2seq": "target",
+}
 ATTENTION = ("sdpa", "eager")
 DTYPES = {
     "f32": torch.float32,
@@ -92,11 +97,12 @@ def program(
     The task is by default that of the class that the config's `architectures` names, the dtype the
     config's own. `phase` is a step of generation by a causal LM: `prefill` reads a prompt of `seq`
     tokens, `decode` adds one; either starts behind `past` tokens, whose keys and values are inputs
-    and come out with the new ones written in. Those are kept in `cache_dtype`: without it in what
-    the config's quantization says, else in the model's dtype. With `mask` the attention mask is an
-    input, as of a batch that a tokenizer padded. With `train` there are labels too, and the first
-    output is the loss. On another `device` than meta there are weights, random ones. ModelError or
-    UsageError where the config or a choice cannot be used.
+    and come out with the new ones written in. A decoder behind an encoder has `decode` alone, and
+    the keys and values of what the encoder has read are inputs too. All are kept in `cache_dtype`:
+    without it in what the config's quantization says, else in the model's dtype. With `mask` the
+    attention mask is an input, as of a batch that a tokenizer padded. With `train` there are labels
+    too, and the first output is the loss. On another `device` than meta there are weights, random
+    ones. ModelError or UsageError where the config or a choice cannot be used.
     """
     for name, choice, known in (
         ("task", task, TASKS),
@@ -132,9 +138,20 @@ def program(
             if cache_dtype is not None:
                 raise UsageError("a cache belongs to a phase", fix="add --phase decode")
             made = whole(model, sizes, task, train, name, mask)
-        elif train or task != "causal-lm":
+        elif train or task not in GENERATING:
             found = "a training step" if train else f"the task {task or cls.__name__}"
-            raise UsageError("phases are those of a causal LM that generates", found=found)
+            expected = "one of the tasks " + ", ".join(GENERATING)
+            raise UsageError(
+                "phases are those of a model that generates", expected=expected, found=found
+            )
+        elif phase == "prefill" and GENERATING[task] == "target":
+            raise UsageError(
+                "a decoder behind an encoder has no prefill yet",
+                where=folder,
+                expected="--phase decode",
+                found=f"--phase {phase}, the task {task}",
+                fix="leave --phase out for a pass of the encoder and the decoder, without caches",
+            )
         elif mask:
             raise UsageError("a step of generation has no mask as an input", fix="leave it out")
         else:
@@ -142,7 +159,7 @@ def program(
             if kept:
                 whose = "the option says" if cache_dtype else "the config's quantization says"
                 sizes.assumed.append(f"keys and values are kept in {kept}, as {whose}: {UNSCALED}")
-            made = step(model, sizes, phase, past, name, CACHE_DTYPES[kept] if kept else None)
+            made = step(model, sizes, task, phase, past, name, CACHE_DTYPES[kept] if kept else None)
     sizes.check()
     return made
 
@@ -451,6 +468,17 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     shifts = has_labels and getattr(model.config, "decoder_start_token_id", None) is not None
     if "decoder_input_ids" in takes and not shifts:
         names.append("decoder_input_ids")
+    found = made_up(model, names, sizes)
+    if has_labels:
+        shape = tuple(map(sizes, LABELS[str(task)]))
+        found |= {name: sizes.empty(shape, torch.int64) for name in asked}
+        if "next_sentence_label" in takes:  # without it BERT's pretraining has no loss
+            found["next_sentence_label"] = sizes.empty((sizes("batch"),), torch.int64)
+    return found
+
+
+def made_up(model: Any, names: Sequence[str], sizes: Sizes) -> dict[str, torch.Tensor]:
+    """Inputs of these names; ModelError for one that is not among `INPUTS`."""
     for name in names:
         if name not in INPUTS:
             raise ModelError(
@@ -459,13 +487,7 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
                 expected=", ".join(INPUTS),
                 fix="build module and arguments in Python: gpuir analyze my.module:build",
             )
-    found = {name: INPUTS[name](sizes, model.dtype) for name in names}
-    if has_labels:
-        shape = tuple(map(sizes, LABELS[str(task)]))
-        found |= {name: sizes.empty(shape, torch.int64) for name in asked}
-        if "next_sentence_label" in takes:  # without it BERT's pretraining has no loss
-            found["next_sentence_label"] = sizes.empty((sizes("batch"),), torch.int64)
-    return found
+    return {name: INPUTS[name](sizes, model.dtype) for name in names}
 
 
 def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
@@ -515,42 +537,63 @@ def whole(
 def step(
     model: Any,
     sizes: Sizes,
+    task: str,
     phase: str,
     past: int | None,
     name: str,
     kept_in: torch.dtype | None = None,
 ) -> Program:
     """A step of generation: what is kept of each layer goes in and comes out, in the model's
-    numbers or in others."""
+    numbers or in others. What a decoder keeps of its encoder's output goes in alone: it is read,
+    never written."""
     from gpuir.frontends.torch import cache
 
     if past is None and phase == "decode":
         raise UsageError("decoding goes on from past tokens", where=name, fix="--past 4096")
+    size = GENERATING[task]
+    words = "decoder_input_ids" if size == "target" else "input_ids"
     past, batch = past or 0, sizes("batch")
-    new = sizes.tokens("seq", 1 if phase == "decode" else None, past)
-    sizes.check_positions(model, "seq", new, past)
+    new = sizes.tokens(size, 1 if phase == "decode" else None, past)
+    sizes.check_positions(model, size, new, past)
     run = model.forward
     takes = signature(run).parameters
-    one = sizes.empty((batch, 1), torch.int64)
-    layers = cache.filled(as_run(run, ("input_ids", "use_cache")), one, name)
-    keys, values, windows = cache.memory(layers, past, new, name, kept_in)
-    inputs = {"input_ids": sizes.empty((batch, new), torch.int64), "keys": keys, "values": values}
+    first = {words: sizes.empty((batch, 1), torch.int64)}
+    if size == "target":
+        first = made_up(model, [model.main_input_name], sizes) | first
+        if "seq" in sizes.read:
+            sizes.check_positions(model, "seq", sizes("seq"))
+    fill = as_run(run, (*first, "use_cache"), windows=True)  # BART's own mask asks for numbers
+    filled = cache.filled(fill, first, name)
+    keys, values, windows = cache.memory(filled.layers, past, new, name, kept_in)
+    tokens = sizes.empty((batch, new), torch.int64)
+    inputs: dict[str, Any] = {words: tokens, "keys": keys, "values": values}
+    if size == "target":
+        cross = {"cross_keys": filled.cross_keys, "cross_values": filled.cross_values}
+        inputs |= {side: [x.to(kept_in or x.dtype) for x in xs] for side, xs in cross.items()}
     fixed = {"logits_to_keep": 1} if phase == "prefill" and "logits_to_keep" in takes else {}
 
-    def forward(input_ids: torch.Tensor, keys: Any, values: Any) -> tuple[torch.Tensor, ...]:
+    def forward(keys: Any, values: Any, **given: Any) -> tuple[torch.Tensor, ...]:
         masked = model.config._attn_implementation == "eager"
-        kept: Any = cache.past(keys, values, windows, past, new, masked)
-        out = run(input_ids=input_ids, past_key_values=kept, use_cache=True, **fixed)
-        return out.logits, *(x.keys for x in kept.layers), *(x.values for x in kept.layers)
+        own: Any = cache.past(keys, values, windows, past, new, masked)
+        kept, more = own, dict[str, Any](fixed)
+        if size == "target":
+            kept = cache.crossed(own, given["cross_keys"], given["cross_values"], model.dtype)
+            hidden = keys[0].new_empty(filled.hidden, dtype=model.dtype)  # its shape alone is read
+            more["encoder_outputs"] = (hidden,)
+        out = run(**{words: given[words]}, past_key_values=kept, use_cache=True, **more)
+        return out.logits, *(x.keys for x in own.layers), *(x.values for x in own.layers)
 
     model.forward = as_run(forward, inputs, has_windows(model))
-    names = [f"{x}_{i}" for x in ("keys", "values") for i in range(len(keys))]
+    written, read = (
+        [f"{x}_{i}" for x in sides if x in inputs for i in range(len(inputs[x]))]
+        for sides in (("keys", "values"), ("cross_keys", "cross_values"))
+    )
     return Program(
         model,
         kwargs=inputs,
         name=f"{name}-{phase}",
-        roles=dict.fromkeys(names, "cache"),
-        over=(None, *names),
+        roles=dict.fromkeys((*written, *read), "cache"),
+        over=(None, *written),
         assumed=tuple(sizes.assumed),
     )
 

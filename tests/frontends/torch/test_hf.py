@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -323,7 +324,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
     ({}, {"cache_dtype": "bf16"}, UsageError, "--phase decode"),
     ({}, {"phase": "decode", "past": 3, "cache_dtype": "f8"}, UsageError, "f8e4m3"),
     ({}, {"phase": "decode", "past": 3, "cache_dtype": "fp16"}, UsageError, "did you mean f16"),
-    ({}, {"phase": "decode", "past": 3, "task": "seq-cls"}, UsageError, "a causal LM"),
+    ({}, {"phase": "decode", "past": 3, "task": "seq-cls"}, UsageError, "speech-seq2seq"),
     ({}, {"phase": "decode", "past": 3, "train": True}, UsageError, "training step"),
     ({}, {"train": True, "task": "feature"}, UsageError, "no loss"),
     ({}, {"phase": "decode", "past": 3, "mask": True}, UsageError, "no mask as an input"),
@@ -363,6 +364,62 @@ def test_a_diffusers_config_says_what_to_do(tmp_path: Path):
     keys = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.42.1"}
     with pytest.raises(ModelError, match=r"my\.module:build"):
         gpuir.load(config(tmp_path, keys))
+
+
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 97}
+T5 |= {
+    "d_model": 32,
+    "d_kv": 8,
+    "num_heads": 4,
+    "d_ff": 48,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+}
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 32}
+TOWERS = HEADS | {"encoder_layers": 1, "decoder_layers": 2, "vocab_size": 97}
+BART = TOWERS | {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
+WHISPER = TOWERS | {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
+WHISPER |= {"max_source_positions": 30, "max_target_positions": 48, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "dims", "read"), [(T5, {"seq": 40}, 40), (BART, {"seq": 40}, 40), (WHISPER, {}, 30)]
+)
+def test_decoding_behind_an_encoder(
+    keys: dict[str, Any], dims: dict[str, int], read: int, tmp_path: Path
+):
+    """Both caches are inputs; the decoder's own is written in place, the encoder's output read."""
+    g = gpuir.load(config(tmp_path, keys), phase="decode", past=31, dims=dims | {"batch": 4})
+    shapes = {v.name: v.type.shape for v in g.inputs}
+    sides = ("keys", "values")
+    own = {f"{side}_{i}": (4, 4, 32, 8) for side in sides for i in range(2)}
+    cross = {f"cross_{side}_{i}": (4, 4, read, 8) for side in sides for i in range(2)}
+    assert shapes == {"decoder_input_ids": (4, 1)} | own | cross
+    assert {v.name for v in g.inputs if g.role_of(v) == "cache"} == {*own, *cross}
+    assert {v.name for v in g.over if v is not None} == {*own}
+    summary = gpuir.summary(gpuir.analyze(g, "a100"))
+    assert summary.memory.parts["cache"] == 4 * 4 * 4 * (32 + read) * 8 * 4
+    writes = [k for k in summary.kernels if k.node.op.name == "k.scatter"]
+    assert len(writes) == 4
+    tower = re.compile(r"(^|[:.])encoder\.")
+    assert any(tower.search(v.name) for v in g.params)
+    assert not any(tower.search(str(loc)) for n in g.nodes for loc in n.locs)
+
+
+def test_what_decoding_behind_an_encoder_needs(tmp_path: Path):
+    path = config(tmp_path, WHISPER)
+    gpuir.load(path, phase="decode", past=47)
+    with pytest.raises(ModelError, match="--past 47"):
+        gpuir.load(path, phase="decode", past=48)
+    path = config(tmp_path, T5)
+    with pytest.raises(UsageError, match="--dims seq=N"):
+        gpuir.load(path, phase="decode", past=20)
+    with pytest.raises(UsageError, match="no prefill yet"):
+        gpuir.load(path, phase="prefill", dims={"seq": 40, "target": 4})
+    keys = T5 | {"model_type": "switch_transformers"}
+    keys |= {"architectures": ["SwitchTransformersForConditionalGeneration"]}
+    with pytest.raises(ModelError, match="phases are not supported"):
+        gpuir.load(config(tmp_path, keys), phase="decode", past=20, dims={"seq": 40})
 
 
 def test_phases_of_models_without_keys_and_values(tmp_path: Path):

@@ -92,6 +92,15 @@ def clip(rng: random.Random) -> Config:
     return halves | {"model_type": "clip", "architectures": ["CLIPModel"]}
 
 
+def bart(rng: random.Random) -> Config:
+    heads = rng.choice((2, 4))
+    names = ("encoder_attention_heads", "decoder_attention_heads")
+    sizes = {"d_model": 8 * heads, "encoder_ffn_dim": 24, "decoder_ffn_dim": 40}
+    layers = {"encoder_layers": 2, "decoder_layers": 3, "vocab_size": VOCABULARY}
+    cls = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
+    return dict.fromkeys(names, heads) | sizes | layers | cls
+
+
 def whisper(rng: random.Random) -> Config:
     names = ("encoder_layers", "decoder_layers", "encoder_attention_heads")
     counts = dict.fromkeys((*names, "decoder_attention_heads"), 2)
@@ -182,6 +191,7 @@ MODELS: Mapping[str, tuple[Callable[[random.Random], Config], tuple[str, ...]]] 
     ),
     "dbrx": (dbrx, WORDS),
     "t5": (seq2seq("t5", "T5ForConditionalGeneration"), (*WORDS, "target")),
+    "bart": (bart, (*WORDS, "target")),
     "vit": (vit, ("batch",)),
     "clip": (clip, WORDS),
     "whisper": (whisper, ("batch", "target")),
@@ -361,6 +371,44 @@ def test_phases(name: str, past: int, new: int, narrow: str, tmp_path: Path):
     lowered = run(gpuir.lower(model.graph, profile="ideal"), model, flat(inputs))
     for a, b in zip(lowered, found, strict=True):
         np.testing.assert_allclose(a, b, **near)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+@pytest.mark.parametrize(("past", "new"), [(6, 1), (1, 1), (3, 3)])
+def test_decoding_behind_an_encoder(name: str, past: int, new: int, tmp_path: Path):
+    """A step gives what the whole sequence gives at its last tokens; its own cache takes the new
+    tokens, and what comes of the encoder is read from the other."""
+    pytest.importorskip("transformers")
+    dims = {"target": new, "batch": 2} | ({} if name == "whisper" else {"seq": 11})
+    program, own = built(name, tmp_path, dims=dims, phase="decode", past=past)
+    ids = torch.randint(3, VOCABULARY, (2, past + new))
+    if name == "whisper":
+        frames = 2 * own.config.max_source_positions
+        source = {"input_features": torch.randn(2, own.config.num_mel_bins, frames)}
+    else:
+        source = {"input_ids": torch.randint(3, VOCABULARY, (2, 11))}
+    with torch.no_grad():
+        logits = own(**source, decoder_input_ids=ids, use_cache=False).logits[:, past:]
+        after = own(**source, decoder_input_ids=ids, use_cache=True).past_key_values
+    inputs: dict[str, Any] = {"decoder_input_ids": ids[:, past:]}
+    for side in ("keys", "values"):
+        kept = [getattr(x, side) for x in after.self_attention_cache.layers]
+        inputs[side] = [
+            torch.cat([x[:, :, :past], torch.randn(x[:, :, past:].shape)], 2) for x in kept
+        ]
+        inputs[f"cross_{side}"] = [getattr(x, side) for x in after.cross_attention_cache.layers]
+    assert {k: [*map(np.shape, v)] for k, v in inputs.items()} == {
+        k: [*map(np.shape, v)] for k, v in program.kwargs.items()
+    }
+    model = load(program)
+    wanted = [logits.numpy()]
+    for side in ("keys", "values"):
+        wanted += [getattr(x, side).numpy() for x in after.self_attention_cache.layers]
+    for graph in (model.graph, gpuir.lower(model.graph, profile="ideal")):
+        found = run(graph, model, flat(inputs))
+        assert len(found) == len(wanted)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
 def shape(layer: Any, side: str, room: int) -> tuple[int, ...]:
