@@ -269,7 +269,7 @@ def terms(
             if tile is None:
                 raise UsageError(f"{op.name} has no tile", fix="run the tile pass first")
             s = Explained(lines=_work_lines(op, work))
-            tiles = Tiles.of(tile).each(_traced)
+            tiles = Tiles.of(tile, work).each(_traced)
             estimate(work.each(_traced), tiles, listed(target), s=s)
             return tuple(s.lines)
         case "roofline":

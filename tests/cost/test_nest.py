@@ -18,7 +18,7 @@ BIG = Tile((("m", 128), ("n", 128), ("k", 32)), stages=3, warps=4)
 
 def nest(op, tile, target=A100):
     work = work_of(op)
-    return cut(work, Tiles.of(tile), target)
+    return cut(work, Tiles.of(tile, work), target)
 
 
 def test_flops_of_a_small_product():
