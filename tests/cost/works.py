@@ -38,9 +38,7 @@ KINDS: dict[str, Kind] = {
     "f16 bmm": Kind(lambda b, m, n, k: work.gemm(m, n, k, f16, b=b), (FEW, *(EXTENT,) * 3)),
     "f8 gemm": Kind(lambda m, n, k: work.gemm(m, n, k, f8e4m3, out=bf16), (EXTENT,) * 3),
     "i8 weights": Kind(lambda m, n, k: work.gemm(m, n, k, f16, weight=i8), (EXTENT,) * 3),
-    "top k": Kind(
-        lambda r, n, k: work.top_k(r, n, np.minimum(k, n), f32), (FEW, EXTENT, EXTENT)
-    ),
+    "top k": Kind(lambda r, n, k: work.top_k(r, n, np.minimum(k, n), f32), (FEW, EXTENT, EXTENT)),
     "f16 conv": Kind(_grouped, (FEW, FEW, FEW)),
     "f32 conv": Kind(lambda m, n, b: _grouped(m, n, b, f32), (FEW, FEW, FEW)),
     "strided conv": Kind(

@@ -11,10 +11,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import SUPPORTED_NODES
 
 from gpuir.frontends.torch import masks
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
@@ -42,9 +43,7 @@ class Program:
         """The program as torch.export writes it down; ModelError with torch's reason when it
         cannot."""
         try:
-            register_caches(self.module)
-            with torch.set_grad_enabled(self.module.training), unheard(), masks.as_run(self.module):
-                return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
+            return self._traced()
         except GpuirError:
             raise
         except Exception as error:  # whatever the module's own code raises
@@ -55,16 +54,27 @@ class Program:
                 fix=remedy(error),
             ) from error
 
+    def _traced(self) -> ExportedProgram:
+        try:
+            with torch.set_grad_enabled(self.module.training), unheard(), masks.as_run(self.module):
+                return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
+        except RuntimeError as error:
+            if "not a known type" in str(error) and register_caches(self.module):
+                return self._traced()
+            raise
 
-def register_caches(module: torch.nn.Module) -> None:
+
+def register_caches(module: torch.nn.Module) -> bool:
     """Tells torch.export what the caches of transformers' models hold, which a language model gives
-    beside its logits."""
-    library = sys.modules.get("transformers")
+    beside its logits; False where it knows them already, or there is no such model."""
+    library: Any = sys.modules.get("transformers")
     models = [m for m in module.modules() if library and isinstance(m, library.PreTrainedModel)]
+    known = len(SUPPORTED_NODES)
     if models:
         from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
-        register_cache_pytrees_for_model(models[0])
+        register_cache_pytrees_for_model(cast(Any, models[0]))
+    return len(SUPPORTED_NODES) > known
 
 
 def traced_inputs(program: ExportedProgram) -> list[tuple[str, Any]]:

@@ -51,7 +51,7 @@ def test_a_bag_reads_its_rows_not_its_table():
     ids = torch.zeros((2048, 32), dtype=torch.int64, device="meta")
     summary = gpuir.summary(gpuir.analyze(load(Program(module.eval(), (ids,))).graph, "a100"))
     rows, sums, indices = 2048 * 32 * 64 * 4, 2048 * 64 * 4, 2048 * 32 * 8
-    assert sum(kernel.size for kernel in summary.kernels) == rows + sums + indices
+    assert sum(kernel.bytes for kernel in summary.kernels) == rows + sums + indices
 
 
 def test_few_indices_are_sorted_by_one_block():
@@ -75,7 +75,7 @@ def test_a_tables_gradient_is_sorted_summed_in_parts_and_scattered():
     kernels = [k for k in gpuir.summary(costed).kernels if "embedding_bag_backward" in str(k.locs)]
     count, most = bags * length, rows + bags * length // 10
     line, sums = 8 * count, 4 * most * width + 8 * most
-    sizes = [k.size for k in kernels]
+    sizes = [k.bytes for k in kernels]
     assert sizes.count(4 * line) == 8  # keys and places read and written, a digit of eight at once
     assert sum(k.node.op.name == "k.scatter" for k in kernels) == 1
     assert 4 * bags * width + 3 * line + 8 * most + sums in sizes  # parts of ten rows
