@@ -288,9 +288,9 @@ def _transformed(op: t.Routine) -> Steps:
     a half that is not stored is filled in by one more."""
     x, y = op.args[0].type, op.gives[0]
     attrs: Mapping[str, Any] = dict(op.attrs)
-    axes = attrs.get("axes", attrs.get("axis", -1))
+    axes: tuple[int, ...] | None = attrs.get("axes")
     wide = x.shape if x.size >= y.size else y.shape
-    named: tuple[Any, ...] = axes if isinstance(axes, tuple) else (axes,)
+    named = (attrs.get("axis", -1),) if axes is None else axes
     if op.fn == "stft":
         points: list[int] = [wide[-1] if len(wide) else 1]
     else:
