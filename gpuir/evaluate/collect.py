@@ -185,6 +185,7 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = _holder(os.fstat(stream.fileno()).st_ino)
+        stream.close()
         raise UsageError(
             "another process measures into this table",
             where=str(path),
