@@ -739,7 +739,7 @@ def test_a_loop_that_may_end_early_is_refused():
 
 
 def test_what_it_cannot_do_it_says():
-    with pytest.raises(UsageError, match="a segment has no modules"):
+    with pytest.raises(UsageError, match="option 'every' is out of range"):
         pipeline("autodiff{every=-1}")
     with pytest.raises(UsageError, match="no such loss_scale"):
         pipeline("autodiff{loss_scale=0.0}")
