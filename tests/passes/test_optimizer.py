@@ -108,5 +108,5 @@ def test_what_it_cannot_do_it_says():
         pipeline("optimizer").run(model())
     with pytest.raises(UsageError, match="no optimiser 'adamax'"):
         pipeline("optimizer{kind=adamax}")
-    with pytest.raises(UsageError, match="count from 1"):
+    with pytest.raises(UsageError, match="option 'step' is out of range"):
         pipeline("optimizer{step=0}")
