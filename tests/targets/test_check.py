@@ -39,9 +39,9 @@ def test_every_shipped_number_agrees_or_is_explained(name):
     assert set(target.doubts) == {r.field for r in rows if r.status == "explained"}
 
 
-def test_222_agree_and_17_are_explained():
+def test_223_agree_and_17_are_explained():
     rows = [row for name in target_names() for row in check_target(load_target(name))]
-    assert len([r for r in rows if r.status == "ok"]) == 222
+    assert len([r for r in rows if r.status == "ok"]) == 223
     assert len([r for r in rows if r.status == "explained"]) == 17
 
 
