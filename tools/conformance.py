@@ -59,7 +59,9 @@ RANDOM_OPS = {
 STRING = 8  # TensorProto.STRING
 # Assumptions that are no guess at a size: a value given at load, the mode of a dropout, a trip
 # count that the model itself fixes.
-GIVEN = re.compile(r"^input .* holds |training_mode|trips, the length|from the model, written out")
+GIVEN = re.compile(
+    r"^input .* holds |training_mode|trips, the length|from the model, written out|^weights take "
+)
 
 
 def is_random(case: Any, ops: tuple[str, ...]) -> bool:
