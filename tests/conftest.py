@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+os.environ["COLUMNS"] = "80"  # what is printed must not depend on the terminal of the one who tests
 
 # Machines are shared: no test asserts a time. A run draws what the last one drew, so that a change
 # is judged by itself; `--hypothesis-profile explore` draws anew.
