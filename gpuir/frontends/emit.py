@@ -19,6 +19,7 @@ from gpuir.ops import tensor as t
 INLINE = 16  # a known tensor of at most so many elements is a t.constant, a larger one a param
 
 
+NEGLIGIBLE = 0.01  # share of the weights
 CACHED = 1 << 16  # bytes: known numbers up to so many are kept once computed
 LARGEST_KNOWN = 1 << 26  # elements, and
 HARDEST_KNOWN = 1 << 30  # flops, of what is computed to find a shape
@@ -75,8 +76,9 @@ class Folded:
 class Const:
     """A tensor known at load time, computed when somebody asks: weights are not read otherwise.
 
-    It comes from `compute`, or is result `index` of `folded`. One that is `sized` depends on a size
-    that the user bound: no stack can compute it before it runs.
+    It comes from `compute`, or is result `index` of `folded`. One that is `stored` is a weight, as
+    the model holds it. One that is `sized` depends on a size that the user bound: no stack can
+    compute it before it runs.
     """
 
     value: Value
@@ -86,6 +88,7 @@ class Const:
     folded: Folded | None = None
     index: int = 0
     cached: np.ndarray | None = None
+    stored: bool = False
     uniform: bool = False  # one number throughout: a t.constant whatever its size
     sized: bool = False
 
@@ -132,9 +135,8 @@ class Scope:
     weights: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     folded: list[Loc] = field(default_factory=list)
-    computed: set[Value] = field(
-        default_factory=set
-    )  # params that are not as the model stores them
+    stored_bytes: int = 0  # of weights, as the model holds them
+    computed: set[Value] = field(default_factory=set)  # params that are not as the model holds them
     expert_skew: float = 0.0
     converters: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Any])
     added: dict[str, Callable[..., Any] | None] = field(default_factory=dict[str, Any])
@@ -204,8 +206,16 @@ class Emitter:
         """A weight that stays one: nothing computed from it alone is folded."""
         value = self.builder.param(name, type)
         self.scope.weights[value.name] = compute
+        self.scope.stored_bytes += type.nbytes
         self.own.add(value)
         return value
+
+    def weight(
+        self, type: TensorType, compute: Callable[[], np.ndarray], name: str = "const"
+    ) -> Value:
+        """A known value that the model itself holds."""
+        self.scope.stored_bytes += type.nbytes
+        return self._know(type, name, compute=compute, stored=True)
 
     def constant(self, array: Any, dtype: DType | None = None, name: str = "const") -> Value:
         """A known value from numbers: `constant([2, 3], i64)`."""
@@ -404,7 +414,7 @@ class Emitter:
         here = self.builder.param(const.name, value.type)
         if const.uniform:  # a first state of zeros is nothing to train
             self.builder.roles[here.name] = "activation"
-        elif const.folded is not None:
+        elif not const.stored:
             self.scope.computed.add(here)
         self.scope.weights[here.name] = const.array
         return here
@@ -460,8 +470,27 @@ class Emitter:
 
     def finish(self, outputs: Iterable[Value], over: Iterable[Value | None] | None = None) -> Graph:
         """The whole program, with what was assumed on the way; `over` as in `Builder.finish`."""
+        outputs = tuple(outputs)
+        self._compare_weights(outputs)
         self.builder.assumed += self.scope.assumed
         return self.builder.finish(outputs, over)
+
+    def _compare_weights(self, outputs: Sequence[Value]) -> None:
+        """Says where the weights take more memory than the model holds: those computed when it is
+        loaded are stored beside the others or in a wider dtype."""
+        scope = self.scope
+        read = {v for node in self.builder.nodes for v in node.op.operands} | set(outputs)
+        computed = sorted(scope.computed & read, key=lambda v: (-v.type.nbytes, v.name))
+        weights = (v for v in read if v.name in scope.weights and v.name not in self.builder.roles)
+        held = sum(v.type.nbytes for v in weights)
+        if not computed or held <= scope.stored_bytes * (1 + NEGLIGIBLE):
+            return
+        shown = [f"{v.name} {v.type.nbytes / 1e6:.3g} MB" for v in computed[:3]]
+        more = f" and {len(computed) - 3} more" if len(computed) > 3 else ""
+        self.assume(
+            f"weights take {held / 1e6:.4g} MB, {scope.stored_bytes / 1e6:.4g} MB in the model: "
+            f"computed when it is loaded are {', '.join(shown)}{more}"
+        )
 
 
 def nested_too_deep(name: str) -> ModelError:

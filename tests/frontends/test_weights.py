@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx_models import F32, I64, agrees, const, info, loaded, model, node
 
+import gpuir
 from gpuir.frontends.model import Model
 from gpuir.simulate.memory import memory
 
@@ -28,7 +29,7 @@ def test_a_matrix_that_many_products_read_transposed_is_there_once() -> None:
     )
     assert [p.type.shape for p in m.graph.params] == [(48, 32), (32, 48)]
     found = [a for a in m.graph.assumed if a.startswith("weights take")]
-    assert len(found) == 1 and "0.01229 MB, 0.006144 MB in the file" in found[0]
+    assert len(found) == 1 and "0.01229 MB, 0.006144 MB in the model" in found[0]
     m = loaded(model(nodes[:1], [info("x", (2, 48))], ["y0"], [const("w", W)]))
     assert weight_bytes(m) == W.nbytes and not m.graph.assumed
 
@@ -98,3 +99,18 @@ def test_a_mask_of_ones_is_no_weight_however_it_is_computed() -> None:
     proto = model(nodes, [info("x", ("batch", "seq"))], ["y"], weights)
     m = agrees(proto, {"x": RNG.random((7, 9), np.float32)}, dims={"batch": 7, "seq": 9})
     assert weight_bytes(m) == 0 and [n.op.name for n in m.graph.nodes] == ["t.constant", "t.map"]
+
+
+@pytest.mark.parametrize("size, step, made", [(16, 16, 0), (16, 8, 8 * 16 * 8)])
+def test_windows_side_by_side_are_a_view_and_others_are_listed(
+    size: int, step: int, made: int
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Windows(torch.nn.Module):
+        def forward(self, x: object) -> object:
+            return x.unfold(1, size, step) * 2
+
+    graph = gpuir.load(Windows(), args=(torch.zeros(3, 72 if made else 70),))
+    assert memory(graph, block=1).parts.get("weights", 0) == made
+    assert [a.split(" MB")[0] for a in graph.assumed] == ["weights take 0.001024"] * bool(made)

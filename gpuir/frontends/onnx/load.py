@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 NOT_TENSORS = re.compile("^Optional|^Sequence|Sequence$|^String|^Regex")  # operators
 MOST_EXTRA = 100_000  # nodes beyond those of the graph: functions expanded, loops written out
 DEEPEST_CALL = 64  # functions within functions
-NEGLIGIBLE = 0.01  # share of the weights
 LONG_KNOWN = 22  # opset of onnx 1.17, the oldest package that we take: newer ones know it too
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -123,7 +122,6 @@ class _Load:
     loops: set[str] = field(default_factory=set[str])
     given_results: set[str] = field(default_factory=set[str])  # of `values`, not met so far
     sized: set[Value] = field(default_factory=set[Value])  # whose size or numbers the user bound
-    stored_bytes: int = 0  # of weights, in the file
     converted: int = 0  # nodes, each time anew
     calls: list[str] = field(default_factory=list[str])  # functions being expanded
     plans: dict[int, tuple[Any, Plan]] = field(default_factory=dict[int, tuple[Any, Plan]])
@@ -161,7 +159,6 @@ class _Load:
             )
         outputs = self.outputs(graph, walk)
         read = {v for node in emit.builder.nodes for v in node.op.operands} | set(outputs)
-        self.compare_weights(emit, read)
         made = emit.finish(outputs)
         present = {loc for node in made.walk() for loc in node.locs}
         params = tuple(p for p in made.params if p in read)
@@ -172,23 +169,6 @@ class _Load:
         )
         made = replace(made, params=params, folded=folded, origins=tuple(by_origin))
         return Model(made, weights, tuple(dict.fromkeys(self.warnings)))
-
-    def compare_weights(self, emit: Emitter, read: set[Value]) -> None:
-        """Says where the weights take more memory than in the file: computed from others, once,
-        they are stored beside them or in a wider dtype."""
-        computed = sorted(emit.scope.computed & read, key=lambda v: (-v.type.nbytes, v.name))
-        weights = [
-            v for v in read if v.name in emit.scope.weights and v.name not in emit.builder.roles
-        ]
-        held = sum(v.type.nbytes for v in weights)
-        if not computed or held <= self.stored_bytes * (1 + NEGLIGIBLE):
-            return
-        shown = [f"{v.name} {v.type.nbytes / 1e6:.3g} MB" for v in computed[:3]]
-        more = f" and {len(computed) - 3} more" if len(computed) > 3 else ""
-        emit.assume(
-            f"weights take {held / 1e6:.4g} MB, {self.stored_bytes / 1e6:.4g} MB in the file: "
-            f"computed from it when the model is loaded are {', '.join(shown)}{more}"
-        )
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -675,13 +655,12 @@ class Walk:
         if name in self.env:
             raise ModelError(f"two initializers are called {name!r}", where=self.load.source.name)
         try:
-            value = self.emit.lazy(type(), array, name)
+            value = self.emit.weight(type(), array, name)
         except ModelError as error:  # strings: an error only when somebody reads them
             self.env[name] = error
             return
         const = self.emit.known[value]
         const.name, const.named, const.sized = name, True, False
-        self.load.stored_bytes += value.type.nbytes
         self.env[name] = value
 
     # -- graphs within
@@ -851,12 +830,10 @@ class Walk:
     def constant(self, attributes: Attributes, name: str) -> Value:
         source = self.load.source
         if (a := attributes.proto("value")) is not None:
-            type = tensor_type(a.t)
-            self.load.stored_bytes += type.nbytes
-            return self.emit.lazy(type, lambda: tensor_array(a.t, source), name)
+            return self.emit.weight(tensor_type(a.t), lambda: tensor_array(a.t, source), name)
         if (a := attributes.proto("sparse_value")) is not None:
             sparse = a.sparse_tensor
-            return self.emit.lazy(sparse_type(sparse), lambda: sparse_array(sparse, source), name)
+            return self.emit.weight(sparse_type(sparse), lambda: sparse_array(sparse, source), name)
         for key, dtype in (("value_float", f32), ("value_int", i64)):
             for attribute in (key, key + "s"):
                 if attribute in attributes:

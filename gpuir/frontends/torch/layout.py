@@ -454,8 +454,13 @@ def windows(n: TorchNode, e: Emitter) -> Value:
         return reshaped(e, x, n.type.shape)
     axis = n.axis(x.type.rank, "dimension")
     size, step, count = int(n.args["size"]), int(n.args["step"]), n.type.shape[axis]
-    at = np.arange(count)[:, None] * step + np.arange(size)
-    found = e(t.Gather(x, e.constant(at, i64), axis))
+    if size == step:  # side by side, a view
+        shape = list(x.type.shape)
+        shape[axis : axis + 1] = count, size
+        found = reshaped(e, part(e, x, axis, 0, count * size), shape)
+    else:
+        at = np.arange(count)[:, None] * step + np.arange(size)
+        found = e(t.Gather(x, e.constant(at, i64, "windows"), axis))
     rank = found.type.rank
     return transposed(e, found, [*(i for i in range(rank) if i != axis + 1), axis + 1])
 
@@ -476,7 +481,7 @@ def as_strided(n: TorchNode, e: Emitter) -> Value:
     flat = reshaped(e, x, (x.type.size,))
     if all(a == b or size == 1 for a, b, size in zip(strides, packed, shape, strict=True)):
         return reshaped(e, part(e, flat, 0, start, n.type.size), shape)
-    return e(t.Gather(flat, e.constant(strided(shape, strides, start), i64)))
+    return e(t.Gather(flat, e.constant(strided(shape, strides, start), i64, "places")))
 
 
 def masked_select(n: TorchNode, e: Emitter) -> Value:

@@ -266,5 +266,5 @@ def _place(held: Mapping[str, Any], emit: Emitter, spec: Any, type: TensorType) 
         return emit.input(spec.arg.name, type)
     tensor = held[spec.target]
     if spec.kind is InputKind.CONSTANT_TENSOR and tensor.numel() <= INLINE:
-        return emit.lazy(type, lambda: numbers(tensor), spec.target)
+        return emit.weight(type, lambda: numbers(tensor), spec.target)
     return emit.param(spec.target, type, lambda: numbers(tensor))

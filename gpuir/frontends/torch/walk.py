@@ -85,7 +85,7 @@ class Walk:
             found = getattr(found, part)
         if not isinstance(found, torch.Tensor):
             return found
-        return self.emit.lazy(self.dims.type(found), lambda: numbers(found), str(node.target))
+        return self.emit.weight(self.dims.type(found), lambda: numbers(found), str(node.target))
 
     def call(self, module: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
         """What a node gives: a value, a tuple of them, or a number."""
