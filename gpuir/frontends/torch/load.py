@@ -23,6 +23,7 @@ from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
 from gpuir.frontends.torch.program import Program, unheard
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.serialized import names_of
+from gpuir.frontends.torch.subclasses import assumed_of, calls_of, has_subclasses, is_quantised
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, reason
 from gpuir.ir.graph import Value
@@ -73,6 +74,12 @@ def load(
     walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)
     try:
         made = _program(source, args, kwargs)
+        if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
+            raise UsageError(
+                "quantised weights are not trained",
+                found="weights that are torchao's subclasses",
+                fix="give the module as it is before torchao.quantization.quantize_",
+            )
         if train and isinstance(made, Program):
             made.module.train()
         elif isinstance(made, Program) and _is_in_training(made.module):
@@ -89,6 +96,8 @@ def load(
         else:
             exported = made.export() if isinstance(made, Program) else made
             emit.scope.assumed += unreached(exported)
+            if isinstance(made, Program):
+                emit.scope.assumed += assumed_of(exported, made.module)
             model = _load(functional(exported), walk)
         walk.dims.check_all_used()
         walk.check_trip_counts()
@@ -177,7 +186,8 @@ def _annotated(model: Model, program: Program) -> Model:
 
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without operators that write in place, or run under vmap or torch.autocast, whose
-    casts it makes; itself where there are none."""
+    casts it makes, and without tensor subclasses, in whose place are the tensors that they hold;
+    itself where there are none."""
 
     def writes(target: Any) -> bool:
         schema = getattr(target, "_schema", None)
@@ -186,7 +196,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     written = any(writes(node.target) for m in modules for node in m.graph.nodes)
-    if not written and not has_casts(program):
+    if not (written or has_casts(program) or has_subclasses(program)):
         return program
     try:
         with unheard(), kept_places(program):
@@ -201,7 +211,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 def _load(program: ExportedProgram, walk: Walk) -> Model:
     emit, dims = walk.emit, walk.dims
-    signature = program.graph_signature
+    signature, calls = program.graph_signature, calls_of(program)
+    emit.scope.assumed += calls.assumed
+    walk.layers, walk.parts = calls.made, calls.parts
     held: Mapping[str, Any] = {**program.state_dict, **program.constants}
     specs = {spec.arg.name: spec for spec in signature.input_specs}
     places: dict[str, Value] = {}
@@ -211,6 +223,9 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
         if node.op != "placeholder":
             continue
         spec, value = specs[node.name], node.meta.get("val")
+        if spec.target in calls.weights:
+            given.append(None)
+            continue
         if not isinstance(value, torch.Tensor):
             given.append(dims(value) if isinstance(value, torch.SymInt) else value)
             continue

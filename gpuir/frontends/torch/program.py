@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import SUPPORTED_NODES
 
 from gpuir.frontends.torch import masks
+from gpuir.frontends.torch.subclasses import as_layers, read_elsewhere
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
 from gpuir.ir.graph import Role
 from gpuir.ir.plugins import own_module
@@ -54,10 +55,17 @@ class Program:
                 fix=remedy(error),
             ) from error
 
-    def _traced(self) -> ExportedProgram:
+    def _traced(self, left: Collection[str] = ()) -> ExportedProgram:
         try:
-            with torch.set_grad_enabled(self.module.training), unheard(), masks.as_run(self.module):
-                return torch.export.export(self.module, self.args, dict(self.kwargs), strict=False)
+            with (
+                torch.set_grad_enabled(self.module.training),
+                unheard(),
+                masks.as_run(self.module),
+                as_layers(self.module, left) as module,
+            ):
+                made = torch.export.export(module, self.args, dict(self.kwargs), strict=False)
+            more = read_elsewhere(made, self.module)
+            return self._traced({*left, *more}) if more else made
         except RuntimeError as error:
             if "not a known type" in str(error) and register_caches(self.module):
                 return self._traced()

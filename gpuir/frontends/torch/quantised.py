@@ -30,7 +30,7 @@ BLOCKWISE = "fp8 in blocks: a row has one scale here, not one a block"
 OUTLIERS = "LLM.int8(): no column holds outliers, whose product in 16 bits is left out"
 CODE_BOOK = "4-bit codes of bitsandbytes are taken as e2m1 floats: as many bits, other numbers"
 ENGINE = (
-    "packed weights are multiplied as they are: by engines' kernels, where transformers unpacks"
+    "packed weights are multiplied as they are: by engines' kernels, where PyTorch unpacks them"
 )
 E2M1 = Weights(U4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
 
@@ -386,8 +386,13 @@ def int4(keys: Keys, model: nn.Module) -> Scheme:
 
 
 def int8(keys: Keys, model: nn.Module, inputs: torch.dtype | None) -> Scheme:
+    """torchao's Int8Tensor (0.18) has a zero point a row, symmetric or not; version 1, which was
+    before it, none."""
+    columns = keys.size("group_size", 0)
+    if keys.get("version", int, 2) > 1:
+        return Scheme(Weights(torch.int8, columns=columns, zero=torch.int8), inputs)
     scale = torch.float32 if inputs else model_dtype(model)
-    return Scheme(Weights(torch.int8, columns=keys.size("group_size", 0), scale=scale), inputs)
+    return Scheme(Weights(torch.int8, columns=columns, scale=scale), inputs)
 
 
 def torchao(keys: Keys, model: nn.Module) -> Plan:
@@ -402,7 +407,8 @@ def torchao(keys: Keys, model: nn.Module) -> Plan:
             f'{{"default": {{"_type": ..}}}} of {", ".join(TORCHAO)}',
         )
     scheme = TORCHAO[kind](only.part("_data") or Keys({}, keys.where), model)
-    return Plan("torchao", apart_from(scheme, model, keys.names("modules_to_not_convert")))
+    of = apart_from(scheme, model, keys.names("modules_to_not_convert"))
+    return Plan("torchao", of, assumed=() if scheme.inputs else (ENGINE,))
 
 
 # ---------------------------------------------------------------------------- compressed-tensors

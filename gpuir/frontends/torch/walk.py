@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.packed import launched
+from gpuir.frontends.torch.subclasses import Call
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
@@ -42,6 +44,9 @@ class Walk:
     opaque: dict[str, None] = field(default_factory=dict[str, None])
     trip_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     loops: set[str] = field(default_factory=set[str])
+    layers: Mapping[fx.Node, Call] = field(default_factory=dict[fx.Node, Call])
+    parts: Collection[fx.Node] = frozenset()
+    params: dict[str, Value] = field(default_factory=dict[str, Value])
     depth: int = 0
 
     def run(self, module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
@@ -53,6 +58,10 @@ class Walk:
                 known[node] = next(places)
             elif node.op == "get_attr":
                 known[node] = self.attribute(module, node)
+            elif node in self.layers:
+                known[node] = self.layer(self.layers[node], known)
+            elif node in self.parts:
+                known[node] = None
             elif node.op == "call_function":
                 known[node] = self.call(module, node, known)
             elif node.op == "output":
@@ -67,6 +76,17 @@ class Walk:
                     fix="export it: torch.export.export(module, args)",
                 )
         return ()
+
+    def layer(self, call: Call, known: Mapping[fx.Node, Any]) -> Any:
+        """What a quantised layer gives, whose calls in the program are not walked."""
+        x = known[call.x]
+        for name, tensor in call.params.items():
+            if name not in self.params:
+                type = self.dims.type(tensor)
+                self.params[name] = self.emit.param(name, type, partial(numbers, tensor))
+                self.emit.builder.roles.setdefault(self.params[name].name, "buffer")
+        (y,) = self.run(call.graph(x.type.shape), (*map(self.params.get, call.params), x))
+        return y
 
     def loc(self, node: fx.Node) -> Loc:
         """`source:path.of.module/node`; a backward node bears its forward module."""
