@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -312,6 +312,7 @@ def _medians(errors: Sequence[Misses]) -> Floats:
     return np.array([np.median(np.concatenate(p)) for p in parts])
 
 
+@cache
 def _student(freedom: float) -> Floats:
     """Quantiles of Student's t: with x = sqrt(freedom) tan(a), its density is as cos(a) to the
     power of freedom - 1."""

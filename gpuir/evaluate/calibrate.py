@@ -16,8 +16,8 @@ folds of 32 rows see gains of a twentieth, as products and attention have, in on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from gpuir.cost import near
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, factors, shipped
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Factor
-from gpuir.cost.tile import predict
+from gpuir.cost.sheet import Factor, Family, Number, Sheet
+from gpuir.cost.tile import estimate, predict
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.columns import Floats, Ints
 from gpuir.targets.target import Table, Target
@@ -154,13 +154,46 @@ def _rows(batch: Batch, rows: Ints) -> Batch:
     return replace(some, works=works, which=np.arange(len(rows)), dims={})
 
 
-def _errors(
-    target: Target, batch: Batch, model: Model, tiles: Sequence[Tiles] | None = None
-) -> Floats:
+@dataclass
+class Trials(Sheet):
+    """Where several values of factors are tried at once: by path a column of multipliers, which
+    makes a row of times a trial."""
+
+    multipliers: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+    def factors(
+        self, family: Family, target: Target, values: Mapping[str, Number]
+    ) -> Mapping[str, Number]:
+        found = dict(values)
+        for f in family.factors:
+            if (m := self.multipliers.get(f"{family.name}.{f.name}")) is not None:
+                found[f.name] = np.clip(values[f.name] * m, f.low, f.high)
+        return found
+
+
+def _errors(target: Target, batch: Batch, model: Model) -> Floats:
     """Logarithms of predicted over measured."""
-    total = np.zeros(len(batch))
-    for i, w in enumerate(batch.works):
-        total = total + predict(w, target, tiles=tiles[i] if tiles else None, model=model).time_s
+    times = [predict(w, target, model=model).time_s for w in batch.works]
+    return _compared(batch, sum(times, np.zeros(len(batch))), target)
+
+
+def _tried(
+    target: Target,
+    batch: Batch,
+    tiles: Sequence[Tiles],
+    multipliers: Mapping[str, Array],
+    model: Model,
+) -> Floats:
+    """As `_errors` under known tiles, a row for each trial of some factors."""
+    total = np.zeros((len(next(iter(multipliers.values()))), len(batch)))
+    for w, cut in zip(batch.works, tiles, strict=True):
+        sheet = Trials(multipliers=multipliers)
+        total = total + estimate(w, cut, target, s=sheet, model=model).time_s
+    return _compared(batch, total, target)
+
+
+def _compared(batch: Batch, total: Floats, target: Target) -> Floats:
+    """Logarithms of seconds in all of a batch's kernels over what was measured."""
     if not batch.clock.launches:
         total = total - len(batch.works) * target.launch_s
     return np.log(np.maximum(batch.clock.shows(total), 1e-9) / batch.latency_s)
@@ -217,42 +250,43 @@ def _multipliers(target: Target, group: Sequence[Batch], model: Model) -> dict[s
     knobs = _knobs(target, group, model)
     if not knobs:
         return {}
-
-    def at(x: Array) -> Target:
-        moved = {k.path: float(np.exp(v)) for k, v in zip(knobs, x, strict=True)}
-        return with_factors(target, moved)
-
     spreads = np.array([k.factor.spread for k in knobs])
-    low, high = (np.array([getattr(k, end) for k in knobs]) for end in ("low", "high"))
-    steps = list(zip(knobs, np.eye(len(knobs)) * DIFFERENCE, strict=True))
-    x = np.clip(np.zeros(len(knobs)), low, high)
-    for _ in range(STEPS):
-        here = at(x)
+    low, high = np.array([k.low for k in knobs]), np.array([k.high for k in knobs])
+
+    def better(x: Array) -> Array | None:
+        """Where a step leads; None if nowhere better."""
+        moved = {k.path: float(np.exp(v)) for k, v in zip(knobs, x, strict=True)}
+        here = with_factors(target, moved)
         cuts = [[predict(w, here, model=model).tiles for w in b.works] for b in group]
 
-        def errors(x: Array, cuts: Sequence[Sequence[Tiles]] = cuts) -> list[Array]:
-            there = at(x)
-            return [_errors(there, b, model, c) for b, c in zip(group, cuts, strict=True)]
+        def errors(tried: Array) -> Array:
+            """A row for each trial of all the knobs."""
+            columns = {k.path: np.exp(v)[:, None] for k, v in zip(knobs, tried.T, strict=True)}
+            rows = (_tried(target, b, c, columns, model) for b, c in zip(group, cuts, strict=True))
+            return np.concatenate(list(rows), axis=1)
 
-        each = errors(x)
-        r = np.concatenate(each)
+        around = errors(np.vstack([x, x + DIFFERENCE * np.eye(len(knobs))]))
+        r, slopes = around[0], (around[1:] - around[0]) / DIFFERENCE
         usual = _usual(r)
-        slopes = np.stack([_slopes(k, at(x + d), group, cuts, each, model) for k, d in steps])
         weights = np.minimum(1.0, BENT * usual / np.maximum(np.abs(r), 1e-9)) / usual**2
-        curve = (slopes * weights) @ slopes.T + np.diag(spreads**-2.0)
-        step = -np.linalg.solve(curve, slopes @ (weights * r) + x / spreads**2)
-        cost = _cost(r, x, usual, spreads)
-        for halving in range(HALVINGS):
-            there = np.clip(x + step * 0.5**halving, low, high)
-            if _cost(np.concatenate(errors(there)), there, usual, spreads) < cost:
-                break
-        else:
+        curve: Array = (slopes * weights) @ slopes.T + np.diag(spreads**-2.0)
+        away: Array = slopes @ (weights * r) + x / spreads**2
+        step = cast(Array, np.linalg.solve(curve, -away))
+        ends = np.clip(x + step * 0.5 ** np.arange(HALVINGS)[:, None], low, high)
+        costs = [_cost(e, end, usual, spreads) for e, end in zip(errors(ends), ends, strict=True)]
+        least = _cost(r, x, usual, spreads)
+        return next((end for end, cost in zip(ends, costs, strict=True) if cost < least), None)
+
+    x = np.clip(np.zeros(len(knobs)), low, high)
+    for _ in range(STEPS):
+        there = better(x)
+        if there is None:
             break
         moved, x = np.max(np.abs(there - x)), there
         if moved < 1e-3:
             break
-    moved = [(k.path, v) for k, v in zip(knobs, x, strict=True) if abs(v) > TELLING]
-    return {path: float(f"{np.exp(v):.4g}") for path, v in moved}
+    found = [(k.path, v) for k, v in zip(knobs, x, strict=True) if abs(v) > TELLING]
+    return {path: float(f"{np.exp(v):.4g}") for path, v in found}
 
 
 def _usual(errors: Array) -> float:
@@ -262,22 +296,6 @@ def _usual(errors: Array) -> float:
     count = len(errors)
     both = (count * said + USUAL_ROWS * USUAL_ERROR**2) / (count + USUAL_ROWS)
     return max(LEAST_ERROR, float(np.sqrt(both)))
-
-
-def _slopes(
-    knob: Knob,
-    there: Target,
-    group: Sequence[Batch],
-    cuts: Sequence[Sequence[Tiles]],
-    here: Sequence[Array],
-    model: Model,
-) -> Array:
-    """How errors follow a factor's logarithm; only kernels of its family do."""
-    found: list[Array] = []
-    for b, c, r in zip(group, cuts, here, strict=True):
-        depends = any(family_of(w, there).name == knob.family for w in b.works)
-        found.append((_errors(there, b, model, c) - r) / DIFFERENCE if depends else 0.0 * r)
-    return np.concatenate(found)
 
 
 def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:
