@@ -578,6 +578,7 @@ def _experts(op: k.Experts, tf32: bool) -> Work:
         weight=weight,
         gated=mix.is_gated,
         skew=mix.skew,
+        block=op.compute_dtype.bits == 8 and any(map(_is_of_blocks, stored)),
     )
     x, w, y = work.operands
     cells = sum(v.type.size for v in mix.weights)
@@ -585,6 +586,12 @@ def _experts(op: k.Experts, tf32: bool) -> Work:
     read = w.nbytes / w.cell_bytes * cell
     operands = (x, replace(w, cell_bytes=cell, nbytes=read), y)
     return replace(work, operands=operands, flops=op.flops(), tf32=tf32)
+
+
+def _is_of_blocks(v: Value) -> bool:
+    """Whether what an expert's weights are made from is the scales [experts, rows, columns] of
+    blocks along what is summed: a column each, where there are several."""
+    return v.type.dtype.bits > 8 and v.type.rank == 3 and v.type.shape[-1] > 1
 
 
 def _scales(op: k.Gemm | k.Conv) -> str:

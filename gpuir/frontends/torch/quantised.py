@@ -27,6 +27,9 @@ ORDERED = (
     "as ExLlama's kernels do"
 )
 BLOCKWISE = "fp8 in blocks: a row has one scale here, not one a block"
+ROWS_ALONE = (
+    "experts of 8 bits: their rows are cast without scales, which kernels find and apply on the way"
+)
 OUTLIERS = "LLM.int8(): no column holds outliers, whose product in 16 bits is left out"
 CODE_BOOK = "4-bit codes of bitsandbytes are taken as e2m1 floats: as many bits, other numbers"
 ENGINE = (
@@ -136,7 +139,7 @@ def replace_fix(error: ModelError, method: str) -> ModelError:
 
 def apply(model: nn.Module, made: Plan, where: str) -> tuple[str, ...]:
     """Puts quantised layers in the place of the model's; what is to be said of them."""
-    layers, changed = 0, 0
+    layers, changed, rows = 0, 0, False
     found: dict[str, None] = {}
     for name, module in list(model.named_modules()):
         if is_linear(module) and made.linears:
@@ -151,6 +154,7 @@ def apply(model: nn.Module, made: Plan, where: str) -> tuple[str, ...]:
             if scheme is not None:
                 changed += 1
                 found[described(scheme)] = None
+                rows |= scheme.inputs is not None
                 stack(name, module, scheme, where)
     if not changed:
         raise ModelError(
@@ -160,7 +164,7 @@ def apply(model: nn.Module, made: Plan, where: str) -> tuple[str, ...]:
             found=f"{layers} layers, all of them left out" if layers else "none",
         )
     said = f"{made.method}: {changed} of {layers} layers are quantised, {', '.join(found)}"
-    return (said, *made.assumed)
+    return (said, *made.assumed, *([ROWS_ALONE] if rows else []))
 
 
 def is_linear(module: nn.Module) -> bool:

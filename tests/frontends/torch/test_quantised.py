@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 
 import gpuir  # noqa: E402
 from gpuir import interp  # noqa: E402
+from gpuir.cost.work import work_of  # noqa: E402
 from gpuir.interp import to_numpy_dtype  # noqa: E402
 from gpuir.ir.errors import GpuirError, ModelError, UsageError  # noqa: E402
 from gpuir.ir.graph import Graph  # noqa: E402
@@ -235,6 +236,24 @@ def test_experts_read_packed_weights(keys: Keys, quantisation: Keys, bits: int, 
     costed = gpuir.analyze(g, "h100-sxm", profile="eager")
     (op,) = [n.op for n in costed.nodes if isinstance(n.op, k.Experts)]
     assert max(op.stored, key=lambda v: v.type.size).type.dtype.bits == bits
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "kind"),
+    [
+        (CASES["fp8"][0], "cutlass f8 block"),
+        (CASES["compressed fp8"][0], "cutlass f8"),
+        (CASES["awq"][0], "cutlass f16 converted"),
+    ],
+)
+def test_experts_take_the_factors_of_their_scales(quantisation: Keys, kind: str, tmp_path: Path):
+    """Those of blocks along what is summed are a scheme of their own. That rows have no scales here
+    is said."""
+    g = load(tmp_path, MIXTRAL, quantisation)
+    costed = gpuir.analyze(g, "h100-sxm", profile="eager")
+    (op,) = [n.op for n in costed.nodes if isinstance(n.op, k.Experts)]
+    assert work_of(op).kind == kind
+    assert any("rows are cast without scales" in text for text in g.assumed) == ("f8" in kind)
 
 
 # ---------------------------------------------------------------------------- exceptions
