@@ -90,17 +90,18 @@ def test_a_model_in_memory():
         assert graph.inputs[0].type.shape == (8, 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("one.py", "def build(): ...\ndef _inner(): ...", "one.py:build"),
-        ("two.py", "def a(): ...\ndef b(): ...\nraise SystemExit", "a, b"),
-        ("bad.py", "def (", "a function that returns"),
-        ("weights.safetensors", "", "torch.export.save"),
-        ("weights.pt", "", "torch.export.save"),
-    ],
-)
-def test_a_file_that_may_lead_to_a_model_says_how(name: str, text: str, says: str, tmp_path: Path):
+FILES = {  # what is in it, and what the error says
+    "one.py": ("def build(): ...\ndef _inner(): ...", "one.py:build"),
+    "two.py": ("def a(): ...\ndef b(): ...\nraise SystemExit", "a, b"),
+    "bad.py": ("def (", "a function that returns"),
+    "weights.safetensors": ("", "torch.export.save"),
+    "weights.pt": ("", "torch.export.save"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_may_lead_to_a_model_says_how(name: str, tmp_path: Path):
+    text, says = FILES[name]
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError) as caught:
         gpuir.load(tmp_path / name)

@@ -10,21 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch_calls import Call, gives, loaded  # noqa: E402
+
 import gpuir  # noqa: E402
-from gpuir.frontends.torch.load import load  # noqa: E402
-from gpuir.frontends.torch.walk import numbers  # noqa: E402
-from gpuir.interp import run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
-
-
-class Call(torch.nn.Module):
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, *args: Any) -> Any:
-        return self.fn(*args)
 
 
 def wide(index: Any) -> Any:
@@ -69,13 +59,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("profile", ["eager", "ideal"])
 def test_nothing_is_made_of_an_expanded_operand(name: str, profile: str):
     fn, args = CASES[name]
-    made = load(Call(fn), args=args, strict=True)
-    kernels = gpuir.lower(made.graph, profile=profile)
+    kernels = gpuir.lower(loaded(fn, *args), profile=profile)
     launches = [n.op.name for n in kernels.nodes if n.op.name != "k.view"]
     assert len(launches) == 1, gpuir.show(kernels)
-    values = {v.name: numbers(a) for v, a in zip(made.graph.inputs, args, strict=True)}
-    (found,) = run(kernels, values).values()
-    np.testing.assert_allclose(found, fn(*args), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gives(kernels, args), fn(*args), rtol=1e-4, atol=1e-5)
 
 
 def test_an_expanded_index_is_read_as_large_as_it_is():
@@ -95,6 +82,6 @@ def test_what_is_packed_first_is_a_copy():
     def fn(x: Any) -> Any:
         return x[:, None].expand(-1, 8, -1).softmax(-1)
 
-    kernels = gpuir.lower(load(Call(fn), args=(torch.randn(4, 64),)).graph, profile="eager")
+    kernels = gpuir.lower(loaded(fn, torch.randn(4, 64)), profile="eager")
     names = [n.op.name for n in kernels.nodes if n.op.name != "k.view"]
     assert names == ["k.copy", "k.reduce"]

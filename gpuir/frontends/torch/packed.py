@@ -62,90 +62,50 @@ class Scheme:
 # ---------------------------------------------------------------------------- operators
 
 
-def _meta_only(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError("quantised weights have shapes and no numbers")
+# Of tensors with shapes and no numbers: they are exported, and never run. `unpack` is
+# (weight - zero) * scale, a launch of its own; `unpacked` the same as a part of the product that
+# reads it. The scale of rows is by default a row's largest number over that of the dtype; a given
+# one comes out again.
+LIBRARY = torch.library.Library("gpuir", "FRAGMENT")
+STORED = "Tensor weight, Tensor scale, Tensor? zero, int rows, int columns, bool floats"
+SCHEMAS = {
+    "unpack": f"({STORED}, ScalarType dtype) -> Tensor",
+    "unpacked": f"({STORED}, ScalarType dtype) -> Tensor",
+    "quantize_rows": "(Tensor x, Tensor? scale, ScalarType dtype) -> (Tensor, Tensor)",
+    "scaled_linear": "(Tensor x, Tensor scale, Tensor weight, Tensor weight_scale, Tensor? bias, "
+    "int rows, int columns, ScalarType dtype) -> Tensor",
+    "integer_linear": "(Tensor x, Tensor weight) -> Tensor",
+    "rescale": "(Tensor x, Tensor scale, Tensor weight_scale, Tensor? bias, ScalarType dtype) "
+    "-> Tensor",
+}
+for _name, _schema in SCHEMAS.items():
+    LIBRARY.define(_name + _schema)
+ops: Any = torch.ops.gpuir
 
 
-@torch.library.custom_op("gpuir::unpack", mutates_args=())
-def unpack(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    rows: int,
-    columns: int,
-    floats: bool,
-    apart: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """(weight - zero) * scale in `dtype`; a launch of its own where it is `apart`, else a part of
-    the one that reads it."""
-    return _meta_only()
-
-
-@torch.library.custom_op("gpuir::quantize_rows", mutates_args=())
-def quantize_rows(
-    x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / scale in `dtype`, and the scale: by default a row's largest number over the dtype's."""
-    return _meta_only()
-
-
-@torch.library.custom_op("gpuir::scaled_linear", mutates_args=())
-def scaled_linear(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    rows: int,
-    columns: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """x weight^T, times the scales of both, plus the bias."""
-    return _meta_only()
-
-
-@torch.library.custom_op("gpuir::integer_linear", mutates_args=())
-def integer_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x weight^T of integers, exactly."""
-    return _meta_only()
-
-
-@torch.library.custom_op("gpuir::rescale", mutates_args=())
-def rescale(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """x times the scales of rows and columns, plus the bias."""
-    return _meta_only()
-
-
-@unpack.register_fake
+@torch.library.register_fake("gpuir::unpack", lib=LIBRARY)
+@torch.library.register_fake("gpuir::unpacked", lib=LIBRARY)
 def _(weight: torch.Tensor, *args: Any) -> torch.Tensor:
     return weight.new_empty(weight.shape, dtype=args[-1])
 
 
-@quantize_rows.register_fake
+@torch.library.register_fake("gpuir::quantize_rows", lib=LIBRARY)
 def _(x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-    # a static scale comes out too, as the operator's own result
     shape = (*x.shape[:-1], 1) if scale is None else ()
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
-@scaled_linear.register_fake
+@torch.library.register_fake("gpuir::scaled_linear", lib=LIBRARY)
 def _(x: torch.Tensor, scale: Any, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=args[-1])
 
 
-@integer_linear.register_fake
+@torch.library.register_fake("gpuir::integer_linear", lib=LIBRARY)
 def _(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.int32)
 
 
-@rescale.register_fake
+@torch.library.register_fake("gpuir::rescale", lib=LIBRARY)
 def _(x: torch.Tensor, *args: Any) -> torch.Tensor:
     return x.new_empty(x.shape, dtype=args[-1])
 
@@ -177,14 +137,15 @@ class Packed(nn.Module):
         if not nested:
             return self.scale
         flat = self.scale.reshape(1, -1)
-        flat = unpack(flat, self.scale_scale, None, 1, nested, False, True, torch.float32)
+        flat = ops.unpack(flat, self.scale_scale, None, 1, nested, False, torch.float32)
         return flat.reshape(self.scale.shape)
 
     def dense(self, apart: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The matrix as numbers of `dtype`."""
         zero = self.zero if self.stored.zero is not None else None
         block = (self.rows, self.columns, self.stored.floats)
-        return unpack(self.weight, self.scales(), zero, *block, apart, dtype or self.dtype)
+        made = ops.unpack if apart else ops.unpacked
+        return made(self.weight, self.scales(), zero, *block, dtype or self.dtype)
 
 
 class QuantisedLinear(Packed):
@@ -205,12 +166,12 @@ class QuantisedLinear(Packed):
         if scheme.inputs is None:
             return functional.linear(x, self.dense(apart, x.dtype), self.bias)
         static = self.input_scale if scheme.static else None
-        rows, scale = quantize_rows(x, static, scheme.inputs)
+        rows, scale = ops.quantize_rows(x, static, scheme.inputs)
         if apart:
-            made = integer_linear(rows, self.weight)
-            return rescale(made, scale, self.scale, self.bias, x.dtype)
+            made = ops.integer_linear(rows, self.weight)
+            return ops.rescale(made, scale, self.scale, self.bias, x.dtype)
         weight = (self.weight, self.scale, self.bias, self.rows, self.columns)
-        return scaled_linear(rows, scale, *weight, x.dtype)
+        return ops.scaled_linear(rows, scale, *weight, x.dtype)
 
 
 def number(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
@@ -231,12 +192,10 @@ VIEWS = ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.n
 def launched(node: fx.Node) -> fx.Node:
     """The call whose launch does what this one says: of a weight that is unpacked on its way into
     a product, the product."""
-    if node.target is not torch.ops.gpuir.unpack.default or node.args[-2]:
-        return node
-    while len(node.users) == 1 and (
-        node.target is torch.ops.gpuir.unpack.default or _is_view(node)
-    ):
-        (node,) = node.users
+    part = ops.unpacked.default
+    if node.target is part:
+        while len(node.users) == 1 and (node.target is part or _is_view(node)):
+            (node,) = node.users
     return node
 
 
@@ -333,6 +292,7 @@ def convert_rescale(n: TorchNode, e: Emitter) -> Results:
 
 CONVERTERS: dict[str, Converter] = {
     "gpuir::unpack": convert_unpack,
+    "gpuir::unpacked": convert_unpack,
     "gpuir::quantize_rows": convert_quantize,
     "gpuir::scaled_linear": convert_scaled_linear,
     "gpuir::integer_linear": convert_integer_linear,

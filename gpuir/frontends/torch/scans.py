@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from gpuir.frontends.torch.masks import Change
 
 MODELS = ("mamba", "falcon_mamba", "jamba", "zamba")
 NAME = "mamba_selective_scan"
+NAMES = (
+    *("hidden_states", "dt", "A", "B", "C"),
+    *("D", "z", "delta_bias", "delta_softplus", "return_last_state"),
+)
 
 
 def changes() -> list[Change]:
@@ -24,20 +29,7 @@ def changes() -> list[Change]:
     return [(place, NAME, partial(scanned, own)) for place, own in known]
 
 
-def scanned(
-    own: Callable[..., Any],
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **how: Any,
-) -> Any:
+def scanned(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The selective scan of Mamba (Gu and Dao, 2023, algorithm 2): state = exp(dt A) state +
     dt B u, y = C state. Training runs the model's `own`, which has a gradient.
 
@@ -45,14 +37,16 @@ def scanned(
     sequential path (models/mamba/modeling_mamba.py, mamba_selective_scan).
     """
     if torch.is_grad_enabled():
-        settings = (D, z, delta_bias, delta_softplus, return_last_state)
-        return own(hidden_states, dt, A, B, C, *settings, **how)
+        return own(*args, **kwargs)
+    given = signature(own).bind(*args, **kwargs)
+    given.apply_defaults()
+    u, dt, A, B, C, D, z, delta_bias, softplus, returns_last = map(given.arguments.get, NAMES)
     from torch._higher_order_ops.scan import scan_op
 
-    u, dtype = hidden_states, hidden_states.dtype
+    dtype = u.dtype
     if delta_bias is not None:
         dt = dt + delta_bias.to(dt.dtype)[..., None]
-    if delta_softplus:
+    if softplus:
         dt = functional.softplus(dt)
     steps = dt[..., None]
     decay = torch.exp(A[None, :, None, :] * steps)
@@ -71,4 +65,4 @@ def scanned(
         y = y + u * D[None, :, None]
     if z is not None:
         y = y * functional.silu(z)
-    return (y, last) if return_last_state else y
+    return (y, last) if returns_last else y

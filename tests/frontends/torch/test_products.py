@@ -10,33 +10,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch_calls import Call, gives, loaded  # noqa: E402
+
 import gpuir  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.walk import numbers  # noqa: E402
-from gpuir.interp import run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
-
-
-class Call(torch.nn.Module):
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, *args: Any) -> Any:
-        return self.fn(*args)
-
-
-def loaded(fn: Callable[..., Any], *args: Any) -> gpuir.Graph:
-    return load(Call(fn), args=args, strict=True).graph
 
 
 def agree(fn: Callable[..., Any], *args: Any, profile: str = "eager") -> None:
     """Graph and kernels give what torch gives."""
     graph, want = loaded(fn, *args), numbers(fn(*args)).astype(np.float64)
-    values = {v.name: numbers(a) for v, a in zip(graph.inputs, args, strict=True)}
     for made in (graph, gpuir.lower(graph, profile=profile)):
-        (found,) = run(made, values).values()
+        found = gives(made, args)
         np.testing.assert_allclose(found.astype(np.float64), want, rtol=1e-2, atol=1e-2)
 
 

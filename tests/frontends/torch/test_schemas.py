@@ -297,6 +297,5 @@ OF_ONE = {
     **{f"max_pool{d}d_with_indices_backward": {"indices"} for d in (2, 3)},  # found again
     "topk": {"sorted"},  # sorted in any case
     "multinomial": {"replacement"},  # takes as long
-    "gpuir::unpack": {"apart"},  # a launch of its own or not: to be read by its converter
     "_local_scalar_dense": {"self"},  # refused
 }
