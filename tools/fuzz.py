@@ -11,6 +11,7 @@ generator how they ended, lists what must not happen, and exits with 1 if anythi
     hang        more than 20 s
     memory      more than 4 GB was asked for
     misread     "not well-formed, or gpuir misreads it": an error that nobody foresaw
+    unmade      no input: a fault of the generator's own
     control     control characters in what was printed or written, that could move a cursor
     formula     a cell of a CSV table that a spreadsheet would run
 
@@ -79,6 +80,16 @@ def signature(error: BaseException) -> str:
 
 def _short(path: str) -> str:
     return re.sub(r".*/(?=gpuir/|site-packages/|lib/python)", "", path)
+
+
+def made_and_run(seed: int, index: int, only: tuple[str, ...]) -> Outcome:
+    """One input of a campaign, by its number."""
+    try:
+        _, case = hostile.case(seed, index, only)
+    except Exception as error:
+        return Outcome(None, (("unmade", signature(error)),))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
+    return attempt(case)
 
 
 def attempt(case: hostile.Case) -> Outcome:
@@ -174,10 +185,8 @@ def work(seed: int, only: tuple[str, ...], line: Connection, log: str, folder: s
     while (index := line.recv()) is not None:
         home = Path(tempfile.mkdtemp(dir=folder))
         os.chdir(home)
-        name, case = hostile.case(seed, index, only)
-        line.send(name)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
-        outcome = attempt(case)
+        line.send(hostile.generator(hostile.source(seed, index), only))
+        outcome = made_and_run(seed, index, only)
         os.chdir(folder)
         shutil.rmtree(home, ignore_errors=True)
         line.send(outcome)
@@ -264,7 +273,7 @@ class Campaign:
             ends[kind] += 1
             group = self.groups.setdefault((kind, text), [])
             group.append(index)
-            if self.keep and len(group) <= 3:
+            if self.keep and len(group) <= 3 and kind != "unmade":
                 save(self.keep, hostile.case(self.seed, index, self.only)[1], kind, index, text)
 
     def run(self, indices: Iterator[int], until: float, jobs: int) -> None:
@@ -306,8 +315,6 @@ class Campaign:
             said = worker.line.recv()
         except (EOFError, OSError):
             worker.process.join()
-            if worker.process.exitcode == 1:  # it has printed why
-                raise SystemExit(f"input {worker.index} could not be made") from None
             end = f"died with {worker.process.exitcode} at {last_line(worker.log)}"
             self.add(worker.name, worker.index, Outcome(None, (("crash", end),)))
             worker.index, worker.left = None, 0
@@ -339,7 +346,7 @@ class Campaign:
         )
 
 
-KINDS = ("crash", "hang", "memory", "misread", "control", "formula")
+KINDS = ("crash", "hang", "memory", "misread", "unmade", "control", "formula")
 
 
 def save(keep: Path, case: hostile.Case, kind: str, index: int, text: str) -> None:

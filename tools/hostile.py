@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -176,7 +177,7 @@ def hostile(r: Random) -> Any:
 
 def edited(r: Random, value: Any) -> str:
     """A JSON text with some of its values replaced, dropped, exchanged or buried."""
-    value = json.loads(json.dumps(value))
+    value = deepcopy(value)
     for _ in range(r.choice((1, 1, 1, 2, 4))):
         spots = list(places(value))
         if not spots:
@@ -188,7 +189,7 @@ def edited(r: Random, value: Any) -> str:
             case 1:
                 other, name = r.choice(spots)
                 try:
-                    holder[key] = json.loads(json.dumps(other[name]))
+                    holder[key] = deepcopy(other[name])
                 except (KeyError, IndexError):
                     holder[key] = None
             case 2 if isinstance(holder, dict):
@@ -747,7 +748,7 @@ def archives(r: Random) -> Case:
                 name = r.choice(documents)
                 try:
                     members[name] = edited(r, json.loads(members[name])).encode("utf-8", "replace")
-                except (KeyError, ValueError, TypeError):
+                except (KeyError, ValueError, TypeError, RecursionError):  # damaged before
                     continue
     stream = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(stream, "w") as archive:
@@ -1033,10 +1034,20 @@ GENERATORS: dict[str, tuple[Generator, int]] = {  # and how often of the whole
 
 def case(seed: int, index: int, only: tuple[str, ...] = ()) -> tuple[str, Case]:
     """Input `index` of a campaign, and the generator that made it."""
-    r = Random(f"{seed} {index}")
+    r = source(seed, index)
+    name = generator(r, only)
+    return name, GENERATORS[name][0](r)
+
+
+def source(seed: int, index: int) -> Random:
+    return Random(f"{seed} {index}")
+
+
+def generator(r: Random, only: tuple[str, ...] = ()) -> str:
+    """The first thing drawn."""
     names = [n for n in GENERATORS if not only or n in only]
     (name,) = r.choices(names, [GENERATORS[n][1] for n in names])
-    return name, GENERATORS[name][0](r)
+    return name
 
 
 def prepare() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -333,6 +334,21 @@ class _Past(NamedTuple):
     steady: bool
 
 
+class _State(NamedTuple):
+    """What a loop begins with."""
+
+    loop: int
+    lead_s: float
+    queued: int
+    next_s: float
+    at: tuple[Loc | None, bool, float, str, bool]
+
+
+def _same(before: tuple[float, float], moved: tuple[float, float]) -> bool:
+    pace = 1e-9 * (moved[0] + moved[1])
+    return abs(moved[0] - before[0]) <= pace and abs(moved[1] - before[1]) <= pace
+
+
 class _Clock:
     """How far the host (`now`) and the stream (`free`) are, and the marks they leave.
 
@@ -353,6 +369,9 @@ class _Clock:
         self.launches: list[Launch] = []
         self.pending: list[float] = []  # when the kernels launched end, for the queue
         self.past: dict[int, _Past] = {}  # of each loop, by identity, its last run
+        self.seen: dict[
+            _State, _Past
+        ] = {}  # of each loop and what it began with, where nobody waited
         self.marks = (
             Marks(True, 0.0, gap_s=host.graph_s) if host.graph else Marks(False, host.launch_s)
         )
@@ -459,19 +478,34 @@ class _Clock:
 
     def _repeat(self, loop: Repeat) -> None:
         """Trips, until two in a row moved host and device on by the same: so do all the rest. Of a
-        loop within a loop, so do its runs as a whole: each level is run a few times, not a few
-        times for each run of the level around it."""
-        past = self.past.get(id(loop))
-        if past is not None and past.steady:
-            self._skip(f"{'/'.join(loop.path)}: as before", 1, past.moved, past.device_s)
-            self.op, self.inside, self.paid, self.lane, self.replaying = past.left
-            return
-        since = self.now, self.free, self.device_s
+        loop within a loop, so do its runs as a whole, in a row or with what they began with the
+        same; one in which the host never waited need not be seen twice. So each level is run a few
+        times, not a few times for each run of the level around it."""
+        began = self._state(loop)
+        last, alike = self.past.get(id(loop)), self.seen.get(began)
+        for past in (last, alike):
+            if past is not None and past.steady:
+                self._skip(f"{'/'.join(loop.path)}: as before", 1, past.moved, past.device_s)
+                self.op, self.inside, self.paid, self.lane, self.replaying = past.left
+                return
+        since, waits = (self.now, self.free, self.device_s), len(self.marks.waits)
         self._trips(loop)
         moved = self.now - since[0], self.free - since[1]
         left = self.op, self.inside, self.paid, self.lane, self.replaying
-        steady = past is not None and self.bounded and self._steady(past.moved, moved)
-        self.past[id(loop)] = _Past(moved, self.device_s - since[2], left, steady)
+        device_s = self.device_s - since[2]
+        in_a_row = last is not None and self._steady(last.moved, moved)
+        self.past[id(loop)] = _Past(moved, device_s, left, self.bounded and in_a_row)
+        again = alike is not None and _same(alike.moved, moved)
+        known = self.bounded and (again or len(self.marks.waits) == waits)
+        self.seen[began] = _Past(moved, device_s, left, known)
+
+    def _state(self, loop: Repeat) -> _State:
+        """All that how a loop runs depends on, to a tenth of a nanosecond: the loop, how far the
+        device is behind, how many kernels are in the queue, what the host is at."""
+        queued = len(self.pending) - bisect_right(self.pending, self.now)
+        lead = round(self.free - self.now, 10)
+        at = self.op, self.inside, self.paid, self.lane, self.replaying
+        return _State(id(loop), lead, queued, self.next_s, at)
 
     def _trips(self, loop: Repeat) -> None:
         before: tuple[float, float] | None = None
@@ -497,10 +531,9 @@ class _Clock:
     def _steady(self, before: tuple[float, float], moved: tuple[float, float]) -> bool:
         """Whether both moved on as in the trip before, and at one pace; in a graph the host may be
         ahead, a host that takes no time stays, as does a device that is given nothing to do."""
-        pace = 1e-9 * (moved[0] + moved[1])
-        same = abs(moved[0] - before[0]) <= pace and abs(moved[1] - before[1]) <= pace
         ahead = self.host.graph and moved[0] <= moved[1]
-        return same and (ahead or not all(moved) or abs(moved[0] - moved[1]) <= pace)
+        at_one = abs(moved[0] - moved[1]) <= 1e-9 * (moved[0] + moved[1])
+        return _same(before, moved) and (ahead or not all(moved) or at_one)
 
     def _skip(self, name: str, runs: int, moved: tuple[float, float], device_s: float) -> None:
         """Moves on by so many runs, each as the last one was."""

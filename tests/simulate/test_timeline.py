@@ -230,6 +230,33 @@ def test_ten_thousand_trips_are_no_more_work_than_ten():
     assert many < 1.1 * few
 
 
+@pytest.mark.parametrize("us", [1, 21, 300], ids=["host", "mixed", "device"])
+@pytest.mark.parametrize("queue", [7, 64, 1024])
+def test_loops_within_loops_run_as_one_by_one_and_cost_a_few_walks_a_level(us: float, queue: int):
+    """How far the device is behind when an inner loop begins depends on how many levels just
+    ended: no two of its runs in a row are alike."""
+    mine = stack(replace(HOST, queue=queue, trip_s=9 * US))
+
+    def nested(depth: int) -> Repeat:
+        inside = [nested(depth - 1)] if depth else []
+        return loop([*inside, launch(str(depth), us), launch("y", 2)], 3)
+
+    def unrolled(items) -> list:
+        found: list = []
+        for x in items:
+            if isinstance(x, Repeat):
+                found += [loop(unrolled(x.body), 1) for _ in range(x.trips)]
+            else:
+                found.append(x)
+        return found
+
+    short, long = run([nested(5)], mine), run(unrolled([nested(5)]), mine)
+    for name in ("time_s", "device_s", "host_s", "gaps_s"):
+        assert getattr(short, name) == pytest.approx(getattr(long, name), rel=1e-6)
+    few, many = (calls(lambda n=n: run([nested(n)], mine)) for n in (7, 14))
+    assert many < 9 * few
+
+
 def test_works_in_proportion():
     def work(count: int) -> int:
         items = [launch(str(i), 3) for i in range(count)]
