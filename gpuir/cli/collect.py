@@ -66,7 +66,7 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
                 fix="name another file to write",
             )
     left = collect.remaining(cases, journal, name)
-    expected_s = sum(collect.expected_s(device, case, budget_s) for case in left)
+    expected_s = collect.expected_s(device, left, budget_s)
     said = f"{len(left):,} of {len(cases):,} rows to measure, about {_duration(expected_s)}"
     if dry_run:
         emit(f"{said}\n")

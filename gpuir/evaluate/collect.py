@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ HEADER = (
 )
 BUDGET_S = 1.0  # of one row
 SETUP_S = 0.05  # assumed: tensors made and filled, a library's first call
+T = TypeVar("T")
 MEMORY_SHARE = 0.6  # of what is free, that a row's tensors may take
 
 
@@ -269,15 +270,9 @@ def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
 
 def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
     """Rows measured on a target, as a table of them would read."""
-    alike: dict[tuple[str, str, bool], list[Row]] = {}
-    for row in rows:
-        if row.is_measured:
-            narrow = bool(is_narrow(row.case.op, row.case.shape))
-            alike.setdefault((row.case.op, row.case.dtype, narrow), []).append(row)
     found: list[Batch] = []
-    for (op, dtype, _), group in alike.items():
-        columns = BENCHMARKS[op].columns
-        extents = {c: np.array([row.case.shape[c] for row in group], float) for c in columns}
+    for op, dtype, group in _alike([row for row in rows if row.is_measured], lambda r: r.case):
+        extents = _extents([row.case for row in group])
         latency_s = np.array([row.latency_s for row in group])
         works, which = works_of(op, dtype, extents), np.arange(len(group))
         batch = Batch("", op, target.name, dtype, target, works, which, latency_s, dims=extents)
@@ -285,11 +280,31 @@ def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
     return found
 
 
-def expected_s(target: Target, case: Case, budget_s: float = BUDGET_S) -> float:
-    """About how long measuring a row takes, by prediction."""
-    kernels = works_of(case.op, case.dtype, {c: float(n) for c, n in case.extents})
-    call_s = sum(float(predict(w, target).time_s[0]) for w in kernels)
-    return SETUP_S + min(max(budget_s, FEWEST * call_s), MOST * call_s + budget_s)
+def expected_s(target: Target, cases: Iterable[Case], budget_s: float = BUDGET_S) -> float:
+    """About how long measuring the rows takes, by prediction."""
+    total = 0.0
+    for op, dtype, group in _alike(cases, lambda case: case):
+        works = works_of(op, dtype, _extents(group))
+        call_s = sum(np.broadcast_to(predict(w, target).time_s, (len(group),)) for w in works)
+        row_s = np.minimum(np.maximum(budget_s, FEWEST * call_s), MOST * call_s + budget_s)
+        total += float(np.sum(SETUP_S + row_s))
+    return total
+
+
+def _alike(rows: Iterable[T], case_of: Callable[[T], Case]) -> Iterator[tuple[str, str, list[T]]]:
+    """Rows that can stand in one work, with their operator and dtype."""
+    found: dict[tuple[str, str, bool], list[T]] = {}
+    for row in rows:
+        case = case_of(row)
+        narrow = bool(is_narrow(case.op, case.shape))
+        found.setdefault((case.op, case.dtype, narrow), []).append(row)
+    for (op, dtype, _), group in found.items():
+        yield op, dtype, group
+
+
+def _extents(cases: Sequence[Case]) -> dict[str, np.ndarray]:
+    columns = BENCHMARKS[cases[0].op].columns
+    return {c: np.array([case.shape[c] for case in cases], float) for c in columns}
 
 
 # ---------------------------------------------------------------------------- reading it back

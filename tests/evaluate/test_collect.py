@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from calls import calls
 
 from gpuir.cost.families import family_of
 from gpuir.cost.tile import predict
@@ -298,8 +299,17 @@ def test_tf32_is_allowed_only_where_asked_for(machine):
 
 
 def test_how_long_a_row_takes_is_said_before():
-    assert 0.01 < expected_s(CPU, CASES[0], 0.01) < 1
-    assert expected_s(CPU, case("linear", m=8192, n=8192, k=8192), 0.01) > 1
+    large = case("linear", m=8192, n=8192, k=8192)
+    assert 0.01 < expected_s(CPU, CASES[:1], 0.01) < 1
+    assert expected_s(CPU, [large], 0.01) > 1
+    apart = sum(expected_s(CPU, [x], 0.01) for x in (*CASES, large))
+    assert expected_s(CPU, [*CASES, large], 0.01) == pytest.approx(apart)
+
+
+def test_how_long_a_campaign_takes_is_found_for_many_rows_at_once():
+    some = [case("linear", m=64 * i, n=64, k=64) for i in range(1, 301)]
+    few, many = (calls(lambda n=n: expected_s(CPU, some[:n])) for n in (3, 300))
+    assert many < 20 * few
 
 
 def test_this_cpu_has_plausible_numbers(machine):
