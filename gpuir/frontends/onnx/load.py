@@ -129,6 +129,7 @@ class _Load:
     functions: dict[tuple[str, str, str], FunctionProto] = field(
         default_factory=dict[tuple[str, str, str], Any]
     )
+    sizes: dict[tuple[str, str, str], int] = field(default_factory=dict[tuple[str, str, str], int])
 
     def run(self) -> Model:
         model = self.source.model
@@ -136,6 +137,7 @@ class _Load:
         opsets = self.opsets(model.opset_import)
         for f in model.functions:
             self.functions[domain_of(text(f.domain)), text(f.name), text(f.overload)] = f
+        self.check_size(self.grown(graph.node), self.source.name)
         plan = self.plan(graph)
         title = Path(self.source.name).stem if self.source.folder else text(graph.name)
         emit = Emitter(
@@ -169,6 +171,31 @@ class _Load:
         )
         made = replace(made, params=params, folded=folded, origins=tuple(by_origin))
         return Model(made, weights, tuple(dict.fromkeys(self.warnings)))
+
+    def grown(self, nodes: Iterable[NodeProto], depth: int = 0) -> int:
+        """How many nodes these come to, at least, with functions in place of their calls: counted
+        once a function, as the walk would take each call anew. Of branches, the smaller counts."""
+        total = 0
+        for node in nodes:
+            inside = [
+                self.grown(g.node, depth) for g in subgraphs({a.name: a for a in node.attribute})
+            ]
+            total += 1 + (min(inside) if inside and node.op_type == "If" else sum(inside))
+            key = domain_of(text(node.domain)), text(node.op_type), text(node.overload)
+            if key in self.functions and key not in self.sizes and depth < DEEPEST_CALL:
+                self.sizes[key] = 0  # as long as it is being counted: it may call itself
+                self.sizes[key] = self.grown(self.functions[key].node, depth + 1)
+            total += self.sizes.get(key, 0)
+        return total
+
+    def check_size(self, nodes: int, where: str) -> None:
+        most = MOST_EXTRA + 2 * len(self.source.model.graph.node)
+        if nodes > most:
+            raise ModelError(
+                f"the model grows to more than {most} nodes",
+                where=where,
+                found="functions within functions, or loops that are written out",
+            )
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -721,13 +748,7 @@ class Walk:
         name = self.path + step.name
         loc = self.loc or self.load.loc(name)
         self.load.converted += 1
-        most = MOST_EXTRA + 2 * len(self.load.source.model.graph.node)
-        if self.load.converted > most:
-            raise ModelError(
-                f"the model grows to more than {most} nodes",
-                where=loc,
-                found="functions within functions, or loops that are written out",
-            )
+        self.load.check_size(self.load.converted, loc)
         try:
             self.convert(step, name, loc)
         except UnknownValue as error:
