@@ -322,9 +322,15 @@ def onnx_fields(r: Random) -> Case:
 
 @cache
 def schemas() -> tuple[Any, ...]:
+    """Definitions of operators: ONNX's, and onnxruntime's own where it is installed."""
     import onnx.defs
 
-    return tuple(sorted(onnx.defs.get_all_schemas(), key=lambda s: (s.domain, s.name)))
+    found = list(onnx.defs.get_all_schemas())
+    with suppress(ImportError):
+        runtime = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+        every = runtime.get_all_operator_schema()
+        found += [s for s in every if s.domain == "com.microsoft"]
+    return tuple(sorted(found, key=lambda s: (s.domain, s.name)))
 
 
 EXTENTS = (0, 1, 1, 2, 2, 3, 4, 5, 8, 16, 17, 1024, 2**16, 2**31, 2**40, 2**62)
@@ -393,9 +399,8 @@ def onnx_drawn(r: Random) -> Case:
             value = attribute(r, str(a.type))
             if value is not None and not (isinstance(value, list) and not value):
                 given[name] = value
-    outputs = [
-        f"y{i}" for i in range(max(1, r.randint(schema.min_output, min(schema.max_output, 4))))
-    ]
+    few = max(schema.min_output, min(schema.max_output, 4))
+    outputs = [f"y{i}" for i in range(max(1, r.randint(schema.min_output, few)))]
     node = helper.make_node(schema.name, names, outputs, domain=schema.domain, **given)
     ends = [helper.make_empty_tensor_value_info(o) for o in outputs]
     graph = helper.make_graph([node], "g", inputs, ends, weights)
