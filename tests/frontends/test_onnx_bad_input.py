@@ -16,6 +16,7 @@ from calls import calls
 from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx_models import F32, I64, info, node
 
+from gpuir.frontends.onnx.definition import NEEDED, RANKS
 from gpuir.frontends.onnx.load import load
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError
@@ -530,3 +531,94 @@ def test_external_data_stays_with_the_model(tmp_path: Path):
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(blobs / name)
     assert load(folder / "m.onnx").graph.outputs[0].type.shape == (0, 1)
+
+
+MS, ML = "com.microsoft", "ai.onnx.ml"
+
+
+def converted(made: Any, *shapes: Sequence[int], opset: int = 24) -> str:
+    """What is said of one node whose operands x0, x1 ... have these shapes."""
+    inputs = [info(f"x{i}", list(shape)) for i, shape in enumerate(shapes)]
+    made = model([made], inputs, ("y",), opset=opset)
+    for domain in (MS, ML):
+        made.opset_import.append(helper.make_opsetid(domain, {MS: 1, ML: 5}[domain]))
+    return message(made)
+
+
+@pytest.mark.parametrize("key", sorted(RANKS))
+def test_each_stated_rank_is_asked_for(key: str):
+    """An operand of a rank that its operator does not take is refused as that, one by one."""
+    domain, _, op = key.rpartition("::")
+    needed = {
+        name: [1, 1, 1] if name == "mrope_section" else 1 for name in NEEDED.get(key, "").split()
+    }
+    rules = RANKS[key].split()
+    for i, rule in enumerate(rules):
+        if rule == "*":
+            continue
+        shapes = [(1,) * (int(one[0]) if (one := r.split("|")[0]) != "*" else 1) for r in rules]
+        shapes[i] = (1,) * 6 if not rule.endswith("+") else ()
+        names = [f"x{j}" for j in range(len(shapes))]
+        text = converted(node(op, names, ["y"], domain=domain, **needed), *shapes)
+        assert f"{op}: input {i} has the wrong rank" in text
+
+
+@pytest.mark.parametrize("key", sorted(NEEDED))
+def test_each_needed_attribute_is_asked_for(key: str):
+    domain, _, op = key.rpartition("::")
+    names = NEEDED[key].split()
+    for missing in names:
+        given = {name: 1 for name in names if name != missing}
+        made = node(op, [f"x{i}" for i in range(5)], ["y"], domain=domain, **given)
+        shapes = [(1,) * int(r[0]) if r[0] != "*" else (1,) for r in RANKS.get(key, "").split()]
+        text = converted(made, *shapes, *[(1, 1)] * (5 - len(shapes)))
+        assert f"{op}: the attribute {missing!r}" in text
+        assert "1 or more" in text
+
+
+TREE = {"nodes_featureids": [0], "nodes_modes": tensor("m", [0], np.uint8)}
+TREE |= {key: [0] for key in ("nodes_truenodeids", "nodes_falsenodeids", "nodes_falseleafs")}
+TREE |= {"nodes_trueleafs": [1], "nodes_splits": tensor("s", [0.5]), "tree_roots": [0]}
+TREE |= {"leaf_targetids": [0], "leaf_weights": tensor("w", [1.0])}
+NAMED = {"nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_values": [0.5, 0.0, 0.0]}
+NAMED |= {"nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_featureids": [0, 0, 0]}
+NAMED |= {"nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0], "target_ids": [0]}
+NAMED |= {"target_treeids": [0], "target_nodeids": [1], "target_weights": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "says"),
+    [
+        ("TreeEnsemble", TREE | {"nodes_trueleafs": [1, 1]}, "different lengths"),
+        ("TreeEnsemble", TREE | {"leaf_targetids": [0, 1]}, "different lengths"),
+        ("TreeEnsemble", TREE | {"aggregate_function": 7}, "no such aggregate_function"),
+        ("TreeEnsemble", TREE | {"post_transform": -1}, "no such post_transform"),
+        ("TreeEnsembleRegressor", NAMED | {"nodes_nodeids": [0, 1]}, "different lengths"),
+        ("TreeEnsembleRegressor", NAMED | {"nodes_truenodeids": [9, 0, 0]}, "node 9 of tree 0"),
+        ("TreeEnsembleRegressor", NAMED | {"target_nodeids": [0]}, "do not belong to leaves"),
+        ("TreeEnsembleRegressor", NAMED | {"target_ids": [0, 0]}, "do not belong to leaves"),
+        ("LinearRegressor", {"targets": 0}, "nothing to compute"),
+    ],
+)
+def test_tables_of_trees_that_do_not_fit(op: str, attributes: dict[str, Any], says: str):
+    text = converted(node(op, ["x0"], ["y"], domain=ML, **attributes), (2, 3))
+    assert says in text and "misreads" not in text
+
+
+@pytest.mark.parametrize(
+    ("made", "shapes", "says"),
+    [
+        (node("GlobalLpPool", ["x0"], ["y"], p=0), [(1, 2, 3)], "the attribute 'p'"),
+        (node("RandomUniformLike", ["x0"], ["y"], seed=np.inf), [(3,)], "a seed is a finite"),
+        (node("Bernoulli", ["x0"], ["y"], seed=np.nan), [(3,)], "a seed is a finite"),
+    ],
+)
+def test_numbers_that_no_operator_takes(made: Any, shapes: Any, says: str):
+    text = converted(made, *shapes)
+    assert says in text and "misreads" not in text
+
+
+def test_an_operator_that_the_opset_does_not_have_and_a_broken_node():
+    """The first definition says what is wrong with it."""
+    text = converted(node("Einsum", ["x0"], ["y"]), (2, 3), opset=11)
+    assert "the attribute 'equation' is missing" in text

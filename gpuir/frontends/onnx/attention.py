@@ -420,7 +420,7 @@ def ms_rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     s = x.type.shape[2 if x.type.rank == 4 else 1]
     turn = bool(n.attr("interleaved", 0))
-    heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * n[2].type.shape[-1])
+    heads = n.attr("num_heads", 0) or x.type.shape[-1] // max(2 * n[2].type.shape[-1], 1)
     tables = angles(e, n[2], n[3], n.attr("rotary_embedding_dim", 0), turn)
     cos, signed = (rows_at(e, v, n[1], s) for v in tables)
     y = rotary(e, x, cos, signed, heads, turn)
@@ -431,6 +431,12 @@ def ms_rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
 def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
     """Three streams of positions [3, b, s], each for its own columns of the angle."""
     x, ids, sections = n[0], n[1], tuple(n.attr("mrope_section"))
+    if len(sections) != 3 or min(sections) < 0 or sum(sections) != n[2].type.shape[1]:
+        raise ModelError(
+            "MRotaryEmbedding: mrope_section",
+            expected=f"three numbers that add up to the {n[2].type.shape[1]} columns of the tables",
+            found=str(list(sections)),
+        )
     tables: list[Value] = []
     for table in (n[2], n[3]):
         r = table.type.shape[1]
@@ -449,7 +455,7 @@ def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
                 chosen = e(t.Map("where", (e.constant(stream == i, bool_), mine, chosen)))
         assert chosen is not None
         tables.append(chosen)
-    heads = n.attr("num_heads", 0) or x.type.shape[-1] // (2 * tables[0].type.shape[-1])
+    heads = n.attr("num_heads", 0) or x.type.shape[-1] // max(2 * tables[0].type.shape[-1], 1)
     turn = bool(n.attr("interleaved", 0))
     cos, signed = angles(e, tables[0], tables[1], n.attr("rotary_embedding_dim", 0), turn)
     return rotary(e, x, cos, signed, heads, turn)
@@ -836,7 +842,7 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
             expected="ndim = 1, channels_last = 0, state_window = 0",
         )
     channels = x.type.shape[1]
-    gap = n.attr("dilation", 1)
+    gap = n.count("dilation", 1)
     reach = (w.type.shape[2] - 1) * gap
     if state is None:
         whole = e(t.Pad(x, (0, 0, reach), (0, 0, 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,10 @@ def linear_regressor(n: OnnxNode, e: Emitter) -> Value:
     x, targets = as_f32(e, n[0]), n.attr("targets", 1)
     if x.type.rank == 1:
         x = e(t.Reshape(x, (1, x.type.size)))
+    if targets < 1 or not x.type.shape[-1]:
+        expected = "a target or more, of a column or more"
+        raise ModelError("LinearRegressor: nothing to compute", expected=expected,
+                         found=f"{targets} of {x.type}")  # fmt: skip
     rows = np.asarray(n.attr("coefficients", ()), np.float32)
     if rows.size != targets * x.type.shape[-1]:
         raise ModelError(
@@ -207,28 +212,59 @@ def trees(
     return e(op)
 
 
+def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[Sequence[Any], ...]:
+    """These attributes, which are columns of one table: `nodes_values` or, as a tensor,
+    `nodes_values_as_tensor`. The one called `zeros` is zeros where it is absent."""
+    found: list[Sequence[Any]] = []
+    for name in names:
+        value = n.attr(name)
+        value = n.attr(f"{name}_as_tensor") if value is None else value
+        if value is None and name == zeros:
+            value = (0,) * len(found[0])
+        found.append(np.asarray(() if value is None else value).reshape(-1).tolist())
+    if len({len(column) for column in found}) > 1:
+        raise ModelError(
+            f"{n.op}: columns of one table have different lengths",
+            expected=f"as many of each: {', '.join(names)}",
+            found=", ".join(str(len(column)) for column in found),
+        )
+    return tuple(found)
+
+
+def among(n: OnnxNode, attr: str, default: int, names: Sequence[str]) -> str:
+    """What a number stands for."""
+    number = n.attr(attr, default)
+    if not 0 <= number < len(names):
+        expected = ", ".join(f"{i} {name}" for i, name in enumerate(names))
+        raise ModelError(f"{n.op}: no such {attr}", expected=expected, found=str(number))
+    return names[number]
+
+
+TRACKS = "nodes_missing_value_tracks_true"
+
+
 def tree_ensemble(n: OnnxNode, e: Emitter) -> Value:
-    count = len(n.attr("nodes_featureids"))
-    tracks = n.attr("nodes_missing_value_tracks_true", (0,) * count)
-    columns = (
-        *(n.attr("nodes_featureids"), np.asarray(n.attr("nodes_modes")).tolist()),
-        *(n.attr("nodes_truenodeids"), n.attr("nodes_trueleafs")),
-        *(n.attr("nodes_falsenodeids"), n.attr("nodes_falseleafs"), tracks),
+    table = columns(
+        n,
+        *("nodes_featureids", "nodes_modes", "nodes_truenodeids", "nodes_trueleafs"),
+        *("nodes_falsenodeids", "nodes_falseleafs", TRACKS, "nodes_splits"),
+        zeros=TRACKS,
     )
+    targets, leaf_weights = columns(n, "leaf_targetids", "leaf_weights")
     y = trees(
         n,
         e,
-        list(zip(*columns, strict=True)),
-        n.attr("nodes_splits"),
+        list(zip(*table[:-1], strict=True)),
+        table[-1],
         n.attr("tree_roots"),
-        [(i, 1) for i in range(len(n.attr("leaf_targetids")))],
-        n.attr("leaf_targetids"),
-        n.attr("leaf_weights"),
+        [(i, 1) for i in range(len(targets))],
+        targets,
+        leaf_weights,
         n.attrs.get("membership_values", ()),
         n.attr("n_targets", 1),
-        AGGREGATES[n.attr("aggregate_function", 1)],
+        among(n, "aggregate_function", 1, AGGREGATES),
     )
-    return transformed(n, e, y, TRANSFORMS[n.attr("post_transform", 0)])
+    return transformed(n, e, y, among(n, "post_transform", 0, TRANSFORMS))
 
 
 def numbers(n: OnnxNode, attr: str) -> Sequence[float]:
@@ -242,13 +278,32 @@ def named_trees(
 ) -> Value:
     """The older form: nodes are named by tree and number, leaves are nodes of mode LEAF, and each
     leaf may weigh on several of the `count` targets or classes (`of` which they speak)."""
-    names = list(zip(n.attr("nodes_treeids"), n.attr("nodes_nodeids"), strict=True))
-    modes = n.attr("nodes_modes")
+    table = columns(
+        n,
+        *("nodes_treeids", "nodes_nodeids", "nodes_modes", "nodes_featureids", "nodes_values"),
+        *(TRACKS, "nodes_truenodeids", "nodes_falsenodeids"),
+        zeros=TRACKS,
+    )
+    names, modes = list(zip(*table[:2], strict=True)), table[2]
     inner = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m != "LEAF")}
     leaf = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m == "LEAF")}
-    owners = zip(n.attr(f"{of}_treeids"), n.attr(f"{of}_nodeids"), strict=True)
-    weights = numbers(n, f"{of}_weights")
-    entries = sorted(zip((leaf[x] for x in owners), ids, weights, strict=True))
+
+    def pointer(end: tuple[int, int]) -> tuple[int, bool]:
+        if end not in leaf and end not in inner:
+            found = f"node {end[1]} of tree {end[0]}"
+            raise ModelError(f"{n.op}: a node that is not there", expected="one of nodes_nodeids",
+                             found=found)  # fmt: skip
+        return (leaf[end], True) if end in leaf else (inner[end], False)
+
+    owned = zip(*columns(n, f"{of}_treeids", f"{of}_nodeids", f"{of}_weights"), strict=True)
+    weighed = list(zip(owned, ids, strict=False))
+    if len(weighed) != len(ids) or not all(pointer((x, y))[1] for (x, y, _), _ in weighed):
+        raise ModelError(
+            f"{n.op}: weights that do not belong to leaves",
+            expected=f"a leaf by {of}_treeids and {of}_nodeids for each of {len(ids)} {of}_ids",
+            found=f"{len(weighed)}",
+        )
+    entries = sorted((leaf[x, y], target, weight) for (x, y, weight), target in weighed)
     spans: dict[int, tuple[int, int]] = dict.fromkeys(leaf.values(), (0, 0))
     start = 0
     for i, mine in groupby(entries, lambda entry: entry[0]):
@@ -256,19 +311,13 @@ def named_trees(
         start += spans[i][1]
     rows: list[tuple[int, ...]] = []
     splits: list[float] = []
-    tracks = n.attr("nodes_missing_value_tracks_true", (0,) * len(names))
-    columns = (names, modes, n.attr("nodes_featureids"), numbers(n, "nodes_values"), tracks)
-    children = (n.attr("nodes_truenodeids"), n.attr("nodes_falsenodeids"))
-    for name, mode, feature, split, track, yes, no in zip(*columns, *children, strict=True):
+    for name, mode, feature, split, track, yes, no in zip(names, *table[2:], strict=True):
         if mode == "LEAF":
             continue
         if mode not in MODES:
             raise ModelError(f"{n.op}: no such mode", expected=", ".join(MODES), found=str(mode))
-        ends = [(name[0], child) for child in (yes, no)]
-        pointers = [
-            p for end in ends for p in (leaf[end] if end in leaf else inner[end], end in leaf)
-        ]
-        rows.append((feature, MODES.index(mode), *map(int, pointers), track))
+        ends = [end for child in (yes, no) for end in pointer((name[0], child))]
+        rows.append((feature, MODES.index(mode), *map(int, ends), track))
         splits.append(split)
     firsts = {tree: (tree, node) for tree, node in reversed(names)}
     for first in firsts.values():  # a tree of one leaf becomes a node with that leaf twice
@@ -300,7 +349,7 @@ def with_base(n: OnnxNode, e: Emitter, y: Value) -> Value:
 
 def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
     count, how = n.attr("n_targets", 1), n.attr("aggregate_function", "SUM")
-    y = with_base(n, e, named_trees(n, e, "target", n.attr("target_ids"), count, how))
+    y = with_base(n, e, named_trees(n, e, "target", n.attr("target_ids", ()), count, how))
     return transformed(n, e, y, n.attr("post_transform", "NONE"))
 
 
@@ -309,7 +358,7 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     of one alone; then, as onnxruntime reads it, the sum s is a probability if no weight is negative
     (scores 1 - s and s), else a margin (-s and s); of the second class, scores are 0 and s."""
     names = integers(n, "classlabels_int64s", "class labels")
-    labels, ids = e.constant(names, i64, "labels"), n.attr("class_ids")
+    labels, ids = e.constant(names, i64, "labels"), n.attr("class_ids", ())
     how = n.attr("post_transform", "NONE")
     if len(names) != 2 or len(set(ids)) != 1:
         y = with_base(n, e, named_trees(n, e, "class", ids, len(names), "SUM"))

@@ -60,7 +60,7 @@ def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter) -> Value:
     if factor == 1:
         return x
     if x.type.dtype.is_integer:
-        if factor != int(factor):
+        if not float(factor).is_integer():
             raise ModelError(
                 f"{n.op}: a fractional factor of integers",
                 expected="a whole alpha and beta",
@@ -459,7 +459,7 @@ def mean_pool(n: OnnxNode, e: Emitter, x: Value) -> Value:
 def lp_pool(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     s = sliding(n, spatial_axes(x, n), kernel_shape(n))
-    return e(t.Pool("lp", x, *s[:5], p=int(n.attr("p", 2))))
+    return e(t.Pool("lp", x, *s[:5], p=n.count("p", 2)))
 
 
 def global_average_pool(n: OnnxNode, e: Emitter) -> Value:
@@ -471,7 +471,7 @@ def global_max_pool(n: OnnxNode, e: Emitter) -> Value:
 
 
 def global_lp_pool(n: OnnxNode, e: Emitter) -> Value:
-    x, p = n[0], int(n.attr("p", 2))
+    x, p = n[0], n.count("p", 2)
     axes = tuple(range(2, x.type.rank))
     if p == 2:
         square = e(t.Map("mul", (x, x)))

@@ -17,18 +17,108 @@ if TYPE_CHECKING:
 
 Operands = Sequence["Value | None"]
 
+# Ranks of operands, where the definitions give them in words alone: `2|3` is either, `1+` at least
+# one, `*` any.
+RANKS = {
+    "AffineGrid": "3 1",
+    "CausalConvWithState": "3 3 1 3",
+    "Concat": "1+",
+    "GRU": "3 3 3 2 1 3",
+    "GridSample": "3+ 3+",
+    "LSTM": "3 3 3 2 1 3 3 2",
+    "LinearAttention": "3 3 3 4 2+ 2+",
+    "MaxRoiPool": "4 2",
+    "NonMaxSuppression": "3 3",
+    "OneHot": "* * 1",
+    "RNN": "3 3 3 2 1 3",
+    "RoiAlign": "4 2 1",
+    "STFT": "2|3 * 1",
+    "Split": "1+",
+    "SplitToSequence": "1+",
+    "TensorScatter": "2+ 2+ 1",
+    "TopK": "1+",
+    "ai.onnx.ml::LinearRegressor": "1|2",
+    "ai.onnx.ml::TreeEnsemble": "2",
+    "ai.onnx.ml::TreeEnsembleClassifier": "2",
+    "ai.onnx.ml::TreeEnsembleRegressor": "2",
+    "ai.onnx.preview::FlexAttention": "4 4 4",
+    "com.microsoft::CausalConvWithState": "3 3 1 3",
+    "com.microsoft::ComplexMul": "1+ 1+",
+    "com.microsoft::ComplexMulConj": "1+ 1+",
+    "com.microsoft::CropAndResize": "4 2 1",
+    "com.microsoft::DecoderMaskedMultiHeadAttention": "3|5 3|4|5 3|4 * 4 4 4",
+    "com.microsoft::EmbedLayerNormalization": "2 2 2 2 2 1 1",
+    "com.microsoft::FusedMatMul": "1+ 1+",
+    "com.microsoft::FusedMatMulActivation": "1+ 1+",
+    "com.microsoft::GatherBlockQuantized": "1+ * 1+",
+    "com.microsoft::GemmaRotaryEmbedding": "3 4 4 4 4",
+    "com.microsoft::GridSample": "4 4",
+    "com.microsoft::GroupNorm": "2+ 1 1",
+    "com.microsoft::GroupQueryAttention": "3 3 3 4 4",
+    "com.microsoft::Inverse": "2+",
+    "com.microsoft::LinearAttention": "3 3 3 4 2+ 2+",
+    "com.microsoft::MRotaryEmbedding": "3|4 3 2 2",
+    "com.microsoft::MultiHeadAttention": "3|5 3|4|5 3|4 1 * 4 4 4",
+    "com.microsoft::PackedAttention": "2 2 1",
+    "com.microsoft::PackedMultiHeadAttention": "2|4 2 2",
+    "com.microsoft::PagedAttention": "2 2 2 4 4",
+    "com.microsoft::QEmbedLayerNormalization": "2 2 2 2 2 1 1",
+    "com.microsoft::RemovePadding": "3 1",
+    "com.microsoft::RestorePadding": "2 2",
+    "com.microsoft::RotaryEmbedding": "3|4 1|2 2 2",
+    "com.microsoft::SkipGroupNorm": "2+ 1 1",
+    "com.microsoft::SparseAttention": "3 3 3 4 4",
+    "com.microsoft::TransposeMatMul": "1+ 1+",
+    "com.microsoft::UnfoldTensor": "1+",
+}
+# Attributes that have to be there, and to be 1 or more if they are integers.
+NEEDED = {
+    "LinearAttention": "q_num_heads kv_num_heads",
+    "MaxRoiPool": "pooled_shape",
+    "com.microsoft::DecoderMaskedMultiHeadAttention": "num_heads",
+    "com.microsoft::GroupNorm": "groups",
+    "com.microsoft::GroupQueryAttention": "num_heads kv_num_heads",
+    "com.microsoft::LinearAttention": "q_num_heads kv_num_heads",
+    "com.microsoft::MRotaryEmbedding": "mrope_section",
+    "com.microsoft::MatMulBnb4": "N K block_size",
+    "com.microsoft::MatMulNBits": "N K block_size",
+    "com.microsoft::MultiHeadAttention": "num_heads",
+    "com.microsoft::PagedAttention": "num_heads kv_num_heads",
+    "com.microsoft::ReduceSumInteger": "axes",
+    "com.microsoft::SkipGroupNorm": "groups",
+    "com.microsoft::SparseAttention": "num_heads kv_num_heads",
+    "com.microsoft::UnfoldTensor": "size",
+}
+
+
+def check_stated(key: str, op: str, inputs: Operands, attributes: Mapping[str, Any]) -> None:
+    """ModelError where a node breaks what `RANKS` and `NEEDED` say of its operator."""
+    for i, (rule, value) in enumerate(zip(RANKS.get(key, "").split(), inputs, strict=False)):
+        if value is None or any(_fits(value.type.rank, one) for one in rule.split("|")):
+            continue
+        raise ModelError(
+            f"{op}: input {i} has the wrong rank",
+            expected=rule.replace("|", " or ").replace("+", " or more"),
+            found=f"{value.type.rank}: {value.type}",
+        )
+    for name in NEEDED.get(key, "").split():
+        value = attributes.get(name)
+        if value is None or (isinstance(value, int) and value < 1):
+            found = "none" if value is None else str(value)
+            raise ModelError(f"{op}: the attribute {name!r}", expected="1 or more", found=found)
+
+
+def _fits(rank: int, rule: str) -> bool:
+    least = rule.removesuffix("+")
+    return rule == "*" or (rank >= int(least) if rule != least else rank == int(rule))
+
 
 def diagnosis(
     step: Step, inputs: Operands, opsets: Mapping[str, int], loc: Loc, error: Exception
 ) -> ModelError:
     """The error for a node that a converter failed on: how it breaks its operator's definition,
     what ONNX's own inference has against it, else that it may be our fault."""
-    from onnx import defs
-
-    try:
-        schema = defs.get_schema(step.op, opsets.get(step.domain, 1), step.domain)
-    except defs.SchemaError:
-        schema = None
+    schema = _schema(step, opsets)
     shown = ", ".join(str(v.type) if v else "none" for v in inputs)
     attributes = ", ".join(map(_show, step.attributes.values()))
     found = f"{step.op}({shown}{'; ' * bool(attributes)}{attributes})"
@@ -47,6 +137,14 @@ def diagnosis(
                 expected=f"what its shape inference accepts: {said}"[:300],
                 found=found,
             )
+        if schema.since_version > opsets.get(step.domain, 1):
+            return ModelError(
+                f"{step.op}: {step.domain or 'ai.onnx'} has no such operator in opset "
+                f"{opsets.get(step.domain, 1)}",
+                where=loc,
+                found=found,
+                fix=f"it is there since opset {schema.since_version}",
+            )
     return ModelError(
         f"{step.op}: the node is not well-formed, or gpuir misreads it",
         where=loc,
@@ -54,6 +152,19 @@ def diagnosis(
         found=f"{found[:300]}\n{type(error).__name__}: {error}"[:500],
         fix="check the model with onnx.checker; if that finds nothing, report this",
     )
+
+
+def _schema(step: Step, opsets: Mapping[str, int]) -> Any:
+    """The operator's definition in the model's opset, else its first; None for one that ONNX does
+    not define."""
+    from onnx import defs
+
+    try:
+        return defs.get_schema(step.op, opsets.get(step.domain, 1), step.domain)
+    except defs.SchemaError:
+        known = defs.get_all_schemas_with_history()
+        alike = (s for s in known if s.name == step.op and s.domain == step.domain)
+        return min(alike, key=lambda s: s.since_version, default=None)
 
 
 def _show(a: AttributeProto) -> str:

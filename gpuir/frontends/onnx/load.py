@@ -16,7 +16,7 @@ import numpy as np
 from gpuir.frontends.emit import Emitter, Scope, UnknownValue, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.onnx import sequence
-from gpuir.frontends.onnx.definition import diagnosis, infer, type_proto
+from gpuir.frontends.onnx.definition import check_stated, diagnosis, infer, type_proto
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
 from gpuir.frontends.onnx.node import OnnxNode
@@ -843,6 +843,7 @@ class Walk:
         converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
         if converter is None:
             return False, self.unconverted(step, n, attributes)
+        check_stated(key, n.op, n.inputs, n.attrs)
         results = converter(n, self.emit)
         if results is None:
             return False, ()

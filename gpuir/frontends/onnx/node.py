@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,15 @@ class OnnxNode:
                 found=f"{_kind(value)}: {value!r}"[:200],
             )
         return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """The attribute, a whole number of 1 or more."""
+        value = self.attr(name, default)
+        if not isinstance(value, int | float) or not isfinite(value) or int(value) < 1:
+            expected = f"{name}, 1 or more"
+            raise ModelError(f"{self.op}: the attribute {name!r}", expected=expected,
+                             found="none" if value is None else str(value))  # fmt: skip
+        return int(value)
 
     def known(self, i: int) -> np.ndarray | None:
         """The numbers of operand i where they are known at load time; None if absent or unknown."""

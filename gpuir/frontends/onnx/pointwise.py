@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from math import isfinite
 
 from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.onnx.node import Converter, OnnxNode
@@ -221,7 +222,10 @@ def random(
 ) -> Value:
     """The routine `random`: never folded, as each run draws anew. `seed` is the model's, else 0."""
     dtype = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
-    settings = (("kind", kind), ("seed", int(n.attr("seed", 0.0))), ("shape", type.shape))
+    seed = n.attr("seed", 0.0)
+    if not isfinite(seed):
+        raise ModelError(f"{n.op}: a seed is a finite number", found=str(seed))
+    settings = (("kind", kind), ("seed", int(seed)), ("shape", type.shape))
     gives = (TensorType(type.shape, dtype),)
     op = t.Routine("random", args, gives, (*settings, *attrs.items()), work=type.size)
     drawn = e(op, fold=False)

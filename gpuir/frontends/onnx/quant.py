@@ -78,6 +78,12 @@ class Blocks:
         if scale.size == 1 and (scale.rank <= 1 or x.size == 1):
             return
         self._whole = True
+        if not x.rank or scale.rank not in (1, x.rank):
+            raise ModelError(
+                f"{op}: the scales do not fit",
+                expected="one number, one for each index of an axis, or one a block",
+                found=f"x: {x}, scale: {scale}",
+            )
         if scale.rank == 1 and not (size and x.rank == 1):
             if x.shape[axis] != scale.shape[0]:
                 raise ModelError(
@@ -87,7 +93,7 @@ class Blocks:
                 )
             return
         n, blocks = x.shape[axis], scale.shape[axis]
-        self.size = size or -(-n // max(blocks, 1))
+        self.size = size or max(-(-n // max(blocks, 1)), 1)
         wanted = (*x.shape[:axis], -(-n // self.size), *x.shape[axis + 1 :])
         if scale.shape != wanted:
             raise ModelError(

@@ -153,7 +153,7 @@ def qlinear_concat(n: OnnxNode, e: Emitter) -> Value:
         x, own = n[i], (n[i + 1], n.get(i + 2))
         found = [None if v is None else e.array_of(v) for v in own]
         same = all(
-            a is not None and b is not None and a.item() == b.item()
+            a is not None and b is not None and a.size == b.size == 1 and a.item() == b.item()
             for a, b in zip(wanted, found, strict=True)
         )
         if not same:
@@ -240,6 +240,8 @@ def unpacked(e: Emitter, x: Value, bits: int) -> Value:
         )
     if bits == 8 or x.type.dtype.bits == bits:
         return x
+    if not x.type.rank:
+        raise ModelError("packed weights have an axis", found=str(x.type))
     *lead, last = x.type.shape
     shape = (*lead, last * 8 // bits)
     const = e.const_of(x)

@@ -174,7 +174,8 @@ def grid_sample(n: OnnxNode, e: Emitter) -> Value:
 def affine_grid(n: OnnxNode, e: Emitter) -> Value:
     """Every cell's position in -1..1, with a one behind, times the transposed matrix."""
     theta = n[0]
-    batch, _, *extents = n.ints(1, "the size of the grid")
+    batch, *_ = size = n.ints(1, "the size of the grid") or (0,)
+    extents = size[2:]
     spatial = len(extents)
     if theta.type.shape != (batch, spatial, spatial + 1):
         raise ModelError(
@@ -240,7 +241,7 @@ def max_roi_pool(n: OnnxNode, e: Emitter) -> Value:
 def non_max_suppression(n: OnnxNode, e: Emitter) -> Value:
     """Work, for each image and class: a sort, n log2 n comparisons, and each box against those kept
     before it, 15 operations (four extrema, two differences, areas, quotient, comparison)."""
-    boxes, scores = n.of_rank(0, 3), n.of_rank(1, 3)
+    boxes, scores = n[0], n[1]
     images, count = boxes.type.shape[:2]
     classes = scores.type.shape[1]
     attrs: list[tuple[str, int | float]] = [("center", int(n.attr("center_point_box", 0)))]
