@@ -16,7 +16,7 @@ from gpuir.cli.advise import flags
 from gpuir.cli.main import main
 from gpuir.plan.changes import Setup
 
-ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 SMALL = ("--dims", "batch=2,seq=32")
 GPT2 = {
     "model_type": "gpt2",

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from gpuir.cli.main import main
 
-ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 
 
 def fit(*args: str, status: int = 0) -> Result:

@@ -12,7 +12,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.plan.sweep import Point, Series, sweep
 from gpuir.targets.prices import Price
 
-ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 
 
 def kernels(dims, profile):
