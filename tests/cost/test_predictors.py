@@ -204,16 +204,16 @@ def test_time_covers_each_term_and_the_bound_is_the_largest(op, target, by):
 @given(kernels(), st.sampled_from(TARGETS))
 def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_holds(op, target):
     """Small operands can come from the cache: the kernel tables have many that beat DRAM. Not all
-    of large ones, though; and Winograd's convolutions do with fewer products. What a report shows
-    as flop/s is `flops` over the time."""
+    of large ones, though. Convolutions may be quicker than their flops at the peak: Winograd's
+    algorithm does with fewer products. What a report shows as flop/s is `flops` over the time."""
     work = work_of(op)
     held = target.l2.bytes + (target.l3.bytes if target.l3 else 0)
     moving = max(work.nbytes - held, 0) / target.dram_bytes_per_s
+    arithmetic = 0 if work.kernel == "k.conv" else op.flops() / peak_of(work, target)
     cost = best(op, target)
     time_s = cost.time_s - target.launch_s
-    assert time_s >= moving * (1 - 1e-9)
+    assert time_s >= max(arithmetic, moving) * (1 - 1e-9)
     if work.kernel != "k.conv":
-        assert op.flops() / cost.time_s <= peak_of(work, target) * (1 + 1e-9)
         assert cost.fact("peak_share") <= 1 + 1e-9
 
 
