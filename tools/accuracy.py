@@ -16,7 +16,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +31,7 @@ from gpuir.cost.learned import Model
 from gpuir.evaluate.backtest import Backtests, halves, leave_one_out, misses, with_intervals
 from gpuir.evaluate.batch import Batch
 from gpuir.evaluate.calibrate import calibration
-from gpuir.evaluate.fit import train, usable
+from gpuir.evaluate.fit import fitted, usable
 from gpuir.evaluate.score import drawn, forecast, tile_score
 from gpuir.evaluate.tables import read_table
 
@@ -285,21 +288,22 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=20_000, help="of a batch, drawn by the seed")
+    parser.add_argument("--rows", type=int, default=20_000, help="of a batch, drawn to be scored")
     given = parser.parse_args()
     begun = time.perf_counter()
 
     def say(text: str) -> None:
         print(f"{time.perf_counter() - begun:6.0f} s  {text}", file=sys.stderr)
 
+    whole = [batch for file in given.files for batch in read_table(file).batches]
+    say(f"{sum(map(len, whole)):,} rows")
+    models = leave_one_out(whole, seed=given.seed, watch=say)  # as `gpuir train` leaves them out
     draw = np.random.default_rng(given.seed)
     batches: list[Batch] = []
-    for file in given.files:
-        for batch in read_table(file).batches:
-            rows = np.sort(draw.permutation(len(batch))[: given.rows])
-            batches.append(batch.take(rows) if len(rows) < len(batch) else batch)
-    say(f"{sum(map(len, batches)):,} rows")
-    models = leave_one_out(batches, seed=given.seed, watch=say)
+    for batch in whole:
+        rows = np.sort(draw.permutation(len(batch))[: given.rows])
+        batches.append(batch.take(rows) if len(rows) < len(batch) else batch)
+    say(f"{sum(map(len, batches)):,} rows to score")
     unseen = predicted(batches, models)
     seen, rest = drawn(batches, CALIBRATED_ON, given.seed)
     targets = {}
@@ -333,11 +337,10 @@ def by_hand(path: Path) -> str:
 def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Rows]:
     """One half of the shapes by a model fitted to the other, and the other way round. Intervals
     come from the half that is not predicted."""
-    models = [train(side, seed=seed) for side in (first, second)]
-    errors = [
-        misses(usable(side, seed), model)
-        for side, model in zip((second, first), models, strict=True)
-    ]
+    sides = [usable(side, seed) for side in (first, second)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        models = list(pool.map(partial(fitted, seed=seed), sides))
+    errors = [misses(side, model) for side, model in zip(reversed(sides), models, strict=True)]
     found: list[Rows] = []
     for model, own, other in ((models[0], second, errors[1]), (models[1], first, errors[0])):
         complete = with_intervals(model, Backtests(known=other))

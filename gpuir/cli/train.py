@@ -19,7 +19,7 @@ from gpuir.cli.output import check_ahead, note, write
     "--without", default="", metavar="GPU", help="Leave the measurements of a GPU out of the fit."
 )
 @click.option(
-    "--quick", is_flag=True, help="No backtests, hence no intervals: a minute instead of ten."
+    "--quick", is_flag=True, help="No backtests, hence no intervals: an eighth of the work."
 )
 def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: bool) -> None:
     """Fit the tile model to tables of measured kernels.

@@ -31,7 +31,8 @@ class Net:
     """A network of one hidden layer: tanh(out · tanh(hidden · x + bias)), x scaled to unit size.
 
     The hidden layer is the same everywhere; `own` has the output weights of architectures, by
-    `Target.isa`, that there were measurements of.
+    `Target.isa`, that there were measurements of. It was shown inputs from `least` to `most`: what
+    lies beyond is as its end.
     """
 
     shift: Array
@@ -40,16 +41,18 @@ class Net:
     bias: Array
     out: Array
     own: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    least: Array | float = -np.inf
+    most: Array | float = np.inf
 
     def says(self, isa: str) -> bool:
-        """Whether it says anything of an architecture."""
+        """Whether it says anything of an architecture; "" is any without weights of its own."""
         return bool(self.own.get(isa, self.out).any())
 
     def __call__(self, features: list[Number], isa: str) -> Number:
         """Between -1 and 1, for features in the order it was trained with."""
         out = self.own.get(isa, self.out)
         plain = [float(f) if np.ndim(f) == 0 else f for f in features]
-        x: Array = np.stack(np.broadcast_arrays(*plain), axis=-1)
+        x = np.clip(np.stack(np.broadcast_arrays(*plain), axis=-1), self.least, self.most)
         said = np.tanh(np.tanh((x - self.shift) / self.scale @ self.hidden.T + self.bias) @ out)
         return said if np.ndim(said) else float(said)
 
@@ -89,9 +92,10 @@ class Trained:
 
     `devices` are the GPUs it had measurements of. `architectures` hold, by `Target.isa`, how the
     logarithms of factors deviate there: what was found of a GPU is its architecture's, so that of
-    two of one architecture that with more of everything is no slower. `kinds` are the `Work.sort`
-    of the kernels that were measured, `sizes` their least and most flop ("flops") and bytes
-    ("bytes"). `intervals` are by how familiar the GPU is, and by dtype where it has its own.
+    two of one architecture that with more of everything is no slower. `kinds` hold, by
+    `Target.isa`, the `Work.sort` of the kernels that were measured there; `sizes` are their least
+    and most flop ("flops") and bytes ("bytes"). `intervals` are by how familiar the GPU is, and by
+    dtype where it has its own.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -100,7 +104,7 @@ class Trained:
         default_factory=dict[str, Mapping[str, float]]
     )
     dtypes: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     net: Net | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
@@ -117,6 +121,10 @@ class Trained:
             "size": bool(np.any(self.beyond(work))),
         }
         return tuple(name for name, is_new in new.items() if is_new)
+
+    def has_kind(self, work: Work) -> bool:
+        """Whether kernels of this kind were measured, on whichever GPU."""
+        return any(work.sort in some for some in self.kinds.values())
 
     def is_novel(self, work: Work) -> bool:
         """Whether kernels compute in, or on, a dtype that was not measured."""
@@ -161,7 +169,7 @@ def _entry(entry: Mapping[str, Any]) -> Trained:
         devices=tuple(entry["devices"]),
         architectures=entry["architectures"],
         dtypes=tuple(entry["dtypes"]),
-        kinds=tuple(entry.get("kinds", ())),
+        kinds={isa: tuple(some) for isa, some in dict(entry["kinds"]).items()},
         sizes={name: (least, most) for name, (least, most) in entry["sizes"].items()},
         net=_net(net) if net else None,
         intervals={
@@ -184,7 +192,7 @@ def written(model: Model) -> str:
             "devices": list(t.devices),
             "architectures": {isa: _rounded(found) for isa, found in t.architectures.items()},
             "dtypes": list(t.dtypes),
-            "kinds": list(t.kinds),
+            "kinds": {isa: list(some) for isa, some in t.kinds.items()},
             "sizes": _rounded(t.sizes),
             "intervals": {key: _rounded(vars(i)) for key, i in t.intervals.items()},
             **({"net": _rounded(vars(t.net))} if t.net else {}),
@@ -249,10 +257,12 @@ def correction(work: Work, family: Family, target: Target, model: Model) -> Numb
 
     It is told of a kernel as a library would cut it on the GPU that `stands_for` the target's
     architecture. So whatever the tile, and whatever a target has of SMs and of L2, a kernel is
-    corrected alike on all GPUs of an architecture, and their order is that of the formulas.
+    corrected alike on all GPUs of an architecture, and their order is that of the formulas. What it
+    was shown of one kind of kernel there it does not say of another.
     """
-    net = model.get(family.name, _UNTRAINED).net
-    if net is None or not family.features or not net.says(target.isa):
+    trained = model.get(family.name, _UNTRAINED)
+    own = _own(work, target, trained)
+    if trained.net is None or not family.features or not trained.net.says(own):
         return 1.0
     if np.ndim(work.points):
         return _corrected(work, family, target, model)
@@ -268,8 +278,15 @@ def _corrected(work: Work, family: Family, target: Target, model: Model) -> Arra
     there = stands_for(trained, target)
     tiles = family.choose(work, there, factors(family, there, model))
     told = seen(work, tiles, family, there, model)
-    said: Array = np.exp(family.bound * cast(Net, trained.net)(told, target.isa))
+    own = _own(work, target, trained)
+    said: Array = np.exp(family.bound * cast(Net, trained.net)(told, own))
     return said
+
+
+def _own(work: Work, target: Target, trained: Trained) -> str:
+    """The architecture whose own weights the network has for a kernel: the target's, where that
+    kind was measured on it, else none's."""
+    return target.isa if work.sort in trained.kinds.get(target.isa, ()) else ""
 
 
 @lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ import numpy as np
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
 from gpuir.cost.work import Work
+from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 V = TypeVar("V")
@@ -31,12 +32,22 @@ STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta a
 # What P100's L2 gives of its listed bandwidth, beside V100's: 1624 of 2722 and 2155 of 2826 GB/s
 # measured by Jia et al., table 3.1.
 P100_L2 = 0.78
-# By how much slower than the fastest kernel, as these formulas have it, the one may be that the
-# rule of choice names, where that was read off names of kernels: of those that ran, 19 in 20 are
-# within a third (NeuSight GEMM table). Elsewhere the fastest is taken: A100's rule is right for
-# half of V100's layers and a fourth of T4's.
-NAMED = ("sm_60", "sm_61", "sm_70", "sm_75", "sm_80")
-SLACK = 0.5
+# The GPUs whose kernels were named, by architecture, and by how much slower than the fastest
+# kernel, as these formulas have it, the one may be that the rule of choice names: of those that
+# ran, 19 in 20 are within a third (NeuSight GEMM table). Beyond that the fastest is taken; on GPUs
+# with as many SMs where it is on the one that was named, since at a limit of its own each would
+# jump elsewhere. On other architectures the fastest is taken: A100's rule is right for half of
+# V100's layers and a fourth of T4's. So it is of few rows, of which the table has none: what takes
+# a tile of more rows takes no longer.
+NAMED = {
+    "sm_60": "p100-pcie-16gb",
+    "sm_61": "p4",
+    "sm_70": "v100-pcie-32gb",
+    "sm_75": "t4",
+    "sm_80": "a100-pcie-40gb",
+}
+SLACK = 0.25
+FEW_ROWS = 16.0
 LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM table shows
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
 # Parts of an SM, each with its lanes and scheduler: P100 and V100 architecture whitepapers.
@@ -479,16 +490,15 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The kernel and split that cuBLAS would take, for each of many products."""
     shape = np.shape(work.points)
     rows = work.each(lambda n: np.broadcast_to(np.asarray(n, float), shape))
-    times: Times = partial(times_of, rows, target, p)
     single = rows.extents["b"] <= 1
     if single.all():
-        taken = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, times)
+        taken = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, p)
     else:
-        taken = cheapest(rows, _of_isa(BATCH, target.isa), target, False, times)
+        taken = cheapest(rows, _of_isa(BATCH, target.isa), target, False, p)
         if single.any():
-            alone = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, times)
+            alone = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, p)
             taken = either(single, alone, taken)
-    return tiles_of(thinned(taken, rows, target, times))
+    return tiles_of(thinned(taken, rows, target, partial(times_of, rows, target, p)))
 
 
 def tiles_of(chosen: Chosen) -> Tiles:
@@ -539,9 +549,9 @@ def either(test: Number, yes: Chosen, no: Chosen) -> Chosen:
 
 
 def cheapest(
-    rows: Work, known: Kernels, target: Target, splits: bool, times: Times | None = None
+    rows: Work, known: Kernels, target: Target, splits: bool, p: Mapping[str, Number] | None = None
 ) -> Chosen:
-    """The kernel that the library finds cheapest; with `times`, the fastest, where that one is
+    """The kernel that the library finds cheapest; with factors, the fastest, where that one is
     slower by more than `SLACK`, or where no rule was read."""
     m, n, k = (rows.extents[d][..., None] for d in "mnk")
     tn, tm, slices, warps, _, cost, least, lost, grows, aims = _columns(known, splits)
@@ -556,16 +566,28 @@ def cheapest(
         time = time + np.where(split > 1, joined, 0.0)
         time = time * np.exp(grows * np.log(np.maximum(k, 1.0) / 1024))
     best: Number = np.argmin(time, axis=-1)
-    if times is not None:
-        told_s = times((tn, tm, slices, warps, split))
-        slack = SLACK if target.isa.startswith(NAMED) else 0.0
-        far = _at(told_s, best) > (1 + slack) * told_s.min(axis=-1)
-        best = _where(far, told_s.argmin(axis=-1), best)
+    if p is not None:
+        kernels = (tn, tm, slices, warps, split)
+        told_s = times_of(rows, target, p, kernels)
+        there = _named(target)
+        judged_s = told_s if there is target else times_of(rows, there, p, kernels)
+        far = _at(judged_s, best) > (1 + SLACK) * judged_s.min(axis=-1)
+        unread = (rows.extents["m"] <= FEW_ROWS) | (target.isa not in NAMED)
+        best = _where(far | unread, told_s.argmin(axis=-1), best)
     taken = (tn[best], tm[best], slices[best], warps[best], _at(split, best))
     if known.whole is not None:
         even = (n % 4 == 0) & (k % 4 == 0)
         taken = either(even[..., 0], (*known.whole, 1.0), taken)
     return taken
+
+
+def _named(target: Target) -> Target:
+    """The GPU whose kernels were named, where it has the target's architecture and as many SMs: the
+    library takes the same on both. Else the target."""
+    if target.name == NAMED.get(target.isa, target.name):
+        return target
+    there = load_target(NAMED[target.isa])
+    return there if there.sms == target.sms else target
 
 
 FAMILY = Family("simt", FACTORS, candidates, seconds, choose, FEATURES, BOUND)

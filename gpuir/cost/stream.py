@@ -57,6 +57,7 @@ FACTORS = (
     OVERLAP,
     Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
     Factor("start clocks", 700.0, 100.0, 1100.0, 0.3, "a kernel's first loads and last stores"),
+    Factor("quantise start", 700.0, 100.0, 1100.0, 0.3, "the same of kernels that quantise"),
 )
 
 
@@ -81,7 +82,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("read share", read / s.xp.maximum(work.nbytes, 1.0))
     s.put("a cell at a time", 1.0 if takes_cells(work) else 0.0)
     s.put("instructions a byte", work.lane_ops / s.xp.maximum(work.nbytes, 1.0))
-    start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
+    clocks = p["quantise start" if work.kind == "quantise" else "start clocks"]
+    start = s.put("start and end", clocks / target.clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
 
 

@@ -276,7 +276,7 @@ def interval(
 
 def is_measured(work: Work, target: Target, known: Trained) -> bool:
     """Whether kernels of this kind were measured: by the tables, or on this GPU."""
-    return work.sort in known.kinds or near.label(work) in near.groups(target.near)
+    return known.has_kind(work) or near.label(work) in near.groups(target.near)
 
 
 def trained(work: Work, target: Target, model: Model | None = None) -> Trained:

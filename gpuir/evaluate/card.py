@@ -11,7 +11,7 @@ from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Interval, Model
 from gpuir.cost.tile import BY
 from gpuir.evaluate.backtest import CALIBRATED_ON, Backtests, Misses, held, usual_spread
-from gpuir.evaluate.fit import COARSE, NET_DECAY, ROUNDS, ROWS
+from gpuir.evaluate.fit import BELIEVED, COARSE, NET_DECAY, ROUNDS, ROWS
 from gpuir.evaluate.tables import Table
 
 SOURCES = """\
@@ -41,10 +41,14 @@ def card(
         f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack, split and GPU;\n"
         "rows below twice the launch floor, rough and doubtful ones left out. GPUs weigh alike;\n"
         f"rows of several kernels, or of a profiler, {COARSE} of others, and so a GPU that has no\n"
-        "others. What is found of a GPU is its architecture's. Tiles are chosen anew\n"
-        f"{ROUNDS} times, and are those that ran where kernel names say them. Huber loss on\n"
-        "log(predicted / measured). The spread of a factor holds back what it may be on one GPU;\n"
-        f"networks pay for their squared weights ({NET_DECAY}).\n",
+        "others. What is found of a GPU is its architecture's; of one that a profiler alone\n"
+        f"told of: {', '.join(BELIEVED)}. Tiles are chosen anew {ROUNDS} times, and are those\n"
+        "that ran where kernel names say them. Huber loss on log(predicted / measured). The\n"
+        "spread of a factor holds back how far it may be off on one architecture; networks pay\n"
+        f"for their squared weights ({NET_DECAY}), and say nothing of kinds of kernels that were\n"
+        "not measured on an architecture.\n",
+        "## Kinds of kernels\n",
+        "".join(_kinds(model)),
         "## Errors, mean (median) in %\n",
         f"Calibrated: on {CALIBRATED_ON} rows of each family. Known: on half of its shapes, the\n"
         "model fitted to the others.\n",
@@ -62,6 +66,15 @@ def _data(tables: Sequence[Table]) -> Iterator[str]:
     for t in tables:
         name = "/".join(Path(t.file).parts[-2:])
         yield f"- {name}: {sum(map(len, t.batches)):,} of {t.count:,} rows\n"
+
+
+def _kinds(model: Model) -> Iterator[str]:
+    """What was measured, and where."""
+    yield "| family | kind | architectures |\n|---|---|---|\n"
+    for name, trained in model.items():
+        for kind in sorted({kind for some in trained.kinds.values() for kind in some}):
+            isas = ", ".join(isa for isa, some in trained.kinds.items() if kind in some)
+            yield f"| {name} | {kind} | {isas} |\n"
 
 
 def _errors(model: Model, found: Backtests) -> Iterator[str]:
@@ -111,7 +124,7 @@ def _factors(model: Model) -> Iterator[str]:
     for name, trained in model.items():
         if not trained.factors:
             continue
-        yield f"### {name}\n\n| factor | value | from GPU to GPU | what |\n|---|---|---|---|\n"
+        yield f"### {name}\n\n| factor | value | by architecture | what |\n|---|---|---|---|\n"
         for f in FAMILIES[name].factors:
             moves = [d.get(f.name, 0.0) for d in trained.architectures.values()]
             spread = f"{np.exp(min(moves)):.2f} to {np.exp(max(moves)):.2f}" if f.spread else ""

@@ -68,8 +68,7 @@ def test_a_strip_sees_what_its_rows_see(queries, before, rows, step, window):
 @pytest.mark.parametrize("gpu", GPUS)
 def test_masks_and_windows_skip_what_they_hide(gpu):
     whole = work.attention(*arrays(2, 32, 8192, 8192, 128), bf16)
-    # no attention without a mask was measured on A100, and its network does not know of it
-    assert 1.45 < seconds(whole, gpu) / seconds(prompt(2, 32, 8192), gpu) < 2.2
+    assert 1.6 < seconds(whole, gpu) / seconds(prompt(2, 32, 8192), gpu) < 2.2
     window = np.array([512.0])
     assert seconds(prompt(2, 32, 8192, window=window), gpu) < seconds(prompt(2, 32, 8192), gpu) / 4
 

@@ -129,7 +129,11 @@ def test_a_cost_of_another_version_states_itself():
 
 def test_the_ends_of_the_interval_name_their_backtest(monkeypatch):
     apart = Interval(np.array([-14.0]), np.log([0.9]), np.log([1.2]))
-    model = {"tensor": Trained(dtypes=("f16",), kinds=("gemm",), intervals={"unseen f16": apart})}
+    model = {
+        "tensor": Trained(
+            dtypes=("f16",), kinds={"sm_90": ("gemm",)}, intervals={"unseen f16": apart}
+        )
+    }
     monkeypatch.setattr("gpuir.cost.tile.shipped", lambda: model)
     op, tile = gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100)
     cost = PREDICTORS["tile"](op, tile, A100)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpuir.cost import work
 from gpuir.cost.learned import Net, Trained, stands_for
 from gpuir.cost.tile import choose, estimate, predict
-from gpuir.ir.types import f16, f32
+from gpuir.ir.types import bf16, f8e4m3, f16, f32
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.order import pairs
 
@@ -24,8 +24,9 @@ MORE = ("clock_hz", "dram.bytes_per_s", "l2.bytes", "l2.bytes_per_s", "tdp_w")
 
 # By how much the one that should be no slower may be (docs/cost-model.md, The order of GPUs).
 SAME_TILE = 0.05
-OWN_TILE = 0.10
-MORE_SMS = 0.35
+OWN_TILE = 0.08
+MORE_RATE = 0.03
+MORE_SMS = 0.30
 
 
 @settings(deadline=None, max_examples=300)
@@ -54,14 +55,14 @@ def test_more_of_one_rate_makes_no_kernel_slower(drawn, target, path, by):
         return
     more = load_target(target.name, {path: round(value * by) if path == "l2.bytes" else value * by})
     slow, fast = (predict(drawn[0], t).time_s for t in (target, more))
-    assert np.all(fast <= (1 + OWN_TILE) * slow)
+    assert np.all(fast <= (1 + MORE_RATE) * slow)
 
 
 @settings(deadline=None, max_examples=300)
 @given(tables(), st.sampled_from(GPUS), st.floats(1.0, 1.5))
 def test_nor_do_more_sms_by_much(drawn, target, by):
-    """What more SMs hold at once leaves the L2 to fewer of them, and a library's rule of choice was
-    read off GPUs with as many as they have."""
+    """What more SMs hold at once leaves the L2 to fewer of them: long rows in several passes come
+    from DRAM again."""
     more = load_target(target.name, {"sms": round(target.sms * by)})
     slow, fast = (predict(drawn[0], t).time_s for t in (target, more))
     assert np.all(fast <= (1 + MORE_SMS) * slow)
@@ -102,7 +103,9 @@ def test_the_network_sees_a_kernel_as_on_the_gpu_of_its_architecture_that_was_me
     net = Net(
         np.zeros(5), np.ones(5), np.eye(5), np.zeros(5), np.zeros(5), {"sm_90": np.full(5, 0.1)}
     )
-    known = Trained(devices=(measured.name,), architectures={"sm_90": {}}, net=net)
+    known = Trained(
+        devices=(measured.name,), architectures={"sm_90": {}}, kinds={"sm_90": ("map",)}, net=net
+    )
     model = {"stream": known}
     adds = work.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
     others = (load_target("h200"), load_target("h100-sxm+sms=150+l2.bytes=100e6"))
@@ -125,6 +128,38 @@ def test_the_network_sees_a_kernel_as_on_the_gpu_of_its_architecture_that_was_me
         estimate(adds, tiles, far, model=model).time_s,
         estimate(adds, tiles, far, model={"stream": replace(known, net=None)}).time_s,
     )
+
+
+def test_the_network_says_nothing_of_a_kind_that_its_architecture_was_not_measured_of():
+    """On H100 and B200 kernels that quantise alone were timed: B200's start later, as measured
+    (1.04 to 1.5 times as long where they are small), and nothing says so of its additions."""
+    net = Net(
+        np.zeros(5), np.ones(5), np.eye(5), np.zeros(5), np.zeros(5), {"sm_90": np.full(5, 0.1)}
+    )
+    h100 = load_target("h100-sxm")
+    shown = Trained(devices=(h100.name,), kinds={"sm_90": ("map quantise",)}, net=net)
+    plain = replace(shown, net=None)
+    adds = work.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
+    quantises = work.pointwise(adds.points, (bf16,), (f8e4m3,), kind="quantise")
+    for kernels, same in ((adds, True), (quantises, False)):
+        tiles = choose(kernels, h100, model={"stream": shown})
+        one, other = (
+            estimate(kernels, tiles, h100, model={"stream": m}).time_s for m in (shown, plain)
+        )
+        assert np.allclose(one, other) is same
+
+
+def test_a_b200_is_no_slower_than_an_h100_on_small_maps():
+    """But for 1 % less clock. It was by up to 22 %, after kernels that quantise."""
+    h100, b200 = load_target("h100-sxm"), load_target("b200")
+    cells = 2.0 ** np.arange(10, 28)
+    for kernels in (
+        work.pointwise(cells, (f16, f16), (f16,)),
+        work.mapped("gelu", cells, (f32,), f32),
+        work.gather(cells / 256, 256.0, f16, 50_000.0),
+    ):
+        slow, fast = (predict(kernels, t).time_s for t in (h100, b200))
+        assert np.all(fast <= 1.03 * slow)
 
 
 def test_sms_without_a_block_take_nothing_from_those_that_have_one():
