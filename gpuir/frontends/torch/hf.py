@@ -74,7 +74,7 @@ DTYPES = {
 CACHE_DTYPES = DTYPES | {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
 UNSCALED = "attention reads them so, as engines' kernels do, and no scales of them are counted"
 COUNTS = re.compile(r"(num|n|encoder|decoder)_\w*(layers?|experts?|blocks)$")
-MOST = {"layer": 512, "block": 512, "expert": 4096}  # 160 small layers take some 20 s
+MOST = {"layer": 512, "block": 512, "expert": 4096}  # each is a module, and in the graph
 INSTALL = "pip install 'gpuir[hf]'"
 
 
@@ -531,7 +531,8 @@ def whole(
         return tensors_of(run(**given, **mask, **fixed))
 
     model.forward = as_run(forward, inputs, not train and has_windows(model))
-    return Program(model, kwargs=inputs, name=name, assumed=tuple(sizes.assumed))
+    assumed, repeats = tuple(sizes.assumed), sizes.device == "meta"
+    return Program(model, kwargs=inputs, name=name, assumed=assumed, repeats=repeats)
 
 
 def step(
@@ -574,7 +575,7 @@ def step(
 
     def forward(keys: Any, values: Any, **given: Any) -> tuple[torch.Tensor, ...]:
         masked = model.config._attn_implementation == "eager"
-        own: Any = cache.past(keys, values, windows, past, new, masked)
+        own: Any = cache.past(keys, values, windows[: len(keys)], past, new, masked)
         kept, more = own, dict[str, Any](fixed)
         if size == "target":
             kept = cache.crossed(own, given["cross_keys"], given["cross_values"], model.dtype)
@@ -595,6 +596,7 @@ def step(
         roles=dict.fromkeys((*written, *read), "cache"),
         over=(None, *written),
         assumed=tuple(sizes.assumed),
+        repeats=sizes.device == "meta",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
 from gpuir.frontends.torch.program import Program, unheard
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
+from gpuir.frontends.torch.repeat import grown
 from gpuir.frontends.torch.serialized import names_of
 from gpuir.frontends.torch.subclasses import assumed_of, calls_of, has_subclasses, is_quantised
 from gpuir.frontends.torch.walk import Walk, numbers
@@ -69,6 +71,12 @@ def load(
     `ModelError`.
     """
     name = name or source_name(source)
+    if isinstance(source, Program) and source.repeats:
+        again: dict[str, Any] = {"trip_counts": trip_counts, "expert_skew": expert_skew}
+        again |= {"converters": converters, "strict": strict, "train": train, "joint": joint}
+        again |= {"name": name, "dims": dims, "inputs": inputs, "unrolled": unrolled}
+        if (model := grown(source, partial(load, **again), joint)) is not None:
+            return model
     emit = Emitter(name, Scope(expert_skew=expert_skew, converters=converters))
     emit.builder.framework = "pytorch"
     walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)

@@ -30,6 +30,7 @@ class Program:
 
     `roles` names inputs, as the exported program does, that hold something else than inputs;
     `over` goes along the outputs: the input whose storage the output takes over, or None.
+    `repeats` where layers that are made alike do the same, whatever their number.
     """
 
     module: torch.nn.Module
@@ -39,6 +40,7 @@ class Program:
     roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
     over: tuple[str | None, ...] = ()
     assumed: tuple[str, ...] = ()
+    repeats: bool = False
 
     def export(self) -> ExportedProgram:
         """The program as torch.export writes it down; ModelError with torch's reason when it
