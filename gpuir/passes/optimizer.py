@@ -9,7 +9,7 @@ from math import ceil
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Value
-from gpuir.ir.phases import in_phase
+from gpuir.ir.phases import in_phase, phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
@@ -147,7 +147,13 @@ class Optimizer(Pass):
 
 
 def with_gradients(g: Graph) -> list[tuple[Value, Value]]:
-    """Each param with its gradient: of those that a buffer adds up, the sum."""
+    """Each param with its gradient: of those that a buffer adds up, the sum. UsageError where there
+    are none, or the step has been made."""
+    if any(phase_of(node) == "optimizer" for node in g.nodes):
+        raise UsageError(
+            f"optimizer: @{g.name} has an optimiser's step already",
+            fix="leave one of the two out",
+        )
     outputs = {v.name: v for v in g.outputs if g.role_of(v) == "gradient"}
     pairs = [
         (w, found)

@@ -110,3 +110,9 @@ def test_what_it_cannot_do_it_says():
         pipeline("optimizer{kind=adamax}")
     with pytest.raises(UsageError, match="option 'step' is out of range"):
         pipeline("optimizer{step=0}")
+
+
+def test_a_step_that_is_made_already_is_refused():
+    made = pipeline("autodiff,optimizer").run(model())
+    with pytest.raises(UsageError, match="has an optimiser's step already"):
+        pipeline("optimizer").run(made)

@@ -131,8 +131,11 @@ def plan(config: Any, model: nn.Module, where: str) -> Plan | None:
 
 
 def replace_fix(error: ModelError, method: str) -> ModelError:
+    """With the method that may be meant, unless it is one of transformers' own."""
+    from transformers.utils.quantization_config import QuantizationMethod
+
     close = nearest(method, METHODS)
-    if close.startswith("did you mean"):
+    if method not in [known.value for known in QuantizationMethod] and close.startswith("did you"):
         error.fix = close
     return error
 

@@ -38,7 +38,7 @@ def scanned(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if torch.is_grad_enabled():
         return own(*args, **kwargs)
-    given = signature(own).bind(*args, **kwargs)
+    given: Any = signature(own).bind(*args, **kwargs)
     given.apply_defaults()
     u, dt, A, B, C, D, z, delta_bias, softplus, returns_last = map(given.arguments.get, NAMES)
     from torch._higher_order_ops.scan import scan_op

@@ -305,6 +305,13 @@ def test_what_is_not_modelled_is_refused_by_name(quantisation: Any, text: str, t
     assert text in str(refused.value)
 
 
+def test_a_method_of_transformers_is_no_slip_of_the_pen(tmp_path: Path):
+    """`aqlm` is what it says, not `awq`."""
+    with pytest.raises(ModelError) as refused:
+        load(tmp_path, LLAMA, {"quant_method": "aqlm"})
+    assert "did you mean" not in str(refused.value)
+
+
 def test_quantised_weights_are_not_trained(tmp_path: Path):
     with pytest.raises(UsageError, match="not trained"):
         load(tmp_path, LLAMA, CASES["awq"][0], train=True)
