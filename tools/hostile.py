@@ -12,10 +12,10 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -322,15 +322,9 @@ def onnx_fields(r: Random) -> Case:
 
 @cache
 def schemas() -> tuple[Any, ...]:
-    """Definitions of operators: ONNX's, and onnxruntime's own where it is installed."""
     import onnx.defs
 
-    found = list(onnx.defs.get_all_schemas())
-    with suppress(ImportError):
-        runtime = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-        every = runtime.get_all_operator_schema()
-        found += [s for s in every if s.domain == "com.microsoft"]
-    return tuple(sorted(found, key=lambda s: (s.domain, s.name)))
+    return tuple(sorted(onnx.defs.get_all_schemas(), key=lambda s: (s.domain, s.name)))
 
 
 EXTENTS = (0, 1, 1, 2, 2, 3, 4, 5, 8, 16, 17, 1024, 2**16, 2**31, 2**40, 2**62)
@@ -399,8 +393,9 @@ def onnx_drawn(r: Random) -> Case:
             value = attribute(r, str(a.type))
             if value is not None and not (isinstance(value, list) and not value):
                 given[name] = value
-    few = max(schema.min_output, min(schema.max_output, 4))
-    outputs = [f"y{i}" for i in range(max(1, r.randint(schema.min_output, few)))]
+    outputs = [
+        f"y{i}" for i in range(max(1, r.randint(schema.min_output, min(schema.max_output, 4))))
+    ]
     node = helper.make_node(schema.name, names, outputs, domain=schema.domain, **given)
     ends = [helper.make_empty_tensor_value_info(o) for o in outputs]
     graph = helper.make_graph([node], "g", inputs, ends, weights)
@@ -508,6 +503,109 @@ def texts() -> tuple[str, ...]:
         parts = re.split(r"^# (?:run|gives|fails):.*\n", path.read_text(), flags=re.MULTILINE)
         found += [part for part in parts if "{" in part and len(part) < LARGEST]
     return tuple(found)
+
+
+@cache
+def graphs() -> tuple[Any, ...]:
+    """Those of the texts that are of level `graph`, as graphs."""
+    from gpuir.ir.errors import GpuirError
+    from gpuir.text.parser import parse
+
+    found: list[Any] = []
+    for text in texts():
+        with suppress(GpuirError):
+            if text.startswith("graph"):
+                found.append(parse(text))
+    return tuple(found)
+
+
+def changed(r: Random, op: Any, known: Sequence[Any]) -> Any:
+    """The op with one of its fields another of its kind: an operand of the same type, a number, a
+    flag, a dtype, a function of the same arity."""
+    from gpuir.ir.graph import Value
+    from gpuir.ir.types import DTYPES, DType
+    from gpuir.ops.scalar import SCALARS
+
+    of = r.choice(fields(op))
+    old = getattr(op, of.name)
+    new: Any = old
+    match old:
+        case Value():
+            new = r.choice([v for v in known if v.type == old.type] or [old])
+        case (Value(), *_):
+            parts = list(old)
+            i = r.randrange(len(parts))
+            parts[i] = r.choice([v for v in known if v.type == parts[i].type])
+            new = tuple(parts)
+        case bool():
+            new = not old
+        case int():
+            new = old + r.choice((-1, 1)) if chance(r, 0.5) else number(r)
+        case float():
+            new = r.choice(FLOATS)
+        case DType():
+            new = r.choice(list(DTYPES.values()))
+        case str() if old in SCALARS:
+            new = r.choice([n for n, row in SCALARS.items() if row.arity == SCALARS[old].arity])
+        case (int() | float(), *_):
+            i = r.randrange(len(old))
+            pool = FLOATS if isinstance(old[i], float) else (old[i] + 1, old[i] - 1, number(r))
+            new = (*old[:i], r.choice(pool), *old[i + 1 :])
+        case _:
+            pass
+    return replace(op, **{of.name: new})
+
+
+def retyped(r: Random, g: Any) -> Any:
+    """The graph made anew with another size throughout, another dtype throughout, or fields of its
+    ops changed; GpuirError where that cannot be."""
+    from gpuir.ir.build import Builder
+    from gpuir.ir.types import DTYPES, TensorType
+
+    ends = (*g.inputs, *g.params)
+    sizes = sorted({n for v in ends for n in v.type.shape})
+    dtypes = sorted({v.type.dtype for v in ends}, key=str)
+    size, other = r.choice(sizes or [0]), r.choice((*EXTENTS, 7, 64, 129, 4096))
+    dtype, new_dtype = r.choice(dtypes or [None]), r.choice(list(DTYPES.values()))
+    resized, recast = chance(r, 0.5), chance(r, 0.25)
+
+    def sized(shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(other if resized and n == size else n for n in shape)
+
+    b = Builder(g.level, g.name, g.target)
+    b.inherit(g)
+    values: dict[Any, Any] = {}
+    for make, some in ((b.input, g.inputs), (b.param, g.params)):
+        for v in some:
+            kind = new_dtype if recast and v.type.dtype == dtype else v.type.dtype
+            values[v] = make(v.name, TensorType(sized(v.type.shape), kind))
+    targets = r.sample(range(len(g.nodes)), min(len(g.nodes), r.choice((0, 1, 1, 2))))
+    for i, node in enumerate(g.nodes):
+        op = node.op.substitute(values)
+        if resized:
+            shapes = {
+                f.name: sized(x)
+                for f in fields(op)
+                if isinstance(x := getattr(op, f.name), tuple) and x and type(x[0]) is int
+            }
+            op = replace(op, **shapes)
+        if i in targets:
+            op = changed(r, op, tuple(values.values()))
+        results = b.add(op, [v.name for v in node.results], node.locs)
+        values.update(zip(node.results, results, strict=True))
+    return b.finish([values[v] for v in g.outputs])
+
+
+def ir_typed(r: Random) -> Case:
+    """A graph that is well-formed still after what was changed, in its text."""
+    from gpuir.text.printer import show
+
+    text = MODEL
+    for _ in range(8):
+        with suppress(Exception):  # most changes do not fit, and the type rules say so
+            text = show(retyped(r, r.choice(graphs())))
+            break
+    return Case(asked(r, "m.gir"), {"m.gir": text.encode("utf-8", "replace")})
 
 
 def ir_text(r: Random) -> Case:
@@ -727,6 +825,87 @@ def programs() -> tuple[bytes, ...]:
     return tuple(made)
 
 
+@cache
+def calls_of() -> tuple[Any, ...]:
+    """The nodes of the saved programs: what each calls, with what."""
+    found: list[Any] = []
+    for data in programs():
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            (name,) = [n for n in archive.namelist() if n.endswith("models/model.json")]
+            found += json.loads(archive.read(name))["graph_module"]["graph"]["nodes"]
+    return tuple(found)
+
+
+def revalued(r: Random, members: dict[str, Any]) -> None:
+    """Values of saved programs' documents changed for others of their kind: a size throughout, a
+    number, a flag, a dtype, an operand, an operator of as many arguments."""
+    documents = list(members.values())
+    spots = [(holder, key) for d in documents for holder, key in places(d)]
+    ints = [(h, k) for h, k in spots if k == "as_int" and type(h[k]) is int]
+    for _ in range(r.choice((1, 1, 2, 3))):
+        match r.randrange(7):
+            case 0 if ints:
+                size, other = r.choice(ints)[0]["as_int"], r.choice((*EXTENTS, 7, 64, 129))
+                for holder, key in ints:
+                    holder[key] = other if holder[key] == size else holder[key]
+            case 1:
+                of = ("as_int", "as_float", "as_bool", "as_string")
+                holder, key = r.choice([s for s in spots if s[1] in of])
+                holder[key] = scalar(r, None, holder[key])
+            case 2:
+                holder, key = r.choice([s for s in spots if s[1] == "dtype"])
+                holder[key] = r.randint(1, 15)
+            case 3:
+                names = [h[k] for h, k in spots if k == "name" and len(h) == 1]
+                tensors = [(h, k) for h, k in spots if k == "as_tensor" and isinstance(h[k], dict)]
+                holder, key = r.choice(tensors)
+                holder[key]["name"] = r.choice(names)
+            case 4:
+                nodes = [h for h, k in spots if k == "target"]
+                node = r.choice(nodes)
+                count = len(node["inputs"])
+                others = [n for n in calls_of() if len(n["inputs"]) == count] or nodes
+                node["target"] = r.choice(others)["target"]
+            case 5:
+                lists = [(h, k) for h, k in spots if k in ("as_ints", "sizes") and h[k]]
+                holder, key = r.choice(lists)
+                i = r.randrange(len(holder[key]))
+                old = holder[key][i]
+                holder[key][i] = scalar(r, None, old) if type(old) is int else old
+            case _:
+                nodes = [h for h, k in spots if k == "target" and h.get("inputs")]
+                given = r.choice(nodes)["inputs"]
+                if chance(r, 0.5):
+                    del given[r.randrange(len(given))]
+                else:
+                    given.append(deepcopy(r.choice(r.choice(nodes)["inputs"])))
+
+
+def programs_typed(r: Random) -> Case:
+    """A saved program that reads as one still: the values in it are others of their kind."""
+    if not programs():
+        return pipelines(r)
+    with zipfile.ZipFile(io.BytesIO(r.choice(programs()))) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    documents = {
+        name: json.loads(data)
+        for name, data in members.items()
+        if name.endswith(("models/model.json", "weights_config.json"))
+    }
+    revalued(r, documents)
+    members |= {name: json.dumps(d).encode() for name, d in documents.items()}
+    return Case(asked(r, "m.pt2"), {"m.pt2": zipped(members)})
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(stream, "w") as archive:
+        warnings.simplefilter("ignore")
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
 def archives(r: Random) -> Case:
     """A saved program whose members, or the JSON in them, were changed."""
     if not programs():
@@ -755,12 +934,7 @@ def archives(r: Random) -> Case:
                     members[name] = edited(r, json.loads(members[name])).encode("utf-8", "replace")
                 except (KeyError, ValueError, TypeError, RecursionError):  # damaged before
                     continue
-    stream = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(stream, "w") as archive:
-        warnings.simplefilter("ignore")
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return Case(asked(r, "m.pt2"), {"m.pt2": stream.getvalue()})
+    return Case(asked(r, "m.pt2"), {"m.pt2": zipped(members)})
 
 
 SIZED = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -1023,14 +1197,16 @@ GENERATORS: dict[str, tuple[Generator, int]] = {  # and how often of the whole
     "onnx fields": (onnx_fields, 26),
     "onnx drawn": (onnx_drawn, 16),
     "onnx bombs": (onnx_bombs, 1),
-    "ir text": (ir_text, 20),
+    "ir text": (ir_text, 8),
+    "ir typed": (ir_typed, 14),
     "schedules": (schedules, 4),
     "pipelines": (pipelines, 8),
     "targets": (targets, 4),
     "profiles": (profiles, 4),
     "reports": (reports, 5),
     "tables": (tables, 2),
-    "archives": (archives, 4),
+    "archives": (archives, 2),
+    "programs": (programs_typed, 4),
     "configs": (configs, 1),
     "command lines": (lines, 8),
     "names": (named, 3),
@@ -1064,10 +1240,12 @@ def prepare() -> None:
         onnx_models,
         schemas,
         texts,
+        graphs,
         passes,
         report,
         measured,
         programs,
+        calls_of,
         commands,
         symbolic,
     ):
