@@ -582,6 +582,7 @@ class Pool(Op):
         parts = (self.window, self.strides, self.low, self.high, self.dilations)
         ok = all(len(p) == len(spatial) for p in parts)
         _check(ok, "t.pool: one entry for each spatial axis", len(spatial), [len(p) for p in parts])
+        _check(min(self.window, default=1) > 0, "t.pool: an empty window", "1 or more", self.window)
         _steps("t.pool", self.strides, self.dilations)
         extents = tuple(map(window_extent, spatial, *parts))
         dtype = i64 if self.fn == "argmax" else self.x.type.dtype

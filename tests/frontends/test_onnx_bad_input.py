@@ -609,6 +609,8 @@ def test_tables_of_trees_that_do_not_fit(op: str, attributes: dict[str, Any], sa
     ("made", "shapes", "says"),
     [
         (node("GlobalLpPool", ["x0"], ["y"], p=0), [(1, 2, 3)], "the attribute 'p'"),
+        (node("LRN", ["x0"], ["y"], size=-1), [(1, 2, 3)], "the attribute 'size'"),
+        (node("MaxPool", ["x0"], ["y"], kernel_shape=[-1]), [(1, 2, 3)], "does not move"),
         (node("RandomUniformLike", ["x0"], ["y"], seed=np.inf), [(3,)], "a seed is a finite"),
         (node("Bernoulli", ["x0"], ["y"], seed=np.nan), [(3,)], "a seed is a finite"),
     ],

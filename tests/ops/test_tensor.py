@@ -87,3 +87,10 @@ def test_rows_between_the_products_are_rounded_as_x_is():
     arrays = (x, np.zeros((5, 2), int), shares, up, down.astype(f8))
     (y,) = evaluate(op, dict(zip(op.operands, arrays, strict=True)))
     assert np.all(y == 6 * 0.1015625)
+
+
+def test_a_window_of_nothing_is_refused():
+    """Its work would be negative."""
+    x = Value("x", TensorType((1, 2, 3), f32))
+    with pytest.raises(ModelError, match="an empty window"):
+        t.Pool("mean", x, (-1,), (1,), (0,), (4,), (1,)).types()

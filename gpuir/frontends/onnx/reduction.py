@@ -221,7 +221,7 @@ def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
 def lrn(n: OnnxNode, e: Emitter) -> Value:
     """x / (bias + alpha * mean of x^2 over `size` channels) ^ beta; the mean counts what lies
     outside as zero. Krizhevsky et al., NeurIPS 2012, section 3.3."""
-    x, size = channelled(n), n.attr("size", 1)
+    x, size = channelled(n), n.count("size")
     batch, channels, *image = x.type.shape
     square = e(t.Reshape(map_(e, "mul", x, x), (batch, 1, channels, prod(image))))
     low, high = (size - 1) // 2, size // 2

@@ -295,7 +295,12 @@ def test_odd_values_are_the_configs_fault(key: str, odd: Any, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("key", "count", "most"),
-    [("num_hidden_layers", 10**9, 512), ("num_experts", 10**9, 4096), ("num_layers", 1e300, 512)],
+    [
+        ("num_hidden_layers", 10**9, 512),
+        ("num_hidden_layers", 10**400, 512),
+        ("num_experts", 10**9, 4096),
+        ("num_layers", 1e300, 512),
+    ],
 )
 def test_more_layers_than_can_be_built(key: str, count: float, most: int, tmp_path: Path):
     path = config(tmp_path, LLAMA, **{key: count})
