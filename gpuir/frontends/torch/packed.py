@@ -83,31 +83,33 @@ for _name, _schema in SCHEMAS.items():
 ops: Any = torch.ops.gpuir
 
 
-@torch.library.register_fake("gpuir::unpack", lib=LIBRARY)
-@torch.library.register_fake("gpuir::unpacked", lib=LIBRARY)
-def _(weight: torch.Tensor, *args: Any) -> torch.Tensor:
+def _numbers(weight: torch.Tensor, *args: Any) -> torch.Tensor:
     return weight.new_empty(weight.shape, dtype=args[-1])
 
 
-@torch.library.register_fake("gpuir::quantize_rows", lib=LIBRARY)
-def _(x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+def _rows(x: torch.Tensor, scale: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (*x.shape[:-1], 1) if scale is None else ()
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("gpuir::scaled_linear", lib=LIBRARY)
-def _(x: torch.Tensor, scale: Any, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+def _product(x: torch.Tensor, scale: Any, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=args[-1])
 
 
-@torch.library.register_fake("gpuir::integer_linear", lib=LIBRARY)
-def _(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _integers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.int32)
 
 
-@torch.library.register_fake("gpuir::rescale", lib=LIBRARY)
-def _(x: torch.Tensor, *args: Any) -> torch.Tensor:
-    return x.new_empty(x.shape, dtype=args[-1])
+FAKES: dict[str, Any] = {
+    "unpack": _numbers,
+    "unpacked": _numbers,
+    "quantize_rows": _rows,
+    "scaled_linear": _product,
+    "integer_linear": _integers,
+    "rescale": _numbers,
+}
+for _name, _fake in FAKES.items():
+    torch.library.register_fake(f"gpuir::{_name}", _fake, lib=LIBRARY)
 
 
 # ---------------------------------------------------------------------------- modules
