@@ -548,6 +548,12 @@ def window_extent(n: int, window: int, stride: int, low: int, high: int, dilatio
     return max((n + low + high - dilation * (window - 1) - 1) // stride + 1, 0)
 
 
+def _has_axes(op: str, *types: TensorType) -> None:
+    """Images, channels, and what lies behind."""
+    ok = all(type.rank >= 2 for type in types)
+    _check(ok, f"{op}: two axes or more", "[n, c, ..]", ", ".join(map(str, types)))
+
+
 def _steps(op: str, *parts: tuple[int, ...], groups: int = 1) -> None:
     """Strides and dilations, and the groups that channels are divided by, are at least 1."""
     ok = groups >= 1 and all(n >= 1 for part in parts for n in part)
@@ -578,6 +584,7 @@ class Pool(Op):
     column_major: bool = False
 
     def types(self) -> tuple[TensorType, ...]:
+        _has_axes("t.pool", self.x.type)
         n, c, *spatial = self.x.type.shape
         parts = (self.window, self.strides, self.low, self.high, self.dilations)
         ok = all(len(p) == len(spatial) for p in parts)
@@ -645,6 +652,7 @@ class Conv(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         x, w = self.x.type, self.w.type
+        _has_axes("t.conv", x, w)
         n, c, *spatial = x.shape
         k, per_group, *window = w.shape
         _factors("t.conv", x, w)
@@ -689,6 +697,7 @@ class ConvTranspose(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         x, w = self.x.type, self.w.type
+        _has_axes("t.conv_transpose", x, w)
         n, c, *spatial = x.shape
         rows, per_group, *window = w.shape
         _factors("t.conv_transpose", x, w)

@@ -94,3 +94,14 @@ def test_a_window_of_nothing_is_refused():
     x = Value("x", TensorType((1, 2, 3), f32))
     with pytest.raises(ModelError, match="an empty window"):
         t.Pool("mean", x, (-1,), (1,), (0,), (4,), (1,)).types()
+
+
+def test_a_window_needs_axes_to_move_along():
+    x, w = (Value(name, TensorType((3,), f32)) for name in "xw")
+    for op in (
+        t.Pool("mean", x, (), (), (), (), ()),
+        t.Conv(x, w, (), (), (), ()),
+        t.ConvTranspose(x, w, (), (), (), ()),
+    ):
+        with pytest.raises(ModelError, match="two axes or more"):
+            op.types()
