@@ -233,7 +233,7 @@ def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[Sequence[Any], .
 
 def among(n: OnnxNode, attr: str, default: int, names: Sequence[str]) -> str:
     """What a number stands for."""
-    number = n.attr(attr, default)
+    number = int(n.attr(attr, default))
     if not 0 <= number < len(names):
         expected = ", ".join(f"{i} {name}" for i, name in enumerate(names))
         raise ModelError(f"{n.op}: no such {attr}", expected=expected, found=str(number))
