@@ -34,6 +34,8 @@ def gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[
         (x,) = args
         assert isinstance(x, Value)
         return (UNARY[fn](r, dy, y, x),)
+    if fn not in SEVERAL:
+        raise ModelError(f"no gradient of {fn}", fix="train the forward pass: it is made from that")
     return SEVERAL[fn](r, dy, y, *args)
 
 
