@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,6 +117,8 @@ def _plain(value: Any) -> Any:
         return tuple(map(_plain, value))
     if isinstance(value, Mapping):
         return tuple((key, _plain(item)) for key, item in value.items())
+    if isinstance(value, partial):
+        return id(value.func), _plain(value.args), _plain(value.keywords)
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return value
     return id(value)

@@ -49,7 +49,7 @@ WHISPER |= {"decoder_attention_heads": 2, "max_source_positions": 10, "num_mel_b
 WHISPER |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 WHISPER |= {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
 MIXTRAL = named("mixtral", "MixtralForCausalLM", **GROUPED, num_local_experts=4)
-GEMMA2 = named("gemma2", "Gemma2ForCausalLM", **GROUPED, sliding_window=4, num_hidden_layers=19)
+GEMMA2 = named("gemma2", "Gemma2ForCausalLM", **GROUPED, sliding_window=4, num_hidden_layers=21)
 DENSE_FIRST = named(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
