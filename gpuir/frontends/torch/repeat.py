@@ -50,6 +50,7 @@ def grown(program: Program, load: Callable[[Program], Model], joint: bool) -> Mo
     exported = sum(s.length(n) for s in stacks for n in depths)
     if not stacks or LEAST * exported > sum(len(s.layers) for s in stacks):
         return None
+    longest = stacks[0].length(few + STEP)
 
     def made(times: int) -> Model:
         with cut(stacks, times):
@@ -62,9 +63,11 @@ def grown(program: Program, load: Callable[[Program], Model], joint: bool) -> Mo
             return None
         model = _held(law.model(stacks[0].times, models[few].weights), program.module)
         verify(model.graph, "repeat")
+        told = f"the layers behind the first {longest} do what these do: they hold the same modules"
+        graph = replace(model.graph, assumed=(*model.graph.assumed, told))
     except (Irregular, GpuirError):  # what is at fault in the program itself, the whole one shows
         return None
-    return model
+    return replace(model, graph=graph)
 
 
 def _shorter(program: Program, stacks: Sequence[Stack], times: int) -> Program:
