@@ -117,7 +117,8 @@ def test_suppression(center: int, most: int, least: float | None, known: bool):
     if known:
         operands = [x if isinstance(x, tuple) else (x,) for x in operands]
     loaded = check("NonMaxSuppression", 11, tuple(operands), attrs)
-    assert bool(loaded.graph.assumed) == (not known and most > 0)
+    told = [a for a in loaded.graph.assumed if not a.startswith("weights take")]
+    assert bool(told) == (not known and most > 0)
     if not known:
         assert loaded.graph.outputs[0].type.shape == (2 * 3 * most, 3)
 
