@@ -4,7 +4,7 @@ and times of a config's `quantization_config`."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
+from torch._inductor import config as inductor  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
 import gpuir  # noqa: E402
@@ -28,10 +29,14 @@ X = torch.zeros(2, 4, INTO, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def ao() -> Any:
+def ao() -> Iterator[Any]:
+    """torchao's `quantize_` sets up Inductor and the precision of products for all that follows."""
+    precision, settings = torch.get_float32_matmul_precision(), inductor.save_config()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+        yield pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    inductor.load_config(settings)
+    torch.set_float32_matmul_precision(precision)
 
 
 def model(bias: bool = True) -> nn.Module:
