@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import Program, unheard
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 from gpuir.ir.files import read_json
 
@@ -185,21 +184,16 @@ def called(path: Path) -> str:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """transformers says nothing of its own, and its absence is said in our words."""
-    try:
-        logging = import_module("transformers").logging
-    except ImportError as error:
-        raise UsageError(
-            "Hugging Face configs need transformers", found=reason(error), fix=INSTALL
-        ) from error
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(before)
+    """transformers, and what it imports, says nothing of its own; its absence is said in our
+    words."""
+    with unheard():
+        try:
+            import_module("transformers")
+        except ImportError as error:
+            raise UsageError(
+                "Hugging Face configs need transformers", found=reason(error), fix=INSTALL
+            ) from error
+        yield
 
 
 # ---------------------------------------------------------------------------- config and class
