@@ -952,6 +952,7 @@ class Routine(Op):
     work: int = 0
 
     def types(self) -> tuple[TensorType, ...]:
+        _check(self.work >= 0, "a routine's work is counted from 0", "0 or more", self.work)
         return self.gives
 
     def flops(self) -> int:

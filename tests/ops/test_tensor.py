@@ -96,6 +96,11 @@ def test_a_window_of_nothing_is_refused():
         t.Pool("mean", x, (-1,), (1,), (0,), (4,), (1,)).types()
 
 
+def test_a_routine_of_negative_work_is_refused():
+    with pytest.raises(ModelError, match="work is counted from 0"):
+        t.Routine("sort", (), (), work=-1).types()
+
+
 def test_a_window_needs_axes_to_move_along():
     x, w = (Value(name, TensorType((3,), f32)) for name in "xw")
     for op in (
