@@ -12,6 +12,7 @@ from gpuir.backends.terminal import printable
 from gpuir.ir.errors import UsageError
 
 FORMS = ("png", "svg", "pdf")
+DPI = 200  # of pixels, and of what a drawing measures
 STYLE = {
     "svg.hashsalt": "gpuir",  # or each file has ids of its own
     "axes.spines.top": False,
@@ -39,9 +40,9 @@ def picture(form: str, size: tuple[float, float], draw: Callable[[Any], None]) -
     out = BytesIO()
     with matplotlib().rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure = matplotlib("matplotlib.figure").Figure(figsize=size, layout="constrained")
+        figure = matplotlib("matplotlib.figure").Figure(size, DPI, layout="constrained")
         draw(figure)
         for text in figure.findobj(matplotlib("matplotlib.text").Text):
             text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
-        figure.savefig(out, format=form, dpi=200, metadata=NAMELESS[form])
+        figure.savefig(out, format=form, dpi=DPI, metadata=NAMELESS[form])
     return out.getvalue()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import atan2, ceil, degrees, floor, log10
+from math import atan2, ceil, degrees, floor, hypot, log10
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 from gpuir.backends.picture import FORMS, matplotlib, picture
 from gpuir.backends.report import Summary
@@ -24,6 +24,9 @@ COLOURS = (
     "#56b4e9",
     "#000000",
 )  # Okabe, Ito
+
+GAP = 2.0  # points between a line and its label
+PLACES = 40  # along a line, that are tried for its label
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,9 @@ def _draw(axes: Any, summaries: Sequence[Summary]) -> None:
     axes.grid(True, which="major", linewidth=0.4, alpha=0.5)
     axes.set_title(_title(summaries, groups), loc="left", fontsize=9.5)
     alone = len(devices) == 1
+    labels: list[Label] = []
     for name, (s, _, colour) in devices.items():
-        _roofs(axes, roofs[name], memories(s), "0.3" if alone else colour, named=alone)
+        labels += _roofs(axes, roofs[name], memories(s), "0.3" if alone else colour)
     for i, one in enumerate(series):
         axes.scatter(
             [p.intensity for p in one.points],
@@ -159,6 +163,8 @@ def _draw(axes: Any, summaries: Sequence[Summary]) -> None:
         axes.scatter([], [], s=40, color=_colour(i), alpha=0.55, label=one.name)
     if series:
         axes.legend(loc="lower right", fontsize=8)
+    if alone:
+        _name(axes, labels, shown)
 
 
 def _intensity(value: float, _: int) -> str:
@@ -188,18 +194,28 @@ def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
 
-def _roofs(
-    axes: Any, flat: Sequence[Roof], slanted: Sequence[Roof], colour: str, *, named: bool
-) -> None:
+@dataclass(frozen=True)
+class Label:
+    """The name of a roof, to be written above its line: from where, to where. `first` is the end
+    that it would rather be at: 0 or 1."""
+
+    text: str
+    colour: str
+    line: tuple[tuple[float, float], tuple[float, float]]
+    first: int
+
+
+def _roofs(axes: Any, flat: Sequence[Roof], slanted: Sequence[Roof], colour: str) -> list[Label]:
     """Level lines for arithmetic; slanted ones for memories, up to the highest of those."""
     left, right = axes.get_xlim()
+    bottom = axes.get_ylim()[0]
     slowest = min((m.rate for m in slanted), default=0.0)
+    labels: list[Label] = []
     for roof in flat:
         start = max(roof.rate / slowest, left) if slowest else left
         axes.plot([start, right], [roof.rate] * 2, color=colour, linewidth=1.2)
-        if named:
-            text = f"{roof.name}, {quantity(roof.rate, 'flop/s')}"
-            _beside(axes, (right, roof.rate), text, colour, ha="right")
+        text = f"{roof.name}, {quantity(roof.rate, 'flop/s')}"
+        labels.append(Label(text, colour, ((min(start, right), roof.rate), (right, roof.rate)), 1))
     top = max((roof.rate for roof in flat), default=0.0)
     for memory in slanted:
         end = min(top / memory.rate if top else right, right)
@@ -207,41 +223,56 @@ def _roofs(
             continue
         style = "-" if memory.rate == slowest else "--"
         axes.plot([left, end], [left * memory.rate, end * memory.rate], style, color=colour, lw=1.2)
-        low = max(left, axes.get_ylim()[0] / memory.rate)
-        if named and low < end:
-            at = low * (end / low) ** 0.06
+        low = max(left, bottom / memory.rate)
+        if low < end:
             text = f"{memory.name}, {quantity(memory.rate, 'bytes/s')}"
-            _beside(axes, (at, at * memory.rate), text, colour, rotation=_slope(axes))
+            line = (low, low * memory.rate), (end, end * memory.rate)
+            labels.append(Label(text, colour, line, 0))
+    return labels
 
 
-def _slope(axes: Any) -> float:
-    """Degrees at which a line of slope one rises on the paper, as far as the layout is known."""
-    axes.figure.draw_without_rendering()
-    box = axes.get_window_extent()
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    return degrees(atan2(box.height / log10(high / low), box.width / log10(right / left)))
+def _name(axes: Any, labels: Sequence[Label], shown: Sequence[Point]) -> None:
+    """Writes each label along its line where it lies on the least: on no other label if it can,
+    then on few lines, then on few points; above rather than below, near the end it would be at."""
+    path = matplotlib("matplotlib.path").Path
+    axes.figure.draw_without_rendering()  # only then it is known where things are
+    pixels = axes.transData.transform
+    gap = GAP / 72 * axes.figure.dpi
+    lines = [pixels(label.line) for label in labels]
+    spots = pixels([(p.intensity, p.rate) for p in shown] or [(0.0, 0.0)])
+    taken: list[Any] = []
+    if (legend := axes.get_legend()) is not None:
+        taken.append(path(legend.get_window_extent().corners()[[0, 1, 3, 2]]))
+    for n, (label, (start, end)) in enumerate(zip(labels, lines, strict=True)):
+        text = axes.text(*label.line[0], label.text, fontsize=7.5, color=label.colour)
+        text.set_in_layout(False)
+        box = text.get_window_extent()
+        length = float(hypot(*(end - start)))
+        along = (end - start) / length if length else end * 0 + (1, 0)
+        up = along[::-1] * (-1, 1)
+        wide, high = box.width * along, box.height * up
+        room = length - box.width - 2 * gap
+        places = [gap + max(room, 0.0) * i / PLACES for i in range(PLACES + 1)]
+        if label.first:  # where the line is short, the label juts out at its other end
+            places = [at + min(room, 0.0) for at in reversed(places)]
+        tried = [
+            start + at * along + side for side in (gap * up, -gap * up - high) for at in places
+        ]
+        areas = [path([low, low + wide, low + wide + high, low + high]) for low in tried]
+        others = [path(line) for line in (*lines[:n], *lines[n + 1 :])]
 
+        def clashes(i: int, areas: Any = areas, others: Any = others) -> tuple[int, ...]:
+            here = areas[i]
+            return (
+                sum(here.intersects_path(x) for x in taken),
+                sum(here.intersects_path(x, filled=False) for x in others),
+                sum(here.contains_points(spots)),
+            )
 
-def _beside(
-    axes: Any,
-    at: tuple[float, float],
-    text: str,
-    colour: str,
-    ha: Literal["left", "right"] = "left",
-    rotation: float = 0.0,
-) -> None:
-    axes.annotate(
-        text,
-        at,
-        (-4 if ha == "right" else 0, 2),
-        textcoords="offset points",
-        ha=ha,
-        va="bottom",
-        fontsize=7.5,
-        color=colour,
-        rotation=rotation,
-        rotation_mode="anchor",
-    )
+        best = min(range(len(tried)), key=clashes)
+        taken.append(areas[best])
+        text.set(rotation=degrees(atan2(along[1], along[0])), rotation_mode="anchor")
+        text.set_position(axes.transData.inverted().transform(tried[best]))
 
 
 def _title(summaries: Sequence[Summary], groups: Sequence[list[Alike]]) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gpuir
+from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.report import Summary
+from gpuir.backends.roofline import _draw as draw_on
 from gpuir.backends.roofline import ceilings, memories, points, roofline
 from gpuir.backends.terminal import Layout, alike
 from gpuir.ir.errors import UsageError
@@ -75,6 +79,33 @@ def test_one_run_shows_its_kinds_and_any_name():
     pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
     s = replace(encoder("a100"), model="$x_{1}$ <&> \\frac{")
     assert len(roofline([s], Layout(file="one.svg"))) > 10_000
+
+
+@pytest.mark.parametrize("vector", [19.5e12, 150e12])
+def test_no_label_lies_on_another(vector: float):
+    """Nor where roofs are nearly the same, of memories and of arithmetic."""
+    pytest.importorskip("matplotlib")
+    path = matplotlib("matplotlib.path").Path
+    target = f"a100+flops_per_s.vector.f32={vector}+l2.bytes_per_s=1.6e12"
+    g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
+    s = gpuir.summary(gpuir.analyze(g, target, tf32=True))
+    areas: list[Any] = []
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        draw_on(axes, [s])
+        turned = matplotlib("matplotlib.transforms").Affine2D
+        for text in axes.texts:
+            degrees, (x, y) = text.get_rotation(), axes.transData.transform(text.get_position())
+            text.set_rotation(0)
+            box = text.get_window_extent()
+            text.set_rotation(degrees)
+            corners = [(0, 0), (box.width, 0), (box.width, box.height), (0, box.height)]
+            areas.append(path(turned().rotate_deg(degrees).translate(x, y).transform(corners)))
+
+    picture("png", (7.5, 5.0), draw)
+    assert len(areas) == 4
+    assert not any(a.intersects_path(b) for a, b in combinations(areas, 2))
 
 
 def test_a_graph_without_arithmetic_is_drawn_too():
