@@ -94,6 +94,12 @@ def analyze(
             raise UsageError("two targets are given", found=f"{target}, {thing}")
         elif thing is not None:
             args.append(thing)
+    if args and isinstance(model, Graph):
+        raise UsageError(
+            "a graph has its inputs' shapes already",
+            expected="the name of a target alone, or its file's path",
+            found=", ".join(type(x).__name__ for x in args),
+        )
     if args:
         options["args"] = args[0] if len(args) == 1 else tuple(args)
     g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
