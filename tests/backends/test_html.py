@@ -315,6 +315,15 @@ def test_a_click_on_a_row_or_a_point_explains_it(tab: Any):
     assert tab.get_by_role("dialog").is_visible()
 
 
+def test_names_of_roofs_that_are_nearly_as_high_are_beside_each_other(opened: Any):
+    g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
+    costed = gpuir.analyze(g, "a100+flops_per_s.vector.f32=1.5e14", tf32=True)
+    names = opened([gpuir.summary(costed)]).tab.locator("#chart-roofline .annotation-text")
+    a, b = (x.bounding_box() for x in names.filter(has_text="flop/s").all())
+    left, right = sorted((a, b), key=lambda box: box["x"])
+    assert left["x"] + left["width"] <= right["x"]
+
+
 def test_every_kernel_has_a_row(tab: Any):
     (s,) = encoder("a100")
     tab.get_by_label("every kernel").check()

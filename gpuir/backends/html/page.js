@@ -248,16 +248,21 @@ function roofNames([left, right], [low, high]) {
   const rise = ((size?.h ?? 400) / (high - low)) / ((size?.w ?? place.clientWidth - 90) / (right - left));
   const angle = Math.atan(rise);
   const named = { showarrow: false, font: { size: 12, color: styled("quiet") } };
+  const decade = (size?.h ?? 400) / (high - low); // in pixels
+  let above = { y: Infinity, taken: 0 };
   const flat = run.roofs.flops
     .filter(([, rate]) => Math.log10(rate) < high)
-    .map(([name, rate]) => ({
-      ...named, x: right, y: Math.log10(rate), xanchor: "right", yanchor: "bottom",
-      text: escaped(`${name}, ${quantity(rate, "flop/s")}`), yshift: 1,
-    }));
-  const slanted = run.roofs.bytes.map(([name, rate]) => {
+    .map(([name, rate]) => {
+      const y = Math.log10(rate);
+      const text = `${name}, ${quantity(rate, "flop/s")}`;
+      const xshift = (above.y - y) * decade < 18 ? -above.taken : 0; // beside the name that is as high
+      above = { y, taken: 8 * text.length - xshift };
+      return { ...named, x: right, y, xanchor: "right", yanchor: "bottom", text: escaped(text), yshift: 1, xshift };
+    });
+  const slanted = run.roofs.bytes.map(([name, rate], i) => {
     const start = Math.max(left, low - Math.log10(rate));
     const end = Math.min(right, high - Math.log10(rate));
-    const x = start + 0.16 * (end - start);
+    const x = start + (0.16 + 0.3 * i) * (end - start);
     return {
       ...named, x, y: x + Math.log10(rate), textangle: (-angle * 180) / Math.PI,
       xshift: -9 * Math.sin(angle), yshift: 9 * Math.cos(angle), // above its line
