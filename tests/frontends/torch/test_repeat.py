@@ -115,11 +115,15 @@ def test_the_graph_is_that_of_all_layers(name: str, tmp_path: Path, exported: li
     few = max(exported)
     assert len(exported) == 2 and few < max(keys.get(k, 0) for k in COUNTS)
     whole = load(replace(made, repeats=False), train=train, joint=train)
-    *assumed, told = grown.graph.assumed
-    assert told.startswith(f"the layers behind the first {few} do what these do")
-    assert replace(grown.graph, assumed=tuple(assumed)) == whole.graph
+    assert grown.graph.assumed[-1].startswith(f"the layers behind the first {few} do what")
+    assert without_last_note(grown.graph) == whole.graph
     assert (grown.keys, grown.warnings) == (whole.keys, whole.warnings)
     assert {*grown.weights} == {*whole.weights}
+
+
+def without_last_note(graph: gpuir.Graph) -> gpuir.Graph:
+    """But for what `assumed` says of layers that were not exported."""
+    return replace(graph, assumed=graph.assumed[:-1])
 
 
 COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
@@ -178,7 +182,8 @@ def test_the_last_layer_of_the_longer_export_is_the_proof(
     made = Program(Layers(20, odd), (torch.zeros(2, 4),), name="layers", repeats=True)
     graph = load(made).graph
     assert exported == exports
-    assert gpuir.show(graph) == gpuir.show(load(replace(made, repeats=False)).graph)
+    same = without_last_note(graph) if odd < 0 else graph
+    assert same == load(replace(made, repeats=False)).graph
 
 
 def test_a_layer_of_other_sizes_is_exported(exported: list[int]):
