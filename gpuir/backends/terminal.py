@@ -168,6 +168,7 @@ def cut(text: str, width: int) -> str:
     a number."""
     if cell_width(text) <= width:
         return text
+    text = text[: width + 1]  # a character takes a column or more
     items = text.split(", ")
     while len(items) > 1:
         items.pop()

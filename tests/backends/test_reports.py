@@ -307,6 +307,12 @@ def test_names_in_wide_characters_keep_columns_straight():
     assert elided("/model/encoder/MatMul", 12) == "/mo…r/MatMul"
 
 
+def test_long_names_are_cut_by_what_is_shown():
+    """Not by one character less and less: a name of megabytes took minutes."""
+    assert cut("x" * 4_000_000, 5) == "xxxx…"
+    assert cut("a, " * 1_000_000, 8) == "a, a, …"
+
+
 def test_names_cannot_move_the_cursor(graph: Graph):
     (first, *rest) = graph.nodes
     evil = replace(first, locs=("m.onnx:a\x1b[2J\nb\tc",))

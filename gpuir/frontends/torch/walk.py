@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +30,17 @@ DYNAMO = re.compile(r"^L\['\w+'\]\.?")  # what torch.compile calls the module it
 SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size", "_linalg_check_errors")
 NUMBERS = ("item", "_local_scalar_dense")
 DEEPEST = 8  # decompositions within decompositions
+
+
+def item(several: Any, index: Any) -> Any:
+    """One of several results."""
+    try:
+        return several[index]
+    except (IndexError, TypeError) as error:
+        count = len(several) if isinstance(several, Sized) else "one alone"
+        raise ModelError(
+            "no such result", expected=f"an index into {count}", found=str(index)
+        ) from error
 
 
 @dataclass
@@ -116,7 +127,7 @@ class Walk:
             self.emit.builder.locs = (self.loc(launched(node)),)
         try:
             if target is operator.getitem:
-                return args[0][args[1]]
+                return item(*args)
             if isinstance(target, torch._ops.HigherOrderOperator):
                 return self.higher_order(node, args, kwargs)
             if not isinstance(target, torch._ops.OpOverload):

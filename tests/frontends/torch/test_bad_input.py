@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 
 from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.walk import item  # noqa: E402
 from gpuir.ir.errors import ModelError  # noqa: E402
 
 X = (torch.ones(4, 6),)
@@ -102,3 +103,9 @@ def test_a_branch_on_the_data_is_the_users_error():
 def test_a_number_taken_from_a_tensor_stays_one_on_the_device():
     model = load(Program(Scalar(), X), strict=True)
     assert [n.op.name for n in model.graph.nodes] == ["t.reduce", "t.map"]
+
+
+@pytest.mark.parametrize("several", [(1, 2), 7])
+def test_a_result_that_an_operator_has_not(several: Any):
+    with pytest.raises(ModelError, match="no such result"):
+        item(several, 2)
