@@ -9,6 +9,7 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
+from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, bool_, f32
 from gpuir.ops import tensor as t
@@ -182,6 +183,12 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     unequal widths, a routine."""
     x, count = n["self"], len(n.args["output_size"])
     spatial, wanted = x.type.shape[-count:], n.type.shape[-count:]
+    if len(spatial) != len(wanted):
+        raise ModelError(
+            f"{n.op}: the result has other axes than output_size",
+            expected=f"{count} axes behind the channels",
+            found=f"{x.type} to {n.type}",
+        )
     if not n.type.size:
         return e.fill(0, n.type)
     if any(a % b for a, b in zip(spatial, wanted, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -10,10 +10,14 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from gpuir.frontends.emit import Emitter  # noqa: E402
+from gpuir.frontends.torch.contraction import adaptive_mean  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.program import Program  # noqa: E402
 from gpuir.frontends.torch.walk import item  # noqa: E402
 from gpuir.ir.errors import ModelError  # noqa: E402
+from gpuir.ir.graph import Value  # noqa: E402
+from gpuir.ir.types import TensorType, f32  # noqa: E402
 
 X = (torch.ones(4, 6),)
 
@@ -109,3 +113,18 @@ def test_a_number_taken_from_a_tensor_stays_one_on_the_device():
 def test_a_result_that_an_operator_has_not(several: Any):
     with pytest.raises(ModelError, match="no such result"):
         item(several, 2)
+
+
+def test_a_pool_whose_result_has_other_axes():
+    class Odd:
+        """A node of a program whose sizes do not belong together."""
+
+        op = "adaptive_avg_pool2d"
+        args: ClassVar = {"output_size": [1, 1]}
+        type = TensorType((2, 8, 1, 1), f32)
+
+        def __getitem__(self, name: str) -> Value:
+            return Value(name, TensorType((8,), f32))
+
+    with pytest.raises(ModelError, match="other axes than output_size"):
+        adaptive_mean(cast(Any, Odd()), Emitter("g"))
