@@ -196,7 +196,7 @@ def _colour(i: int) -> str:
 
 @dataclass(frozen=True)
 class Label:
-    """The name of a roof, to be written above its line: from where, to where. `first` is the end
+    """The name of a roof, to be written along its `line` (from where, to where). `first` is the end
     that it would rather be at: 0 or 1."""
 
     text: str

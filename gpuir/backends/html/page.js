@@ -245,10 +245,9 @@ function drawRoofline() {
 function roofNames([left, right], [low, high]) {
   const place = find("chart-roofline");
   const size = place._fullLayout?._size;
-  const rise = ((size?.h ?? 400) / (high - low)) / ((size?.w ?? place.clientWidth - 90) / (right - left));
-  const angle = Math.atan(rise);
-  const named = { showarrow: false, font: { size: 12, color: styled("quiet") } };
   const decade = (size?.h ?? 400) / (high - low); // in pixels
+  const angle = Math.atan(decade / ((size?.w ?? place.clientWidth - 90) / (right - left)));
+  const named = { showarrow: false, font: { size: 12, color: styled("quiet") } };
   let above = { y: Infinity, taken: 0 };
   const flat = run.roofs.flops
     .filter(([, rate]) => Math.log10(rate) < high)
@@ -259,10 +258,11 @@ function roofNames([left, right], [low, high]) {
       above = { y, taken: 8 * text.length - xshift };
       return { ...named, x: right, y, xanchor: "right", yanchor: "bottom", text: escaped(text), yshift: 1, xshift };
     });
+  const apart = Math.min(0.3, 0.6 / (run.roofs.bytes.length - 1)); // of a line's length
   const slanted = run.roofs.bytes.map(([name, rate], i) => {
     const start = Math.max(left, low - Math.log10(rate));
     const end = Math.min(right, high - Math.log10(rate));
-    const x = start + (0.16 + 0.3 * i) * (end - start);
+    const x = start + (0.16 + apart * i) * (end - start);
     return {
       ...named, x, y: x + Math.log10(rate), textangle: (-angle * 180) / Math.PI,
       xshift: -9 * Math.sin(angle), yshift: 9 * Math.cos(angle), // above its line
