@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ ort = pytest.importorskip("onnxruntime")
 from onnx import helper, numpy_helper  # noqa: E402
 
 from gpuir.frontends.model import Model  # noqa: E402
+from gpuir.frontends.onnx.definition import RANKS  # noqa: E402
 from gpuir.frontends.onnx.load import load  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 from gpuir.ir.errors import ModelError  # noqa: E402
@@ -454,6 +456,7 @@ ATTENTION = [
         known=(2, 3),
         label="interleaved",
     ),
+    Case("RotaryEmbedding", [f(B, H, S, D), one(3, np.int64), COS, SIN], label="no-axis"),
     Case(
         "RotaryEmbedding",
         [
@@ -736,6 +739,59 @@ def test_means_what_onnxruntime_computes(case: Case) -> None:
         else:
             close = case.tolerance
             np.testing.assert_allclose(got, want, rtol=close, atol=close * np.abs(want).max())
+
+
+def of_other_ranks(case: Case) -> Iterator[Case]:
+    """The same node with an axis more, or one less, to one operand."""
+    for i, v in enumerate(case.operands):
+        if v is None:
+            continue
+        for other in (v[None], v[..., None], *((v[0], v[..., 0]) if v.ndim and v.size else ())):
+            operands = [*case.operands[:i], np.ascontiguousarray(other), *case.operands[i + 1 :]]
+            yield replace(case, operands=operands)
+
+
+def is_refused_by_onnxruntime(case: Case, model: Any) -> bool:
+    try:
+        expected_of(case, model)
+    except Exception:  # it raises many kinds
+        return True
+    return False
+
+
+RANKED = [c for c in CASES if f"{c.domain}::{c.op}".removeprefix("::") in RANKS]
+
+
+@pytest.mark.parametrize("case", RANKED, ids=str)
+def test_no_rank_that_onnxruntime_takes_is_refused(case: Case) -> None:
+    for other in of_other_ranks(case):
+        model = model_of(other)
+        try:
+            load(model)
+        except ModelError as error:
+            if "has the wrong rank" not in str(error):
+                continue
+            assert is_refused_by_onnxruntime(other, model), error
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        (Case("CausalConvWithState", [f(1, 4, 6, 6), f(4, 1, 3, 3)], {"ndim": 2}), "ndim = 1"),
+        (
+            Case(
+                "LinearAttention",
+                [f(1, 3, 8), f(1, 3, 8), f(1, 3, 8), f(2, 1, 2, 4, 4)],
+                {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear", "state_window": 2},
+            ),
+            "state_window is not supported",
+        ),
+    ],
+    ids=["two-dimensions", "window"],
+)
+def test_what_is_not_modelled_is_not_called_a_wrong_rank(case: Case, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        load(model_of(case))
 
 
 # ---------------------------------------------------------------------------- without a kernel

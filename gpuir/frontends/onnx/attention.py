@@ -407,7 +407,9 @@ def rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
 
 
 def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
-    """Rows of a cos or sin table: at ids [b, s], or at the s positions from ids [1] on."""
+    """Rows of a cos or sin table: at ids [b, s], or at the s positions from one id on."""
+    if ids.type.rank == 0:
+        ids = e(t.Reshape(ids, (1,)))
     if ids.type.size == 1 and ids.type.rank == 1 and s != 1:
         ids = e(t.Map("add", (positions(e, s, ids.type.dtype, 0, rank=1), ids)))
     if ids.type.rank == 1:

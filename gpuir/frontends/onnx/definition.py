@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Operands = Sequence["Value | None"]
 
 # Ranks of operands, where the definitions give them in words alone: `2|3` is either, `1+` at least
-# one, `*` any.
+# one, `*` any. Those of com.microsoft are of onnxruntime 1.32 (docs/ContribOperators.md), and what
+# its CPU kernels take beyond the words.
 RANKS = {
     "AffineGrid": "3 1",
     "CausalConvWithState": "3 3 1 3",
@@ -42,7 +43,7 @@ RANKS = {
     "ai.onnx.ml::TreeEnsembleClassifier": "2",
     "ai.onnx.ml::TreeEnsembleRegressor": "2",
     "ai.onnx.preview::FlexAttention": "4 4 4",
-    "com.microsoft::CausalConvWithState": "3 3 1 3",
+    "com.microsoft::CausalConvWithState": "3+ 3+ 1 3+",
     "com.microsoft::ComplexMul": "1+ 1+",
     "com.microsoft::ComplexMulConj": "1+ 1+",
     "com.microsoft::CropAndResize": "4 2 1",
@@ -56,7 +57,7 @@ RANKS = {
     "com.microsoft::GroupNorm": "2+ 1 1",
     "com.microsoft::GroupQueryAttention": "3 3 3 4 4",
     "com.microsoft::Inverse": "2+",
-    "com.microsoft::LinearAttention": "3 3 3 4 2+ 2+",
+    "com.microsoft::LinearAttention": "3 3 3 4|5 2+ 2+",
     "com.microsoft::MRotaryEmbedding": "3|4 3 2 2",
     "com.microsoft::MultiHeadAttention": "3|5 3|4|5 3|4 1 * 4 4 4",
     "com.microsoft::PackedAttention": "2 2 1",
@@ -65,7 +66,7 @@ RANKS = {
     "com.microsoft::QEmbedLayerNormalization": "2 2 2 2 2 1 1",
     "com.microsoft::RemovePadding": "3 1",
     "com.microsoft::RestorePadding": "2 2",
-    "com.microsoft::RotaryEmbedding": "3|4 1|2 2 2",
+    "com.microsoft::RotaryEmbedding": "3|4 0|1|2 2 2",
     "com.microsoft::SkipGroupNorm": "2+ 1 1",
     "com.microsoft::SparseAttention": "3 3 3 4 4",
     "com.microsoft::TransposeMatMul": "1+ 1+",
