@@ -110,8 +110,8 @@ def load(
     What the loader could not be sure of goes to `warn`, Python's warnings by default. ModelError
     or TextError when the file cannot be used.
     """
-    step = _Step.of(options)
     _check_values(options)
+    step = _Step.of(options)
     source = fspath(model) if isinstance(model, str | PathLike) else model
     path = source if isinstance(source, str) else ""
     note_input(path)
@@ -258,13 +258,20 @@ def _checkpoint(text: str | None) -> dict[str, str | int]:
 
 
 def _check_values(options: LoadOptions) -> None:
-    """UsageError for what is no number, where one is asked for. One argument becomes a tuple."""
+    """UsageError for what is of another kind than is asked for. One argument becomes a tuple."""
     for name, (fits, what, example) in VALUES.items():
         given: Any = options.get(name) or {}
         named = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
         if named is None or not all(map(fits, named.values())):
             raise UsageError(
                 f"{name}: not {what} by name",
+                expected=f"{name}={example}",
+                found=f"{name}={given!r}"[:200],
+            )
+    for name, (fits, what, example) in WORDS.items():
+        if (given := options.get(name)) is not None and not fits(given):
+            raise UsageError(
+                f"{name}: not {what}",
                 expected=f"{name}={example}",
                 found=f"{name}={given!r}"[:200],
             )
@@ -281,11 +288,42 @@ def _is_shape(sizes: Any) -> bool:
     return isinstance(sizes, list | tuple) and all(_is_count(n) for n in cast("list[Any]", sizes))
 
 
-VALUES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+def _is_word(given: Any) -> bool:
+    return isinstance(given, str)
+
+
+def _is_switch(given: Any) -> bool:
+    return isinstance(given, bool)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float)
+
+
+Rule = tuple[Callable[[Any], bool], str, str]
+VALUES: Mapping[str, Rule] = {
     "dims": (_is_count, "whole numbers", '{"batch": 8}'),
     "trip_counts": (_is_count, "whole numbers", '{"loop": 10}'),
     "inputs": (_is_shape, "shapes", '{"x": (8, 128)}'),
+    "converters": (callable, "functions", '{"mylib::op": convert}'),
     "kwargs": (lambda _: True, "arguments", '{"mask": mask}'),
+}
+WORDS: Mapping[str, Rule] = {
+    **{
+        name: (_is_word, "a word", example)
+        for name, example in (
+            *(("task", '"causal-lm"'), ("dtype", '"bf16"'), ("attention", '"sdpa"')),
+            *(("phase", '"decode"'), ("cache_dtype", '"f8e4m3"'), ("autodiff", '"gpuir"')),
+            *(("loss", '"loss"'), ("optimizer", '"adamw"'), ("autocast", '"bf16"')),
+            ("checkpoint", '"every=2"'),
+        )
+    },
+    **{
+        name: (_is_switch, "True or False", "True")
+        for name in ("strict", "mask", "train", "fused", "accumulate")
+    },
+    "past": (_is_count, "a whole number", "4096"),
+    "expert_skew": (_is_number, "a number", "0.5"),
 }
 
 

@@ -66,12 +66,27 @@ def test_what_makes_no_sense_is_refused(options: gpuir.LoadOptions, says: str):
         ({"inputs": {"x": "8x4"}}, "inputs={'x': '8x4'}"),
         ({"inputs": {"x": (8, "y")}}, "inputs={'x': (8, 'y')}"),
         ({"kwargs": [1]}, "kwargs=[1]"),
+        ({"converters": {"mylib::op": 1}}, "converters={'mylib::op': 1}"),
+        ({"train": "yes"}, "train='yes'"),
+        ({"train": True, "autodiff": True}, "autodiff=True"),
+        ({"train": True, "checkpoint": True}, "checkpoint=True"),
+        ({"train": True, "autocast": int}, "autocast=<class 'int'>"),
+        ({"train": True, "optimizer": print}, "optimizer=<built-in function print>"),
+        ({"dtype": 16}, "dtype=16"),
+        ({"task": 3}, "task=3"),
+        ({"past": 1.5}, "past=1.5"),
+        ({"expert_skew": "x"}, "expert_skew='x'"),
     ],
 )
-def test_what_is_no_number_is_refused(options: gpuir.LoadOptions, says: str):
+def test_what_is_of_another_kind_is_refused(options: gpuir.LoadOptions, says: str):
     with pytest.raises(UsageError) as caught:
-        gpuir.load("no.onnx", **options)
+        gpuir.load(ENCODER, **{"dims": DIMS, **options})
     assert caught.value.found == says
+
+
+def test_a_profile_is_a_name_or_a_path():
+    with pytest.raises(UsageError, match="profile=3"):
+        gpuir.analyze(ENCODER, "a100", dims=DIMS, profile=3)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_number_of_numpy_is_one(tmp_path: Path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -70,18 +71,19 @@ def load(
     recurrent operators, as it takes those apart step by step. Locations begin with `name`. Raises
     `ModelError`.
     """
-    name = name or source_name(source)
-    if isinstance(source, Program) and source.repeats:
+    with _told(name or source_name(source)):
+        made = _program(source, args, kwargs)
+    name = name or program_name(made, Path(source).stem if isinstance(source, str | Path) else "")
+    if isinstance(made, Program) and made.repeats:
         again: dict[str, Any] = {"trip_counts": trip_counts, "expert_skew": expert_skew}
         again |= {"converters": converters, "strict": strict, "train": train, "joint": joint}
         again |= {"name": name, "dims": dims, "inputs": inputs, "unrolled": unrolled}
-        if (model := grown(source, partial(load, **again), joint)) is not None:
+        if (model := grown(made, partial(load, **again), joint)) is not None:
             return model
     emit = Emitter(name, Scope(expert_skew=expert_skew, converters=converters))
     emit.builder.framework = "pytorch"
     walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)
-    try:
-        made = _program(source, args, kwargs)
+    with _told(name, emit):
         if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
             raise UsageError(
                 "quantised weights are not trained",
@@ -109,6 +111,14 @@ def load(
             model = _load(functional(exported), walk)
         walk.dims.check_all_used()
         walk.check_trip_counts()
+    return _annotated(model, made) if isinstance(made, Program) else model
+
+
+@contextmanager
+def _told(name: str, emit: Emitter | None = None) -> Generator[None]:
+    """Errors say where they are, and what is none of ours becomes a `ModelError`."""
+    try:
+        yield
     except RecursionError:
         raise nested_too_deep(name) from None
     except GpuirError as error:
@@ -117,11 +127,10 @@ def load(
     except Exception as error:
         raise ModelError(
             "the program is not well-formed, or gpuir misreads it",
-            where=str(next(iter(emit.builder.locs), name)),
+            where=str(next(iter(emit.builder.locs if emit else ()), name)),
             found=reason(error),
             fix="run it in PyTorch; if it runs there, report this",
         ) from error
-    return _annotated(model, made) if isinstance(made, Program) else model
 
 
 def _is_in_training(module: torch.nn.Module) -> bool:
@@ -139,20 +148,26 @@ def _recurrent(made: ExportedProgram | Program) -> bool:
 
 
 def source_name(source: Source) -> str:
-    """What locations begin with."""
+    """What is named in an error before the program is read."""
     if isinstance(source, str | Path):
         return Path(source).name
-    if isinstance(source, Program):
-        return source.name or type(source.module).__name__
-    return _class_name(source) if isinstance(source, ExportedProgram) else type(source).__name__
+    return program_name(source) if isinstance(source, ExportedProgram | Program) else _name(source)
 
 
-def _class_name(program: ExportedProgram) -> str:
-    """The class of the module that was exported, as the trace notes it."""
+def program_name(program: ExportedProgram | Program, default: str = "") -> str:
+    """What a graph is called, and locations begin with: the class of the module, as the trace notes
+    it in an exported program."""
+    if isinstance(program, Program):
+        return program.name or _name(program.module)
     stacks = (node.meta.get("nn_module_stack") for node in program.graph.nodes)
     classes = (next(iter(stack.values()))[-1] for stack in stacks if stack)
     names = (str(getattr(found, "__name__", found)).rpartition(".")[2] for found in classes)
-    return next((name for name in names if not name.startswith("_")), "program")  # torch's own do
+    own = (n for n in names if n.isidentifier() and not n.startswith("_"))  # torch's own do
+    return next(own, default or "program")
+
+
+def _name(thing: object) -> str:
+    return type(thing).__name__
 
 
 def _program(
@@ -161,6 +176,11 @@ def _program(
     if isinstance(source, str | Path):
         return open_program(source)
     if isinstance(source, ExportedProgram | Program):
+        if args or kwargs:
+            raise UsageError(
+                "arguments are given for a program, which was exported with its own",
+                fix="leave them out, or give the module in its place",
+            )
         return source
     if not isinstance(source, torch.nn.Module):
         raise UsageError(

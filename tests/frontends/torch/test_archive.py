@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 import gpuir  # noqa: E402
 from gpuir.frontends.torch import archive, serialized  # noqa: E402
-from gpuir.ir.errors import ModelError  # noqa: E402
+from gpuir.ir.errors import ModelError, UsageError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 
@@ -305,6 +305,27 @@ def test_a_saved_program_is_the_live_one(saved: Path, tmp_path: Path):
     assert [str(n) for n in ours.nodes] == [str(n) for n in theirs.nodes]
     weights = [*archive.open_program(saved).state_dict.values()]
     assert {type(w) for w in weights} == {torch._subclasses.FakeTensor}
+
+
+def test_a_file_is_called_after_the_class_that_was_exported(saved: Path, tmp_path: Path):
+    graph = gpuir.load(saved, dims={"s77": 8})
+    assert graph.name == "Small"
+    assert "Small:linear/linear" in {loc for n in graph.nodes for loc in n.locs}
+
+
+@pytest.mark.parametrize("found", ["", "=1+1", "_torch"])
+def test_a_file_without_a_class_is_called_after_itself(found: str, saved: Path, tmp_path: Path):
+    parts = parts_of(saved)
+    replaced("test_archive.Small", f"test_archive.{found}")(parts)
+    path = written(parts, tmp_path / "my net.pt2")
+    assert gpuir.load(path, dims={"s77": 8}).name == "my net"
+
+
+def test_a_program_has_its_arguments_already():
+    x = torch.randn(4, 16)
+    program = torch.export.export(Small(), (x,))
+    with pytest.raises(UsageError, match="exported with its own"):
+        gpuir.analyze(program, x, "a100")
 
 
 def test_an_operator_that_writes_in_place(tmp_path: Path):

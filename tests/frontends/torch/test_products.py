@@ -112,6 +112,7 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     "searchsorted": lambda x: torch.searchsorted(x[0, 0].sort().values, x),
     "bucketize": lambda x: torch.bucketize(x, x[0, 0].sort().values),
     "group norm": lambda x: torch.nn.functional.group_norm(x, 2),
+    "shifts": lambda x: (x.int() << 3) ^ (x.int() >> 2) ^ (1 << x.int()),
     "ones": lambda x: x + torch.ones_like(x) + x.new_full(x.shape, 3.0),
 }
 
