@@ -155,7 +155,7 @@ def _sized(program: ExportedProgram, dims: Dims) -> Any:
 def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Walk) -> Model:
     """The traced graph, its placeholders and results under the names of what they are."""
     emit, dims = walk.emit, walk.dims
-    places: dict[str, Value] = {}
+    places: dict[Any, Value] = {}
     tied: dict[int, Value] = {}  # one tensor under two names is one param
     given: list[Any] = []
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -173,10 +173,11 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
             made = tied.get(id(tensor))
             if made is None:
                 made = emit.param(place.target, type_, lambda tensor=tensor: numbers(tensor))
-            places[place.target] = tied[id(tensor)] = made
+            places[place] = tied[id(tensor)] = made
             given.append(made)
         else:
-            given.append(emit.input(str(inputs[place.idx]), type_))
+            places[place] = emit.input(str(inputs[place.idx]), type_)
+            given.append(places[place])
     found = walk.run(joint, given)
     outputs: list[Value] = []
     over: list[Value | None] = []
@@ -190,11 +191,11 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
     for place, value in sorted(pairs, key=lambda pair: ORDER[type(pair[0]).__name__]):
         kind = type(place).__name__
         mutates = kind == "InputMutationAOTOutput"
-        over.append(places[place.mutated_input.target] if mutates else None)
+        over.append(places[place.mutated_input] if mutates else None)
         if kind == "GradAOTOutput" and value not in gradients:
             if emit.builder.producer(value) is None:  # a known number, or an input itself
                 value = emit(t.Map("identity", (value,)), fold=False)
-            wanted = emit.names.claim(f"{place.grad_of.target}.grad")
+            wanted = emit.names.claim(f"{places[place.grad_of].name}.grad")
             gradients[value] = Value(wanted, value.type)
             emit.builder.roles[wanted] = "gradient"
         outputs.append(gradients.get(value) or value)

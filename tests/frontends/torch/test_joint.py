@@ -173,3 +173,15 @@ def test_joint_graph_computes_what_autograd_does(name: str):
         np.testing.assert_allclose(
             found[f"{weight}.grad"], parameter.grad.numpy(), rtol=2e-3, atol=2e-5, err_msg=weight
         )
+
+
+def counted(body: nn.Module, x: Any, count: Any) -> Any:
+    count.add_(1.0)
+    return (body(x) * count).mean()
+
+
+def test_an_input_that_is_written_to_is_written_in_place():
+    module = Loss(nn.Linear(4, 4), counted)
+    graph = load(module, args=(torch.randn(2, 4), torch.ones(2, 4)), joint=True).graph
+    over = [v.name for v in graph.over if v is not None]
+    assert over == [graph.inputs[1].name]
