@@ -318,10 +318,9 @@ WORDS: Mapping[str, Rule] = {
             ("checkpoint", '"every=2"'),
         )
     },
-    **{
-        name: (_is_switch, "True or False", "True")
-        for name in ("strict", "mask", "train", "fused", "accumulate")
-    },
+    **dict.fromkeys(
+        ("strict", "mask", "train", "fused", "accumulate"), (_is_switch, "True or False", "True")
+    ),
     "past": (_is_count, "a whole number", "4096"),
     "expert_skew": (_is_number, "a number", "0.5"),
 }
