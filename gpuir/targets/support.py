@@ -14,7 +14,7 @@ from gpuir.targets.profile import Profile, profile_of
 from gpuir.targets.spec import spec_folder
 from gpuir.targets.target import Target
 
-STANDARD = ("", "com.microsoft")  # domains whose operators the files name; others bring their own
+STANDARD = ("", "ai.onnx.ml", "com.microsoft")  # domains of the files; others bring their own
 SHOWN = 3  # nodes that an error names
 
 Takes = tuple[frozenset[str] | None, ...]  # dtypes of each input; None where any will do

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import F32, I64, agrees, info, one_node
+from calls import calls
+from onnx import helper
+from onnx_models import F32, I64, agrees, expected, info, loaded, one_node, results
 
 from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import ModelError
@@ -107,6 +109,46 @@ def classifier(ids: list[int], weights: list[float], labels: int) -> dict[str, A
 def test_classifier_as_onnxruntime(attrs: dict[str, Any]) -> None:
     outputs = info("l", None, I64), info("y", None, F32)
     agrees(*made("TreeEnsembleClassifier", FULL, attrs, *outputs))
+
+
+def test_dictionaries_of_scores_are_the_scores() -> None:
+    """As scikit-learn's converters write classifiers; and what onnxruntime gives is the same."""
+    attrs = classifier([0, 1, 2, 1], [1.0, 2.0, 3.0, 0.5], 3)
+    outputs = info("l", None, I64), info("y", None, F32)
+    proto, feeds = made("TreeEnsembleClassifier", FULL, attrs, *outputs)
+    plain = results(loaded(proto), **feeds)["y"]
+    labels = attrs["classlabels_int64s"]
+    node = helper.make_node(
+        "ZipMap", ["y"], ["z"], "zip", "", "ai.onnx.ml", classlabels_int64s=labels
+    )
+    proto.graph.node.append(node)
+    kind = helper.make_map_type_proto(I64, helper.make_tensor_type_proto(F32, ()))
+    proto.graph.output[1].CopyFrom(
+        helper.make_value_info("z", helper.make_sequence_type_proto(kind))
+    )
+    m = loaded(proto)
+    np.testing.assert_array_equal(results(m, **feeds)["z"], plain)
+    assert any("dictionaries" in text for text in m.graph.assumed)
+    rows = expected(proto, feeds)[1]
+    np.testing.assert_allclose([[row[k] for k in labels] for row in rows], plain, rtol=1e-6)
+
+
+def test_a_forest_is_read_by_the_table_not_by_the_node() -> None:
+    """Of each node, one text is read: two calls."""
+
+    def forest(trees: int) -> bytes:
+        sizes = {k: len(v) for k, v in REGRESSOR.items() if isinstance(v, list)}
+        many = {k: v * trees if k in sizes else v for k, v in REGRESSOR.items()}
+        for key in ("nodes_treeids", "target_treeids"):
+            each = REGRESSOR[key]
+            many[key] = [2 * i + tree for i in range(trees) for tree in each]
+        proto, _ = made("TreeEnsembleRegressor", FULL, many, info("y", None, F32))
+        return proto.SerializeToString()
+
+    few, many = forest(50), forest(500)
+    load(few)
+    nodes = 450 * len(REGRESSOR["nodes_treeids"])
+    assert calls(lambda: load(many)) - calls(lambda: load(few)) < 3 * nodes
 
 
 def test_text_is_refused() -> None:

@@ -57,6 +57,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("onnxruntime-cuda", "BitwiseAnd@18 i32 i32", False),
         ("onnxruntime-cuda", "GroupNormalization@21 f32 f32 f32", True),
         ("onnxruntime-cuda", "mine::Special@1 f32", True),
+        ("onnxruntime-cuda", "ai.onnx.ml::TreeEnsembleClassifier@3 f32", False),
+        ("tensorrt", "ai.onnx.ml::Scaler@1 f32", False),
         ("onnxruntime-cuda", "com.microsoft::GroupQueryAttention@1 f16 f16 f16", True),
         ("onnxruntime-cuda", "com.microsoft::GroupQueryAttention@1 f32 f32 f32", False),
         ("tensorrt", "MatMul@17 f32 f32", True),

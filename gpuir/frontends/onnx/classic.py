@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -179,12 +177,12 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 def trees(
     n: OnnxNode,
     e: Emitter,
-    nodes: Sequence[Sequence[int]],
-    splits: Sequence[float],
-    roots: Sequence[int],
-    leaves: Sequence[tuple[int, int]],
-    targets: Sequence[int],
-    weights: Sequence[float],
+    nodes: np.ndarray,
+    splits: np.ndarray,
+    roots: Sequence[int] | np.ndarray,
+    leaves: Sequence[tuple[int, int]] | np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
     members: Sequence[float] = (),
     count: int = 1,
     how: str = "SUM",
@@ -196,7 +194,7 @@ def trees(
         x = as_f32(e, x)
     dtype = x.type.dtype
     tables = (
-        e.constant(np.asarray(nodes).reshape(-1, 7), i64, "nodes"),
+        e.constant(nodes.reshape(-1, 7), i64, "nodes"),
         e.constant(splits, dtype, "splits"),
         e.constant(roots, i64, "roots"),
         e.constant(np.asarray(leaves).reshape(-1, 2), i64, "leaves"),
@@ -212,16 +210,16 @@ def trees(
     return e(op)
 
 
-def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[Sequence[Any], ...]:
+def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[np.ndarray, ...]:
     """These attributes, which are columns of one table: `nodes_values` or, as a tensor,
     `nodes_values_as_tensor`. The one called `zeros` is zeros where it is absent."""
-    found: list[Sequence[Any]] = []
+    found: list[np.ndarray] = []
     for name in names:
         value = n.attr(name)
         value = n.attr(f"{name}_as_tensor") if value is None else value
         if value is None and name == zeros:
-            value = (0,) * len(found[0])
-        found.append(np.asarray(() if value is None else value).reshape(-1).tolist())
+            value = np.zeros(len(found[0]), np.int64)
+        found.append(np.asarray(() if value is None else value).reshape(-1))
     if len({len(column) for column in found}) > 1:
         raise ModelError(
             f"{n.op}: columns of one table have different lengths",
@@ -254,7 +252,7 @@ def tree_ensemble(n: OnnxNode, e: Emitter) -> Value:
     y = trees(
         n,
         e,
-        list(zip(*table[:-1], strict=True)),
+        np.stack(table[:-1], 1),
         table[-1],
         n.attr("tree_roots"),
         [(i, 1) for i in range(len(targets))],
@@ -278,66 +276,85 @@ def named_trees(
 ) -> Value:
     """The older form: nodes are named by tree and number, leaves are nodes of mode LEAF, and each
     leaf may weigh on several of the `count` targets or classes (`of` which they speak)."""
-    table = columns(
+    tree, node, modes, feature, split, track, yes, no = columns(
         n,
         *("nodes_treeids", "nodes_nodeids", "nodes_modes", "nodes_featureids", "nodes_values"),
         *(TRACKS, "nodes_truenodeids", "nodes_falsenodeids"),
         zeros=TRACKS,
     )
-    names, modes = list(zip(*table[:2], strict=True)), table[2]
-    inner = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m != "LEAF")}
-    leaf = {name: i for i, name in enumerate(x for x, m in zip(names, modes) if m == "LEAF")}
+    modes = modes.astype(str)
+    kind = np.full(len(modes), len(MODES))
+    for i, mode in enumerate(MODES):
+        kind[modes == mode] = i
+    is_leaf = modes == "LEAF"
+    if strange := modes[~is_leaf & (kind == len(MODES))].tolist():
+        expected, found = ", ".join(MODES), str(strange[0])
+        raise ModelError(f"{n.op}: no such mode", expected=expected, found=found)
+    row_of = named_rows(n.op, tree, node)
+    place = np.where(is_leaf, np.cumsum(is_leaf), np.cumsum(~is_leaf)) - 1  # among its own kind
 
-    def pointer(end: tuple[int, int]) -> tuple[int, bool]:
-        if end not in leaf and end not in inner:
-            found = f"node {end[1]} of tree {end[0]}"
-            raise ModelError(f"{n.op}: a node that is not there", expected="one of nodes_nodeids",
-                             found=found)  # fmt: skip
-        return (leaf[end], True) if end in leaf else (inner[end], False)
-
-    owned = zip(*columns(n, f"{of}_treeids", f"{of}_nodeids", f"{of}_weights"), strict=True)
-    weighed = list(zip(owned, ids, strict=False))
-    if len(weighed) != len(ids) or not all(pointer((x, y))[1] for (x, y, _), _ in weighed):
+    owners = columns(n, f"{of}_treeids", f"{of}_nodeids", f"{of}_weights")
+    owner = row_of(*owners[:2])
+    if len(owner) < len(ids) or not is_leaf[owner].all():
         raise ModelError(
             f"{n.op}: weights that do not belong to leaves",
             expected=f"a leaf by {of}_treeids and {of}_nodeids for each of {len(ids)} {of}_ids",
-            found=f"{len(weighed)}",
+            found=f"{len(owner)}",
         )
-    entries = sorted((leaf[x, y], target, weight) for (x, y, weight), target in weighed)
-    spans: dict[int, tuple[int, int]] = dict.fromkeys(leaf.values(), (0, 0))
-    start = 0
-    for i, mine in groupby(entries, lambda entry: entry[0]):
-        spans[i] = (start, len(list(mine)))
-        start += spans[i][1]
-    rows: list[tuple[int, ...]] = []
-    splits: list[float] = []
-    for name, mode, feature, split, track, yes, no in zip(names, *table[2:], strict=True):
-        if mode == "LEAF":
-            continue
-        if mode not in MODES:
-            raise ModelError(f"{n.op}: no such mode", expected=", ".join(MODES), found=str(mode))
-        ends = [end for child in (yes, no) for end in pointer((name[0], child))]
-        rows.append((feature, MODES.index(mode), *map(int, ends), track))
-        splits.append(split)
-    firsts = {tree: (tree, node) for tree, node in reversed(names)}
-    for first in firsts.values():  # a tree of one leaf becomes a node with that leaf twice
-        if first in leaf:
-            inner[first] = len(rows)
-            rows.append((0, 0, leaf[first], 1, leaf[first], 1, 0))
-            splits.append(0.0)
+    leaf, target = place[owner[: len(ids)]], np.asarray(ids, np.int64)
+    weight = owners[2][: len(ids)]
+    order = np.lexsort((weight, target, leaf))
+    counts = np.bincount(leaf, minlength=int(is_leaf.sum()))
+    spans = np.stack((np.cumsum(counts) - counts, counts), 1)
+
+    inner = ~is_leaf
+    ends = [row_of(tree[inner], child[inner]) for child in (yes, no)]
+    pointers = [column for end in ends for column in (place[end], is_leaf[end])]
+    rows = np.stack((feature[inner], kind[inner], *pointers, track[inner]), 1)
+    firsts = np.unique(tree, return_index=True)[1]
+    lone = firsts[is_leaf[firsts]]  # a tree of one leaf becomes a node with that leaf twice
+    zero, one = np.zeros_like(lone), np.ones_like(lone)
+    single = np.stack((zero, zero, place[lone], one, place[lone], one, zero), 1)
+    roots = place[firsts]
+    roots[is_leaf[firsts]] = len(rows) + np.arange(len(lone))
     return trees(
         n,
         e,
-        rows,
-        splits,
-        [inner[first] for first in firsts.values()],
-        [spans[i] for i in range(len(leaf))],
-        [target for _, target, _ in entries],
-        [weight for _, _, weight in entries],
+        np.concatenate((rows, single)),
+        np.concatenate((split[inner], zero)),
+        roots,
+        spans,
+        target[order],
+        weight[order],
         (),
         count,
         how,
     )
+
+
+def named_rows(op: str, tree: np.ndarray, node: np.ndarray) -> Callable[..., np.ndarray]:
+    """A function from trees and numbers of nodes to where the table has those nodes; ModelError for
+    one that is not there. Of two with one name, the last counts."""
+    (trees, at), (nodes, where) = (np.unique(x, return_inverse=True) for x in (tree, node))
+    key = at * len(nodes) + where
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+
+    def rows(tree: np.ndarray, node: np.ndarray) -> np.ndarray:
+        at, where = np.searchsorted(trees, tree), np.searchsorted(nodes, node)
+        key = at * len(nodes) + where
+        i = np.maximum(np.searchsorted(ordered, key, side="right") - 1, 0)
+        there = (at < len(trees)) & (where < len(nodes)) & (len(ordered) > 0)
+        there[there] = (trees[at[there]] == tree[there]) & (nodes[where[there]] == node[there])
+        there[there] = ordered[i[there]] == key[there]
+        if not there.all():
+            missing = int(np.argmin(there))
+            found = f"node {node[missing]:.0f} of tree {tree[missing]:.0f}"
+            raise ModelError(f"{op}: a node that is not there", expected="one of nodes_nodeids",
+                             found=found)  # fmt: skip
+        return order[i] if len(order) else np.zeros(0, np.int64)
+
+    return rows
 
 
 def with_base(n: OnnxNode, e: Emitter, y: Value) -> Value:
@@ -378,6 +395,12 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     return e(t.Gather(labels, chosen)), y if is_probability else transformed(n, e, y, how)
 
 
+def zip_map(n: OnnxNode, e: Emitter) -> Value:
+    """A dictionary for each row, made by the host: the scores themselves go on."""
+    e.assume(f"{n.name}: the scores that ZipMap puts into dictionaries, which are not modelled")
+    return n[0]
+
+
 CONVERTERS: dict[str, Converter] = {
     "ai.onnx.ml::ArrayFeatureExtractor": array_feature_extractor,
     "ai.onnx.ml::Binarizer": binarizer,
@@ -391,4 +414,5 @@ CONVERTERS: dict[str, Converter] = {
     "ai.onnx.ml::TreeEnsemble": tree_ensemble,
     "ai.onnx.ml::TreeEnsembleClassifier": tree_ensemble_classifier,
     "ai.onnx.ml::TreeEnsembleRegressor": tree_ensemble_regressor,
+    "ai.onnx.ml::ZipMap": zip_map,
 }
