@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
+from gpuir.backends.report import Device, Kernel, Refused, Summary, find_kernel, summarize
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
 from gpuir.cost.work import in_tf32
@@ -178,9 +178,15 @@ def _elsewhere(graph: Graph, target: Target) -> tuple[str, ...]:
     return (f"profile {graph.profile} is of {', '.join(vendors)}, and taken as it is here",)
 
 
-def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
+def summary(
+    graph: Graph,
+    *,
+    warnings: Iterable[str] = (),
+    batch: int | None = None,
+    refused: Iterable[Refused] = (),
+) -> Summary:
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
-    assumptions."""
+    assumptions. `refused` is what else was asked for, and does not run."""
     target = load_target(str(graph.target))
     assumed = (*target.assumptions, *_elsewhere(graph, target), *emulated(graph, target))
     device = Device(target.name, target.title, assumed, tuple(target.rows()))
@@ -189,4 +195,4 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     def explain(x: Kernel) -> tuple[Line, ...]:
         return () if x.rest else _explained(graph, x.node)
 
-    return summarize(graph, device, tuple(warnings), batch, held, explain)
+    return summarize(graph, device, tuple(warnings), batch, held, explain, tuple(refused))
