@@ -458,7 +458,7 @@ def is_still(op: Op) -> bool:
     """Whether an op computes nothing."""
     if isinstance(op, t.Map):
         return op.fn in ("identity", "copy")
-    return isinstance(op, (*t.LAYOUT, t.Constant, t.Iota))
+    return isinstance(op, t.Layout | t.Constant | t.Iota)
 
 
 def last_word(loc: str) -> str:

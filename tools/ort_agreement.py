@@ -333,7 +333,7 @@ def of_launches(model: Any, profile: str) -> tuple[Groups, int]:
         if launch.results and launch.results[0].name in views:
             continue
         body = launch.op.body.nodes if isinstance(launch.op, t.Fused) else (launch,)
-        for loc in (loc for n in body if not isinstance(n.op, t.GENERATING) for loc in n.locs):
+        for loc in (loc for n in body if not isinstance(n.op, t.Generating) for loc in n.locs):
             groups[loc.rpartition(":")[2].split("/")[0]] = i
             transposes += [i] if all(isinstance(n.op, t.Transpose) for n in body) else []
     copies = len(set(transposes) - set(groups.values()))

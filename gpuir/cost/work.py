@@ -352,19 +352,16 @@ def _kind(op: k.KernelOp) -> str:
 def _form(op: k.KernelOp) -> str:
     """What a body does that the formulas of its kernel do not go by."""
     ops = [n.op for n in op.body.nodes] if isinstance(op, k.BodyKernel) else []
-    if any(isinstance(o, t.NORM_GRADIENTS) for o in ops):
+    if any(isinstance(o, t.NormGradient) for o in ops):
         return "gradient"
     routines = sorted({o.fn for o in ops if isinstance(o, t.Routine)})
     if routines and not isinstance(op, k.Routine):
         return " ".join(routines)
     if isinstance(op, k.Gather):
-        others = {o.name.removeprefix("t.") for o in ops if not isinstance(o, t.Gather)}
-        if not any(isinstance(o, t.Gather) for o in ops):
-            return " ".join(sorted(others & {x.name.removeprefix("t.") for x in _FETCHING}))
+        fetching = {o.name for o in ops if isinstance(o, t.TensorOp) and o.kernel == op.name}
+        if t.Gather.name not in fetching:
+            return " ".join(sorted(name.removeprefix("t.") for name in fetching))
     return ""
-
-
-_FETCHING = (*t.INDEXING, t.Resize, t.ResizeGradient)
 
 
 def _accesses(space: Space) -> list[tuple[Access, Role]]:
@@ -599,7 +596,7 @@ def _scales(op: k.Gemm | k.Conv) -> str:
     blocks of the weight, rows of the left operand, or nothing that a kernel is measured with."""
     if not isinstance(op, k.Gemm) or op.a.type.dtype.bits != 8 or op.right.dtype.bits != 8:
         return ""
-    if op.prologue and any(isinstance(node.op, t.POINTWISE) for node in op.prologue.nodes):
+    if op.prologue and any(isinstance(node.op, t.Pointwise) for node in op.prologue.nodes):
         return "block scales"
     rows = (*op.a.type.shape[:-1], 1)
     return "row scales" if any(v.type.shape == rows for v in op.extra) else ""

@@ -49,7 +49,7 @@ class Folded:
         if self.spreads:
             ones = {v: Value(v.name, v.type.with_shape(())) for v in values}
             numbers = {ones[v]: array[(0,) * array.ndim] for v, array in values.items()}
-            is_layout = isinstance(self.op, t.LAYOUT)
+            is_layout = isinstance(self.op, t.Layout)
             y = (
                 numbers.popitem()[1]
                 if is_layout
@@ -331,8 +331,8 @@ class Emitter:
         types = op.result_types
         self.scope.folded += self.builder.locs
         consts = operands.values()
-        is_layout = isinstance(op, t.LAYOUT) and not isinstance(op, t.Parts)
-        same = is_layout or (isinstance(op, t.POINTWISE) and any(c.uniform for c in consts))
+        is_layout = isinstance(op, t.Layout) and not isinstance(op, t.Parts)
+        same = is_layout or (isinstance(op, t.Pointwise) and any(c.uniform for c in consts))
         one = all(c.uniform or c.value.type.size == 1 for c in consts)
         spreads = same and one and all(v.size > 0 for v in types)
         folded = Folded(op, operands, self.builder.locs, spreads)

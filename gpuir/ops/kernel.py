@@ -17,6 +17,11 @@ from gpuir.ops import tensor as t
 
 Kind = TypeVar("Kind", bound=Op)
 
+# What kernels do on the way: compute cell by cell, make constants, read by other strides; and read
+# where an index or a window says.
+FLOWING = (t.Pointwise, t.Generating, t.Layout)
+FETCHING = (t.Indexing, t.Joining, t.Window)
+
 
 @dataclass(frozen=True)
 class KernelOp(Op):
@@ -37,8 +42,25 @@ def body_flops(body: Graph | None) -> int:
     return sum(n.op.flops() for n in body.nodes) if body else 0
 
 
+def _kind_name(kind: type[Op]) -> str:
+    """`t.topk`, or for a kind of ops `reducing ops`."""
+    return kind.name or f"{kind.__name__.lower()} ops"
+
+
+def _only(kernel: str, region: Graph | None, kinds: tuple[type[Op], ...]) -> None:
+    """Raises where a region of a kernel holds what such a kernel cannot do."""
+    for node in region.nodes if region else ():
+        if not isinstance(node.op, kinds):
+            raise ModelError(
+                f"{kernel}: holds {node.op.name}, which such a kernel does not do",
+                expected=", ".join(map(_kind_name, kinds)),
+                found=str(node),
+            )
+
+
 def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Value, ...]) -> None:
     """An extra operand may lie in memory in any order, as those of bodies may."""
+    _only(op, epilogue, FLOWING)
     takes = [v.type for v in epilogue.inputs]
     given = [acc, *(v.type for v in extra)]
     if [(x.shape, x.dtype) for x in takes] != [(x.shape, x.dtype) for x in given]:
@@ -96,6 +118,7 @@ class Gemm(KernelOp):
 
     def accumulator(self) -> TensorType:
         a, b = self.a.type.shape, self.right.shape
+        _only(self.name, self.prologue, FLOWING)
         if a[-1] != b[-2]:
             raise ModelError(
                 "k.gemm: inner dimensions differ", found=f"{self.a.type}, {self.right}"
@@ -136,7 +159,7 @@ class Gemm(KernelOp):
         """How the right operand, or what its prologue reads, is indexed. Where the prologue moves
         cells (a weight in blocks, n outermost), by all dimensions it may depend on."""
         body = self.prologue.nodes if self.prologue else ()
-        if not any(isinstance(node.op, t.LAYOUT) for node in body):
+        if not any(isinstance(node.op, t.Layout) for node in body):
             return aligned(type, ("b", "k", "n")) if type.rank >= 2 else Access(type, ("n",))
         if type.size <= 1:
             return Access(type, ())
@@ -197,6 +220,7 @@ class Conv(KernelOp):
 
     def direct(self) -> t.Conv | t.ConvTranspose | t.ConvWeightGradient:
         """The tensor op this kernel computes before its epilogue."""
+        _only(self.name, self.prologue, FLOWING)
         w = Value(self.w.name, self.prologue.outputs[0].type) if self.prologue else self.w
         parts = (self.strides, self.low, self.high, self.dilations, self.groups)
         if self.window:
@@ -335,9 +359,10 @@ class Attention(KernelOp):
 @dataclass(frozen=True)
 class BodyKernel(KernelOp):
     """A kernel whose meaning is its body, applied to `args`, which are all it sees. The body holds
-    one of `holds` at least."""
+    one of `holds` at least, if any is given, and nothing but those and `beside`."""
 
     holds: ClassVar[tuple[type[Op], ...]] = ()
+    beside: ClassVar[tuple[type[Op], ...]] = (Op,)
     args: tuple[Value, ...]
     body: Graph
 
@@ -348,10 +373,15 @@ class BodyKernel(KernelOp):
                 return node.op
         raise ModelError(
             f"{self.name}: the body does not hold what the kernel is for",
-            expected=", ".join(kind.name for kind in kinds),
-            found=", ".join(node.op.name for node in self.body.nodes),
+            expected=" or ".join(_kind_name(kind) for kind in kinds),
+            found=", ".join(node.op.name for node in self.body.nodes) or "nothing",
             fix="k.map maps",
         )
+
+    @classmethod
+    def may_hold(cls, op: Op) -> bool:
+        """Whether an op may be in the body."""
+        return isinstance(op, (*cls.holds, *cls.beside))
 
     def types(self) -> tuple[TensorType, ...]:
         given = [(v.type.shape, v.type.dtype) for v in self.args]
@@ -364,6 +394,7 @@ class BodyKernel(KernelOp):
             )
         if self.holds:
             self.held(*self.holds)
+        _only(self.name, self.body, (*self.holds, *self.beside))
         return tuple(v.type for v in self.body.outputs)
 
     def flops(self) -> int:
@@ -397,6 +428,7 @@ class Map(BodyKernel):
     """Any pointwise region over one flat dimension i; operands broadcast."""
 
     name: ClassVar[str] = "k.map"
+    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Routine)
 
 
 @dataclass(frozen=True)
@@ -408,17 +440,18 @@ class Reduce(BodyKernel):
     """
 
     name: ClassVar[str] = "k.reduce"
-    holds: ClassVar[tuple[type[Op], ...]] = t.REDUCING
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Reducing,)
+    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Scattering, t.Routine)
 
     @property
     def reduction(self) -> t.Reducing:
         """The first reduction of the body: r are the axes it runs over, o the others."""
-        return self.held(*t.REDUCING)
+        return self.held(t.Reducing)
 
     def space(self) -> Space:
         """Operands broadcast to the reduction's. A group norm's channels are in both o and r."""
         op = self.reduction
-        whole, reduced = op.x.type.shape, set(t.reduced_axes(op))
+        whole, reduced = op.x.type.shape, set(op.reduced_axes())
         kept = set(range(len(whole))) - reduced
         groups = op.groups or 1 if isinstance(op, t.Normalize | t.NormalizeGradient) else 1
         if groups > 1:
@@ -617,6 +650,7 @@ class Gather(BodyKernel):
     """
 
     name: ClassVar[str] = "k.gather"
+    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)
 
 
 @dataclass(frozen=True)
@@ -625,11 +659,12 @@ class Scatter(BodyKernel):
     made here, of constants, is written whole first."""
 
     name: ClassVar[str] = "k.scatter"
+    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Scattering, t.Reducing)
 
     def space(self) -> Space:
         """i over the cells that are given, or of all that is written."""
         flat = super().space()
-        scatters = [n.op for n in self.body.nodes if isinstance(n.op, t.SCATTERING)]
+        scatters = [n.op for n in self.body.nodes if isinstance(n.op, t.Scattering)]
         there = set(self.body.inputs)
         sizes = (op.updates.type.size if op.x in there else op.x.type.size for op in scatters)
         given = max(sizes, default=flat.dims["i"])
@@ -643,6 +678,7 @@ class Copy(BodyKernel):
     that transposes by tiles does not."""
 
     name: ClassVar[str] = "k.copy"
+    beside: ClassVar[tuple[type[Op], ...]] = (t.Layout, t.Generating, t.Joining)
     apart: int = 1
 
     def space(self) -> Space:
@@ -679,6 +715,7 @@ class View(BodyKernel):
     where it is."""
 
     name: ClassVar[str] = "k.view"
+    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Gather)
     tiled: ClassVar[bool] = False
     order: tuple[int, ...] = ()
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuir.ir.graph import Graph, Op
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
-Strided = NDArray[Any]  # of one byte each: its strides count elements
+Strided = t.Strided
 
 
 def has_views(g: Graph) -> bool:
@@ -35,28 +33,8 @@ def packed(type: TensorType) -> Strided:
 
 
 def viewed(x: Strided, op: Op) -> Strided | None:
-    """What a layout op makes of a tensor as a view of it; None where cells have to move."""
-    match op:
-        case t.Reshape():
-            try:
-                return np.reshape(x, op.shape, copy=False)
-            except ValueError:
-                return None
-        case t.Transpose():
-            return x.transpose(op.perm)
-        case t.Broadcast():
-            return np.broadcast_to(x, op.shape)
-        case t.Slice() if all(s > 0 for s in op.steps):
-            rows = zip(op.starts, op.sizes, op.steps, strict=True)
-            return x[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
-        case t.Parts() if op.x.type.dtype.kind == "complex":
-            strides = (*(2 * s for s in x.strides), 1)
-            return np.lib.stride_tricks.as_strided(x, (*x.shape, 2), strides)
-        case t.Parts() if x.strides[-1] == 1 and not any(s % 2 for s in x.strides[:-1]):
-            strides = tuple(s // 2 for s in x.strides[:-1])
-            return np.lib.stride_tricks.as_strided(x, x.shape[:-1], strides)
-        case _:
-            return None
+    """What an op makes of a tensor as a view of it; None where cells have to move."""
+    return op.view(x) if isinstance(op, t.Layout) else None
 
 
 def apart(x: Strided, ops: Iterable[Op]) -> int:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
@@ -17,6 +20,7 @@ from gpuir.ops.scalar import SCALARS
 
 Number = int | float | bool
 Combine = Literal["none", "add", "mul", "min", "max"]
+Strided = NDArray[Any]  # a tensor's shape and strides; of one byte each, so these count elements
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,17 +63,124 @@ def _axis(op: str, axis: int, type: TensorType) -> None:
     _check(0 <= axis < type.rank, f"{op}: no such axis", f"0..{type.rank - 1}", axis)
 
 
+# ---------------------------------------------------------------------------- kinds
+
+Fusing = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
+Autocast = Literal["narrow", "wide", "widest", "kept", "any"]
+
+
+class TensorOp(Op):
+    """An op of this vocabulary. What passes and kernels ask of an op is its row: its base class,
+    which is its kind, and these fields. An op that says nothing is opaque: costed as its operands
+    and results, and counted as not modelled.
+
+    `kernel` is what a launch of it becomes; layout and generating ops go along with the rest of
+    their launch. `fuses` is the kind that `fuse` takes it for, `weight` the field with what a
+    contraction may unpack on its way into the tile. `by_rows` is of what walks over whole rows, and
+    so makes its launch a reduction whatever else is in it. `autocast` is the dtype that torch.amp
+    gives its operands: the narrow one, f32 (`wide`), the widest that they have, the one they had
+    before the pass (`kept`), or whatever comes (`any`).
+    """
+
+    kernel: ClassVar[str] = "k.opaque"
+    fuses: ClassVar[Fusing] = "alone"
+    weight: ClassVar[str] = ""
+    by_rows: ClassVar[bool] = False
+    autocast: ClassVar[Autocast] = "any"
+
+
+class Pointwise(TensorOp):
+    """A cell of the result from the cells at its place."""
+
+    kernel: ClassVar[str] = "k.map"
+    fuses: ClassVar[Fusing] = "map"
+
+
+class Generating(TensorOp):
+    """Reads nothing: each launch that needs it makes it again."""
+
+    kernel: ClassVar[str] = "k.map"
+
+
+class Layout(TensorOp):
+    """The same cells elsewhere: a view, where strides can say it."""
+
+    kernel: ClassVar[str] = "k.copy"
+    fuses: ClassVar[Fusing] = "layout"
+
+    def view(self, x: Strided) -> Strided | None:
+        """The result as a view of its operand; None where cells have to move."""
+        raise NotImplementedError
+
+
+class Joining(TensorOp):
+    """Tensors side by side, or one with cells around it."""
+
+    kernel: ClassVar[str] = "k.copy"
+    autocast: ClassVar[Autocast] = "widest"
+
+
+class Indexing(TensorOp):
+    """Cells read where indices say."""
+
+    kernel: ClassVar[str] = "k.gather"
+
+
+class Scattering(TensorOp):
+    """Cells written where indices say."""
+
+    kernel: ClassVar[str] = "k.scatter"
+    autocast: ClassVar[Autocast] = "widest"
+    x: Value
+    updates: Value
+
+
+class Reducing(TensorOp):
+    """Runs along axes of its first operand."""
+
+    kernel: ClassVar[str] = "k.reduce"
+    fuses: ClassVar[Fusing] = "reduce"
+    x: Value
+
+    def reduced_axes(self) -> tuple[int, ...]:
+        """The axes it runs along, in order."""
+        raise NotImplementedError
+
+
+class NormGradient(Reducing):
+    """A gradient of a norm, which computes its statistics again."""
+
+    by_rows: ClassVar[bool] = True
+    axes: tuple[int, ...]
+
+
+class Window(TensorOp):
+    """A cell from a window of cells around its place."""
+
+
+class Contraction(TensorOp):
+    """Multiplies and sums: at most one to a launch."""
+
+    contraction: ClassVar[bool] = True
+    fuses: ClassVar[Fusing] = "contraction"
+
+
+class Call(TensorOp):
+    """A whole call of a library."""
+
+
 # ---------------------------------------------------------------------------- pointwise
 
 
 @dataclass(frozen=True)
-class Map(Op):
+class Map(Pointwise):
     """y[i] = fn(args[0][i], args[1][i], ..., *imm), operands broadcast as numpy does.
 
     `fn` is a row of `ops.scalar`; `imm` are trailing scalar arguments of the operands' dtype.
     """
 
     name: ClassVar[str] = "t.map"
+    autocast: ClassVar[Autocast] = "widest"
     fn: str
     args: tuple[Value, ...]
     imm: tuple[Number, ...] = ()
@@ -98,7 +209,7 @@ class Map(Op):
 
 
 @dataclass(frozen=True)
-class Cast(Op):
+class Cast(Pointwise):
     """y[i] = x[i] as `dtype`. Floats to integers truncate towards zero; `saturate` clamps to the
     range of an 8-bit float or narrower; `rounding` is of f8e8m0 alone."""
 
@@ -113,10 +224,11 @@ class Cast(Op):
 
 
 @dataclass(frozen=True)
-class Bitcast(Op):
+class Bitcast(Pointwise):
     """The same bits read as `dtype`, of equal width."""
 
     name: ClassVar[str] = "t.bitcast"
+    autocast: ClassVar[Autocast] = "kept"
     x: Value
     dtype: DType
 
@@ -126,12 +238,22 @@ class Bitcast(Op):
 
 
 @dataclass(frozen=True)
-class Parts(Op):
+class Parts(Layout):
     """Complex numbers as pairs along a new last axis, real part and imaginary, or such pairs as
     complex numbers: the same bytes."""
 
     name: ClassVar[str] = "t.parts"
+    autocast: ClassVar[Autocast] = "kept"
     x: Value
+
+    def view(self, x: Strided) -> Strided | None:
+        if self.x.type.dtype.kind == "complex":
+            strides = (*(2 * s for s in x.strides), 1)
+            return np.lib.stride_tricks.as_strided(x, (*x.shape, 2), strides)
+        if x.strides[-1] != 1 or any(s % 2 for s in x.strides[:-1]):
+            return None
+        strides = tuple(s // 2 for s in x.strides[:-1])
+        return np.lib.stride_tricks.as_strided(x, x.shape[:-1], strides)
 
     def types(self) -> tuple[TensorType, ...]:
         shape, dtype = self.x.type.shape, self.x.type.dtype
@@ -147,7 +269,7 @@ class Parts(Op):
 
 
 @dataclass(frozen=True)
-class Constant(Op):
+class Constant(Generating):
     """A small tensor of known value: `data` flat in row-major order, or one number for all."""
 
     name: ClassVar[str] = "t.constant"
@@ -166,7 +288,7 @@ class Constant(Op):
 
 
 @dataclass(frozen=True)
-class Iota(Op):
+class Iota(Generating):
     """y[i] = i[axis]."""
 
     name: ClassVar[str] = "t.iota"
@@ -182,12 +304,18 @@ class Iota(Op):
 
 
 @dataclass(frozen=True)
-class Reshape(Op):
+class Reshape(Layout):
     """The same elements in row-major order, in another shape."""
 
     name: ClassVar[str] = "t.reshape"
     x: Value
     shape: tuple[int, ...]
+
+    def view(self, x: Strided) -> Strided | None:
+        try:
+            return np.reshape(x, self.shape, copy=False)
+        except ValueError:
+            return None
 
     def types(self) -> tuple[TensorType, ...]:
         _check(
@@ -200,12 +328,15 @@ class Reshape(Op):
 
 
 @dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(Layout):
     """y's axis i is x's axis `perm[i]`."""
 
     name: ClassVar[str] = "t.transpose"
     x: Value
     perm: tuple[int, ...]
+
+    def view(self, x: Strided) -> Strided | None:
+        return x.transpose(self.perm)
 
     def types(self) -> tuple[TensorType, ...]:
         shape = self.x.type.shape
@@ -219,12 +350,15 @@ class Transpose(Op):
 
 
 @dataclass(frozen=True)
-class Broadcast(Op):
+class Broadcast(Layout):
     """x repeated to `shape` as numpy broadcasts it."""
 
     name: ClassVar[str] = "t.broadcast"
     x: Value
     shape: tuple[int, ...]
+
+    def view(self, x: Strided) -> Strided | None:
+        return np.broadcast_to(x, self.shape)
 
     def types(self) -> tuple[TensorType, ...]:
         _check(
@@ -237,7 +371,7 @@ class Broadcast(Op):
 
 
 @dataclass(frozen=True)
-class Slice(Op):
+class Slice(Layout):
     """y[i] = x[starts + i * steps] for i below `sizes`, one an axis; steps may be negative."""
 
     name: ClassVar[str] = "t.slice"
@@ -245,6 +379,12 @@ class Slice(Op):
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
+
+    def view(self, x: Strided) -> Strided | None:
+        if any(s <= 0 for s in self.steps):
+            return None
+        rows = zip(self.starts, self.sizes, self.steps, strict=True)
+        return x[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
 
     def types(self) -> tuple[TensorType, ...]:
         rows = zip(self.x.type.shape, self.starts, self.sizes, self.steps, strict=True)
@@ -257,7 +397,7 @@ class Slice(Op):
 
 
 @dataclass(frozen=True)
-class Concat(Op):
+class Concat(Joining):
     """The operands one after another along `axis`. `in_place`: whoever made them has written them
     to where they are to be, and nothing moves."""
 
@@ -283,7 +423,7 @@ class Concat(Op):
 
 
 @dataclass(frozen=True)
-class Pad(Op):
+class Pad(Joining):
     """x with `low` cells before and `high` after on each axis; a negative count crops.
 
     The new cells hold `value` (a scalar operand; zero when left out), or what `mode` says: the
@@ -310,7 +450,7 @@ class Pad(Op):
 
 
 @dataclass(frozen=True)
-class Gather(Op):
+class Gather(Indexing):
     """y[a, i, b] = x[a, indices[i], b], the indexed axis being `axis`. Negative indices count from
     the end. numpy's `take`."""
 
@@ -327,7 +467,7 @@ class Gather(Op):
 
 
 @dataclass(frozen=True)
-class GatherElements(Op):
+class GatherElements(Indexing):
     """y[i] = x[i with i[axis] replaced by indices[i]]; y has the indices' shape."""
 
     name: ClassVar[str] = "t.gather_elements"
@@ -341,7 +481,7 @@ class GatherElements(Op):
 
 
 @dataclass(frozen=True)
-class GatherND(Op):
+class GatherND(Indexing):
     """y[b, i, c] = x[b, *indices[b, i, :], c], `batch` leading axes in common."""
 
     name: ClassVar[str] = "t.gather_nd"
@@ -363,7 +503,7 @@ class GatherND(Op):
 
 
 @dataclass(frozen=True)
-class ScatterElements(Op):
+class ScatterElements(Scattering):
     """x with updates[i] combined into x[i with i[axis] replaced by indices[i]]."""
 
     name: ClassVar[str] = "t.scatter_elements"
@@ -382,7 +522,7 @@ class ScatterElements(Op):
 
 
 @dataclass(frozen=True)
-class ScatterND(Op):
+class ScatterND(Scattering):
     """x with updates[i] combined into x[*indices[i, :]]."""
 
     name: ClassVar[str] = "t.scatter_nd"
@@ -411,7 +551,7 @@ def _reduced(type: TensorType, axes: tuple[int, ...], keepdims: bool) -> tuple[i
 
 
 @dataclass(frozen=True)
-class Reduce(Op):
+class Reduce(Reducing):
     """y[o] = fn over the cells of x along `axes`. An empty max is the dtype's least value."""
 
     name: ClassVar[str] = "t.reduce"
@@ -419,6 +559,9 @@ class Reduce(Op):
     x: Value
     axes: tuple[int, ...]
     keepdims: bool = False
+
+    def reduced_axes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.axes))
 
     def types(self) -> tuple[TensorType, ...]:
         return (TensorType(_reduced(self.x.type, self.axes, self.keepdims), self.x.type.dtype),)
@@ -428,7 +571,7 @@ class Reduce(Op):
 
 
 @dataclass(frozen=True)
-class ArgReduce(Op):
+class ArgReduce(Reducing):
     """The index along `axis` of the largest or smallest cell; the first of equals, or the last."""
 
     name: ClassVar[str] = "t.arg_reduce"
@@ -438,6 +581,9 @@ class ArgReduce(Op):
     keepdims: bool = False
     last: bool = False
 
+    def reduced_axes(self) -> tuple[int, ...]:
+        return (self.axis,)
+
     def types(self) -> tuple[TensorType, ...]:
         return (TensorType(_reduced(self.x.type, (self.axis,), self.keepdims), i64),)
 
@@ -446,16 +592,21 @@ class ArgReduce(Op):
 
 
 @dataclass(frozen=True)
-class Cumulative(Op):
+class Cumulative(Reducing):
     """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself,
     of a sum or product."""
 
     name: ClassVar[str] = "t.cumulative"
+    fuses: ClassVar[Fusing] = "alone"
+    autocast: ClassVar[Autocast] = "wide"
     fn: Literal["sum", "prod", "max", "min"]
     x: Value
     axis: int
     exclusive: bool = False
     reverse: bool = False
+
+    def reduced_axes(self) -> tuple[int, ...]:
+        return (self.axis,)
 
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.cumulative", self.axis, self.x.type)
@@ -468,10 +619,11 @@ class Cumulative(Op):
 
 
 @dataclass(frozen=True)
-class TopK(Op):
+class TopK(Call):
     """The k largest (or smallest) cells along `axis` and their indices; ties by lower index."""
 
     name: ClassVar[str] = "t.topk"
+    kernel: ClassVar[str] = "k.routine"
     x: Value
     k: int
     axis: int
@@ -490,13 +642,18 @@ class TopK(Op):
 
 
 @dataclass(frozen=True)
-class Softmax(Op):
+class Softmax(Reducing):
     """exp(x - max x) / sum exp(x - max x) along `axis`; with `log`, its logarithm."""
 
     name: ClassVar[str] = "t.softmax"
+    by_rows: ClassVar[bool] = True
+    autocast: ClassVar[Autocast] = "wide"
     x: Value
     axis: int
     log: bool = False
+
+    def reduced_axes(self) -> tuple[int, ...]:
+        return (self.axis,)
 
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.softmax", self.axis, self.x.type)
@@ -508,7 +665,7 @@ class Softmax(Op):
 
 
 @dataclass(frozen=True)
-class Normalize(Op):
+class Normalize(Reducing):
     """(x - mean) / sqrt(var + eps) over `axes`, times `scale`, plus `bias`; both broadcast to x.
 
     Without `center` the mean is not taken off and var is the mean square: RMS norm. With `groups`,
@@ -517,6 +674,8 @@ class Normalize(Op):
     """
 
     name: ClassVar[str] = "t.normalize"
+    by_rows: ClassVar[bool] = True
+    autocast: ClassVar[Autocast] = "wide"
     x: Value
     axes: tuple[int, ...]
     scale: Value | None = None
@@ -524,6 +683,9 @@ class Normalize(Op):
     eps: float = 1e-5
     center: bool = True
     groups: int | None = None
+
+    def reduced_axes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.axes))
 
     def types(self) -> tuple[TensorType, ...]:
         type = self.x.type
@@ -561,7 +723,7 @@ def _steps(op: str, *parts: tuple[int, ...], groups: int = 1) -> None:
 
 
 @dataclass(frozen=True)
-class Pool(Op):
+class Pool(Window):
     """y[n, c, p] = fn over x[n, c, p * strides - low + w * dilations] for w in `window`.
 
     `low` and `high` pad each spatial axis; padding never wins a max, and counts in the average's
@@ -571,6 +733,7 @@ class Pool(Op):
     """
 
     name: ClassVar[str] = "t.pool"
+    kernel: ClassVar[str] = "k.pool"
     fn: Literal["max", "mean", "lp", "argmax"]
     x: Value
     window: tuple[int, ...]
@@ -603,12 +766,14 @@ class Pool(Op):
 
 
 @dataclass(frozen=True)
-class Matmul(Op):
+class Matmul(Contraction):
     """c[.., m, n] = sum over k of a[.., m, k] * b[.., k, n]; leading axes broadcast. Both operands
     have rank 2 or more. `dtype` is the result's where it is not a's (integer accumulation)."""
 
     name: ClassVar[str] = "t.matmul"
-    contraction: ClassVar[bool] = True
+    weight: ClassVar[str] = "b"
+    kernel: ClassVar[str] = "k.gemm"
+    autocast: ClassVar[Autocast] = "narrow"
     a: Value
     b: Value
     dtype: DType | None = None
@@ -633,14 +798,16 @@ class Matmul(Op):
 
 
 @dataclass(frozen=True)
-class Conv(Op):
+class Conv(Contraction):
     """y[n, k, p] = sum over c, r of x[n, c, p * strides - low + r * dilations] * w[k, c, r].
 
     x is [N, C, *spatial], w is [K, C / groups, *window], any number of spatial axes.
     """
 
     name: ClassVar[str] = "t.conv"
-    contraction: ClassVar[bool] = True
+    weight: ClassVar[str] = "w"
+    kernel: ClassVar[str] = "k.conv"
+    autocast: ClassVar[Autocast] = "narrow"
     x: Value
     w: Value
     strides: tuple[int, ...]
@@ -679,13 +846,14 @@ class Conv(Op):
 
 
 @dataclass(frozen=True)
-class ConvTranspose(Op):
+class ConvTranspose(Contraction):
     """y[n, k, q] = sum over c, r, p with q = p * strides - low + r * dilations of
     x[n, c, p] * w[c, k, r]: the gradient of a convolution. w is [C, K / groups, *window]; `extra`
     cells are added at the high end of each spatial axis."""
 
     name: ClassVar[str] = "t.conv_transpose"
-    contraction: ClassVar[bool] = True
+    kernel: ClassVar[str] = "k.conv"
+    autocast: ClassVar[Autocast] = "narrow"
     x: Value
     w: Value
     strides: tuple[int, ...]
@@ -719,7 +887,7 @@ class ConvTranspose(Op):
 
 
 @dataclass(frozen=True)
-class Attention(Op):
+class Attention(Contraction):
     """y[.., h, s, f] = sum over d of softmax(scale * q . k, over d)[.., h, s, d] * v[.., g, d, f].
 
     q is [.., h, s, e], k is [.., g, d, e] and v is [.., g, d, f], where g divides h: grouped-query
@@ -731,7 +899,8 @@ class Attention(Op):
     """
 
     name: ClassVar[str] = "t.attention"
-    contraction: ClassVar[bool] = True
+    kernel: ClassVar[str] = "k.attention"
+    autocast: ClassVar[Autocast] = "narrow"
     q: Value
     k: Value
     v: Value
@@ -796,7 +965,7 @@ def _below(s: int, d: int, reach: int) -> int:
 
 
 @dataclass(frozen=True)
-class Experts(Op):
+class Experts(Contraction):
     """A mixture of experts, from the router's choice to the weighted sum: y[i] = sum over j of
     shares[i, j] * expert which[i, j] of x[i].
 
@@ -813,7 +982,10 @@ class Experts(Op):
     """
 
     name: ClassVar[str] = "t.experts"
-    contraction: ClassVar[bool] = True
+    weight: ClassVar[str] = "weights"
+    kernel: ClassVar[str] = "k.experts"
+    fuses: ClassVar[Fusing] = "experts"
+    autocast: ClassVar[Autocast] = "narrow"
     x: Value
     which: Value
     shares: Value
@@ -895,7 +1067,7 @@ def _all(op: Op) -> str:
 
 
 @dataclass(frozen=True)
-class Resize(Op):
+class Resize(Window):
     """x resampled to `shape`; `scales` are the factors that place the sampling points.
 
     Modes and coordinate rules are those of ONNX Resize, opset 19: `mode` nearest, linear or cubic;
@@ -904,6 +1076,7 @@ class Resize(Op):
     """
 
     name: ClassVar[str] = "t.resize"
+    kernel: ClassVar[str] = "k.gather"
     x: Value
     shape: tuple[int, ...]
     scales: tuple[float, ...]
@@ -936,7 +1109,7 @@ class Resize(Op):
 
 
 @dataclass(frozen=True)
-class Routine(Op):
+class Routine(Call):
     """A whole library routine, known by its name: non-maximum suppression, a Fourier transform.
 
     `gives` are the result types, worked out by the frontend; where the length depends on the data
@@ -945,6 +1118,8 @@ class Routine(Op):
     """
 
     name: ClassVar[str] = "t.routine"
+    kernel: ClassVar[str] = "k.routine"
+    autocast: ClassVar[Autocast] = "kept"
     fn: str
     args: tuple[Value, ...]
     gives: tuple[TensorType, ...]
@@ -961,11 +1136,13 @@ class Routine(Op):
 
 
 @dataclass(frozen=True)
-class Opaque(Op):
+class Opaque(TensorOp):
     """A model op we do not know: all operands read and results written once, and nothing said of
     its arithmetic. Reports list it; `strict` refuses it."""
 
     name: ClassVar[str] = "t.opaque"
+    kernel: ClassVar[str] = "k.opaque"
+    autocast: ClassVar[Autocast] = "kept"
     kind: str
     args: tuple[Value, ...]
     gives: tuple[TensorType, ...]
@@ -982,7 +1159,7 @@ def _stats_type(q: TensorType) -> TensorType:
 
 
 @dataclass(frozen=True)
-class AttentionGradient(Op):
+class AttentionGradient(Contraction):
     """The gradients of q, k and v, and under `of_mask` of an added mask at its full extent, from
     that of the result: dy. Scores are computed again from q, k and the `stats` of the attention, as
     FlashAttention does (Dao et al., 2022, algorithm 4); y is its result. Other fields are those of
@@ -990,7 +1167,8 @@ class AttentionGradient(Op):
     """
 
     name: ClassVar[str] = "t.attention_gradient"
-    contraction: ClassVar[bool] = True
+    kernel: ClassVar[str] = "k.attention_gradient"
+    fuses: ClassVar[Fusing] = "alone"
     q: Value
     k: Value
     v: Value
@@ -1029,14 +1207,15 @@ class AttentionGradient(Op):
 
 
 @dataclass(frozen=True)
-class ExpertsGradient(Op):
+class ExpertsGradient(Contraction):
     """The gradients of x, `shares` and each matrix and bias that is there (up, down, gate, then
     their biases) from that of the result of a `t.experts`, dy; other fields are its own. What is
     between the products is computed again.
     """
 
     name: ClassVar[str] = "t.experts_gradient"
-    contraction: ClassVar[bool] = True
+    kernel: ClassVar[str] = "k.experts_gradient"
+    fuses: ClassVar[Fusing] = "alone"
     dy: Value
     x: Value
     which: Value
@@ -1084,7 +1263,7 @@ class ExpertsGradient(Op):
 
 
 @dataclass(frozen=True)
-class NormalizeGradient(Op):
+class NormalizeGradient(NormGradient):
     """The gradient of x from that of a `t.normalize` of it, dy; other fields are those of the norm.
 
     With n = (x - mean) / deviation and g = dy * scale it is (g - mean(g) - n * mean(g * n)) /
@@ -1104,6 +1283,9 @@ class NormalizeGradient(Op):
         """The norm whose gradient this is."""
         return Normalize(self.x, self.axes, self.scale, None, self.eps, self.center, self.groups)
 
+    def reduced_axes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.axes))
+
     def types(self) -> tuple[TensorType, ...]:
         (y,) = self.direct().result_types
         ok = (y.shape, y.dtype) == (self.dy.type.shape, self.dy.type.dtype)
@@ -1117,7 +1299,7 @@ class NormalizeGradient(Op):
 
 
 @dataclass(frozen=True)
-class NormalizeScaleGradient(Op):
+class NormalizeScaleGradient(NormGradient):
     """The gradient of the scale of a `t.normalize`, dy * n added up to `shape`, and under `bias`
     that of a bias of this shape, dy added up. Statistics are those of the forward pass."""
 
@@ -1138,6 +1320,9 @@ class NormalizeScaleGradient(Op):
         wide = zip(self.shape, self.x.type.shape[lead:], strict=True)
         return (*range(lead), *(lead + i for i, (n, m) in enumerate(wide) if n != m))
 
+    def reduced_axes(self) -> tuple[int, ...]:
+        return self.summed
+
     def types(self) -> tuple[TensorType, ...]:
         x = self.x.type
         fits = broadcast(self.shape, x.shape) == x.shape == self.dy.type.shape
@@ -1149,7 +1334,7 @@ class NormalizeScaleGradient(Op):
 
 
 @dataclass(frozen=True)
-class ConvWeightGradient(Op):
+class ConvWeightGradient(Contraction):
     """dw[k, c, r] = sum over n, p of dy[n, k, p] * x[n, c, p * strides - low + r * dilations].
 
     x is [N, C, *spatial] and dy [N, K, *p], as in `t.conv`; dw is [K, C / groups, *window]. With
@@ -1157,7 +1342,7 @@ class ConvWeightGradient(Op):
     """
 
     name: ClassVar[str] = "t.conv_weight_gradient"
-    contraction: ClassVar[bool] = True
+    kernel: ClassVar[str] = "k.conv"
     x: Value
     dy: Value
     window: tuple[int, ...]
@@ -1185,7 +1370,7 @@ class ConvWeightGradient(Op):
 
 
 @dataclass(frozen=True)
-class PoolGradient(Op):
+class PoolGradient(Call):
     """The gradient of x, of `shape`, from that of a `t.pool` of it: dy.
 
     A max hands each cell of dy to the cell of its window that was the first to attain it, which
@@ -1193,6 +1378,7 @@ class PoolGradient(Op):
     """
 
     name: ClassVar[str] = "t.pool_gradient"
+    kernel: ClassVar[str] = "k.pool"
     fn: Literal["max", "mean", "sum"]
     dy: Value
     shape: tuple[int, ...]
@@ -1224,12 +1410,13 @@ class PoolGradient(Op):
 
 
 @dataclass(frozen=True)
-class ResizeGradient(Op):
+class ResizeGradient(Call):
     """The gradient of x, of `shape`, from that of a `t.resize` of it: dy. Each cell of dy goes to
     the cells it was made of, by the weights it was made with. Other fields are those of the
     resize."""
 
     name: ClassVar[str] = "t.resize_gradient"
+    kernel: ClassVar[str] = "k.gather"
     dy: Value
     shape: tuple[int, ...]
     scales: tuple[float, ...]
@@ -1330,37 +1517,6 @@ class Fused(Op):
 
     def flops(self) -> int:
         return sum(n.op.flops() for n in self.body.nodes)
-
-
-LAYOUT = (Reshape, Transpose, Broadcast, Slice, Parts)  # another view of the same cells
-GENERATING = (Constant, Iota)  # read nothing: each launch that needs them makes them again
-INDEXING = (Gather, GatherElements, GatherND)
-SCATTERING = (ScatterElements, ScatterND)
-POINTWISE = (Map, Cast, Bitcast)
-Reducing = (
-    Reduce
-    | ArgReduce
-    | Cumulative
-    | Softmax
-    | Normalize
-    | NormalizeGradient
-    | NormalizeScaleGradient
-)
-NORM_GRADIENTS = (NormalizeGradient, NormalizeScaleGradient)
-REDUCING = (Reduce, ArgReduce, Cumulative, Softmax, Normalize, *NORM_GRADIENTS)
-
-
-def reduced_axes(op: Op) -> tuple[int, ...]:
-    """The axes of its operand that a reducing op runs over, in order; none for other ops."""
-    match op:
-        case Reduce() | Normalize() | NormalizeGradient():
-            return tuple(sorted(op.axes))
-        case NormalizeScaleGradient():
-            return op.summed
-        case ArgReduce() | Softmax() | Cumulative():
-            return (op.axis,)
-        case _:
-            return ()
 
 
 OPS: dict[str, type[Op]] = {

@@ -12,11 +12,8 @@ from gpuir.ir.types import DType, bf16, f16, f32, f64
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
-# PyTorch documentation, torch.amp, "CUDA Ops that can autocast to float16" and "... to float32":
-# linear, matmul, convolutions and scaled_dot_product_attention; and the functions whose sums or
-# slopes do not fit into few bits.
-NARROW = (t.Matmul, t.Conv, t.ConvTranspose, t.Attention, t.Experts)
-WIDE = (t.Softmax, t.Normalize, t.Cumulative)
+# PyTorch documentation, torch.amp, "CUDA Ops that can autocast to float32": the functions whose
+# sums or slopes do not fit into few bits. What another op runs in, its row says (ops/tensor.py).
 WIDE_MAPS = (
     *("pow", "exp", "expm1", "log", "log1p", "reciprocal", "rsqrt", "softplus"),
     *("acos", "asin", "cosh", "sinh", "tan"),
@@ -78,18 +75,17 @@ class _Autocast:
         """The op with its operands in the dtypes that autocast gives it."""
         if op.control:
             return within(self.cast_back(op, was), self.region, self.b.folded)
-        match op:
-            case t.Routine() | t.Opaque() | t.Bitcast() | t.Parts():
-                return self.cast_back(op, was)
-            case t.Experts():
-                return self.cast_all(op, (op.x, *op.weights), self.dtype)
-            case _ if isinstance(op, NARROW) or self.is_bias(op):
-                return self.cast_all(op, op.operands, self.dtype)
-            case _ if is_wide(op):
+        match "narrow" if self.is_bias(op) else autocast_of(op):
+            case "narrow":
+                operands = (op.x, *op.weights) if isinstance(op, t.Experts) else op.operands
+                return self.cast_all(op, operands, self.dtype)
+            case "wide":
                 return self.cast_all(op, op.operands, f32)
-            case t.Map() | t.Concat() | t.Pad() | t.ScatterElements() | t.ScatterND():
+            case "widest":
                 return self.cast_all(op, op.operands, widest(op.operands))
-            case _:
+            case "kept":
+                return self.cast_back(op, was)
+            case "any":
                 return op
 
     def cast_all(self, op: Op, operands: tuple[Value, ...], dtype: DType | None) -> Op:
@@ -106,8 +102,8 @@ class _Autocast:
         if v in self.params:
             return self.keep(v, dtype, t.Cast(v, dtype))
         producer = self.b.producer(v)
-        if isinstance(producer, t.LAYOUT) and self.is_weight(producer.x):
-            view = producer.substitute({producer.x: self.cast(producer.x, dtype)})
+        if isinstance(producer, t.Layout) and self.is_weight(x := producer.operands[0]):
+            view = producer.substitute({x: self.cast(x, dtype)})
             return self.keep(v, dtype, view)
         return self.b(t.Cast(v, dtype), f"{v.name}.{dtype}")
 
@@ -116,7 +112,7 @@ class _Autocast:
         match op:
             case t.Map("add", (a, b)):
                 makers = self.b.producer(a), self.b.producer(b)
-                product = [isinstance(maker, NARROW) for maker in makers]
+                product = [m is not None and autocast_of(m) == "narrow" for m in makers]
                 return (product[0] and self.is_weight(b)) or (product[1] and self.is_weight(a))
             case _:
                 return False
@@ -124,7 +120,9 @@ class _Autocast:
     def is_weight(self, v: Value) -> bool:
         """Whether v is a param, or a view of one."""
         producer = self.b.producer(v)
-        return v in self.params or (isinstance(producer, t.LAYOUT) and self.is_weight(producer.x))
+        if isinstance(producer, t.Layout):
+            return self.is_weight(producer.operands[0])
+        return v in self.params
 
     def keep(self, v: Value, dtype: DType, op: Op) -> Value:
         if (v, dtype) not in self.kept:
@@ -145,18 +143,20 @@ def castable(v: Value) -> bool:
     return v.type.dtype.is_float and v.type.dtype != f64
 
 
-def is_wide(op: Op) -> bool:
-    """Whether an op runs in f32. Of norms that of a batch does not: it takes statistics and weights
-    in f32 beside cells of any width (the list has layer_norm and group_norm alone)."""
+def autocast_of(op: Op) -> t.Autocast:
+    """What an op runs in. Of norms that of a batch takes statistics and weights in f32 beside cells
+    of any width (the list has layer_norm and group_norm alone)."""
     match op:
-        case t.Normalize(axes=axes):
-            return 0 not in axes
-        case t.Map(fn=fn):
-            return fn in WIDE_MAPS
-        case t.Reduce(fn=fn):
-            return fn in WIDE_REDUCES
+        case t.Normalize(axes=axes) if 0 in axes:
+            return "any"
+        case t.Map(fn=fn) if fn in WIDE_MAPS:
+            return "wide"
+        case t.Reduce(fn=fn) if fn in WIDE_REDUCES:
+            return "wide"
+        case t.TensorOp():
+            return op.autocast
         case _:
-            return isinstance(op, WIDE)
+            return "kept"
 
 
 def widest(operands: tuple[Value, ...]) -> DType | None:

@@ -60,8 +60,8 @@ def inner(node: Node) -> Sequence[Node]:
 
 def is_of_batch(node: Node) -> bool:
     """Whether a launch holds a norm, or the gradient of one, over the outermost axis too."""
-    norms = (t.Normalize, *t.NORM_GRADIENTS)
-    return any(isinstance(n.op, norms) and 0 in n.op.axes for n in inner(node))
+    norms = (n.op for n in inner(node) if isinstance(n.op, t.Normalize | t.NormGradient))
+    return any(0 in norm.axes for norm in norms)
 
 
 def is_only_reshape(g: Graph, place: int, places: Sequence[int]) -> bool:

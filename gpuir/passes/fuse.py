@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
 from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError
@@ -14,15 +14,7 @@ from gpuir.ops import tensor as t
 from gpuir.passes.chains import steps, units
 from gpuir.passes.manager import Pass
 
-Kind = Literal["contraction", "experts", "reduce", "map", "layout", "alone"]
-
-KINDS: dict[Kind, tuple[type[Op], ...]] = {
-    "contraction": (t.Matmul, t.Conv, t.ConvTranspose, t.ConvWeightGradient, t.Attention),
-    "experts": (t.Experts,),
-    "reduce": (t.Reduce, t.ArgReduce, t.Softmax, t.Normalize, *t.NORM_GRADIENTS),
-    "map": t.POINTWISE,
-    "layout": t.LAYOUT,
-}
+KINDS = get_args(t.Fusing)
 
 
 @dataclass(frozen=True)
@@ -60,12 +52,12 @@ class Fuse(Pass):
             )
         for rule in () if self.rules in ("all", "none") else self.rules.split():
             words = rule.split(">")
-            if len(words) < 2 or (len(words) > 2 and set(words) <= set(get_args(Kind))):
+            if len(words) < 2 or (len(words) > 2 and set(words) <= set(KINDS)):
                 raise UsageError(
                     "pass 'fuse': this is no rule",
                     expected="all, none, or rules with spaces between: map>map conv>add:same>relu",
                     found=rule,
-                    fix=f"kinds are {', '.join(get_args(Kind))}",
+                    fix=f"kinds are {', '.join(KINDS)}",
                 )
         for chain in self.chains:
             steps(chain)
@@ -75,12 +67,12 @@ class Fuse(Pass):
         """The pairs of kinds that may share a launch across model nodes; None is all."""
         if self.rules == "all":
             return None
-        return frozenset(rule for rule in self._split() if set(rule) <= set(get_args(Kind)))
+        return frozenset(rule for rule in self._split() if set(rule) <= set(KINDS))
 
     @property
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """The chains of ops that share a launch."""
-        return tuple(rule for rule in self._split() if not set(rule) <= set(get_args(Kind)))
+        return tuple(rule for rule in self._split() if not set(rule) <= set(KINDS))
 
     def _split(self) -> list[tuple[str, ...]]:
         return [tuple(rule.split(">")) for rule in self.rules.split() if ">" in rule]
@@ -93,7 +85,7 @@ class Fuse(Pass):
 class Group:
     """Nodes that will share a launch, by their places in the graph."""
 
-    kind: Kind
+    kind: t.Fusing
     members: list[int]
     shape: tuple[int, ...]  # what each cell of its nest stands for: a pointwise op must fit it
     axes: tuple[int, ...] = ()  # of a reduce group
@@ -106,24 +98,16 @@ class Group:
         return tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
 
 
-def kind_of(op: Op) -> Kind:
-    for kind, types in KINDS.items():
-        if isinstance(op, types):
-            return kind
-    return "alone"
+def kind_of(op: Op) -> t.Fusing:
+    return op.fuses if isinstance(op, t.TensorOp) else "alone"
 
 
 def weights(op: Op) -> tuple[Value, ...]:
     """The operands of a contraction that may be dequantised on their way into the tile."""
-    match op:
-        case t.Matmul(b=b):
-            return (b,)
-        case t.Conv(w=w):
-            return (w,)
-        case t.Experts():
-            return op.weights
-        case _:
-            return ()
+    if not isinstance(op, t.TensorOp) or not op.weight:
+        return ()
+    found = getattr(op, op.weight)
+    return (found,) if isinstance(found, Value) else found
 
 
 class _Fuser:
@@ -141,7 +125,7 @@ class _Fuser:
 
     def run(self) -> Graph:
         for i, node in enumerate(self.g.nodes):
-            if isinstance(node.op, t.GENERATING):
+            if isinstance(node.op, t.Generating):
                 continue  # repeated in each group that reads it
             group = self.join(i, node.op) or self.start(i, node.op)
             self.groups[i] = group
@@ -154,14 +138,14 @@ class _Fuser:
         kind = kind_of(op)
         shape = self.shape(i)
         phase = phase_of(self.g.nodes[i])
-        if kind != "reduce":
+        if not isinstance(op, t.Reducing) or kind != "reduce":
             kind = "map" if self.is_read_in_place(i) else kind
             group = Group(kind, [i], shape, phase=phase)
             if isinstance(op, t.Gather):
                 self.take_index(group, op)
             return group
         x = op.operands[0]
-        group = Group(kind, [i], x.type.shape, t.reduced_axes(op), phase)
+        group = Group(kind, [i], x.type.shape, op.reduced_axes(), phase)
         self.groups[i] = group
         for v in op.operands:
             feeder = self.group_of(v)
@@ -176,7 +160,7 @@ class _Fuser:
         if not isinstance(node.op, t.Slice) or node.results[0] in self.outputs:
             return False
         readers = [self.g.nodes[u] for u in self.users.get(node.results[0], ())]
-        same = all(r.locs == node.locs and isinstance(r.op, t.POINTWISE) for r in readers)
+        same = all(r.locs == node.locs and isinstance(r.op, t.Pointwise) for r in readers)
         return bool(readers) and same and all(step == 1 for step in node.op.steps)
 
     def take_index(self, group: Group, op: t.Gather) -> None:
@@ -245,7 +229,7 @@ class _Fuser:
                 return group
         return None
 
-    def accepts(self, group: Group, i: int, op: Op, kind: Kind) -> bool:
+    def accepts(self, group: Group, i: int, op: Op, kind: t.Fusing) -> bool:
         if len(group.members) >= self.options.max_ops:
             return False
         if group.phase != phase_of(self.g.nodes[i]) or not self.may_share(group.members, [i]):
@@ -265,7 +249,8 @@ class _Fuser:
                 return shape == group.shape or shape == group.outer
             case "reduce", "reduce":
                 x = op.operands[0]
-                return x.type.shape == group.shape and t.reduced_axes(op) == group.axes
+                same = isinstance(op, t.Reducing) and op.reduced_axes() == group.axes
+                return same and x.type.shape == group.shape
             case "reduce", "layout":
                 # only adds or drops the reduced axes of a per-row value
                 return (
@@ -321,7 +306,7 @@ class _Fuser:
                 made = self.producer.get(v)
                 if made is None or made < first or made in known:
                     continue
-                if isinstance(self.g.nodes[made].op, t.GENERATING):
+                if isinstance(self.g.nodes[made].op, t.Generating):
                     continue
                 if at - made > self.options.max_ops:
                     return False
@@ -383,12 +368,12 @@ class _Fuser:
                 params.add(v)
             elif not self.may_share([i], [reader]):
                 read.add(v)
-            elif not isinstance(self.g.nodes[i].op, t.GENERATING) and i not in taken:
-                if not isinstance(self.g.nodes[i].op, (*t.POINTWISE, *t.LAYOUT)):
+            elif not isinstance(self.g.nodes[i].op, t.Generating) and i not in taken:
+                if not isinstance(self.g.nodes[i].op, t.Pointwise | t.Layout):
                     return
                 taken.add(i)
                 stack += [(w, i) for w in self.g.nodes[i].op.operands]
-        if not params or not any(isinstance(self.g.nodes[i].op, t.POINTWISE) for i in taken):
+        if not params or not any(isinstance(self.g.nodes[i].op, t.Pointwise) for i in taken):
             return  # no weight, or one that is read by its strides
         stored = max(params | read, key=lambda v: v.type.size)
         if stored in read or stored.type.dtype.bits > weight.type.dtype.bits:
@@ -431,7 +416,7 @@ class _Fuser:
         g = self.g
         b = begin(g, Level.fused)
         for i, node in enumerate(g.nodes):
-            if isinstance(node.op, t.GENERATING):
+            if isinstance(node.op, t.Generating):
                 if self.is_stored(node):
                     b.put(self.fused(Group("alone", [i], ())))
                 elif not any(v in self.users for v in node.results):
@@ -493,7 +478,7 @@ class _Fuser:
                 i = self.producer.get(v)
                 if v in made:
                     continue
-                generator = i is not None and isinstance(self.g.nodes[i].op, t.GENERATING)
+                generator = i is not None and isinstance(self.g.nodes[i].op, t.Generating)
                 if i is not None and generator and v not in stored:
                     generators[i] = self.g.nodes[i]
                 else:

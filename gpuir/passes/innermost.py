@@ -10,7 +10,7 @@ from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import packed, viewed
 
-ALIKE = (*t.POINTWISE, t.Normalize, t.Softmax)  # lies as what it reads
+ALIKE = t.Pointwise | t.Normalize | t.Softmax  # lies as what it reads
 
 Votes = Counter[int]
 
@@ -31,7 +31,7 @@ def votes_of(node: Node, v: Value, votes: dict[Value, Votes], images: bool) -> V
     match node.op:
         case t.Conv() if images and v.type.rank == 4:
             return Votes([1])
-        case op if isinstance(op, t.LAYOUT):
+        case op if isinstance(op, t.Layout):
             x = op.operands[0]
             found = Votes()
             for axis, count in votes[x].items():

@@ -119,7 +119,7 @@ class _Legalizer:
                     return replace(kernel, orders=orders)
                 case _:
                     return kernel
-        if all(isinstance(o, t.LAYOUT) for o in ops):
+        if all(isinstance(o, t.Layout) for o in ops):
             return self.layout(node, op)
         if self.viewed and all(isinstance(o, t.Map) and o.fn == "identity" for o in ops):
             return self.contiguous(node, op.args[0])
@@ -127,18 +127,7 @@ class _Legalizer:
             return view
         if is_joined(op):
             return k.View(op.args, body)
-        if any(isinstance(o, NORMAL) for o in ops):
-            return k.Reduce(op.args, body)
-        if any(isinstance(o, t.POINTWISE) for o in ops) and all(isinstance(o, MIXED) for o in ops):
-            return k.Map(op.args, body)
-        for kinds, kernel in WHOLE:
-            if any(isinstance(o, kinds) for o in ops):
-                return kernel(op.args, body)
-        if any(isinstance(o, t.Pool | t.PoolGradient) for o in ops):
-            return k.Pool(op.args, body)
-        if any(isinstance(o, t.REDUCING) for o in ops):
-            return k.Reduce(op.args, body)
-        return k.Map(op.args, body)
+        return kernel_of(ops)(op.args, body)
 
     # -- layout
 
@@ -261,7 +250,7 @@ class _Legalizer:
         if self.trip is None or not isinstance(gather, t.Gather):
             return None
         outermost = prod(gather.x.type.shape[: gather.axis]) == 1
-        plain = all(isinstance(n.op, (*t.POINTWISE, t.Constant)) for n in op.body.nodes[:-1])
+        plain = all(isinstance(n.op, t.Pointwise | t.Constant) for n in op.body.nodes[:-1])
         outer = dict(zip(op.body.inputs, op.args, strict=True))
         rest = [v for v in op.body.inputs if v != gather.x]
         if not (outermost and plain and gather.indices.type.size == 1):
@@ -279,7 +268,7 @@ class _Legalizer:
         if len(readers) != 1 or not isinstance(readers[0].op, t.Fused):
             return ()
         body = readers[0].op.body.nodes
-        if len(readers[0].op.args) != 1 or not all(isinstance(n.op, t.LAYOUT) for n in body):
+        if len(readers[0].op.args) != 1 or not all(isinstance(n.op, t.Layout) for n in body):
             return ()
         if not isinstance(first := body[0].op, t.Transpose):
             return ()
@@ -293,16 +282,23 @@ class _Legalizer:
 # so that what transposes it is worth a copy: four tiles of 128. Assumed.
 ROWS = 512
 
-# What says of a group that it runs over rows, and what a pointwise kernel may do besides.
-NORMAL = (t.Softmax, t.Normalize, *t.NORM_GRADIENTS)
-MIXED = (*t.POINTWISE, *t.LAYOUT, *t.GENERATING, t.Concat, t.Pad, t.Routine)
-WHOLE: tuple[tuple[tuple[type[Op], ...], type[k.BodyKernel]], ...] = (
-    ((t.Opaque,), k.Opaque),
-    ((t.Routine, t.TopK), k.Routine),
-    (t.SCATTERING, k.Scatter),
-    ((*t.INDEXING, t.Resize, t.ResizeGradient), k.Gather),
-    ((t.Concat, t.Pad), k.Copy),
-)
+# The kernels of launches without a contraction: one is the first of these that an op of it becomes.
+BODIES = (k.Opaque, k.Routine, k.Scatter, k.Gather, k.Copy, k.Pool, k.Reduce, k.Map)
+
+
+def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
+    """What a launch without a contraction becomes: a reduction if it runs over whole rows, a
+    pointwise kernel if all in it can be part of one, else what its ops say. What none of them says
+    anything of is opaque: nothing is guessed."""
+    rows = [op for op in ops if isinstance(op, t.TensorOp)]
+    if len(rows) < len(ops):
+        return k.Opaque
+    if any(op.by_rows for op in rows):
+        return k.Reduce
+    if any(isinstance(op, t.Pointwise) for op in rows) and all(map(k.Map.may_hold, rows)):
+        return k.Map
+    found = {op.kernel for op in rows if not isinstance(op, t.Layout | t.Generating)} or {"k.map"}
+    return next((kernel for kernel in BODIES if kernel.name in found), k.Opaque)
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -460,7 +456,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_layout(op: Op) -> TypeGuard[t.Fused]:
-    return isinstance(op, t.Fused) and all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes)
+    return isinstance(op, t.Fused) and all(isinstance(n.op, t.Layout) for n in op.body.nodes)
 
 
 def reads_expanded(op: Op, value: Value) -> bool:
@@ -471,7 +467,7 @@ def reads_expanded(op: Op, value: Value) -> bool:
     inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
     for o in (n.op for n in op.body.nodes):
         match o:
-            case t.ScatterElements(x) | t.ScatterND(x) if x in inner:
+            case t.Scattering(x=x) if x in inner:
                 return False
             case t.Gather(indices=i) if i in inner:
                 return False
@@ -480,7 +476,7 @@ def reads_expanded(op: Op, value: Value) -> bool:
     return True
 
 
-FLAT = (*t.POINTWISE, *t.LAYOUT, *t.GENERATING, *t.INDEXING, *t.SCATTERING, t.Concat, t.Pad)
+FLAT = t.Pointwise | t.Layout | t.Generating | t.Indexing | t.Scattering | t.Joining
 
 
 def within(op: t.Fused, value: Value, expansion: Op) -> t.Fused:
@@ -534,8 +530,7 @@ def is_reshape(body: Graph) -> bool:
 
 def moves(op: Op, x: Strided) -> bool:
     """Whether a group is a layout that no strides of x can say."""
-    layout = isinstance(op, t.Fused) and all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes)
-    return isinstance(op, t.Fused) and layout and view_of(op.body, x) is None
+    return is_layout(op) and view_of(op.body, x) is None
 
 
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -627,10 +622,10 @@ def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = Fal
     """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, and cuDNN
     where channels are innermost; another layout group always may. Of a `spread` value (broadcast,
     in memory once) products read no rows or columns that lie no cells apart."""
+    if is_layout(op):
+        return True
     if not isinstance(op, t.Fused):
         return False
-    if all(isinstance(n.op, t.LAYOUT) for n in op.body.nodes):
-        return True
     channels_last = order[-1:] == (1,) and not spread
     inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
     for node in op.body.nodes:
@@ -643,7 +638,7 @@ def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = Fal
                 pass
             case t.ConvWeightGradient() if channels_last:
                 pass
-            case t.ScatterElements(x) | t.ScatterND(x) if x not in inner:
+            case t.Scattering(x=x) if x not in inner:
                 pass
             case _:
                 return not spread and takes_strides(op, value, order)

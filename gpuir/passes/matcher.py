@@ -58,7 +58,7 @@ class Matcher:
             free = key not in self.outputs and self.users.get(key, set()) <= dead.keys()
             if node is n or (free and len(node.results) == 1):
                 dead[key] = node
-            elif not isinstance(node.op, (t.Constant, t.Cast, *t.LAYOUT)):
+            elif not isinstance(node.op, t.Constant | t.Cast | t.Layout):
                 return None
         return list(dead.values())
 

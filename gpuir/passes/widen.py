@@ -12,10 +12,10 @@ from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.passes.bodies import launch, needed
-from gpuir.passes.fuse import KINDS, weights
+from gpuir.passes.fuse import kind_of, weights
 from gpuir.passes.manager import Pass
 
-FREE = (*t.GENERATING, *t.LAYOUT)  # what several launches may do
+FREE = (t.Generating, t.Layout)  # what several launches may do
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def inside(node: Node) -> tuple[Node, ...]:
 
 def is_product(node: Node) -> bool:
     """Whether a launch is a contraction, whose one result its kernel can go on with."""
-    found = any(isinstance(n.op, KINDS["contraction"]) for n in inside(node))
+    found = any(kind_of(n.op) == "contraction" for n in inside(node))
     return found and len(node.results) == 1 and is_plain(node)
 
 
@@ -88,7 +88,7 @@ def unpacked_for_products(g: Graph) -> Graph:
 
 def is_simple(node: Node) -> bool:
     """Whether a launch is pointwise ops and layout, with one result."""
-    simple = all(isinstance(n.op, (*t.POINTWISE, *FREE)) for n in inside(node))
+    simple = all(isinstance(n.op, (t.Pointwise, *FREE)) for n in inside(node))
     return simple and len(node.results) == 1 and is_plain(node)
 
 
@@ -108,7 +108,7 @@ def is_unpacking(nodes: Sequence[Node], weight: Value, params: AbstractSet[Value
     if (
         stored is None
         or not read <= params
-        or not any(isinstance(n.op, t.POINTWISE) for n in nodes)
+        or not any(isinstance(n.op, t.Pointwise) for n in nodes)
     ):
         return False
     return stored.type.dtype.bits <= weight.type.dtype.bits
@@ -144,7 +144,7 @@ def after_products(g: Graph) -> Graph:
 
 
 def is_layout(node: Node) -> bool:
-    return all(isinstance(n.op, t.LAYOUT) for n in inside(node))
+    return all(isinstance(n.op, t.Layout) for n in inside(node))
 
 
 def moved(product: Node, readers: Sequence[Node]) -> list[list[Node]] | None:
@@ -163,7 +163,7 @@ def moved(product: Node, readers: Sequence[Node]) -> list[list[Node]] | None:
         if end.type.nbytes > v.type.nbytes and any(rests):
             continue  # more would be read again than was
         after = needed(inside(readers[0]), [end], {v})
-        own = [n for n in after if not isinstance(n.op, t.LAYOUT)]
+        own = [n for n in after if not isinstance(n.op, t.Layout)]
         read = {w for n in own for w in n.op.operands}
         looked_at = [n.results[0] for n in after if n not in own and n.results[0] in read]
         ahead = [launch(needed(after, [w], set()), [w]) for w in looked_at]
@@ -196,13 +196,13 @@ def followers(v: Value, nodes: Sequence[Node]) -> list[Value]:
         w = n.results[0]
         if not there | followed >= {*n.op.operands}:
             continue
-        if isinstance(n.op, t.LAYOUT):
+        if isinstance(n.op, t.Layout):
             x = lies.get(n.op.operands[0])
             view = None if x is None else viewed(x, n.op)
             if view is not None and view.flags.c_contiguous:
                 lies[w] = view
                 there.add(w)
-        elif isinstance(n.op, (*t.POINTWISE, *t.GENERATING)):
+        elif isinstance(n.op, t.Pointwise | t.Generating):
             if followed.isdisjoint(n.op.operands):
                 there.add(w)
             elif w.type.shape == v.type.shape:

@@ -438,7 +438,7 @@ class _Run:
             return None
         (first,), (result,) = op.operands, node.results
         layout = [n.op for n in op.body.nodes] if isinstance(op, t.Fused) else [op]
-        if not all(isinstance(o, t.LAYOUT) or is_same(o) for o in layout):
+        if not all(isinstance(o, t.Layout) or is_same(o) for o in layout):
             return None
         x: Strided | None = self.strided.get(first)
         x = packed(first.type) if x is None else x
@@ -500,9 +500,9 @@ def _over(graph: Graph, updated: Mapping[Value, Value]) -> Iterator[tuple[Value,
 def is_passed_on(op: Op, to: Op) -> bool:
     """Whether one step of an operator takes what another makes as it comes: cell by cell, or a
     reduction what was computed cell by cell. A product, a gather or a scatter reads memory."""
-    if isinstance(to, t.REDUCING):
-        return isinstance(op, (*t.POINTWISE, *t.LAYOUT, *t.REDUCING))
-    return isinstance(to, (*t.POINTWISE, *t.LAYOUT)) or isinstance(op, t.GENERATING)
+    if isinstance(to, t.Reducing):
+        return isinstance(op, t.Pointwise | t.Layout | t.Reducing)
+    return isinstance(to, t.Pointwise | t.Layout) or isinstance(op, t.Generating)
 
 
 def is_same(op: Op) -> bool:
@@ -539,8 +539,8 @@ def is_in_place(op: Op, value: Value) -> bool:
             return all(is_in_place(reader, v) for v, reader in _readers(op, value))
         case k.BodyKernel():
             return all(
-                isinstance(reader, t.SCATTERING) and reader.operands.count(v) == 1 and reader.x == v
+                isinstance(reader, t.Scattering) and reader.operands.count(v) == 1 and reader.x == v
                 for v, reader in _readers(op, value)
             )
         case _:
-            return isinstance(op, (*t.POINTWISE, *t.SCATTERING))
+            return isinstance(op, t.Pointwise | t.Scattering)

@@ -19,7 +19,7 @@ def is_bag(flow: Flow, node: Node) -> bool:
         case _:
             return False
     while made := flow.maker(x):
-        if made.locs != node.locs or not isinstance(made.op, (*t.LAYOUT, t.Gather)):
+        if made.locs != node.locs or not isinstance(made.op, t.Layout | t.Gather):
             return False
         if isinstance(made.op, t.Gather):
             return True
@@ -45,7 +45,7 @@ def is_unpacking(flow: Flow, nodes: Sequence[Node], product: Node) -> bool:
     multiplies: then it is a call of a library that converts what it reads."""
     made = {v for n in nodes for v in n.results}
     ends = {v for n in nodes for v in n.op.operands} - made
-    own = all(n.locs == product.locs and isinstance(n.op, (*t.POINTWISE, *t.LAYOUT)) for n in nodes)
+    own = all(n.locs == product.locs and isinstance(n.op, t.Pointwise | t.Layout) for n in nodes)
     bits = product.op.operands[1].type.dtype.bits
     return own and ends <= set(flow.graph.params) and any(v.type.dtype.bits < bits for v in ends)
 
@@ -54,7 +54,7 @@ def is_factor(flow: Flow, v: Value) -> bool:
     """Whether a product reads a value, through views or not: then it lies in the order of its
     cells, as aten's matmul asks."""
     return any(
-        isinstance(n.op, t.Matmul) or (isinstance(n.op, t.LAYOUT) and is_factor(flow, n.results[0]))
+        isinstance(n.op, t.Matmul) or (isinstance(n.op, t.Layout) and is_factor(flow, n.results[0]))
         for n in flow.read_by(v)
     )
 
@@ -82,10 +82,10 @@ def is_read_pointwise(flow: Flow, v: Value, x: Strided) -> bool:
     if v in flow.outputs:
         return False
     for node in flow.read_by(v):
-        if isinstance(node.op, t.LAYOUT):
+        if isinstance(node.op, t.Layout):
             y = viewed(x, node.op)  # None is a copy
             if y is not None and not is_read_pointwise(flow, node.results[0], y):
                 return False
-        elif not isinstance(node.op, t.POINTWISE):
+        elif not isinstance(node.op, t.Pointwise):
             return False
     return True

@@ -48,7 +48,7 @@ class Flow:
 
     def is_generated(self, v: Value) -> bool:
         node = self.maker(v)
-        return node is not None and isinstance(node.op, t.GENERATING)
+        return node is not None and isinstance(node.op, t.Generating)
 
     def in_order(self, values: Iterable[Value]) -> list[Value]:
         """Those of some values that nodes make, as the graph makes them."""

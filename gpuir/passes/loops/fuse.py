@@ -91,7 +91,7 @@ class Writer:
         wanted.update(*self.storage.joined.values())
         wanted.update(*(launch.reads for launch in self.launches))
         for i, node in enumerate(g.nodes):
-            if isinstance(node.op, t.GENERATING) and not wanted.isdisjoint(node.results):
+            if isinstance(node.op, t.Generating) and not wanted.isdisjoint(node.results):
                 b.put(self.fused((i,), set(node.results)))
         self.made = {*g.inputs, *g.params}
         for launch in self.launches:

@@ -10,17 +10,17 @@ from gpuir.passes.loops.flow import Flow
 def is_cellwise(flow: Flow, reader: Node) -> bool:
     """Whether an op reads cell by cell: it is pointwise, or a view that pointwise ops read. (torch
     2.13: torch/_inductor/utils.py, is_pointwise_use.)"""
-    if isinstance(reader.op, t.LAYOUT):
+    if isinstance(reader.op, t.Layout):
         return is_read_cellwise(flow, reader.results[0], joins=False)
-    return isinstance(reader.op, t.POINTWISE)
+    return isinstance(reader.op, t.Pointwise)
 
 
 def is_read_cellwise(flow: Flow, v: Value, joins: bool = True) -> bool:
     """Whether all that read a value do so cell by cell, joins and paddings among them or not."""
-    allowed = (*t.POINTWISE, t.Concat, t.Pad) if joins else t.POINTWISE
+    allowed = t.Pointwise | t.Joining if joins else t.Pointwise
     return v not in flow.outputs and all(
         is_read_cellwise(flow, n.results[0], joins)
-        if isinstance(n.op, t.LAYOUT)
+        if isinstance(n.op, t.Layout)
         else isinstance(n.op, allowed)
         for n in flow.read_by(v)
     )

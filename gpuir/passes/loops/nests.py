@@ -27,12 +27,12 @@ class Nest(NamedTuple):
 def nest_of(node: Node) -> Nest:
     """The loops of an op that is no library call."""
     op, shape = node.op, node.results[0].type.shape
-    if isinstance(op, t.SCATTERING):
+    if isinstance(op, t.Scattering):
         return Nest(op.updates.type.shape, op.updates.type.size)
-    if not isinstance(op, t.REDUCING):
+    if not isinstance(op, t.Reducing):
         return Nest(shape, prod(shape))
     shape = op.operands[0].type.shape
-    row = prod(shape[a] for a in t.reduced_axes(op))
+    row = prod(shape[a] for a in op.reduced_axes())
     if isinstance(op, t.Normalize | t.NormalizeGradient):
         row //= op.groups or 1
     return Nest(shape, prod(shape) // max(row, 1), row)
@@ -44,7 +44,7 @@ def operations(op: Op) -> int:
         case t.Map(fn):
             return SCALARS[fn].flops
         case _:
-            return 0 if isinstance(op, t.LAYOUT) else 1
+            return 0 if isinstance(op, t.Layout) else 1
 
 
 def readings(op: Op) -> int:
@@ -59,7 +59,7 @@ def is_in_groups(flow: Flow, x: Value) -> bool:
         case Node(t.Reshape(image)):
             cut = x.type.shape[2:] != image.type.shape[2:] and x.type.rank == 5
             return cut and image.type.rank == 4
-        case Node(op) if isinstance(op, t.POINTWISE):
+        case Node(op) if isinstance(op, t.Pointwise):
             return any(is_in_groups(flow, v) for v in op.operands if v.type.shape == x.type.shape)
         case _:
             return False

@@ -27,9 +27,8 @@ from gpuir.passes.loops.joins import is_cellwise, is_index, is_read_cellwise, is
 from gpuir.passes.loops.launches import Launch
 from gpuir.passes.loops.nests import Nest, is_in_groups, nest_of, operations, readings
 
-JOINING = (t.Concat, t.Pad, t.Resize, t.Pool)  # loops whose reads no strides can say
-INLINED = (*t.POINTWISE, *t.LAYOUT, *t.INDEXING, *JOINING)
-MOVABLE = (*t.POINTWISE, *t.INDEXING, *JOINING, *t.REDUCING)  # loops that may write anywhere
+INLINED = t.Pointwise | t.Layout | t.Indexing | t.Joining | t.Window
+MOVABLE = t.Pointwise | t.Indexing | t.Joining | t.Window | t.Reducing  # may be written anywhere
 
 
 class Thresholds(Protocol):
@@ -81,7 +80,7 @@ class Storage:
     def run(self) -> None:
         inside = inside_bags(self.flow)
         for i, node in enumerate(self.flow.graph.nodes):
-            if i in inside or isinstance(node.op, t.GENERATING) or self.is_stored(node):
+            if i in inside or isinstance(node.op, t.Generating) or self.is_stored(node):
                 continue
             self.place(node)
         for v in self.flow.graph.outputs:
@@ -94,9 +93,9 @@ class Storage:
             self.join(node, node.op)
         elif self.is_inlined(node):
             self.inline(node)
-        elif isinstance(node.op, t.REDUCING):
+        elif isinstance(node.op, t.Reducing):
             self.store(node)
-        elif isinstance(node.op, t.SCATTERING):
+        elif isinstance(node.op, t.Scattering):
             self.settle(node.op.operands[0])
             self.store(node)
         else:
@@ -119,7 +118,7 @@ class Storage:
 
     def inline(self, node: Node) -> None:
         """Computed where it is read, unless that would repeat too much."""
-        if isinstance(node.op, t.Pool | t.Resize):
+        if isinstance(node.op, t.Window):
             for x in node.op.operands:
                 self.settle(x)
         sight = self.sights[node.results[0]] = self.sight(node)
@@ -214,7 +213,7 @@ class Storage:
                 indices=frozenset(at for at in places.values() if at is not None),
                 irregular=frozenset(r for r, at in places.items() if at is None),
                 straight=is_straight(reads, nest.shape) or is_factor(self.flow, made),
-                scattered=results if isinstance(node.op, t.SCATTERING) else frozenset(),
+                scattered=results if isinstance(node.op, t.Scattering) else frozenset(),
                 partial=self.is_partial(node),
                 backward=phase_of(node) is not None,
             )
@@ -226,7 +225,7 @@ class Storage:
         made = node.results[0]
         if nest.row == 1 or not isinstance(node.op, t.Softmax | t.Normalize):
             return
-        axes = t.reduced_axes(node.op)
+        axes = node.op.reduced_axes()
         kept = tuple(1 if a in axes else n for a, n in enumerate(nest.shape))
         if made.type.shape == nest.shape and prod(kept) == nest.cells:
             self.rows[made] = Value(f"{made.name}/row", made.type.with_shape(kept))
@@ -249,7 +248,7 @@ class Storage:
     def settle(self, v: Value) -> None:
         """Has `v` in memory: as a view of what is there, where strides can say it."""
         node = self.flow.maker(v)
-        if v in self.stored or node is None or isinstance(node.op, t.GENERATING):
+        if v in self.stored or node is None or isinstance(node.op, t.Generating):
             return
         base = self.base(v)
         lies = None if base == v or self.flow.is_generated(base) else self.lies(v, base)
@@ -297,7 +296,7 @@ class Storage:
     def is_of_rows(self, x: Value) -> bool:
         """Whether `x` is computed from what a reduction makes."""
         makers = (self.flow.maker(r.leaf) for r in self.sights.get(x, Sight()).reads)
-        return any(n is not None and isinstance(n.op, t.REDUCING) for n in makers)
+        return any(n is not None and isinstance(n.op, t.Reducing) for n in makers)
 
     def join(self, node: Node, op: t.Concat) -> None:
         """Has the parts of a join side by side: written there by the loops that make them, copied
@@ -331,7 +330,7 @@ class Storage:
         """What a layout result is made of: what is in memory, or else no layout result."""
         while v not in self.stored:
             node = self.flow.maker(v)
-            if node is None or not isinstance(node.op, t.LAYOUT):
+            if node is None or not isinstance(node.op, t.Layout):
                 break
             v = node.op.operands[0]
         return v

@@ -37,7 +37,7 @@ def is_of_trip(node: Node, beside: Sequence[Node], trip: Value) -> bool:
         return False
     made = {v for n in beside for v in n.results}
     index = needed(beside, [gather.indices], set())
-    simple = all(isinstance(n.op, (*t.POINTWISE, t.Constant)) for n in index)
+    simple = all(isinstance(n.op, t.Pointwise | t.Constant) for n in index)
     read = {v for n in index for v in n.op.operands} - made or {gather.indices}
     outermost = prod(gather.x.type.shape[: gather.axis]) == 1
     return simple and outermost and read == {trip} and gather.x not in made
