@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from gpuir.interp.meanings import MEANINGS
 from gpuir.interp.scalars import FUNCTIONS
+from gpuir.ops import tensor as t
 from gpuir.ops.kernel import KERNELS
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.tensor import OPS
@@ -21,6 +24,19 @@ def test_op_is_documented_and_named_after_its_level(name):
 @pytest.mark.parametrize("name", [*OPS, *KERNELS])
 def test_interp_has_a_meaning(name):
     assert {**OPS, **KERNELS}[name] in MEANINGS
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_tensor_op_says_what_it_is(name):
+    op = OPS[name]
+    if op.control or op is t.Fused:
+        return
+    assert issubclass(op, t.TensorOp) and op.kernel in KERNELS
+    assert op is t.Opaque or op.kernel != "k.opaque"  # else nobody has said
+    kinds = [c for c in t.TensorOp.__subclasses__() if c is not t.Opaque and issubclass(op, c)]
+    assert op is t.Opaque or len(kinds) == 1
+    assert op.contraction == issubclass(op, t.Contraction)
+    assert not op.weight or op.weight in {f.name for f in fields(op)} | set(vars(op))
 
 
 @pytest.mark.parametrize("fn", SCALARS)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Protocol
 
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Loc, Node, Tf32
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Tf32
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import f32
@@ -179,22 +179,18 @@ class Kernel:
     def status(self) -> Status:
         """Opaque if it holds an op we do not know; approximated if a library routine, whose passes
         and steps are counted and nothing else, or if the CPU runs it."""
-        kinds = {type(n.op) for n in _inside(self.node)}
-        if t.Opaque in kinds:
+        kernels = {_kernel(n.op) for n in _inside(self.node)}
+        if "k.opaque" in kernels:
             return "opaque"
-        rough = kinds & {t.Routine, t.TopK} or self.cost.on_host
-        return "approximated" if rough else "modelled"
+        return "approximated" if "k.routine" in kernels or self.cost.on_host else "modelled"
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What is not modelled in it, by name."""
         if self.cost.on_host:
             return ("on the CPU",)
-        return tuple(
-            _routine(op)
-            for op in (n.op for n in _inside(self.node))
-            if isinstance(op, t.Opaque | t.Routine | t.TopK)
-        )
+        inside = [n.op for n in _inside(self.node)]
+        return tuple(_called(op) for op in inside if _kernel(op) in ("k.opaque", "k.routine"))
 
     @cached_property
     def shape(self) -> str:
@@ -422,11 +418,18 @@ def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:
         yield Unseen(what, kinds, sum(of.values()))
 
 
-def _routine(op: t.Opaque | t.Routine | t.TopK) -> str:
-    """Its name."""
-    if isinstance(op, t.TopK):
-        return "topk"
-    return op.kind if isinstance(op, t.Opaque) else op.fn
+def _kernel(op: Op) -> str:
+    """What an op becomes; what does not say so is opaque."""
+    return op.kernel if isinstance(op, t.TensorOp) else t.TensorOp.kernel
+
+
+def _called(op: Op) -> str:
+    """What a model calls an op that is not modelled, or only roughly."""
+    match op:
+        case t.Opaque(kind=name) | t.Routine(fn=name):
+            return name
+        case _:
+            return op.name.removeprefix("t.")
 
 
 def _inside(node: Node) -> list[Node]:

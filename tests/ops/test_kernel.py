@@ -94,3 +94,32 @@ def test_a_body_without_its_op_is_refused(name: str, holds: str):
     body = "in %x: f32[2]\n%y: f32[2] = t.map('relu', [%x]) at 'm:y'\nout %y"
     with pytest.raises(TextError, match=rf"does not hold .*; found t.map\n  expected: {holds}"):
         kernel("in %x: f32[2]", f"%y: f32[2] = {name}([%x], {{\n{body}\n}}) at 'm:y'")
+
+
+@pytest.mark.parametrize(
+    "name, op, type",
+    [
+        ("k.map", "t.softmax(%x, 0)", "f32[2]"),
+        ("k.map", "t.reduce('sum', %x, [0])", "f32[]"),
+        ("k.map", "t.cumulative('sum', %x, 0)", "f32[2]"),
+        ("k.copy", "t.map('relu', [%x])", "f32[2]"),
+        ("k.view", "t.softmax(%x, 0)", "f32[2]"),
+    ],
+)
+def test_a_body_with_what_its_kernel_does_not_do_is_refused(name: str, op: str, type: str):
+    body = f"in %x: f32[2]\n%y: {type} = {op} at 'm:y'\nout %y"
+    with pytest.raises(TextError, match=rf"{name}: holds t\.\w+, which such a kernel does not do"):
+        kernel("in %x: f32[2]", f"%y: {type} = {name}([%x], {{\n{body}\n}}) at 'm:y'")
+
+
+def test_an_epilogue_with_a_reduction_is_refused():
+    with pytest.raises(TextError, match="k.gemm: holds t.reduce"):
+        kernel(
+            "in %x: f32[2, 3]",
+            "param %w: f32[3, 4]",
+            "%y: f32[2] = k.gemm(%x, %w, epilogue={",
+            "in %acc: f32[2, 4]",
+            "%y: f32[2] = t.reduce('sum', %acc, [1]) at 'm:y'",
+            "out %y",
+            "}) at 'm:y'",
+        )
