@@ -11,6 +11,7 @@ import pytest
 import gpuir
 from gpuir.ir.graph import Level, Op
 from gpuir.ir.types import DTYPES
+from gpuir.ops import tensor as t
 from gpuir.ops.kernel import KERNELS
 from gpuir.ops.scalar import SCALARS
 from gpuir.ops.tensor import OPS
@@ -35,6 +36,23 @@ def ops_table(ops: dict[str, type[Op]]) -> str:
     return "\n".join(lines)
 
 
+def traits_table() -> str:
+    """The ops of each kind that are alike in all that passes ask."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, op in OPS.items():
+        if issubclass(op, t.TensorOp):
+            kind = next((c.__name__ for c in op.__mro__[1:] if c in t.KINDS), "")
+            key = (kind, op.kernel, op.fuses, "yes" if op.by_rows else "", op.weight, op.autocast)
+            alike.setdefault(key, []).append(name)
+    lines = [
+        "| kind | becomes | fuses as | by rows | unpacks | autocast | ops |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (kind, kernel, *rest), names in alike.items():
+        lines.append(" | ".join((f"| {kind}", f"`{kernel}`", *rest, words(names) + " |")))
+    return "\n".join(lines)
+
+
 def words(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -44,6 +62,7 @@ def parts() -> dict[str, str]:
     return {
         "grammar": f"```\n{grammar}\n```",
         "tensor ops": ops_table(OPS),
+        "traits": traits_table(),
         "kernels": ops_table(KERNELS),
         "scalar functions": words(sorted(SCALARS)),
         "dtypes": words(sorted(DTYPES)),

@@ -169,6 +169,12 @@ class Call(TensorOp):
     """A whole call of a library."""
 
 
+KINDS = (
+    *(Pointwise, Generating, Layout, Joining, Indexing, Scattering, Reducing, Window),
+    *(Contraction, Call),
+)
+
+
 # ---------------------------------------------------------------------------- pointwise
 
 
