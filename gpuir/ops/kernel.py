@@ -483,6 +483,7 @@ class Pool(BodyKernel):
 
     name: ClassVar[str] = "k.pool"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Pool, t.PoolGradient)
+    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing)
 
     @property
     def window(self) -> t.Pool | t.PoolGradient:

@@ -23,8 +23,13 @@ def needed(
 
 
 def launch(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
-    """Nodes as one launch, what comes twice among them (a constant) once."""
+    """Nodes as one launch, what comes twice among them (a constant) once. What a contraction reads
+    lies in memory: a constant too is an argument then."""
     nodes, results = tuple(dict.fromkeys(nodes)), tuple(results)
+    read = {v for n in nodes if n.op.contraction for v in n.op.operands}
+    nodes = tuple(
+        n for n in nodes if not isinstance(n.op, t.Generating) or read.isdisjoint(n.results)
+    )
     made = {v for n in nodes for v in n.results}
     args = tuple(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
     locs = tuple(dict.fromkeys(loc for n in nodes for loc in n.locs))

@@ -283,7 +283,7 @@ class _Legalizer:
 ROWS = 512
 
 # The kernels of launches without a contraction: one is the first of these that an op of it becomes.
-BODIES = (k.Opaque, k.Routine, k.Scatter, k.Gather, k.Copy, k.Pool, k.Reduce, k.Map)
+BODIES = (k.Opaque, k.Routine, k.Scatter, k.Gather, k.Pool, k.Reduce, k.Copy, k.Map)
 
 
 def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
