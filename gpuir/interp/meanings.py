@@ -21,7 +21,7 @@ def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tupl
 
     Raises `NoMeaning` for an op that computes nothing we know, or not with these operands.
     """
-    meaning = MEANINGS.get(type(op))
+    meaning = MEANINGS.get(type(op)) or _own_meaning(op)
     if meaning is None:
         raise NoMeaning(f"{op.name} has no numpy meaning")
     try:
@@ -32,6 +32,11 @@ def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tupl
         why = "sizes that depend on the data are upper bounds in this graph" if loose else ""
         raise NoMeaning(f"{op.name}: numpy says: {error}", found=found, fix=why) from error
     return results if isinstance(results, tuple) else (np.asarray(results),)
+
+
+def _own_meaning(op: Op) -> Meaning | None:
+    """What an op from outside computes: it brings that with it, or has a body."""
+    return _body if isinstance(op, k.BodyKernel) else getattr(type(op), "meaning", None)
 
 
 def run(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:

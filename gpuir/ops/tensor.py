@@ -80,6 +80,11 @@ class TensorOp(Op):
     so makes its launch a reduction whatever else is in it. `autocast` is the dtype that torch.amp
     gives its operands: the narrow one, f32 (`wide`), the widest that they have, the one they had
     before the pass (`kept`), or whatever comes (`any`).
+
+    What our ops mean in numpy and their gradients are tables of other rooms (`interp`, `passes`).
+    One from outside may bring both, as methods: `meaning(at)` gives its results as arrays, of its
+    operands as `at(self.x)`; `gradient(r, results, dy)` gives its operands their gradients,
+    `r.give(self.x, dx)`.
     """
 
     kernel: ClassVar[str] = "k.opaque"

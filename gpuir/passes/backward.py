@@ -9,9 +9,10 @@ from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import in_phase
+from gpuir.ir.plugins import blamed
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
-from gpuir.passes.gradients import GRADIENTS, rows
+from gpuir.passes.gradients import GRADIENTS, Rule, rows
 from gpuir.passes.reverse import Reverse
 
 
@@ -102,7 +103,7 @@ def differentiate(
         case t.Cond():
             _Cond(op, r.wants).differentiate(r, results, gradients)
         case _:
-            rule = GRADIENTS.get(type(op))
+            rule = GRADIENTS.get(type(op)) or _own_rule(op)
             if rule is None:
                 ends = " that ends on a condition" if isinstance(op, t.Loop) else ""
                 raise ModelError(
@@ -111,6 +112,19 @@ def differentiate(
                 )
             if gradients[0] is not None:
                 rule(r, op, results, gradients[0])
+
+
+def _own_rule(op: Op) -> Rule | None:
+    """The gradient that an op from outside brings with it."""
+    own: Callable[..., None] | None = getattr(op, "gradient", None)
+    if own is None:
+        return None
+
+    def rule(r: Reverse, _: Op, results: Sequence[Value], dy: Value) -> None:
+        with blamed(op, f"the gradient of {op.name}"):
+            own(r, results, dy)
+
+    return rule
 
 
 def live(nodes: Sequence[Node], outputs: Collection[Value]) -> list[Node]:

@@ -13,6 +13,7 @@ from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, apart, has_views, packed, viewed
+from gpuir.ops.vocabulary import find_op
 from gpuir.passes.bodies import launch, needed
 from gpuir.passes.manager import Pass
 
@@ -298,6 +299,10 @@ def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
     if any(isinstance(op, t.Pointwise) for op in rows) and all(map(k.Map.may_hold, rows)):
         return k.Map
     found = {op.kernel for op in rows if not isinstance(op, t.Layout | t.Generating)} or {"k.map"}
+    for name in sorted(found - k.KERNELS.keys()):
+        kernel = find_op(name)
+        if issubclass(kernel, k.BodyKernel):
+            return kernel
     return next((kernel for kernel in BODIES if kernel.name in found), k.Opaque)
 
 

@@ -17,14 +17,12 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
-from gpuir.ir.errors import GpuirError, ModelError, TextError, nearest
+from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, nearest
 from gpuir.ir.graph import DEEPEST, Framework, Graph, Level, Node, Op, Role, Tf32, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType
-from gpuir.ops.kernel import KERNELS
-from gpuir.ops.tensor import OPS
+from gpuir.ops.vocabulary import find_op
 
-VOCABULARY: dict[str, type[Op]] = OPS | KERNELS
 PassText = tuple[str, dict[str, int | float | str | bool]]
 
 
@@ -558,9 +556,10 @@ class _Build:
         self, token: Token, args: Any, values: dict[str, Value], level: Level, target: str | None
     ) -> Op:
         """The op named by `token`, each of its fields held to its type."""
-        kind = VOCABULARY.get(token)
-        if kind is None:
-            self.fail(token, f"no op {token}", nearest(str(token), VOCABULARY))
+        try:
+            kind = find_op(str(token))
+        except UsageError as error:
+            self.fail(token, f"no op {token}", error.fix)
         names, needed = _fields(kind)
         fields: dict[str, Any] = {}
 

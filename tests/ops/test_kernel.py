@@ -113,7 +113,7 @@ def test_a_body_with_what_its_kernel_does_not_do_is_refused(name: str, op: str, 
 
 
 def test_an_epilogue_with_a_reduction_is_refused():
-    with pytest.raises(TextError, match="k.gemm: holds t.reduce"):
+    with pytest.raises(TextError, match=r"k\.gemm: holds t\.reduce"):
         kernel(
             "in %x: f32[2, 3]",
             "param %w: f32[3, 4]",
