@@ -190,8 +190,7 @@ def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | Non
     lowered cannot run under another: UsageError. `tf32` lets all f32 products run on the matrix
     units, or none; what is costed keeps its own.
     """
-    given: object = profile
-    if not isinstance(given, str | PathLike | None):
+    if not isinstance(cast("object", profile), str | PathLike | None):
         raise UsageError(
             "profile: neither a name nor a path",
             expected='profile="compiled"',
