@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -74,6 +74,11 @@ CACHE_DTYPES = DTYPES | {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e
 UNSCALED = "attention reads them so, as engines' kernels do, and no scales of them are counted"
 COUNTS = re.compile(r"(num|n|encoder|decoder)_\w*(layers?|experts?|blocks)$")
 MOST = {"layer": 512, "block": 512, "expert": 4096}  # each is a module, and in the graph
+LEFT_OUT = (  # they name code that is not transformers' own: a repository's, kernels of the hub
+    *("auto_map", "attn_implementation", "_attn_implementation"),
+    *("experts_implementation", "_experts_implementation"),
+)
+WEIGHTS = "checkpoint_path"  # a file of weights that timm would load, which may be a pickle
 INSTALL = "pip install 'gpuir[hf]'"
 
 
@@ -184,16 +189,21 @@ def called(path: Path) -> str:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """transformers, and what it imports, says nothing of its own; its absence is said in our
-    words."""
+    """transformers, and what it imports, says nothing of its own and downloads nothing; its absence
+    is said in our words."""
     with unheard():
         try:
             import_module("transformers")
+            hub = import_module("huggingface_hub.constants")
         except ImportError as error:
             raise UsageError(
                 "Hugging Face configs need transformers", found=reason(error), fix=INSTALL
             ) from error
-        yield
+        before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+        try:
+            yield
+        finally:
+            hub.HF_HUB_OFFLINE = before
 
 
 # ---------------------------------------------------------------------------- config and class
@@ -227,11 +237,31 @@ def read_config(path: Path) -> Any:
         )
     check_counts(data, where)
     try:
-        return CONFIG_MAPPING[kind].from_dict(data)
+        return CONFIG_MAPPING[kind].from_dict(as_data(data, where))
+    except GpuirError:
+        raise
     except Exception as error:  # each config class checks in its own way
         raise ModelError("transformers refuses the config", where=where, found=reason(error)) from (
             error
         )
+
+
+def as_data(value: Any, where: str) -> Any:
+    """A config's values without those, at any depth, by which transformers would run code that is
+    not its own; ModelError for one that names a file of weights."""
+    if isinstance(value, list):
+        return [as_data(each, where) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    held = cast("dict[str, Any]", value)
+    if held.get(WEIGHTS):
+        raise ModelError(
+            "the config names a file of weights, and reading one may run what it holds",
+            where=where,
+            found=f"{WEIGHTS}: {held[WEIGHTS]}"[:200],
+            fix=f"take {WEIGHTS} out of the config: weights are not needed",
+        )
+    return {key: as_data(each, where) for key, each in held.items() if key not in LEFT_OUT}
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:

@@ -505,3 +505,44 @@ def test_what_is_added_to_a_convolution_may_lie_channels_last(tmp_path: Path):
     graph = gpuir.load(config(tmp_path, keys), train=True, autocast="bf16")
     kernels = gpuir.lower(graph)  # which verifies them
     assert any(n.op.name == "k.conv" for n in kernels.nodes)
+
+
+def test_code_of_a_repository_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not even where a part of the model names it, and somebody says yes when transformers asks."""
+    said = tmp_path / "said"
+    (tmp_path / "evil.py").write_text(f"open({str(said)!r}, 'w')\nclass Evil: ...\n")
+    small = {k: v for k, v in BERT.items() if k != "architectures"}
+    named = {"name_or_path": str(tmp_path), "auto_map": {"AutoModelForCausalLM": "evil.Evil"}}
+    keys = {
+        "model_type": "encoder-decoder",
+        "architectures": ["EncoderDecoderModel"],
+        "encoder": small,
+        "decoder": {"model_type": "vit", "hidden_size": 16, **named},
+    }
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ModelError, match="cannot be built"):
+        gpuir.load(config(tmp_path, keys), dims={"seq": 4})
+    assert not said.exists()
+
+
+def test_a_config_names_no_kernels_of_the_hub(tmp_path: Path):
+    named = dict.fromkeys(("attn_implementation", "experts_implementation"), "somebody/kernel")
+    g = gpuir.load(config(tmp_path, LLAMA, **named), dims={"seq": 4})
+    assert g == gpuir.load(config(tmp_path, LLAMA), dims={"seq": 4})
+
+
+def test_a_file_of_weights_is_not_read(tmp_path: Path):
+    """timm would unpickle it."""
+    keys = {"model_type": "timm_wrapper", "label_names": ["a"], "architecture": "resnet18"}
+    keys |= {"model_args": {"checkpoint_path": "weights.pth"}}
+    with pytest.raises(ModelError, match="names a file of weights"):
+        gpuir.load(config(tmp_path, keys), dims={})
+
+
+def test_nothing_is_downloaded():
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    with hf.quiet():
+        assert constants.is_offline_mode()
+    assert before == constants.HF_HUB_OFFLINE
