@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
@@ -17,11 +17,12 @@ from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from gpuir.frontends.torch.program import unheard
-from gpuir.frontends.torch.serialized import needs_pickle, read, read_program
+from gpuir.frontends.torch.serialized import document, needs_pickle, read, read_program
 from gpuir.ir.errors import GpuirError, ModelError, reason
+from gpuir.ir.files import LARGEST_TEXT
 
 UNPACKED = 100  # times its own size that an archive may unpack to; torch's are not compressed
-READ = 128 * 2**20  # bytes of a part that is read whole: the graph
+READ = LARGEST_TEXT  # bytes of a part that is read whole: the graph
 CONSTANT = 2**20  # and those of a constant whose numbers are read
 AGAIN = "export and save it again: torch.export.save(torch.export.export(...), path)"
 PICKLED = {  # names of whole files that are pickles
@@ -66,6 +67,12 @@ class Archive:
         names = file.namelist()
         self.root = names[0].partition("/")[0] if names else ""
         self.sizes = {info.filename: info.file_size for info in file.infolist()}
+        if twice := next((name for name, n in Counter(names).items() if n > 1), None):
+            raise ModelError(
+                "a part of the archive is there twice, and readers differ in which they take",
+                where=self.at(twice),
+                fix=AGAIN,
+            )
         packed, unpacked = path.stat().st_size, sum(self.sizes.values())
         if unpacked > UNPACKED * packed:
             raise ModelError(
@@ -148,7 +155,7 @@ class Archive:
         the same place is one tensor."""
         part = f"{folder}/{config}"
         try:
-            listed = read(schema.PayloadConfig, json.loads(self.read(part, READ)), "config").config
+            listed = read(schema.PayloadConfig, document(self.read(part, READ)), "config").config
         except GpuirError as error:
             error.where = error.where or self.at(part)
             raise

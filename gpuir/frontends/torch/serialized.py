@@ -11,10 +11,12 @@ import ast
 import json
 import operator
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -29,6 +31,7 @@ from gpuir.ir.errors import ModelError
 
 LONGEST = 4096  # characters of a size
 LARGEST = 2**128  # a number in a size
+EFFORT = 100_000  # for all sizes of a program: see `effort`; those of networks need a tenth
 SYMBOL = re.compile(r"[A-Za-z_]+\d{1,6}")  # torch counts up to its number
 NEEDS_PICKLE = ("as_custom_obj", "custom_obj")
 DROPPED = ("guards_code", "treespec_namedtuple_fields")  # Python source; and what `_trees` reads
@@ -54,15 +57,76 @@ READ_FILES = ("aten::from_file", "debugprims::load_tensor")  # of the machine th
 def read_program(data: bytes) -> schema.ExportedProgram:
     """The program that JSON states, as torch's own records; ModelError, without the file's name,
     for what is no program, or is none that can be read without running what it brings."""
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ModelError("not JSON", found=f"{error}"[:300]) from error
+    raw = document(data)
     program = read(schema.ExportedProgram, raw, "")
     _trees(program.graph_module.module_call_graph, raw)
     for name in program.range_constraints:
         size(name)
     return program
+
+
+def document(data: bytes) -> Any:
+    """What a part of the archive says in JSON; ModelError where it is none, or where its sizes
+    together are more work than a program's are."""
+    texts: set[str] = set()
+
+    def noted(held: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(text := held.get("expr_str"), str):
+            texts.add(text)
+        return held
+
+    try:
+        raw = json.loads(data, object_hook=noted)
+    except (ValueError, RecursionError) as error:
+        raise ModelError("not JSON", found=f"{error}"[:300]) from error
+    if (work := sum(map(effort, texts))) > EFFORT:
+        raise ModelError(
+            "the sizes of the program are too intricate",
+            expected=f"terms within functions, cubed, that add up to at most {EFFORT:,}",
+            found=f"{work:,} in {len(texts)} sizes, such as {max(texts, key=effort)[:100]}",
+            fix="export with fewer dimensions that are symbolic",
+        )
+    return raw
+
+
+@lru_cache(maxsize=4096)
+def effort(text: str) -> int:
+    """About how long sympy takes for a size: for what is given to each of its functions, the cube
+    of how many terms that has once it is multiplied out. *Measured*: some 10,000 are a second, of
+    `Max` and `PythonMod`."""
+    try:
+        return _terms(ast.parse(text[: LONGEST + 1], mode="eval").body)[1]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return 0  # `size` will say so
+
+
+def _terms(tree: ast.expr) -> tuple[int, int]:
+    """How many terms an expression has, where a function's value is one, and the effort for all
+    that is within."""
+    match tree:
+        case ast.Call(ast.Name(name), args, _):
+            pass
+        case ast.BinOp(left, op, right):
+            name, args = type(op).__name__, [left, right]
+        case ast.UnaryOp(_, value):
+            name, args = "Add", [value]
+        case ast.Compare(left, _, others):
+            name, args = "Eq", [left, *others]
+        case _:
+            return 1, 0
+    inside = [_terms(each) for each in args]
+    counts, effort = [n for n, _ in inside], sum(n for _, n in inside)
+    match name, args:
+        case "Symbol" | "Integer" | "Float" | "Rational", _:
+            return 1, effort
+        case "Add" | "Sub", _:
+            return sum(counts), effort
+        case "Mul" | "Mult", _:
+            return min(prod(counts), EFFORT), effort
+        case "Pow", [_, ast.Constant(int(times))]:
+            return min(counts[0] ** min(max(times, 1), 128), EFFORT), effort
+        case _:
+            return 1, effort + sum(counts) ** 3
 
 
 def read(hint: Any, data: Any, field: str) -> Any:
@@ -125,7 +189,7 @@ def checked(holds: Any, field: str, found: Any, expected: str) -> Any:
         raise ModelError(
             f"{field or 'the program'}: not what torch.export.save writes",
             expected=expected,
-            found=repr(found)[:200],
+            found=reprlib.repr(found),
             fix="export the module and save it again",
         )
     return found
@@ -212,6 +276,7 @@ TEXTS: Mapping[str, Callable[[str, str], Any]] = {
 }
 
 
+@lru_cache(maxsize=4096)
 def size(text: str) -> Any:
     """A size that the file writes as `Mul(Integer(2), Symbol('s0', integer=True))`, or `2*s0`:
     parsed, never evaluated. torch takes it as it is."""

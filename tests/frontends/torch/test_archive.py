@@ -399,6 +399,16 @@ def test_a_graph_that_is_too_large_is_not_read(
         gpuir.load(saved)
 
 
+def test_a_part_that_is_there_twice_is_refused(saved: Path, tmp_path: Path):
+    """Readers differ in which of two they take: torch's may run another graph than we read."""
+    path = written(parts_of(saved), tmp_path / "twice.pt2")
+    with pytest.warns(UserWarning), zipfile.ZipFile(path, "a") as file:
+        file.writestr("model/models/model.json", "{}")
+    with pytest.raises(ModelError, match="is there twice") as caught:
+        gpuir.load(path)
+    assert str(caught.value.where).endswith("models/model.json")
+
+
 def test_a_weight_is_no_larger_than_its_bytes(saved: Path, tmp_path: Path):
     parts = parts_of(saved)
     parts["data/weights/weight_0"] = parts["data/weights/weight_0"][:-1]
@@ -517,6 +527,38 @@ def test_sizes_are_parsed(text: str, says: str):
 def test_what_is_no_size_is_not_evaluated(text: str):
     with pytest.raises(ModelError, match="no arithmetic on symbols"):
         serialized.size(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FloorDiv(Pow(Add(s0, s1, s2, s3, s4, 1), 60), Add(s0, 1))",
+        "PythonMod(Pow(Add(s0, s1, s2, s3, s4, 1), 128), Pow(Add(s0, s1, 1), 120))",
+        f"Max({', '.join(f's{i}*s{i + 1}-{i}' for i in range(150))})",
+        f"FloorDiv({'*'.join(f'(s{i}+s{i + 1})' for i in range(300))}, s1 + s2)",
+    ],
+    ids=lambda text: text[:20],
+)
+@pytest.mark.parametrize("part", ["models/model.json", "data/weights/model_weights_config.json"])
+def test_sizes_that_sympy_would_not_finish_are_not_begun(
+    text: str, part: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read = serialized.size
+    monkeypatch.setattr(serialized, "size", lambda given: given == text or read(given))
+    parts = parts_of(saved)
+    raw = json.loads(parts[part])
+    raw["more"] = [{"as_expr": {"expr_str": text, "hint": None}}]
+    parts[part] = json.dumps(raw).encode()
+    with pytest.raises(ModelError, match="too intricate"):
+        gpuir.load(written(parts, tmp_path / "slow.pt2"))
+
+
+def test_what_a_size_takes_is_counted():
+    assert serialized.effort("Symbol('s0', integer=True)") == 0
+    assert serialized.effort("Add(Mul(2, s0), 1) * 7") == 0
+    assert serialized.effort("FloorDiv(Add(s0, -1), 2)") == 3**3
+    assert serialized.effort("1 + Mod(FloorDiv(s0, 2), (s1 + 1)**2)") == 2**3 + (1 + 2**2) ** 3
+    assert serialized.effort("s0 <") == 0
 
 
 def test_every_text_of_torchs_format_has_a_rule():
