@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuir.ir.errors import UsageError
-from gpuir.ir.files import note_input
+from gpuir.ir.files import LARGEST_TEXT, note_input
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CHUNK = 100_000  # rows of a csv file that are text at one time
+MOST_ROWS = 5_000_000  # of a parquet file, which says the same a million times in a few bytes
+LARGEST_UNPACKED = 1 << 30  # bytes of its columns without their compression
 TRUTHS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 
 
@@ -108,11 +110,19 @@ class TableFile:
         """UsageError when it is no such file, or when parquet cannot be read here."""
         note_input(self.path)
         with self._guarded():
-            if self.path.exists() and not self.path.is_file() and not self.path.is_fifo():
+            if self.path.exists() and not self.path.is_file():
                 raise UsageError("not a table", where=str(self.path), expected="parquet or csv",
-                                 found="a folder or a device")  # fmt: skip
+                                 found="a folder, a device or a pipe")  # fmt: skip
             if self._is_parquet:
                 return tuple(_parquet().read_schema(self.path).names)
+            if self.path.stat().st_size > LARGEST_TEXT:
+                raise UsageError(
+                    "the table is too large",
+                    where=str(self.path),
+                    expected=f"csv of at most {LARGEST_TEXT >> 20} MiB",
+                    found=f"{self.path.stat().st_size >> 20} MiB",
+                    fix="save it as parquet, or a part of it",
+                )
             with self.path.open(encoding="utf-8-sig", newline="") as stream:
                 header = next(csv.reader(stream), None) or []
                 return tuple(header)
@@ -170,7 +180,24 @@ def _parquet() -> Any:
 
 
 def _from_parquet(path: Path, names: list[str]) -> Columns:
-    table = _parquet().read_table(path, columns=names).unify_dictionaries()
+    with _parquet().ParquetFile(path) as file:
+        about = file.metadata
+        groups = map(about.row_group, range(about.num_row_groups))
+        unpacked = sum(
+            group.column(i).total_uncompressed_size
+            for group in groups
+            for i in range(group.num_columns)
+        )
+        if about.num_rows > MOST_ROWS or unpacked > LARGEST_UNPACKED:
+            raise UsageError(
+                "the table is too large",
+                where=str(path),
+                expected=f"at most {MOST_ROWS:,} rows and {LARGEST_UNPACKED >> 20} MiB unpacked",
+                found=f"{about.num_rows:,} rows, {unpacked >> 20} MiB",
+                fix="save a part of it",
+            )
+        texts = [f.name for f in file.schema_arrow if "string" in str(f.type)]
+    table = _parquet().read_table(path, columns=names, read_dictionary=texts).unify_dictionaries()
     cells = {name: _cells(table.column(name).combine_chunks()) for name in names}
     return Columns(str(path), table.num_rows, cells)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,34 @@ def test_columns_read_as_words_or_numbers(tmp_path: Path):
     assert list(columns.numbers("gated")) == [1, 0, 1]
     assert list(columns.numbers("absent", 7.0)) == [7, 7, 7]
     assert list(columns.words("absent").names) == [""]
+
+
+def test_a_pipe_is_no_table(tmp_path: Path):
+    """It would be opened twice, and what was read first is gone."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="not a table"):
+        _ = TableFile(tmp_path / "pipe").names
+
+
+def test_a_csv_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpuir.evaluate.columns.LARGEST_TEXT", 7)
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match="too large"):
+        TableFile(tmp_path / "x.csv").read(("a",))
+
+
+@pytest.mark.parametrize("bound", ["MOST_ROWS", "LARGEST_UNPACKED"])
+def test_a_parquet_file_has_a_bound(bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rows that say the same take next to nothing in the file."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    words = arrow.array(["x" * 1000] * 5000)
+    path = tmp_path / "x.parquet"
+    parquet.write_table(arrow.table({"op": words, "b": [1.0] * 5000}), path)
+    columns = TableFile(path).read(("op", "b"))
+    assert columns.words("op").names[0] == "x" * 1000 and columns.count == 5000
+    monkeypatch.setattr(f"gpuir.evaluate.columns.{bound}", 100)
+    with pytest.raises(UsageError, match="too large"):
+        TableFile(path).read(("op", "b"))
 
 
 def test_words_that_become_equal_are_one():
