@@ -251,8 +251,10 @@ def _checkpoint(text: str | None) -> dict[str, str | int]:
         return {}
     key, equals, count = text.partition("=")
     if key == "every" and equals:
-        if not count.isdecimal() or int(count) < 1:
-            raise UsageError("checkpoint: not a number of modules", expected="every=2", found=text)
+        if not count.isdecimal() or len(count) > 9 or int(count) < 1:
+            raise UsageError(
+                "checkpoint: not a number of modules", expected="every=2", found=text[:80]
+            )
         return {"every": int(count)}
     return {"checkpoint": text}
 

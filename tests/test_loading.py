@@ -46,6 +46,7 @@ def test_the_name_tells_what_made_it(path: str, torch: bool):
         ({"train": True, "autodiff": "torch", "autocast": "bf16"}, "--autodiff gpuir"),
         ({"train": True, "fused": True}, "--optimizer"),
         ({"train": True, "checkpoint": "every=none"}, "every=2"),
+        ({"train": True, "checkpoint": "every=" + "9" * 5000}, "every=2"),
         ({"train": True, "optimizer": "adamm"}, "adam"),
     ],
 )
