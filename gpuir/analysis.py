@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from gpuir.backends.report import Device, Kernel, Refused, Summary, find_kernel, summarize
+from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
+from gpuir.cost.attention import is_written_out
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
-from gpuir.cost.work import in_tf32
+from gpuir.cost.work import in_tf32, work_of
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
-from gpuir.ops.kernel import KernelOp, View
+from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.table import pipeline
@@ -178,21 +180,27 @@ def _elsewhere(graph: Graph, target: Target) -> tuple[str, ...]:
     return (f"profile {graph.profile} is of {', '.join(vendors)}, and taken as it is here",)
 
 
-def summary(
-    graph: Graph,
-    *,
-    warnings: Iterable[str] = (),
-    batch: int | None = None,
-    refused: Iterable[Refused] = (),
-) -> Summary:
+def _written_out(graph: Graph, target: Target) -> tuple[str, ...]:
+    """What is said of attention that is costed as one kernel, and runs as several."""
+    calls = (n.op for n in graph.walk() if isinstance(n.op, Attention) and n.op.sdpa)
+    if not any(is_written_out(work_of(op), target) for op in calls):
+        return ()
+    return (
+        f"attention in bf16: PyTorch has no fused kernel for it on {target.isa} and runs products "
+        "and a softmax, with the scores in memory; it is costed as one kernel",
+    )
+
+
+def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
-    assumptions. `refused` is what else was asked for, and does not run."""
+    assumptions."""
     target = load_target(str(graph.target))
-    assumed = (*target.assumptions, *_elsewhere(graph, target), *emulated(graph, target))
+    said = (_elsewhere(graph, target), emulated(graph, target), _written_out(graph, target))
+    assumed = (*target.assumptions, *chain(*said))
     device = Device(target.name, target.title, assumed, tuple(target.rows()))
     held = memory(graph, target)
 
     def explain(x: Kernel) -> tuple[Line, ...]:
         return () if x.rest else _explained(graph, x.node)
 
-    return summarize(graph, device, tuple(warnings), batch, held, explain, tuple(refused))
+    return summarize(graph, device, tuple(warnings), batch, held, explain)

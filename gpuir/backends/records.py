@@ -21,11 +21,7 @@ FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
 
 def json_text(summaries: Sequence[Summary], _: Layout) -> str:
     """`{"schema": "gpuir.report/2", "reports": [...]}`, a report a target."""
-    report = {
-        "schema": SCHEMA,
-        "reports": [_report(s) for s in summaries],
-        "unsupported": [x._asdict() for x in summaries[0].refused],
-    }
+    report = {"schema": SCHEMA, "reports": [_report(s) for s in summaries]}
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 

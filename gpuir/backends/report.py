@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Tf32
@@ -239,14 +239,6 @@ class Unseen:
     time_s: float
 
 
-class Refused(NamedTuple):
-    """A device and a profile of which one does not run the model, or not on the other, and why."""
-
-    target: str
-    profile: str
-    why: str
-
-
 @dataclass(frozen=True)
 class Summary:
     """One model on one target under one profile. `latency_s` is from the host's start to the last
@@ -281,7 +273,6 @@ class Summary:
     folded: int
     assumed: tuple[str, ...]
     warnings: tuple[str, ...]
-    refused: tuple[Refused, ...]  # what was asked for beside it
     batch: int | None
     memory: Memory
     kernels: tuple[Kernel, ...] = field(repr=False)
@@ -310,7 +301,6 @@ def summarize(
     batch: int | None = None,
     held: Memory | None = None,
     explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
-    refused: tuple[Refused, ...] = (),
 ) -> Summary:
     """The records of a costed graph; UsageError when it is not costed. One without a profile runs
     as under `ideal`. `held` is its memory on the device; without it, that of no device in
@@ -351,7 +341,6 @@ def summarize(
         nodes=sum(s.nodes for s in coverage) + len(folded),
         folded=len(folded),
         assumed=(*_assumed(graph, device), *run.profile.assumptions),
-        refused=refused,
         warnings=warnings,
         batch=batch,
         memory=held or _memory(graph),

@@ -80,16 +80,11 @@ class Column:
 def report(summaries: Sequence[Summary], layout: Layout) -> str:
     """Head, slowest kernels, totals, coverage and assumptions; or a comparison of targets."""
     page = Page(layout.width, layout.color)
-    if is_comparison(summaries):
-        _compare(summaries, page, layout)
-    else:
+    if len(summaries) == 1:
         _single(summaries[0], page, layout)
+    else:
+        _compare(summaries, page, layout)
     return page.text()
-
-
-def is_comparison(summaries: Sequence[Summary]) -> bool:
-    """Whether several were asked for, of which those that run are here."""
-    return len(summaries) + len(summaries[0].refused) > 1
 
 
 class Page:
@@ -598,11 +593,11 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
 
 
 def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Titles, and a row a run; then one for each that was asked for and does not run."""
+    """Titles, and a row a run."""
     fastest = min(s.latency_s for s in summaries)
     ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
     waits = (WAITS,) if any(s.timeline.gaps_s > 0.01 * s.latency_s for s in summaries) else ()
-    what = "target" if len({target for target, _ in _asked(summaries)}) > 1 else "profile"
+    what = "target" if len({s.device.name for s in summaries}) > 1 else "profile"
     titles = (
         what,
         "latency",
@@ -628,35 +623,24 @@ def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tupl
         )
         for name, s in zip(run_names(summaries), summaries, strict=True)
     ]
-    rest = ("-",) * (len(titles) - 2)
-    refused = _names(summaries)[len(summaries) :]
-    return titles, [*rows, *((name, "not supported", *rest) for name in refused)]
+    return titles, rows
 
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
     """What tells the runs apart: `a100`, `eager`, or `a100 eager` where both differ."""
-    return _names(summaries)[: len(summaries)]
-
-
-def _names(summaries: Sequence[Summary]) -> list[str]:
-    """Of the runs, then of what does not run."""
-    pairs = _asked(summaries)
-    targets, profiles = zip(*pairs, strict=True)
+    targets = [s.device.name for s in summaries]
+    profiles = [s.profile.name for s in summaries]
     if len(set(profiles)) == 1:
-        return list(targets)
+        return targets
     if len(set(targets)) == 1:
-        return list(profiles)
-    return [f"{target} {profile}" for target, profile in pairs]
-
-
-def _asked(summaries: Sequence[Summary]) -> list[tuple[str, str]]:
-    runs = [(s.device.name, s.profile.name) for s in summaries]
-    return [*runs, *((x.target, x.profile) for x in summaries[0].refused)]
+        return profiles
+    return [f"{target} {profile}" for target, profile in zip(targets, profiles, strict=True)]
 
 
 def of_what(summaries: Sequence[Summary]) -> str:
     """`on 3 targets`, `on a100 under 2 profiles`."""
-    targets, profiles = (dict.fromkeys(names) for names in zip(*_asked(summaries), strict=True))
+    targets = {s.device.name: s.device for s in summaries}
+    profiles = {s.profile.name for s in summaries}
     on = f"{len(targets)} targets" if len(targets) > 1 else next(iter(targets))
     under = f"{len(profiles)} profiles" if len(profiles) > 1 else next(iter(profiles))
     return f"on {on} under {under}"

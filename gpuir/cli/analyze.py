@@ -19,7 +19,6 @@ from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, note, warn
 
 if TYPE_CHECKING:
-    from gpuir.backends.report import Refused
     from gpuir.backends.terminal import Layout
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
@@ -87,8 +86,7 @@ def command(**given: Any) -> None:
         return
     backend = find_backend(given["format"], loaded.backends)
     warnings: list[str] = []
-    refused: list[Refused] = []
-    graphs = analyze(given, loaded, warnings, refused=refused)
+    graphs = analyze(given, loaded, warnings)
     size = batch(given["dims"])
     shape = replace(
         layout(given["width"], given["output"]),
@@ -97,7 +95,7 @@ def command(**given: Any) -> None:
         group=given["group_by"],
         file=given["output"] or "",
     )
-    summaries = [gpuir.summary(g, warnings=warnings, batch=size, refused=refused) for g in graphs]
+    summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
     with blamed(backend, f"the format {given['format']!r}"):
         text = backend(summaries, shape)
     if not isinstance(text, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -109,16 +107,11 @@ def command(**given: Any) -> None:
 
 
 def analyze(
-    given: dict[str, Any],
-    loaded: Loaded,
-    warnings: list[str],
-    model: Graph | None = None,
-    refused: list[Refused] | None = None,
+    given: dict[str, Any], loaded: Loaded, warnings: list[str], model: Graph | None = None
 ) -> list[Graph]:
     """The costed graph for each target and profile; the model is loaded once, unless it is given,
-    and lowered once for each profile. Pairs that do not run are added to `refused`."""
+    and lowered once for each profile."""
     import gpuir
-    from gpuir.backends.report import Refused
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
@@ -155,17 +148,14 @@ def analyze(
     kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
     lowered = [kernels_of.under(name) for name in profiles or [None]]
     costed: list[Graph] = []
-    errors: list[GpuirError] = []
+    refused: list[GpuirError] = []
     for name in targets or [None]:
         for kernels in lowered:
             on = gpuir.load_target(name or str(kernels.target)) if name or kernels.target else None
             error = refusal(kernels, on) if on and kernels.level < Level.costed else None
             if error is not None and on is not None:
-                pair = Refused(on.name, str(kernels.profile), reason(error))
-                errors.append(error)
-                warnings.append(f"not supported: {pair.profile} on {pair.target}: {pair.why}")
-                if refused is not None:
-                    refused.append(pair)
+                refused.append(error)
+                warnings.append(f"not supported: {kernels.profile} on {on.name}: {reason(error)}")
                 continue
             costed.append(
                 gpuir.analyze(
@@ -177,8 +167,8 @@ def analyze(
                     watch=progress.made,
                 )
             )
-    if errors and not costed:
-        raise errors[0]
+    if refused and not costed:
+        raise refused[0]
     return costed
 
 

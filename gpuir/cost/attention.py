@@ -40,8 +40,8 @@ from gpuir.cost.nest import (
     takes_three,
 )
 from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
-from gpuir.cost.work import Work
-from gpuir.ir.types import f32
+from gpuir.cost.work import CALLS, Work
+from gpuir.ir.types import bf16, f32
 from gpuir.targets.target import Target
 
 # Exponentials an SM gives a clock: 16 (CUDA C++ Programming Guide, arithmetic throughput, special
@@ -134,16 +134,29 @@ FACTORS = (
 
 
 def is_efficient(work: Work, target: Target) -> bool:
-    """Whether it is xFormers' kernel that runs, PyTorch's `efficient_attention`: in f32, in 16 bits
-    behind a mask, and before sm_80."""
+    """Whether it is xFormers' kernel that runs, PyTorch's `efficient_attention`: in f32, before
+    sm_80, and where neither FlashAttention takes a call (a mask, heads of more than 256 cells, or
+    of other sizes for keys and values) nor cuDNN does."""
     if work.dtype == f32:
         return True
-    calls = {"sdpa", "masked sdpa"} & dict(work.traits).keys()
-    family, _, number = target.isa.partition("_")
-    if not calls or family != "sm" or not number.isdecimal():
+    calls, number = _calls_of(work, target)
+    if not calls:
         return False
-    has_cudnn = 90 <= int(number) < 110
-    return int(number) < 80 or ("masked sdpa" in calls and not has_cudnn)
+    has_cudnn = 90 <= number < 110
+    return number < 80 or "wide sdpa" in calls or ("odd sdpa" in calls and not has_cudnn)
+
+
+def is_written_out(work: Work, target: Target) -> bool:
+    """Whether PyTorch has no fused kernel for it on a device: bf16 before sm_80."""
+    calls, number = _calls_of(work, target)
+    return bool(calls) and number < 80 and work.dtype == bf16
+
+
+def _calls_of(work: Work, target: Target) -> tuple[set[str], int]:
+    """How PyTorch's attention is called, and the number of the target's sm_; nothing elsewhere."""
+    family, _, number = target.isa.partition("_")
+    calls: set[str] = {*CALLS} & dict(work.traits).keys()
+    return (calls, int(number)) if family == "sm" and number.isdecimal() else (set(), 0)
 
 
 def _is_blackwell(work: Work, target: Target) -> bool:

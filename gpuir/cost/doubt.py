@@ -12,18 +12,23 @@ routines timed on a CPU that the counts had not been set by, in its first run (t
 docs/accuracy.md); public timings of GPUs are held by it too. Were nobody
 to know the same routines, half of them would take more than 79 times their bytes once; operators
 that only stream take as long as that. 100 is between.
+
+`WRITTEN_OUT`: several launches that are costed as one fused kernel: 5, as of routines, is assumed.
 """
 
 from __future__ import annotations
 
 from math import log
 
+from gpuir.cost.attention import is_written_out
 from gpuir.cost.steps import STREAMS
 from gpuir.cost.work import Work
+from gpuir.targets.target import Target
 
 Ends = tuple[float, float]  # logarithms: down, up
 KIND: Ends = (log(1.6), log(1.6))
 ROUTINE: Ends = (log(5.0), log(5.0))
+WRITTEN_OUT: Ends = (log(1.6), log(5.0))
 OPAQUE: Ends = (log(2.0), log(100.0))
 
 
@@ -32,8 +37,10 @@ def is_unfitted(work: Work) -> bool:
     return work.kernel == "k.opaque" or (work.kernel == "k.routine" and work.kind not in STREAMS)
 
 
-def doubt(work: Work, measured: bool) -> Ends:
+def doubt(work: Work, target: Target, measured: bool) -> Ends:
     """How far beyond its family's errors a kernel may be, whose kind was `measured` or not."""
+    if is_written_out(work, target):
+        return WRITTEN_OUT
     if is_unfitted(work):
         return KIND if measured else OPAQUE if work.kernel == "k.opaque" else ROUTINE
     return (0.0, 0.0) if measured else KIND

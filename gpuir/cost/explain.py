@@ -316,7 +316,7 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
     source = ""
     if not is_unfitted(work):
         source = f"backtest of the family {family} {BACKTESTS[place]}, {dtype or 'all dtypes'}"
-    down, up = doubt(work, is_measured(work, target, known))
+    down, up = doubt(work, target, is_measured(work, target, known))
     if up:
         factor = f"no measurements of {work.sort}: / {exp(down):.3g} or x {exp(up):.3g}, cost.doubt"
         source = f"{source}; {factor}" if source else factor

@@ -264,7 +264,7 @@ def interval(
     dtype or a size that was never measured, and by a factor for a kind that never was.
     """
     known = trained(work, target, model)
-    down, up = doubt(work, is_measured(work, target, known))
+    down, up = doubt(work, target, is_measured(work, target, known))
     if is_unfitted(work):
         return time_s * np.exp(-down), time_s * np.exp(up)
     test = known.backtest(work, familiar(work, target, known))

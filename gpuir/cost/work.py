@@ -491,7 +491,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
             ("append", 0.0),
         )
         if op.sdpa:
-            traits = (*traits, ("masked sdpa" if is_masked(op) else "sdpa", 1.0))
+            traits = (*traits, (call_of(op), 1.0))
             visible = 1.0 if is_masked(op) else visible
     else:
         products = 2 * space.points
@@ -600,6 +600,20 @@ def _scales(op: k.Gemm | k.Conv) -> str:
         return "block scales"
     rows = (*op.a.type.shape[:-1], 1)
     return "row scales" if any(v.type.shape == rows for v in op.extra) else ""
+
+
+# How PyTorch's attention is called: as FlashAttention takes it; as cuDNN alone does, with a mask or
+# heads of keys and values that differ; with heads of more cells than either takes (sdp_utils.cpp).
+CALLS = ("sdpa", "odd sdpa", "wide sdpa")
+FLASH_HEAD = 256
+
+
+def call_of(op: k.Attention) -> str:
+    """Which of `CALLS` it is."""
+    heads = {op.q.type.shape[-1], op.v.type.shape[-1]}
+    if max(heads) > FLASH_HEAD:
+        return "wide sdpa"
+    return "odd sdpa" if is_masked(op) or len(heads) > 1 else "sdpa"
 
 
 def is_masked(op: k.Attention) -> bool:

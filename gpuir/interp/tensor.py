@@ -62,7 +62,7 @@ def _map(op: t.Map, at: Operands) -> Array:
     if op.fn == "identity":
         return args[0]
     if op.fn == "where":
-        return np.where(*args)
+        return np.where(*args, *(np.asarray(x).astype(to_numpy_dtype(dtype)) for x in op.imm))
     row = to_numpy_dtype(op.args[0].type.dtype)
     args += [np.asarray(x).astype(row) for x in op.imm]
     return cast(np.asarray(FUNCTIONS[op.fn](*map(wide, args))), dtype, saturate=False)

@@ -15,6 +15,17 @@ def in_phase(locs: tuple[Loc, ...], phase: Phase) -> tuple[Loc, ...]:
     return tuple(f"{loc}/{phase}" for loc in locs)
 
 
+def beside(locs: tuple[Loc, ...], part: str) -> tuple[Loc, ...]:
+    """Where a launch is that an operator makes besides: `m:h/softmax/backward` →
+    `m:h/softmax.product/backward`."""
+
+    def named(loc: Loc) -> Loc:
+        head, slash, last = loc.rpartition("/")
+        return f"{head}.{part}{slash}{last}" if last in PHASES else f"{loc}.{part}"
+
+    return tuple(map(named, locs))
+
+
 def phase_of(node: Node) -> Phase | None:
     """The phase of a node; None is the forward pass. What a compiler computes once more within a
     backward launch has locations of both: it is backward."""

@@ -22,6 +22,7 @@ from gpuir.passes.legalize import Legalize
 from gpuir.passes.loops.fuse import FuseLoops
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.masks import Masks
+from gpuir.passes.math_attention import MathAttention
 from gpuir.passes.optimizer import Optimizer
 from gpuir.passes.recognize import Recognize
 from gpuir.passes.sink import Sink
@@ -36,7 +37,7 @@ PASSES: dict[str, type[Pass]] = {
     for p in (
         *(Convert, Extend, Pack),
         *(Canonicalize, Recognize, Sink, Autocast, Autodiff, Accumulate, Optimizer),
-        *(Masks, Bmm, ChannelsLast, SplitNorms, SplitSums, Split, BatchNorm),
+        *(MathAttention, Masks, Bmm, ChannelsLast, SplitNorms, SplitSums, Split, BatchNorm),
         *(Fuse, FuseLoops, Widen),
         *(Legalize, TilePass, Annotate),
     )

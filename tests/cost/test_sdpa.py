@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gpuir
+from gpuir.cost import attention
+from gpuir.cost.work import work_of
 from gpuir.loading import load_text
 from gpuir.ops import kernel as k
 
@@ -48,3 +50,32 @@ def test_other_stacks_fuse_masks():
 
 def test_before_ampere_there_is_no_flash_attention():
     assert time_of("", "t4") > 1.2 * time_of("", "t4", "ideal")
+
+
+WIDE = GRAPH.replace("1024, 64]", "1024, {e}]")
+
+
+def wide(head: int, target: str) -> gpuir.Graph:
+    text = WIDE.format(d="f16", e=head, how="")
+    return gpuir.analyze(load_text(text), target, profile="eager")
+
+
+def is_efficient(g: gpuir.Graph, target: str) -> bool:
+    (op,) = [n.op for n in g.nodes if isinstance(n.op, k.Attention)]
+    return attention.is_efficient(work_of(op), gpuir.load_target(target))
+
+
+@pytest.mark.parametrize("target", ["a100", "h100-sxm", "rtx4090"])
+def test_neither_flash_attention_nor_cudnn_takes_heads_of_more_than_256_cells(target: str):
+    found = [is_efficient(wide(head, target), target) for head in (256, 264)]
+    assert found == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"), [("t4", True), ("v100-sxm2-16gb", True), ("a100", False)]
+)
+def test_bf16_before_ampere_is_no_fused_kernel_and_that_is_said(target: str, said: bool):
+    g = gpuir.analyze(load_text(GRAPH.format(d="bf16", how="")), target, profile="eager")
+    assert said == any("no fused kernel" in text for text in gpuir.summary(g).device.assumed)
+    (cost,) = [n.cost for n in g.nodes if isinstance(n.op, k.Attention) and n.cost]
+    assert cost.interval and said == (cost.interval[1] > 4 * cost.time_s)

@@ -172,15 +172,7 @@ def test_comparisons_leave_out_what_does_not_run():
         (r["target"]["name"], r["profile"]["name"]) for r in json.loads(done.stdout)["reports"]
     ]
     assert found == [("p4", "ort"), ("t4", "tensorrt"), ("t4", "ort")]
-    assert [x["target"] for x in json.loads(done.stdout)["unsupported"]] == ["p4"]
     assert "not supported: tensorrt on p4" in done.stderr
-    table = CliRunner().invoke(main, (*args, "--target", "p4,t4")).stdout
-    row = next(line for line in table.splitlines() if line.startswith("p4 tensorrt"))
-    assert row.split()[2:4] == ["not", "supported"]
-    assert "on 2 targets under 2 profiles" in table
-    one = CliRunner().invoke(main, (*args[:-1], "tensorrt", "--target", "p4,t4")).stdout
-    rows = [line.split() for line in one.splitlines() if line.startswith(("p4 ", "t4 "))]
-    assert [row[0] for row in rows] == ["t4", "p4"] and rows[1][1:3] == ["not", "supported"]
     alone = CliRunner().invoke(main, (*args[:-1], "tensorrt", "--target", "p4"))
     assert alone.exit_code == 2 and "NVIDIA sm_75+" in alone.stderr
 

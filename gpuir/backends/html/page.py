@@ -19,7 +19,6 @@ from gpuir.backends.terminal import (
     comparison,
     coverage,
     head,
-    is_comparison,
     of_what,
     printable,
     run_names,
@@ -50,7 +49,7 @@ def html(summaries: Sequence[Summary], _: Layout) -> str:
     return templates.get_template("page.html").render(
         title=f"{summaries[0].model} {of_what(summaries)}",
         runs=[_run(n, s) for n, s in zip(run_names(summaries), summaries, strict=True)],
-        comparison=comparison(summaries) if is_comparison(summaries) else None,
+        comparison=comparison(summaries) if len(summaries) > 1 else None,
         data=_script_safe(data(summaries)),
         libraries=libraries,
         style=(HERE / "page.css").read_text(),

@@ -261,8 +261,9 @@ def widened(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
 
 
 def in_one_batch(e: Emitter, x: Value) -> Value:
-    """[.., s, d]  →  [b, 1, s, d]"""
-    return reshaped(e, x, (math.prod(x.type.shape[:-2]), 1, *x.type.shape[-2:]))
+    """[.., s, d]  →  [b, s, d]: PyTorch's fused kernels take four axes alone, so three stay told
+    apart."""
+    return reshaped(e, x, (math.prod(x.type.shape[:-2]), *x.type.shape[-2:]))
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -11,6 +11,7 @@ from gpuir.frontends.torch.complex import is_complex, magnitude
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
+from gpuir.ir.phases import beside
 from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
 
@@ -263,18 +264,12 @@ def softmax_backward(n: TorchNode, e: Emitter) -> Value:
     its own (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
     dy, y = n["grad_output"], n["output"]
     where = e.builder.locs
-    e.builder.locs = tuple(beside(loc, "product") for loc in where)
+    e.builder.locs = beside(where, "product")
     product = e(t.Map("mul", (dy, y)))
     e.builder.locs = where
     axis = n.axis(y.type.rank) if y.type.rank else 0
     total = over(e, "sum", product, (axis,), True) if y.type.rank else product
     return cast(e, e(t.Map("sub", (product, e(t.Map("mul", (y, total)))))), n.type.dtype)
-
-
-def beside(loc: str, part: str) -> str:
-    """`m:h/softmax/backward` → `m:h/softmax.product/backward`"""
-    name, slash, phase = loc.rpartition("/backward")
-    return f"{name}.{part}{slash}{phase}" if slash else f"{loc}.{part}"
 
 
 def norm(n: TorchNode, e: Emitter) -> Value:
