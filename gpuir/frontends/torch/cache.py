@@ -8,7 +8,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from gpuir.ir.errors import ModelError, reason
 
@@ -125,7 +131,7 @@ def filled(run: Callable[..., Any], first: Mapping[str, torch.Tensor], where: st
     except Exception as error:  # states of another kind are under other names
         raise _no_phases(where, reason(error)) from error
     for layer in (*layers, *cross):
-        if not isinstance(layer, DynamicLayer):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):  # others keep more besides
             raise _no_phases(where, type(layer).__name__)
     return Filled(layers, [x.keys for x in cross], [x.values for x in cross], hidden)
 
