@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from gpuir.ir.build import Builder, prune, rewrite
-from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
@@ -23,7 +23,8 @@ class Canonicalize(Pass):
     of transposes and of slices. In a program of PyTorch a pointwise op reads what is broadcast for
     it where it lies. Later passes see better after it; none relies on it. Without `layouts` each
     layout op stays the model's own, as a stack runs it that does not join them; without `neutral`
-    so do x * 1, copies and pads by nothing, which a program run op by op computes all the same."""
+    so do x * 1, copies and pads by nothing, and equal ops of two model nodes, which a program run
+    op by op computes all the same."""
 
     layouts: bool = True
     neutral: bool = True
@@ -40,7 +41,7 @@ class Canonicalize(Pass):
         simpler = rewrite(g, lambda n, b: simplify(n, b, rules))
         if has_views(g):
             simpler = rewrite(simpler, read_unexpanded)
-        return prune(merge_equal(simpler))
+        return prune(merge_equal(simpler, across=self.neutral))
 
 
 def read_unexpanded(n: Node, b: Builder) -> tuple[Value, ...] | None:
@@ -170,18 +171,24 @@ NEUTRAL_RULES = (drop_neutral,)
 RULES = (drop_identity, join_layouts, transpose_of_units, immediate, *NEUTRAL_RULES)
 
 
-def merge_equal(g: Graph) -> Graph:
+def merge_equal(g: Graph, across: bool = True) -> Graph:
     """%a = op(x), %b = op(x)  →  %a = op(x), with %a for %b, within one graph or region. Control
     flow stays as it is, and routines too: some draw random numbers. So does what is recomputed to
-    save memory, though equal, and arithmetic on one index, which each reader does by itself."""
-    seen: dict[tuple[Builder, Op], tuple[Value, ...]] = {}
+    save memory, though equal, and arithmetic on one index, which each reader does by itself; but
+    for what is known or moves nothing, what two nodes of the forward pass compute, where `across`
+    is not set."""
+    seen: dict[tuple[Builder, Op, tuple[Loc, ...]], tuple[Value, ...]] = {}
 
     def rule(n: Node, b: Builder) -> tuple[Value, ...] | None:
         if n.op.control or isinstance(n.op, t.Routine | t.Opaque) or phase_of(n) == "recomputed":
             return None
         if isinstance(n.op, t.Map) and is_index(n.results[0].type):
             return None
-        first = seen.setdefault((b, n.op), n.results)
+        anywhere = seen.setdefault((b, n.op, ()), n.results)
+        if across or phase_of(n) or isinstance(n.op, t.Generating | t.Layout):
+            first = anywhere
+        else:
+            first = seen.setdefault((b, n.op, n.locs), n.results)
         return None if first is n.results else first
 
     return rewrite(g, rule)
