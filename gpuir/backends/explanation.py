@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuir.backends.report import Found, Kernel, Line, Summary, node_name
-from gpuir.backends.terminal import Layout, Page, cell_width, elided
+from gpuir.backends.terminal import Layout, Page, cell_width
 from gpuir.backends.units import percent, plain, quantity
 from gpuir.ops import kernel as k
 
@@ -42,7 +42,7 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
     elif isinstance(node.op, k.View):
         page.line("The same bytes under another shape: no launch, no time.")
     else:
-        _lines(lines, page)
+        _lines(lines, s.device.name, page)
     return page.text()
 
 
@@ -80,12 +80,18 @@ def _parts(s: Summary, found: Sequence[Found], page: Page, top: int) -> None:
     page.table([*columns, ("kernel", False), ("", False)], rows)
 
 
-def _lines(lines: Sequence[Line], page: Page) -> None:
+def _lines(lines: Sequence[Line], device: str, page: Page) -> None:
+    """A quantity a line, its formula and source beside it or below; a name that leaves no room for
+    the value has a line of its own. The GPU is named in the heading."""
     sources: dict[str, int] = {}
-    room = min(page.width // 2 - 4, max((cell_width(x.name) for x in lines), default=0))
-    for x in lines:
+    names = [x.name.replace(f"{device}: ", "gpu: ", 1) for x in lines]
+    room = min(page.width // 2 - 4, max(map(cell_width, names), default=0))
+    for name, x in zip(names, lines, strict=True):
         value = quantity(x.value, x.unit, 4) if x.unit else plain(x.value)
-        head = f"{elided(x.name, room):{room}}  {value:>12}"
+        if cell_width(name) > room:
+            page.line(name)
+            name = ""
+        head = f"{name:{room}}  {value:>12}"
         tail = f"= {x.formula}" if x.formula and x.formula != value else ""
         if x.source:
             short = len(x.source) <= INLINE

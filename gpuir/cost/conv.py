@@ -90,6 +90,7 @@ def _slower(
         return 1.0
     joules = JOULES.get(target.isa, OTHER_JOULES)[0] * max(bits, 16) / 32
     joules = s.put("energy of a flop", joules, "J", "cost.power.JOULES")
+    run_s = s.put("time at the full clock", run_s, "s")
     watts = s.put("power wanted", flops * p["joules"] * joules / run_s, "W")
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
 

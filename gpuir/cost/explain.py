@@ -7,7 +7,7 @@ an explanation cannot differ from the prediction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, isclose
 from types import SimpleNamespace
@@ -52,12 +52,14 @@ def number(value: Any) -> str:
 # ---------------------------------------------------------------------------- traced numbers
 
 ATOM, POWER, TIMES, PLUS = 3, 2, 1, 0  # how tightly a formula's outermost operator binds
+LONGEST = 200  # characters of a formula; of a longer one, parts are lines of their own
 
 
 @dataclass(frozen=True, eq=False)
 class Traced:
     """A number and the formula that gave it; `given` are lines of the numbers in it that come from
-    a specification, a fit or the model."""
+    a specification, a fit or the model, or that are parts of a formula too long to read: those have
+    no name yet."""
 
     value: float
     text: str
@@ -67,6 +69,12 @@ class Traced:
     def inside(self, binds: int) -> str:
         """The formula as part of one whose operator binds so tightly."""
         return self.text if self.binds >= binds else f"({self.text})"
+
+    def apart(self) -> Traced:
+        """The number alone: its formula is a line of its own."""
+        part = Line("", self.value, "", self.text)
+        alone = _traced(self.value)
+        return replace(alone, given=(*self.given, part))
 
     def __add__(self, other: Number) -> Traced:
         return _sum(self, other)
@@ -148,8 +156,19 @@ _OPERATORS: dict[str, Callable[[float, float], float]] = {
 }
 
 
+def _short(*operands: Number) -> list[Traced]:
+    """The operands of one formula, the longest set apart until they are short together."""
+    found = [_traced(n) for n in operands]
+    while sum(len(x.text) for x in found) > LONGEST:
+        i = max(range(len(found)), key=lambda i: len(found[i].text))
+        if found[i].text == number(found[i].value):
+            break
+        found[i] = found[i].apart()
+    return found
+
+
 def _binary(sign: str, a: Number, b: Number, binds: int) -> Traced:
-    a, b = _traced(a), _traced(b)
+    a, b = _short(a, b)
     # the right operand of - / % ** is kept apart from what follows it
     right = b.inside(binds + (sign not in "+*"))
     left = a.inside(binds + (sign == "**"))
@@ -171,12 +190,22 @@ def _times(a: Number, b: Number) -> Traced:
 
 def _called(name: str, compute: Callable[..., float]) -> Callable[..., Traced]:
     def call(*args: Number) -> Traced:
-        given = [_traced(a) for a in args]
+        given = _short(*args)
         text = f"{name}({', '.join(a.text for a in given)})"
         value = float(compute(*(a.value for a in given)))
         return Traced(value, text, ATOM, tuple(line for a in given for line in a.given))
 
     return call
+
+
+_max = _called("max", max)
+
+
+def _maximum(a: Number, b: Number) -> Traced:
+    """A number that no formula gave is itself, where a constant only guards it: 240, not
+    `max(240, 1)`."""
+    guards = isinstance(a, Traced) and not isinstance(b, Traced) and a.value >= b
+    return a if guards and a.text == number(a.value) else _max(a, b)
 
 
 def _where(test: bool, yes: Number, no: Number) -> Traced:
@@ -185,7 +214,7 @@ def _where(test: bool, yes: Number, no: Number) -> Traced:
 
 # The functions of a `Sheet` on traced numbers; formulas use Python's names for them.
 TRACING = SimpleNamespace(
-    maximum=_called("max", max),
+    maximum=_maximum,
     minimum=_called("min", min),
     where=_where,
     **{
@@ -211,9 +240,21 @@ class Explained(Sheet):
         if plain and found.given and not source:
             source = f"{found.given[0].name}: {found.given[0].source}"
         elif not plain:
-            self.lines += [x for x in dict.fromkeys(found.given) if x not in self.lines]
+            self.lines += self.new(name, found.given)
         self.lines.append(Line(name, found.value, unit, "" if plain else found.text, source))
         return super().put(name, Traced(found.value, number(found.value)), unit, source)
+
+    def new(self, name: str, given: Iterable[Line]) -> list[Line]:
+        """Lines that are not there yet; parts of a formula are called after what it gives."""
+        known = {(x.value, x.formula) for x in self.lines if x.formula}
+        found: list[Line] = []
+        for x in dict.fromkeys(given):
+            if x.formula and (x.value, x.formula) not in known:
+                parts = sum(bool(y.formula) for y in found)
+                found.append(replace(x, name=f"{name}: part {parts + 1}"))
+            elif not x.formula and x not in self.lines:
+                found.append(x)
+        return found
 
     def factors(
         self, family: Family, target: Target, values: Mapping[str, Number]

@@ -161,7 +161,9 @@ def row_steps(s: Sheet, work: Work, chunk: Number, threads: Number, split: Numbe
 
     half, quarter = length / 2, length / 4
     odd = xp.where(half > xp.floor(half), 0.75, xp.where(quarter > xp.floor(quarter), 0.5, 0.0))
-    aligned, shifted = loads(length), 1 + loads(xp.maximum(length - threads, 0.0))
+    aligned = s.put("loads of a row that starts with a vector", loads(length))
+    shifted = 1 + loads(xp.maximum(length - threads, 0.0))
+    shifted = s.put("loads of one that starts inside", shifted)
     return xp.where(chunk >= length, 1.0, aligned + odd * (shifted - aligned))
 
 

@@ -122,7 +122,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     unit, age, way = _ways(work, target)
     b, m, n, k = (work.extents[d] for d in ("b", "m", "n", "k"))
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
-    down, across = xp.ceil(m / tm), xp.ceil(n / tn)
+    down, across = s.put("tiles down", xp.ceil(m / tm)), s.put("tiles across", xp.ceil(n / tn))
     area = s.put("tiles of the result", b * down * across)
     blocks = s.put("blocks", area * tiles.split, "", "tiles of the result, times split")
     s.put("waves", blocks / target.sms)
@@ -142,8 +142,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     join = s.put("joining partial sums", join, "s")
     _features(s, work, tiles, target)
     q = p["overlap"]
-    longer = xp.maximum(compute, memory)
-    shared = longer * ((1 + (xp.minimum(compute, memory) / longer) ** q) ** (1 / q) - 1)
+    longer = s.put("the longer of arithmetic and memory", xp.maximum(compute, memory), "s")
+    shorter = s.put("the shorter", xp.minimum(compute, memory), "s")
+    shared = longer * ((1 + (shorter / longer) ** q) ** (1 / q) - 1)
     shared = s.put("not hidden", shared, "s")
     kind = "plugin" if work.kind == "plugin" else "scaled" if way == "scaled" else unit
     begin = s.put("until the first block works", p[f"start {kind}"] * 1e-6, "s")
@@ -309,7 +310,8 @@ def _dram_bytes(
     left, right, rest = _moved(work)
     patch = s.put("tiles side by side", xp.minimum(area, float(target.sms)))
     wide = xp.minimum(across, xp.maximum(xp.sqrt(patch), patch / down))
-    tall = xp.minimum(down, patch / wide)
+    wide = s.put("of them across", wide)
+    tall = s.put("of them down", xp.minimum(down, patch / wide))
 
     whole = target.l2_bytes / (2 if target.isa.startswith(PARTITIONED) else 1)
 

@@ -207,6 +207,19 @@ def test_explain(folder: Path):
     assert eval(last.split("=", 1)[1], {"max": max}) == pytest.approx(time_s, rel=1e-5)
 
 
+def test_explain_names_every_quantity_in_full(folder: Path):
+    """Whatever the width: a name that leaves no room has a line of its own."""
+    given = ("explain", "mlp.gir", "MatMul_3", "--target", "a100", *IDEAL)
+    g = gpuir.analyze(str(folder / "mlp.gir"), "a100", profile="ideal", tf32=False)
+    listed = [line.name for line in gpuir.explain(g, "MatMul_3")]
+    for width in (60, 80, 120):
+        lines = run(*given, "--width", str(width)).stdout.splitlines()
+        assert all(len(line) <= width for line in lines)
+        for name in listed:
+            shown = name.replace("a100-sxm-40gb: ", "gpu: ")
+            assert any(line.startswith(shown) for line in lines), (width, name)
+
+
 def test_explain_knows_tf32_from_the_graph(folder: Path):
     (folder / "wide.gir").write_text(MLP.replace("f16", "f32"))
     given = ("--target", "a100", "--tf32")
