@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuir.cli.options import MOST_S, Finite
 from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 @click.option("--name", help="What to call it.  [as the file, or the target with -mine]")
 @click.option(
     "--budget-s",
-    type=click.FloatRange(10),
+    type=Finite(10, MOST_S),
     default=300.0,
     show_default=True,
     help="Measure for at most so many seconds.",

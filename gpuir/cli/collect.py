@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpuir.cli.options import MOST_S, Finite
 from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--budget-s",
-    type=click.FloatRange(0.001),
+    type=Finite(0.001, MOST_S),
     default=1.0,
     show_default=True,
     help="Measure a row for about so many seconds.",

@@ -83,7 +83,7 @@ def command() -> None:
     type=click.Choice(["device"]),
     help="Train anew without each GPU in turn, and score what is predicted of it. Needs torch.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn.")
+@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn.")
 @options.width
 @options.output
 def kernels(files: tuple[str, ...], **given: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce, wraps
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -87,6 +88,16 @@ def _number(text: str) -> float:
         return float(text)
 
 
+class Finite(click.FloatRange):
+    """A number within bounds; click takes nan to be within any."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{number} is no number to count with", param, ctx)
+        return number
+
+
 DIMS = Assignments("NAME=8,NAME=128", extent, many=True)
 SHAPE = Assignments("NAME=1x3x224x224", shape)
 NUMBERS = Assignments("NAME=1,2,3", numbers)
@@ -151,7 +162,7 @@ def loading(f: F) -> F:
         ),
         click.option(
             "--expert-skew",
-            type=click.FloatRange(0),
+            type=Finite(0),
             default=0.0,
             help="How unevenly routers choose experts: exponent of a power law.  [0: evenly]",
         ),
@@ -265,6 +276,8 @@ verbose = click.option("-v", "--verbose", is_flag=True, help="Say on stderr what
 targets = click.option(
     "--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them."
 )
+MOST_S = 7 * 86400  # of a budget: a week
+SEED = click.IntRange(0, 2**32 - 1)  # what numpy and torch both take
 width = click.option(
     "--width", type=click.IntRange(40), help="Columns of the table.  [the terminal's]"
 )

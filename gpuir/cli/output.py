@@ -65,6 +65,11 @@ def check_ahead(path: str | None) -> None:
         raise UsageError("cannot write the file", where=path, found="Is a directory")
     if not os.access(folder if mode is None else path, os.W_OK):
         raise UsageError("cannot write the file", where=path, found="Permission denied")
+    same = [x for x in _outputs() if os.path.realpath(x) == os.path.realpath(path)]
+    if len(same) > 1 and (mode is None or stat.S_ISREG(mode)):
+        raise UsageError(
+            "two results would be written to one file", where=path, fix="name another for one"
+        )
     if mode is not None and stat.S_ISREG(mode):
         for named in _named_files():
             if os.path.exists(named) and os.path.samefile(named, path):
@@ -77,6 +82,14 @@ def check_ahead(path: str | None) -> None:
 
 
 OUTPUTS = ("output", "out", "plot", "json_path")  # options that name what is written
+
+
+def _outputs() -> Iterator[str]:
+    """What the options of the command name to be written."""
+    context = click.get_current_context(silent=True)
+    for name, value in context.params.items() if context else ():
+        if name in OUTPUTS and value and str(value) != "-":
+            yield str(value)
 
 
 def _named_files() -> Iterator[str]:

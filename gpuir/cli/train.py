@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gpuir.cli.options import SEED
 from gpuir.cli.output import check_ahead, note, write
 
 
@@ -14,7 +15,9 @@ from gpuir.cli.output import check_ahead, note, write
 @click.option(
     "-o", "--out", required=True, type=click.Path(path_type=Path), help="The weights, as JSON."
 )
-@click.option("--seed", default=0, show_default=True, help="Of the rows drawn and the network.")
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Of the rows drawn and the network."
+)
 @click.option(
     "--without", default="", metavar="GPU", help="Leave the measurements of a GPU out of the fit."
 )

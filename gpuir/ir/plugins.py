@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuir.ir.errors import GpuirError, PluginError, UsageError, nearest, raised, reason
+from gpuir.ir.files import note_input
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -84,7 +85,10 @@ def own_module(name: str, where: str) -> ModuleType:
             return _from_file(Path(name))
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        if module.__file__:
+            note_input(module.__file__)
+        return module
     except (Exception, SystemExit) as error:  # it may fail in any way
         raise UsageError(
             "the module cannot be loaded",
@@ -97,6 +101,7 @@ def own_module(name: str, where: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
+    note_input(path)
     if (folder := str(path.resolve().parent)) not in sys.path:
         sys.path.append(folder)  # last: what is installed is not to be hidden by a file here
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -104,6 +104,13 @@ def test_without_a_file_the_target_is_on_stdout(folder: Path):
     assert "mean absolute error" in done.stderr
 
 
+def test_a_name_of_two_lines_is_refused(folder: Path):
+    """It stands in a comment of the file, too."""
+    recorded(folder / "mine.csv", 1.1)
+    args = ("--target", "a100-pcie", "--table", "mine.csv", "--name", "a\nsms = 1")
+    assert "cannot be the name of a target" in run("calibrate", *args, status=2).stderr
+
+
 def test_a_table_of_other_gpus_is_refused(folder: Path):
     recorded(folder / "mine.csv", 1.1)
     done = run("calibrate", "--target", "h100", "--table", "mine.csv", "-o", "x.toml", status=2)

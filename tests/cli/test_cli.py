@@ -605,6 +605,39 @@ def test_a_result_takes_the_place_of_no_input(folder: Path):
     assert Path("mlp.gir").read_text() == MLP
 
 
+@pytest.mark.parametrize("name", ["plug", "plug.py", "./plug.py"])
+def test_nor_of_a_module_that_is_loaded(folder: Path, name: str):
+    text = "PASSES = {}\n"
+    (folder / "plug.py").write_text(text)
+    sys.modules.pop("plug", None)
+    (folder / "hard").hardlink_to("plug.py")
+    done = run("opt", "mlp.gir", "--load", name, "-o", "hard", status=2)
+    assert "would take the place of an input" in done.stderr
+    assert Path("plug.py").read_text() == text
+
+
+def test_two_results_are_not_written_to_one_file(folder: Path):
+    asked = ("sweep", ENCODER, "--target", "a100", "--batch", "1", "--dims", "seq=8")
+    done = run(*asked, "--plot", "a.svg", "-o", "./a.svg", status=2)
+    assert "two results would be written to one file" in done.stderr
+    assert not Path("a.svg").exists()
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e400", "-nan"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("analyze", "mlp.gir", "--target", "a100", "--expert-skew"),
+        ("collect", "--dry-run", "--target", "cpu", "--budget-s"),
+        ("calibrate", "--target", "cpu", "--budget-s"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_numbers_are_finite(folder: Path, asked: tuple[str, ...], number: str):
+    """click's ranges take nan."""
+    assert "Invalid value" in run(*asked, number, status=2).stderr
+
+
 def test_nor_of_what_belongs_to_an_input(folder: Path):
     """Schedules, targets, their bases, profiles, configs, external data, by whatever name."""
     Path("base.toml").write_text(run("targets", "t4", "--format", "toml").stdout)

@@ -40,6 +40,8 @@ def test_weights_and_their_card(folder: Path):
         (("gemm.csv", "-o", "gone/w.json"), "there is no such folder"),
         (("gemm.csv", "-o", "w.md"), "the card would take the place of the weights"),
         (("gemm.csv", "-o", "w.json", "--without", "sparkle"), "no target is called"),
+        (("gemm.csv", "-o", "w.json", "--seed", "-5"), "Invalid value for '--seed'"),
+        (("gemm.csv", "-o", "w.json", "--seed", "9" * 30), "Invalid value for '--seed'"),
     ],
 )
 def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):

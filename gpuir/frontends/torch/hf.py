@@ -194,7 +194,7 @@ def quiet() -> Generator[None]:
     with unheard():
         try:
             import_module("transformers")
-            hub = import_module("huggingface_hub.constants")
+            hub: Any = import_module("huggingface_hub.constants")
         except ImportError as error:
             raise UsageError(
                 "Hugging Face configs need transformers", found=reason(error), fix=INSTALL
