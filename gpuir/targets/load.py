@@ -30,6 +30,7 @@ from gpuir.targets.spec import (
     read_spec,
     record,
     refuse,
+    remark,
     shown,
     slug,
     spec_folder,
@@ -144,7 +145,7 @@ def whole_spec(path: Path) -> Raw:
 
 def dump_target(target: Target) -> str:
     """The spec file of a target: what `load_target` reads back, and a start for one's own GPU."""
-    lines = [f"# {target.title or target.name}. SI units, dense rates.", ""]
+    lines = [remark(f"{target.title or target.name}. SI units, dense rates."), ""]
     table = ""
     for path, quantity, value in walk(target):
         parent, _, key = path.rpartition(".")
@@ -170,7 +171,8 @@ def dump_difference(
 ) -> str:
     """A spec file of what differs from a base: `head` holds `base`, `name` and other text,
     `numbers` are by their path, factors among them, `sources` by path or prefix."""
-    lines = [f"# {head['name']}: what differs from {head['base']}. SI units, dense rates.", ""]
+    lines = [remark(f"{head['name']}: what differs from {head['base']}. SI units, dense rates.")]
+    lines.append("")
     lines += [f"{key} = {quoted(text)}" for key, text in head.items()]
     table = ""
     for path, value in sorted(numbers.items(), key=lambda n: n[0].rpartition(".")[0]):

@@ -187,6 +187,11 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def remark(text: str) -> str:
+    """A comment line of TOML, which ends where the line does."""
+    return "# " + "".join(c if c.isprintable() else "?" for c in text)
+
+
 def number_text(value: float) -> str:
     """A number that reads back exactly, its exponent a multiple of three: `1.555e12`, `400`."""
     if isinstance(value, int) or 1 <= abs(value) < 1e4:

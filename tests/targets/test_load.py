@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -681,3 +682,10 @@ def test_any_override_gives_a_target_or_a_target_error(path, value):
             load_target("a100", {name: value})
         except TargetError as error:
             assert error.fix
+
+
+def test_a_title_of_two_lines_stays_a_comment(tmp_path: Path):
+    target = replace(load_target("a100"), title="one\nsms = 1")
+    path = tmp_path / "mine.toml"
+    path.write_text(dump_target(target))
+    assert load_target(str(path)).title == target.title
