@@ -533,6 +533,35 @@ def test_external_data_stays_with_the_model(tmp_path: Path):
     assert load(folder / "m.onnx").graph.outputs[0].type.shape == (0, 1)
 
 
+@pytest.mark.parametrize(("length", "fits"), [("8", True), ("4", False), ("16", False)])
+def test_external_data_is_as_long_as_it_says(tmp_path: Path, length: str, fits: bool):
+    (tmp_path / "w.bin").write_bytes(np.arange(1, 5, dtype=np.int64).tobytes())
+    shape = TensorProto(name="s", data_type=I64, dims=[1], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "w.bin"), ("offset", "8"), ("length", length)):
+        shape.external_data.add(key=key, value=value)
+    made = model([node("Reshape", ["x", "s"], ["y"])], [info("x", [1, 2])], weights=[shape])
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    if fits:
+        assert load(tmp_path / "m.onnx").graph.outputs[0].type.shape == (2,)
+    else:
+        assert "does not have the bytes" in message(tmp_path / "m.onnx")
+
+
+def test_a_function_is_defined_once():
+    """Runtimes differ in which of two they take; the same twice is one."""
+    opsets = [helper.make_opsetid("", 21)]
+    relu, neg = (
+        helper.make_function("f", "f", ["a"], ["b"], [node(op, ["a"], ["b"])], opsets)
+        for op in ("Relu", "Neg")
+    )
+    made = model([node("f", ["x"], ["y"], domain="f")], [info("x", [4])])
+    made.opset_import.append(helper.make_opsetid("f", 1))
+    made.functions.extend([relu, relu])
+    assert load(made).graph.nodes
+    made.functions.append(neg)
+    assert "defined twice" in message(made)
+
+
 MS, ML = "com.microsoft", "ai.onnx.ml"
 
 

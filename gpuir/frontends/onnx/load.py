@@ -136,7 +136,9 @@ class _Load:
         graph = model.graph
         opsets = self.opsets(model.opset_import)
         for f in model.functions:
-            self.functions[domain_of(text(f.domain)), text(f.name), text(f.overload)] = f
+            key = domain_of(text(f.domain)), text(f.name), text(f.overload)
+            if self.functions.setdefault(key, f) != f:
+                raise ModelError(f"the function {key[1]!r} is defined twice, in different ways")
         self.check_size(self.grown(graph.node), self.source.name)
         plan = self.plan(graph)
         title = Path(self.source.name).stem if self.source.folder else text(graph.name)

@@ -356,6 +356,13 @@ def _external(
                 expected=f"{type.nbytes} bytes from byte {offset} of {location}",
                 found=f"{size} bytes in all",
             )
+        if int(entries.get("length") or type.nbytes) != type.nbytes:
+            raise ModelError(
+                f"the tensor {name!r} does not have the bytes its type calls for",
+                where=source.name,
+                expected=f"{type}: {type.nbytes} bytes",
+                found=f"length {entries['length'][:40]} of {location}",
+            )
         if not type.nbytes:
             return np.zeros(0, np.uint8)
         return np.memmap(path, np.uint8, "r", offset, (type.nbytes,))
