@@ -15,7 +15,7 @@ from gpuir.ir.phases import phase_of
 from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.targets.profile import profile_of
+from gpuir.targets.profile import has_views, profile_of
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
@@ -26,9 +26,7 @@ Status = Literal["modelled", "approximated", "opaque"]
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")
 # What a program's framework, and the rule of TF32, mean for its kernels.
-FRAMEWORKS: Mapping[str | None, str] = {
-    "pytorch": "slices and transposes are views, as in PyTorch, where the next kernel takes strides"
-}
+VIEWS = "slices and transposes are views, where the next kernel takes strides"
 TF32: Mapping[Tf32, str] = {
     "all": "f32 products in TF32, in fused attention too",
     "products": "f32 products in TF32",
@@ -352,8 +350,8 @@ def summarize(
 
 def _assumed(graph: Graph, device: Device) -> Iterator[str]:
     """What was taken for granted, in words."""
-    if graph.framework in FRAMEWORKS:
-        yield FRAMEWORKS[graph.framework]
+    if has_views(graph):
+        yield VIEWS
     yield from graph.assumed
     products = (n.op for n in graph.walk() if isinstance(n.op, k.KernelOp) and n.op.contraction)
     has_tf32 = any(n.field == "flops_per_s.tensor.tf32" for n in device.numbers)

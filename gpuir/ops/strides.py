@@ -7,18 +7,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from gpuir.ir.graph import Graph, Op
+from gpuir.ir.graph import Op
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
 Strided = t.Strided
-
-
-def has_views(g: Graph) -> bool:
-    """Whether a graph's slices, transposes and reshapes move nothing where strides can say them, as
-    in PyTorch (its documentation, Tensor Views), whose elementwise, reducing, joining and
-    scattering kernels take any strides (aten/src/ATen/TensorIterator.h)."""
-    return g.framework == "pytorch"
 
 
 @lru_cache(4096)

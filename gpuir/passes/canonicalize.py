@@ -11,8 +11,8 @@ from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import has_views
 from gpuir.passes.manager import Pass
+from gpuir.targets.profile import has_views
 
 Rule = Callable[[Op, Builder], Op | Value | None]
 
@@ -20,11 +20,11 @@ Rule = Callable[[Op, Builder], Op | Value | None]
 @dataclass(frozen=True)
 class Canonicalize(Pass):
     """Removes ops that compute nothing, equal ops, and ops nobody reads; joins chains of reshapes,
-    of transposes and of slices. In a program of PyTorch a pointwise op reads what is broadcast for
-    it where it lies. Later passes see better after it; none relies on it. Without `layouts` each
-    layout op stays the model's own, as a stack runs it that does not join them; without `neutral`
-    so do x * 1, copies and pads by nothing, and equal ops of two model nodes, which a program run
-    op by op computes all the same."""
+    of transposes and of slices. Under a profile with views a pointwise op reads what is broadcast
+    for it where it lies. Later passes see better after it; none relies on it. Without `layouts`
+    each layout op stays the model's own, as a stack runs it that does not join them; without
+    `neutral` so do x * 1, copies and pads by nothing, and equal ops of two model nodes, which a
+    program run op by op computes all the same."""
 
     layouts: bool = True
     neutral: bool = True

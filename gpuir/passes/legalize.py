@@ -12,10 +12,11 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, apart, has_views, packed, viewed
+from gpuir.ops.strides import Strided, apart, packed, viewed
 from gpuir.ops.vocabulary import find_op
 from gpuir.passes.bodies import launch, needed
 from gpuir.passes.manager import Pass
+from gpuir.targets.profile import has_views
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Legalize(Pass):
     where every byte can stay in its place, else into copies.
 
     A view is free when the strides allow it and all its readers take strides: only the operands of
-    matrix products and attention do. In a program of PyTorch those of pointwise, reducing and
+    matrix products and attention do. Under a profile with `views` those of pointwise, reducing and
     joining kernels do too, and of convolutions where channels are innermost; there results lie in
     memory as operands do, and what wants rows packed copies them first. A transpose that alone
     reads a product's result is written by that kernel in its own order, unless `absorb` is false:

@@ -122,8 +122,10 @@ class Fallback:
 class Profile:
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
-    default: `none`, `conv`, `products` or `all`. `streams` is how many run independent branches
-    beside each other. Without `copies`, inputs lie on the device and outputs stay there.
+    default: `none`, `conv`, `products` or `all`. With `views` slices, transposes and reshapes move
+    nothing where strides can say them: elementwise, reducing, joining and scattering kernels take
+    any strides. `streams` is how many run independent branches beside each other. Without
+    `copies`, inputs lie on the device and outputs stay there.
 
     `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
     devices the stack is made for, all where none is named: on others it is taken as it is. `needs`
@@ -137,6 +139,7 @@ class Profile:
     passes: str
     tf32: str
     host: Host
+    views: bool = False
     streams: Annotated[int, Quantity("", 1, 128)] = 1
     copies: Copies | None = None
     base: str = ""
@@ -180,6 +183,13 @@ def load_profile(name: str | Path) -> Profile:
 def profile_of(g: Graph) -> Profile:
     """The profile that a graph runs under; `ideal` for one that was lowered by hand."""
     return load_profile(_own(g) or "ideal")
+
+
+def has_views(g: Graph) -> bool:
+    """Whether a graph's layout ops move nothing where strides can say them; not where no stack is
+    named."""
+    name = _own(g)
+    return name is not None and load_profile(name).views
 
 
 def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | None = None) -> Graph:
