@@ -84,6 +84,17 @@ def listing(given: dict[str, Any]) -> Layout:
     return shape if given["top"] is None else replace(shape, top=given["top"])
 
 
+MERGES = ("recognize", "sink", "split")  # of a stack's passes, besides fuse
+
+
+def op_by_op(passes: str) -> str:
+    """A stack's passes without those that make one launch of several nodes."""
+    import gpuir
+
+    kept = (p for p in gpuir.pipeline(passes).passes if p.name not in MERGES)
+    return ",".join("fuse{rules=none}" if p.name == "fuse" else str(p) for p in kept)
+
+
 def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     """The model fused as the profile does, beside itself with each node's own launches."""
     import gpuir
@@ -104,7 +115,8 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     graphs = analyze(given, loaded, warnings, model)
     if len(graphs) > 1:
         raise UsageError("--fusions takes one target and one profile", found=f"{len(graphs)}")
-    apart = {"pipeline": gpuir.load_profile("eager").passes, "profile": graphs[0].profile}
+    stack = gpuir.load_profile("ort" if model.framework == "onnx" else "eager")
+    apart = {"pipeline": op_by_op(stack.passes), "profile": graphs[0].profile}
     unfused = analyze({**given, **apart, "schedule": ""}, loaded, warnings, model)
     both = gpuir.summary(graphs[0]), gpuir.summary(unfused[0])
     if given["format"] == "json":

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx_models
 import pytest
 import torch
+from click.testing import CliRunner
 
 import gpuir
 from gpuir.backends.fusions import fusions, fusions_json, fusions_text
 from gpuir.backends.terminal import Layout
 from gpuir.backends.units import percent
+from gpuir.cli.main import main
 
 ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
 TEXT = """graph @g {
@@ -70,3 +74,31 @@ def test_of_an_lstm_each_launch_is_its_own():
 def test_what_a_fusion_costs_is_a_share_too():
     found = [percent(x) for x in (-0.0163, -0.5, -1e-5, 0.0, 0.0163)]
     assert found == ["-1.6 %", "-50 %", "<0.1 %", "0 %", "1.6 %"]
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("profile", ["ort", "ideal"])
+def test_of_a_recurrent_onnx_model_fusing_adds_no_launch(op: str, profile: str, tmp_path: Path):
+    """Op by op is as onnxruntime lays operators out: its copies are not what fusing adds."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    shapes = {"w": (2, gates * 16, 8), "r": (2, gates * 16, 16)}
+    made = onnx_models.model(
+        [
+            onnx_models.node("Transpose", ["x"], ["steps"], perm=[1, 0, 2]),
+            onnx_models.node(
+                op, ["steps", *shapes], ["y"], hidden_size=16, direction="bidirectional"
+            ),
+            onnx_models.node("Transpose", ["y"], ["batches"], perm=[2, 0, 1, 3]),
+            onnx_models.node("Relu", ["batches"], ["z"]),
+        ],
+        [onnx_models.info("x", [2, 5, 8])],
+        ["z"],
+        [onnx_models.const(name, np.ones(shape, np.float32)) for name, shape in shapes.items()],
+    )
+    path = tmp_path / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    given = (str(path), "--target", "a100", "--profile", profile, "--format", "json")
+    fused = json.loads(CliRunner().invoke(main, ("explain", *given, "--fusions")).stdout)
+    (report,) = json.loads(CliRunner().invoke(main, ("analyze", *given)).stdout)["reports"]
+    assert fused["fused"]["launches"] == report["launches"]
+    assert fused["unfused"]["launches"] >= report["launches"]
