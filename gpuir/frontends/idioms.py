@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 from gpuir.frontends.emit import Emitter
 from gpuir.ir.errors import ModelError
@@ -77,6 +78,15 @@ def join_heads(e: Emitter, x: Value) -> Value:
     """[b, heads, s, d]  →  [b, s, heads * d]"""
     b, heads, s, d = x.type.shape
     return e(t.Reshape(e(t.Transpose(x, (0, 2, 1, 3))), (b, s, heads * d)))
+
+
+def scale_of_heads(width: int) -> float:
+    """What attention's scores are multiplied by where nothing is given: 1 / sqrt(width)."""
+    if width < 1:
+        raise ModelError(
+            "attention: heads of no width have no scale", expected="1 or more", found="0"
+        )
+    return 1 / sqrt(width)
 
 
 def part(e: Emitter, x: Value, axis: int, start: int, size: int) -> Value:

@@ -462,6 +462,12 @@ IMAGE = [info("x", [1, 1, 4, 4])]
         ),
         (node("TopK", ["x", "k"], ["y", ""]), None, [tensor("k", [], np.int64)], "one number"),
         (node("Attention", ["x", "x", "x"], ["y"]), None, [], "input 0 has the wrong rank"),
+        (
+            node("Attention", ["x", "x", "x"], ["y"]),
+            [info("x", [1, 2, 2, 0])],
+            [],
+            "heads of no width have no scale",
+        ),
         (node("NonMaxSuppression", ["x", "x"], ["y"]), None, [], "input 0 has the wrong rank"),
         (node("Split", ["x"], ["y"], num_outputs=2**62), None, [], "Split: num_outputs"),
         (node("SplitToSequence", ["x"], ["y"]), [info("x", [2**32])], [], "at most 10000 pieces"),

@@ -8,7 +8,7 @@ unless the model reads the scores or adds a sink to the softmax: then they are s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from gpuir.frontends.idioms import (
     pick,
     product,
     reshaped,
+    scale_of_heads,
     split_heads,
 )
 from gpuir.frontends.onnx.node import Converter, OnnxNode
@@ -249,7 +250,7 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     if n.attr("is_causal", 0):
         reach = 0
     how = Scores(
-        scale=1 / sqrt(q.type.shape[3]) if scale is None else float(scale),
+        scale=scale_of_heads(q.type.shape[3]) if scale is None else float(scale),
         causal=reach is not None,
         offset=past + (reach or 0),
         window=left + (reach or 0) if left >= 0 else None,
@@ -318,7 +319,7 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
     q, k, v = n[0], n[1], n[2]
     b, h, s, width = q.type.shape
     scale = n.attr("scale")
-    scale = 1 / sqrt(width) if scale is None else float(scale)
+    scale = scale_of_heads(width) if scale is None else float(scale)
     change_scores, change_weights = n.attr("score_mod"), n.attr("prob_mod")
     if change_scores is None and change_weights is None:
         return attend(e, q, k, v, None, Scores(scale))
@@ -525,7 +526,7 @@ def used_length(n: OnnxNode, e: Emitter, i: int, held: int, s: int, shared: bool
 
 def scale_of(n: OnnxNode, width: int) -> float:
     scale = float(n.attr("scale", 0.0) or 0.0)
-    return scale if scale else 1 / sqrt(width)
+    return scale or scale_of_heads(width)
 
 
 def from_projection(
@@ -816,7 +817,7 @@ def linear_attention(n: OnnxNode, e: Emitter) -> Results:
         decay, beta = decay if gated else None, beta if delta else None
     b, steps, width = q.type.shape
     dk, dv = width // heads, v.type.shape[2] // groups
-    scale = float(n.attr("scale", 0.0)) or 1 / sqrt(dk)
+    scale = float(n.attr("scale", 0.0)) or scale_of_heads(dk)
     readers = max(heads, groups)
     shape = (b, groups, dk, dv)
     dtype = state.type.dtype if state is not None else q.type.dtype

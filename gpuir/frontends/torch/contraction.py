@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.idioms import cast, reshaped, scale_of_heads
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.errors import ModelError
@@ -230,7 +230,7 @@ def no_dropout(n: TorchNode, e: Emitter) -> None:
 
 def scale_of(n: TorchNode, q: Value) -> float:
     scale = n.args.get("scale")
-    return 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
+    return scale_of_heads(q.type.shape[-1]) if scale is None else float(scale)
 
 
 def mask_of(n: TorchNode, e: Emitter, q: Value) -> Value | None:
