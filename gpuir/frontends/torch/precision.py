@@ -9,7 +9,11 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-Region = tuple[str, bool, fx.GraphModule, set[str]]  # for a device, on or off; where tensors are
+from gpuir.frontends.torch.node import dtype_of
+from gpuir.ir.types import DType
+
+# For a device, in a dtype, on or off; where tensors are.
+Region = tuple[str, torch.dtype, bool, fx.GraphModule, set[str]]
 
 
 def regions(program: ExportedProgram) -> Iterator[Region]:
@@ -19,21 +23,22 @@ def regions(program: ExportedProgram) -> Iterator[Region]:
         for node in nodes:
             if str(node.target) != "wrap_with_autocast":
                 continue
-            device, _, on, _, inner, *given = node.args
+            device, dtype, on, _, inner, *given = node.args
             values = [n.meta.get("val") for n in given if isinstance(n, fx.Node)]
             places = {v.device.type for v in values if isinstance(v, torch.Tensor)}
-            yield device, on, getattr(module, inner.target), places
+            dtype = dtype or torch.get_autocast_dtype(device)
+            yield device, dtype, on, getattr(module, inner.target), places
 
 
 def has_casts(program: ExportedProgram) -> bool:
     """Whether a region casts the tensors that it is given."""
-    return any(on and device in places for device, on, _, places in regions(program))
+    return any(on and device in places for device, _, on, _, places in regions(program))
 
 
 @contextmanager
 def kept_places(program: ExportedProgram) -> Generator[None]:
     """Meanwhile what is traced in a region keeps the names of its modules."""
-    inner = [region for _, _, region, _ in regions(program)]
+    inner = [region for *_, region, _ in regions(program)]
     for region in inner:
         region.__dict__["forward"] = fx.Interpreter(region).run
     try:
@@ -46,14 +51,14 @@ def kept_places(program: ExportedProgram) -> Generator[None]:
 def unreached(program: ExportedProgram) -> tuple[str, ...]:
     """What to say of regions that do nothing: torch.autocast casts tensors of its own device alone,
     and turns itself off for a GPU where none is. That of the CPU is off only where it is meant."""
-    found = {
-        (device, place)
-        for device, on, _, places in regions(program)
-        for place in places
-        if device not in places and (on or device != "cpu")
-    }
+    found: dict[tuple[str, str], DType] = {}  # of the outermost
+    for device, dtype, on, _, places in regions(program):
+        for place in places:
+            if device not in places and (on or device != "cpu"):
+                found.setdefault((device, place), dtype_of(dtype))
     return tuple(
         f"torch.autocast({device!r}) casts no tensors on {place}, where the program was exported: "
-        f"there it keeps its dtypes (with a module on the CPU, torch.autocast('cpu') casts)"
-        for device, place in sorted(found)
+        f"products in it are costed in the dtypes that they have there, and not in {dtype} (a "
+        f"module on the CPU under torch.autocast('cpu') has the casts)"
+        for (device, place), dtype in sorted(found.items())
     )
