@@ -91,6 +91,12 @@ class Keys:
         value = self.get(name, dict)
         return None if value is None else Keys(value, self.where)
 
+    def check_unset(self, *names: str) -> None:
+        """ModelError for a key that changes what runs, in a way that is not modelled."""
+        for name in names:
+            if self.data.get(name):
+                raise self.refused(name, repr(self.data[name])[:80], "nothing, or false")
+
     def refused(self, name: str, found: str, expected: str = "") -> ModelError:
         return ModelError(
             f"quantization_config: {name} is not modelled",
@@ -127,7 +133,14 @@ def plan(config: Any, model: nn.Module, where: str) -> Plan | None:
     if method not in METHODS:
         expected = ", ".join(METHODS)
         raise replace_fix(keys.refused(f"quant_method {method!r}", method, expected), method)
+    keys.check_unset(*UNMODELLED)
     return METHODS[method](keys, model)
+
+
+UNMODELLED = (  # of any method: layers that are turned, embeddings, weights unpacked when loaded
+    *("transform_config", "include_input_output_embeddings", "dequantize", "do_fuse"),
+    *("llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload"),
+)
 
 
 def replace_fix(error: ModelError, method: str) -> ModelError:
@@ -423,6 +436,10 @@ def torchao(keys: Keys, model: nn.Module) -> Plan:
 
 def compressed_tensors(keys: Keys, model: nn.Module) -> Plan:
     """A scheme for each group of targets: names, `re:` patterns or classes; `ignore` goes first."""
+    sparse = keys.part("sparsity_config") or Keys({}, keys.where)
+    for form in (sparse.get("format", str, "dense"), keys.get("format", str, "dense")):
+        if "24" in form or "sparse" in form:
+            raise keys.refused(f"weights with zeros left out, {form!r}", form, "dense weights")
     groups = keys.part("config_groups")
     if groups is None or not groups.data:
         raise keys.refused("no config_groups", ", ".join(keys.data)[:80])
@@ -456,6 +473,7 @@ def is_target(target: str, name: str, module: nn.Module) -> bool:
 
 
 def group_scheme(group: Keys, model: nn.Module) -> Scheme:
+    group.check_unset("output_activations")
     weights, inputs = group.part("weights"), group.part("input_activations")
     if weights is None:
         raise group.refused("a group without weights", ", ".join(group.data)[:80])

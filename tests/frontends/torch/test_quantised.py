@@ -294,6 +294,14 @@ WRONG: list[tuple[Any, str]] = [
     (group({"num_bits": 4, "type": "float", "group_size": 16}), "4-bit float weights"),
     (group(FLOAT8, {"num_bits": 8, "type": "int"}), "float8_e4m3fn weights times int8 inputs"),
     ({"quant_method": "mxfp4"}, "quantises no layer"),
+    (group(FLOAT8) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
+    (group(FLOAT8) | {"format": "marlin-24"}, "zeros left out, 'marlin-24'"),
+    (group(FLOAT8) | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
+    ({"quant_method": "fp8", "dequantize": True}, "dequantize"),
+    (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_has_fp16_weight": True},
+        "llm_int8_has_fp16_weight",
+    ),
 ]
 
 
