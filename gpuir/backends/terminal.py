@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from unicodedata import east_asian_width
 
 from gpuir.backends.modules import modules
-from gpuir.backends.report import Kernel, Summary, node_name, totals
+from gpuir.backends.report import Kernel, Summary, Total, node_name, totals
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.notes import Bound
 
@@ -253,8 +253,16 @@ def dram_text(s: Summary) -> str:
     """`; 1.2 GB from or to device memory at 890 GB/s`, where that is not as much."""
     if s.dram_bytes == s.bytes:
         return ""
+    if is_cached(s):
+        return ", all of it within the caches"
     rate_text = quantity(s.dram_bytes / s.latency_s, "bytes/s")
     return f"; {quantity(s.dram_bytes, 'bytes')} from or to device memory at {rate_text}"
+
+
+def is_cached(what: Summary | Total) -> bool:
+    """Whether less goes from or to device memory than a formula for caches can tell from nothing:
+    a thousandth."""
+    return what.dram_bytes * 1000 <= what.bytes
 
 
 def host_text(s: Summary) -> str:
@@ -312,7 +320,11 @@ def fitted(s: Summary) -> str:
         of = "" if share == "100 %" else f" for {', '.join(kinds)} ({share} of the kernels' time)"
         parts.append(f"no measurements of {' or '.join(what)}{of}")
     other = "measurements of this GPU, in these dtypes"
-    if s.unfitted_s >= s.device_s * (1 - 1e-9):
+    on_host_s = sum(x.time_s for x in s.kernels if x.runs and x.cost.on_host)
+    if on_host_s:
+        share = percent(on_host_s, s.device_s)
+        parts.append(f"no measurements of the CPU, whose rates are assumed ({share} of that time)")
+    elif s.unfitted_s >= s.device_s * (1 - 1e-9):
         other = "no measurements of these kinds of kernels"
     return "; ".join(parts) or other
 
@@ -495,7 +507,7 @@ def _totals(s: Summary, page: Page, layout: Layout) -> None:
             percent(total.time_s, s.latency_s),
             quantity(total.flops, "flop") if total.flops else "-",
             quantity(total.bytes, "bytes") if total.bytes else "-",
-            *(quantity(total.dram_bytes, "bytes") if total.dram_bytes else "-" for _ in differs),
+            *("-" if is_cached(total) else quantity(total.dram_bytes, "bytes") for _ in differs),
             bounds(total.bounds, total.time_s),
         )
         for name, total in named

@@ -56,6 +56,13 @@ def test_the_interval_adds_up_those_of_all_runs(s: Summary):
     assert s.interval == pytest.approx((0.9 * rest + sparkle.time_s, 1.15 * rest + sparkle.time_s))
 
 
+def test_what_caches_hold_has_no_rate_of_device_memory():
+    text = """graph @g { in %x: f32[256, 256]
+    %y: f32[256, 256] = t.map("relu", [%x]) at "m:R" out %y }"""
+    told = report([gpuir.summary(gpuir.analyze(gpuir.load_text(text), "a100"))], Layout(120))
+    assert "all of it within the caches" in told and "device memory" not in told
+
+
 def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
     softmax = next(x for x in s.kernels if x.kind == "reduce")
     assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)

@@ -104,6 +104,12 @@ def test_a_node_without_a_kernel_runs_on_the_cpu(quantized: str):
     assert s.latency_s > 3 * device.latency_s
 
 
+def test_of_what_the_cpu_runs_nothing_was_measured(quantized: str):
+    done = CliRunner().invoke(main, ("analyze", quantized, "--target", "h100", "--dims", "batch=8"))
+    fitted = done.stdout[done.stdout.index("fitted on") :]
+    assert "no measurements of the CPU, whose rates are assumed" in " ".join(fitted.split())
+
+
 def test_the_host_waits_for_what_it_runs_itself(quantized: str):
     g = gpuir.analyze(quantized, "a100", dims={"batch": 64})
     launches = gpuir.summary(g).timeline.launches
