@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -26,6 +26,7 @@ from gpuir.ir.files import read_json
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
     "causal-lm": "MODEL_FOR_CAUSAL_LM",
+    "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
     "masked-lm": "MODEL_FOR_MASKED_LM",  # BART's class is of both
     "speech-seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
@@ -43,6 +44,7 @@ TASKS = {  # what it is called here → transformers' table of the classes that 
 }
 LABELS = {  # the sizes of what a loss is computed from
     "causal-lm": ("batch", "seq"),
+    "image-text-to-text": ("batch", "seq"),
     "masked-lm": ("batch", "seq"),
     "pretraining": ("batch", "seq"),
     "token-cls": ("batch", "seq"),
@@ -60,6 +62,7 @@ MOST_STEPS = 4000  # of all layers; torch.export writes down some fifteen operat
 PHASES = ("prefill", "decode")
 GENERATING = {  # tasks that go on token by token → the size that says how many are new
     "causal-lm": "seq",
+    "image-text-to-text": "seq",
     "seq2seq": "target",
     "speech-seq2seq": "target",
 }
@@ -165,7 +168,17 @@ def program(
                 sizes.assumed.append(f"keys and values are kept in {kept}, as {whose}: {UNSCALED}")
             made = step(model, sizes, task, phase, past, name, CACHE_DTYPES[kept] if kept else None)
     sizes.check()
-    return made
+    return replace(made, assumed=(*made.assumed, *unread(cls, made)))
+
+
+def unread(cls: Any, made: Program) -> tuple[str, ...]:
+    """What to say of images and sounds that the model would take, and is not given."""
+    takes, given = signature(cls.forward).parameters, made.kwargs or {}
+    return tuple(
+        f"no {name} are given: what reads them is not run, and its weights count"
+        for name in OTHER_SENSES
+        if name in takes and name not in given
+    )
 
 
 @contextmanager
@@ -472,6 +485,7 @@ INPUTS: dict[str, Callable[[Sizes, torch.dtype], torch.Tensor]] = {
     "input_features": spectrum,
     "input_values": waveform,
 }
+OTHER_SENSES = ("pixel_values", "input_features", "input_values")  # than text
 
 
 def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[str, torch.Tensor]:
@@ -480,6 +494,8 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     names = [model.main_input_name]
     if task == "zero-shot-image-cls" and "pixel_values" in takes:
         names = ["input_ids", "pixel_values"]
+    if task == "image-text-to-text" and "input_ids" in takes:
+        names = ["input_ids"]
     asked = SPANS if task == "question-answering" else ("labels",)
     has_labels = train and takes.keys() >= {*asked} and task in LABELS
     if train and not has_labels:

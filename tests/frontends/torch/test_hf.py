@@ -411,6 +411,37 @@ def test_decoding_behind_an_encoder(
     assert not any(tower.search(str(loc)) for n in g.nodes for loc in n.locs)
 
 
+HALF = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+LLAVA: dict[str, Any] = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": HALF
+    | {"model_type": "llama", "vocab_size": 97, "num_attention_heads": 4, "head_dim": 8},
+    "vision_config": HALF
+    | {"model_type": "clip_vision_model", "num_attention_heads": 4, "image_size": 28}
+    | {"patch_size": 14},
+}
+
+
+@pytest.mark.parametrize(("phase", "past"), [(None, None), ("prefill", None), ("decode", 31)])
+def test_a_model_of_text_and_images_reads_text_and_says_so(
+    phase: str | None, past: int | None, tmp_path: Path
+):
+    dims = {} if past else {"seq": 32}
+    g = gpuir.load(config(tmp_path, LLAVA), phase=phase, past=past, dims=dims)
+    assert any(text.startswith("no pixel_values are given") for text in g.assumed)
+    tower = re.compile(r"(^|[:.])vision_tower\.")
+    assert any(tower.search(v.name) for v in g.params)
+    assert not any(tower.search(str(loc)) for n in g.nodes for loc in n.locs)
+    written = {v.name for v in g.over if v is not None}
+    assert written == ({"keys_0", "values_0"} if phase else set())
+
+
+def test_a_model_of_text_and_images_is_trained_on_text(tmp_path: Path):
+    g = gpuir.load(config(tmp_path, LLAVA), dims={"seq": 8}, train=True)
+    assert "labels" in {v.name for v in g.inputs} and g.outputs[0].type.shape == ()
+
+
 def test_what_decoding_behind_an_encoder_needs(tmp_path: Path):
     path = config(tmp_path, WHISPER)
     gpuir.load(path, phase="decode", past=47)
