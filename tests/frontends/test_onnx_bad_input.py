@@ -568,6 +568,20 @@ def test_a_function_is_defined_once():
     assert "defined twice" in message(made)
 
 
+def test_a_model_that_holds_for_one_size_alone():
+    """Its input says any batch, a Reshape has the shape of one."""
+    made = model(
+        [node("Reshape", ["x", "shape"], ["y"])],
+        [info("x", ["batch", 6])],
+        weights=[tensor("shape", [2, 3], np.int64)],
+    )
+    assert load(made, dims={"batch": 1}).graph.outputs[0].type.shape == (2, 3)
+    text = message(made, dims={"batch": 8})
+    assert "fix:      --dims batch=1, if the model was exported for that size alone" in text
+    unnamed = model([node("Relu", ["x"], ["y"])], [info("x", [None, 6])])
+    assert "expected: an extent for each ?" in message(unnamed)
+
+
 MS, ML = "com.microsoft", "ai.onnx.ml"
 
 

@@ -455,11 +455,22 @@ class _Load:
             "dimensions of the inputs are not known",
             where=self.source.name,
             expected="an extent for each"
-            + (f": {', '.join(names)}" if names else "")
-            + (", and for each ?" if len(lines) > bool(names) else ""),
+            + (f": {', '.join(names)}" if names else " ?")
+            + (", and for each ?" if names and len(lines) > 1 else ""),
             found="\n".join(shown[:20]),
             fix=" ".join(lines[:20]) + "   (for example)",
         )
+
+    def at_one(self) -> str:
+        """The sizes to try where shapes do not fit each other: a model exported for a batch of one
+        may say that it takes any."""
+        first = (v.type.tensor_type.shape.dim[:1] for v in self.source.model.graph.input)
+        names = dict.fromkeys(d.dim_param for dims in first for d in dims)
+        larger = [f"{name}=1" for name in names if self.symbols.get(name, 1) > 1]
+        if not larger:
+            return ""
+        pairs = shlex.quote(",".join(larger))
+        return f"--dims {pairs}, if the model was exported for that size alone"
 
     def check_trip_counts(self) -> None:
         for name in self.trip_counts:
@@ -760,6 +771,8 @@ class Walk:
             raise
         except GpuirError as error:
             error.where = error.where or loc
+            if error.what.startswith("t."):  # shapes that do not fit
+                error.fix = error.fix or self.load.at_one()
             raise
         except (RecursionError, MemoryError):
             raise
