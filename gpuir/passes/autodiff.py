@@ -63,6 +63,9 @@ class Autodiff(Pass):
         forward = len(b.nodes)
         if loss.type.size != 1:
             b.assumed.append(f"the gradient is that of the sum of %{loss.name}")
+        elif not self.loss and (others := [v for v in g.outputs if is_number(v) and v != loss]):
+            names = ", ".join(f"%{v.name}" for v in others)
+            b.assumed.append(f"the loss is %{loss.name}, the first output, and not {names}: --loss")
         r = Reverse(b, needs)
         b.locs = in_phase(place(g, loss), "backward")
         r.give(loss, r.constant(loss.type, self.loss_scale))
@@ -157,3 +160,8 @@ def module_pattern(glob: str) -> str:
     parts = re.split(r"(\*\*|\*|\?)", glob)
     wild = {"**": ".*?", "*": "[^./]*", "?": "[^./]"}
     return rf"((?:.*?[./])??{''.join(wild.get(p) or re.escape(p) for p in parts)})(?=[./]|$)"
+
+
+def is_number(v: Value) -> bool:
+    """Whether a value may be a loss."""
+    return v.type.dtype.is_float and v.type.size == 1

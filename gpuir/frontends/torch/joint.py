@@ -130,6 +130,10 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
             total = graph.call_function(torch.ops.aten.sum.default, (loss,))
         total.meta["val"] = loss.meta["val"].sum()
         loss, assumed = total, (*assumed, f"the gradient is that of the sum of %{loss.name}")
+    elif others := [n.name for n in floats[1:] if n.meta["val"].numel() == 1]:
+        names = ", ".join(f"%{name}" for name in dict.fromkeys(others))
+        said = f"the loss is %{loss.name}, the first output, and not {names}: --loss"
+        assumed = (*assumed, said)
     output.args = ((loss,),)
     info = graph._codegen.pytree_info
     graph._codegen.pytree_info = info._replace(out_spec=tree_flatten((0,))[1])

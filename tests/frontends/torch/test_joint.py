@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import gpuir  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.walk import numbers  # noqa: E402
 from gpuir.interp import run  # noqa: E402
@@ -185,3 +186,23 @@ def test_an_input_that_is_written_to_is_written_in_place():
     graph = load(module, args=(torch.randn(2, 4), torch.ones(2, 4)), joint=True).graph
     over = [v.name for v in graph.over if v is not None]
     assert over == [graph.inputs[1].name]
+
+
+class Losses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        near, far = self.a(x).square().mean(), self.b(x).abs().mean()
+        return {"near": near, "far": far, "all": near + far}
+
+
+@pytest.mark.parametrize("autodiff", ["torch", "gpuir"])
+def test_which_of_several_losses_it_is_is_said(autodiff: str):
+    args = (torch.randn(2, 4),)
+    graph = gpuir.load(Losses(), args=args, train=True, autodiff=autodiff)
+    (said,) = [text for text in graph.assumed if "the first output" in text]
+    assert said.startswith(f"the loss is %{graph.outputs[0].name},") and said.count("%") == 3
+    graph = gpuir.load(Losses(), args=args, train=True, loss="all")
+    assert not any("the first output" in text for text in graph.assumed)
