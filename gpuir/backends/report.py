@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Status = Literal["modelled", "approximated", "opaque"]
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")
-# What a program's framework, and the rule of TF32, mean for its kernels.
+# What views, and the rule of TF32, mean for the kernels of a graph.
 VIEWS = "slices and transposes are views, where the next kernel takes strides"
 TF32: Mapping[Tf32, str] = {
     "all": "f32 products in TF32, in fused attention too",
