@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Cases that fail, with the stage. One that passes must leave this list, and none may join it.
 KNOWN: dict[str, str] = {}
 

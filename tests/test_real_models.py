@@ -13,6 +13,8 @@ from types import ModuleType
 import onnx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("onnxruntime")
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))

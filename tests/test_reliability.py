@@ -18,6 +18,8 @@ from gpuir.backends.table import BACKENDS
 from gpuir.backends.terminal import Layout
 from gpuir.targets.support import refusal
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 ENCODER = ROOT / "examples" / "encoder.onnx"
 PROFILES = gpuir.profile_names()

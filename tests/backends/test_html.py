@@ -29,6 +29,8 @@ from gpuir.ir.graph import Graph
 from gpuir.targets.profile import profile_names
 from gpuir.targets.support import refusal
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
 NASTY = "</script><img src=x onerror=alert(1)>\"'&amp; Ä層\u2028${x}\\"

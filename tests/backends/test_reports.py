@@ -376,6 +376,7 @@ def test_csv_holds_names_of_any_kind_and_no_formula(s: Summary, name: str, cell:
     assert rows[1][0] == cell and text.endswith("\n") and "\r" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["table", "csv", "html", "roofline"])
 def test_what_cannot_be_seen_in_a_name_is_not_written(s: Summary, form: str):
     pytest.importorskip({"html": "plotly", "roofline": "matplotlib"}.get(form, "csv"))

@@ -18,6 +18,8 @@ from gpuir.backends.roofline import ceilings, memories, points, roofline
 from gpuir.backends.terminal import Layout, alike
 from gpuir.ir.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
 

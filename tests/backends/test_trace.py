@@ -243,6 +243,7 @@ def test_a_trace_is_the_same_twice_and_compressed_where_the_file_says_so():
     assert packed == trace([s], Layout(file="c.gz"))
 
 
+@pytest.mark.slow
 def test_many_launches_are_as_many_events():
     s = summary()
     many: list[Launch] = [x for _ in range(1000) for x in s.timeline.launches]

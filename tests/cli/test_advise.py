@@ -16,6 +16,8 @@ from gpuir.cli.advise import flags
 from gpuir.cli.main import main
 from gpuir.plan.changes import Setup
 
+pytestmark = pytest.mark.slow
+
 ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 SMALL = ("--dims", "batch=2,seq=32")
 GPT2 = {

@@ -15,6 +15,8 @@ from gpuir.cost.tile import predict
 from gpuir.evaluate.benchmarks import works_of
 from gpuir.targets.load import load_target
 
+pytestmark = pytest.mark.slow
+
 PLAN = """\
 [[grid]]
 op = ["add", "softmax"]

@@ -446,6 +446,7 @@ def test_a_table_holds_what_it_should(folder: Path, text: str, message: str):
     assert message in run("passes", "--load", "tables.py", status=2).stderr
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_spoils_only_itself(folder: Path):
     info = folder / "site" / "bad-1.0.dist-info"
     info.mkdir(parents=True)
@@ -704,6 +705,7 @@ def test_a_path_that_cannot_be_is_the_users(folder: Path, args: tuple[str, ...],
     run(*(a.replace("{}", name) for a in args), status=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("analyze", "mlp.gir", "--target", "t4"), ("targets", "--check")])
 def test_closed_streams_are_no_bug(folder: Path, args: tuple[str, ...]):
     command = f"cd {folder}; gpuir {' '.join(args)}"

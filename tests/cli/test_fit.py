@@ -6,9 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from gpuir.cli.main import main
+
+pytestmark = pytest.mark.slow
 
 ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 import gpuir
 from gpuir.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 SHORT = ("--dims", "seq=32")
 

@@ -93,6 +93,7 @@ def test_every_family_has_a_work_here():
     assert set(FAMILIES) - stacks <= found and found & stacks
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(tables(), DRAWN)
 def test_many_kernels_at_once_are_each_by_itself(drawn, target):
@@ -124,6 +125,7 @@ def test_formulas_give_the_same_on_floats_arrays_and_traced_numbers(drawn, targe
     assert lines.lines[-1].name == "time"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(tables(), DRAWN, st.lists(st.floats(1, 20), min_size=30, max_size=30))
 def test_with_its_tiles_no_family_is_slower_where_every_rate_is_raised(drawn, target, raises):

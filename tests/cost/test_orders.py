@@ -18,6 +18,8 @@ from gpuir.ir.types import bf16, f8e4m3, f16, f32
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.order import pairs
 
+pytestmark = pytest.mark.slow
+
 GPUS = [t for t in map(load_target, target_names()) if not t.is_cpu]
 PAIRS = [(more.name, less.name) for more, less in pairs(GPUS)]
 MORE = ("clock_hz", "dram.bytes_per_s", "l2.bytes", "l2.bytes_per_s", "tdp_w")

@@ -179,6 +179,7 @@ def raised(target: Target, factors: list[float]) -> Target:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS), st.lists(st.floats(1, 20), min_size=30, max_size=30))
 def test_a_faster_target_is_never_slower(op, target, factors):
@@ -217,6 +218,7 @@ def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_hold
         assert cost.fact("peak_share") <= 1 + 1e-9
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS))
 def test_both_counts_of_bytes_are_said_of_every_kernel(op, target):

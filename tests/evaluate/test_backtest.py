@@ -28,6 +28,8 @@ from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Table
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TIME_S = np.geomspace(1e-5, 1e-3, 600)
 

@@ -18,6 +18,8 @@ from gpuir.evaluate.plan import read_plan, shipped_plan
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CPU = load_target("cpu")
 TRUE = {"cpu.product share": 0.8, "cpu.lane share": 1.3, "cpu.dram share": 0.9}

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 START = (
     "import sys; from gpuir.frontends.onnx import messages as m\n"
     "from gpuir.frontends.onnx.load import load\n"

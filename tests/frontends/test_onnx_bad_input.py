@@ -95,6 +95,7 @@ def helper_model() -> Any:
     return model(nodes, weights=weights)
 
 
+@pytest.mark.slow
 def test_damaged_bytes_give_messages_only():
     """Flipped bits, changed, dropped and doubled bytes: a graph that verifies, or a message."""
     draw = random.Random(0)
@@ -151,6 +152,7 @@ def test_node_that_reads_itself():
     assert "n reads n" in message(model([node("Add", ["x", "y"], ["y"], name="n")]))
 
 
+@pytest.mark.slow
 def test_long_cycle():
     nodes = [node("Neg", [f"v{(i - 1) % 20_000}"], [f"v{i}"]) for i in range(20_000)]
     assert "the model has a cycle" in message(model(nodes, outputs=("v5",)))
@@ -401,6 +403,7 @@ def test_functions_that_double():
     assert "the model grows to more than 100002 nodes" in message(proto)
 
 
+@pytest.mark.slow
 def test_a_number_in_many_shapes():
     """A long chain of layouts of one number is followed without recursion, and takes no memory."""
     shapes = [numpy_helper.from_array(np.array(s), f"s{i}") for i, s in enumerate(([1, 1], [1]))]
@@ -412,6 +415,7 @@ def test_a_number_in_many_shapes():
     assert g.outputs[0].type.shape == (2**20, 2, 3)
 
 
+@pytest.mark.slow
 def test_ten_thousand_nodes_load():
     nodes = [node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
     proto = model(nodes, [info("v0", [4])], ("v10000",))

@@ -19,6 +19,7 @@ def tool() -> ModuleType:
         return importlib.import_module("eager_agreement")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -32,6 +33,7 @@ def test_inference_launches_what_is_dispatched(tool: ModuleType, name: str):
     assert ours == seen and seen.total() > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "floor"), [("block, scores in memory", 1.0), ("convolutions", 0.85), ("Llama", 0.97)]
 )

@@ -86,6 +86,7 @@ def test_no_stack_is_quicker_on_a_program(name: str, target: str):
     assert slower_than(gpuir.load(module.eval(), args=(x,)), target) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem.removeprefix("light_"))
 def test_no_stack_is_quicker_on_a_classic_net(path: Path):
     assert slower_than(gpuir.load(path), "a100") == {}

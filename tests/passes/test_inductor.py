@@ -216,6 +216,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_models_agree_at_least_as_far(tool: Any, name: str) -> None:
     if name != "dlrm":

@@ -398,6 +398,7 @@ def test_a_condition_that_there_is_not():
     assert "did you mean row" in error.value.fix
 
 
+@pytest.mark.slow
 def test_chains_are_found_in_work_linear_in_the_nodes():
     """Of which each third begins one."""
     fuse = pipeline('fuse{rules="matmul>add:row add:row>gelu"}')

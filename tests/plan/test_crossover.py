@@ -15,6 +15,8 @@ from gpuir.plan.crossover import crossover
 from gpuir.simulate.timeline import Launch, Timeline, run
 from gpuir.targets.profile import Host, Profile
 
+pytestmark = pytest.mark.slow
+
 HOST = Host(1e-6, 4e-6, 3e-6, 1e-6, 2e-6, 1e-6, 10e-6, queue=1024)
 
 

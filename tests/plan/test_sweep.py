@@ -29,6 +29,7 @@ def found():
     )
 
 
+@pytest.mark.slow
 def test_every_point_is_what_a_single_analysis_says(found):
     assert len(found.points) == 3 * 2 * 3
     for p in found.points:
@@ -43,6 +44,7 @@ def test_every_point_is_what_a_single_analysis_says(found):
         assert p.is_host_bound == alone.timeline.is_host_bound
 
 
+@pytest.mark.slow
 def test_tf32_is_as_a_single_analysis_has_it():
     target = gpuir.load_target("a100")
     for tf32 in (True, False):

@@ -273,6 +273,7 @@ RUN_BY_TORCH = (  # by torch.export.load itself: of others by what follows, or t
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [*REFUSED, *IGNORED], ids=lambda f: f.__name__)
 def test_nothing_in_a_file_runs(
     attack: Attack, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.walk import numbers  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
 
 class Either(torch.nn.Module):

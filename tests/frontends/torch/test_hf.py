@@ -21,6 +21,8 @@ from gpuir.frontends.torch import hf  # noqa: E402
 from gpuir.ir.errors import GpuirError, ModelError, UsageError  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],

@@ -19,6 +19,8 @@ from gpuir.frontends.torch.walk import numbers  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 from gpuir.ir.verify import verify  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 class Loss(nn.Module):
     """A number to differentiate: what `fn` makes of a module's result."""

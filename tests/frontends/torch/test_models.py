@@ -28,7 +28,7 @@ from gpuir.frontends.torch.program import Program  # noqa: E402
 from gpuir.ir.graph import Graph  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the models' own code
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the models' own code
 Config = dict[str, Any]
 VOCABULARY = 97
 

@@ -18,6 +18,8 @@ from gpuir.frontends.torch.program import Program  # noqa: E402
 from gpuir.frontends.torch.walk import numbers  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 # What is known to differ in some samples, and why.
 APART = {
     "nn.functional.scaled_dot_product_attention",  # samples with dropout

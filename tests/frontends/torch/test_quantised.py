@@ -21,6 +21,8 @@ from gpuir.ir.graph import Graph  # noqa: E402
 from gpuir.ir.types import TensorType  # noqa: E402
 from gpuir.ops import kernel as k  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 Keys = dict[str, Any]
 LLAMA: Keys = {
     "model_type": "llama",
