@@ -254,11 +254,21 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
     return Table(found)
 
 
+_ISA = re.compile(r"sm_[0-9]{2,4}[a-z]?|(?!sm_)[A-Za-z0-9_.-]{0,32}")  # the number is counted with
 _KIND = Kind("target", "a100", _spec_files, _find_base, target_of)
 
 
 def _check_names(target: Target, where: str) -> None:
     check_name(target.name.partition("+")[0], "target", where)
+    if not _ISA.fullmatch(target.isa):
+        refuse(
+            "no instruction set is called so",
+            where,
+            "isa",
+            expected="sm_90, gfx942, x86-64-v3",
+            found=target.isa[:80],
+            fix="correct the name",
+        )
     for alias in target.aliases:
         check_name(alias, "target", where, "aliases")
     for path, quantity, _ in walk(target):

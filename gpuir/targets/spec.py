@@ -118,6 +118,9 @@ class Kind:
     read: Callable[[Raw, str], Sourced]
 
 
+MOST_BASES = 32  # on one another
+
+
 def on_base(raw: Raw, path: Path, kind: Kind, above: tuple[str, ...] = ()) -> Raw:
     """The tables of the spec file at `path`, those of its `base` under them where it names one.
 
@@ -136,6 +139,9 @@ def on_base(raw: Raw, path: Path, kind: Kind, above: tuple[str, ...] = ()) -> Ra
         error.where = error.where or f"{where}:base"
         raise
     file = path.parent / file if is_path(name) else file
+    if len(above) == MOST_BASES:
+        expected, fix = f"at most {MOST_BASES}", "start from one of the lower ones"
+        refuse("too many bases on one another", where, "base", expected=expected, fix=fix)
     if realpath(file) in (realpath(path), *above):
         what = f"a {kind.what} cannot be its own base"
         refuse(what, where, "base", found=name, fix="name another")

@@ -119,3 +119,12 @@ def test_points_measured_are_numbers(spec, point):
 def test_a_base_has_no_numbers_changed(spec):
     with pytest.raises(TargetError, match="a base is a whole target"):
         load_target(spec('base = "a100-pcie"', 'base = "a100-pcie+sms=98"'))
+
+
+def test_bases_on_bases_have_a_bound(tmp_path: Path):
+    for i in range(1200):
+        (tmp_path / f"t{i}.toml").write_text(f'base = "t{i + 1}.toml"\nname = "t{i}"\n')
+    (tmp_path / "t1200.toml").write_text('base = "a100"\nname = "t1200"\n')
+    with pytest.raises(TargetError, match="too many bases"):
+        load_target(str(tmp_path / "t0.toml"))
+    assert load_target(str(tmp_path / "t1190.toml")).base == "a100-sxm-40gb"

@@ -689,3 +689,18 @@ def test_a_title_of_two_lines_stays_a_comment(tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text(dump_target(target))
     assert load_target(str(path)).title == target.title
+
+
+@pytest.mark.parametrize("isa", ["sm_", "sm_\u00b2", "sm_x", "sm_" + "9" * 5000, "gfx\n", "x" * 33])
+def test_an_instruction_set_is_a_word_with_a_number(isa: str, tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text(dump_target(replace(load_target("a100"), isa=isa)))
+    with pytest.raises(TargetError, match="no instruction set"):
+        load_target(str(path))
+
+
+@pytest.mark.parametrize("isa", ["", "sm_90a", "gfx1100", "x86-64-v2"])
+def test_instruction_sets_that_are_not_shipped(isa: str, tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text(dump_target(replace(load_target("a100"), isa=isa)))
+    assert load_target(str(path)).isa == isa
