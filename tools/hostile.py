@@ -99,6 +99,15 @@ def number(r: Random) -> int:
 # ------------------------------------------------------------------ bytes, tokens, JSON
 
 
+LONG = ("n" * 300_000, "a/" * 3000, "a/" * 100_000, "l.0." * 50_000, "a, " * 50_000, "-" * 100_000)
+SIZES = (  # of saved programs: what sympy takes long for, or what is none
+    "FloorDiv(Pow(Add(s0, s1, s2, s3, s4, 1), 60), Add(s0, 1))",
+    "PythonMod(Pow(Add(s0, s1, s2, 1), 128), Pow(Add(s0, s1, 1), 120))",
+    f"Max({', '.join(f's{i}*s{i + 1}-{i}' for i in range(150))})",
+    *("Mod(s0, 0)", "Pow(s0, -1)", "Max()", "Where(1, 2, 3)", "Not(s0)", "s0 / 0", "1e400"),
+)
+
+
 def damaged(r: Random, data: bytes) -> bytes:
     """A few bits flipped, stretches cut, doubled, zeroed or drawn."""
     found = bytearray(data)
@@ -849,9 +858,10 @@ def revalued(r: Random, members: dict[str, Any]) -> None:
                 for holder, key in ints:
                     holder[key] = other if holder[key] == size else holder[key]
             case 1:
-                of = ("as_int", "as_float", "as_bool", "as_string")
+                of = ("as_int", "as_float", "as_bool", "as_string", "expr_str")
                 holder, key = r.choice([s for s in spots if s[1] in of])
-                holder[key] = scalar(r, None, holder[key])
+                old = holder[key]
+                holder[key] = r.choice(SIZES) if key == "expr_str" else scalar(r, None, old)
             case 2:
                 holder, key = r.choice([s for s in spots if s[1] == "dtype"])
                 holder[key] = r.randint(1, 15)
@@ -1143,6 +1153,8 @@ def named(r: Random) -> Case:
     from onnx import helper
 
     def name() -> str:
+        if chance(r, 0.05):
+            return r.choice(LONG)
         text = "".join(r.choice(TEXTS[3:22]) for _ in range(r.randint(1, 2))) or "n"
         return text.encode("utf-8", "replace").decode()[:400]
 

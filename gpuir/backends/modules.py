@@ -11,6 +11,7 @@ from gpuir.ir.phases import PHASES
 from gpuir.ops import kernel as k
 
 Path = tuple[str, ...]
+DEEPEST = 64  # modules inside one another that are told apart: each is listed with all above it
 OWN = "(itself)"  # a module's kernels outside of those inside it
 
 
@@ -25,12 +26,12 @@ class Module:
 
 def module_of(loc: Loc) -> Path:
     """`bert.pt2:encoder.layer.0/linear/backward`, or `bert.onnx:/encoder/layer.0/MatMul` →
-    encoder, layer, 0."""
+    encoder, layer, 0; of a path that is too deep the outermost ones."""
     name = loc.partition(":")[2] or loc
     parts = [part for part in name.split("/") if part]
     if parts and parts[-1] in PHASES:
         parts.pop()
-    return tuple(word for part in parts[:-1] for word in part.split(".") if word)
+    return tuple(word for part in parts[:-1] for word in part.split(".") if word)[:DEEPEST]
 
 
 def alike(path: Path) -> Path:

@@ -87,6 +87,9 @@ def report(summaries: Sequence[Summary], layout: Layout) -> str:
     return page.text()
 
 
+LONGEST_WORD = 1000  # characters: no model's own names are as long
+
+
 class Page:
     """Lines and tables of a given width, as plain text or with colour codes."""
 
@@ -103,13 +106,13 @@ class Page:
     def wrapped(self, label: str, text: str, indent: int = 11) -> None:
         """`label` in a left margin, `text` wrapped in the room beside it."""
         room = max(self.width - indent, 20)
-        lines = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(short_words(text), room, break_on_hyphens=False) or [""]
         for i, part in enumerate(lines):
             margin = "" if i else label
             self.line(f"{margin:{indent}}{part}")
 
     def heading(self, text: str) -> None:
-        for part in textwrap.wrap(printable(text), self.width) or [""]:
+        for part in textwrap.wrap(short_words(printable(text)), self.width) or [""]:
             self.line(part, "bold")
 
     def table(
@@ -190,6 +193,12 @@ def elided(text: str, width: int) -> str:
             break
         tail = c + tail
     return head + tail
+
+
+def short_words(text: str) -> str:
+    """A text whose words are of no more than `LONGEST_WORD` characters: `textwrap` copies the rest
+    of a word for each line of it."""
+    return re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda m: elided(m[0], LONGEST_WORD), text)
 
 
 # ---------------------------------------------------------------------------- one target

@@ -14,9 +14,19 @@ from jsonschema import Draft202012Validator
 
 import gpuir
 from gpuir.backends import records, texts
+from gpuir.backends.modules import DEEPEST, module_of
 from gpuir.backends.report import Device, Summary, Unseen, find_kernel, summarize
 from gpuir.backends.table import BACKENDS, find_backend
-from gpuir.backends.terminal import Layout, cell_width, cut, elided, pattern, report
+from gpuir.backends.terminal import (
+    LONGEST_WORD,
+    Layout,
+    Page,
+    cell_width,
+    cut,
+    elided,
+    pattern,
+    report,
+)
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
@@ -318,6 +328,26 @@ def test_long_names_are_cut_by_what_is_shown():
     """Not by one character less and less: a name of megabytes took minutes."""
     assert cut("x" * 4_000_000, 5) == "xxxx…"
     assert cut("a, " * 1_000_000, 8) == "a, a, …"
+
+
+def test_a_name_of_megabytes_is_few_lines():
+    """A paragraph took time as the square of its longest word."""
+    page = Page(100)
+    page.heading("x" * 4_000_000)
+    page.wrapped("memory", "1 GB in " + "y" * 4_000_000 + ": weights")
+    assert len(page.text()) < 2 * LONGEST_WORD + 1000
+    assert "memory" in page.text() and ": weights" in page.text().replace("y", "")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "html", "trace"])
+def test_modules_within_modules_have_a_bound(graph: Graph, form: str):
+    """Each is listed with all above it: 3 MB of slashes took more than 6 GB."""
+    paths = ("m.onnx:" + "a/" * 2000 + end for end in ("b/MatMul", "Add"))
+    nodes = (replace(n, locs=(loc,)) for n, loc in zip(graph.nodes, paths, strict=False))
+    deep = replace(graph, nodes=(*nodes, *graph.nodes[2:]))
+    assert len(module_of(deep.nodes[0].locs[0])) == DEEPEST
+    text = BACKENDS[form]([summarize(deep, DEVICE)], Layout(100, group="module"))
+    assert len(text) < 3_000_000  # a page holds the chart library
 
 
 def test_names_cannot_move_the_cursor(graph: Graph):
