@@ -467,6 +467,12 @@ IMAGE = [info("x", [1, 1, 4, 4])]
         (node("TopK", ["x", "k"], ["y", ""]), None, [tensor("k", [], np.int64)], "one number"),
         (node("Attention", ["x", "x", "x"], ["y"]), None, [], "input 0 has the wrong rank"),
         (
+            node("Squeeze", ["x", "a"], ["y"]),
+            [info("x", [])],
+            [tensor("a", [0], np.int64)],
+            "Squeeze: no such axis",
+        ),
+        (
             node("Attention", ["x", "x", "x"], ["y"]),
             [info("x", [1, 2, 2, 0])],
             [],

@@ -121,10 +121,10 @@ class OnnxNode:
         return self.from_front(int(self.attr(attr, default)), rank)
 
     def from_front(self, axis: int, rank: int) -> int:
-        if not -rank <= axis < max(rank, 1):
-            expected = f"{-rank}..{rank - 1}"
+        if not -rank <= axis < rank:
+            expected = f"{-rank}..{rank - 1}" if rank else "none: it is one number"
             raise ModelError(f"{self.op}: no such axis", expected=expected, found=str(axis))
-        return axis % rank if rank else 0
+        return axis % rank
 
     def dtype(self, attr: str, default: DType | None = None) -> DType:
         """The attribute, a TensorProto.DataType, as a dtype."""
