@@ -90,7 +90,7 @@ def test_calibrated_rows_are_not_scored(folder: Path):
         (("kernels", "gemm.csv", "--json", "gone/x.json"), "no such folder"),
         (("kernels", "gemm.csv", "-o", "."), "cannot write the file"),
         (("kernels", "few.csv", "--leave-one-out", "device"), "nothing is left to train on"),
-        (("kernels", "gemm.csv", "."), "found:    a folder or a device"),
+        (("kernels", "gemm.csv", "."), "found:    a folder, a device or a pipe"),
     ],
 )
 def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
