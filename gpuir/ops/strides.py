@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuir.ir.graph import Op
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
-Strided = t.Strided
+Strided = NDArray[Any]  # of one byte each: its strides count elements
 
 
 @lru_cache(4096)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any, ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from gpuir.ops.scalar import SCALARS
 
+if TYPE_CHECKING:
+    from gpuir.ops.strides import Strided  # numpy's, which the names of ops alone do not need
+
 Number = int | float | bool
 Combine = Literal["none", "add", "mul", "min", "max"]
-Strided = NDArray[Any]  # a tensor's shape and strides; of one byte each, so these count elements
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -258,13 +257,15 @@ class Parts(Layout):
     x: Value
 
     def view(self, x: Strided) -> Strided | None:
+        from numpy.lib.stride_tricks import as_strided
+
         if self.x.type.dtype.kind == "complex":
             strides = (*(2 * s for s in x.strides), 1)
-            return np.lib.stride_tricks.as_strided(x, (*x.shape, 2), strides)
+            return as_strided(x, (*x.shape, 2), strides)
         if x.strides[-1] != 1 or any(s % 2 for s in x.strides[:-1]):
             return None
         strides = tuple(s // 2 for s in x.strides[:-1])
-        return np.lib.stride_tricks.as_strided(x, x.shape[:-1], strides)
+        return as_strided(x, x.shape[:-1], strides)
 
     def types(self) -> tuple[TensorType, ...]:
         shape, dtype = self.x.type.shape, self.x.type.dtype
@@ -324,7 +325,7 @@ class Reshape(Layout):
 
     def view(self, x: Strided) -> Strided | None:
         try:
-            return np.reshape(x, self.shape, copy=False)
+            return x.reshape(self.shape, copy=False)
         except ValueError:
             return None
 
@@ -369,7 +370,9 @@ class Broadcast(Layout):
     shape: tuple[int, ...]
 
     def view(self, x: Strided) -> Strided | None:
-        return np.broadcast_to(x, self.shape)
+        from numpy import broadcast_to
+
+        return broadcast_to(x, self.shape)
 
     def types(self) -> tuple[TensorType, ...]:
         _check(
