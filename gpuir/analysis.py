@@ -23,7 +23,7 @@ from gpuir.passes.tile import TilePass
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile, under
-from gpuir.targets.support import check, emulated
+from gpuir.targets.support import check, elsewhere, emulated
 
 if TYPE_CHECKING:
     from gpuir.loading import Source
@@ -172,14 +172,6 @@ def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
     return explained(node.op, node.tile, target, node.cost, tf32=tf32)
 
 
-def _elsewhere(graph: Graph, target: Target) -> tuple[str, ...]:
-    """What is said of a stack on a device that it does not run on."""
-    vendors = load_profile(graph.profile).vendors if graph.profile else ()
-    if not vendors or target.vendor in vendors:
-        return ()
-    return (f"profile {graph.profile} is of {', '.join(vendors)}, and taken as it is here",)
-
-
 def _written_out(graph: Graph, target: Target) -> tuple[str, ...]:
     """What is said of attention that is costed as one kernel, and runs as several."""
     calls = (n.op for n in graph.walk() if isinstance(n.op, Attention) and n.op.sdpa)
@@ -195,7 +187,7 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
     assumptions."""
     target = load_target(str(graph.target))
-    said = (_elsewhere(graph, target), emulated(graph, target), _written_out(graph, target))
+    said = (elsewhere(graph, target), emulated(graph, target), _written_out(graph, target))
     assumed = (*target.assumptions, *chain(*said))
     device = Device(target.name, target.title, assumed, tuple(target.rows()))
     held = memory(graph, target)

@@ -114,6 +114,11 @@ def _verdict(s: Sweep, page: Page) -> None:
         whose.setdefault((profile, why), []).append(target)
     for (profile, why), names in whose.items():
         page.wrapped("refused", f"{profile} on {', '.join(names)}: {why}")
+    strange: dict[str, list[str]] = {}
+    for target, text in s.elsewhere:
+        strange.setdefault(text, []).append(target)
+    for text, names in strange.items():
+        page.wrapped("assumed", f"{', '.join(names)}: {text}")
     lists: dict[str, list[str]] = {}
     for name, price in s.prices:
         lists.setdefault(str(price), []).append(name)
@@ -193,6 +198,7 @@ def sweep_json(s: Sweep) -> str:
             {"target": target, "profile": profile, "why": why}
             for target, profile, why in s.unsupported
         ],
+        "elsewhere": [{"target": target, "text": text} for target, text in s.elsewhere],
         "prices": [{"target": name, **vars(price)} for name, price in s.prices],
     }
     return json.dumps(report, indent=1, allow_nan=False) + "\n"

@@ -19,7 +19,7 @@ from gpuir.plan.outcome import outcome
 from gpuir.schedule import Path, addressed, apply
 from gpuir.targets.prices import Price, price_of
 from gpuir.targets.profile import profile_of, tf32_rule
-from gpuir.targets.support import reason, refusal
+from gpuir.targets.support import elsewhere, reason, refusal
 from gpuir.targets.target import Target
 
 Dims = tuple[tuple[str, int], ...]
@@ -114,7 +114,8 @@ class Series:
 @dataclass(frozen=True)
 class Sweep:
     """All runs of one model. `refused` are the sizes that it does not take, and what it says;
-    `unsupported` targets and profiles that do not go together, or not with the model, and why."""
+    `unsupported` targets and profiles that do not go together, or not with the model, and why;
+    `elsewhere` what is said of targets that a profile is not made for."""
 
     model: str
     axes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -122,6 +123,7 @@ class Sweep:
     refused: tuple[tuple[Dims, str], ...] = ()
     prices: tuple[tuple[str, Price], ...] = ()
     unsupported: tuple[tuple[str, str, str], ...] = ()
+    elsewhere: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def series(self) -> tuple[Series, ...]:
@@ -173,6 +175,7 @@ def sweep(
     points: list[Point] = []
     refused: list[tuple[Dims, str]] = []
     unsupported: dict[tuple[str, str], str] = {}
+    strange: dict[tuple[str, str], None] = {}
     first: GpuirError | None = None
     model = ""
     for values in product(*axes.values()):
@@ -192,6 +195,7 @@ def sweep(
                     unsupported[d.target.name, profile_of(g).name] = reason(error)
                 else:
                     points.append(_point(d, g, works, dims, items(dict(dims))))
+                    strange.update(((d.target.name, x), None) for x in elsewhere(g, d.target))
         done()
     if first is not None and not points:
         raise first
@@ -203,6 +207,7 @@ def sweep(
         tuple(refused),
         tuple((d.target.name, d.price) for d in devices if d.price),
         tuple((*pair, why) for pair, why in unsupported.items()),
+        tuple(strange),
     )
 
 

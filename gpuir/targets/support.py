@@ -124,6 +124,14 @@ def emulated(g: Graph, target: Target) -> tuple[str, ...]:
     )
 
 
+def elsewhere(g: Graph, target: Target) -> tuple[str, ...]:
+    """What is said of a stack on a device that it is not made for."""
+    vendors = profile_of(g).vendors if g.profile else ()
+    if not vendors or target.vendor in vendors:
+        return ()
+    return (f"profile {g.profile} is of {', '.join(vendors)}, and taken as it is here",)
+
+
 def _of_device(profile: Profile, target: Target) -> GpuirError | None:
     least = {maker: isa for maker, _, isa in (need.partition(" ") for need in profile.needs)}
     if not least:

@@ -151,3 +151,11 @@ def test_the_tokens_behind_which_decoding_begins_are_a_dimension(tmp_path: Path)
         assert told["memory"]["peak_bytes"] == p["peak_bytes"]
     done = run("sweep", *decode, "--past", "8", *args, status=2)
     assert "--past gives past a value, and the sweep many" in done.stderr
+
+
+def test_a_stack_on_a_device_that_it_is_not_made_for_is_named():
+    args = ("--dim", "batch=1", "--dims", "seq=128", "--target", "a100,mi300x")
+    said = "profile ort is of NVIDIA, and taken as it is here"
+    assert f"mi300x: {said}" in " ".join(sweep(*args).stdout.split())
+    (row,) = json.loads(sweep(*args, "--format", "json").stdout)["elsewhere"]
+    assert row == {"target": "mi300x", "text": said}
