@@ -191,7 +191,8 @@ def overloads(name: str) -> Iterator[Any]:
             " ".join(str(a.type) for a in some) for some in (schema.arguments, schema.returns)
         )
         own = not one and f"{name}.{overload}" in CONVERTERS
-        odd = (schema.is_mutable and plain[-1] != "_") or any(
+        in_place = plain.endswith("_") and not plain.endswith("__")  # __lshift__ is none
+        odd = (schema.is_mutable and not in_place) or any(
             kind in given for kind in ("Dimname", "Dict")
         )
         if not (own or odd) and ("Tensor" in gives or name in NUMBERS):
