@@ -381,6 +381,8 @@ def _trees(entries: Sequence[schema.ModuleCallEntry], raw: Any) -> None:
     """Inputs and outputs as dictionaries, lists and tuples: torch would look up, or import, the
     classes of the model's own, whose fields are all that is wanted of them."""
     tuples = raw["graph_module"].get("treespec_namedtuple_fields") or {}
+    own = entries[0].signature if entries else None
+    checked(own, "module_call_graph", own, "a signature of the program itself, the first")
     for entry in entries:
         if entry.signature is None:
             continue

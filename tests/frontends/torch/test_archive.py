@@ -434,6 +434,8 @@ def test_a_weight_is_no_larger_than_its_bytes(saved: Path, tmp_path: Path):
         (("graph_module", "graph", "nodes", 0, "inputs", 0, "arg"), {"as_tensor": {"name": 3}}),
         (("graph_module", "graph", "tensor_values", "x", "dtype"), 77),
         (("graph_module", "graph", "tensor_values", "x", "sizes", 0), {"as_int": -4}),
+        (("graph_module", "module_call_graph"), []),
+        (("graph_module", "module_call_graph", 0, "signature"), None),
         (("graph_module", "module_call_graph", 0, "signature", "in_spec"), "[1, [[[]]]]"),
         (("graph_module", "module_call_graph", 0, "signature", "in_spec"), "[" * 9000),
         (("range_constraints",), {"u9999999999": {"min_val": 0, "max_val": 1}}),
