@@ -7,8 +7,23 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture.providers import (
+    AVAILABLE_PROVIDERS,
+    Constants,
+    HypothesisProvider,
+)
 
 os.environ["COLUMNS"] = "80"  # what is printed must not depend on the terminal of the one who tests
+
+
+class Reproducible(HypothesisProvider):
+    """Draws without the constants in the modules that are imported at the time: a run of all tests
+    and a run of one would draw different examples, and so would any change of the code."""
+
+    _local_constants = Constants()
+
+
+AVAILABLE_PROVIDERS["hypothesis"] = Reproducible
 
 # Machines are shared: no test asserts a time. A run draws what the last one drew, so that a change
 # is judged by itself; `--hypothesis-profile explore` draws anew.
