@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture.providers import (
     AVAILABLE_PROVIDERS,
     Constants,
@@ -25,12 +25,6 @@ class Reproducible(HypothesisProvider):
 
 AVAILABLE_PROVIDERS["hypothesis"] = Reproducible
 
-# Machines are shared: no test asserts a time. A run draws what the last one drew, so that a change
-# is judged by itself; `--hypothesis-profile explore` draws anew.
-settings.register_profile("gpuir", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
-settings.load_profile("gpuir")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -38,14 +32,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the expected part of tests/golden/**/*.gir",
     )
-    parser.addoption("--all", action="store_true", help="run what is slow, too")
+    parser.addoption("--all", action="store_true", help="run slow tests, too, on more examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """How many examples a property is tried on. Machines are shared: no test asserts a time. A run
+    draws what the last one drew, so that a change is judged by itself, unless it is told to
+    `--hypothesis-profile explore`."""
+    examples = 200 if is_whole(config) else 30
+    same = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    settings.register_profile("explore", same)
+    settings.register_profile("gpuir", same, derandomize=True)
+    settings.load_profile(config.getoption("--hypothesis-profile") or "gpuir")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is slow is left out, unless it is asked for: by --all, by -m, or by its file's name."""
-    named = any(Path(arg.partition("::")[0]).is_file() for arg in config.args)
-    if named or config.getoption("--all") or config.getoption("markexpr"):
+    """Leaves out the tests marked slow, unless the run is whole."""
+    if is_whole(config) or config.getoption("markexpr"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests run: with --all, and of a file that is named."""
+    named = any(Path(arg.partition("::")[0]).is_file() for arg in config.args)
+    return named or config.getoption("--all")

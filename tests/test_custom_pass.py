@@ -59,6 +59,7 @@ def test_documented_pass_by_entry_point(folder: Path):
     assert "imm=[0.25]" in out
 
 
+@pytest.mark.slow
 def test_merging_projections_saves_launches_and_time(tmp_path: Path):
     shutil.copy(ROOT / "examples/merge_projections.py", tmp_path)
     shutil.copy(ROOT / "examples/encoder.onnx", tmp_path)

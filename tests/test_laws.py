@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import arrays, graphs
 
@@ -17,11 +17,6 @@ from gpuir.passes.table import pipeline
 from gpuir.schedule import apply, extract, strip
 from gpuir.targets.profile import Profile, load_profile, profile_names
 from gpuir.text import parse, show
-
-settings.register_profile(
-    "laws", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("laws")
 
 PROFILES = [load_profile(name) for name in profile_names()]
 

@@ -37,6 +37,7 @@ def test_passes_by_hand_keep_the_stack(level: str):
     assert label(gpuir.analyze(made, "a100")) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", STEPS)
 def test_text_keeps_the_stack(level: str, tmp_path: Path):
     file = tmp_path / "x.gir"

@@ -126,7 +126,6 @@ ENTRIES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ENTRIES, ENTRIES)
 def test_every_kernel_is_in_one_change_and_no_time_is_lost(old: list[Entry], new: list[Entry]):
     found = list(changes(old, new))
@@ -348,7 +347,7 @@ def test_the_rest_of_the_kernels_is_counted():
     assert "1 more, 3 kernels as they were" in markdown([d], [], Layout(top=0))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(g=graphs())
 def test_any_graph_beside_itself_and_another_profile(g: Graph):
     eager, ort = (gpuir.summary(gpuir.analyze(g, "a100", profile=p)) for p in ("eager", "ort"))

@@ -63,6 +63,7 @@ def test_of_a_model_savings_add_up():
     assert f"launches   {apart.launches:,} op by op, {fused.launches:,} fused" in text
 
 
+@pytest.mark.slow
 def test_of_an_lstm_each_launch_is_its_own():
     """Its kernels all stand for one model node: none replaces those of the loop."""
     lstm = torch.nn.LSTM(16, 32).eval()

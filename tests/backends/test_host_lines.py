@@ -33,6 +33,7 @@ def lines(s: Summary) -> dict[str, str]:
     return dict(head(s))
 
 
+@pytest.mark.slow
 def test_a_host_bound_run_says_so_and_how_to_ask(encoder):
     said = lines(encoder(1, "eager"))
     assert re.fullmatch(

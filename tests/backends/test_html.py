@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import strategies
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import gpuir
@@ -144,7 +144,7 @@ def test_parts_add_up():
 @given(
     strategies.graphs(), st.sampled_from(profile_names()), st.sampled_from(["a100", "t4", "mi300x"])
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 def test_any_graph_is_data_that_a_page_can_hold(g: Graph, profile: str, target: str):
     kernels = gpuir.lower(g, profile=profile)
     assume(not refusal(kernels, gpuir.load_target(target)))  # TensorRT on AMD

@@ -251,8 +251,9 @@ def test_many_launches_are_as_many_events():
     assert len(slices(events, "kernel")) == len(slices(events, "cuda_runtime")) == 4000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", profile_names())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(g=graphs())
 def test_any_graph_under_any_profile(profile: str, g: Graph):
     s = gpuir.summary(gpuir.analyze(g, "a100", profile=profile))

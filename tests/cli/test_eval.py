@@ -117,6 +117,7 @@ def labels(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_whole_models(labels: Path):
     pytest.importorskip("transformers")
     from gpuir.cost.learned import shipped, written

@@ -24,6 +24,7 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["table", "json", "schedule", "ir"])
 def test_analyze_of_an_onnx_file_loads_no_checker_and_no_torch(form):
     arguments = ("analyze", ENCODER, "--target", "a100", "--dims", "batch=1,seq=8")

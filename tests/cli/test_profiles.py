@@ -51,6 +51,7 @@ def test_a_wrong_name_gets_the_nearest():
     assert "did you mean eager" in gpuir("profiles", "eagr", status=2).stderr
 
 
+@pytest.mark.slow
 def test_a_file_or_a_module_gives_ones_own(here: Path):
     args = ("analyze", ENCODER, "--target", "a100", "--dims", "batch=1,seq=8", "--format", "json")
     file = json.loads(gpuir(*args, "--profile", "ours.toml,eager").stdout)
@@ -68,6 +69,7 @@ def test_a_file_or_a_module_gives_ones_own(here: Path):
 GIVEN = ("analyze", ENCODER, "--dims", "batch=1,seq=16", "--target")
 
 
+@pytest.mark.slow
 def test_a_stack_on_a_device_it_does_not_run_on_is_said():
     text = " ".join(gpuir(*GIVEN, "mi210", "--profile", "ort").stdout.split())
     assert "profile ort is of NVIDIA, and taken as it is here" in text
@@ -92,6 +94,7 @@ def test_what_is_wrong_in_a_profile_is_said_with_its_file(here: Path, line: str,
     assert message in gpuir(*GIVEN, "a100", "--profile", "mine.toml", status=2).stderr
 
 
+@pytest.mark.slow
 def test_a_package_names_profiles_by_entry_points(here: Path, monkeypatch: pytest.MonkeyPatch):
     """Paths, and functions that give one, of a package that is installed."""
     (here / "stack").mkdir()

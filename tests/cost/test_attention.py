@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import attention, work
@@ -39,7 +39,6 @@ def seconds(kernel, gpu):
     return float(predict(kernel, load_target(gpu)).time_s[0])
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.integers(1, 400),
     st.integers(0, 400),

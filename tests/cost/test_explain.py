@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cost.kernels import gemm, mapped
 from cost.test_predictors import TARGETS, kernels, tiled
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost.explain import LONGEST, Line, explained, number, terms
@@ -33,7 +33,6 @@ def value(formula: str) -> float:
     return eval(formula, {**vars(math), "min": min, "max": max})
 
 
-@settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS), st.sampled_from(["tile", "roofline"]))
 def test_formulas_give_their_values(op, target, predictor):
     tile = tiled(op, target)
@@ -62,7 +61,7 @@ def constants() -> set[str]:
     return found
 
 
-@settings(deadline=None, max_examples=100)
+@pytest.mark.slow
 @given(kernels(), st.sampled_from(TARGETS))
 def test_every_number_in_a_formula_has_a_line_before_it_or_a_source(op, target):
     """Or is an extent of the kernel or its tile, or a cell's bytes, or stands in the code or the

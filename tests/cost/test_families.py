@@ -10,7 +10,7 @@ import pytest
 from cost import kernels as op
 from cost.test_predictors import TARGETS, raised
 from cost.works import KINDS, tables
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import work
@@ -93,8 +93,6 @@ def test_every_family_has_a_work_here():
     assert set(FAMILIES) - stacks <= found and found & stacks
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=150)
 @given(tables(), DRAWN)
 def test_many_kernels_at_once_are_each_by_itself(drawn, target):
     many, *each = drawn
@@ -110,7 +108,6 @@ def single(tiles: Tiles) -> Tiles:
     return tiles.each(lambda n: float(np.ravel(n)[0]))
 
 
-@settings(deadline=None, max_examples=150)
 @given(tables(), DRAWN)
 def test_formulas_give_the_same_on_floats_arrays_and_traced_numbers(drawn, target):
     _, one, *_ = drawn
@@ -125,8 +122,6 @@ def test_formulas_give_the_same_on_floats_arrays_and_traced_numbers(drawn, targe
     assert lines.lines[-1].name == "time"
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(tables(), DRAWN, st.lists(st.floats(1, 20), min_size=30, max_size=30))
 def test_with_its_tiles_no_family_is_slower_where_every_rate_is_raised(drawn, target, raises):
     many, *_ = drawn
@@ -135,7 +130,6 @@ def test_with_its_tiles_no_family_is_slower_where_every_rate_is_raised(drawn, ta
     assert np.all(after <= before * (1 + 1e-9))
 
 
-@settings(deadline=None, max_examples=150)
 @given(tables(), DRAWN)
 def test_no_correction_beats_the_peak_nor_dram(drawn, target):
     many, *_ = drawn
@@ -150,7 +144,6 @@ def test_no_correction_beats_the_peak_nor_dram(drawn, target):
         assert np.all(time_s - target.launch_s >= least * (1 - 1e-9))
 
 
-@settings(deadline=None, max_examples=150)
 @given(tables(), DRAWN)
 def test_terms_are_no_less_than_nothing_and_no_more_than_the_time(drawn, target):
     e = estimate(drawn[0], choose(drawn[0], target), target)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost.works import tables
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import work
@@ -31,7 +31,6 @@ MORE_RATE = 0.03
 MORE_SMS = 0.30
 
 
-@settings(deadline=None, max_examples=300)
 @given(tables(), st.sampled_from(PAIRS))
 def test_a_gpu_with_every_rate_of_another_is_no_slower(drawn, pair):
     more, less = map(load_target, pair)
@@ -39,7 +38,6 @@ def test_a_gpu_with_every_rate_of_another_is_no_slower(drawn, pair):
     assert np.all(fast <= (1 + OWN_TILE) * slow)
 
 
-@settings(deadline=None, max_examples=300)
 @given(tables(), st.sampled_from(PAIRS))
 def test_nor_under_the_tile_of_the_other(drawn, pair):
     more, less = map(load_target, pair)
@@ -49,7 +47,6 @@ def test_nor_under_the_tile_of_the_other(drawn, pair):
     assert np.all(fast <= (1 + SAME_TILE) * slow)
 
 
-@settings(deadline=None, max_examples=300)
 @given(tables(), st.sampled_from(GPUS), st.sampled_from(MORE), st.floats(1.0, 2.0))
 def test_more_of_one_rate_makes_no_kernel_slower(drawn, target, path, by):
     value = _field(target, path)
@@ -60,7 +57,6 @@ def test_more_of_one_rate_makes_no_kernel_slower(drawn, target, path, by):
     assert np.all(fast <= (1 + MORE_RATE) * slow)
 
 
-@settings(deadline=None, max_examples=300)
 @given(tables(), st.sampled_from(GPUS), st.floats(1.0, 1.5))
 def test_nor_do_more_sms_by_much(drawn, target, by):
     """What more SMs hold at once leaves the L2 to fewer of them: long rows in several passes come

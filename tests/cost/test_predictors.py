@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cost.kernels import attention, attention_gradient, conv, gather, gemm, mapped, softmax
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuir
@@ -179,8 +179,6 @@ def raised(target: Target, factors: list[float]) -> Target:
     )
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS), st.lists(st.floats(1, 20), min_size=30, max_size=30))
 def test_a_faster_target_is_never_slower(op, target, factors):
     tile = tiled(op, target)
@@ -190,7 +188,6 @@ def test_a_faster_target_is_never_slower(op, target, factors):
         assert after.time_s <= before.time_s * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS), st.sampled_from(["tile@2", "roofline@1"]))
 def test_time_covers_each_term_and_the_bound_is_the_largest(op, target, by):
     cost = find_predictor(by)(op, tiled(op, target), target)
@@ -201,7 +198,6 @@ def test_time_covers_each_term_and_the_bound_is_the_largest(op, target, by):
     assert not list(faults(cost))
 
 
-@settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS))
 def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_holds(op, target):
     """Small operands can come from the cache: the kernel tables have many that beat DRAM. Not all
@@ -218,8 +214,6 @@ def test_no_kernel_beats_arithmetic_at_the_peak_nor_dram_with_what_no_cache_hold
         assert cost.fact("peak_share") <= 1 + 1e-9
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(kernels(), st.sampled_from(TARGETS))
 def test_both_counts_of_bytes_are_said_of_every_kernel(op, target):
     """Of the operands the same whatever the GPU; from and to DRAM by what its caches hold."""
@@ -250,7 +244,6 @@ def test_causal_attention_counts_what_is_computed():
     assert causal.flops() / cost.time_s < h100.peak("tensor", f16)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.integers(0, 12), st.integers(0, 12), st.integers(-14, 14),
     st.booleans(), st.none() | st.integers(0, 15),
@@ -281,7 +274,6 @@ def test_lanes_of_f64_do_not_beat_their_peak():
     assert op.flops() / best(op, target).time_s <= target.peak("vector", f64)
 
 
-@settings(deadline=None, max_examples=100)
 @given(kernels(), st.sampled_from(TARGETS))
 def test_found_tiles_are_legal(op, target):
     from gpuir.cost.legal import why_illegal
@@ -295,6 +287,7 @@ def test_power_limits_only_boards_that_starve():
     assert sustained(v100, v100.peak("vector", f32), False, 32) == 1
 
 
+@pytest.mark.slow
 def test_every_target_costs_every_kind():
     specs = Path(__file__).parents[2] / "specs/gpus"
     ops = [gemm(512, 512, 512), gemm(1, 512, 512, f32), conv(1, 16, 14, 16, 3), softmax(64, 1000)]

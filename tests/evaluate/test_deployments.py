@@ -146,6 +146,7 @@ def test_what_no_gpu_can_do_is_apart(tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_what_may_draft_tokens_is_apart(tmp_path: Path):
     change = {"model": "deepseek-ai/DeepSeek-R1", "tp_size": "8", "moe_tp_size": "8"}
     rows = [
@@ -186,6 +187,7 @@ def test_weights_of_unseen_gpus_are_asked_for_by_name(tmp_path: Path):
     assert error.value.expected == "h200-sxm-141gb.json"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")
 def test_public_deployments_are_predicted_better_than_by_the_roofline():
     pytest.importorskip("pyarrow")

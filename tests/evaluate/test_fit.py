@@ -146,6 +146,7 @@ def test_halves_share_no_shape():
     assert len(first[0]) + len(second[0]) == 300
 
 
+@pytest.mark.slow
 def test_a_gpu_is_left_out_of_its_own_model():
     models = leave_one_out([measured(gpu, i, noise=0.03) for i, gpu in enumerate(GPUS)])
     for gpu in GPUS:

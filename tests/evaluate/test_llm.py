@@ -145,6 +145,7 @@ def test_a_layer_is_the_sum_of_its_parts(tmp_path: Path):
     assert {stack for _, stack in found} == {llm.MEASURED, *llm.PROFILES}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")
 def test_layers_of_public_gpus_are_known_within_a_few_percent():
     pytest.importorskip("pyarrow")

@@ -144,6 +144,7 @@ def test_a_gpu_that_stopped_answering_ends_the_run(pretend):
     assert error.value.where == "softmax f32 rows=8 cols=16"
 
 
+@pytest.mark.slow
 def test_every_kernel_of_the_plan_can_be_made(pretend):
     """As much of each as this CPU computes in no time: one row, one head, small extents."""
     machine = pretend()

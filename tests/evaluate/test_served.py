@@ -242,6 +242,7 @@ def test_configs_are_those_that_transformers_takes_by_default():
         assert config == {k: getattr(default, k) for k in config}, name
 
 
+@pytest.mark.slow
 def test_all_that_is_a_decoder_has_a_source_and_can_be_built():
     for name, decoder in decoders().items():
         assert name == decoder.name

@@ -124,6 +124,7 @@ def windows(seed: int, op: str) -> tuple[list[Array], int, dict[str, Any]]:
     return arrays, outputs, attrs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
 @pytest.mark.parametrize("seed", range(30))
 def test_windows(op: str, seed: int):

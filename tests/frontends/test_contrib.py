@@ -726,6 +726,7 @@ QUANTIZED = [
 CASES = [*ACTIVATIONS, *NORMS, *PRODUCTS, *LAYOUT, *ATTENTION, *QUANTIZED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_means_what_onnxruntime_computes(case: Case) -> None:
     model = model_of(case)

@@ -130,6 +130,7 @@ def qmoe(bits: int, block: int, zero: bool) -> list[Any]:
 QUANTISED = {**SWIGLU, "swiglu_fusion": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [False, True], ids=["", "zero points"])
 @pytest.mark.parametrize(("bits", "block"), [(4, 0), (4, 16), (8, 0), (8, 16), (2, 16)])
 def test_quantised_experts_agree_and_stay_packed(bits: int, block: int, zero: bool):

@@ -136,6 +136,7 @@ OUTPUTS = {"Split": 2, "TopK": 2, "Unique": 4}
 ASKED = {"Compress": ("x1",)}  # inputs whose values the result's shape depends on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]}-{c[0]}")
 def test_as_onnxruntime(case: Any) -> None:
     opset, op, operands, attrs = case

@@ -132,6 +132,7 @@ def test_shape_subgraph_folds():
     assert m.graph.params == ()
 
 
+@pytest.mark.slow
 def test_ten_thousand_folded_nodes_in_a_row():
     count = 10_000
     nodes = [node("Shape", ["x"], ["s0"])]

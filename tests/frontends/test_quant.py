@@ -98,6 +98,7 @@ def convolved(x: np.ndarray, w: np.ndarray, pad: int, groups: int) -> np.ndarray
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [(), (1, 3), (1, 2, 3)], ids=["none", "weight", "zeros"])
 @pytest.mark.parametrize(("pad", "groups"), [(0, 1), (1, 1), (1, 2), (1, 4)])
 @pytest.mark.parametrize(("za", "zb"), list(product(("none", "scalar"), ZEROS)))

@@ -81,6 +81,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op, how", VARIANTS, ids=str)
 def test_as_onnxruntime(op: str, how: dict[str, Any]):
     agrees(*cell(op, **how), rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from strategies import graphs
 
 import gpuir
@@ -43,7 +43,6 @@ TIED = """graph @tied {
 """
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_converted_graphs_are_graphs_and_close_to_what_they_were(g: Graph):
     made = Convert("f16").run(g)

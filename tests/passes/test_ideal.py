@@ -79,6 +79,7 @@ def slower_than(g: Graph, target: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["a100", "t4", "h100-sxm"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_stack_is_quicker_on_a_program(name: str, target: str):

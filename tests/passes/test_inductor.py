@@ -164,6 +164,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_those_of_inductor(tool: Any, name: str) -> None:
     build, args, expected = CASES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from strategies import arrays, graphs
 
 import gpuir
@@ -18,9 +18,6 @@ from gpuir.passes.loops.fuse import FuseLoops
 from gpuir.passes.loops.storage import Storage
 from gpuir.passes.table import pipeline
 
-settings.register_profile(
-    "loops", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
-)
 LOOPS = "masks,bmm,canonicalize,channels_last,split_norms,split_sums,fuse_loops,legalize"
 
 
@@ -31,7 +28,6 @@ def results(g: Graph, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [found[v.name] for v in g.outputs]
 
 
-@settings(settings.get_profile("loops"))
 @given(graphs())
 def test_loops_keep_meaning(g):
     values = arrays(g)

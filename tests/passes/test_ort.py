@@ -339,6 +339,7 @@ def test_a_padding_mask_joins_its_softmax_on_cuda_alone():
     assert (launches("2, 1, 1, 6"), launches("2, 4, 6, 6"), launches("1, 1, 6, 6")) == (1, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", LIGHT, ids=lambda f: f.stem)
 def test_classic_networks(file: Path):
     """Node for node. ConstantOfShape makes the weights of these files."""

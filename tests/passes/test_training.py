@@ -139,6 +139,7 @@ def named(g: Graph, module: Any) -> list[tuple[str, Any]]:
     return [(name, held[name]) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", ["", "canonicalize,recognize,"])
 @pytest.mark.parametrize("model", [language, vision, recurrent, t5])
 def test_gradients_are_those_of_torch(model, passes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from calls import calls
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from strategies import graphs
 
 import gpuir
@@ -364,10 +364,6 @@ def test_experts_hold_the_rows_between_their_kernels():
         assert m.parts["workspace"] == 4 * (128 + 64 + 16) * 2
 
 
-settings.register_profile("memory", deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@settings(settings.get_profile("memory"), max_examples=100)
 @given(graphs())
 def test_what_is_taken_is_given_back(g: Graph):
     """At every level: nothing is negative, residents never go, outputs are there at the end, and

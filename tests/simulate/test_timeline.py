@@ -354,7 +354,6 @@ def test_no_quicker_than_the_device_or_the_host(items, host):
     assert t == run(items, stack(host))
 
 
-@pytest.mark.slow
 @given(launched, hosts, st.floats(1, 3), st.data())
 def test_slower_parts_make_it_no_quicker(items, host, by, data):
     before = run(items, stack(host)).time_s
@@ -373,7 +372,6 @@ def test_slower_parts_make_it_no_quicker(items, host, by, data):
     assert run([longer(x) for x in items], stack(host)).time_s >= before * (1 - 1e-9)
 
 
-@pytest.mark.slow
 @given(launched, hosts)
 def test_a_graph_is_never_slower_than_its_launches(items, host):
     if not any(not x.empty for x in run(items, stack(host)).launches):

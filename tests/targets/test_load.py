@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.ir.errors import PluginError, TargetError
@@ -614,11 +614,6 @@ def test_an_error_of_the_file_is_not_blamed_on_the_override(spec):
 
 # ---- properties
 
-slow = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
 
 @given(st.floats(min_value=1e-300, max_value=1e300, allow_nan=False) | st.integers(0, 10**15))
 def test_number_text_reads_back(value):
@@ -642,14 +637,12 @@ _leaf = (
 _junk = st.recursive(_leaf, lambda inner: st.dictionaries(_words, inner, max_size=4), max_leaves=8)
 
 
-@slow
 @given(st.dictionaries(_words, _junk, max_size=6))
 def test_junk_is_refused_as_a_target_error(raw):
     with pytest.raises(TargetError):
         target_of(raw, "junk.toml")
 
 
-@slow
 @given(
     st.sampled_from([line for line in MINE.splitlines() if "=" in line]),
     st.sampled_from(["0", "-1", "1e400", "inf", "nan", "true", '""', '"x"', "[]", "{}", "[[1]]"])
@@ -666,7 +659,6 @@ def test_a_line_spoiled_gives_a_target_or_a_target_error(tmp_path, line, value):
         assert error.fix
 
 
-@slow
 @given(st.binary(max_size=200))
 def test_bytes_are_refused_as_a_target_error(tmp_path, data):
     (tmp_path / "x.toml").write_bytes(data)
@@ -674,7 +666,6 @@ def test_bytes_are_refused_as_a_target_error(tmp_path, data):
         load_target(tmp_path / "x.toml")
 
 
-@slow
 @given(st.text(max_size=12), st.text(max_size=8) | st.floats())
 def test_any_override_gives_a_target_or_a_target_error(path, value):
     for name in (path, "sms", "flops_per_s.tensor.f16"):

@@ -51,6 +51,7 @@ def values(made: Any, x: torch.Tensor) -> np.ndarray[Any, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True])
 def test_the_casts_of_a_region(saved: bool, tmp_path: Path):
     torch.manual_seed(0)

@@ -148,6 +148,7 @@ def classes():
             pytree._deregister_pytree_node(added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.usefixtures("classes")
 def test_a_language_model_gives_its_cache_beside_the_logits(wrapped: bool):

@@ -106,6 +106,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_is_that_of_all_layers(name: str, tmp_path: Path, exported: list[int]):
     keys, options = MODELS[name]
@@ -129,6 +130,7 @@ def without_last_note(graph: gpuir.Graph) -> gpuir.Graph:
 COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [20, 90])
 def test_no_more_layers_are_exported_of_a_deeper_model(
     layers: int, tmp_path: Path, exported: list[int]
@@ -215,6 +217,7 @@ def test_what_comes_first_and_the_period(kinds: str, expected: tuple[int, int]):
     assert regular([ord(kind) for kind in kinds]) == expected
 
 
+@pytest.mark.slow
 def test_equal_kernels_of_all_layers_are_costed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
