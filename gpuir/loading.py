@@ -11,17 +11,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from inspect import signature
 from operator import index
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, VerifyError, nearest
+from gpuir.ir.errors import (
+    GpuirError,
+    ModelError,
+    PluginError,
+    TextError,
+    UsageError,
+    VerifyError,
+    nearest,
+)
 from gpuir.ir.files import bounded, decoded, note_input, read_text
 from gpuir.ir.graph import Graph
+from gpuir.ir.plugins import blamed, installed, load_point, place
 from gpuir.ir.verify import verify
 from gpuir.targets.profile import profile_of, under
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from onnx import ModelProto
     from torch import nn
     from torch.export import ExportedProgram
@@ -101,7 +113,7 @@ def load(
     """The graph of a model: an ONNX file, its bytes or its `ModelProto`; a torch program, exported
     and saved (`.pt2`) or live, or a torch module with its arguments; a Hugging Face config
     (`hf:config.json`, or its folder); what a function gives (`my.module:build`); gpuir's own text
-    (`.gir`, or `-` for stdin) at any level.
+    (`.gir`, or `-` for stdin) at any level; a file of a format that an installed package reads.
 
     A backward pass by our rules is that of what the software stack `profile` makes of the forward
     one (`lower` has the defaults): attention that it leaves in products and a softmax keeps its
@@ -117,8 +129,12 @@ def load(
     note_input(path)
     if path.endswith(".gir") or path == "-":
         return step.run(_load_text_file(path, options), path, profile, tf32)
-    onnx = is_onnx(source)
-    loaded = _load_onnx(source, options) if onnx else _load_torch(source, options, step)
+    if added := _added(path):
+        loaded = _load_added(path, added, options)
+    elif is_onnx(source):
+        loaded = _load_onnx(source, options)
+    else:
+        loaded = _load_torch(source, options, step)
     step = step.of_outputs(loaded, path)
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
@@ -346,16 +362,52 @@ def is_torch(path: str) -> bool:
     return ":" in path and path.rpartition(":")[2].isidentifier()
 
 
-def _checked(options: LoadOptions, kind: str, where: str) -> dict[str, Any]:
+OURS = ("", "onnx", "gir", "pt2", "json", "py")  # suffixes that no package reads in our place
+
+
+def _added(path: str) -> EntryPoint | None:
+    """The frontend that an installed package declares for files of this suffix."""
+    suffix = os.path.splitext(path)[1][1:]
+    return None if suffix in OURS or is_torch(path) else installed("frontends").get(suffix)
+
+
+def _load_added(path: str, point: EntryPoint, options: LoadOptions) -> Model:
+    """What a package's frontend gives for a file. It is a function of the path, and of those of our
+    options by name that it has a use for."""
+    from gpuir.frontends.model import Model
+
+    if not os.path.exists(path):
+        raise ModelError("no such file", where=path, found=os.path.dirname(os.path.abspath(path)))
+    frontend = load_point(point, "frontend")
+    with blamed(frontend, f"the frontend {point.name!r}"):
+        takes = [
+            name for name in signature(frontend).parameters if name in LoadOptions.__annotations__
+        ]
+        given = _checked(options, f"a .{point.name} file", path, takes)
+        model = frontend(path, **given)
+    if not isinstance(model, Model):
+        raise PluginError(
+            f"the frontend {point.name!r} gives no model",
+            where=place(point),
+            expected="a gpuir.frontends.model.Model",
+            found=repr(model)[:200],
+        )
+    verify(model.graph, point.value)
+    return model
+
+
+def _checked(
+    options: LoadOptions, kind: str, where: str, takes: Sequence[str] | None = None
+) -> dict[str, Any]:
     """The options given; UsageError for one that this kind of model has no use for."""
-    takes = TAKES[kind].split()
+    takes = TAKES[kind].split() if takes is None else takes
     given = {name: value for name, value in options.items() if value}
     wrong = [name for name in given if name not in takes]
     if wrong:
         raise UsageError(
             f"{', '.join(wrong)} cannot be given for {kind}",
             where=where,
-            fix=f"leave it out; such a model takes {', '.join(takes)}",
+            fix=f"leave it out; such a model takes {', '.join(takes) or 'no options'}",
         )
     return given
 

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-
-ROOT = Path(__file__).parent.parent
-DOC = (ROOT / "docs/custom-ops.md").read_text()
-
-
-def entry_points() -> str:
-    """The document's TOML as what an installed package has."""
-    (text,) = re.findall(r"```toml\n(.*?)```", DOC, re.DOTALL)
-    text = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", text)
-    return text.replace('"', "")
+from packages import install, run
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder of installed packages, with the documented one."""
-    info = tmp_path / "site" / "hadamard-1.0.dist-info"
-    info.mkdir(parents=True)
-    (module,) = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
-    (tmp_path / "site" / "hadamard.py").write_text(module)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hadamard\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entry_points())
+    install("custom-ops.md", "hadamard", tmp_path / "site")
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [512, 1024])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [512, 8])
     w = helper.make_tensor("w", TensorProto.FLOAT, [1024, 8], np.eye(1024, 8, dtype=np.float32))
@@ -46,17 +30,6 @@ def site(tmp_path: Path) -> Path:
     )
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     return tmp_path / "site"
-
-
-def run(site: Path | None, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    path = f"{site}:{ROOT}" if site else str(ROOT)
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
 
 
 def gpuir(site: Path, command: str) -> str:
