@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuir.analysis import analyze, explain, lower, summary
-    from gpuir.backends.report import Summary
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
     from gpuir.loading import LoadOptions, load, load_text
     from gpuir.passes.manager import Pass, Pipeline
     from gpuir.passes.table import pipeline
+    from gpuir.report.summary import Summary
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
     from gpuir.simulate.timeline import Timeline, timeline
@@ -66,7 +66,7 @@ __all__ = [
 _HOMES = {
     "gpuir.analysis": ("analyze", "explain", "lower", "summary"),
     "gpuir.loading": ("LoadOptions", "load", "load_text"),
-    "gpuir.backends.report": ("Summary",),
+    "gpuir.report.summary": ("Summary",),
     "gpuir.ir.errors": ("GpuirError",),
     "gpuir.ir.graph": ("Graph",),
     "gpuir.ir.notes": ("Cost", "Schedule", "Tile"),

@@ -7,7 +7,6 @@ from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from gpuir.backends.report import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.cost.attention import is_written_out
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
@@ -20,6 +19,7 @@ from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
+from gpuir.report.summary import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile, under

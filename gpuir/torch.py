@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from gpuir.analysis import analyze, summary
-from gpuir.backends.report import Summary
 from gpuir.ir.errors import GpuirError, UsageError, reason
 from gpuir.loading import LoadOptions
+from gpuir.report.summary import Summary
 
 if TYPE_CHECKING:
     import torch

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuir.backends.report import Device
 from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import percent, quantity
 from gpuir.plan.crossover import Crossover
+from gpuir.report.summary import Device
 from gpuir.targets.profile import Profile
 
 SCHEMA = "gpuir.crossover/1"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from gpuir.backends.diff import Change, Check, Diff, Group
-from gpuir.backends.saved import METRICS, Entry
 from gpuir.backends.terminal import GAP, Layout, Page, elided, pattern, printable
 from gpuir.backends.units import percent, quantity
+from gpuir.report.diff import Change, Check, Diff, Group
+from gpuir.report.saved import METRICS, Entry
 
 SCHEMA = "gpuir.diff/1"
 KERNEL_WIDTH = 36  # of a kernel's kind and shape

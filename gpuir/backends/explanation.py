@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuir.backends.report import Found, Kernel, Line, Summary, node_name
 from gpuir.backends.terminal import Layout, Page, cell_width
 from gpuir.backends.units import percent, plain, quantity
 from gpuir.ops import kernel as k
+from gpuir.report.summary import Found, Kernel, Line, Summary, node_name
 
 INLINE = 44  # a longer source stands below, once, under a number
 

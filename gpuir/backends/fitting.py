@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuir.backends.records import memory_record
-from gpuir.backends.report import Device
 from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
 from gpuir.backends.units import quantity
+from gpuir.report.summary import Device
 from gpuir.simulate.largest import Largest
 
 SCHEMA = "gpuir.fit/1"

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuir.backends.report import Kernel, Summary, node_name
 from gpuir.backends.terminal import Layout, Page, pattern
 from gpuir.backends.units import percent, quantity
 from gpuir.ops import kernel as k
+from gpuir.report.summary import Kernel, Summary, node_name
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from gpuir.backends.modules import module_of, modules
-from gpuir.backends.report import Kernel, Summary, Total, totals
 from gpuir.backends.terminal import Layout, printable, tile_text
+from gpuir.report.modules import module_of, modules
+from gpuir.report.summary import SCHEMA, Kernel, Summary, Total, totals
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
 
-SCHEMA = "gpuir.report/2"
 FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
 
 

@@ -9,10 +9,10 @@ from pathlib import PurePath
 from typing import Any
 
 from gpuir.backends.picture import FORMS, matplotlib, picture
-from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Alike, Layout, alike, run_names
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
+from gpuir.report.summary import Summary
 
 MEMORIES = {"l2": "L2", "l3": "L3", "dram": "memory"}
 COLOURS = (

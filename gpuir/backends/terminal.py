@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from unicodedata import east_asian_width
 
-from gpuir.backends.modules import modules
-from gpuir.backends.report import Kernel, Summary, Total, node_name, totals
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.notes import Bound
+from gpuir.report.modules import modules
+from gpuir.report.summary import Kernel, Summary, Total, node_name, totals
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory, Moment

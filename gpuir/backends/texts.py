@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
+from gpuir.report.summary import Summary
 from gpuir.schedule import extract
 from gpuir.text import show
 

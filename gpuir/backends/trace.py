@@ -16,12 +16,12 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from gpuir.backends.modules import module_of
 from gpuir.backends.records import kernel_record
-from gpuir.backends.report import Kernel, Summary, node_name
 from gpuir.backends.terminal import Layout
 from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
+from gpuir.report.modules import module_of
+from gpuir.report.summary import Kernel, Summary, node_name
 from gpuir.simulate.memory import KINDS
 from gpuir.simulate.spans import HOST, Span
 from gpuir.simulate.timeline import Launch

@@ -37,10 +37,10 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     all of them."""
     import gpuir
     from gpuir.backends.crossing import Crossing
-    from gpuir.backends.report import Device
     from gpuir.cli.analyze import analyze
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
+    from gpuir.report.summary import Device
     from gpuir.targets.profile import profile_of
 
     dim: str = given["crossover"]

@@ -12,7 +12,7 @@ from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, note, warn
 
 if TYPE_CHECKING:
-    from gpuir.backends.saved import Run
+    from gpuir.report.saved import Run
 
 ALWAYS = (  # the options that mean something for reports too
     *("old", "new", "budgets", "target", "profile"),
@@ -61,8 +61,8 @@ def command(old: str, new: str, **given: Any) -> None:
     """
     from dataclasses import replace
 
-    from gpuir.backends.diff import checks, compare, read_budget
     from gpuir.backends.diff_text import FORMATS
+    from gpuir.report.diff import checks, compare, read_budget
 
     budgets = [read_budget(text) for text in given["budgets"]]
     diffs = compare(*runs(old, new, given))
@@ -99,9 +99,9 @@ def is_report(path: str) -> bool:
 def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
     """The runs of a report; of `--target` and `--profile` alone where those are given."""
     import gpuir
-    from gpuir.backends.saved import read_report
     from gpuir.ir.errors import UsageError
     from gpuir.ir.files import read_text
+    from gpuir.report.saved import read_report
 
     found = read_report(read_text(path, "the report"), path)
     asked = {
@@ -145,8 +145,8 @@ def analyzed(
     """A model as a report has it."""
     import gpuir
     from gpuir.backends.records import json_text
-    from gpuir.backends.saved import read_report
     from gpuir.backends.terminal import Layout
+    from gpuir.report.saved import read_report
 
     wanted: dict[str, str | None] = {"model": path}
     for kind in ("target", "profile"):

@@ -60,8 +60,8 @@ def one(node: str, given: dict[str, Any], loaded: Loaded, warnings: list[str]) -
     """All about one kernel, or what each kernel of a node or loop takes."""
     import gpuir
     from gpuir.backends.explanation import explanation, several
-    from gpuir.backends.report import find_kernels
     from gpuir.ir.errors import UsageError
+    from gpuir.report.summary import find_kernels
 
     graphs = analyze(given, loaded, warnings)
     if len(graphs) > 1:

@@ -60,8 +60,8 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
 
     import gpuir
     from gpuir.backends.fitting import Fitting
-    from gpuir.backends.report import Device
     from gpuir.ir.errors import ModelError, UsageError
+    from gpuir.report.summary import Device
     from gpuir.simulate.largest import largest
 
     targets = targets_of(given, loaded)

@@ -62,11 +62,11 @@ def reasons(
     g: Graph, schedule: Schedule, target: Target, tf32: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The paths whose tile is not legal, each with why."""
-    from gpuir.backends.report import walk
     from gpuir.cost.legal import why_illegal
     from gpuir.cost.work import in_tf32
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
+    from gpuir.report.summary import walk
 
     known = {x.path: x.node.op for x in walk(g)}
     for path, tile in schedule:

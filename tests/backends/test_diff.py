@@ -16,13 +16,13 @@ from strategies import graphs
 
 import gpuir
 from gpuir.backends import records
-from gpuir.backends.diff import Diff, changes, checks, compare, groups, read_budget
 from gpuir.backends.diff_text import FORMATS, json_text, junit, markdown, table
-from gpuir.backends.report import Summary
-from gpuir.backends.saved import Entry, Run, read_report
 from gpuir.backends.terminal import Layout, cell_width
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
+from gpuir.report.diff import Diff, changes, checks, compare, groups, read_budget
+from gpuir.report.saved import Entry, Run, read_report
+from gpuir.report.summary import Summary
 
 LAYERS = """graph @layers {
   in %x: f16[256, 512]

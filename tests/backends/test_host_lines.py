@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 import gpuir
-from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout, head, path_text, report
+from gpuir.report.summary import Summary
 
 PIECE = r"(the host|kernels|copies) [\d.]+ .?s"
 

@@ -14,8 +14,6 @@ from jsonschema import Draft202012Validator
 
 import gpuir
 from gpuir.backends import records, texts
-from gpuir.backends.modules import DEEPEST, module_of
-from gpuir.backends.report import Device, Summary, Unseen, find_kernel, summarize
 from gpuir.backends.table import BACKENDS, find_backend
 from gpuir.backends.terminal import (
     LONGEST_WORD,
@@ -31,6 +29,8 @@ from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
+from gpuir.report.modules import DEEPEST, module_of
+from gpuir.report.summary import Device, Summary, Unseen, find_kernel, summarize
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 

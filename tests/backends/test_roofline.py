@@ -12,11 +12,11 @@ import pytest
 
 import gpuir
 from gpuir.backends.picture import matplotlib, picture
-from gpuir.backends.report import Summary
 from gpuir.backends.roofline import _draw as draw_on
 from gpuir.backends.roofline import ceilings, memories, points, roofline
 from gpuir.backends.terminal import Layout, alike
 from gpuir.ir.errors import UsageError
+from gpuir.report.summary import Summary
 
 pytestmark = pytest.mark.slow
 

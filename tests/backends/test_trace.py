@@ -17,10 +17,10 @@ from jsonschema import Draft202012Validator
 from strategies import graphs
 
 import gpuir
-from gpuir.backends.report import Summary
 from gpuir.backends.terminal import Layout
 from gpuir.backends.trace import trace
 from gpuir.ir.graph import Graph
+from gpuir.report.summary import Summary
 from gpuir.simulate.timeline import Launch, run, timeline
 from gpuir.targets.profile import load_profile, profile_names
 

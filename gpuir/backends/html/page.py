@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gpuir.backends.html.data import data
-from gpuir.backends.report import Summary
 from gpuir.backends.terminal import (
     Layout,
     comparison,
@@ -25,6 +24,7 @@ from gpuir.backends.terminal import (
 )
 from gpuir.backends.units import percent, plain, quantity, rate
 from gpuir.ir.errors import UsageError
+from gpuir.report.summary import Summary
 
 HERE = Path(__file__).parent
 LIBRARIES = {  # of the browser: where the package from PyPI holds it

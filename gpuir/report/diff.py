@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuir.backends.saved import METRICS, Entry, Run
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.phases import PHASES
+from gpuir.report.saved import METRICS, Entry, Run
 
 SAME = 1e-9  # relative: closer numbers are one
 

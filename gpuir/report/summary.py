@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuir.targets.profile import Profile
 
 Status = Literal["modelled", "approximated", "opaque"]
+SCHEMA = "gpuir.report/2"  # of a summary as JSON
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")
 # What views, and the rule of TF32, mean for the kernels of a graph.

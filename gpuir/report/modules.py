@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuir.backends.report import Kernel, Total, total_of
 from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
 from gpuir.ops import kernel as k
+from gpuir.report.summary import Kernel, Total, total_of
 
 Path = tuple[str, ...]
 DEEPEST = 64  # modules inside one another that are told apart: each is listed with all above it

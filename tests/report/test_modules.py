@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gpuir
-from gpuir.backends.modules import module_of, modules
-from gpuir.backends.report import totals
+from gpuir.report.modules import module_of, modules
+from gpuir.report.summary import totals
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, cast
 
-from gpuir.backends.records import SCHEMA
-from gpuir.backends.report import node_name
 from gpuir.ir.errors import UsageError
+from gpuir.report.summary import SCHEMA, node_name
 
 LARGEST = 2**63 - 1  # of what is counted
 
