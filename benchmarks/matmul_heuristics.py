@@ -20,10 +20,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gpuir.evaluate.batch import Batch
-from gpuir.evaluate.columns import Floats
-from gpuir.evaluate.score import forecast
-from gpuir.evaluate.tables import read_table
+from gpuir.fit.batch import Batch
+from gpuir.fit.columns import Floats
+from gpuir.fit.score import forecast
+from gpuir.fit.tables import read_table
 
 PEER = "nvMatmulHeuristics"
 LONG_S = 50e-6  # rows beyond which a launch does not matter

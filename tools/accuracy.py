@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
-from gpuir.evaluate.backtest import Backtests, halves, leave_one_out, misses, with_intervals
-from gpuir.evaluate.batch import Batch
-from gpuir.evaluate.calibrate import calibration
-from gpuir.evaluate.fit import fitted, usable
-from gpuir.evaluate.score import drawn, forecast, tile_score
-from gpuir.evaluate.tables import read_table
+from gpuir.fit.backtest import Backtests, halves, leave_one_out, misses, with_intervals
+from gpuir.fit.batch import Batch
+from gpuir.fit.calibrate import calibration
+from gpuir.fit.learn import fitted, usable
+from gpuir.fit.score import drawn, forecast, tile_score
+from gpuir.fit.tables import read_table
 
 CALIBRATED_ON = 32  # rows of each family and GPU
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuir.backends.scores import SCHEMA
 from gpuir.backends.terminal import Layout, Page
-from gpuir.evaluate.models import (
+from gpuir.fit.models import (
     PUBLISHED,
     Group,
     Labels,
@@ -18,8 +18,8 @@ from gpuir.evaluate.models import (
     Result,
     Times,
 )
-from gpuir.evaluate.operators import Compared
-from gpuir.evaluate.score import Errors
+from gpuir.fit.operators import Compared
+from gpuir.fit.score import Errors
 
 TITLES = {
     "neusight": "NeuSight",

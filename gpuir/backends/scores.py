@@ -9,8 +9,8 @@ from os.path import abspath, commonpath, dirname, relpath
 from typing import Any
 
 from gpuir.backends.terminal import Layout, Page, elided
-from gpuir.evaluate.score import ALL, RowErrors, Score, Scores, TileScore, pooled
-from gpuir.evaluate.tables import Table
+from gpuir.fit.score import ALL, RowErrors, Score, Scores, TileScore, pooled
+from gpuir.fit.tables import Table
 
 SCHEMA = "gpuir.eval/1"
 COLUMNS = (

@@ -17,10 +17,10 @@ from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
-    from gpuir.evaluate.batch import Batch
-    from gpuir.evaluate.calibrate import Found
-    from gpuir.evaluate.machine import Machine
-    from gpuir.evaluate.plan import Case
+    from gpuir.fit.batch import Batch
+    from gpuir.fit.calibrate import Found
+    from gpuir.fit.campaign import Case
+    from gpuir.fit.machine import Machine
     from gpuir.targets.target import Target
 
 RATE_SHARE = 1e-3  # of the time, that measuring one rate of the device takes
@@ -60,8 +60,8 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     import gpuir
     from gpuir.backends.terminal import Page
     from gpuir.cli.analyze import layout
-    from gpuir.evaluate.calibrate import calibration
-    from gpuir.evaluate.machine import cpu_level, gpu_name
+    from gpuir.fit.calibrate import calibration
+    from gpuir.fit.machine import cpu_level, gpu_name
     from gpuir.targets.load import dump_difference, parse_target
     from gpuir.targets.spec import slug
 
@@ -154,7 +154,7 @@ def show(found: Sequence[Found], page: Page) -> None:
 
 def _described(base: Target, budget_s: float) -> tuple[Machine, str, dict[str, float]]:
     """The machine, its title, and the numbers of it that are measured and not fitted."""
-    from gpuir.evaluate.machine import Machine, cpu_numbers, cpu_title, gpu_numbers
+    from gpuir.fit.machine import Machine, cpu_numbers, cpu_title, gpu_numbers
 
     machine = Machine.of(base)
     note(f"measuring on {machine.provenance}")
@@ -167,8 +167,8 @@ def _described(base: Target, budget_s: float) -> tuple[Machine, str, dict[str, f
 
 def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
     """What the plan's kernels take, as many as fit into the time."""
-    from gpuir.evaluate.collect import Row, batches_of, measure
-    from gpuir.evaluate.plan import read_plan, shipped_plan
+    from gpuir.fit.campaign import read_plan, shipped_plan
+    from gpuir.fit.collect import Row, batches_of, measure
 
     cases = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
     ends, rows = monotonic() + budget_s, list[Row]()
@@ -193,7 +193,7 @@ def _spread(items: Sequence[Case]) -> list[Case]:
 
 def _read(files: Sequence[str], target: Target) -> tuple[list[Batch], str]:
     """The rows of tables that were measured on the target, and what to say of their origin."""
-    from gpuir.evaluate.tables import read_table
+    from gpuir.fit.tables import read_table
     from gpuir.ir.errors import UsageError
 
     batches = [b for file in files for b in read_table(file).batches]

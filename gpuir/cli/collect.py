@@ -13,7 +13,7 @@ from gpuir.cli.options import MOST_S, Finite
 from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
-    from gpuir.evaluate.collect import Row
+    from gpuir.fit.collect import Row
 
 
 @click.command()
@@ -46,9 +46,9 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     gpuir collect --plan mine.toml --target h100 -o h100.parquet --dry-run
     """
     import gpuir
-    from gpuir.evaluate import collect
-    from gpuir.evaluate.machine import Machine, gpu_name
-    from gpuir.evaluate.plan import read_plan, shipped_plan
+    from gpuir.fit import collect
+    from gpuir.fit.campaign import read_plan, shipped_plan
+    from gpuir.fit.machine import Machine, gpu_name
     from gpuir.ir.errors import UsageError
 
     check_ahead(out)

@@ -14,8 +14,8 @@ from gpuir.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
-    from gpuir.evaluate.score import Scores
-    from gpuir.evaluate.tables import Table
+    from gpuir.fit.score import Scores
+    from gpuir.fit.tables import Table
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
 
@@ -30,7 +30,7 @@ def are_in(path: str | Path) -> bool:
 
 
 def _kind(path: str | Path) -> Callable[[str | Path, str | None], tuple[Table, Scores]] | None:
-    from gpuir.evaluate.columns import TableFile
+    from gpuir.fit.columns import TableFile
 
     names = TableFile(Path(path)).names
     if set(LAYERS).issubset(names):
@@ -80,8 +80,8 @@ def show(
 
 
 def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.evaluate import llm
-    from gpuir.evaluate.tables import Table
+    from gpuir.fit import llm
+    from gpuir.fit.tables import Table
 
     read = llm.read(path)
     weights = _weights(unseen, {m.target for m in read.models})
@@ -108,8 +108,8 @@ def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
 
 
 def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.evaluate import deployments
-    from gpuir.evaluate.tables import Table
+    from gpuir.fit import deployments
+    from gpuir.fit.tables import Table
 
     read = deployments.read(path)
     weights = _weights(unseen, {r.deployment.target for r in read.runs})

@@ -16,9 +16,9 @@ from gpuir.cli.output import check_ahead, emit, note
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
-    from gpuir.evaluate.batch import Batch
-    from gpuir.evaluate.score import Scores
-    from gpuir.evaluate.tables import Table
+    from gpuir.fit.batch import Batch
+    from gpuir.fit.score import Scores
+    from gpuir.fit.tables import Table
     from gpuir.targets.target import Target
 
 KINDS = {"kernels": "gpuir.cli.eval", "models": "gpuir.cli.eval_models"}
@@ -116,8 +116,8 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
 
 def _check_ahead(files: Sequence[str], written: str | None) -> None:
     """What can be wrong is said before minutes of work, not after."""
-    from gpuir.evaluate.columns import TableFile
-    from gpuir.evaluate.tables import recognise
+    from gpuir.fit.columns import TableFile
+    from gpuir.fit.tables import recognise
 
     for path in files:
         recognise(TableFile(Path(path)))
@@ -133,8 +133,8 @@ def _predictor() -> str:
 def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], Scores]:
     """The tables, read, and their scores. Without the options that need all rows at once, a table
     is scored before the next is read, and its rows are forgotten."""
-    from gpuir.evaluate.score import Scores, score
-    from gpuir.evaluate.tables import read_table
+    from gpuir.fit.score import Scores, score
+    from gpuir.fit.tables import read_table
 
     tables: list[Table] = []
     found = Scores()
@@ -170,7 +170,7 @@ def _check_columns(table: Table, by: Sequence[str]) -> None:
 
 def _left_out(batches: Sequence[Batch], seed: int) -> dict[str, Model]:
     """For each GPU the model trained on the other ones' measurements."""
-    from gpuir.evaluate.backtest import leave_one_out
+    from gpuir.fit.backtest import leave_one_out
     from gpuir.ir.errors import UsageError
 
     if len({b.target.device for b in batches}) < 2:
@@ -186,8 +186,8 @@ def _calibrated(
     batches: Sequence[Batch], given: dict[str, Any], models: Mapping[str, Model]
 ) -> list[Batch]:
     """The rows that calibration does not see, on targets that it moved."""
-    from gpuir.evaluate.calibrate import calibration
-    from gpuir.evaluate.score import drawn
+    from gpuir.fit.calibrate import calibration
+    from gpuir.fit.score import drawn
 
     seen, rest = drawn(batches, given["calibrate"], given["seed"])
     targets: dict[str, Target] = {}

@@ -19,7 +19,7 @@ from gpuir.cli.output import check_ahead, emit, note
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
     from gpuir.cost.table import Predictor
-    from gpuir.evaluate.models import Case, Predicted, Program, Result
+    from gpuir.fit.models import Case, Predicted, Program, Result
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
 
@@ -61,8 +61,8 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     from gpuir.backends import model_scores
     from gpuir.cli import decoders
     from gpuir.cli.analyze import layout
-    from gpuir.evaluate.models import groups, read_configs, read_labels, results
-    from gpuir.evaluate.operators import compared, read_traces
+    from gpuir.fit.models import groups, read_configs, read_labels, results
+    from gpuir.fit.operators import compared, read_traces
     from gpuir.ir.errors import UsageError
 
     check_ahead(given["json_path"])
@@ -101,7 +101,7 @@ def predictor(
     """A case's predictions: by the weights that come with gpuir, and by those without its GPU. The
     program, and what a stack makes of it, are kept until another is asked for."""
     import gpuir
-    from gpuir.evaluate.models import load_options, predicted
+    from gpuir.fit.models import load_options, predicted
 
     @lru_cache(1)
     def graph(program: Program) -> Graph:

@@ -35,9 +35,9 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     Needs gpuir[torch,eval].
     """
     from gpuir.cost.learned import written
-    from gpuir.evaluate import backtest, fit
-    from gpuir.evaluate.card import card
-    from gpuir.evaluate.tables import read_table
+    from gpuir.fit import backtest, learn
+    from gpuir.fit.card import card
+    from gpuir.fit.tables import read_table
     from gpuir.ir.errors import UsageError
     from gpuir.targets.load import load_target
 
@@ -46,10 +46,10 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     if out == described:
         raise UsageError("the card would take the place of the weights", fix="-o NAME.json")
     left_out = load_target(without).device if without else ""
-    fit.load_torch()  # that it is missing is said before the tables are read
+    learn.load_torch()  # that it is missing is said before the tables are read
     tables = [read_table(file) for file in files]
     batches = [b for t in tables for b in t.batches if b.target.device != left_out]
-    model = fit.train(batches, seed=seed, watch=note)
+    model = learn.train(batches, seed=seed, watch=note)
     if not model:
         skipped = {reason for t in tables for reason in t.skipped}
         raise UsageError(

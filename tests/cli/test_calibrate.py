@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from gpuir.cli.main import main
 from gpuir.cost.tile import predict
-from gpuir.evaluate.benchmarks import works_of
+from gpuir.fit.benchmarks import works_of
 from gpuir.targets.load import load_target
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def few(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped plans are short."""
-    monkeypatch.setattr("gpuir.evaluate.plan.shipped_plan", lambda name: folder / "few.toml")
+    monkeypatch.setattr("gpuir.fit.campaign.shipped_plan", lambda name: folder / "few.toml")
 
 
 def run(*args: str, status: int = 0) -> Result:
@@ -185,7 +185,7 @@ def test_without_torch_the_extra_is_named(folder: Path, monkeypatch: pytest.Monk
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("gpuir.evaluate.machine.import_module", absent)
+    monkeypatch.setattr("gpuir.fit.machine.import_module", absent)
     for command in ("calibrate", "collect"):
         stderr = run(command, "--target", "cpu", status=2).stderr
         assert "fix:      pip install 'gpuir[torch]'" in stderr

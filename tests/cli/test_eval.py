@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from evaluate.tables import OTHERS, TABLES
+from fit.tables import OTHERS, TABLES
 
 from gpuir.cli.main import main
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from evaluate.tables import TABLES
+from fit.tables import TABLES
 
 from gpuir.cli.main import main
 

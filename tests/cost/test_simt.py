@@ -80,7 +80,7 @@ def test_a_graphs_kernels_have_the_librarys_tile(target, b):
 @pytest.mark.parametrize(
     ("target", "b", "m", "n", "k", "measured_us", "error"),
     [
-        # neusight/gemm.parquet, test_indist; the host's lead taken off (evaluate/clock.py)
+        # neusight/gemm.parquet, test_indist; the host's lead taken off (fit/clock.py)
         (A100, 160, 384, 256, 384, 812 - 24, 0.15),
         (A100, 1024, 64, 512, 512, 3627 - 24, 0.15),
         (A100, 1, 8192, 50272, 1024, 51293 - 46, 0.1),

@@ -1,0 +1,136 @@
+"""The card of a trained model: what it was fitted on, what was found, how far off it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpuir.cost.families import FAMILIES
+from gpuir.cost.learned import Interval, Model
+from gpuir.cost.tile import BY
+from gpuir.fit.backtest import CALIBRATED_ON, Backtests, Misses, held, usual_spread
+from gpuir.fit.learn import BELIEVED, COARSE, NET_DECAY, ROUNDS, ROWS
+from gpuir.fit.tables import Table
+
+SOURCES = """\
+Measurements: NeuSight artifact (Lee, Phanishayee, Mahajan, ASPLOS 2025; MIT), fp32 kernels timed
+with events; ai-dynamo/aiconfigurator tables (Apache-2.0), framework operators in CUDA graphs; Vidur
+profiles (Agrawal et al., MLSys 2024; MIT). Facts alone were taken, and they are not shipped.
+"""
+
+
+def card(
+    name: str,
+    tables: Sequence[Table],
+    model: Model,
+    found: Backtests,
+    *,
+    seed: int,
+    without: str = "",
+) -> str:
+    """Markdown: data, method, errors of the backtests, and every fitted number."""
+    left_out = f" Left out: {without}." if without else ""
+    parts = [
+        f"# {name}: the weights of {BY}\n",
+        "Made by `gpuir train`; every number below is from that run.\n",
+        f"## Data\n\n{SOURCES}{left_out}",
+        "".join(_data(tables)),
+        "## Method\n",
+        f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack, split and GPU;\n"
+        "rows below twice the launch floor, rough and doubtful ones left out. GPUs weigh alike;\n"
+        f"rows of several kernels, or of a profiler, {COARSE} of others, and so a GPU that has no\n"
+        "others. What is found of a GPU is its architecture's; of one that a profiler alone\n"
+        f"told of: {', '.join(BELIEVED)}. Tiles are chosen anew {ROUNDS} times, and are those\n"
+        "that ran where kernel names say them. Huber loss on log(predicted / measured). The\n"
+        "spread of a factor holds back how far it may be off on one architecture; networks pay\n"
+        f"for their squared weights ({NET_DECAY}), and say nothing of kinds of kernels that were\n"
+        "not measured on an architecture.\n",
+        "## Kinds of kernels\n",
+        "".join(_kinds(model)),
+        "## Errors, mean (median) in %\n",
+        f"Calibrated: on {CALIBRATED_ON} rows of each family. Known: on half of its shapes, the\n"
+        "model fitted to the others.\n",
+        "".join(_errors(model, found)),
+        "## Intervals\n",
+        "".join(_intervals(model, found)),
+        "## Factors\n",
+        "".join(_factors(model)),
+    ]
+    return "\n".join(parts)
+
+
+def _data(tables: Sequence[Table]) -> Iterator[str]:
+    """Each file by its name and its folder's: where they lie is nobody's business."""
+    for t in tables:
+        name = "/".join(Path(t.file).parts[-2:])
+        yield f"- {name}: {sum(map(len, t.batches)):,} of {t.count:,} rows\n"
+
+
+def _kinds(model: Model) -> Iterator[str]:
+    """What was measured, and where."""
+    yield "| family | kind | architectures |\n|---|---|---|\n"
+    for name, trained in model.items():
+        for kind in sorted({kind for some in trained.kinds.values() for kind in some}):
+            isas = ", ".join(isa for isa, some in trained.kinds.items() if kind in some)
+            yield f"| {name} | {kind} | {isas} |\n"
+
+
+def _errors(model: Model, found: Backtests) -> Iterator[str]:
+    yield "| family | GPU | dtypes | rows | GPU left out | then calibrated | known |\n"
+    yield "|---|---|---|---|---|---|---|\n"
+    for name in model:
+        tests = [test.get(name, ()) for test in found.places().values()]
+        for device in sorted({m.device for test in tests for m in test}):
+            sides = [[m for m in test if m.device == device] for test in tests]
+            some = sides[0] or sides[2]
+            dtypes = ", ".join(sorted({m.dtype for m in some}))
+            rows = sum(len(m.error) for m in some)
+            cells = " | ".join(_percent(side) for side in sides)
+            yield f"| {name} | {device} | {dtypes} | {rows:,} | {cells} |\n"
+
+
+def _intervals(model: Model, found: Backtests) -> Iterator[str]:
+    """Widths, and the share of a GPU's rows that intervals from the others hold."""
+    usual = [usual_spread(test) for test in (found.unseen, found.calibrated)]
+    yield "Ends in % of the prediction, mean along the predicted time, all dtypes; beside them\n"
+    yield "the share of a GPU's rows that intervals from the other GPUs' errors hold. In the\n"
+    yield f"middle family GPUs differ by exp({usual[0]:.3f}), calibrated exp({usual[1]:.3f}).\n\n"
+    yield "| family | unseen | held | calibrated | held | known |\n|---|---|---|---|---|---|\n"
+    shares = held(found.unseen), held(found.calibrated)
+    for name, trained in model.items():
+        ends = [_ends(trained.intervals.get(place)) for place in found.places()]
+        inside = [f"{100 * s[name]:.0f}" if name in s else "-" for s in shares]
+        cells = (name, ends[0], inside[0], ends[1], inside[1], ends[2])
+        yield "| " + " | ".join(cells) + " |\n"
+
+
+def _ends(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    low, high = (100 * np.mean(np.expm1(side)) for side in (interval.low, interval.high))
+    return f"{low:+.0f} to {high:+.0f}"
+
+
+def _percent(misses: Sequence[Misses]) -> str:
+    if not misses:
+        return "-"
+    error = 100 * np.abs(np.exp(-np.concatenate([m.error for m in misses])) - 1)
+    return f"{error.mean():.1f} ({np.median(error):.1f})"
+
+
+def _factors(model: Model) -> Iterator[str]:
+    for name, trained in model.items():
+        if not trained.factors:
+            continue
+        yield f"### {name}\n\n| factor | value | by architecture | what |\n|---|---|---|---|\n"
+        for f in FAMILIES[name].factors:
+            moves = [d.get(f.name, 0.0) for d in trained.architectures.values()]
+            spread = f"{np.exp(min(moves)):.2f} to {np.exp(max(moves)):.2f}" if f.spread else ""
+            yield f"| {f.name} | {trained.factors[f.name]:.4g} | {spread} | {f.what} |\n"
+        if trained.net is not None:
+            inputs = ", ".join(FAMILIES[name].features)
+            shape = "x".join(str(n) for n in trained.net.hidden.shape)
+            yield f"\nNetwork {shape}, at most exp(±{FAMILIES[name].bound}), of {inputs}.\n"
+        yield "\n"

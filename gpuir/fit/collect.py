@@ -1,0 +1,342 @@
+"""A campaign of measurements: a plan's rows timed one after another, each on disk once done.
+
+The table is csv, a row appended and flushed as it is measured, so that a run that is killed loses
+nothing, and a run on the same table goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, TypeVar
+
+import numpy as np
+
+from gpuir.cost.tile import predict
+from gpuir.fit.batch import Batch
+from gpuir.fit.benchmarks import BENCHMARKS, COLUMNS, is_narrow, works_of
+from gpuir.fit.campaign import Case
+from gpuir.fit.columns import Columns, Words
+from gpuir.fit.machine import Machine
+from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.fit.timing import FEWEST, MOST
+from gpuir.ir.errors import UsageError
+from gpuir.ir.files import read_text, write_whole
+from gpuir.targets.target import Target
+
+HEADER = (
+    *("device", "op", "dtype", *COLUMNS, "latency_us", "spread", "repeats", "method"),
+    *("torch", "driver", "clock", "when", "note"),
+)
+BUDGET_S = 1.0  # of one row
+SETUP_S = 0.05  # assumed: tensors made and filled, a library's first call
+T = TypeVar("T")
+MEMORY_SHARE = 0.6  # of what is free, that a row's tensors may take
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row measured: seconds, or why there are none."""
+
+    case: Case
+    latency_s: float
+    spread: float
+    repeats: int
+    note: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        return not self.note
+
+
+def measure(machine: Machine, case: Case, budget_s: float = BUDGET_S) -> Row:
+    """One row. What cannot run here (no such dtype, no memory) is said in its note."""
+    bytes_moved = float(sum(np.sum(w.nbytes) for w in works_of(case.op, case.dtype, case.shape)))
+    if bytes_moved > MEMORY_SHARE * machine.free_bytes:
+        return _failed(case, f"needs {bytes_moved / 1e9:.3g} GB of memory")
+    torch = machine.torch
+    with torch.no_grad(), _tf32(torch, case.dtype == "tf32"):
+        try:
+            run = BENCHMARKS[case.op].make(machine.kit(case.dtype), case.shape)
+            timing = machine.watch(run, budget_s)
+        except Exception as error:  # whatever stops a row, the others are measured
+            _check_alive(machine, case, error)
+            return _failed(case, " ".join(str(error).split())[:160] or type(error).__name__)
+    return Row(case, timing.seconds, timing.spread, timing.repeats)
+
+
+def _failed(case: Case, why: str) -> Row:
+    return Row(case, float("nan"), 0.0, 0, why)
+
+
+def _check_alive(machine: Machine, case: Case, error: Exception) -> None:
+    """UsageError when the GPU answers nothing more, as after an illegal access."""
+    if machine.device == "cuda":
+        try:
+            machine.torch.cuda.empty_cache()
+            machine.torch.cuda.synchronize()
+        except RuntimeError as dead:
+            raise UsageError(
+                "the GPU has stopped answering",
+                where=str(case),
+                found=" ".join(str(error).split())[:160],
+                fix="run again: rows already measured are kept, this one is tried anew",
+            ) from dead
+
+
+@contextmanager
+def _tf32(torch: Any, allowed: bool) -> Generator[None, None, None]:
+    """Products of f32 in TF32, or not, as long as it lasts."""
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [b.allow_tf32 for b in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = allowed
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
+
+
+def collect(
+    machine: Machine,
+    cases: Iterable[Case],
+    path: Path,
+    *,
+    device: str,
+    budget_s: float = BUDGET_S,
+    watch: Callable[[Row], None] | None = None,
+) -> int:
+    """Measures the rows that the table at `path` has not, and appends them; gives how many.
+
+    `device` is what the table calls the machine: a target's name or path, or the driver's name.
+    """
+    cases = list(cases)
+    _header(path, cases)  # before the file is touched
+    measured = 0
+    with _appending(path) as stream:
+        left = remaining(cases, path, device)  # what another process has added in between is there
+        header = _header(path, left)
+        table = csv.DictWriter(stream, header, extrasaction="ignore", lineterminator="\n")
+        if not stream.tell():
+            table.writeheader()
+        for case in left:
+            row = measure(machine, case, budget_s)
+            table.writerow(_cells(row, machine, device))
+            stream.flush()
+            os.fsync(stream.fileno())
+            measured += 1
+            if watch is not None:
+                watch(row)
+    return measured
+
+
+def as_parquet(journal: Path, path: Path) -> None:
+    """The table as a parquet file, all of it or nothing."""
+    try:
+        reader: Any = import_module("pyarrow.csv")
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError(
+            "parquet files are written by pyarrow, which is not installed",
+            found=f"the rows are in {journal}",
+            fix="pip install 'gpuir[eval]', and run again",
+        ) from error
+    out = BytesIO()
+    parquet.write_table(reader.read_csv(journal), out)
+    write_whole(path, out.getvalue())
+
+
+def remaining(cases: Iterable[Case], path: Path, device: str) -> list[Case]:
+    """The rows of a plan that the table has not."""
+    done = _done(path, device)
+    return [case for case in cases if case not in done]
+
+
+def _appending(path: Path) -> TextIO:
+    """The file, opened at its end, after its last whole line; UsageError where another process
+    appends to it."""
+    try:
+        stream = path.open("a+b")
+        _lock(stream, path)
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        whole = stream.read().rfind(b"\n") + 1
+        if whole < end:
+            stream.truncate(whole)  # a line that a killed run left half written
+        return TextIOWrapper(stream, encoding="utf-8", newline="")
+    except OSError as error:
+        raise UsageError(
+            "cannot write the table", where=str(path), found=str(error.strerror)
+        ) from error
+
+
+def _lock(stream: BinaryIO, path: Path) -> None:
+    """The file is this process's until it is closed, or the process ends in whatever way. Windows,
+    and file systems without locks, have none of that."""
+    try:
+        fcntl: Any = import_module("fcntl")
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(os.fstat(stream.fileno()).st_ino)
+        stream.close()
+        raise UsageError(
+            "another process measures into this table",
+            where=str(path),
+            found=f"process {holder}" if holder else "",
+            fix="wait for it to end, or name another file",
+        ) from None
+    except (ImportError, OSError):
+        return
+
+
+def _holder(inode: int) -> str:
+    """The process that has locked a file, where the system says so: `man 5 proc_locks`."""
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
+                return words[4]
+    return ""
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a table, of which there may be none."""
+    if not os.path.exists(path):
+        return []
+    text = read_text(path, "the table")
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _header(path: Path, left: Iterable[Case] = ()) -> tuple[str, ...]:
+    """The columns of a table, of which one that was begun earlier may have fewer. UsageError when
+    it is a table of something else, or has none for the rows that are to be measured."""
+    lines = _lines(path)
+    found = tuple(next(csv.reader(lines), HEADER))
+    if not {*HEADER} - {*COLUMNS} <= {*found} <= {*HEADER}:
+        raise UsageError(
+            "the file is no table of collected measurements",
+            where=str(path),
+            expected=",".join(HEADER),
+            found=lines[0][:160],
+            fix="name another file to write",
+        )
+    missing = {c: case for case in left for c in case.shape if c not in found}
+    if missing:
+        raise UsageError(
+            f"the table has no column for {', '.join(missing)}",
+            where=str(path),
+            expected=str(next(iter(missing.values()))),
+            fix="name another file to write: `gpuir eval kernels` reads both",
+        )
+    return found
+
+
+def _done(path: Path, device: str) -> set[Case]:
+    """The rows of a table, failed ones too; UsageError when it is a table of something else."""
+    table = csv.DictReader(_lines(path), _header(path))
+    return {case for row in table if row["device"] == device for case in _case(row)}
+
+
+def _case(row: Mapping[str, str]) -> Iterator[Case]:
+    if row["op"] in BENCHMARKS:
+        extents = ((c, row.get(c) or "0") for c in BENCHMARKS[row["op"]].columns)
+        yield Case(row["op"], row["dtype"], tuple((c, int(float(n))) for c, n in extents))
+
+
+def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
+    measured = row.is_measured
+    return {
+        **machine.facts,
+        "device": device,
+        "op": row.case.op,
+        "dtype": row.case.dtype,
+        **row.case.shape,
+        "latency_us": f"{row.latency_s * 1e6:.6g}" if measured else "",
+        "spread": f"{row.spread:.3g}" if measured else "",
+        "repeats": row.repeats or "",
+        "method": machine.watch.method,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "note": row.note,
+    }
+
+
+def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
+    """Rows measured on a target, as a table of them would read."""
+    found: list[Batch] = []
+    for op, dtype, group in _alike([row for row in rows if row.is_measured], lambda r: r.case):
+        extents = _extents([row.case for row in group])
+        latency_s = np.array([row.latency_s for row in group])
+        works, which = works_of(op, dtype, extents), np.arange(len(group))
+        batch = Batch("", op, target.name, dtype, target, works, which, latency_s, dims=extents)
+        found.append(batch)
+    return found
+
+
+def expected_s(target: Target, cases: Iterable[Case], budget_s: float = BUDGET_S) -> float:
+    """About how long measuring the rows takes, by prediction."""
+    total = 0.0
+    for op, dtype, group in _alike(cases, lambda case: case):
+        works = works_of(op, dtype, _extents(group))
+        call_s = sum(np.broadcast_to(predict(w, target).time_s, (len(group),)) for w in works)
+        row_s = np.minimum(np.maximum(budget_s, FEWEST * call_s), MOST * call_s + budget_s)
+        total += float(np.sum(SETUP_S + row_s))
+    return total
+
+
+def _alike(rows: Iterable[T], case_of: Callable[[T], Case]) -> Iterator[tuple[str, str, list[T]]]:
+    """Rows that can stand in one work, with their operator and dtype."""
+    found: dict[tuple[str, str, bool], list[T]] = {}
+    for row in rows:
+        case = case_of(row)
+        narrow = bool(is_narrow(case.op, case.shape))
+        found.setdefault((case.op, case.dtype, narrow), []).append(row)
+    for (op, dtype, _), group in found.items():
+        yield op, dtype, group
+
+
+def _extents(cases: Sequence[Case]) -> dict[str, np.ndarray]:
+    columns = BENCHMARKS[cases[0].op].columns
+    return {c: np.array([case.shape[c] for case in cases], float) for c in columns}
+
+
+# ---------------------------------------------------------------------------- reading it back
+
+
+def _prepared(columns: Columns) -> Columns:
+    """The extents that an operator does not have are 1. Narrow convolutions are told apart."""
+    extents = {c: np.nan_to_num(columns.numbers(c), nan=1.0) for c in COLUMNS}
+    ops = columns.words("op")
+    narrow = np.zeros(columns.count, bool)
+    for op in ops.names:
+        narrow |= ops.where(op) & is_narrow(op, extents)
+    said = Words(narrow.astype(np.int64), ("", "narrow"))
+    return columns.with_cells({**extents, "narrow": said})
+
+
+def _works(s: Shapes) -> tuple[Any, ...]:
+    op, dtype = s.said["op"], s.said["dtype"]
+    if op not in BENCHMARKS or dtype not in BENCHMARKS[op].dtypes:
+        raise Unmodelled(f"operator {op} in {dtype} is none we know")
+    return works_of(op, dtype, s.extents)
+
+
+KIND = Kind(
+    name="collected measurements",
+    key=("op", "dtype", "spread", "repeats", "method", "torch", "when"),
+    words=("op", "dtype", "narrow"),
+    shape=COLUMNS,
+    works=_works,
+    op=lambda said: said["op"],
+    dtype=lambda said: said["dtype"],
+    beside=("driver",),
+    needs=COLUMNS,
+    prepare=_prepared,
+)

@@ -1,0 +1,128 @@
+"""Layers of whole models: vidur's kernel times, LLMCompass's wall clocks.
+
+Sources: github.com/microsoft/vidur, profiling data (summed GPU time of the kernels under a label in
+a profiler trace: no host time inside); github.com/PrincetonUniversity/LLMCompass, measured
+operators (host clock around one operator and a synchronisation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuir.cost import work
+from gpuir.cost.work import Work
+from gpuir.fit.columns import Columns, Words
+from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.fit.serving import PLAIN, dtype_of
+
+# Both measured A100s with 80 GB: vidur's `a100` is a node of a DGX A100 with 80 GB, LLMCompass
+# states 2 TB/s.
+DEVICES = {"a100": "a100-sxm-80gb", "A100": "a100-sxm-80gb"}
+
+
+def layers(s: Shapes) -> tuple[Work, ...]:
+    """The kernels under one label of a decoder layer.
+
+    `rope` turns queries and keys in place, a pair of cells at a time. Where the feed-forward is
+    gated, norms are by root mean square; where it is not (phi-2), attention and feed-forward run
+    beside each other and both are added. Gated activations, their models' norms and `rope` are
+    kernels of vLLM of 2023, whose threads take no vectors.
+    """
+    tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
+    op, dtype = s.said["op"], dtype_of(PLAIN, s.said["dtype"], "layers")
+    if s.said["product"] == "yes":
+        return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], dtype),)
+    match op:
+        case "add":
+            add = work.pointwise(tokens * hidden, (dtype, dtype), (dtype,))
+            return (add,) if s.said["gated"] == "1" else (add, add)
+        case "emb":
+            return (work.gather(tokens, hidden, dtype, s["vocab"] / tp),)
+        case "input_layernorm" | "post_attention_layernorm":
+            if s.said["gated"] == "1":
+                return (work.rows(tokens, hidden, dtype, "rms", parameters=1),)
+            return (work.rows(tokens, hidden, dtype, "norm", parameters=2),)
+        case "mlp_act":
+            cells = tokens * s["ffn"] / tp
+            ops = work.LANE_OPS["silu"]
+            if s.said["gated"] == "1":
+                gate = work.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1, kind="scalar")
+                return (gate,)
+            return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu"]),)
+        case "attn_rope":
+            head = hidden / s["q_heads"]
+            pairs = tokens * head * (s["q_heads"] + s["kv_heads"]) / tp / 2
+            return (work.pointwise(pairs, (dtype,) * 2, (dtype,) * 2, ops=8.0, kind="scalar"),)
+        case _:
+            raise Unmodelled(f"operator {op} is no part of a layer we know")
+
+
+def _which_are_products(columns: Columns) -> Columns:
+    extents = np.nan_to_num(columns.numbers("gemm_k", 0.0))
+    return columns.with_cells({"product": Words.yes_or_no(extents > 0)})
+
+
+def operators(s: Shapes) -> tuple[Work, ...]:
+    m, n, k = s["m"], s["n"], s["k"]
+    dtype = dtype_of(PLAIN, s.said["dtype"], "operators")
+    match s.said["op"]:
+        case "matmul":
+            return (work.gemm(m, n, k, dtype),)
+        case "softmax":
+            return (work.rows(m, n, dtype, "softmax"),)
+        case "layernorm":
+            return (work.rows(m, n, dtype, "norm", parameters=2),)
+        case "gelu":
+            cells = m * np.maximum(n, 1)
+            return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu_tanh"]),)
+        case op:
+            raise Unmodelled(f"{op} is a part of a layer whose shapes the table does not give")
+
+
+def _op(said: Mapping[str, str]) -> str:
+    return said["op"]
+
+
+def _dtype(said: Mapping[str, str]) -> str:
+    return said["dtype"]
+
+
+KINDS = (
+    Kind(
+        name="layers of a profile",
+        key=(
+            *("gpu", "op", "dtype", "tokens", "tp", "hidden", "ffn", "q_heads", "kv_heads"),
+            *("vocab", "gated", "gemm_m", "gemm_n", "gemm_k"),
+        ),
+        words=("op", "dtype", "gated", "product"),
+        shape=(
+            *("tokens", "tp", "hidden", "ffn", "q_heads", "kv_heads", "vocab"),
+            *("gemm_m", "gemm_n", "gemm_k"),
+        ),
+        or_zero=("gemm_m", "gemm_n", "gemm_k", "vocab", "ffn", "q_heads", "kv_heads"),
+        works=layers,
+        op=_op,
+        dtype=_dtype,
+        beside=("model", "split"),
+        device="gpu",
+        clock="profiler",
+        devices=DEVICES,
+        prepare=_which_are_products,
+    ),
+    Kind(
+        name="operators by wall clock",
+        key=("gpu", "op", "dtype", "m", "n", "k"),
+        words=("op", "dtype"),
+        shape=("m", "n", "k"),
+        or_zero=("n", "k"),
+        works=operators,
+        op=_op,
+        dtype=_dtype,
+        beside=("split",),
+        device="gpu",
+        clock="host",
+        devices=DEVICES,
+    ),
+)

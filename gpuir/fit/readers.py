@@ -1,0 +1,68 @@
+"""What a kind of measurement table says: which columns tell it, and which kernels a row is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpuir.cost.work import Work
+from gpuir.fit.columns import Columns, Floats
+from gpuir.targets.target import Target
+
+# How kernels were timed: `events` around an eager call, the `host`'s clock around it and a
+# synchronisation, launched from a CUDA `graph`, or each by a `profiler`.
+Timing = Literal["events", "host", "graph", "profiler"]
+
+
+class Unmodelled(Exception):
+    """Why the kernels of some rows are none that we can say anything of."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Rows that differ in shape alone: what they have in common in words, and their extents, each
+    distinct shape once."""
+
+    said: Mapping[str, str]
+    extents: Mapping[str, Floats]
+    target: Target
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.extents[name]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of table.
+
+    A table is of this kind when it has the columns `key`, and `device` and `latency`. `words` and
+    `shape` are the columns that decide which kernels run: `works` gives them, or raises
+    `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a
+    breakdown are `beside`. `prepare` adds columns computed from others. `devices` are names that
+    mean something else than the target's own alias. A column `suspect` among `words` says why the
+    measurement is doubted, a column `rough` whether (`yes`) this row is.
+    """
+
+    name: str
+    key: tuple[str, ...]
+    works: Callable[[Shapes], tuple[Work, ...]]
+    op: Callable[[Mapping[str, str]], str]
+    dtype: Callable[[Mapping[str, str]], str]
+    words: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+    or_zero: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    device: str = "device"
+    latency: str = "latency_us"
+    clock: Timing = "graph"
+    devices: Mapping[str, str] = field(default_factory=dict[str, str])
+    rough: bool = False  # scored, but nothing should be fitted to it
+    prepare: Callable[[Columns], Columns] | None = None
+    needs: tuple[str, ...] = ()  # columns that `prepare` reads
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every column that a reader of this kind looks at."""
+        own = (*self.key, *self.words, *self.shape, *self.beside, *self.needs)
+        return (*own, self.device, self.latency, "flag")

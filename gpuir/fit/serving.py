@@ -1,0 +1,517 @@
+"""Operators of inference servers, timed in CUDA graphs: the aiconfigurator tables.
+
+No host time lies inside these measurements. A row is an operator as a framework runs it, which may
+be several kernels. Source: github.com/ai-dynamo/aiconfigurator, collected tables, as normalised
+with their README.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from gpuir.cost import work
+from gpuir.cost.work import Number, Work
+from gpuir.fit.columns import Columns, Words
+from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
+
+# The tables say `a100_sxm` and `a100_pcie` of the boards with 80 GB (systems.csv: 2039 and 1935
+# GB/s); as targets those names are the older boards with 40 GB. What is published of a GB300 is a
+# B300 with faster memory and more power.
+DEVICES = {
+    "a100_sxm": "a100-sxm-80gb",
+    "a100_pcie": "a100-pcie-80gb",
+    "gb300": "b300-sxm-288gb+dram.bytes_per_s=8e12+tdp_w=1400",
+}
+STACK = ("framework", "version", "kernel_source", "split")
+
+PLAIN: dict[str, DType] = {"bf16": bf16, "fp16": f16, "fp32": f32}
+WEIGHT_ONLY: dict[str, DType] = {"int8_wo": i8, "int4_wo": i4}
+
+
+def products(s: Shapes) -> tuple[Work, ...]:
+    """out[m, n] = a[m, k] · w[n, k]ᵀ. Quantised ones begin by quantising `a`: a scale for each row
+    of it in one kernel, for all of it in five (TensorRT-LLM), or for each group of a row; SGLang
+    packs the groups' scales for Blackwell, some 6 us longer at the smallest rows: three kernels."""
+    m, n, k, name = s["m"], s["n"], s["k"], s.said["dtype"]
+    if name in PLAIN:
+        return (work.gemm(m, n, k, PLAIN[name]),)
+    if name in WEIGHT_ONLY:
+        return (replace(work.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]), kind="plugin"),)
+    match name:
+        case "fp8" | "fp8_static" if s.said["whole"] == "yes":
+            return (
+                work.rows(m, k, bf16, "sum"),
+                *[work.pointwise(one(m), (f32,), (f32,))] * 3,
+                quantised(m * k, f8e4m3, 3.0),
+                work.gemm(m, n, k, f8e4m3, out=bf16),
+            )
+        case "fp8_static":
+            return (quantised(m * k, f8e4m3, 3.0), work.gemm(m, n, k, f8e4m3, out=bf16))
+        case "fp8" | "int8":
+            narrow = f8e4m3 if name == "fp8" else i8
+            return (
+                quantised(m * k, narrow, 6.0),
+                replace(work.gemm(m, n, k, narrow, out=bf16), kind="row scales"),
+            )
+        case "fp8_block":
+            product = replace(work.gemm(m, n, k, f8e4m3, out=bf16), kind="block scales")
+            packing = s.said["packs"] == "yes" and s.target.isa.startswith("sm_10")
+            small = work.pointwise(one(m), (f32,), (f32,))
+            return (*[small] * (3 if packing else 0), quantised(m * k, f8e4m3, 4.0), product)
+        case "nvfp4":
+            product = work.gemm(m, n, k, f4e2m1, out=bf16)
+            return (quantised(m * k, f4e2m1, 8.0), replace(product, kind="block scales"))
+        case "int8_sq":
+            return (replace(work.gemm(m, n, k, i8, out=f16), kind="plugin"),)
+        case "w4a16_mxfp4":
+            return (work.gemm(m, n, k, bf16, weight=f4e2m1),)
+        case "w4a8_mxfp4_mxfp8":
+            product = work.gemm(m, n, k, f8e4m3, weight=f4e2m1, out=bf16)
+            return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block scales"))
+        case _:
+            raise Unmodelled(f"dtype {name} is none we know of products")
+
+
+def _quantising(columns: Columns) -> Columns:
+    """Whether one scale is found for the whole of an activation; and stacks whose smallest
+    rows take two to four times those of others, as if timed eagerly or made of many kernels."""
+    dtype, framework = columns.words("dtype"), columns.words("framework")
+    whole = framework.where("trtllm") & dtype.where("fp8", "fp8_static")
+    odd = framework.where("vllm") & dtype.where("fp8_block")
+    odd |= framework.where("sglang") & dtype.where("int8")
+    packs = framework.where("sglang") & dtype.where("fp8_block")
+    cells = {
+        "whole": Words.yes_or_no(whole),
+        "packs": Words.yes_or_no(packs),
+        "rough": Words.yes_or_no(odd),
+    }
+    return columns.with_cells(cells)
+
+
+def quantised(cells: Number, narrow: DType, ops: float) -> Work:
+    return work.pointwise(cells, (bf16,), (narrow,), ops=ops, kind="quantise")
+
+
+def one(like: Number) -> Number:
+    return 1.0 + 0.0 * like
+
+
+def prefill(s: Shapes) -> tuple[Work, ...]:
+    """Causal attention of whole prompts on themselves, quantised before where `narrows`."""
+    cells = s["batch"] * s["isl"] * s["head_dim"]
+    keys = quantised(cells * s["kv_heads"], f8e4m3, 3.0)
+    narrowed = (quantised(cells * s["q_heads"], f8e4m3, 3.0), keys, keys)
+    own = _attention(s, queries=s["isl"], keys=s["isl"])
+    return (*narrowed, own) if s.said["narrows"] == "yes" else (own,)
+
+
+def decode(s: Shapes) -> tuple[Work, ...]:
+    """One query a sequence on the keys in the cache and its own."""
+    return (_attention(s, queries=one(s["batch"]), keys=s["past_kv"] + 1),)
+
+
+def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
+    dtype, kv = _attention_dtypes(s.said)
+    return work.attention(
+        s["batch"],
+        s["q_heads"],
+        queries,
+        keys,
+        s["head_dim"],
+        dtype,
+        kv_heads=s["kv_heads"],
+        kv_dtype=kv,
+        causal=True,
+        window=s["window"],
+        out=bf16,
+        append=s.said["append"] == "yes",
+        stack=s.said["stack"],
+    )
+
+
+def encoder(s: Shapes) -> tuple[Work, ...]:
+    """Every query on every key of its sequence."""
+    length, dtype = s["seq_len"], dtype_of(PLAIN, s.said["attn_dtype"], "attention")
+    return (
+        work.attention(
+            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=s.said["stack"]
+        ),
+    )
+
+
+def _libraries(columns: Columns) -> Columns:
+    """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's,
+    FlashAttention-3's in SGLang's hands, which has them on older GPUs too, or others' in the manner
+    of FlashAttention; and whether the call also writes its keys to a cache, which vLLM's did as a
+    kernel apart up to 0.22, and SGLang's `fa3` seem to (their smallest rows take no longer than
+    those). SGLang 0.5.14 quantises queries, keys and values for Blackwell's fp8 kernels in the
+    call: its smallest rows take 6 us longer than those of 0.5.9.
+
+    Nothing should be fitted to Triton's, that stand in where a stack has no kernel of its own; to
+    TensorRT-LLM 1.3.0rc10, which reads the cache again for each head; and where a cache is narrower
+    than the operands, as the tables do not say in which of the two the kernel computes."""
+    source, version = columns.words("kernel_source"), columns.words("version")
+    apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
+    library, odd = source.mapped(_library), version.where("1.3.0rc10")
+    odd |= library.where("triton")
+    if "compute_dtype" in columns.cells:
+        odd |= columns.words("compute_dtype").where("ambiguous")
+    narrows = source.where("trtllm_mha") & version.where("0.5.14")
+    narrows &= columns.words("attn_dtype").where("fp8")
+    cells = {
+        "stack": library,
+        "append": Words.yes_or_no(~apart),
+        "narrows": Words.yes_or_no(narrows),
+        "rough": Words.yes_or_no(odd),
+    }
+    return columns.with_cells(cells)
+
+
+def _encoders(columns: Columns) -> Columns:
+    """As of other attention. Rows of the older releases, nothing to fit to, take up to six times
+    those of all others from a thousand tokens on."""
+    older = columns.words("version").where("0.5.10", "0.19.0", "1.3.0rc10")
+    return _libraries(columns).with_cells({"rough": Words.yes_or_no(older)})
+
+
+def _library(source: str) -> str:
+    if "triton" in source:
+        return "triton"
+    if source in ("fa3", "flash_attention"):
+        return "fa3"
+    return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
+
+
+def _attention_dtypes(said: Mapping[str, str]) -> tuple[DType, DType]:
+    names = {**PLAIN, "fp8": f8e4m3}
+    return dtype_of(names, said["attn_dtype"], "attention"), dtype_of(
+        names, said["kv_dtype"], "a cache"
+    )
+
+
+def dtype_of(names: Mapping[str, DType], name: str, what: str) -> DType:
+    if name not in names:
+        raise Unmodelled(f"dtype {name} is none we know of {what}")
+    return names[name]
+
+
+# DeepSeek-V2 (arXiv 2405.04434, section 2.1): 512 latent cells and 64 that carry the position; a
+# head's query and key have 128 cells besides, its value 128.
+LATENT, ROPE, HEAD = 512.0, 64.0, 128.0
+
+
+def _latent(columns: Columns) -> Columns:
+    """Whether a prompt is computed on the latent, as SGLang's kernels do.
+
+    Nothing should be fitted to vLLM's rows, which are more than the attention: of tens of
+    microseconds at the least; to those of TensorRT-LLM 1.0.0 on caches, that take as long for one
+    head as for 128; and where the cache is narrower than the operands (see `_libraries`)."""
+    absorbed = columns.words("kernel_source").where("flash_attention")
+    odd = columns.words("framework").where("vllm") | columns.words("kv_dtype").where("fp8")
+    odd |= columns.words("version").where("1.0.0") & columns.words("phase").where("decode")
+    cells = {"absorbed": Words.yes_or_no(absorbed), "rough": Words.yes_or_no(odd)}
+    return _libraries(columns).with_cells(cells)
+
+
+def latent_attention(s: Shapes) -> tuple[Work, ...]:
+    """Prefill with keys and values expanded to every head; decode on the latent, which all heads
+    share and which is key and value at once. Decoding writes the cache in the same call but by
+    FlashAttention-3 (its smallest rows take no longer than those of `fa3`)."""
+    dtype, kv = _attention_dtypes(s.said)
+    batch, heads = s["batch"], s["heads"]
+    if s.said["phase"] == "prefill" and s.said["absorbed"] == "no":
+        keys = s["isl"] + s["past_kv"]
+        return (
+            work.attention(
+                batch,
+                heads,
+                s["isl"],
+                keys,
+                HEAD + ROPE,
+                dtype,
+                value=HEAD,
+                causal=True,
+                out=bf16,
+                append=(LATENT + ROPE) / (heads * (2 * HEAD + ROPE)),  # the latent alone
+                stack=s.said["stack"],
+            ),
+        )
+    if s.said["phase"] in ("prefill", "decode"):
+        queries = s["isl"] if s.said["phase"] == "prefill" else one(batch)
+        keys = s["past_kv"] + queries
+        return (
+            work.attention(
+                batch,
+                heads,
+                queries,
+                keys,
+                LATENT + ROPE,
+                dtype,
+                value=LATENT,
+                kv_heads=one(batch),
+                kv_dtype=kv,
+                causal=True,
+                out=bf16,
+                shared=True,
+                append=s.said["phase"] == "prefill" or s.said["stack"] != "fa3",
+                stack=s.said["stack"],
+            ),
+        )
+    raise Unmodelled(f"phase {s.said['phase']} is neither prefill nor decode")
+
+
+def _quantised_heads(columns: Columns) -> Columns:
+    """Which products quantise what they are given."""
+    quantised = columns.words("dtype").where("fp8")
+    for source in columns.words("kernel_source").names:
+        if "dequant" in source:
+            quantised &= ~columns.words("kernel_source").where(source)
+    return columns.with_cells({"rough": Words.yes_or_no(quantised)})
+
+
+def absorbed(s: Shapes) -> tuple[Work, ...]:
+    """The products a head that turn queries into the latent space, and results back. In fp8 the
+    activation is quantised first, and the latent side passes through f32, strided and slowly (some
+    ten bytes a cell, by the rows themselves); TensorRT-LLM's run in bf16 on Blackwell."""
+    n, k = (HEAD, LATENT) if s.said["op"].endswith("post") else (LATENT, HEAD)
+    tokens, heads = s["tokens"], s["heads"]
+    if s.said["dtype"] != "fp8" or s.said["rough"] == "no":
+        dtype = bf16 if s.said["dtype"] == "fp8" else dtype_of(PLAIN, s.said["dtype"], "products")
+        return (work.gemm(tokens, n, k, dtype, b=heads),)
+    return (
+        quantised(heads * tokens * k, f8e4m3, 4.0),
+        work.pointwise(heads * tokens * LATENT, (bf16, f32), (f32,)),
+        work.gemm(tokens, n, k, f8e4m3, b=heads, out=bf16),
+    )
+
+
+def _composed(columns: Columns) -> Columns:
+    """SGLang's rows are a chain of PyTorch operators."""
+    chain = columns.words("framework").where("sglang")
+    return columns.with_cells({"chain": Words.yes_or_no(chain), "rough": Words.yes_or_no(chain)})
+
+
+def quantisation(s: Shapes) -> tuple[Work, ...]:
+    if s.said["op"] != "static_quantize":
+        raise Unmodelled(f"{s.said['op']} is a difference of two measurements, not a kernel")
+    narrow = {"fp8": f8e4m3, "fp8_block": f8e4m3, "nvfp4": f4e2m1, "int8": i8}
+    cells, dtype = s["m"] * s["k"], dtype_of(narrow, s.said["dtype"], "quantisation")
+    if s.said["chain"] == "yes":  # widen, divide, clamp, narrow
+        return (
+            work.pointwise(cells, (bf16,), (f32,)),
+            *[work.pointwise(cells, (f32,), (f32,), ops=8.0)] * 2,
+            work.pointwise(cells, (f32,), (dtype,)),
+        )
+    return (quantised(cells, dtype, 3.0),)
+
+
+# Scans over the chunks of a prompt: kernels, and instructions a cell of the result in each. Short
+# convolutions: instructions a cell. By hand on H100 rows, whose times B200 and H200 mostly share:
+# lanes and not memory bound them.
+SCANS = {"flashinfer": (4, 23.0), "flashkda": (4, 60.0), "kda": (12, 95.0), "mamba": (8, 47.0)}
+USUAL_SCAN = 8, 85.0
+CONVOLUTION_OPS = 50.0
+MOST_STREAMS = 64
+USUAL_SITES = 2  # of a row of hyper-connections, as where the table says
+
+
+def state_space(s: Shapes) -> tuple[Work, ...]:
+    """Parts of linear attention (gated delta nets, Kimi's, Mamba2), by their bytes: short causal
+    convolutions; decoding, which reads and writes every head's state in f32; and scans over chunks
+    of a prompt. Rough: the chunks' order in time is not told."""
+    source, mamba = s.said["kernel_source"], s.said["family"] == "mamba2"
+    tokens = np.maximum(s["num_tokens"], s["batch_size"])
+    width = s["nheads"] * s["head_dim"] if mamba else s["num_v_heads"] * s["head_v_dim"]
+    if source.startswith("causal_conv1d"):
+        others = s["n_groups"] * s["d_state"] if mamba else s["num_k_heads"] * s["head_k_dim"]
+        cells = tokens * (width + 2 * others)
+        if "update" in source:
+            return (work.pointwise(cells, (bf16,) * 4, (bf16,) * 4, ops=8.0),)
+        if source.endswith("qkv3"):
+            return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=CONVOLUTION_OPS),) * 3
+        return (work.pointwise(cells, (bf16,), (bf16,), ops=CONVOLUTION_OPS),)
+    if s.said["phase"] == "context":
+        kernels, ops = next((v for k, v in SCANS.items() if k in source), USUAL_SCAN)
+        return (work.pointwise(tokens * width, (bf16, bf16), (bf16,), ops=ops),) * kernels
+    state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
+    return (work.pointwise(state, (f32,), (f32,), ops=6.0),)
+
+
+def connections(s: Shapes) -> tuple[Work, ...]:
+    """Hyper-connections: `hc_mult` residual streams. Before a layer their mix is computed from a
+    narrow product and taken; after it the layer's result is added to all of them. Some rows hold
+    several such sites."""
+    tokens, streams = s["tokens"], s["hc_mult"]
+    if not re.fullmatch(r"\d{0,2}", s.said["num_sites"]):
+        raise Unmodelled(f"num_sites {s.said['num_sites']} is no number of sites")
+    sites = int(s.said["num_sites"] or 0) or USUAL_SITES
+    cells = tokens * s["hidden"]
+    if not np.all(streams == streams[:1]):
+        raise Unmodelled("hyper-connections with different numbers of streams in one table")
+    if streams[0] > MOST_STREAMS:
+        raise Unmodelled(f"hyper-connections with more than {MOST_STREAMS} streams")
+    n = int(streams[0])
+    if s.said["op"] == "post":
+        return (work.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites
+    mixes = streams * (streams + 2)
+    return (
+        work.gemm(tokens, mixes, streams * s["hidden"], bf16, out=f32),
+        work.pointwise(tokens * mixes, (f32,), (f32,), ops=8.0 * s["sinkhorn_iters"].max()),
+        work.pointwise(cells, (bf16,) * n, (bf16,), ops=2.0 * n),
+    ) * sites
+
+
+def _dtype(said: Mapping[str, str]) -> str:
+    return said["dtype"]
+
+
+def _attention_dtype(said: Mapping[str, str]) -> str:
+    """`bf16`, or `bf16/fp8` where the cache holds another dtype than the arithmetic's."""
+    own, kv = said["attn_dtype"], said.get("kv_dtype", "")
+    return own if kv in ("", own) else f"{own}/{kv}"
+
+
+_HEADS = ("batch", "q_heads", "kv_heads", "head_dim", "window")
+_ATTENTION = ("attn_dtype", "kv_dtype")
+_STATES = (
+    *("batch_size", "seq_len", "num_tokens", "d_model", "d_conv", "num_k_heads", "head_k_dim"),
+    *("num_v_heads", "head_v_dim", "d_state", "nheads", "head_dim", "n_groups", "chunk_size"),
+)
+
+KINDS = (
+    Kind(
+        name="products",
+        key=("system", "dtype", "m", "n", "k"),
+        words=("dtype", "whole", "packs", "rough"),
+        shape=("m", "n", "k"),
+        works=products,
+        op=lambda _: "gemm",
+        dtype=_dtype,
+        beside=STACK,
+        device="system",
+        devices=DEVICES,
+        prepare=_quantising,
+        needs=("framework",),
+    ),
+    Kind(
+        name="attention, prefill",
+        key=("system", *_ATTENTION, *_HEADS, "isl"),
+        words=(*_ATTENTION, "stack", "append", "narrows", "rough"),
+        shape=(*_HEADS, "isl"),
+        or_zero=("window",),
+        works=prefill,
+        op=lambda _: "attention_prefill",
+        dtype=_attention_dtype,
+        beside=(*STACK, "compute_dtype"),
+        device="system",
+        devices=DEVICES,
+        prepare=_libraries,
+        needs=("kernel_source", "version"),
+    ),
+    Kind(
+        name="attention, decode",
+        key=("system", *_ATTENTION, *_HEADS, "past_kv"),
+        words=(*_ATTENTION, "stack", "append", "rough"),
+        shape=(*_HEADS, "past_kv"),
+        or_zero=("window", "past_kv"),
+        works=decode,
+        op=lambda _: "attention_decode",
+        dtype=_attention_dtype,
+        beside=(*STACK, "compute_dtype"),
+        device="system",
+        devices=DEVICES,
+        prepare=_libraries,
+        needs=("kernel_source", "version"),
+    ),
+    Kind(
+        name="attention, encoder",
+        key=("system", "attn_dtype", "batch", "seq_len", "heads", "head_dim"),
+        words=("attn_dtype", "stack", "rough"),
+        shape=("batch", "seq_len", "heads", "head_dim"),
+        works=encoder,
+        op=lambda _: "attention_encoder",
+        dtype=_attention_dtype,
+        beside=STACK,
+        device="system",
+        devices=DEVICES,
+        prepare=_encoders,
+        needs=("kernel_source", "version"),
+    ),
+    Kind(
+        name="latent attention",
+        key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
+        words=(*_ATTENTION, "phase", "stack", "absorbed", "rough"),
+        shape=("heads", "batch", "isl", "past_kv"),
+        or_zero=("isl", "past_kv"),
+        works=latent_attention,
+        op=lambda said: f"mla_{said['phase']}",
+        dtype=_attention_dtype,
+        beside=(*STACK, "tp"),
+        device="system",
+        devices=DEVICES,
+        prepare=_latent,
+        needs=("kernel_source", "version", "framework"),
+    ),
+    Kind(
+        name="latent attention, products",
+        key=("system", "op", "dtype", "tokens", "heads"),
+        words=("op", "dtype", "rough"),
+        prepare=_quantised_heads,
+        needs=("kernel_source",),
+        shape=("tokens", "heads"),
+        works=absorbed,
+        op=lambda said: said["op"],
+        dtype=_dtype,
+        beside=STACK,
+        device="system",
+        devices=DEVICES,
+        rough=True,  # few, and their weights stay in the L2 as no model's do
+    ),
+    Kind(
+        name="quantisation",
+        key=("system", "op", "dtype", "m", "k"),
+        words=("op", "dtype", "chain", "rough"),
+        shape=("m", "k"),
+        prepare=_composed,
+        needs=("framework",),
+        works=quantisation,
+        op=lambda said: said["op"],
+        dtype=_dtype,
+        beside=STACK,
+        device="system",
+        devices=DEVICES,
+    ),
+    Kind(
+        name="linear attention",
+        key=("system", "family", "phase", *_STATES),
+        words=("family", "phase", "kernel_source"),
+        shape=_STATES,
+        or_zero=_STATES,
+        works=state_space,
+        rough=True,
+        op=lambda said: f"{said['family']}_{said['phase']}",
+        dtype=lambda _: "bf16",
+        beside=STACK,
+        device="system",
+        devices=DEVICES,
+    ),
+    Kind(
+        name="hyper-connections",
+        key=("system", "op", "tokens", "hidden", "hc_mult", "sinkhorn_iters"),
+        words=("op", "num_sites"),
+        shape=("tokens", "hidden", "hc_mult", "sinkhorn_iters"),
+        or_zero=("sinkhorn_iters",),
+        works=connections,
+        rough=True,
+        op=lambda said: f"mhc_{said['op']}",
+        dtype=lambda _: "bf16",
+        beside=STACK,
+        device="system",
+        devices=DEVICES,
+    ),
+)
