@@ -84,8 +84,11 @@ def line_of(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean a, b?` for a misspelt name, else the known names; for the `fix` of an error."""
+    """`did you mean a, b?` for a misspelt name, else the known names, if there
+    are any; for the `fix` of an error."""
     known = sorted(known)
+    if not known:
+        return ""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return f"did you mean {', '.join(close)}?"

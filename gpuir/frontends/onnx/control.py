@@ -117,18 +117,18 @@ def loop(n: OnnxNode, e: Emitter) -> Values:
     """A loop that is known in full is computed, one of known trips and steady shapes becomes a
     `t.loop`, and one of few trips whose shapes change is written out."""
     body, init = n.attr("body"), tuple(v for v in n.inputs[2:] if v is not None)
-    plan = n.walk.load.plan(body)
-    if len(init) != len(n.inputs[2:]) or len(plan.inputs) != 2 + len(init):
+    steps = n.walk.load.steps_of(body)
+    if len(init) != len(n.inputs[2:]) or len(steps.inputs) != 2 + len(init):
         raise ModelError(
             "Loop: the body does not take what the loop carries",
             expected=f"{2 + len(n.inputs[2:])} inputs",
-            found=str(len(plan.inputs)),
+            found=str(len(steps.inputs)),
         )
-    if len(plan.outputs) < 1 + len(init):
+    if len(steps.outputs) < 1 + len(init):
         raise ModelError(
             "Loop: the body gives too little",
             expected=f"a condition and {len(init)} carried values",
-            found=f"{len(plan.outputs)} outputs",
+            found=f"{len(steps.outputs)} outputs",
         )
     n.walk.load.loops.add(n.name)
     starts = n.known(1)
@@ -140,9 +140,9 @@ def loop(n: OnnxNode, e: Emitter) -> Values:
 class _Loop:
     def __init__(self, n: OnnxNode, e: Emitter, body: Any, init: Values):
         self.n, self.e, self.body, self.init = n, e, body, init
-        self.plan = n.walk.load.plan(body)
+        self.steps = n.walk.load.steps_of(body)
         self.fixed = [
-            _origin(self.plan, self.plan.outputs[1 + k]) == self.plan.inputs[2 + k]
+            _origin(self.steps, self.steps.outputs[1 + k]) == self.steps.inputs[2 + k]
             for k in range(len(init))
         ]
 
@@ -228,15 +228,15 @@ class _Loop:
 
     def never_ends(self) -> bool:
         """Whether the condition is handed on, or a constant."""
-        name = _origin(self.plan, self.plan.outputs[0])
-        step = next((s for s in self.plan.steps if name in s.outputs), None)
+        name = _origin(self.steps, self.steps.outputs[0])
+        step = next((s for s in self.steps.each if name in s.outputs), None)
         return step is None or step.op == "Constant"
 
     def region(self, trips: int, why: str) -> Values:
         """One `t.loop`. Carried values that the body hands on untouched are captured instead."""
         n, e = self.n, self.e
         inner, notes = Emitter("", inside=e), n.walk.notes()
-        names = self.plan.inputs
+        names = self.steps.inputs
         trip = inner.input(names[0], TensorType((), i64))
         moving = [k for k, fixed in enumerate(self.fixed) if not fixed]
         carried = list(self.init)
@@ -302,9 +302,9 @@ class _Changes(ModelError):
     """A carried value has another type after a trip than before."""
 
 
-def _origin(plan: Any, name: str) -> str:
+def _origin(steps: Any, name: str) -> str:
     """What a name stands for, identities looked through."""
-    producers = {out: step for step in plan.steps for out in step.outputs}
+    producers = {out: step for step in steps.each for out in step.outputs}
     while (step := producers.get(name)) is not None and step.op == "Identity":
         name = step.inputs[0]
     return name
@@ -328,7 +328,7 @@ def scan(n: OnnxNode, e: Emitter) -> Values:
     if not 0 < count <= len(operands) or len(operands) != len(given):
         raise ModelError("Scan: operands are missing", expected=f"{count} to scan, and the states")
     states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
-    results = len(n.walk.load.plan(body).outputs) - len(states)
+    results = len(n.walk.load.steps_of(body).outputs) - len(states)
     s = _Scan(n, body, results, batched)
     if not batched:
         return s.over_sequence(n.walk, e, states, scanned)
@@ -366,7 +366,7 @@ class _Scan:
             raise ModelError("Scan: the sequences differ in length", expected="one", found=found)
         (trips,) = lengths
         inner = Emitter("", inside=e)
-        names = walk.load.plan(self.body).inputs
+        names = walk.load.steps_of(self.body).inputs
         if len(names) != len(states) + len(scanned):
             raise ModelError(
                 "Scan: the body takes another number of inputs",

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuir.frontends.onnx.messages import messages
-from gpuir.frontends.onnx.plan import Step, key_of
 from gpuir.frontends.onnx.proto import NUMBERS, declared_type, kind_of
+from gpuir.frontends.onnx.steps import Step, key_of
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Loc, Value
 from gpuir.ir.types import DType, TensorType

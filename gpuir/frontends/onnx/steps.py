@@ -29,10 +29,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Steps:
     """The nodes of a graph or function body, each after those it reads."""
 
-    steps: tuple[Step, ...]
+    each: tuple[Step, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
