@@ -261,7 +261,7 @@ def test_a_long_string_takes_its_own_size():
 
 
 def test_a_text_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gpuir.text.parser.LARGEST", 100)
+    monkeypatch.setattr("gpuir.text.place.LARGEST", 100)
     with pytest.raises(TextError, match="too long"):
         parse("graph @g { out }" + " " * 100)
 

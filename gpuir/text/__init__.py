@@ -1,13 +1,15 @@
-"""The text of graphs, schedules and pipelines, both ways. Printing does not load the parser."""
+"""The text of graphs, schedules and pipelines, both ways. The parser of graphs is loaded when one
+is parsed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpuir.text.pipelines import parse_passes
 from gpuir.text.printer import show
 
 if TYPE_CHECKING:
-    from gpuir.text.parser import parse, parse_passes, parse_schedule
+    from gpuir.text.parser import parse, parse_schedule
 
 __all__ = ["parse", "parse_passes", "parse_schedule", "show"]
 

@@ -1,4 +1,4 @@
-"""Text to graphs, schedules and pipelines. A lark tree never leaves this file."""
+"""Text to graphs and schedules. A lark tree never leaves this file."""
 
 # pyright: basic
 
@@ -17,13 +17,12 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
-from gpuir.ir.errors import GpuirError, ModelError, TextError, UsageError, nearest
+from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import DEEPEST, Framework, Graph, Level, Node, Op, Role, Tf32, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType
 from gpuir.ops.vocabulary import find_op
-
-PassText = tuple[str, dict[str, int | float | str | bool]]
+from gpuir.text.place import check_length, error_at, number
 
 
 def parse(text: str, source: str = "<text>") -> Graph:
@@ -44,15 +43,6 @@ def parse_schedule(text: str, source: str = "<text>") -> Schedule:
     return Schedule(build.name(name), build.target(target), tuple(tiles.items()))
 
 
-def parse_passes(text: str, source: str = "<pipeline>") -> tuple[PassText, ...]:
-    """The passes of a pipeline by name, each with its options."""
-    build = _Build(text, source)
-    return tuple(
-        (name, {key: build.option(value) for key, value in options.items()})
-        for name, options in _tree("pipeline", text, source)
-    )
-
-
 @cache
 def _lark(start: str) -> Lark:
     return Lark(
@@ -65,14 +55,10 @@ def _lark(start: str) -> Lark:
 
 
 LARGEST_INT = 1 << 64
-LARGEST = 16 << 20  # characters; tokens take up to some hundred bytes for each
 
 
 def _tree(start: str, text: str, source: str) -> Any:
-    if len(text) > LARGEST:
-        expected = f"at most {LARGEST} characters"
-        raise TextError("the text is too long", where=source, expected=expected,
-                        found=f"{len(text)}")  # fmt: skip
+    check_length(text, source)
     try:
         return _lark(start).parse(text)
     except UnexpectedEOF as e:
@@ -115,23 +101,7 @@ WORDS = {
 
 def _unexpected(text: str, source: str, line: int, column: int, want: Any, found: str) -> NoReturn:
     expected = sorted({str(WORDS.get(w, w.lower())) for w in want if not w.startswith("__IGNORE")})
-    raise _error(text, source, line, column, f"unexpected {found}", " or ".join(expected[:8]))
-
-
-def _error(
-    text: str, source: str, line: int, column: int, what: str, expected: str = "", fix: str = ""
-) -> TextError:
-    lines = text.split("\n")
-    shown = lines[min(line, len(lines)) - 1].rstrip("\r").replace("\t", " ")
-    start = max(0, min(column - 60, len(shown) - 96))
-    caret = " " * (column - 1 - start) + "^"
-    return TextError(
-        what,
-        where=f"{source}:{line}:{column}",
-        found=f"{shown[start : start + 96]}\n{caret}",
-        expected=expected,
-        fix=fix,
-    )
+    raise error_at(text, source, line, column, f"unexpected {found}", " or ".join(expected[:8]))
 
 
 @v_args(inline=True)
@@ -206,22 +176,6 @@ class _Plain(Transformer[Token, Any]):
 
     def path(self, *names):
         return names
-
-    def pipeline(self, *passes):
-        return passes
-
-    def pass_(self, name, *options):
-        return str(name), dict(o for o in options if o is not None)
-
-    def option(self, name, value):
-        return str(name), value
-
-
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
 
 
 @lru_cache(maxsize=65536)
@@ -307,8 +261,8 @@ def _cost(text: str) -> Cost | _Wrong:
                     return _Wrong(f"{key} is given twice", begin)
                 known[key] = float(value) if key.endswith("_s") else value.strip('"')
             else:
-                number = _number(value)
-                rest.append((key, number if abs(number) < LARGEST_INT else float(value)))
+                given = number(value)
+                rest.append((key, given if abs(given) < LARGEST_INT else float(value)))
         except ValueError:
             return _Wrong(f"{key} is not a number", begin)
         at, after = m.end(), m[3] or ","
@@ -388,21 +342,13 @@ class _Build:
         before = str(token)[:at]
         line = (token.line or 1) + before.count("\n")
         column = len(before) - before.rfind("\n") if "\n" in before else (token.column or 1) + at
-        raise _error(self.text, self.source, line, column, what, expected, fix)
+        raise error_at(self.text, self.source, line, column, what, expected, fix)
 
     def string(self, token: Token) -> str:
         try:
             return json.loads(str(token))
         except ValueError:
             self.fail(token, "the string has a character or an escape that JSON does not know")
-
-    def option(self, token: Token) -> int | float | str | bool:
-        """The value of a pass's option."""
-        if token.type == "NUMBER":
-            return _number(str(token))
-        if token.type == "STRING":
-            return self.string(token)
-        return {"true": True, "false": False}.get(str(token), str(token))
 
     def name(self, token: Token) -> str:
         text = str(token)[1:]
@@ -633,8 +579,8 @@ class _Build:
         if kind == "INTS":
             return tuple(self.integer(tree, n) for n in text[1:-1].split(","))
         if kind == "NUMBER":
-            number = _number(text)
-            return number if isinstance(number, float) else self.integer(tree, text)
+            given = number(text)
+            return given if isinstance(given, float) else self.integer(tree, text)
         if kind == "STRING":
             return self.string(tree)
         if kind == "TYPE":
