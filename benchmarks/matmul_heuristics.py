@@ -23,7 +23,7 @@ from rich.table import Table
 from gpuir.fit.batch import Batch
 from gpuir.fit.columns import Floats
 from gpuir.fit.score import forecast
-from gpuir.fit.tables import read_table
+from validation.readers import read_table
 
 PEER = "nvMatmulHeuristics"
 LONG_S = 50e-6  # rows beyond which a launch does not matter

@@ -53,6 +53,16 @@ def test_room_imports_only_what_it_may(path):
     assert imported_rooms(path) <= ALLOWED[room(path)]
 
 
+def test_the_package_imports_nothing_of_what_lies_beside_it():
+    beside = {p.name for p in ROOT.parent.iterdir() if (p / "__init__.py").exists()} - {"gpuir"}
+    assert "validation" in beside
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not beside & {name.partition(".")[0] for name in names}, path
+
+
 def test_import_needs_lark_and_numpy_alone():
     code = (
         "import sys; before = set(sys.modules); import gpuir; gpuir.parse, gpuir.show, gpuir.Graph;"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuir.cli import checkout
 from gpuir.cli.options import MOST_S, Finite
 from gpuir.cli.output import check_ahead, emit, note, warn
 
@@ -196,7 +197,7 @@ def _read(files: Sequence[str], target: Target) -> tuple[list[Batch], str]:
     from gpuir.fit.tables import read_table
     from gpuir.ir.errors import UsageError
 
-    batches = [b for file in files for b in read_table(file).batches]
+    batches = [b for file in files for b in read_table(file, checkout.readers()).batches]
     mine = [b for b in batches if b.target.device == target.device]
     if not mine:
         raise UsageError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuir.cli import options
+from gpuir.cli import checkout, options
 from gpuir.cli.output import check_ahead, emit, note
 
 if TYPE_CHECKING:
@@ -21,40 +20,47 @@ if TYPE_CHECKING:
     from gpuir.fit.tables import Table
     from gpuir.targets.target import Target
 
-KINDS = {"kernels": "gpuir.cli.eval", "models": "gpuir.cli.eval_models"}
 TO_COME = ("collectives", "mig", "dlrm")
 
 
 class Kinds(click.Group):
-    """A kind of measurement is a command; the modules of those not asked for stay unread."""
+    """A kind of measurement is a command; the modules of those not asked for stay unread. Whole
+    models are of a checkout."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(KINDS)
+        return ["kernels", "models"] if checkout.exists() else ["kernels"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in KINDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        return getattr(import_module(KINDS[cmd_name]), cmd_name)
+        return kernels if cmd_name == "kernels" else checkout.module("whole").models
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in KINDS and not args[0].startswith("-"):
-            _refuse(args[0])
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            _refuse(args[0], known)
         return super().resolve_command(ctx, args)
 
 
-def _refuse(kind: str) -> None:
+def _refuse(kind: str, known: Sequence[str]) -> None:
     from gpuir.ir.errors import UsageError, nearest
 
+    if kind == "models":
+        raise UsageError(
+            "`gpuir eval models` is not a part of the package",
+            found="it reads tables of others, and configs that stand in no package",
+            fix="run it in a checkout of the repository, which has `validation/`",
+        )
     if kind in TO_COME:
         raise UsageError(
             f"`gpuir eval {kind}` does not exist yet", fix="gpuir eval kernels FILE..."
         )
     raise UsageError(
         f"nothing called {kind!r} can be evaluated",
-        expected=", ".join(KINDS),
-        fix=nearest(kind, KINDS) + ": gpuir eval kernels FILE...",
+        expected=", ".join(known),
+        fix=nearest(kind, known) + ": gpuir eval kernels FILE...",
     )
 
 
@@ -64,7 +70,7 @@ def command() -> None:
 
     \b
     gpuir eval kernels *.parquet --json scores.json
-    gpuir eval models labels.csv --configs model_configs.json
+    gpuir eval models labels.csv --configs model_configs.json    (in a checkout)
     """
 
 
@@ -119,8 +125,9 @@ def _check_ahead(files: Sequence[str], written: str | None) -> None:
     from gpuir.fit.columns import TableFile
     from gpuir.fit.tables import recognise
 
+    readers = checkout.readers()
     for path in files:
-        recognise(TableFile(Path(path)))
+        recognise(TableFile(Path(path)), readers)
     check_ahead(written)
 
 
@@ -141,7 +148,7 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
     together = bool(given["calibrate"] or given["leave_one_out"])
     for path in dict.fromkeys(files):
         begun = perf_counter()
-        table = read_table(path)
+        table = read_table(path, checkout.readers())
         _check_columns(table, given["by"])
         tables.append(table)
         if not together:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gpuir.cli import checkout
 from gpuir.cli.options import SEED
 from gpuir.cli.output import check_ahead, note, write
 
@@ -47,7 +48,7 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
         raise UsageError("the card would take the place of the weights", fix="-o NAME.json")
     left_out = load_target(without).device if without else ""
     learn.load_torch()  # that it is missing is said before the tables are read
-    tables = [read_table(file) for file in files]
+    tables = [read_table(file, checkout.readers()) for file in files]
     batches = [b for t in tables for b in t.batches if b.target.device != left_out]
     model = learn.train(batches, seed=seed, watch=note)
     if not model:

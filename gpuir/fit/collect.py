@@ -25,7 +25,7 @@ from gpuir.fit.benchmarks import BENCHMARKS, COLUMNS, is_narrow, works_of
 from gpuir.fit.campaign import Case
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.machine import Machine
-from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.fit.timing import FEWEST, MOST
 from gpuir.ir.errors import UsageError
 from gpuir.ir.files import read_text, write_whole
@@ -328,7 +328,7 @@ def _works(s: Shapes) -> tuple[Any, ...]:
     return works_of(op, dtype, s.extents)
 
 
-KIND = Kind(
+READER = Reader(
     name="collected measurements",
     key=("op", "dtype", "spread", "repeats", "method", "torch", "when"),
     words=("op", "dtype", "narrow"),

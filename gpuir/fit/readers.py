@@ -1,4 +1,4 @@
-"""What a kind of measurement table says: which columns tell it, and which kernels a row is."""
+"""Readers of measurement tables: which columns tell one, and which kernels a row is."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of table.
+class Reader:
+    """A reader of one kind of table.
 
-    A table is of this kind when it has the columns `key`, and `device` and `latency`. `words` and
+    A table is read by it when it has the columns `key`, and `device` and `latency`. `words` and
     `shape` are the columns that decide which kernels run: `works` gives them, or raises
     `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a
     breakdown are `beside`. `prepare` adds columns computed from others. `devices` are names that
@@ -62,7 +62,21 @@ class Kind:
     needs: tuple[str, ...] = ()  # columns that `prepare` reads
 
     @property
+    def known_by(self) -> tuple[str, ...]:
+        """The columns that tell its tables."""
+        return (self.device, *self.key, self.latency)
+
+    @property
     def reads(self) -> tuple[str, ...]:
-        """Every column that a reader of this kind looks at."""
+        """Every column that it looks at."""
         own = (*self.key, *self.words, *self.shape, *self.beside, *self.needs)
         return (*own, self.device, self.latency, "flag")
+
+
+@dataclass(frozen=True)
+class Other:
+    """A kind of table that is known and has no kernels in it: the columns that tell it, and what it
+    holds."""
+
+    known_by: tuple[str, ...]
+    holds: str

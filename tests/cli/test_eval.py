@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fit.tables import OTHERS, TABLES
+from measured import OTHERS, TABLES
 
+from gpuir.cli import checkout
 from gpuir.cli.main import main
 
 
@@ -99,6 +101,31 @@ def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("models", "labels.csv"), "run it in a checkout of the repository"),
+        (("kernels", "gemm.csv"), "no table of measurements that we know"),
+    ],
+)
+def test_the_package_alone_says_what_a_checkout_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+):
+    monkeypatch.setattr("gpuir.cli.checkout.exists", lambda: False)
+    result = run(*args)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+def test_another_module_called_validation_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation/__init__.py").write_text("raise RuntimeError")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "validation", raising=False)
+    assert not checkout.exists.__wrapped__()
 
 
 MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fit.tables import TABLES
+from measured import TABLES
 
 from gpuir.cli.main import main
 

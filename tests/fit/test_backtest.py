@@ -172,7 +172,7 @@ def test_shipped_intervals_on_recorded_tables(name: str):
     path = DATA / "neusight" / f"{name}.parquet"
     if not path.exists():
         pytest.skip(f"the measurements are not here: {path}")
-    from gpuir.fit.tables import read_table
+    from validation.readers import read_table
 
     draw = np.random.default_rng(0)
     some = [b.take(draw.permutation(len(b))[:400]) for b in read_table(path).batches]

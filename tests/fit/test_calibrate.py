@@ -136,7 +136,7 @@ def test_recorded_measurements(name: str, most: float):
     path = DATA / "neusight" / f"{name}.parquet"
     if not path.exists():
         pytest.skip(f"the measurements are not here: {path}")
-    from gpuir.fit.tables import read_table
+    from validation.readers import read_table
 
     rng = np.random.default_rng(0)
     gpus: dict[str, list[Batch]] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from gpuir.fit.names import tile_named, tiles_ran
 from gpuir.fit.score import score
-from gpuir.fit.tables import read_table
+from validation.readers import read_table
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 from gpuir.cost import work
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Columns, Words
-from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f16, f32
 
 # Software sees one die of a board with two. Half an MI250 has the numbers of an MI210.
@@ -147,8 +147,8 @@ def odd_products(columns: Columns) -> Columns:
     return columns.with_cells({"rough": Words.yes_or_no(odd), "suspect": said})
 
 
-KINDS = (
-    Kind(
+READERS = (
+    Reader(
         name="eager products",
         key=("op", "b", "m", "n", "k"),
         words=("op", "dtype", "rough", "suspect"),
@@ -161,7 +161,7 @@ KINDS = (
         devices=DEVICES,
         prepare=odd_products,
     ),
-    Kind(
+    Reader(
         name="eager convolutions",
         key=("b", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding"),
         words=("dtype",),
@@ -176,7 +176,7 @@ KINDS = (
         clock="events",
         devices=DEVICES,
     ),
-    Kind(
+    Reader(
         name="eager maps and rows",
         key=("op", "b", "h"),
         words=("op", "dtype", "suspect"),

@@ -10,7 +10,8 @@ from typing import Any
 
 from gpuir.backends.scores import SCHEMA
 from gpuir.backends.terminal import Layout, Page
-from gpuir.fit.models import (
+from gpuir.fit.score import Errors
+from validation.models import (
     PUBLISHED,
     Group,
     Labels,
@@ -18,8 +19,7 @@ from gpuir.fit.models import (
     Result,
     Times,
 )
-from gpuir.fit.operators import Compared
-from gpuir.fit.score import Errors
+from validation.operators import Compared
 
 TITLES = {
     "neusight": "NeuSight",
@@ -44,7 +44,7 @@ class Scores:
 
 
 def json_text(scores: Scores) -> str:
-    """`{"schema", "kind": "models", "cases": [...], "groups": [...], ...}`; docs/eval.md."""
+    """`{"schema", "kind": "models", "cases": [...], "groups": [...], ...}`; README.md."""
     labels = scores.labels
     text = {
         "schema": SCHEMA,

@@ -1,6 +1,6 @@
 """How far off the tile model is: on GPUs left out of its fit, after calibration, on known ones.
 
-    python tools/accuracy.py FILE... [--write docs/accuracy.md] [--seed S] [--rows N]
+    python validation/accuracy.py FILE... [--write docs/accuracy.md] [--seed S] [--rows N]
 
 FILEs are tables of measured kernels, as `gpuir eval kernels` takes them. Three backtests: each GPU
 left out of the fit in turn; the same after a calibration on 32 rows of each family of the GPU left
@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
@@ -33,7 +33,8 @@ from gpuir.fit.batch import Batch
 from gpuir.fit.calibrate import calibration
 from gpuir.fit.learn import fitted, usable
 from gpuir.fit.score import drawn, forecast, tile_score
-from gpuir.fit.tables import read_table
+from gpuir.targets.target import Target
+from validation.readers import read_table
 
 CALIBRATED_ON = 32  # rows of each family and GPU
 
@@ -254,11 +255,8 @@ def tile_choice(batches: Iterable[Batch], models: Mapping[str, Model]) -> str:
 
 def plot(rows: Sequence[Rows], goal: Goal, path: Path) -> None:
     """Predicted over measured against time, a colour a GPU."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
+    import_module("matplotlib").use("agg")
+    plt: Any = import_module("matplotlib.pyplot")
     figure, axes = plt.subplots(figsize=(8, 4))
     draw = np.random.default_rng(0)
     for device in sorted({r.device for r in rows}):
@@ -306,7 +304,7 @@ def main() -> None:
     say(f"{sum(map(len, batches)):,} rows to score")
     unseen = predicted(batches, models)
     seen, rest = drawn(batches, CALIBRATED_ON, given.seed)
-    targets = {}
+    targets: dict[str, Target] = {}
     for name in dict.fromkeys(b.target.name for b in seen):
         mine = [b for b in seen if b.target.name == name]
         start = mine[0].target
@@ -351,9 +349,9 @@ def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Row
 def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path | None) -> str:
     parts = [
         "# Accuracy\n",
-        "Made by `tools/accuracy.py` from tables of measured kernels (see the weights' card for "
-        "their sources). Errors are mean absolute ones in percent of the measurement, first over "
-        "the rows of a GPU, then over GPUs. *Unseen*: the model was fitted without that GPU. "
+        "Made by `validation/accuracy.py` from tables of measured kernels (see the weights' card "
+        "for their sources). Errors are mean absolute ones in percent of the measurement, first "
+        "over the rows of a GPU, then over GPUs. *Unseen*: the model was fitted without that GPU. "
         "*After 32 rows*: that model calibrated on 32 rows a family of that GPU, the others "
         "scored. *Known*: half of the shapes were fitted, the other half is scored, both ways. "
         "*Published*: NeuSight's own figures for unseen GPUs. Intervals are to hold 80 %; no row "

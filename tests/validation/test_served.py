@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fit.decoders import LATENT, LLAMA, MIXTURE, QWEN
+from decoders import LATENT, LLAMA, MIXTURE, QWEN
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuir.cli.decoders import served as build
-from gpuir.fit.deployments import seconds
-from gpuir.fit.served import (
+from gpuir.targets.load import load_target
+from validation.decoders import served as build
+from validation.deployments import seconds
+from validation.served import (
     GAP_S,
     Decoder,
     Deployment,
@@ -29,7 +30,6 @@ from gpuir.fit.served import (
     held,
     launches,
 )
-from gpuir.targets.load import load_target
 
 ALL_REDUCES = Path(__file__).parents[3] / "shared/data/kernels/collectives.parquet"
 B200, H100 = load_target("b200-sxm-180gb"), load_target("h100-sxm-80gb")

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fit.decoders import LLAMA
+from decoders import LLAMA
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuir.cli.decoders import build
 from gpuir.cost.work import Work, work_of
-from gpuir.fit import llm
 from gpuir.fit.columns import Floats
-from gpuir.fit.steps import ATTENTION, OUTSIDE, placed, steps
 from gpuir.ops import kernel as k
+from validation import llm
+from validation.decoders import build
+from validation.steps import ATTENTION, OUTSIDE, placed, steps
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "kernels" / "mlp_ops.parquet"
 HEADER = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +16,10 @@ from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, note
 
 if TYPE_CHECKING:
-    from gpuir.cost.learned import Model
     from gpuir.cost.table import Predictor
-    from gpuir.fit.models import Case, Predicted, Program, Result
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
+    from validation.models import Case, Predicted, Program, Result
 
 
 @click.command()
@@ -46,8 +44,8 @@ if TYPE_CHECKING:
 def models(labels: str, configs: str | None, **given: Any) -> None:
     """Whole models: LABELS is a table of cases, each a model, a mode, sizes and a GPU.
 
-    Each model is built from its config as it was measured (docs/eval.md), exported once for all
-    GPUs, and predicted; beside it stands what others predicted of the same case.
+    Each model is built from its config as it was measured (validation/README.md), exported once for
+    all GPUs, and predicted; beside it stands what others predicted of the same case.
 
     Tables of decoders' layers and of deployments of language models are known by their columns.
     Their configs are in them, or come with gpuir.
@@ -58,12 +56,11 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     gpuir eval models e2e_serving.parquet --json -
     gpuir eval models labels.csv --configs model_configs.json --unseen weights --json -
     """
-    from gpuir.backends import model_scores
-    from gpuir.cli import decoders
     from gpuir.cli.analyze import layout
-    from gpuir.fit.models import groups, read_configs, read_labels, results
-    from gpuir.fit.operators import compared, read_traces
     from gpuir.ir.errors import UsageError
+    from validation import decoders, model_scores
+    from validation.models import groups, read_configs, read_labels, results
+    from validation.operators import compared, read_traces
 
     check_ahead(given["json_path"])
     if decoders.are_in(labels):
@@ -101,7 +98,8 @@ def predictor(
     """A case's predictions: by the weights that come with gpuir, and by those without its GPU. The
     program, and what a stack makes of it, are kept until another is asked for."""
     import gpuir
-    from gpuir.fit.models import load_options, predicted
+    from validation.models import load_options, predicted
+    from validation.weights import weights
 
     @lru_cache(1)
     def graph(program: Program) -> Graph:
@@ -133,34 +131,3 @@ def predictor(
         return by("tile"), None if without is None else by(without)
 
     return predict
-
-
-def weights(folder: str | None, target: Target) -> Predictor | None:
-    """The predictor by the weights in the folder that were trained without a target; None where it
-    has none."""
-    from gpuir.cost.tile import trained_cost
-
-    found = None if folder is None else read_weights(folder, target)
-    return None if found is None else trained_cost(found)
-
-
-def read_weights(folder: str, target: Target) -> Model | None:
-    """The weights in the folder that were trained without a target; None where it has none."""
-    from gpuir.cost.learned import read
-    from gpuir.ir.errors import UsageError
-    from gpuir.ir.files import read_text
-
-    if not os.path.isdir(folder):
-        raise UsageError(
-            "there is no such folder of weights",
-            where=folder,
-            fix=f"gpuir train TABLE... --without {target.name} --quick -o"
-            f" {folder}/{target.name}.json",
-        )
-    file = Path(folder) / f"{target.name}.json"
-    if not os.path.isfile(file):
-        return None
-    try:
-        return read(read_text(file, "the weights"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError("not a file of weights", where=str(file), found=repr(error)) from error

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuir.cli.decoders import are_in, evaluate
-from gpuir.cli.decoders import served as build
-from gpuir.cli.eval_models import models
-from gpuir.fit.deployments import DRAFTING, IMPOSSIBLE, forecast, read, score
 from gpuir.ir.errors import UsageError
+from validation.decoders import are_in, evaluate
+from validation.decoders import served as build
+from validation.deployments import DRAFTING, IMPOSSIBLE, forecast, read, score
+from validation.whole import models
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "kernels" / "e2e_serving.parquet"
 COLUMNS = {

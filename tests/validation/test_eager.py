@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuir.fit.tables import read_table
+from validation.readers import read_table
 
 HEAD = "split,device,op,b,m,n,k,latency_us\n"
 

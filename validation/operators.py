@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gpuir.fit.columns import Floats, TableFile
-from gpuir.fit.traced import SUSPECT, VIEWS
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Node
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
+from validation.traced import SUSPECT, VIEWS
 
 if TYPE_CHECKING:
-    from gpuir.fit.models import Case, Result
+    from validation.models import Case, Result
 
 Part = Literal["forward", "backward"]
 PARTS: tuple[Part, ...] = ("forward", "backward")
 COLUMNS = ("device", "model", "mode", "seqlen", "batch", "in_layer", "kind", "target", "module")
 TIMES = ("fw_us", "bw_us", "acc_us")
 # The kind of an operator, by what fx (of a module its class) or a kernel's location calls it.
-KINDS = {
+READERS = {
     **dict.fromkeys(("Linear", "addmm", "linear", "mm"), "linear"),
     **dict.fromkeys(("matmul", "bmm", "_unsafe_view", "expand", "clone"), "matmul"),
     **dict.fromkeys(("softmax", "_softmax", "_softmax_backward_data"), "softmax"),
@@ -90,9 +90,9 @@ def kind_of(node: Node) -> tuple[str, Part]:
     if isinstance(node.op, k.Gemm):
         is_batch = node.op.space().dims["b"] > 1 or name in ("bmm", "matmul")
         return ("matmul" if is_batch else "linear"), part
-    if isinstance(node.op, k.Copy) and name not in KINDS:
+    if isinstance(node.op, k.Copy) and name not in READERS:
         return "copy", part
-    return KINDS.get(name, POINTWISE), part
+    return READERS.get(name, POINTWISE), part
 
 
 def by_kind(nodes: Iterable[Node]) -> dict[tuple[str, str], float]:
@@ -143,7 +143,7 @@ def _trace(names: Sequence[str], columns: Mapping[str, Floats], key: CaseKey) ->
     sums: tuple[dict[tuple[str, Part], float], dict[tuple[str, Part], float]] = ({}, {})
     for i in np.flatnonzero(launches).tolist():
         into = sums[0 if columns["in_layer"][i] else 1]
-        kind = KINDS.get(names[i], POINTWISE)
+        kind = READERS.get(names[i], POINTWISE)
         times: tuple[tuple[str, Part, float], ...] = (
             (kind, "forward", columns["fw_us"][i] - empty),
             (kind, "backward", columns["bw_us"][i]),

@@ -80,8 +80,8 @@ def show(
 
 
 def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.fit import llm
     from gpuir.fit.tables import Table
+    from validation import llm
 
     read = llm.read(path)
     weights = _weights(unseen, {m.target for m in read.models})
@@ -92,7 +92,7 @@ def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
 
 def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
     """Weights that were trained without a GPU, by its name; UsageError where none are there."""
-    from gpuir.cli.eval_models import read_weights
+    from validation.weights import read_weights
 
     if folder is None:
         return {}
@@ -108,8 +108,8 @@ def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
 
 
 def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.fit import deployments
     from gpuir.fit.tables import Table
+    from validation import deployments
 
     read = deployments.read(path)
     weights = _weights(unseen, {r.deployment.target for r in read.runs})

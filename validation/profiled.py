@@ -14,8 +14,8 @@ import numpy as np
 from gpuir.cost import work
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Columns, Words
-from gpuir.fit.readers import Kind, Shapes, Unmodelled
-from gpuir.fit.serving import PLAIN, dtype_of
+from gpuir.fit.readers import Reader, Shapes, Unmodelled
+from validation.serving import PLAIN, dtype_of
 
 # Both measured A100s with 80 GB: vidur's `a100` is a node of a DGX A100 with 80 GB, LLMCompass
 # states 2 TB/s.
@@ -89,8 +89,8 @@ def _dtype(said: Mapping[str, str]) -> str:
     return said["dtype"]
 
 
-KINDS = (
-    Kind(
+READERS = (
+    Reader(
         name="layers of a profile",
         key=(
             *("gpu", "op", "dtype", "tokens", "tp", "hidden", "ffn", "q_heads", "kv_heads"),
@@ -111,7 +111,7 @@ KINDS = (
         devices=DEVICES,
         prepare=_which_are_products,
     ),
-    Kind(
+    Reader(
         name="operators by wall clock",
         key=("gpu", "op", "dtype", "m", "n", "k"),
         words=("op", "dtype"),

@@ -27,9 +27,10 @@ import numpy as np
 
 from gpuir.cost.learned import Model
 from gpuir.fit.columns import Columns, Floats, TableFile
-from gpuir.fit.experts import EXPERTS
 from gpuir.fit.score import ALL, Group, RowErrors, Score, Scores, kernel_s, row_errors
-from gpuir.fit.served import (
+from gpuir.fit.tables import target_of
+from validation.experts import EXPERTS
+from validation.served import (
     Build,
     Decoder,
     Deployment,
@@ -41,8 +42,7 @@ from gpuir.fit.served import (
     held,
     launches,
 )
-from gpuir.fit.serving import DEVICES
-from gpuir.fit.tables import target_of
+from validation.serving import DEVICES
 
 WORDS = ("model", "system", "framework", "mode", "gemm_dtype", "moe_dtype")
 VERSION = "backend_version"  # where a table has it

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import gpuir
-from gpuir.fit import models
-from gpuir.fit.models import Case, Predicted, Program, Result, Times
 from gpuir.fit.score import Errors
 from gpuir.ir.errors import UsageError
 from gpuir.ir.phases import phase_of
 from gpuir.targets.load import load_target
+from validation import models
+from validation.models import Case, Predicted, Program, Result, Times
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT |= {"intermediate_size": 64, "vocab_size": 99, "max_position_embeddings": 32}

@@ -17,9 +17,9 @@ from gpuir.cost import work
 from gpuir.cost.work import Work
 from gpuir.fit.batch import number_rows
 from gpuir.fit.columns import Columns, Words
-from gpuir.fit.eager import DEVICES, POINTWISE, pointwise
-from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import f32, u8
+from validation.eager import DEVICES, POINTWISE, pointwise
 
 # fx nodes that launch nothing, or nothing worth telling
 VIEWS = frozenset(
@@ -142,8 +142,8 @@ def operators(s: Shapes) -> tuple[Work, ...]:
             return (pointwise(op, m),)
 
 
-KINDS = (
-    Kind(
+READERS = (
+    Reader(
         name="operators of a trace",
         key=("model", "mode", "kind", "target", "module", "input_shapes", "output_shape"),
         words=("node", "why", "suspect"),

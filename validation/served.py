@@ -20,15 +20,15 @@ import numpy as np
 from gpuir.cost import grouped, work
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.fit import experts, serving
 from gpuir.fit.columns import Floats
 from gpuir.fit.readers import Shapes
-from gpuir.fit.steps import PLACE
 from gpuir.ir.graph import Graph
 from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.ops import kernel as k
 from gpuir.targets.spec import read_spec, spec_folder
 from gpuir.targets.target import Target
+from validation import experts, serving
+from validation.steps import PLACE
 
 # A Hugging Face config, tokens → the kernels of a prompt of so many tokens, one sequence.
 Build = Callable[[Mapping[str, Any], int], Graph]

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpuir.fit.columns import Columns, TableFile
-from gpuir.fit.eager import DEVICES
-from gpuir.fit.operators import by_kind
 from gpuir.fit.score import ALL, Errors, errors_of
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import UsageError
@@ -26,6 +24,8 @@ from gpuir.ir.phases import is_training, phase_of
 from gpuir.simulate.timeline import timeline
 from gpuir.targets.profile import load_profile
 from gpuir.targets.target import Target
+from validation.eager import DEVICES
+from validation.operators import by_kind
 
 KEY = ("device", "model", "mode", "seqlen", "batch", "option")
 MEASURED = ("e2e_ms", "fw_ms", "bwall_ms")

@@ -19,14 +19,14 @@ import numpy as np
 
 from gpuir.cost.learned import Model
 from gpuir.cost.work import Work
-from gpuir.fit import profiled
 from gpuir.fit.batch import alike
 from gpuir.fit.columns import Columns, Floats, TableFile
 from gpuir.fit.readers import Shapes
 from gpuir.fit.score import Group, RowErrors, Score, Scores, kernel_s, row_errors
-from gpuir.fit.steps import ATTENTION, Build, Kernel, steps
 from gpuir.fit.tables import target_of
 from gpuir.targets.target import Target
+from validation import profiled
+from validation.steps import ATTENTION, Build, Kernel, steps
 
 LAYER = "layer"
 LAYERS = 5  # those built
@@ -113,7 +113,7 @@ class Profile:
 
 def read(path: str | Path) -> Profile:
     """The models of a table of vidur's."""
-    kind = next(k for k in profiled.KINDS if k.clock == "profiler")
+    kind = next(k for k in profiled.READERS if k.clock == "profiler")
     columns = TableFile(Path(path)).read(kind.reads)
     skipped = Counter[str]()
     models = tuple(_profiled(columns, kind.devices, skipped))

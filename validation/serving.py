@@ -16,7 +16,7 @@ import numpy as np
 from gpuir.cost import work
 from gpuir.cost.work import Number, Work
 from gpuir.fit.columns import Columns, Words
-from gpuir.fit.readers import Kind, Shapes, Unmodelled
+from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
 
 # The tables say `a100_sxm` and `a100_pcie` of the boards with 80 GB (systems.csv: 2039 and 1935
@@ -383,8 +383,8 @@ _STATES = (
     *("num_v_heads", "head_v_dim", "d_state", "nheads", "head_dim", "n_groups", "chunk_size"),
 )
 
-KINDS = (
-    Kind(
+READERS = (
+    Reader(
         name="products",
         key=("system", "dtype", "m", "n", "k"),
         words=("dtype", "whole", "packs", "rough"),
@@ -398,7 +398,7 @@ KINDS = (
         prepare=_quantising,
         needs=("framework",),
     ),
-    Kind(
+    Reader(
         name="attention, prefill",
         key=("system", *_ATTENTION, *_HEADS, "isl"),
         words=(*_ATTENTION, "stack", "append", "narrows", "rough"),
@@ -413,7 +413,7 @@ KINDS = (
         prepare=_libraries,
         needs=("kernel_source", "version"),
     ),
-    Kind(
+    Reader(
         name="attention, decode",
         key=("system", *_ATTENTION, *_HEADS, "past_kv"),
         words=(*_ATTENTION, "stack", "append", "rough"),
@@ -428,7 +428,7 @@ KINDS = (
         prepare=_libraries,
         needs=("kernel_source", "version"),
     ),
-    Kind(
+    Reader(
         name="attention, encoder",
         key=("system", "attn_dtype", "batch", "seq_len", "heads", "head_dim"),
         words=("attn_dtype", "stack", "rough"),
@@ -442,7 +442,7 @@ KINDS = (
         prepare=_encoders,
         needs=("kernel_source", "version"),
     ),
-    Kind(
+    Reader(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
         words=(*_ATTENTION, "phase", "stack", "absorbed", "rough"),
@@ -457,7 +457,7 @@ KINDS = (
         prepare=_latent,
         needs=("kernel_source", "version", "framework"),
     ),
-    Kind(
+    Reader(
         name="latent attention, products",
         key=("system", "op", "dtype", "tokens", "heads"),
         words=("op", "dtype", "rough"),
@@ -472,7 +472,7 @@ KINDS = (
         devices=DEVICES,
         rough=True,  # few, and their weights stay in the L2 as no model's do
     ),
-    Kind(
+    Reader(
         name="quantisation",
         key=("system", "op", "dtype", "m", "k"),
         words=("op", "dtype", "chain", "rough"),
@@ -486,7 +486,7 @@ KINDS = (
         device="system",
         devices=DEVICES,
     ),
-    Kind(
+    Reader(
         name="linear attention",
         key=("system", "family", "phase", *_STATES),
         words=("family", "phase", "kernel_source"),
@@ -500,7 +500,7 @@ KINDS = (
         device="system",
         devices=DEVICES,
     ),
-    Kind(
+    Reader(
         name="hyper-connections",
         key=("system", "op", "tokens", "hidden", "hc_mult", "sinkhorn_iters"),
         words=("op", "num_sites"),

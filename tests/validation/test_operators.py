@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuir.fit import operators
-from gpuir.fit.models import Case, Predicted, Program, Result, Times
 from gpuir.ir.errors import UsageError
 from gpuir.targets.load import load_target
+from validation import operators
+from validation.models import Case, Predicted, Program, Result, Times
 
 HEAD = "device,model,mode,seqlen,batch,in_layer,kind,target,module,fw_us,bw_us,acc_us\n"
 ROWS = """\

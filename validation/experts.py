@@ -9,9 +9,9 @@ import numpy as np
 from gpuir.cost import grouped, work
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Columns, Words
-from gpuir.fit.readers import Kind, Shapes, Unmodelled
-from gpuir.fit.serving import DEVICES, STACK
+from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, i4
+from validation.serving import DEVICES, STACK
 
 # dtype of the experts → what is multiplied, what the weights are stored in
 EXPERTS: dict[str, tuple[DType, DType | None]] = {
@@ -82,8 +82,8 @@ def _stacks(columns: Columns) -> Columns:
     return columns.with_cells({"gated": gated, "stack": stack, "strays": strays})
 
 
-KINDS = (
-    Kind(
+READERS = (
+    Reader(
         name="experts",
         key=(
             *("system", "dtype", "distribution", "tokens", "hidden", "inter", "topk", "experts"),
