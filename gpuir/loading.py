@@ -16,6 +16,7 @@ from operator import index
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
+from gpuir.files import bounded, decoded, note_input, read_text
 from gpuir.ir.errors import (
     GpuirError,
     ModelError,
@@ -25,10 +26,9 @@ from gpuir.ir.errors import (
     VerifyError,
     nearest,
 )
-from gpuir.ir.files import bounded, decoded, note_input, read_text
 from gpuir.ir.graph import Graph
-from gpuir.ir.plugins import blamed, installed, load_point, place
 from gpuir.ir.verify import verify
+from gpuir.plugins import blamed, installed, load_point, place
 from gpuir.targets.profile import profile_of, under
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from gpuir.files import read_json
 from gpuir.fit.columns import Columns, TableFile
 from gpuir.fit.score import ALL, Errors, errors_of
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import UsageError
-from gpuir.ir.files import read_json
 from gpuir.ir.graph import Graph, Node
 from gpuir.ir.phases import is_training, phase_of
 from gpuir.simulate.timeline import timeline

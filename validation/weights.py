@@ -24,8 +24,8 @@ def weights(folder: str | None, target: Target) -> Predictor | None:
 def read_weights(folder: str, target: Target) -> Model | None:
     """The weights in the folder that were trained without a target; None where it has none."""
     from gpuir.cost.learned import read
+    from gpuir.files import read_text
     from gpuir.ir.errors import UsageError
-    from gpuir.ir.files import read_text
 
     if not os.path.isdir(folder):
         raise UsageError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gpuir.backends import records, roofline, terminal, texts, trace
 from gpuir.backends.html.page import html
 from gpuir.backends.terminal import Layout
-from gpuir.ir.plugins import find_named
+from gpuir.plugins import find_named
 from gpuir.report.summary import Summary
 
 Backend = Callable[[Sequence[Summary], Layout], str | bytes]

@@ -78,7 +78,7 @@ def command(**given: Any) -> None:
     import gpuir
     from gpuir.backends.table import find_backend
     from gpuir.ir.errors import PluginError
-    from gpuir.ir.plugins import blamed
+    from gpuir.plugins import blamed
 
     loaded = load_modules(given["modules"])
     if given["crossover"]:

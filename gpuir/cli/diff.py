@@ -99,8 +99,8 @@ def is_report(path: str) -> bool:
 def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
     """The runs of a report; of `--target` and `--profile` alone where those are given."""
     import gpuir
+    from gpuir.files import read_text
     from gpuir.ir.errors import UsageError
-    from gpuir.ir.files import read_text
     from gpuir.report.saved import read_report
 
     found = read_report(read_text(path, "the report"), path)

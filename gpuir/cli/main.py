@@ -60,7 +60,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Errors of the user's end with 2 and a message; ours with 70, and a request to tell us."""
-        from gpuir.ir.files import noting_inputs
+        from gpuir.files import noting_inputs
 
         try:
             with noting_inputs():

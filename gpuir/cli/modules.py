@@ -44,7 +44,7 @@ def load_modules(names: Iterable[str]) -> Loaded:
     A name is a module's, looked for in the current folder too, or the path of a `.py` file.
     """
     from gpuir.ir.errors import UsageError
-    from gpuir.ir.plugins import own_module
+    from gpuir.plugins import own_module
 
     loaded = Loaded({}, {}, {}, {}, {}, {})
     for name in names:

@@ -38,7 +38,7 @@ def emit(text: str | bytes, path: str | None = None) -> None:
 
 def write(path: str, text: str | bytes) -> None:
     """The file holds `text`, or what it held before if anything goes wrong on the way."""
-    from gpuir.ir.files import write_whole
+    from gpuir.files import write_whole
 
     write_whole(path, text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def command(name: str | None, modules: tuple[str, ...]) -> None:
     """The passes there are, or all about one."""
     from gpuir.ir.errors import PluginError
-    from gpuir.ir.plugins import installed
     from gpuir.passes.table import PASSES, find_pass
+    from gpuir.plugins import installed
 
     mine = load_modules(modules).passes
     if name is not None:

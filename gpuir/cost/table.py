@@ -8,8 +8,8 @@ from typing import Protocol
 from gpuir.cost.roofline import roofline
 from gpuir.cost.tile import tile_cost
 from gpuir.ir.notes import Cost, Tile
-from gpuir.ir.plugins import find_named
 from gpuir.ops.kernel import KernelOp
+from gpuir.plugins import find_named
 from gpuir.targets.target import Target
 
 

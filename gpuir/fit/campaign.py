@@ -11,9 +11,9 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
+from gpuir.files import read_toml
 from gpuir.fit.benchmarks import BENCHMARKS
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.files import read_toml
 from gpuir.targets.spec import spec_folder
 
 TABLES = ("grid", "rows", "draw")

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO, TypeVar
 import numpy as np
 
 from gpuir.cost.tile import predict
+from gpuir.files import read_text, write_whole
 from gpuir.fit.batch import Batch
 from gpuir.fit.benchmarks import BENCHMARKS, COLUMNS, is_narrow, works_of
 from gpuir.fit.campaign import Case
@@ -28,7 +29,6 @@ from gpuir.fit.machine import Machine
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.fit.timing import FEWEST, MOST
 from gpuir.ir.errors import UsageError
-from gpuir.ir.files import read_text, write_whole
 from gpuir.targets.target import Target
 
 HEADER = (

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuir.files import LARGEST_TEXT, note_input
 from gpuir.ir.errors import UsageError
-from gpuir.ir.files import LARGEST_TEXT, note_input
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -12,9 +12,9 @@ from gpuir.interp import NoMeaning, evaluate, to_numpy_dtype, to_type
 from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import DEEPEST_CONTROL, Graph, Level, Loc, Node, Op, Value
-from gpuir.ir.plugins import blamed, find_added
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
+from gpuir.plugins import blamed, find_added
 
 INLINE = 16  # a known tensor of at most so many elements is a t.constant, a larger one a param
 

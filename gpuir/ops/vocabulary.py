@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuir.ir.graph import Op
-from gpuir.ir.plugins import find_named
 from gpuir.ops.kernel import KERNELS
 from gpuir.ops.tensor import OPS
+from gpuir.plugins import find_named
 
 VOCABULARY: dict[str, type[Op]] = OPS | KERNELS
 

@@ -15,10 +15,10 @@ from gpuir.cost.work import Work, in_tf32, work_of
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
-from gpuir.ir.plugins import blamed
 from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
+from gpuir.plugins import blamed
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import profile_of, tf32_rule
 from gpuir.targets.support import load_operators, said, without_kernel

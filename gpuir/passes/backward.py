@@ -9,11 +9,11 @@ from gpuir.ir.build import Builder, NameTable
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import in_phase
-from gpuir.ir.plugins import blamed
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
 from gpuir.passes.gradients import GRADIENTS, Rule, rows
 from gpuir.passes.reverse import Reverse
+from gpuir.plugins import blamed
 
 
 def dependent(nodes: Sequence[Node], on: Iterable[Value]) -> set[Value]:

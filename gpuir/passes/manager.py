@@ -11,8 +11,8 @@ from typing import Any, ClassVar, cast
 
 from gpuir.ir.errors import PluginError, UsageError, VerifyError
 from gpuir.ir.graph import Graph, Level
-from gpuir.ir.plugins import blamed, is_ours
 from gpuir.ir.verify import verify
+from gpuir.plugins import blamed, is_ours
 
 
 @dataclass(frozen=True)

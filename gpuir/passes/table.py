@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuir.cost.table import Predictor
-from gpuir.ir.plugins import find_named
 from gpuir.passes.accumulate import Accumulate
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.autocast import Autocast
@@ -31,6 +30,7 @@ from gpuir.passes.split_norms import SplitNorms
 from gpuir.passes.split_sums import SplitSums
 from gpuir.passes.tile import TilePass
 from gpuir.passes.widen import Widen
+from gpuir.plugins import find_named
 
 PASSES: dict[str, type[Pass]] = {
     p.name: p

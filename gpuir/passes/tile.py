@@ -8,8 +8,8 @@ from typing import ClassVar
 from gpuir.cost.legal import why_illegal
 from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work, in_tf32, work_of
+from gpuir.files import read_text
 from gpuir.ir.errors import UsageError
-from gpuir.ir.files import read_text
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp

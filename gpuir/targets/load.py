@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpuir.ir.errors import TargetError, nearest
-from gpuir.ir.plugins import installed
 from gpuir.ir.types import DTYPES
+from gpuir.plugins import installed
 from gpuir.targets.spec import (
     SI,
     Kind,

@@ -11,7 +11,7 @@ from typing import Annotated, cast, get_args
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Tf32
-from gpuir.ir.plugins import installed
+from gpuir.plugins import installed
 from gpuir.targets.spec import (
     Kind,
     Raw,

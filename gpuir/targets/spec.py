@@ -12,9 +12,9 @@ from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+from gpuir.files import read_toml
 from gpuir.ir.errors import PluginError, TargetError, nearest
-from gpuir.ir.files import read_toml
-from gpuir.ir.plugins import blamed, load_point, place
+from gpuir.plugins import blamed, load_point, place
 from gpuir.targets.target import Spec, Table, source_of, specs, walk
 
 if TYPE_CHECKING:

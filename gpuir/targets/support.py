@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from gpuir.files import read_toml
 from gpuir.ir.errors import GpuirError, ModelError, TargetError, UsageError, nearest
-from gpuir.ir.files import read_toml
 from gpuir.ir.graph import Graph, Loc
 from gpuir.targets.profile import Profile, profile_of
 from gpuir.targets.spec import spec_folder

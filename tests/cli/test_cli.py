@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 import gpuir
 from gpuir.cli.main import COMMANDS, main
-from gpuir.ir.files import STALE_S
+from gpuir.files import STALE_S
 
 ROOT = Path(__file__).parent.parent.parent
 ENCODER = str(ROOT / "examples/encoder.onnx")
@@ -583,7 +583,7 @@ def test_no_file_without_names_then_the_part_has_one(folder: Path, monkeypatch: 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no files without names here")
 def test_a_kill_while_writing_leaves_nothing(folder: Path):
     code = (
-        "import os, signal, gpuir.ir.files as files\n"
+        "import os, signal, gpuir.files as files\n"
         "files._link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "files.write_whole('mlp.gir', b'x' * 100_000)\n"
     )

@@ -12,9 +12,9 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 
 import gpuir  # noqa: E402
+from gpuir import plugins  # noqa: E402
 from gpuir.cli.modules import load_modules  # noqa: E402
 from gpuir.interp import run  # noqa: E402
-from gpuir.ir import plugins  # noqa: E402
 from gpuir.ir.errors import ModelError, PluginError  # noqa: E402
 
 MODULE = """

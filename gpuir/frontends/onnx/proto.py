@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuir.files import note_input
 from gpuir.frontends.emit import NumbersMissing, nested_too_deep
 from gpuir.frontends.onnx.messages import messages
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir import types as ir
 from gpuir.ir.errors import ModelError
-from gpuir.ir.files import note_input
 from gpuir.ir.types import DType, TensorType
 
 if TYPE_CHECKING:

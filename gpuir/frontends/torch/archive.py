@@ -16,10 +16,10 @@ from torch._export.serde.serialize import (
 from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
+from gpuir.files import LARGEST_TEXT
 from gpuir.frontends.torch.program import unheard
 from gpuir.frontends.torch.serialized import document, needs_pickle, read, read_program
 from gpuir.ir.errors import GpuirError, ModelError, reason
-from gpuir.ir.files import LARGEST_TEXT
 
 UNPACKED = 100  # times its own size that an archive may unpack to; torch's are not compressed
 READ = LARGEST_TEXT  # bytes of a part that is read whole: the graph

@@ -18,11 +18,11 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gpuir.files import read_json
 from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
 from gpuir.frontends.torch.program import Program, unheard
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
-from gpuir.ir.files import read_json
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
     "causal-lm": "MODEL_FOR_CAUSAL_LM",

@@ -21,7 +21,7 @@ from gpuir.frontends.torch import masks
 from gpuir.frontends.torch.subclasses import as_layers, read_elsewhere
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
 from gpuir.ir.graph import Role
-from gpuir.ir.plugins import own_module
+from gpuir.plugins import own_module
 
 
 @dataclass(frozen=True)

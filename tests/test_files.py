@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuir.files import read_json, read_text, read_toml
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
-from gpuir.ir.files import read_json, read_text, read_toml
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path):
@@ -53,7 +53,7 @@ def test_wrong_toml_is_shown(tmp_path: Path):
 
 def test_what_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
     """A device, a file or a stream of more than a text may have: only so much is read."""
-    monkeypatch.setattr("gpuir.ir.files.LARGEST_TEXT", 1 << 20)
+    monkeypatch.setattr("gpuir.files.LARGEST_TEXT", 1 << 20)
     for kind in (UsageError, ModelError):
         with pytest.raises(kind, match="the target is too large") as error:
             read_text("/dev/zero", "the target", kind)
@@ -64,7 +64,7 @@ def test_what_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_file_of_just_the_size_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gpuir.ir.files.LARGEST_TEXT", 10)
+    monkeypatch.setattr("gpuir.files.LARGEST_TEXT", 10)
     (tmp_path / "a").write_text("x" * 10)
     (tmp_path / "b").write_text("x" * 11)
     assert read_text(tmp_path / "a", "the report") == "x" * 10

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuir.files import note_input
 from gpuir.ir.errors import GpuirError, PluginError, UsageError, nearest, raised, reason
-from gpuir.ir.files import note_input
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
