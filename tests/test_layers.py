@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,8 @@ def test_room_imports_only_what_it_may(path):
 def test_the_package_imports_nothing_of_what_lies_beside_it():
     beside = {p.name for p in ROOT.parent.iterdir() if (p / "__init__.py").exists()} - {"gpuir"}
     assert "validation" in beside
+    built = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert built["targets"]["wheel"]["packages"] == ["gpuir"]
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

@@ -21,7 +21,7 @@ from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 Readers = Sequence[Reader | Other]
-READERS: Readers = (collect.READER,)
+READERS: Readers = (collect.READER, collect.PLAIN)
 
 # Beyond these a number is a slip, and percentages of it are no numbers any more.
 LEAST_S, MOST_S, MOST_EXTENT = 1e-9, 1e6, 2.0**40
@@ -70,7 +70,7 @@ def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
         where=str(opened.path),
         expected=f"the columns of {near.name}: {', '.join(near.known_by)}",
         found=", ".join(opened.names[:30]) or "no columns",
-        fix="docs/eval.md lists the columns",
+        fix="docs/eval.md has the columns; a checkout of the repository reads those of others too",
     )
 
 

@@ -318,3 +318,27 @@ def test_this_cpu_has_plausible_numbers(machine):
     assert 1e9 < numbers["flops_per_s.vector.f32"] < 1e14
     assert 1e9 < numbers["dram.bytes_per_s"] < 2e12
     assert numbers["launch_s"] > 1e-8
+
+
+def test_a_table_of_ones_own_needs_no_more_than_what_tells_a_kernel(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text(
+        "device,op,dtype,m,n,k,rows,latency_us\n"
+        "a100,linear,bf16,4096,4096,4096,,610\n"
+        "a100,linear,bf16,4096,4096,,,610\n"
+        "a100,softmax,f16,,,,8192,24\n"
+        "a100,sparkle,f16,,,,8192,24\n"
+    )
+    table = read_table(path)
+    (batch,) = table.batches
+    assert (batch.op, len(batch)) == ("linear", 1)
+    assert {d: float(n[0]) for d, n in batch.works[0].dims} == {
+        "b": 1,
+        "m": 4096,
+        "n": 4096,
+        "k": 4096,
+    }
+    assert table.skipped == {
+        "a number is missing, too small or too large": 2,
+        "operator sparkle in f16 is none we know": 1,
+    }
