@@ -20,6 +20,7 @@ INLINE = 16  # a known tensor of at most so many elements is a t.constant, a lar
 
 
 NEGLIGIBLE = 0.01  # share of the weights
+SAME_NUMBERS = (t.Pointwise, t.Layout, t.Joining, t.Indexing)  # of a weight: it keeps its name
 CACHED = 1 << 16  # bytes: known numbers up to so many are kept once computed
 LARGEST_KNOWN = 1 << 26  # elements, and
 HARDEST_KNOWN = 1 << 30  # flops, of what is computed to find a shape
@@ -77,12 +78,13 @@ class Const:
     """A tensor known at load time, computed when somebody asks: weights are not read otherwise.
 
     It comes from `compute`, or is result `index` of `folded`. One that is `stored` is a weight, as
-    the model holds it. One that is `sized` depends on a size that the user bound: no stack can
-    compute it before it runs.
+    the model holds it. One that holds the numbers of another, its `origin`, is called as that is.
+    One that is `sized` depends on a size that the user bound: no stack can compute it before it
+    runs.
     """
 
     value: Value
-    name: str  # what it is called once placed
+    name: str  # of its own
     named: bool = False  # by the model
     compute: Callable[[], np.ndarray] | None = None
     folded: Folded | None = None
@@ -91,6 +93,12 @@ class Const:
     stored: bool = False
     uniform: bool = False  # one number throughout: a t.constant whatever its size
     sized: bool = False
+    origin: Const | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name once placed."""
+        return self.origin.name if self.origin else self.name
 
     def array(self, limited: bool = False) -> np.ndarray:
         """The numbers. `limited` refuses (`TooLarge`) what takes long to compute."""
@@ -122,6 +130,15 @@ class Const:
         if array.nbytes <= CACHED:
             self.cached = array
         return array
+
+
+def origin_of(operands: Iterable[Const]) -> Const | None:
+    """The one weight, or known value with a name of the model's, that these come from; single
+    numbers beside tensors do not count."""
+    operands = list(operands)
+    tensors = [c for c in operands if c.value.type.size > 1] or operands
+    origins = {c.origin or (c if c.stored or c.named else None) for c in tensors}
+    return origins.pop() if len(origins) == 1 else None
 
 
 @dataclass
@@ -225,10 +242,15 @@ class Emitter:
         )
 
     def lazy(
-        self, type: TensorType, compute: Callable[[], np.ndarray], name: str = "const"
+        self,
+        type: TensorType,
+        compute: Callable[[], np.ndarray],
+        name: str = "const",
+        origin: Const | None = None,
     ) -> Value:
-        """A known value of this type, computed only if its numbers are needed."""
-        return self._know(type, name, compute=compute)
+        """A known value of this type, computed only if its numbers are needed; `origin` is the
+        known one that they are, otherwise stored."""
+        return self._know(type, name, compute=compute, origin=origin and origin_of([origin]))
 
     def _know(self, type: TensorType, name: str, **how: Any) -> Value:
         value = Value(self.names.fresh("\0" + name), type)
@@ -337,6 +359,7 @@ class Emitter:
         spreads = same and one and all(v.size > 0 for v in types)
         folded = Folded(op, operands, self.builder.locs, spreads)
         sized = self.scope.sized or any(c.sized for c in consts)
+        origin = origin_of(consts) if isinstance(op, SAME_NUMBERS) else None
         self.folds[op] = tuple(
             self._know(
                 type,
@@ -345,6 +368,7 @@ class Emitter:
                 index=i,
                 uniform=spreads,
                 sized=sized,
+                origin=origin,
             )
             for i, type in enumerate(types)
         )
@@ -403,7 +427,7 @@ class Emitter:
     def _place_known(self, const: Const, stored: bool) -> Value:
         value = const.value
         if not stored and (data := self._inline(const)) is not None:
-            return self.put(t.Constant(value.type, data), const.name)
+            return self.put(t.Constant(value.type, data), const.called)
         if self.outer is not None:
             self.outer.known.setdefault(value, const)  # folded in here, a param out there
             outside = self.outer.place(value, stored)
@@ -411,7 +435,7 @@ class Emitter:
             return self.builder.capture(outside)
         if self._unfolds(const):
             return self._unfold(const)
-        here = self.builder.param(const.name, value.type)
+        here = self.builder.param(const.called, value.type)
         if const.uniform:  # a first state of zeros is nothing to train
             self.builder.roles[here.name] = "activation"
         elif not const.stored:

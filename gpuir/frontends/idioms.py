@@ -13,12 +13,6 @@ from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 
 
-def label(e: Emitter, x: Value) -> str:
-    """The name that another view of a known tensor goes by: the tensor's own."""
-    const = e.const_of(x)
-    return "" if const is None else const.name
-
-
 def cast(e: Emitter, x: Value, dtype: DType) -> Value:
     """x itself where it is of this dtype already."""
     return x if x.type.dtype == dtype else e(t.Cast(x, dtype))
@@ -96,14 +90,14 @@ def part(e: Emitter, x: Value, axis: int, start: int, size: int) -> Value:
         return x
     starts = tuple(start if i == axis else 0 for i in range(len(shape)))
     sizes = tuple(size if i == axis else n for i, n in enumerate(shape))
-    return e(t.Slice(x, starts, sizes, (1,) * len(shape)), label(e, x))
+    return e(t.Slice(x, starts, sizes, (1,) * len(shape)))
 
 
 def pick(e: Emitter, x: Value, axis: int, index: int) -> Value:
     """x[.., index, ..], the axis gone."""
     shape = x.type.shape
     one = part(e, x, axis, index, 1)
-    return e(t.Reshape(one, shape[:axis] + shape[axis + 1 :]), label(e, x))
+    return e(t.Reshape(one, shape[:axis] + shape[axis + 1 :]))
 
 
 def joined(e: Emitter, parts: Sequence[Value | None], axis: int) -> Value:

@@ -100,13 +100,13 @@ def test_absent_external_data_only_matters_when_asked_for(tmp_path: Path):
     proto = model(nodes, [info("x", [1, 4096])], [info("y", [1, 4096])], weights)
     path.write_bytes(proto.SerializeToString())
     m = loaded(path)
-    assert [p.name for p in m.graph.params] == ["wt", "scale"]
+    assert [p.name for p in m.graph.params] == ["w", "scale"]
     assert m.graph.folded == ("m.onnx:Transpose#0",)
     with pytest.raises(NumbersMissing, match=r"weights\.bin"):
         m.weights["scale"]
     (tmp_path / "weights.bin").write_bytes(np.full(4096 * 4096, 2, np.float32).tobytes())
     assert m.weights["scale"][0] == 2
-    assert m.weights["wt"].shape == (4096, 4096)
+    assert m.weights["w"].shape == (4096, 4096)
 
 
 def test_shape_subgraph_folds():

@@ -114,3 +114,41 @@ def test_windows_side_by_side_are_a_view_and_others_are_listed(
     graph = gpuir.load(Windows(), args=(torch.zeros(3, 72 if made else 70),))
     assert memory(graph, block=1).parts.get("weights", 0) == made
     assert [a.split(" MB")[0] for a in graph.assumed] == ["weights take 0.001024"] * bool(made)
+
+
+def test_a_weight_that_is_folded_keeps_its_name() -> None:
+    """Transposed, cast, scaled, reshaped, cut into parts: each is called as the file calls it, as
+    with PyTorch, whose programs do all that when they run."""
+    nodes = [
+        node("Transpose", ["lin.weight"], ["turned"], perm=[1, 0]),
+        node("MatMul", ["x", "turned"], ["a"]),
+        node("Cast", ["half.weight"], ["wide"], to=F32),
+        node("Mul", ["wide", "scale"], ["scaled"]),
+        node("MatMul", ["a", "scaled"], ["b"]),
+        node("Split", ["qkv.weight"], ["q", "k"], axis=1),
+        node("MatMul", ["b", "q"], ["c"]),
+        node("MatMul", ["b", "k"], ["d"]),
+        node("Add", ["c", "d"], ["y"]),
+    ]
+    square, wide = RNG.random((32, 32), np.float32), RNG.random((32, 8), np.float32)
+    weights = [const("lin.weight", square), const("half.weight", square.astype(np.float16))]
+    weights += [const("scale", np.float32(0.5)), const("qkv.weight", wide)]
+    m = agrees(
+        model(nodes, [info("x", (2, 32))], ["y"], weights),
+        {"x": RNG.random((2, 32), np.float32)},
+        rtol=1e-3,
+    )
+    names = [p.name for p in m.graph.params]
+    assert names == ["lin.weight", "half.weight", "qkv.weight", "qkv.weight.1"]
+
+
+def test_a_weight_that_is_an_output_too_is_called_as_the_output() -> None:
+    nodes = [node("Transpose", ["w"], ["turned"], perm=[1, 0]), node("Identity", ["x"], ["y"])]
+    m = loaded(model(nodes, [info("x", (2, 48))], ["y", "turned"], [const("w", W)]))
+    assert [p.name for p in m.graph.params] == ["turned"]
+
+
+def test_numbers_out_of_several_weights_are_called_as_the_result() -> None:
+    nodes = [node("Add", ["v", "w"], ["sum"]), node("Gemm", ["x", "sum"], ["y"], transB=1)]
+    proto = model(nodes, [info("x", (2, 48))], ["y"], [const("v", W), const("w", W)])
+    assert [p.name for p in loaded(proto).graph.params] == ["sum"]

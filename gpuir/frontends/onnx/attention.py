@@ -17,7 +17,6 @@ from gpuir.frontends.idioms import (
     cast,
     join_heads,
     joined,
-    label,
     part,
     pick,
     product,
@@ -348,8 +347,7 @@ def angles(e: Emitter, cos: Value, sin: Value, dim: int, interleaved: bool) -> t
     signs = (e(t.Map("neg", (sin,))), sin)
     if interleaved:
         signs = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in signs)
-    name = label(e, sin)
-    signed = e(t.Concat(signs, last + interleaved), name)
+    signed = e(t.Concat(signs, last + interleaved))
     return cos, reshaped(e, signed, (*lead, 2 * r))
 
 
@@ -591,7 +589,7 @@ def biased(e: Emitter, x: Value, bias: Value | None, start: int, shape: tuple[in
     if bias is None:
         return x
     own = part(e, bias, 0, start, int(np.prod(shape)))
-    return e(t.Map("add", (x, e(t.Reshape(own, shape), label(e, own)))))
+    return e(t.Map("add", (x, e(t.Reshape(own, shape)))))
 
 
 @dataclass(frozen=True)
@@ -766,7 +764,7 @@ def cache_rows(n: OnnxNode, e: Emitter, table: Value, used: int, s: int) -> Valu
             found=str(table.type),
         )
     rows = part(e, table, 0, used, s)
-    return e(t.Reshape(rows, (1, *rows.type.shape)), label(e, table))
+    return e(t.Reshape(rows, (1, *rows.type.shape)))
 
 
 def quantized_cache(
@@ -785,7 +783,7 @@ def quantized_cache(
     if n.attr("kv_cache_bit_width", 8) != 8:
         raise ModelError(f"{n.op}: a cache of 4 bits is not supported", expected="8 bits")
     if scale.type.size > 1:
-        scale = e(t.Reshape(scale, (1, new.type.shape[1], 1, new.type.shape[3])), label(e, scale))
+        scale = e(t.Reshape(scale, (1, new.type.shape[1], 1, new.type.shape[3])))
     divided = e(t.Map("div", (new, cast(e, scale, new.type.dtype))))
     one = e.constant(1, new.type.dtype)
     narrow = extended(e, past, quantize(e, divided, one, None, past.type.dtype), used)
@@ -855,7 +853,7 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
         whole = joined(e, (state, x), 2)
         y = e(t.Conv(whole, w, (1,), (0,), (0,), (gap,), channels))
     if bias is not None:
-        y = e(t.Map("add", (y, e(t.Reshape(bias, (channels, 1)), label(e, bias)))))
+        y = e(t.Map("add", (y, e(t.Reshape(bias, (channels, 1))))))
     if n.attr("activation", "none") in ("silu", "swish"):
         y = e(t.Map("silu", (y,)))
     if not n.has_output(1):

@@ -156,6 +156,8 @@ def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...
                 fix="make its items outputs of their own",
             )
         builder.locs = (walk.places.get(name, load.loc(name)),)
+        if (const := emit.const_of(value)) is not None:
+            const.origin = None  # called as the output
         value = emit.place(value)
         if value.name != name or value in taken:
             free = builder.producer(value) is not None and value not in taken

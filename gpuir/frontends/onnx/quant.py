@@ -28,7 +28,6 @@ from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
-    label,
     product,
     reshaped,
 )
@@ -64,8 +63,8 @@ def offset(e: Emitter, zero_point: Value | None) -> Value | None:
 def along(e: Emitter, v: Value, rank: int, axis: int) -> Value:
     """A per-tensor or per-axis parameter shaped to broadcast against a tensor of this rank."""
     if v.type.size == 1:
-        return v if v.type.rank == 0 else e(t.Reshape(v, ()), label(e, v))
-    return e(t.Reshape(v, (v.type.size, *(1,) * (rank - 1 - axis))), label(e, v))
+        return v if v.type.rank == 0 else e(t.Reshape(v, ()))
+    return e(t.Reshape(v, (v.type.size, *(1,) * (rank - 1 - axis))))
 
 
 class Blocks:
@@ -109,18 +108,17 @@ class Blocks:
             return x
         shape, a = self.x.shape, self.axis
         parts = (shape[a] // self.size, self.size)
-        return self.e(t.Reshape(x, (*shape[:a], *parts, *shape[a + 1 :])), label(self.e, x))
+        return self.e(t.Reshape(x, (*shape[:a], *parts, *shape[a + 1 :])))
 
     def spread(self, v: Value) -> Value:
         if not self.size:
             return along(self.e, v, self.x.rank, self.axis)
         shape, a, e = v.type.shape, self.axis, self.e
-        name = label(e, v)
-        v = e(t.Reshape(v, (*shape[: a + 1], 1, *shape[a + 1 :])), name)
+        v = e(t.Reshape(v, (*shape[: a + 1], 1, *shape[a + 1 :])))
         if self._whole:
             return v
         wide = (*shape[: a + 1], self.size, *shape[a + 1 :])
-        v = e(t.Broadcast(v, wide), name, fold=False)
+        v = e(t.Broadcast(v, wide), fold=False)
         v = e(t.Reshape(v, (*shape[:a], shape[a] * self.size, *shape[a + 1 :])))
         return e(t.Slice(v, (0,) * self.x.rank, self.x.shape, (1,) * self.x.rank))
 
@@ -263,9 +261,10 @@ def recentred(e: Emitter, w: Value, zero_point: Value | None) -> tuple[Value, Va
     if weights is None or zeros is None or not (zeros == 128).all():
         return w, zero_point
     bytes_of = weights.array
-    return e.lazy(
-        w.type.with_dtype(i8), lambda: (bytes_of() ^ 128).view(np.int8), label(e, w)
-    ), None
+    numbers = e.lazy(
+        w.type.with_dtype(i8), lambda: (bytes_of() ^ 128).view(np.int8), origin=weights
+    )
+    return numbers, None
 
 
 def accumulator_of(a: Value, b: Value) -> DType:
@@ -295,7 +294,7 @@ def matmul_integer(
     if za is not None:
         za = cast(e, za, acc)
         if za.type.rank == 1 and za.type.size > 1:
-            za = e(t.Reshape(za, (za.type.size, 1)), label(e, za))
+            za = e(t.Reshape(za, (za.type.size, 1)))
         columns = total(e, b, b.type.rank - 2, acc)
         if zb is not None:
             columns = e(t.Map("sub", (columns, e(t.Map("mul", (zb,), (k,))))))
@@ -333,11 +332,11 @@ def conv_integer(
     per_channel = (w.type.shape[0], *(1,) * spatial)
     if zw is not None:
         zw = cast(e, zw, acc)
-        zw = e(t.Reshape(zw, per_channel if zw.type.size > 1 else ()), label(e, zw))
+        zw = e(t.Reshape(zw, per_channel if zw.type.size > 1 else ()))
     if zx is not None:
         axes = tuple(range(1, w.type.rank))
         sums = e(t.Reduce("sum", cast(e, w, acc), axes))
-        sums = e(t.Reshape(sums, per_channel), f"{label(e, w)}.sum")
+        sums = e(t.Reshape(sums, per_channel), "sums")
         if zw is not None:
             sums = e(t.Map("sub", (sums, e(t.Map("mul", (zw,), (prod(w.type.shape[1:]),))))))
         zx = cast(e, zx, acc)
@@ -364,7 +363,7 @@ def qlinear_matmul(n: OnnxNode, e: Emitter) -> Value:
     acc = matmul_integer(e, a, b, n.get(2), n.get(5))
     sa, sb = n[1], n[4]
     if sa.type.rank == 1 and sa.type.size > 1:
-        sa = e(t.Reshape(sa, (sa.type.size, 1)), label(e, sa))
+        sa = e(t.Reshape(sa, (sa.type.size, 1)))
     scale = cast(e, product(e, sa, sb), f32)
     scale = e(t.Map("div", (scale, cast(e, n[6], f32))), "scale")
     return requantize(e, acc, scale, n.get(7), n[7].type.dtype)
@@ -380,8 +379,8 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
     channels = (w.type.shape[0], *(1,) * (x.type.rank - 2))
     bias = n.get(8)
     if bias is not None:
-        acc = e(t.Map("add", (acc, e(t.Reshape(bias, channels), label(e, bias)))))
-    ws = n[4] if n[4].type.size == 1 else e(t.Reshape(n[4], channels), label(e, n[4]))
+        acc = e(t.Map("add", (acc, e(t.Reshape(bias, channels)))))
+    ws = n[4] if n[4].type.size == 1 else e(t.Reshape(n[4], channels))
     scale = e(t.Map("div", (product(e, n[1], ws), n[6])), "scale")
     y = requantize(e, acc, scale, n.get(7), n[7].type.dtype)
     return channels_last(e, y) if last else y

@@ -16,7 +16,6 @@ from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
-    label,
     product,
 )
 from gpuir.frontends.onnx.contraction import mean_pool
@@ -176,7 +175,7 @@ def qgemm(n: OnnxNode, e: Emitter) -> Value:
     if n.attr("transA", 0):
         a = e(t.Transpose(a, (1, 0)))
     if n.attr("transB", 0):
-        b = e(t.Transpose(b, (1, 0)), label(e, b))
+        b = e(t.Transpose(b, (1, 0)))
     acc = matmul_integer(e, a, b, n.get(2), n.get(5))
     if (c := n.get(6)) is not None:
         acc = e(t.Map("add", (acc, c)))
@@ -206,7 +205,7 @@ def qembed_layer_normalization(n: OnnxNode, e: Emitter) -> Results:
     def rows(i: int, indices: Value, scale: int, zero: int) -> Value:
         return dequantize(e, e(t.Gather(n[i], indices), fold=False), n[scale], n.get(zero))
 
-    position = e(t.Slice(n[3], (0, 0), (length, hidden), (1, 1)), label(e, n[3]))
+    position = e(t.Slice(n[3], (0, 0), (length, hidden), (1, 1)))
     y = e(t.Map("add", (rows(2, ids, 8, 13), dequantize(e, position, n[9], n.get(14)))))
     if segments is not None:
         y = e(t.Map("add", (y, rows(4, segments, 10, 15))))
@@ -247,7 +246,7 @@ def unpacked(e: Emitter, x: Value, bits: int) -> Value:
     const = e.const_of(x)
     if const is not None:
         return e.lazy(
-            TensorType(shape, PACKED[bits]), lambda: unpack(const.array(), bits), label(e, x)
+            TensorType(shape, PACKED[bits]), lambda: unpack(const.array(), bits), origin=const
         )
     column = e(t.Reshape(x, (*lead, last, 1)))
     shifts = e.constant(range(0, 8, bits), u8)
@@ -277,18 +276,18 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
         )
     dtype, blocks = a.type.dtype, -(-k // block)
     w = unpacked(e, packed, bits)
-    w = e(t.Reshape(w, (rows, blocks, block)), label(e, packed))
+    w = e(t.Reshape(w, (rows, blocks, block)))
     zero_point = n.get(3)
     if zero_point is not None and not zero_point.type.dtype.is_float:
         zero_point = unpacked(e, zero_point, bits)
         *_, last = zero_point.type.shape
         if zero_point.type.rank == 1:
             last = zero_point.type.size // rows
-            zero_point = e(t.Reshape(zero_point, (rows, last)), label(e, zero_point))
+            zero_point = e(t.Reshape(zero_point, (rows, last)))
         if last != blocks:
             whole = t.Slice(zero_point, (0, 0), (rows, blocks), (1, 1))
-            zero_point = e(whole, label(e, zero_point))
-    scales = e(t.Reshape(scales, (rows, blocks)), label(e, scales))
+            zero_point = e(whole)
+    scales = e(t.Reshape(scales, (rows, blocks)))
     w = e(t.Reshape(of_blocks(e, w, scales, zero_point, bits, dtype), (rows, blocks * block)))
     if blocks * block != k:
         w = e(t.Slice(w, (0, 0), (rows, k), (1, 1)))
@@ -307,11 +306,11 @@ def of_blocks(
     if zero_point is None:
         w = e(t.Map("sub", (w,), (float(2 ** (bits - 1)),)))
     else:
-        zero_point = e(t.Reshape(zero_point, each), label(e, zero_point))
+        zero_point = e(t.Reshape(zero_point, each))
         if zero_point.type.dtype != dtype:
             zero_point = e(t.Cast(zero_point, dtype), fold=False)
         w = e(t.Map("sub", (w, zero_point)))
-    scales = e(t.Reshape(cast(e, scales, dtype), each), label(e, scales))
+    scales = e(t.Reshape(cast(e, scales, dtype), each))
     return e(t.Map("mul", (w, scales)))
 
 
@@ -354,14 +353,14 @@ def expert_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     codes = unpacked(e, packed, bits)
     experts, rows, cells = codes.type.shape
     blocks = scales.type.size // (experts * rows)
-    codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)), label(e, packed))
+    codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)))
     if zero_point is not None:
         zero_point = unpacked(e, zero_point, bits)
         each = (experts, rows, blocks) if zero_point.type.rank == 3 else (experts, rows)
         whole = t.Slice(zero_point, (0,) * len(each), each, (1,) * len(each))
-        zero_point = e(whole, label(e, zero_point))
-        zero_point = e(t.Reshape(zero_point, (experts, rows, blocks)), label(e, zero_point))
-    scales = e(t.Reshape(scales, (experts, rows, blocks)), label(e, scales))
+        zero_point = e(whole)
+        zero_point = e(t.Reshape(zero_point, (experts, rows, blocks)))
+    scales = e(t.Reshape(scales, (experts, rows, blocks)))
     w = of_blocks(e, codes, scales, zero_point, bits, n[0].type.dtype)
     return e(t.Reshape(w, (experts, rows, cells)))
 
@@ -384,7 +383,7 @@ def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
         )
     w = e(t.Reshape(w, (experts, rows // block, block, cells // block, block)))
     each = (experts, rows // block, 1, cells // block, 1)
-    scales = e(t.Reshape(cast(e, n[3 + 3 * i], dtype), each), label(e, n[3 + 3 * i]))
+    scales = e(t.Reshape(cast(e, n[3 + 3 * i], dtype), each))
     return e(t.Reshape(e(t.Map("mul", (w, scales))), (experts, rows, cells)))
 
 
@@ -394,11 +393,11 @@ def expert_f4_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     if packed is None:
         return None
     scales, dtype = n[3 + 3 * i], n[0].type.dtype
-    codes = e(t.Bitcast(unpacked(e, packed, 4), f4e2m1), label(e, packed))
+    codes = e(t.Bitcast(unpacked(e, packed, 4), f4e2m1))
     experts, rows, cells = codes.type.shape
     blocks = scales.type.shape[-1]
-    codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)), label(e, packed))
-    scales = e(t.Reshape(scales, (experts, rows, blocks, 1)), label(e, scales))
+    codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)))
+    scales = e(t.Reshape(scales, (experts, rows, blocks, 1)))
     w = e(t.Map("mul", tuple(e(t.Cast(v, dtype), fold=False) for v in (codes, scales))))
     w = e(t.Map("mul", (w, global_scale(n, e, i, 3))))
     return e(t.Reshape(w, (experts, rows, cells)))
@@ -410,7 +409,7 @@ def global_scale(n: OnnxNode, e: Emitter, i: int, axes: int) -> Value:
         raise ModelError("QMoE: fc3 has no global scale", expected="fc1 and fc2, or blocks in f8")
     scale = n[15 + i]
     shape = (scale.type.size, *(1,) * axes)
-    return e(t.Reshape(cast(e, scale, n[0].type.dtype), shape), label(e, scale))
+    return e(t.Reshape(cast(e, scale, n[0].type.dtype), shape))
 
 
 def times(e: Emitter, a: Value, b: Value) -> Value:
@@ -455,10 +454,10 @@ def matmul_bnb4(n: OnnxNode, e: Emitter) -> Value:
         return flat.reshape(-1, block).astype(to_numpy_dtype(u4))
 
     blocks = rows * k // block
-    w = e.lazy(TensorType((blocks, block), u4), codes, label(e, packed))
+    w = e.lazy(TensorType((blocks, block), u4), codes, origin=const)
     book = e.constant(FP4 if n.attr("quant_type") == 0 else NF4, a.type.dtype, "codebook")
     w = e(t.Gather(book, e(t.Cast(w, i32), fold=False)))
-    w = e(t.Map("mul", (w, e(t.Reshape(absmax, (blocks, 1)), label(e, absmax)))))
+    w = e(t.Map("mul", (w, e(t.Reshape(absmax, (blocks, 1))))))
     w = e(t.Reshape(w, (rows, k)))
     if n.attr("transB", 1):
         w = e(t.Transpose(w, (1, 0)))
@@ -478,7 +477,7 @@ def gather_block_quantized(n: OnnxNode, e: Emitter) -> Value:
         zero_point = unpacked(e, zero_point, bits)
         if zero_point.type.shape != scales.type.shape:
             whole = t.Slice(zero_point, (0,) * rank, scales.type.shape, (1,) * rank)
-            zero_point = e(whole, label(e, zero_point))
+            zero_point = e(whole)
     if taken == blocked:
         raise ModelError(
             "GatherBlockQuantized: gathers along the axis that blocks run along",
