@@ -171,7 +171,7 @@ def memory(runs: int) -> Table:
 def scale() -> Table:
     """10,000 nodes in one process; the baseline is `onnx.load` and shape inference of the file."""
     import gpuir
-    from gpuir.passes.table import pipeline
+    from gpuir.stacks.table import pipeline
 
     table = Table("10,000 nodes", "seconds", "ratio to onnx load + shape inference")
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +215,7 @@ def predictions() -> Table:
     from gpuir.cost import work
     from gpuir.cost.tile import predict
     from gpuir.ir.types import f16, f32
-    from gpuir.passes.table import pipeline
+    from gpuir.stacks.table import pipeline
     from gpuir.targets.load import load_target
 
     table = Table("cost model", "number", "a wall second", "a CPU second")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gpuir.ir.notes import Cost, Schedule, Tile
     from gpuir.loading import LoadOptions, load, load_text
     from gpuir.passes.manager import Pass, Pipeline
-    from gpuir.passes.table import pipeline
     from gpuir.report.summary import Summary
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
     from gpuir.simulate.timeline import Timeline, timeline
+    from gpuir.stacks.table import pipeline
     from gpuir.targets.load import load_target, target_names
     from gpuir.targets.profile import Profile, load_profile, profile_names
     from gpuir.targets.target import Target
@@ -71,7 +71,7 @@ _HOMES = {
     "gpuir.ir.graph": ("Graph",),
     "gpuir.ir.notes": ("Cost", "Schedule", "Tile"),
     "gpuir.passes.manager": ("Pass", "Pipeline"),
-    "gpuir.passes.table": ("pipeline",),
+    "gpuir.stacks.table": ("pipeline",),
     "gpuir.schedule": ("apply", "extract", "strip"),
     "gpuir.simulate.memory": ("Memory", "memory"),
     "gpuir.simulate.timeline": ("Timeline", "timeline"),

@@ -17,10 +17,10 @@ from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
-from gpuir.passes.table import pipeline
 from gpuir.passes.tile import TilePass
 from gpuir.report.summary import Device, Kernel, Summary, find_kernel, summarize
 from gpuir.simulate.memory import memory
+from gpuir.stacks.table import pipeline
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile, under
 from gpuir.targets.support import check, elsewhere, emulated

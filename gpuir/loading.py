@@ -203,7 +203,7 @@ class _Step:
         """The graph with what is asked for and not in it yet."""
         if not self.train:
             return graph
-        from gpuir.passes.table import pipeline
+        from gpuir.stacks.table import pipeline
 
         derives = not any(role == "gradient" for _, role in graph.roles)
         graph = under(graph, profile, tf32) if derives else graph

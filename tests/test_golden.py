@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuir.ir.errors import GpuirError
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.text import parse, show
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,8 +13,8 @@ from strategies import arrays, graphs
 from gpuir import interp
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
-from gpuir.passes.table import pipeline
 from gpuir.schedule import apply, extract, strip
+from gpuir.stacks.table import pipeline
 from gpuir.targets.profile import Profile, load_profile, profile_names
 from gpuir.text import parse, show
 

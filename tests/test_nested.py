@@ -17,7 +17,7 @@ from gpuir.ir.graph import DEEPEST, Graph, Level, Value
 from gpuir.ir.types import TensorType, bool_, f32, i64
 from gpuir.ir.verify import verify
 from gpuir.ops import tensor as t
-from gpuir.passes.table import PASSES, pipeline
+from gpuir.stacks.table import PASSES, pipeline
 
 X = TensorType((64,), f32)
 

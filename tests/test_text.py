@@ -15,7 +15,7 @@ from gpuir.ir.errors import GpuirError, TextError, UsageError
 from gpuir.ir.graph import Graph, Level, Value
 from gpuir.ir.types import TensorType, f32
 from gpuir.passes.manager import make_pass
-from gpuir.passes.table import PASSES, pipeline
+from gpuir.stacks.table import PASSES, pipeline
 from gpuir.text import parse, parse_passes, parse_schedule, show
 
 MLP = """costed @mlp of onnx for a100 under ort with tf32 none {

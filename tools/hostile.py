@@ -658,7 +658,7 @@ def schedules(r: Random) -> Case:
 
 @cache
 def passes() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    from gpuir.passes.table import PASSES
+    from gpuir.stacks.table import PASSES
 
     return tuple((name, tuple(f.name for f in fields(p))) for name, p in PASSES.items())
 

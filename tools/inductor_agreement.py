@@ -35,7 +35,7 @@ from gpuir.frontends.torch.load import functional, load
 from gpuir.ir.graph import Graph, Op
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.targets.profile import load_profile
 
 CUDA = torch.device("cuda:0")

@@ -176,7 +176,7 @@ def check(file: Path, shapes: dict[str, tuple[int, ...]], rtol: float, passes: b
         result.status = "same"
     result.interp_s = time.perf_counter() - start
     if passes and result.status == "same":
-        from gpuir.passes.table import pipeline
+        from gpuir.stacks.table import pipeline
 
         start = time.perf_counter()
         graph = model.graph

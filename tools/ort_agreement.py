@@ -41,7 +41,7 @@ from gpuir.ir.errors import GpuirError
 from gpuir.ir.graph import Level
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.targets.profile import load_profile
 
 Shapes = Mapping[str, tuple[int, ...]]

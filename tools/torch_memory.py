@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from gpuir.frontends.torch.joint import Fakes
 from gpuir.frontends.torch.load import load
 from gpuir.ir.graph import Graph
-from gpuir.passes.table import pipeline
 from gpuir.simulate.memory import memory
+from gpuir.stacks.table import pipeline
 
 Made = tuple[nn.Module, tuple[Any, ...]]
 

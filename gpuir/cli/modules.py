@@ -75,7 +75,7 @@ def _check(where: str, table: str, key: str, thing: object) -> None:
     from gpuir.backends.table import BACKENDS
     from gpuir.cost.table import PREDICTORS
     from gpuir.ir.errors import UsageError
-    from gpuir.passes.table import PASSES, is_pass
+    from gpuir.stacks.table import PASSES, is_pass
 
     rules: dict[str, tuple[Container[str], Callable[[object], bool], str]] = {
         "PASSES": (PASSES, is_pass, "a subclass of gpuir.passes.manager.Pass"),

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 def command(name: str | None, modules: tuple[str, ...]) -> None:
     """The passes there are, or all about one."""
     from gpuir.ir.errors import PluginError
-    from gpuir.passes.table import PASSES, find_pass
     from gpuir.plugins import installed
+    from gpuir.stacks.table import PASSES, find_pass
 
     mine = load_modules(modules).passes
     if name is not None:
         emit(full(find_pass(name, mine)))
     else:
-        known = PASSES | mine
+        known = {**PASSES, **mine}
         for plugin in installed("passes"):
             try:
                 known.setdefault(plugin, find_pass(plugin))

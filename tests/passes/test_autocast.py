@@ -15,7 +15,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Op
 from gpuir.ir.types import DType, TensorType, bf16, f16, f32, f64, i32
 from gpuir.ops import tensor as t
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 
 SQUARE = (4, 4, 4)
 

@@ -21,7 +21,7 @@ from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.passes.derivatives import FLAT
 from gpuir.passes.gradients import GRADIENTS, no_gradient
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.text import parse, show
 
 torch = pytest.importorskip("torch")

@@ -18,7 +18,7 @@ from gpuir.ir.verify import verify
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.passes.convert import Convert, Extend, Pack
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.text import parse, show
 
 ENCODER = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")

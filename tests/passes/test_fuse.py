@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuir.ir.errors import UsageError
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.text import parse
 
 

@@ -14,7 +14,7 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.ir.types import TensorType, f64
 from gpuir.ops import tensor as t
 from gpuir.passes.optimizer import Optimizer, launches
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 
 torch = pytest.importorskip("torch")
 

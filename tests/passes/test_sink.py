@@ -13,7 +13,7 @@ from gpuir.ir.build import Builder
 from gpuir.ir.graph import Graph, Level, Value
 from gpuir.ir.types import TensorType, f32
 from gpuir.ops import tensor as t
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 
 
 @st.composite

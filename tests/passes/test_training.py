@@ -12,7 +12,7 @@ import pytest
 from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.phases import phase_of
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional

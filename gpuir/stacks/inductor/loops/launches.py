@@ -9,7 +9,7 @@ from math import prod
 from typing import Protocol
 
 from gpuir.ir.graph import Value
-from gpuir.passes.loops.indices import Index, Read
+from gpuir.stacks.inductor.loops.indices import Index, Read
 
 
 class Limits(Protocol):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from gpuir.passes.split_sums import SplitSums
+from gpuir.stacks.inductor.split_sums import SplitSums
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("torch._inductor.scheduler", reason="this PyTorch has no Inductor")

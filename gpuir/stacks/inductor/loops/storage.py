@@ -10,10 +10,10 @@ from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.channels_last import has_channels_innermost
-from gpuir.passes.loops.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
-from gpuir.passes.loops.flow import Flow
-from gpuir.passes.loops.indices import (
+from gpuir.stacks.inductor.channels_last import has_channels_innermost
+from gpuir.stacks.inductor.loops.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
+from gpuir.stacks.inductor.loops.flow import Flow
+from gpuir.stacks.inductor.loops.indices import (
     Read,
     broadcast,
     index,
@@ -23,9 +23,9 @@ from gpuir.passes.loops.indices import (
     whole,
     wide_strides,
 )
-from gpuir.passes.loops.joins import is_cellwise, is_index, is_read_cellwise, is_roll
-from gpuir.passes.loops.launches import Launch
-from gpuir.passes.loops.nests import Nest, is_in_groups, nest_of, operations, readings
+from gpuir.stacks.inductor.loops.joins import is_cellwise, is_index, is_read_cellwise, is_roll
+from gpuir.stacks.inductor.loops.launches import Launch
+from gpuir.stacks.inductor.loops.nests import Nest, is_in_groups, nest_of, operations, readings
 
 INLINED = t.Pointwise | t.Layout | t.Indexing | t.Joining | t.Window
 MOVABLE = t.Pointwise | t.Indexing | t.Joining | t.Window | t.Reducing  # may be written anywhere

@@ -9,10 +9,10 @@ from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, f32
 from gpuir.ops import tensor as t
-from gpuir.passes.channels_last import has_channels_innermost
-from gpuir.passes.innermost import innermost
 from gpuir.passes.manager import Pass
-from gpuir.passes.split_sums import SplitSums, cut
+from gpuir.stacks.inductor.channels_last import has_channels_innermost
+from gpuir.stacks.inductor.innermost import innermost
+from gpuir.stacks.inductor.split_sums import SplitSums, cut
 
 
 @dataclass(frozen=True)

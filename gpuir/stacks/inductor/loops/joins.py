@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuir.ir.graph import Node, Value
 from gpuir.ops import tensor as t
-from gpuir.passes.loops.flow import Flow
+from gpuir.stacks.inductor.loops.flow import Flow
 
 
 def is_cellwise(flow: Flow, reader: Node) -> bool:

@@ -8,8 +8,8 @@ from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import f32
 from gpuir.ops import tensor as t
-from gpuir.passes.channels_last import has_channels_innermost
 from gpuir.passes.manager import Pass
+from gpuir.stacks.inductor.channels_last import has_channels_innermost
 
 WARPS = 8  # of a block of an inner reduction
 IN_REGISTERS = 4  # terms that a thread of an outer reduction takes at a time

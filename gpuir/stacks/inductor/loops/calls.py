@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from gpuir.ir.graph import Node, Value
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.loops.flow import Flow
+from gpuir.stacks.inductor.loops.flow import Flow
 
 
 def is_bag(flow: Flow, node: Node) -> bool:

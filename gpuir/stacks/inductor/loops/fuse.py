@@ -9,11 +9,11 @@ from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
 from gpuir.passes import bodies
-from gpuir.passes.loops.flow import Flow
-from gpuir.passes.loops.launches import Fusion, Launch
-from gpuir.passes.loops.storage import Storage
-from gpuir.passes.loops.trips import taken_apart
 from gpuir.passes.manager import Pass
+from gpuir.stacks.inductor.loops.flow import Flow
+from gpuir.stacks.inductor.loops.launches import Fusion, Launch
+from gpuir.stacks.inductor.loops.storage import Storage
+from gpuir.stacks.inductor.loops.trips import taken_apart
 
 
 @dataclass(frozen=True)

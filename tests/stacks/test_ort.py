@@ -19,7 +19,7 @@ from gpuir.analysis import lower
 from gpuir.cost.work import work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ops.kernel import KernelOp
-from gpuir.passes.table import pipeline
+from gpuir.stacks.table import pipeline
 from gpuir.text import parse
 
 pytest.importorskip("onnxruntime")

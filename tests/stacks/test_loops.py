@@ -12,11 +12,11 @@ import gpuir
 from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
-from gpuir.passes.innermost import innermost
-from gpuir.passes.loops.flow import Flow
-from gpuir.passes.loops.fuse import FuseLoops
-from gpuir.passes.loops.storage import Storage
-from gpuir.passes.table import pipeline
+from gpuir.stacks.inductor.innermost import innermost
+from gpuir.stacks.inductor.loops.flow import Flow
+from gpuir.stacks.inductor.loops.fuse import FuseLoops
+from gpuir.stacks.inductor.loops.storage import Storage
+from gpuir.stacks.table import pipeline
 
 LOOPS = "masks,bmm,canonicalize,channels_last,split_norms,split_sums,fuse_loops,legalize"
 

@@ -1,0 +1,1 @@
+"""What software stacks do besides the passes that all share: PyTorch, Inductor, onnxruntime."""

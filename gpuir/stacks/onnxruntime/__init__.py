@@ -1,0 +1,1 @@
+"""What onnxruntime does with its CUDA provider."""

@@ -1,0 +1,1 @@
+"""What PyTorch itself does, eager and compiled."""

@@ -1,0 +1,78 @@
+"""Every pass by name, neutral ones and a stack's; those of third parties are looked up when asked
+for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuir.passes.annotate import Annotate
+from gpuir.passes.manager import Pass, Pipeline, make_pass
+from gpuir.passes.tile import TilePass
+from gpuir.plugins import Lazy, find_named
+from gpuir.text import parse_passes
+
+if TYPE_CHECKING:
+    from gpuir.cost.table import Predictor
+
+PASSES: Mapping[str, type[Pass]] = Lazy(
+    {
+        "convert": "gpuir.passes.convert:Convert",
+        "extend": "gpuir.passes.convert:Extend",
+        "pack": "gpuir.passes.convert:Pack",
+        "canonicalize": "gpuir.passes.canonicalize:Canonicalize",
+        "recognize": "gpuir.passes.recognize:Recognize",
+        "sink": "gpuir.passes.sink:Sink",
+        "autocast": "gpuir.passes.autocast:Autocast",
+        "autodiff": "gpuir.passes.autodiff:Autodiff",
+        "accumulate": "gpuir.passes.accumulate:Accumulate",
+        "optimizer": "gpuir.passes.optimizer:Optimizer",
+        "math_attention": "gpuir.stacks.pytorch.math_attention:MathAttention",
+        "masks": "gpuir.stacks.pytorch.masks:Masks",
+        "bmm": "gpuir.stacks.pytorch.bmm:Bmm",
+        "channels_last": "gpuir.stacks.inductor.channels_last:ChannelsLast",
+        "split_norms": "gpuir.stacks.inductor.split_norms:SplitNorms",
+        "split_sums": "gpuir.stacks.inductor.split_sums:SplitSums",
+        "split": "gpuir.stacks.onnxruntime.split:Split",
+        "batch_norm": "gpuir.stacks.pytorch.batch_norm:BatchNorm",
+        "fuse": "gpuir.passes.fuse:Fuse",
+        "fuse_loops": "gpuir.stacks.inductor.loops.fuse:FuseLoops",
+        "widen": "gpuir.passes.widen:Widen",
+        "legalize": "gpuir.passes.legalize:Legalize",
+        "tile": "gpuir.passes.tile:TilePass",
+        "annotate": "gpuir.passes.annotate:Annotate",
+    }
+)
+
+
+def find_pass(name: str, loaded: Mapping[str, type[Pass]] | None = None) -> type[Pass]:
+    """The pass of that name: ours, a loaded module's, or an entry point's of `gpuir.passes`."""
+    return find_named(name, PASSES, loaded, kind="pass", group="passes", fits=is_pass)
+
+
+def is_pass(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Pass)
+
+
+def pipeline(
+    text: str,
+    loaded: Mapping[str, type[Pass]] | None = None,
+    predictors: Mapping[str, Predictor] | None = None,
+    targets: Mapping[str, str | Path] | None = None,
+) -> Pipeline:
+    """The pipeline that text like `canonicalize,fuse{max_ops=8},legalize` states.
+
+    `loaded` passes, `predictors` and `targets` (paths of spec files) are those of the user's own
+    modules, by name.
+    """
+    passes: list[Pass] = []
+    for name, options in parse_passes(text):
+        made = make_pass(find_pass(name, loaded), options)
+        if isinstance(made, Annotate) and predictors and made.predictor in predictors:
+            made = replace(made, predictor=predictors[str(made.predictor)])
+        if isinstance(made, TilePass) and targets and made.target in targets:
+            made = replace(made, target=str(targets[made.target]))
+        passes.append(made)
+    return Pipeline(tuple(passes))
