@@ -18,7 +18,8 @@ from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.tile import TilePass
-from gpuir.report.summary import Device, Kernel, Summary, find_kernel, summarize
+from gpuir.report.find import find_kernel
+from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.memory import memory
 from gpuir.stacks.table import pipeline
 from gpuir.targets.load import load_target

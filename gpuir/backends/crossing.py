@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import percent, quantity
-from gpuir.plan.crossover import Crossover
-from gpuir.report.summary import Device
-from gpuir.targets.profile import Profile
+from gpuir.report.searches import Crossing
 
 SCHEMA = "gpuir.crossover/1"
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """The search along a dimension of one model on one device under one profile."""
-
-    model: str
-    device: Device
-    profile: Profile
-    dim: str
-    most: int
-    found: Crossover
 
 
 def crossing_text(crossings: Sequence[Crossing], layout: Layout) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from gpuir.backends.terminal import GAP, Layout, Page, elided, pattern, printable
+from gpuir.backends.terminal import GAP, Layout, Page, elided, printable
 from gpuir.backends.units import percent, quantity
 from gpuir.report.diff import Change, Check, Diff, Group
+from gpuir.report.equal import pattern
 from gpuir.report.saved import METRICS, Entry
 
 SCHEMA = "gpuir.diff/1"

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from gpuir.backends.terminal import Layout, Page, cell_width
 from gpuir.backends.units import percent, plain, quantity
 from gpuir.ops import kernel as k
-from gpuir.report.summary import Found, Kernel, Line, Summary, node_name
+from gpuir.report.find import Located, node_name
+from gpuir.report.summary import Kernel, Line, Summary
 
 INLINE = 44  # a longer source stands below, once, under a number
 
 
-def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout) -> str:
+def explanation(s: Summary, found: Located, lines: Sequence[Line], layout: Layout) -> str:
     """What a kernel is and stands for, then the lines that lead to its time; of a loop or branch,
     its kernels."""
     page = Page(layout.width, layout.color)
@@ -46,7 +47,7 @@ def explanation(s: Summary, found: Found, lines: Sequence[Line], layout: Layout)
     return page.text()
 
 
-def several(s: Summary, name: str, found: Sequence[Found], layout: Layout) -> str:
+def several(s: Summary, name: str, found: Sequence[Located], layout: Layout) -> str:
     """The kernels of one model node, and what they take together."""
     page = Page(layout.width, layout.color)
     page.heading(f"{name} on {s.device.title or s.device.name}")
@@ -57,7 +58,7 @@ def several(s: Summary, name: str, found: Sequence[Found], layout: Layout) -> st
     return page.text()
 
 
-def _parts(s: Summary, found: Sequence[Found], page: Page, top: int) -> None:
+def _parts(s: Summary, found: Sequence[Located], page: Page, top: int) -> None:
     """The kernels that were found, or are in a loop or branch that was, the dearest first, and
     their sum."""
     paths = {x.path for x in found}

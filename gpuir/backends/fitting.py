@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpuir.backends.records import memory_record
 from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
 from gpuir.backends.units import quantity
-from gpuir.report.summary import Device
-from gpuir.simulate.largest import Largest
+from gpuir.report.searches import Fitting
 
 SCHEMA = "gpuir.fit/1"
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """The search for the largest value of a dimension of one model on one device. `refusal` is what
-    the model says to a value that it does not take."""
-
-    model: str
-    device: Device
-    dim: str
-    least: int
-    most: int
-    found: Largest
-    refusal: str = ""
 
 
 def fitting_text(fittings: Sequence[Fitting], layout: Layout) -> str:

@@ -11,8 +11,10 @@ from unicodedata import east_asian_width
 
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.notes import Bound
+from gpuir.report.equal import Alike, alike, layer
+from gpuir.report.find import node_name
 from gpuir.report.modules import modules
-from gpuir.report.summary import Kernel, Summary, Total, node_name, totals
+from gpuir.report.summary import Kernel, Summary, Total, totals
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory, Moment
@@ -46,25 +48,6 @@ class Layout:
     memory: bool = False  # list who holds memory at the peak
     group: Group = "kernel"  # what the table of totals adds up
     file: str = ""
-
-
-@dataclass(frozen=True)
-class Alike:
-    """Kernels with the same nest, tile and cost: layers repeat."""
-
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def one(self) -> Kernel:
-        return self.kernels[0]
-
-    @property
-    def runs(self) -> int:
-        return sum(x.runs for x in self.kernels)
-
-    @property
-    def time_s(self) -> float:
-        return self.runs * self.one.cost.time_s
 
 
 @dataclass(frozen=True)
@@ -426,15 +409,6 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
         page.line(f"{count:,} more take {quantity(time, 's')}, {share}: see --top", "dim")
 
 
-def alike(s: Summary) -> list[Alike]:
-    """The kernels that take time, equal ones together, the slowest group first."""
-    groups: dict[object, list[Kernel]] = {}
-    for x in s.kernels:
-        if x.time_s > 0:
-            groups.setdefault((x.kind, x.shape, x.tile, x.cost, x.flops, x.rest), []).append(x)
-    return sorted((Alike(tuple(g)) for g in groups.values()), key=lambda x: -x.time_s)
-
-
 def _width(column: Column, rows: Sequence[Alike]) -> int:
     return max(len(column.title), *(len(column.cell(x)) for x in rows))
 
@@ -462,34 +436,6 @@ def tile_text(x: Kernel) -> str:
         return ""
     dims = [str(n) for d, n in x.tile.dims if n > 1 or d not in "bh"]
     return "x".join(dims) + (f"/{x.tile.split}" if x.tile.split > 1 else "")
-
-
-def layer(x: Alike) -> str:
-    """The model node that the kernels are named after, and how many more they stand for; of several
-    kernels, what their names have in common."""
-    names = [kernel.label for kernel in x.kernels]
-    more = len(dict.fromkeys(x.one.locs)) - 1
-    return pattern(names) + (f" +{more}" if more > 0 else "")
-
-
-def pattern(names: Sequence[str]) -> str:
-    """`layer.*/MatMul` for names that begin and end alike; else the first of them and dots."""
-    first, last = min(names), max(names)
-    if first == last:
-        return first
-    head = _alike(first, last)
-    backwards = [name[head:][::-1] for name in names]
-    tail = _alike(min(backwards), max(backwards))
-    if head + tail < len(names[0]) // 2:
-        return f"{names[0]} ..."
-    return f"{first[:head]}*{first[len(first) - tail :]}"
-
-
-def _alike(a: str, b: str) -> int:
-    """How many characters two texts begin with alike; of the least and greatest of many, all do."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
 
 
 def _totals(s: Summary, page: Page, layout: Layout) -> None:

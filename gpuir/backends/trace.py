@@ -20,8 +20,9 @@ from gpuir.backends.records import kernel_record
 from gpuir.backends.terminal import Layout
 from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
+from gpuir.report.find import node_name
 from gpuir.report.modules import module_of
-from gpuir.report.summary import Kernel, Summary, node_name
+from gpuir.report.summary import Kernel, Summary
 from gpuir.simulate.memory import KINDS
 from gpuir.simulate.spans import HOST, Span
 from gpuir.simulate.timeline import Launch

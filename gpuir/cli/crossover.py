@@ -9,8 +9,8 @@ from gpuir.cli.modules import Loaded
 from gpuir.cli.output import warn
 
 if TYPE_CHECKING:
-    from gpuir.backends.crossing import Crossing
     from gpuir.ir.graph import Graph
+    from gpuir.report.searches import Crossing
     from gpuir.simulate.timeline import Timeline
 
 MOST = 1 << 16
@@ -36,10 +36,10 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     """The search for each target and profile, from what `--dims` has on; a value is loaded once for
     all of them."""
     import gpuir
-    from gpuir.backends.crossing import Crossing
     from gpuir.cli.analyze import analyze
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
+    from gpuir.report.searches import Crossing
     from gpuir.report.summary import Device
     from gpuir.targets.profile import profile_of
 

@@ -61,7 +61,7 @@ def one(node: str, given: dict[str, Any], loaded: Loaded, warnings: list[str]) -
     import gpuir
     from gpuir.backends.explanation import explanation, several
     from gpuir.ir.errors import UsageError
-    from gpuir.report.summary import find_kernels
+    from gpuir.report.find import find_kernels
 
     graphs = analyze(given, loaded, warnings)
     if len(graphs) > 1:

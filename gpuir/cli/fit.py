@@ -13,8 +13,8 @@ from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, warn
 
 if TYPE_CHECKING:
-    from gpuir.backends.fitting import Fitting
     from gpuir.ir.graph import Graph
+    from gpuir.report.searches import Fitting
     from gpuir.simulate.memory import Memory
     from gpuir.targets.target import Target
 
@@ -59,8 +59,8 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
     from functools import cache, partial
 
     import gpuir
-    from gpuir.backends.fitting import Fitting
     from gpuir.ir.errors import ModelError, UsageError
+    from gpuir.report.searches import Fitting
     from gpuir.report.summary import Device
     from gpuir.simulate.largest import largest
 

@@ -66,7 +66,7 @@ def reasons(
     from gpuir.cost.work import in_tf32
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
-    from gpuir.report.summary import walk
+    from gpuir.report.find import walk
 
     known = {x.path: x.node.op for x in walk(g)}
     for path, tile in schedule:

@@ -12,10 +12,11 @@ import torch
 from click.testing import CliRunner
 
 import gpuir
-from gpuir.backends.fusions import fusions, fusions_json, fusions_text
+from gpuir.backends.fusions import fusions_json, fusions_text
 from gpuir.backends.terminal import Layout
 from gpuir.backends.units import percent
 from gpuir.cli.main import main
+from gpuir.report.fusions import fusions
 
 ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
 TEXT = """graph @g {

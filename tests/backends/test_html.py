@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 import gpuir
 from gpuir.backends.html import page
 from gpuir.backends.html.data import data
-from gpuir.backends.terminal import Layout, alike
+from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
+from gpuir.report.modules import alike
 from gpuir.report.summary import Summary
 from gpuir.targets.profile import profile_names
 from gpuir.targets.support import refusal

@@ -15,22 +15,15 @@ from jsonschema import Draft202012Validator
 import gpuir
 from gpuir.backends import records, texts
 from gpuir.backends.table import BACKENDS, find_backend
-from gpuir.backends.terminal import (
-    LONGEST_WORD,
-    Layout,
-    Page,
-    cell_width,
-    cut,
-    elided,
-    pattern,
-    report,
-)
+from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut, elided, report
 from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
+from gpuir.report.equal import pattern
+from gpuir.report.find import find_kernel
 from gpuir.report.modules import DEEPEST, module_of
-from gpuir.report.summary import Device, Summary, Unseen, find_kernel, summarize
+from gpuir.report.summary import Device, Summary, Unseen, summarize
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 

@@ -13,9 +13,11 @@ import pytest
 import gpuir
 from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.roofline import _draw as draw_on
-from gpuir.backends.roofline import ceilings, memories, points, roofline
-from gpuir.backends.terminal import Layout, alike
+from gpuir.backends.roofline import roofline
+from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
+from gpuir.report.modules import alike
+from gpuir.report.roofline import ceilings, memories, points
 from gpuir.report.summary import Summary
 
 pytestmark = pytest.mark.slow

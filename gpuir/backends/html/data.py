@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from gpuir.backends.roofline import ceilings, memories, points
-from gpuir.backends.terminal import Alike, alike, bounds, layer, moment_name, run_names, tile_text
+from gpuir.backends.terminal import bounds, moment_name, run_names, tile_text
+from gpuir.report.equal import Alike, alike, layer
+from gpuir.report.find import node_name
 from gpuir.report.modules import module_of, modules
-from gpuir.report.summary import Kernel, Summary, node_name, totals
+from gpuir.report.roofline import ceilings, memories, points
+from gpuir.report.summary import Kernel, Summary, totals
 from gpuir.simulate.memory import KINDS
 
 MOMENTS = 600  # of memory that a chart shows; of those in between, the fullest

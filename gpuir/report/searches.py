@@ -1,0 +1,36 @@
+"""What a search along one dimension of a model comes to, on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuir.plan.crossover import Crossover
+from gpuir.report.summary import Device
+from gpuir.simulate.largest import Largest
+from gpuir.targets.profile import Profile
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The search for the largest value of a dimension of one model on one device. `refusal` is what
+    the model says to a value that it does not take."""
+
+    model: str
+    device: Device
+    dim: str
+    least: int
+    most: int
+    found: Largest
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The search along a dimension of one model on one device under one profile."""
+
+    model: str
+    device: Device
+    profile: Profile
+    dim: str
+    most: int
+    found: Crossover
