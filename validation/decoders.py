@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gpuir.cli.output import emit, note
+from gpuir.cli.output import emit, layout, note
 from gpuir.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def show(
     """The scores of a table to where a command's options say. UsageError for an option that is of
     other tables."""
     from gpuir.backends import scores
-    from gpuir.cli.analyze import layout
     from gpuir.cost.tile import BY
 
     if given := [name for name, value in others.items() if value]:

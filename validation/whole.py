@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import check_ahead, emit, note
+from gpuir.cli.output import check_ahead, emit, layout, note
 
 if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
@@ -56,7 +56,6 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     gpuir eval models e2e_serving.parquet --json -
     gpuir eval models labels.csv --configs model_configs.json --unseen weights --json -
     """
-    from gpuir.cli.analyze import layout
     from gpuir.ir.errors import UsageError
     from validation import decoders, model_scores
     from validation.models import groups, read_configs, read_labels, results

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import batch, layout, refuse_opaque, targets_of
+from gpuir.cli.lowering import refuse_opaque
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, progress, warn
+from gpuir.cli.output import emit, layout, progress, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -57,7 +57,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Report:
     from gpuir.plan.advise import advise
     from gpuir.plan.changes import KINDS
 
-    targets = targets_of(given, loaded)
+    targets = options.targets_of(given, loaded)
     if len(targets) > 1:
         names = ", ".join(target.name for target in targets)
         raise UsageError("advice is for one target", found=names, fix="give one --target")
@@ -190,7 +190,7 @@ def bench(
 
     def run(setup: Setup) -> Outcome:
         g = gpuir.analyze(kernels(setup), setup.target, predictor=predictor)
-        items = batch((tuple(setup.dims.items()),)) or 1
+        items = options.batch((tuple(setup.dims.items()),)) or 1
         return outcome(g, gpuir.load_target(setup.target), items)
 
     return Bench(graph, run, done)

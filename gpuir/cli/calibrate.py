@@ -14,7 +14,7 @@ import click
 
 from gpuir.cli import checkout
 from gpuir.cli.options import MOST_S, Finite
-from gpuir.cli.output import check_ahead, emit, note, warn
+from gpuir.cli.output import check_ahead, emit, layout, note, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -60,7 +60,6 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     """
     import gpuir
     from gpuir.backends.terminal import Page
-    from gpuir.cli.analyze import layout
     from gpuir.fit.calibrate import calibration
     from gpuir.fit.machine import cpu_level, gpu_name
     from gpuir.targets.load import dump_difference, parse_target

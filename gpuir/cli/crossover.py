@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded
-from gpuir.cli.output import warn
+from gpuir.cli.output import layout, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -19,7 +20,6 @@ MOST = 1 << 16
 def text_of(given: dict[str, Any], loaded: Loaded) -> str:
     """The search as `--format` wants it."""
     from gpuir.backends.crossing import crossing_json, crossing_text
-    from gpuir.cli.analyze import layout
     from gpuir.ir.errors import UsageError
 
     if given["format"] not in ("table", "json"):
@@ -36,7 +36,6 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     """The search for each target and profile, from what `--dims` has on; a value is loaded once for
     all of them."""
     import gpuir
-    from gpuir.cli.analyze import analyze
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
     from gpuir.report.searches import Crossing

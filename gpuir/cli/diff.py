@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import analyze, batch, layout, split_names, split_targets
+from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, note, warn
+from gpuir.cli.output import emit, layout, note, warn
 
 if TYPE_CHECKING:
     from gpuir.report.saved import Run
@@ -107,10 +107,11 @@ def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
     asked = {
         "target": [
             gpuir.load_target(options.with_settings(loaded.target(name), given)).name
-            for name in split_targets(given["target"])
+            for name in options.split_targets(given["target"])
         ],
         "profile": [
-            gpuir.load_profile(loaded.profile(name)).name for name in split_names(given["profile"])
+            gpuir.load_profile(loaded.profile(name)).name
+            for name in options.split_names(given["profile"])
         ],
     }
     for kind, names in asked.items():
@@ -156,7 +157,9 @@ def analyzed(
     graphs = analyze(given | wanted, loaded, warnings)
     for text in warnings:
         warn(text)
-    summaries = [gpuir.summary(g, warnings=warnings, batch=batch(given["dims"])) for g in graphs]
+    summaries = [
+        gpuir.summary(g, warnings=warnings, batch=options.batch(given["dims"])) for g in graphs
+    ]
     found = read_report(json_text(summaries, Layout()), path)
     names = {run.name for run in beside}
     return tuple(run for run in found if not names or run.name in names)

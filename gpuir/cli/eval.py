@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import checkout, options
-from gpuir.cli.output import check_ahead, emit, note
+from gpuir.cli.output import check_ahead, emit, layout, note
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
@@ -104,7 +104,6 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
     gpuir eval kernels gemm.parquet --leave-one-out device
     """
     from gpuir.backends import scores
-    from gpuir.cli.analyze import layout
     from gpuir.ir.errors import UsageError
 
     if not files:

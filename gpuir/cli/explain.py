@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import analyze, layout
+from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, warn
+from gpuir.cli.output import emit, layout, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout

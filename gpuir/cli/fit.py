@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import layout, targets_of
 from gpuir.cli.lowering import Kernels
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, warn
+from gpuir.cli.output import emit, layout, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -64,7 +63,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
     from gpuir.report.summary import Device
     from gpuir.simulate.largest import largest
 
-    targets = targets_of(given, loaded)
+    targets = options.targets_of(given, loaded)
     dim, least, most = given["dim"], given["least"], given["most"]
     if least > most:
         raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")

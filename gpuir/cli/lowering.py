@@ -1,15 +1,21 @@
-"""A model's kernels under one profile after another."""
+"""A model's kernels under one profile after another, and what they cost on one target after
+another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from gpuir.cli import options
+from gpuir.cli.output import note
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
+    from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
-    from gpuir.passes.manager import Pipeline, Watch
+    from gpuir.passes.manager import Pass, Pipeline, Watch
 
 Read = Callable[["str | None"], "Graph"]
 
@@ -41,3 +47,116 @@ class Kernels:
             g = self.passes.run(under(g, profile, self.tf32), watch=self.watch)
         own = self.loaded.passes
         return gpuir.lower(g, profile=profile, tf32=self.tf32, watch=self.watch, passes=own)
+
+
+def analyze(
+    given: dict[str, Any], loaded: Loaded, warnings: list[str], model: Graph | None = None
+) -> list[Graph]:
+    """The costed graph for each target and profile; the model is loaded once, unless it is given,
+    and lowered once for each profile."""
+    import gpuir
+    from gpuir.cost.table import find_predictor
+    from gpuir.ir.errors import UsageError
+    from gpuir.ir.graph import Level
+    from gpuir.targets.support import reason, refusal
+
+    targets = [
+        options.with_settings(loaded.target(name), given)
+        for name in options.split_targets(given["target"])
+    ]
+    for name in targets:  # what is misspelt is said before the work is done
+        gpuir.load_target(name)
+    profiles = list(dict.fromkeys(map(loaded.profile, options.split_names(given["profile"]))))
+    for name in profiles:
+        gpuir.load_profile(name)
+    if given["settings"] and not targets:
+        raise UsageError("--set changes a target, and none is given", fix="--target NAME")
+    predictor = given["predictor"]
+    own = find_predictor(predictor, loaded.predictors)
+    if predictor.partition("@")[0] in loaded.predictors:
+        predictor = own
+    progress = Progress(given["verbose"])
+
+    def read(profile: str | None) -> Graph:
+        how = options.load_options(given, loaded)
+        say = unsaid(warnings)
+        g = model or gpuir.load(
+            given["model"], warn=say, profile=profile, tf32=given["tf32"], **how
+        )
+        progress.loaded(g)
+        if given["strict"]:
+            refuse_opaque(g)
+        return g
+
+    passes = options.pipeline_of(given, loaded)
+    kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
+    lowered = [kernels_of.under(name) for name in profiles or [None]]
+    costed: list[Graph] = []
+    refused: list[GpuirError] = []
+    for name in targets or [None]:
+        for kernels in lowered:
+            on = gpuir.load_target(name or str(kernels.target)) if name or kernels.target else None
+            error = refusal(kernels, on) if on and kernels.level < Level.costed else None
+            if error is not None and on is not None:
+                refused.append(error)
+                warnings.append(f"not supported: {kernels.profile} on {on.name}: {reason(error)}")
+                continue
+            costed.append(
+                gpuir.analyze(
+                    kernels,
+                    name,
+                    predictor=predictor,
+                    schedule=given["schedule"],
+                    tf32=given["tf32"],
+                    watch=progress.made,
+                )
+            )
+    if refused and not costed:
+        raise refused[0]
+    return costed
+
+
+def unsaid(said: list[str]) -> Callable[[str], None]:
+    """Keeps a text that was not said before."""
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.append(text)
+
+    return say
+
+
+def refuse_opaque(g: Graph) -> None:
+    """ModelError when a graph, perhaps from IR text, holds an op that nobody knows."""
+    from gpuir.ir.errors import ModelError
+    from gpuir.ops.tensor import Opaque
+
+    for node in g.walk():
+        inside = [node.op, *(n.op for r in node.op.regions for n in r.nodes)]
+        for op in inside:
+            if isinstance(op, Opaque):
+                raise ModelError(
+                    f"{op.kind} is not modelled, and --strict refuses it",
+                    where=" + ".join(node.locs),
+                    fix="leave --strict out: its operands and results are then counted, its "
+                    "arithmetic is not",
+                )
+
+
+class Progress:
+    """Says on stderr what each step made and how long it took, if asked to."""
+
+    def __init__(self, wanted: bool):
+        self.wanted, self.since, self.nodes = wanted, perf_counter(), 0
+
+    def loaded(self, g: Graph) -> None:
+        self._say("load", g, "")
+
+    def made(self, p: Pass, g: Graph) -> None:
+        self._say(str(p), g, f"{self.nodes:,} nodes to ")
+
+    def _say(self, step: str, g: Graph, before: str) -> None:
+        now, self.nodes = perf_counter(), sum(1 for _ in g.walk()) if self.wanted else 0
+        if self.wanted:
+            note(f"{now - self.since:8.3f} s  {step}: {before}{self.nodes:,}")
+        self.since = now

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
+from gpuir.cli.lowering import Progress
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import emit, note, warn
 
@@ -39,7 +40,6 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     gpuir opt model.gir --pipeline "fuse{max_ops=4},legalize" --print-after all -o out.gir
     """
     import gpuir
-    from gpuir.cli.analyze import Progress
     from gpuir.targets.profile import under
 
     loaded = load_modules(given["modules"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import reduce, wraps
 from math import isfinite
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from gpuir.cli.output import check_ahead
+from gpuir.cli.output import check_ahead, warn
 
 if TYPE_CHECKING:
     import gpuir
     from gpuir.cli.modules import Loaded
     from gpuir.passes.manager import Pipeline
     from gpuir.targets.prices import Price
+    from gpuir.targets.target import Target
 
 MOST_EXTENT = 1 << 40  # a tensor of as many bytes fits no device
 MOST_RUNS = 100_000  # of one sweep: at some milliseconds each, minutes to an hour
@@ -316,3 +318,48 @@ def prices_of(given: dict[str, Any]) -> dict[str, Price]:
     from gpuir.targets.prices import own_price
 
     return dict(own_price(name, amount) for pairs in given["price"] for name, amount in pairs)
+
+
+def split_names(text: str | None) -> list[str]:
+    """`a, b` → `a`, `b`."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def split_targets(text: str | None) -> list[str]:
+    """`a100+sms=60,l4` → `a100+sms=60`, `l4`; `all` is every one there is."""
+    if text == "all":
+        return list(everything())
+    return split_names(text)
+
+
+def everything() -> dict[str, Target]:
+    """Every target by name that can be loaded; of a plug-in's that cannot, a warning."""
+    import gpuir
+    from gpuir.ir.errors import PluginError, TargetError
+
+    found: dict[str, Target] = {}
+    for name in gpuir.target_names():
+        try:
+            found[name] = gpuir.load_target(name)
+        except (PluginError, TargetError) as error:
+            warn(str(error))
+    return found
+
+
+def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
+    """The targets, each once."""
+    import gpuir
+    from gpuir.ir.errors import UsageError
+
+    names = [loaded.target(name) for name in split_targets(given["target"])]
+    if not names:
+        raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
+    found = [gpuir.load_target(with_settings(name, given)) for name in names]
+    return list({target.name: target for target in found}.values())
+
+
+def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:
+    """The extent of the one dimension that is called a batch."""
+    merged = dict(pair for pairs in dims for pair in pairs)
+    found = [n for name, n in merged.items() if re.search("batch", name, re.IGNORECASE)]
+    return found[0] if len(found) == 1 else None

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
+
+if TYPE_CHECKING:
+    from gpuir.backends.terminal import Layout
+
+PIPED_WIDTH = 120  # columns
 
 
 def emit(text: str | bytes, path: str | None = None) -> None:
@@ -123,3 +129,15 @@ def progress(length: int, label: str) -> Generator[Callable[[], None]]:
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield lambda: bar.update(1)
         bar.update(length - bar.pos)
+
+
+def layout(width: int | None, output: str | None = None) -> Layout:
+    """The terminal's width and colour; in a pipe or a file, a fixed width and none."""
+    from gpuir.backends.terminal import Layout
+
+    terminal = bool(sys.stdout) and sys.stdout.isatty() and not output
+    if width is None:
+        width = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns
+        width = max(width, 40) if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Layout(width, color)

@@ -10,7 +10,7 @@ import click
 
 from gpuir.cli import options
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit, warn
+from gpuir.cli.output import emit, layout, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -33,7 +33,6 @@ def command(
     """
     import gpuir
     from gpuir.backends.terminal import Page
-    from gpuir.cli.analyze import layout
 
     loaded = load_modules(modules)
     shape = layout(width, output)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.analyze import batch, layout, refuse_opaque, split_names, targets_of, unsaid
-from gpuir.cli.lowering import Kernels
+from gpuir.cli.lowering import Kernels, refuse_opaque, unsaid
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, progress, warn, write
+from gpuir.cli.output import check_ahead, emit, layout, progress, warn, write
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -116,9 +115,9 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     from gpuir.plan.sweep import sweep
 
     axes = axes_of(given)
-    targets = targets_of(given, loaded)
+    targets = options.targets_of(given, loaded)
     own = options.prices_of(given)
-    names = [loaded.profile(name) for name in split_names(given["profile"])]
+    names = [loaded.profile(name) for name in options.split_names(given["profile"])]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
     how = options.load_options(given, loaded)
     fixed = how.get("dims", {})
@@ -157,7 +156,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
         return model(tuple(dims.items())).under(profile)
 
     def items(dims: Mapping[str, int]) -> int:
-        return batch((tuple({**fixed, **dims}.items()),)) or 1
+        return options.batch((tuple({**fixed, **dims}.items()),)) or 1
 
     with progress(prod(map(len, axes.values())), "sweep") as done:
         found = sweep(

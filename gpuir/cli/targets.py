@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import emit, warn
+from gpuir.cli.output import emit, layout
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -36,7 +36,6 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     """
     import gpuir
     from gpuir.backends.terminal import Page
-    from gpuir.cli.analyze import layout
     from gpuir.ir.errors import UsageError
 
     if given["settings"] and not name:
@@ -47,7 +46,7 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     targets = (
         [gpuir.load_target(options.with_settings(name, given))]
         if name
-        else list(everything().values())
+        else list(options.everything().values())
     )
     doubtful = 0
     if check:
@@ -71,20 +70,6 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     emit(page.text(), path)
     if doubtful:
         raise click.exceptions.Exit(1)
-
-
-def everything() -> dict[str, Target]:
-    """Every target by name that can be loaded; of a plug-in's that cannot, a warning."""
-    import gpuir
-    from gpuir.ir.errors import PluginError, TargetError
-
-    found: dict[str, Target] = {}
-    for name in gpuir.target_names():
-        try:
-            found[name] = gpuir.load_target(name)
-        except (PluginError, TargetError) as error:
-            warn(str(error))
-    return found
 
 
 def show_all(targets: list[Target], page: Page) -> None:
