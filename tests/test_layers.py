@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,34 @@ def test_every_room_is_in_the_table():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_room_imports_only_what_it_may(path):
     assert imported_rooms(path) <= ALLOWED[room(path)]
+
+
+BESIDE = ROOT.parent / "validation"
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (*FILES, *sorted(BESIDE.rglob("*.py")))
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Every module of ours that a file names in an import: within functions and for types too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{a.name}" for a in node.names}
+            found |= {m if m in MODULES else node.module for m in inside}
+        elif isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+    return found & MODULES.keys()
+
+
+def test_imports_form_no_cycle():
+    """In no room, nor between rooms. `gpuir` itself names what it holds, each when it is used."""
+    graph = {name: imported_modules(path) - {name, "gpuir"} for name, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 def test_the_package_imports_nothing_of_what_lies_beside_it():

@@ -11,14 +11,8 @@ from typing import Any
 from gpuir.backends.scores import SCHEMA
 from gpuir.backends.terminal import Layout, Page
 from gpuir.fit.score import Errors
-from validation.models import (
-    PUBLISHED,
-    Group,
-    Labels,
-    Predicted,
-    Result,
-    Times,
-)
+from validation.cases import Labels, Predicted, Result, Times
+from validation.models import PUBLISHED, Group
 from validation.operators import Compared
 
 TITLES = {

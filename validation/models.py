@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.phases import is_training, phase_of
 from gpuir.simulate.timeline import timeline
 from gpuir.targets.profile import load_profile
-from gpuir.targets.target import Target
+from validation.cases import PROFILES, Case, Labels, Predicted, Program, Result, Times
 from validation.eager import DEVICES
 from validation.operators import by_kind
 
@@ -31,7 +31,6 @@ KEY = ("device", "model", "mode", "seqlen", "batch", "option")
 MEASURED = ("e2e_ms", "fw_ms", "bwall_ms")
 SUMS = ("fw_vs_opsum", "bwall_vs_opsum")
 PUBLISHED = ("neusight", "habitat", "roofline", "micro")
-PROFILES = {"none": "eager", "fusion": "compiled-2.1"}
 MODES = ("inf", "train")
 # What a config's model_type is run as, and what it reads (README of the labels).
 TASKS: Mapping[str, Mapping[str, str]] = {
@@ -51,85 +50,6 @@ LOSS = ("cross_entropy_loss", "log_softmax", "nll_loss", "nll_loss_forward", "nl
 # themselves, was measured under other conditions. (One that takes less may be small, where each
 # operator alone pays for its launch, or have a slow trace: README of the labels.)
 MOST_OF_SUM = 1.1
-
-
-@dataclass(frozen=True)
-class Program:
-    """What is exported once and run on any device: a config's model, a mode, sizes, and whether it
-    adds a mask to the scores of attention."""
-
-    model: str
-    mode: str
-    seq: int
-    batch: int
-    masked: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.model} {self.mode} {self.batch}x{self.seq}"
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a call: in all, forward, and of backward, which inference has none of."""
-
-    total_s: float
-    forward_s: float
-    backward_s: float = math.nan
-
-    def error(self, measured: Times, part: str = "total_s") -> float:
-        """Percent of the measurement by which this is more."""
-        return 100 * (getattr(self, part) / getattr(measured, part) - 1)
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What is predicted of a case: its times, between what 80 % of measurements lie, the part of
-    the time that the device waits for the host, how many kernels were launched, and their seconds
-    by kind of operator, forward and backward."""
-
-    times: Times
-    interval: tuple[float, float] | None = None
-    waiting: float = 0.0
-    launches: int = 0
-    kinds: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-
-
-@dataclass(frozen=True)
-class Case:
-    """A line of the labels. `published` is what others predicted of it; `doubt` says why the
-    measurement itself is doubted."""
-
-    program: Program
-    device: str
-    option: str
-    target: Target
-    measured: Times
-    published: Mapping[str, Times] = field(default_factory=dict[str, Times])
-    ratios: Mapping[str, float] = field(default_factory=dict[str, float])
-    doubt: str = ""
-    layers: int = 0  # of the measured model; 0 where the table does not say
-
-    @property
-    def profile(self) -> str:
-        return PROFILES[self.option]
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The cases of a file, and how many of its lines were left out, by reason."""
-
-    file: str
-    cases: tuple[Case, ...]
-    skipped: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A case and what is predicted of it; `unseen` by weights that were trained without its GPU."""
-
-    case: Case
-    predicted: Predicted
-    unseen: Predicted | None = None
 
 
 # ---- reading -----------------------------------------------------------------------------------

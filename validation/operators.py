@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -21,10 +21,8 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Node
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
+from validation.cases import Case, Result
 from validation.traced import SUSPECT, VIEWS
-
-if TYPE_CHECKING:
-    from validation.models import Case, Result
 
 Part = Literal["forward", "backward"]
 PARTS: tuple[Part, ...] = ("forward", "backward")

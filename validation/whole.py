@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
-    from validation.models import Case, Predicted, Program, Result
+    from validation.cases import Case, Predicted, Program, Result
 
 
 @click.command()

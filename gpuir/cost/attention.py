@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
     BLOCK_SMEM_BYTES,
     OWN_REGISTERS,
@@ -39,7 +40,7 @@ from gpuir.cost.nest import (
     peak_of,
     takes_three,
 )
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import CALLS, Work
 from gpuir.ir.types import bf16, f32
 from gpuir.targets.target import Target

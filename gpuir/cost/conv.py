@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles
 from gpuir.cost.power import JOULES, OTHER_JOULES
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms, fastest
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import OWN_LANE_OPS, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target

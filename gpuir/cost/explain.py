@@ -17,7 +17,7 @@ from gpuir.cost.doubt import doubt, is_unfitted
 from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
 from gpuir.cost.roofline import bounds
-from gpuir.cost.sheet import Family, Number, Sheet
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.tile import estimate, familiar, is_measured, trained
 from gpuir.cost.work import Work, operand_names, work_of
 from gpuir.ir.errors import UsageError
@@ -257,12 +257,12 @@ class Explained(Sheet):
         return found
 
     def factors(
-        self, family: Family, target: Target, values: Mapping[str, Number]
+        self, family: str, known: Iterable[Factor], target: Target, values: Mapping[str, Number]
     ) -> Mapping[str, Number]:
         found: dict[str, Number] = {}
-        for f in family.factors:
-            name, source = f"{family.name}: {f.name}", f.what
-            if own := target.factors.get(f"{family.name}.{f.name}"):
+        for f in known:
+            name, source = f"{family}: {f.name}", f.what
+            if own := target.factors.get(f"{family}.{f.name}"):
                 source += f"; x {number(own)} on {target.name}: {target.source('factors')}"
             found[f.name] = _given(name, values[f.name], "", source)
         return found

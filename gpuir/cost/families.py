@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuir.cost import attention, conv, cpu, grouped, routines, rows, simt, stream, tensile, tensor
+from gpuir.cost.family import Family
 from gpuir.cost.nest import runs_on_tensor
-from gpuir.cost.sheet import Family
 from gpuir.cost.steps import STREAMS
 from gpuir.cost.work import Work
 from gpuir.ir.errors import TargetError, nearest

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles, instruction
 from gpuir.cost.power import sustained
 from gpuir.cost.routing import BLOCKS, ROWS
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms, fastest
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 

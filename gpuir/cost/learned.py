@@ -17,8 +17,9 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from gpuir.cost.doubt import is_unfitted
+from gpuir.cost.family import Family
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Family, Number, Sheet
+from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target

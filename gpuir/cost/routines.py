@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import WAYS, Way
 from gpuir.cost.stream import dram_share, lanes_s, sustained_hz
 from gpuir.cost.work import Work

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Nest, Tiles, cut
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Work
 from gpuir.targets.target import Target

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.power import sustained
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import SECTOR_BYTES, Work
 from gpuir.targets.target import Target
 

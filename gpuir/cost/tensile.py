@@ -10,8 +10,9 @@ from functools import cache, partial
 import numpy as np
 
 from gpuir.cost import simt
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 

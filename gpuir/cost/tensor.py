@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, copies_asynchronously, instruction
-from gpuir.cost.sheet import Factor, Family, Number, Sheet, Terms
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target

@@ -78,7 +78,7 @@ def estimate(
     """
     s, model = s or Sheet(), shipped() if model is None else model
     family = family_of(work, target)
-    p = s.factors(family, target, factors(family, target, model))
+    p = s.factors(family.name, family.factors, target, factors(family, target, model))
     terms = family.seconds(s, work, tiles, target, p)
     if "dram bytes" not in s.values:
         s.put("dram bytes", work.nbytes, "bytes", "each operand once")

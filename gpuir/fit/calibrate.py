@@ -25,7 +25,7 @@ from gpuir.cost import near
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, factors, shipped
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Factor, Family, Number, Sheet
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.tile import estimate, predict
 from gpuir.fit.batch import Batch
 from gpuir.fit.columns import Floats, Ints
@@ -162,11 +162,11 @@ class Trials(Sheet):
     multipliers: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
     def factors(
-        self, family: Family, target: Target, values: Mapping[str, Number]
+        self, family: str, known: Iterable[Factor], target: Target, values: Mapping[str, Number]
     ) -> Mapping[str, Number]:
         found = dict(values)
-        for f in family.factors:
-            if (m := self.multipliers.get(f"{family.name}.{f.name}")) is not None:
+        for f in known:
+            if (m := self.multipliers.get(f"{family}.{f.name}")) is not None:
                 found[f.name] = np.clip(values[f.name] * m, f.low, f.high)
         return found
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.families import FAMILIES, family_of
+from gpuir.cost.family import Family
 from gpuir.cost.learned import Array, Model, Net, Trained, factors, seen
 from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Family, Number, Sheet
+from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.tile import choose, predict
 from gpuir.cost.work import Work
 from gpuir.fit.batch import Batch

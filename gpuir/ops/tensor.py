@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, prod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from gpuir.ops.scalar import SCALARS
 
-if TYPE_CHECKING:
-    from gpuir.ops.strides import Strided  # numpy's, which the names of ops alone do not need
+if TYPE_CHECKING:  # numpy, which the names of ops alone do not need
+    from numpy.typing import NDArray
 
 Number = int | float | bool
 Combine = Literal["none", "add", "mul", "min", "max"]
@@ -112,8 +112,9 @@ class Layout(TensorOp):
     kernel: ClassVar[str] = "k.copy"
     fuses: ClassVar[Fusing] = "layout"
 
-    def view(self, x: Strided) -> Strided | None:
-        """The result as a view of its operand; None where cells have to move."""
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
+        """The result as a view of its operand, an array of bytes whose strides count elements
+        (`ops.strides`); None where cells have to move."""
         raise NotImplementedError
 
 
@@ -256,7 +257,7 @@ class Parts(Layout):
     autocast: ClassVar[Autocast] = "kept"
     x: Value
 
-    def view(self, x: Strided) -> Strided | None:
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         from numpy.lib.stride_tricks import as_strided
 
         if self.x.type.dtype.kind == "complex":
@@ -323,7 +324,7 @@ class Reshape(Layout):
     x: Value
     shape: tuple[int, ...]
 
-    def view(self, x: Strided) -> Strided | None:
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         try:
             return x.reshape(self.shape, copy=False)
         except ValueError:
@@ -347,7 +348,7 @@ class Transpose(Layout):
     x: Value
     perm: tuple[int, ...]
 
-    def view(self, x: Strided) -> Strided | None:
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         return x.transpose(self.perm)
 
     def types(self) -> tuple[TensorType, ...]:
@@ -369,7 +370,7 @@ class Broadcast(Layout):
     x: Value
     shape: tuple[int, ...]
 
-    def view(self, x: Strided) -> Strided | None:
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         from numpy import broadcast_to
 
         return broadcast_to(x, self.shape)
@@ -394,7 +395,7 @@ class Slice(Layout):
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
 
-    def view(self, x: Strided) -> Strided | None:
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         if any(s <= 0 for s in self.steps):
             return None
         rows = zip(self.starts, self.sizes, self.steps, strict=True)

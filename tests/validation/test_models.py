@@ -16,7 +16,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.phases import phase_of
 from gpuir.targets.load import load_target
 from validation import models
-from validation.models import Case, Predicted, Program, Result, Times
+from validation.cases import Case, Labels, Predicted, Program, Result, Times
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT |= {"intermediate_size": 64, "vocab_size": 99, "max_position_embeddings": 32}
@@ -39,7 +39,7 @@ Tesla_V100-PCIE-32GB,gpt2,inf,0.5,4,none,2,8,8,,,,,,
 """
 
 
-def labels(folder: Path) -> models.Labels:
+def labels(folder: Path) -> Labels:
     (folder / "labels.csv").write_text(HEAD + LINES)
     return models.read_labels(str(folder / "labels.csv"), CONFIGS)
 

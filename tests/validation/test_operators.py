@@ -9,7 +9,7 @@ import pytest
 from gpuir.ir.errors import UsageError
 from gpuir.targets.load import load_target
 from validation import operators
-from validation.models import Case, Predicted, Program, Result, Times
+from validation.cases import Case, Predicted, Program, Result, Times
 
 HEAD = "device,model,mode,seqlen,batch,in_layer,kind,target,module,fw_us,bw_us,acc_us\n"
 ROWS = """\

@@ -4,29 +4,49 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast
+from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, bool_, i64
 from gpuir.ops import tensor as t
 
-if TYPE_CHECKING:
-    from gpuir.frontends.torch.walk import Walk
-
 COUNTED = 1024  # trips that are found by computing a condition while loading
 SCORES = 2**22  # of one head, that a mask is looked at in: so many rows of it
 LEAST, MOST = -1e4, 1e4  # scores that a function of scores is tried on
 
 Values = tuple[Any, ...]
+
+
+class Walk(Protocol):
+    """What these operators ask of the walk that meets them: to run the graphs that they are
+    given."""
+
+    @property
+    def emit(self) -> Emitter: ...
+    @property
+    def dims(self) -> Dims: ...
+    @property
+    def trip_counts(self) -> Mapping[str, int]: ...
+    @property
+    def loops(self) -> set[str]: ...
+
+    def run(self, module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
+        """What the graph gives for these placeholders."""
+        ...
+
+    def inside(self, emit: Emitter) -> Walk:
+        """The walk over a graph inside, which writes to an emitter of its own."""
+        ...
 
 
 def branch(
@@ -51,7 +71,7 @@ def region(
 ) -> tuple[Emitter, tuple[Value, ...]]:
     """What a graph inside gives, in an emitter of its own."""
     inner = inner or Emitter("", inside=walk.emit)
-    made = fill(replace(walk, emit=inner, depth=walk.depth + 1))
+    made = fill(walk.inside(inner))
     return inner, tuple(inner.place(as_value(inner, v)) for v in made)
 
 
@@ -145,7 +165,7 @@ def count(
     condition depends on."""
     wanted = wanted_by(test, body, len(carried))
     short = only(body, wanted)
-    scratch = replace(walk, emit=walk.emit.scratch(), depth=walk.depth + 1)
+    scratch = walk.inside(walk.emit.scratch())
     now = list(carried)
     for trips in range(COUNTED):
         (going,) = scratch.run(test, (*now, *additional))

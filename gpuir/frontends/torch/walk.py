@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,10 @@ class Walk:
     parts: Collection[fx.Node] = frozenset()
     params: dict[str, Value] = field(default_factory=dict[str, Value])
     depth: int = 0
+
+    def inside(self, emit: Emitter) -> Walk:
+        """The walk over a graph inside this one."""
+        return replace(self, emit=emit, depth=self.depth + 1)
 
     def run(self, module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
         """What the graph gives for these placeholders: values, numbers, None."""
