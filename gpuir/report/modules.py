@@ -34,7 +34,7 @@ def module_of(loc: Loc) -> Path:
     return tuple(word for part in parts[:-1] for word in part.split(".") if word)[:DEEPEST]
 
 
-def alike(path: Path) -> Path:
+def without_numbers(path: Path) -> Path:
     """The path without its numbers, by which layers are told apart."""
     return tuple("*" if word.isdecimal() else word for word in path)
 
@@ -45,7 +45,7 @@ def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:
     listed: dict[Path, list[Kernel]] = {}
     for x in kernels:
         if not isinstance(x.node.op, k.View):
-            path = alike(module_of(x.anchor)) if x.locs else ()
+            path = without_numbers(module_of(x.anchor)) if x.locs else ()
             listed.setdefault(path, []).append(x)
     children: dict[Path, set[Path]] = {}
     inside: dict[Path, list[Kernel]] = {}

@@ -25,7 +25,7 @@ from gpuir.backends.html.data import data
 from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
-from gpuir.report.modules import alike
+from gpuir.report.equal import alike
 from gpuir.report.summary import Summary
 from gpuir.targets.profile import profile_names
 from gpuir.targets.support import refusal

@@ -16,7 +16,7 @@ from gpuir.backends.roofline import _draw as draw_on
 from gpuir.backends.roofline import roofline
 from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
-from gpuir.report.modules import alike
+from gpuir.report.equal import alike
 from gpuir.report.roofline import ceilings, memories, points
 from gpuir.report.summary import Summary
 
