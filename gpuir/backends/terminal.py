@@ -15,6 +15,7 @@ from gpuir.report.equal import Alike, alike, layer
 from gpuir.report.find import node_name
 from gpuir.report.modules import modules
 from gpuir.report.summary import Kernel, Summary, Total, totals
+from gpuir.targets.profile import load_profile
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory, Moment
@@ -211,7 +212,8 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
         yield "device", host_text(s)
         yield "path", path_text(s)
     if s.timeline.is_host_bound:
-        one = "" if s.profile.host.graph else "one launch for all (--profile cudagraph) or "
+        graphs = (name for name in s.profile.alternatives if load_profile(name).host.graph)
+        one = "".join(f"one launch for all (--profile {name}) or " for name in graphs)
         yield "advice", f"{one}a larger batch (--crossover batch finds it) hides the host"
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)

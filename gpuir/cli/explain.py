@@ -101,6 +101,7 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     from gpuir.backends.fusions import fusions_json, fusions_text
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
+    from gpuir.targets.profile import default_profile
 
     profile = loaded.profile(given["profile"]) if given["profile"] else None
     how = options.load_options(given, loaded)
@@ -115,7 +116,7 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     graphs = analyze(given, loaded, warnings, model)
     if len(graphs) > 1:
         raise UsageError("--fusions takes one target and one profile", found=f"{len(graphs)}")
-    stack = gpuir.load_profile("ort" if model.framework == "onnx" else "eager")
+    stack = gpuir.load_profile(default_profile(model))
     apart = {"pipeline": op_by_op(stack.passes), "profile": graphs[0].profile}
     unfused = analyze({**given, **apart, "schedule": ""}, loaded, warnings, model)
     both = gpuir.summary(graphs[0]), gpuir.summary(unfused[0])

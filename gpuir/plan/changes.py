@@ -13,6 +13,8 @@ from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.plan.outcome import Outcome
 from gpuir.targets.load import load_target, target_names
+from gpuir.targets.profile import load_profile
+from gpuir.targets.support import runs_on
 from gpuir.targets.target import Target
 
 Kind = Literal[
@@ -36,11 +38,6 @@ WAVES = 3  # batches that fill a wave: those of so many kernels, the slowest
 # (cuBLAS documentation, Tensor Core usage), 64 the usual least side of a tile.
 ALIGNED = (8, 64)
 COPIES = "channels_last"  # the pass that copies weights of convolutions in each call
-STACKS = {  # what else could run the same model
-    "eager": ("compiled", "cudagraph"),
-    "compiled": ("cudagraph",),
-    "ort": ("tensorrt",),
-}
 
 
 @dataclass(frozen=True)
@@ -249,21 +246,11 @@ def fused_attention(case: Case) -> Iterator[Change]:
 
 
 def other_stacks(case: Case) -> Iterator[Change]:
-    """The same model compiled, or replayed as a CUDA graph."""
-    costs = {
-        "compiled": "torch.compile: minutes at the first call, and again for new shapes",
-        "cudagraph": "torch.compile(mode='reduce-overhead'): fixed shapes and addresses",
-        "tensorrt": "an engine to build for each GPU and range of shapes",
-    }
-    profile = case.now.timeline.profile
-    for name in STACKS.get(profile.name, STACKS.get(profile.base, ())):
-        of_torch = case.graph.framework == "pytorch"
-        if name == "tensorrt" and (of_torch or case.target.vendor != "NVIDIA"):
-            continue
-        if name == "cudagraph" and case.target.is_cpu:
-            continue
-        what = f"the {name} profile"
-        yield Change("stack", what, costs[name], _under(name))
+    """The same model under a profile that its own names."""
+    for name in case.now.timeline.profile.alternatives:
+        profile = load_profile(name)
+        if runs_on(profile, case.target):
+            yield Change("stack", f"the {name} profile", profile.effort, _under(name))
 
 
 def _under(name: str) -> Callable[[Setup], Setup]:

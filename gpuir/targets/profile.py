@@ -132,7 +132,8 @@ class Profile:
     are those that it runs on at all, each with its least architecture (`NVIDIA sm_75`), `dtypes`
     the least of a dtype (`bf16 sm_80`), and `emulated` the same where it computes in f32 below.
     `operators` names the list of ONNX operators that it has kernels for, and `fallback` is what
-    the others take on the CPU."""
+    the others take on the CPU. `alternatives` are the profiles that could run the same model, and
+    `effort` what it takes a user to run one under this profile."""
 
     name: str
     title: str
@@ -149,6 +150,8 @@ class Profile:
     emulated: tuple[str, ...] = ()
     operators: str = ""
     fallback: Fallback | None = None
+    alternatives: tuple[str, ...] = ()
+    effort: str = ""
     notes: str = ""
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
 
@@ -185,6 +188,12 @@ def profile_of(g: Graph) -> Profile:
     return load_profile(_own(g) or "ideal")
 
 
+def default_profile(g: Graph) -> str:
+    """The profile of a graph that nobody gives one: PyTorch's own for a program, onnxruntime's for
+    all else. This alone asks what a model was written in."""
+    return {"pytorch": "eager"}.get(g.framework or "", "ort")
+
+
 def has_views(g: Graph) -> bool:
     """Whether a graph's layout ops move nothing where strides can say them; not where no stack is
     named."""
@@ -214,8 +223,8 @@ def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | Non
 
 def _own(g: Graph) -> str | None:
     """The profile of a graph that is given none; None where it was lowered by hand."""
-    default = "ort" if g.framework == "onnx" or g.level == Level.graph else None
-    return g.profile or ("eager" if g.framework == "pytorch" else default)
+    by_hand = g.framework is None and g.level != Level.graph
+    return g.profile or (None if by_hand else default_profile(g))
 
 
 def _chosen(g: Graph, given: str | None) -> str | None:
@@ -309,6 +318,10 @@ def _check_words(profile: Profile, where: str) -> None:
     if profile.operators and profile.operators not in known:
         wrong = f"operators: no list of operators is called {profile.operators}"
         refuse(wrong, where, "operators", fix=nearest(profile.operators, known))
+    for other in profile.alternatives:
+        if other not in _files() and other not in installed("profiles"):
+            wrong = f"alternatives: no profile is called {other}"
+            refuse(wrong, where, "alternatives", fix=nearest(other, _files()))
     for kind in profile.host.before:
         if kind not in KINDS:
             refuse(

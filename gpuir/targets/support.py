@@ -102,6 +102,11 @@ def refusal(g: Graph, target: Target) -> GpuirError | None:
     return _of_device(profile, target) or _of_dtypes(g, profile, target) or _of_nodes(g, profile)
 
 
+def runs_on(profile: Profile, target: Target) -> bool:
+    """Whether a stack runs anything on a device."""
+    return _of_device(profile, target) is None
+
+
 def reason(error: GpuirError) -> str:
     """A refusal in one line."""
     return f"{error.what}: it needs {error.expected}" if error.expected else error.what

@@ -44,6 +44,11 @@ def test_a_host_bound_run_says_so_and_how_to_ask(encoder):
     assert "--crossover batch" in said["advice"] and "--profile cudagraph" in said["advice"]
 
 
+@pytest.mark.parametrize("profile", ["ort", "tensorrt", "cudagraph"])
+def test_a_graph_is_advised_where_the_stack_has_one(encoder, profile):
+    assert "--profile" not in lines(encoder(1, profile)).get("advice", "")
+
+
 def test_a_run_of_long_kernels_needs_no_advice(encoder):
     said = lines(encoder(32, "eager"))
     assert "host-bound" not in said["device"] and "advice" not in said

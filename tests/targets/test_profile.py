@@ -10,8 +10,9 @@ import pytest
 
 import gpuir
 from gpuir.ir.errors import TargetError
+from gpuir.ir.graph import Graph, Level
 from gpuir.ops.kernel import KERNELS
-from gpuir.targets.profile import KINDS, Host, load_profile, profile_names
+from gpuir.targets.profile import KINDS, Host, default_profile, load_profile, profile_names
 from gpuir.targets.target import Table
 
 ROOT = Path(__file__).parents[2]
@@ -145,3 +146,17 @@ def test_the_older_compiled_differs_in_what_is_attention_alone():
     old, new = load_profile("compiled-2.1"), load_profile("compiled")
     assert old.passes == new.passes.replace(" sdpa", " plain_attention") != new.passes
     assert (old.host, old.tf32, old.base) == (new.host, new.tf32, "compiled")
+
+
+def test_an_alternative_is_a_profile_that_there_is(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "eager"\nname = "mine"\nalternatives = ["tensorflow"]\n')
+    with pytest.raises(TargetError, match="alternatives: no profile is called tensorflow"):
+        load_profile(path)
+
+
+def test_the_default_follows_from_what_wrote_the_model():
+    of = {None: "ort", "onnx": "ort", "pytorch": "eager"}
+    for framework, name in of.items():
+        assert default_profile(Graph(Level.graph, "g", framework=framework)) == name
+        assert load_profile(name)
