@@ -1056,7 +1056,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 TOPICS = (
     "analyze",
     "explain",
-    "fit",
+    "largest",
     "sweep",
     "diff",
     "advise",
@@ -1198,7 +1198,7 @@ def named(r: Random) -> Case:
                 "--format",
                 r.choice(("table", "markdown", "junit")),
             ],
-            ["fit", "m.onnx", "--target", "a100", "--dim", "batch", "--max", "8"],
+            ["largest", "m.onnx", "--target", "a100", "--dim", "batch", "--max", "8"],
         )
     )
     return Case(args, {"m.onnx": model})

@@ -295,7 +295,7 @@ def main() -> None:
 
     whole = [batch for file in given.files for batch in read_table(file).batches]
     say(f"{sum(map(len, whole)):,} rows")
-    models = leave_one_out(whole, seed=given.seed, watch=say)  # as `gpuir train` leaves them out
+    models = leave_one_out(whole, seed=given.seed, watch=say)  # as `gpuir fit` leaves them out
     draw = np.random.default_rng(given.seed)
     batches: list[Batch] = []
     for batch in whole:

@@ -31,7 +31,7 @@ def read_weights(folder: str, target: Target) -> Model | None:
         raise UsageError(
             "there is no such folder of weights",
             where=folder,
-            fix=f"gpuir train TABLE... --without {target.name} --quick -o"
+            fix=f"gpuir fit TABLE... --without {target.name} --quick -o"
             f" {folder}/{target.name}.json",
         )
     file = Path(folder) / f"{target.name}.json"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     type=click.Path(),
     metavar="FOLDER",
     help="Score each GPU by weights trained without it too: a100-pcie-40gb.json, from"
-    " `gpuir train --without`.",
+    " `gpuir fit --without`.",
 )
 @click.option(
     "--ops",

@@ -34,7 +34,9 @@ def advice_text(r: Report, layout: Layout, flags: Flags) -> str:
         )
         page.wrapped("backward", took)
     if now.memory.fits is False:
-        page.wrapped("fits", f"{fits_text(now.memory)}; `gpuir fit` finds the largest that does")
+        page.wrapped(
+            "fits", f"{fits_text(now.memory)}; `gpuir largest` finds the largest that does"
+        )
     page.line()
     if r.advice:
         _table(r, page)

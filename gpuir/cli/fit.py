@@ -1,113 +1,69 @@
-"""`gpuir fit`: the largest batch, or any other dimension, that fits a GPU's memory."""
+"""`gpuir fit`: the tile model fitted again to measurements, with its backtests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import click
 
-from gpuir.cli import options
-from gpuir.cli.lowering import Kernels
-from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, layout, warn
-
-if TYPE_CHECKING:
-    from gpuir.ir.graph import Graph
-    from gpuir.report.searches import Fitting
-    from gpuir.simulate.memory import Memory
-    from gpuir.targets.target import Target
-
-SIZE = click.IntRange(1, options.MOST_EXTENT)
+from gpuir.cli import checkout
+from gpuir.cli.options import SEED
+from gpuir.cli.output import check_ahead, note, write
 
 
 @click.command()
-@options.model
-@options.targets
-@click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
-@click.option("--min", "least", type=SIZE, default=1, show_default=True, help="Least to try.")
-@click.option("--max", "most", type=SIZE, default=65536, show_default=True, help="Most to try.")
-@options.loading
-@options.profile
-@options.pipeline
-@options.settings
-@click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@options.width
-@options.output
-@options.load_modules
-def command(**given: Any) -> None:
-    """The largest value of a dimension of MODEL that fits a GPU's memory.
-
-    Exit status 1 if not even the least one fits.
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The weights, as JSON."
+)
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Of the rows drawn and the network."
+)
+@click.option(
+    "--without", default="", metavar="GPU", help="Leave the measurements of a GPU out of the fit."
+)
+@click.option(
+    "--quick", is_flag=True, help="No backtests, hence no intervals: an eighth of the work."
+)
+def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: bool) -> None:
+    """Fit the tile model to tables of measured kernels.
 
     \b
-    gpuir fit model.onnx --target a100 --dim batch --dims seq=512
-    gpuir fit model.onnx --target a100,h100-sxm,l4 --dim seq --dims batch=1
+    gpuir fit measurements/*.parquet -o tile2.json
+
+    Beside the weights it writes their card: what was fitted on, and how far off the model was on
+    GPUs and shapes that it was not fitted on. The same files and seed give the same weights.
+    Needs gpuir[torch,eval].
     """
-    from gpuir.backends.fitting import fitting_json, fitting_text
+    from gpuir.cost.learned import written
+    from gpuir.fit import backtest, learn
+    from gpuir.fit.card import card
+    from gpuir.fit.tables import read_table
+    from gpuir.ir.errors import UsageError
+    from gpuir.targets.load import load_target
 
-    found = search(given, load_modules(given["modules"]))
-    shape = layout(given["width"], given["output"])
-    text = fitting_json(found) if given["format"] == "json" else fitting_text(found, shape)
-    emit(text, given["output"])
-    if any(f.found.value is None for f in found):
-        raise click.exceptions.Exit(1)
-
-
-def search(given: dict[str, Any], loaded: Loaded) -> list[Fitting]:
-    """The search for each target; a value is loaded and lowered once for all of them."""
-    from functools import cache, partial
-
-    import gpuir
-    from gpuir.ir.errors import ModelError, UsageError
-    from gpuir.report.searches import Fitting
-    from gpuir.report.summary import Device
-    from gpuir.simulate.largest import largest
-
-    targets = options.targets_of(given, loaded)
-    dim, least, most = given["dim"], given["least"], given["most"]
-    if least > most:
-        raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")
-    how = options.load_options(given, loaded)
-    if option := options.given_size(how, dim):
+    check_ahead(str(out))
+    described = out.with_suffix(".md")
+    if out == described:
+        raise UsageError("the card would take the place of the weights", fix="-o NAME.json")
+    left_out = load_target(without).device if without else ""
+    learn.load_torch()  # that it is missing is said before the tables are read
+    tables = [read_table(file, checkout.readers()) for file in files]
+    batches = [b for t in tables for b in t.batches if b.target.device != left_out]
+    model = learn.fit(batches, seed=seed, watch=note)
+    if not model:
+        skipped = {reason for t in tables for reason in t.skipped}
         raise UsageError(
-            f"{option} gives {dim} a value, and --dim searches it", fix="leave one of them out"
+            "no row to fit to",
+            where=", ".join(map(str, files)),
+            expected="measurements well above the launch floor"
+            + (f", of other GPUs than {without}" if without else ""),
+            found="; ".join(sorted(skipped)),
         )
-
-    profile = loaded.profile(given["profile"]) if given["profile"] else None
-    passes = options.pipeline_of(given, loaded)
-    refused: dict[int, str] = {}
-
-    @cache
-    def graph(value: int) -> Graph | None:
-        said: list[str] = []
-        try:
-            sized = options.with_size(how, **{dim: value})
-            g = gpuir.load(given["model"], warn=said.append, profile=profile, **sized)
-        except ModelError as error:
-            if value == least:
-                raise
-            refused[value] = error.what
-            return None
-        for text in said if value == least else ():
-            warn(text)
-        return Kernels(lambda _: g, None, passes, loaded).under(profile)
-
-    def memory(value: int, target: Target) -> Memory | None:
-        g = graph(value)
-        return None if g is None else gpuir.memory(g, target)
-
-    first = graph(least)
-    name = first.name if first else ""
-    each = [(target, largest(partial(memory, target=target), least, most)) for target in targets]
-    return [
-        Fitting(
-            model=name,
-            device=Device(target.name, target.title),
-            dim=dim,
-            least=least,
-            most=most,
-            found=found,
-            refusal=refused.get(found.impossible or 0, ""),
-        )
-        for target, found in each
-    ]
+    found = backtest.Backtests()
+    if not quick:
+        found = backtest.backtests(batches, seed=seed, watch=note)
+        model = backtest.with_intervals(model, found)
+    write(str(out), written(model))
+    text = card(out.name, tables, model, found, seed=seed, without=left_out)
+    write(str(described), text)

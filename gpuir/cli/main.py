@@ -12,7 +12,7 @@ import click
 COMMANDS = (
     "analyze",
     "explain",
-    "fit",
+    "largest",
     "sweep",
     "diff",
     "advise",
@@ -22,7 +22,7 @@ COMMANDS = (
     "profiles",
     "passes",
     "eval",
-    "train",
+    "fit",
     "calibrate",
     "collect",
 )

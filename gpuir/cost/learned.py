@@ -1,7 +1,7 @@
 """What training found: the factors of each family, a small bounded network, and how far off they
 were on devices and shapes they had not seen.
 
-Everything is in `weights/tile2.json`, written by `gpuir train` and described by the card beside it.
+Everything is in `weights/tile2.json`, written by `gpuir fit` and described by the card beside it.
 It is evaluated with numpy.
 """
 

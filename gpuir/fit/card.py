@@ -34,7 +34,7 @@ def card(
     left_out = f" Left out: {without}." if without else ""
     parts = [
         f"# {name}: the weights of {BY}\n",
-        "Made by `gpuir train`; every number below is from that run.\n",
+        "Made by `gpuir fit`; every number below is from that run.\n",
         f"## Data\n\n{SOURCES}{left_out}",
         "".join(_data(tables)),
         "## Method\n",

@@ -63,7 +63,7 @@ class Sample:
     tiles: Tiles | None = None  # as they ran, where the table says so
 
 
-def train(
+def fit(
     batches: Iterable[Batch],
     *,
     seed: int = 0,
@@ -395,7 +395,7 @@ def load_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UsageError("training needs torch", fix="pip install 'gpuir[torch]'") from error
+        raise UsageError("fitting needs torch", fix="pip install 'gpuir[torch]'") from error
     return torch
 
 

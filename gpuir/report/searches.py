@@ -11,7 +11,7 @@ from gpuir.targets.profile import Profile
 
 
 @dataclass(frozen=True)
-class Fitting:
+class LargestFit:
     """The search for the largest value of a dimension of one model on one device. `refusal` is what
     the model says to a value that it does not take."""
 

@@ -213,7 +213,7 @@ def report(**changed: Any) -> dict[str, Any]:
         ("[" * 100_000, "not JSON"),
         ("[1]", "not a report"),
         ('{"a": 1}', "not a report"),
-        ('{"schema": "gpuir.fit/1"}', "not a report"),
+        ('{"schema": "gpuir.largest/1"}', "not a report"),
         ('{"schema": "gpuir.report/1"}', "another version"),
         ('{"schema": "gpuir.report/2"}', "has no reports"),
         ('{"schema": "gpuir.report/2", "reports": []}', "of nothing"),

@@ -693,7 +693,7 @@ def test_reading_a_file_does_not_forbid_writing_it_later(folder: Path):
         ("collect", "--target", "cpu", "--dry-run", "-o", "{}"),
         ("collect", "--target", "cpu", "--dry-run", "--plan", "{}"),
         ("calibrate", "--target", "{}.toml", "--table", "{}", "-o", "{}"),
-        ("train", "{}", "-o", "{}"),
+        ("fit", "{}", "-o", "{}"),
         ("targets", "{}.toml"),
         ("profiles", "{}.toml"),
     ],
@@ -728,7 +728,7 @@ def test_a_help_text_on_a_full_disk_is_no_bug():
         ("sweep", "--batch", "1", "--dim", f"seq=1..{10**26}"),
         ("analyze", "--dims", f"batch={10**26}"),
         ("analyze", "--input", f"x={2**62}x8"),
-        ("fit", "--dim", "batch", "--max", str(10**26)),
+        ("largest", "--dim", "batch", "--max", str(10**26)),
     ],
 )
 def test_an_absurd_size_is_refused_with_the_limit(args: tuple[str, ...]):

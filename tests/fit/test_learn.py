@@ -13,7 +13,7 @@ from gpuir.cost.learned import Trained, correction, factors, read, written
 from gpuir.cost.tile import familiar, predict
 from gpuir.fit.backtest import Backtests, Misses, halves, leave_one_out, with_intervals
 from gpuir.fit.batch import Batch, Clock
-from gpuir.fit.learn import samples, together, train
+from gpuir.fit.learn import fit, samples, together
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 
@@ -37,7 +37,7 @@ def measured(gpu: str, seed: int, noise: float = 0.0, rows: int = 300) -> Batch:
 
 
 def test_factors_are_found_again():
-    model = train([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
+    model = fit([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
     for gpu in GPUS:
         target = load_target(gpu)
         found = factors(STREAM, target, model)
@@ -47,14 +47,14 @@ def test_factors_are_found_again():
 
 def test_the_same_measurements_give_the_same_weights():
     batches = [measured(gpu, i, noise=0.05) for i, gpu in enumerate(GPUS)]
-    once, again = (written(train(batches, families=["stream"])) for _ in range(2))
+    once, again = (written(fit(batches, families=["stream"])) for _ in range(2))
     assert once == again
 
 
 def test_a_gpu_that_differs_is_known_to():
     slow = measured("t4", 2)
     slow = replace(slow, latency_s=slow.latency_s * 1.2)
-    model = train([measured("a100-pcie", 0), measured("l4", 1), slow], families=["stream"])
+    model = fit([measured("a100-pcie", 0), measured("l4", 1), slow], families=["stream"])
     there = predict(slow.works[0], slow.target, model=model).time_s
     assert np.abs(there / slow.latency_s - 1).mean() < 0.08
     found, add = model["stream"], slow.works[0]
@@ -68,7 +68,7 @@ def test_what_is_found_of_a_gpu_is_its_architectures():
     slow = measured("h200", 1)
     slow = replace(slow, latency_s=slow.latency_s * 1.3)
     batches = [measured("h100-sxm", 0), slow, measured("a100-pcie", 2), measured("t4", 3)]
-    model, without = (train(b, families=["stream"]) for b in (batches, batches[:1] + batches[2:]))
+    model, without = (fit(b, families=["stream"]) for b in (batches, batches[:1] + batches[2:]))
     h100, h200 = load_target("h100-sxm"), load_target("h200")
     assert factors(STREAM, h100, model) == factors(STREAM, h200, model)
     for found in (model, without):
@@ -97,7 +97,7 @@ def test_a_profiler_is_believed_of_an_architecture_s_bandwidth_alone():
     profiled = measured("a40", 1)
     profiled = replace(profiled, latency_s=profiled.latency_s * 1.1, clock=Clock(launches=False))
     batches = [measured("a100-pcie", 0), measured("t4", 2), profiled]
-    found = train(batches, families=["stream"])["stream"]
+    found = fit(batches, families=["stream"])["stream"]
     assert set(found.architectures["sm_86"]) == {"hbm share", "gddr share"}
     assert found.architectures["sm_86"]["gddr share"] < -0.02
     assert set(found.architectures["sm_80"]) > {"hbm share", "gddr share"}
@@ -116,7 +116,7 @@ def test_what_one_architecture_was_not_measured_of_it_has_from_others():
         truth = {"stream": Trained(factors={**start, **TRUE})}
         time_s = 1.3 * predict(ones, batch.target, model=truth).time_s
         batches.append(replace(batch, works=(ones,), latency_s=time_s))
-    model = train(batches, families=["stream"])
+    model = fit(batches, families=["stream"])
     found, t4 = model["stream"], load_target("t4")
     assert found.net is not None
     assert not found.net.out.any()  # streams' is not carried to GPUs of no measured architecture
@@ -127,7 +127,7 @@ def test_what_one_architecture_was_not_measured_of_it_has_from_others():
 
 
 def test_weights_are_read_as_they_were_written():
-    model = train([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
+    model = fit([measured(gpu, i) for i, gpu in enumerate(GPUS)], families=["stream"])
     errors = [Misses(gpu, "f32", np.full(200, 1e-4), np.linspace(-0.1, 0.2, 200)) for gpu in GPUS]
     found = {"stream": errors}
     model = with_intervals(model, Backtests(found, found, found))

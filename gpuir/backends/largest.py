@@ -9,15 +9,15 @@ from typing import Any
 from gpuir.backends.records import memory_record
 from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
 from gpuir.backends.units import quantity
-from gpuir.report.searches import Fitting
+from gpuir.report.searches import LargestFit
 
-SCHEMA = "gpuir.fit/1"
+SCHEMA = "gpuir.largest/1"
 
 
-def fitting_text(fittings: Sequence[Fitting], layout: Layout) -> str:
+def largest_text(searches: Sequence[LargestFit], layout: Layout) -> str:
     """What fits and what its peak is made of, then every value that was tried, each device."""
     page = Page(layout.width, layout.color)
-    for i, f in enumerate(fittings):
+    for i, f in enumerate(searches):
         if i:
             page.line()
         title = f"{f.device.title} ({f.device.name})" if f.device.title else f.device.name
@@ -44,7 +44,7 @@ def fitting_text(fittings: Sequence[Fitting], layout: Layout) -> str:
     return page.text()
 
 
-def _verdict(f: Fitting) -> str:
+def _verdict(f: LargestFit) -> str:
     value, impossible = f.found.value, f.found.impossible
     if value is None:
         return f"none: not even {f.least:,} fits"
@@ -53,13 +53,13 @@ def _verdict(f: Fitting) -> str:
     return f"{value:,}" + ("; no more were tried" if value == f.most else "")
 
 
-def fitting_json(fittings: Sequence[Fitting]) -> str:
-    """`{"schema": "gpuir.fit/1", "fits": [...]}`, as docs/json-schema.md describes it."""
-    report = {"schema": SCHEMA, "fits": [_record(f) for f in fittings]}
+def largest_json(searches: Sequence[LargestFit]) -> str:
+    """`{"schema": "gpuir.largest/1", "fits": [...]}`, as docs/json-schema.md describes it."""
+    report = {"schema": SCHEMA, "fits": [_record(f) for f in searches]}
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
-def _record(f: Fitting) -> dict[str, Any]:
+def _record(f: LargestFit) -> dict[str, Any]:
     return {
         "model": f.model,
         "target": f.device.name,

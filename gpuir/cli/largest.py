@@ -1,0 +1,113 @@
+"""`gpuir largest`: the largest batch, or any other dimension, that fits a GPU's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.lowering import Kernels
+from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.output import emit, layout, warn
+
+if TYPE_CHECKING:
+    from gpuir.ir.graph import Graph
+    from gpuir.report.searches import LargestFit
+    from gpuir.simulate.memory import Memory
+    from gpuir.targets.target import Target
+
+SIZE = click.IntRange(1, options.MOST_EXTENT)
+
+
+@click.command()
+@options.model
+@options.targets
+@click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
+@click.option("--min", "least", type=SIZE, default=1, show_default=True, help="Least to try.")
+@click.option("--max", "most", type=SIZE, default=65536, show_default=True, help="Most to try.")
+@options.loading
+@options.profile
+@options.pipeline
+@options.settings
+@click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@options.width
+@options.output
+@options.load_modules
+def command(**given: Any) -> None:
+    """The largest value of a dimension of MODEL that fits a GPU's memory.
+
+    Exit status 1 if not even the least one fits.
+
+    \b
+    gpuir largest model.onnx --target a100 --dim batch --dims seq=512
+    gpuir largest model.onnx --target a100,h100-sxm,l4 --dim seq --dims batch=1
+    """
+    from gpuir.backends.largest import largest_json, largest_text
+
+    found = search(given, load_modules(given["modules"]))
+    shape = layout(given["width"], given["output"])
+    text = largest_json(found) if given["format"] == "json" else largest_text(found, shape)
+    emit(text, given["output"])
+    if any(f.found.value is None for f in found):
+        raise click.exceptions.Exit(1)
+
+
+def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
+    """The search for each target; a value is loaded and lowered once for all of them."""
+    from functools import cache, partial
+
+    import gpuir
+    from gpuir.ir.errors import ModelError, UsageError
+    from gpuir.report.searches import LargestFit
+    from gpuir.report.summary import Device
+    from gpuir.simulate.largest import largest
+
+    targets = options.targets_of(given, loaded)
+    dim, least, most = given["dim"], given["least"], given["most"]
+    if least > most:
+        raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")
+    how = options.load_options(given, loaded)
+    if option := options.given_size(how, dim):
+        raise UsageError(
+            f"{option} gives {dim} a value, and --dim searches it", fix="leave one of them out"
+        )
+
+    profile = loaded.profile(given["profile"]) if given["profile"] else None
+    passes = options.pipeline_of(given, loaded)
+    refused: dict[int, str] = {}
+
+    @cache
+    def graph(value: int) -> Graph | None:
+        said: list[str] = []
+        try:
+            sized = options.with_size(how, **{dim: value})
+            g = gpuir.load(given["model"], warn=said.append, profile=profile, **sized)
+        except ModelError as error:
+            if value == least:
+                raise
+            refused[value] = error.what
+            return None
+        for text in said if value == least else ():
+            warn(text)
+        return Kernels(lambda _: g, None, passes, loaded).under(profile)
+
+    def memory(value: int, target: Target) -> Memory | None:
+        g = graph(value)
+        return None if g is None else gpuir.memory(g, target)
+
+    first = graph(least)
+    name = first.name if first else ""
+    each = [(target, largest(partial(memory, target=target), least, most)) for target in targets]
+    return [
+        LargestFit(
+            model=name,
+            device=Device(target.name, target.title),
+            dim=dim,
+            least=least,
+            most=most,
+            found=found,
+            refusal=refused.get(found.impossible or 0, ""),
+        )
+        for target, found in each
+    ]
