@@ -1,5 +1,5 @@
 """Models that other people trained and exported: read, static, and what onnxruntime computes,
-before the passes and after. `tools/model_zoo.py` does the same for any folder."""
+before the passes and after. `validation/agreement/model_zoo.py` does the same for any folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THIRD_PARTY = (
 
 
 def zoo() -> ModuleType:
-    return importlib.import_module("model_zoo")
+    return importlib.import_module("validation.agreement.model_zoo")
 
 
 def fetched(package: str, file: str, folder: Path) -> Path:

@@ -44,7 +44,9 @@ def test_one_shows_every_number_and_who_says_so():
     text = gpuir("profiles", "eager", "--width", "100").stdout
     shown = [line.split()[0] for line in text.splitlines() if line[:1].isalpha()]
     assert {row.field for row in load_profile("eager").rows()} <= {*shown}
-    assert "tools/host_overheads.py" in text and "assumed: as a matrix product" in text
+    assert (
+        "validation/agreement/host_overheads.py" in text and "assumed: as a matrix product" in text
+    )
 
 
 def test_a_wrong_name_gets_the_nearest():

@@ -1,4 +1,4 @@
-"""Peaks against PyTorch's own accounting of the same program. See tools/torch_memory.py."""
+"""Peaks beside PyTorch's own accounting of the same program (validation.agreement.torch_memory)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 def tool() -> Iterator[ModuleType]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield importlib.import_module("torch_memory")
+        yield importlib.import_module("validation.agreement.torch_memory")
 
 
 MODELS = ("perceptron", "convolutions", "block", "block, scores in memory", "tower of 4 blocks")

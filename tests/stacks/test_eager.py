@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 def tool() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module("eager_agreement")
+        return importlib.import_module("validation.agreement.eager")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """`compiled` against torch's Inductor, which schedules each program for a GPU that is not there.
 
-See tools/inductor_agreement.py and docs/fusion.md.
+See validation/agreement/inductor.py and docs/fusion.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ nn = torch.nn
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    return importlib.import_module("inductor_agreement")
+    return importlib.import_module("validation.agreement.inductor")
 
 
 class Residual(nn.Module):

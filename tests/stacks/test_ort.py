@@ -28,7 +28,7 @@ LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.
 
 
 def agreement() -> ModuleType:
-    return importlib.import_module("ort_agreement")
+    return importlib.import_module("validation.agreement.ort")
 
 
 IMAGE = "float[2,8,6,6] x, float[8,8,1,1] w, float[8] w1, float[8] w2, float[8] w3, float[8] w4"

@@ -142,7 +142,7 @@ CASES = {
 
 
 def agreement() -> ModuleType:
-    return importlib.import_module("ort_agreement")
+    return importlib.import_module("validation.agreement.ort")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -58,7 +58,7 @@ def test_a_graph_replays_what_compiled_launches():
 
 @pytest.mark.skipif(not DATA.exists(), reason="the measurements are not here")
 def test_eagers_host_is_what_the_measurements_give():
-    tool = importlib.import_module("host_overheads")
+    tool = importlib.import_module("validation.agreement.host_overheads")
     shipped = {row.field: row.value for row in load_profile("eager").rows()}
     for name, value in tool.derived(DATA).items():
         assert shipped[f"host.{name}"] == pytest.approx(value), name

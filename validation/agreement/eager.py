@@ -1,6 +1,6 @@
 """Launches of the `eager` profile against the operators that eager PyTorch dispatches.
 
-usage: python tools/eager_agreement.py [MODEL...]
+usage: python -m validation.agreement.eager [MODEL...]
 
 PyTorch runs the model on the CPU under a `TorchDispatchMode`. An operator counts as one
 launch; views and allocations are left out, and so is what computes shapes from numbers alone. One
@@ -22,10 +22,10 @@ from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_memory import MODELS, Loss, Made, first, target
 
 import gpuir
 from gpuir.ops import kernel as k
+from validation.agreement.torch_memory import MODELS, Loss, Made, first, target
 
 FREE = {  # operators that launch nothing: views, allocations, and the scalars behind a mask
     *("view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze"),

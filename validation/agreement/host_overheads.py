@@ -1,7 +1,7 @@
 """The host's numbers of the profile `eager`, from measurements, and how they hold up.
 
-    python tools/host_overheads.py DATA
-    python tools/host_overheads.py --here
+    python -m validation.agreement.host_overheads DATA
+    python -m validation.agreement.host_overheads --here
 
 DATA holds kernels/host_overheads.csv, kernels/dlrm_e2e.csv and neusight/model_ops.parquet. Printed
 are T1 to T4 as measured, what share of them current hosts take, and the [host] table of

@@ -1,6 +1,6 @@
 """gpuir's launches under `compiled` against the kernels that torch.compile makes for a GPU.
 
-    python tools/inductor_agreement.py [MODEL ... | fresh] [--launches] [--profile compiled]
+    python -m validation.agreement.inductor [MODEL ... | fresh] [--launches] [--profile compiled]
 
 No GPU is needed: Inductor lowers and schedules the program for a CUDA device that is not there,
 described by the numbers of an A100, and is stopped before it writes code. Prints a row of the table
@@ -21,15 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_map
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.frontends.torch.load import functional, load
 from gpuir.ir.graph import Graph, Op

@@ -1,6 +1,6 @@
 """Real models through gpuir: loaded, every shape static, and the numbers onnxruntime gives.
 
-    python tools/model_zoo.py DIR [--filter SUBSTR] [--timeout SECONDS] [--rtol R]
+    python -m validation.agreement.model_zoo DIR [--filter SUBSTR] [--timeout SECONDS] [--rtol R]
 
 DIR holds an index.json of `{"file": ..., "shapes": {"x": "1x3x320x320"}}`, or else just .onnx
 files. Inputs are random (integers in a small range), the same for both. Exit code 1 if a model is
@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.interp import run
 from gpuir.ir.errors import GpuirError

@@ -1,6 +1,6 @@
 """Peak memory as gpuir counts it, against PyTorch's own accounting of the same program.
 
-usage: python tools/torch_memory.py [MODEL...]
+usage: python -m validation.agreement.torch_memory [MODEL...]
 
 PyTorch runs the model on fake tensors under `torch.distributed._tools.mem_tracker.MemTracker`,
 which follows every storage from its allocation to its end. Inference is run twice: by the module's

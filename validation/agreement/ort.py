@@ -1,6 +1,6 @@
 """How far the `ort` profile's launches are the nodes of onnxruntime's own optimised model.
 
-    python tools/ort_agreement.py DIR [--filter SUBSTR] [--level all] [--cpu] [--nodes]
+    python -m validation.agreement.ort DIR [--filter SUBSTR] [--level all] [--cpu] [--nodes]
 
 DIR holds an index.json of `{"file": ..., "shapes": {"x": "1x3x320x320"}}`, or else just .onnx
 files. onnxruntime writes the model as it would run it. This build of it has the CPU alone: the
@@ -31,9 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from model_zoo import models
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuir.frontends.emit import UnknownValue
 from gpuir.frontends.onnx.load import load
@@ -43,6 +40,7 @@ from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.stacks.table import pipeline
 from gpuir.targets.profile import load_profile
+from validation.agreement.model_zoo import models
 
 Shapes = Mapping[str, tuple[int, ...]]
 Groups = dict[str, int]  # the launch that each model node is in

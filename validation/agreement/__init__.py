@@ -1,0 +1,1 @@
+"""What real stacks do, beside what gpuir says of them: launches, memory, host time, results."""
