@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpuir.backends.structured import json_text, record
 from gpuir.backends.sweep import usd
 from gpuir.backends.terminal import Layout, Page, fits_text
 from gpuir.backends.units import percent, quantity, rate
@@ -82,7 +82,7 @@ def _table(r: Report, page: Page) -> None:
             name,
             percent(x.gain),
             quantity(x.after.latency_s, "s"),
-            rate(1 / x.after.item_s),
+            rate(x.after.items_per_s),
             quantity(x.after.memory.reserved_bytes, "bytes"),
             "yes" if x.is_certain else "no",
             " + ".join(change.what for change in x.changes)
@@ -98,7 +98,7 @@ def _run(run: Outcome) -> str:
     """`3.70 ms a run, 2,159 items/s`."""
     text = f"{quantity(run.latency_s, 's', 4)} a run"
     if run.items > 1:
-        text += f" of {run.items:,}: {rate(1 / run.item_s)} items/s"
+        text += f" of {run.items:,}: {rate(run.items_per_s)} items/s"
     return text
 
 
@@ -138,44 +138,40 @@ def _in_vain(r: Report) -> dict[str, list[str]]:
 
 def advice_json(r: Report, flags: Flags) -> str:
     """`{"schema": "gpuir.advice/1", ...}`, as docs/advise.md describes it."""
-    report = {
-        "schema": SCHEMA,
-        "model": r.before.graph.name,
-        "target": r.before.target.name,
-        "profile": r.before.timeline.profile.name,
-        "setup": vars(r.setup),
-        "before": _run_record(r.before),
-        "advice": [_record(r, x, flags) for x in r.advice],
-        "together": [_record(r, x, flags) for x in r.together],
-        "faster": r.faster and _record(r, r.faster, flags),
-        "cheaper": r.cheaper and _record(r, r.cheaper, flags),
-        "rest": [_record(r, x, flags) for x in r.rest],
-    }
-    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+    return json_text(
+        SCHEMA,
+        model=r.before.graph.name,
+        target=r.before.target.name,
+        profile=r.before.timeline.profile.name,
+        setup=r.setup,
+        before=_run_record(r.before),
+        advice=[_record(r, x, flags) for x in r.advice],
+        together=[_record(r, x, flags) for x in r.together],
+        faster=r.faster and _record(r, r.faster, flags),
+        cheaper=r.cheaper and _record(r, r.cheaper, flags),
+        rest=[_record(r, x, flags) for x in r.rest],
+    )
 
 
 def _record(r: Report, x: Trial, flags: Flags) -> dict[str, Any]:
     prices = x.usd(r.prices)
-    return {
-        "changes": [{"kind": c.kind, "what": c.what, "costs": c.costs} for c in x.changes],
-        "options": flags(r.setup, x.setup),
-        "gain": x.gain,
-        "beyond_error": x.is_certain,
-        "before_s": x.before.latency_s,
-        "after": x.after and _run_record(x.after),
-        "usd_per_million": prices and prices[1],
-        "refusal": x.refusal,
-    }
+    return record(
+        x,
+        "gain refusal",
+        changes=[record(c, "kind what costs") for c in x.changes],
+        options=flags(r.setup, x.setup),
+        beyond_error=x.is_certain,
+        before_s=x.before.latency_s,
+        after=x.after and _run_record(x.after),
+        usd_per_million=prices and prices[1],
+    )
 
 
 def _run_record(run: Outcome) -> dict[str, Any]:
-    return {
-        "latency_s": run.latency_s,
-        "interval_s": run.interval,
-        "items": run.items,
-        "items_per_s": 1 / run.item_s,
-        "host_bound": run.timeline.is_host_bound,
-        "peak_bytes": run.memory.peak_bytes,
-        "reserved_bytes": run.memory.reserved_bytes,
-        "fits": run.memory.fits,
-    }
+    return record(
+        run,
+        "latency_s items items_per_s",
+        interval_s=run.interval,
+        host_bound=run.timeline.is_host_bound,
+        **record(run.memory, "peak_bytes reserved_bytes fits"),
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from typing import Any
 
+from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import percent, quantity
 from gpuir.report.searches import Crossing
@@ -62,26 +63,20 @@ def verdict(c: Crossing) -> str:
 
 def crossing_json(crossings: Sequence[Crossing]) -> str:
     """`{"schema": "gpuir.crossover/1", "runs": [...]}`; `value` is null where none was found."""
-    runs = [
-        {
-            "model": c.model,
-            "target": c.device.name,
-            "profile": c.profile.name,
-            "dim": c.dim,
-            "value": c.found.value,
-            "host_bound_at": c.found.held_up,
-            "refused": c.found.refused,
-            "tried": [
-                {
-                    "value": n,
-                    "latency_s": t.time_s,
-                    "busy_s": t.busy_s,
-                    "gaps_s": t.gaps_s,
-                    "host_bound": t.is_host_bound,
-                }
-                for n, t in c.found.tried.items()
-            ],
-        }
-        for c in crossings
-    ]
-    return json.dumps({"schema": SCHEMA, "runs": runs}, indent=1, allow_nan=False) + "\n"
+    return json_text(SCHEMA, runs=[_record(c) for c in crossings])
+
+
+def _record(c: Crossing) -> dict[str, Any]:
+    return record(
+        c.found,
+        "value refused",
+        model=c.model,
+        target=c.device.name,
+        profile=c.profile.name,
+        dim=c.dim,
+        host_bound_at=c.found.held_up,
+        tried=[
+            record(x, "busy_s gaps_s", value=n, latency_s=x.time_s, host_bound=x.is_host_bound)
+            for n, x in c.found.tried.items()
+        ],
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from gpuir.backends import structured
+from gpuir.backends.structured import record
 from gpuir.backends.terminal import GAP, Layout, Page, elided, printable
 from gpuir.backends.units import percent, quantity
 from gpuir.report.diff import Change, Check, Diff, Group
@@ -169,9 +170,7 @@ def metrics(d: Diff) -> list[tuple[str, ...]]:
 
 def kinds(d: Diff) -> list[tuple[str, ...]]:
     """A row a kind of kernel, the largest change first."""
-    names = dict.fromkeys((*d.old.kinds, *d.new.kinds))
-    times = [(name, d.old.kinds.get(name, 0.0), d.new.kinds.get(name, 0.0)) for name in names]
-    times.sort(key=lambda x: (-abs(x[2] - x[1]), x[0]))
+    times = sorted(d.kinds, key=lambda x: (-abs(x[2] - x[1]), x[0]))
     return [
         (name, quantity(a, "s"), quantity(b, "s"), difference("latency", a, b), share(a, b))
         for name, a, b in times
@@ -276,59 +275,35 @@ def code(text: str) -> str:
 
 def json_text(diffs: Sequence[Diff], checks: Sequence[Check], _: Layout) -> str:
     """`{"schema": "gpuir.diff/1", "kept": true, "runs": [...]}`: docs/diff.md has the fields."""
-    record = {
-        "schema": SCHEMA,
-        "kept": all(c.is_kept for c in checks),
-        "runs": [_record(d, [c for c in checks if c.diff is d]) for d in diffs],
-    }
-    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+    runs = [_record(d, [c for c in checks if c.diff is d]) for d in diffs]
+    return structured.json_text(SCHEMA, kept=all(c.is_kept for c in checks), runs=runs)
 
 
 def _record(d: Diff, checks: Sequence[Check]) -> dict[str, Any]:
-    return {
-        **{
-            side: {"model": run.model, "target": run.target, "profile": run.profile}
-            | {"batch": run.batch, "interval_s": run.interval_s, "nodes": dict(run.nodes)}
-            for side, run in (("old", d.old), ("new", d.new))
-        },
-        "overlap": d.overlap,
-        "metrics": {n: {"old": d.old.values[n], "new": d.new.values[n]} for n in METRICS},
-        "kinds": {
-            name: {"old_s": d.old.kinds.get(name, 0.0), "new_s": d.new.kinds.get(name, 0.0)}
-            for name in dict.fromkeys((*d.old.kinds, *d.new.kinds))
-        },
-        "kernels": [
-            {
-                "status": g.status,
-                "what": g.one.what,
-                "count": len(g.changes),
-                "old_s": g.old_s,
-                "new_s": g.new_s,
-                "old": [[_entry(x) for x in c.old] for c in g.changes],
-                "new": [[_entry(x) for x in c.new] for c in g.changes],
-            }
+    side = "model target profile batch interval_s nodes"
+    return record(
+        d,
+        "overlap notes",
+        old=record(d.old, side),
+        new=record(d.new, side),
+        metrics={n: {"old": d.old.values[n], "new": d.new.values[n]} for n in METRICS},
+        kinds={name: {"old_s": old, "new_s": new} for name, old, new in d.kinds},
+        kernels=[
+            record(
+                g,
+                "status old_s new_s",
+                what=g.one.what,
+                count=len(g.changes),
+                old=[c.old for c in g.changes],
+                new=[c.new for c in g.changes],
+            )
             for g in d.groups
         ],
-        "notes": d.notes,
-        "budgets": [
-            {"budget": c.budget.text, "metric": c.budget.metric}
-            | {"old": c.old, "new": c.new, "limit": c.limit, "kept": c.is_kept}
+        budgets=[
+            record(c, "old new limit", budget=c.budget.text, metric=c.budget.metric, kept=c.is_kept)
             for c in checks
         ],
-    }
-
-
-def _entry(x: Entry) -> dict[str, Any]:
-    return {
-        "path": x.path,
-        "op": x.op,
-        "shape": x.shape,
-        "tile": x.tile,
-        "bound": x.bound,
-        "nodes": x.nodes,
-        "runs": x.runs,
-        "time_s": x.time_s,
-    }
+    )
 
 
 def junit(diffs: Sequence[Diff], checks: Sequence[Check], _: Layout) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import percent, quantity
 from gpuir.report.equal import pattern
-from gpuir.report.find import node_name
 from gpuir.report.fusions import Fusion, alike_fusions, fusions
+from gpuir.report.names import node_name
 from gpuir.report.summary import Summary
 
 
@@ -24,7 +24,7 @@ def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
     for label, before, after in (
         ("launches", f"{unfused.launches:,}", f"{fused.launches:,}"),
         ("device", quantity(unfused.device_s, "s"), quantity(fused.device_s, "s")),
-        ("bytes", quantity(_bytes(unfused), "bytes"), quantity(_bytes(fused), "bytes")),
+        ("bytes", quantity(unfused.bytes, "bytes"), quantity(fused.bytes, "bytes")),
         ("latency", quantity(unfused.latency_s, "s"), quantity(fused.latency_s, "s")),
     ):
         page.wrapped(label, f"{before} op by op, {after} fused")
@@ -57,47 +57,34 @@ def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
 
 def fusions_json(fused: Summary, unfused: Summary) -> str:
     """`{"schema": "gpuir.fusions/1", ...}`, a record a fused kernel."""
-    record = {
-        "schema": "gpuir.fusions/1",
-        "model": fused.model,
-        "target": fused.device.name,
-        "profile": fused.profile.name,
-        "fused": _whole(fused),
-        "unfused": _whole(unfused),
-        "fusions": [_record(f) for f in fusions(fused, unfused)],
-    }
-    return json.dumps(record, indent=1, allow_nan=False) + "\n"
-
-
-def _bytes(s: Summary) -> int:
-    """What all kernels read and write."""
-    return sum(x.runs * x.bytes for x in s.kernels)
-
-
-def _whole(s: Summary) -> dict[str, Any]:
-    return {
-        "launches": s.launches,
-        "latency_s": s.latency_s,
-        "device_s": s.device_s,
-        "bytes": _bytes(s),
-    }
+    names = "launches latency_s device_s bytes"
+    return json_text(
+        "gpuir.fusions/1",
+        model=fused.model,
+        target=fused.device.name,
+        profile=fused.profile.name,
+        fused=record(fused, names),
+        unfused=record(unfused, names),
+        fusions=[_record(f) for f in fusions(fused, unfused)],
+    )
 
 
 def _record(f: Fusion) -> dict[str, Any]:
-    return {
-        "path": f.fused.path,
-        "op": f.fused.node.op.name,
-        "locs": f.fused.locs,
-        "launches": f.launches,
-        "saved_s": f.time_s,
-        "saved_bytes": f.bytes,
-        "fused_s": f.fused.time_s,
-        "fused_bytes": f.fused.runs * f.fused.bytes,
-        "parts": [
-            {"path": x.path, "op": x.node.op.name, "time_s": x.time_s, "bytes": x.runs * x.bytes}
-            for x in f.parts
+    x = f.fused
+    return record(
+        x,
+        "path locs",
+        op=x.node.op.name,
+        launches=f.launches,
+        saved_s=f.time_s,
+        saved_bytes=f.bytes,
+        fused_s=x.time_s,
+        fused_bytes=x.runs * x.bytes,
+        parts=[
+            record(part, "path time_s", op=part.node.op.name, bytes=part.runs * part.bytes)
+            for part in f.parts
         ],
-    }
+    )
 
 
 def _row(group: Sequence[Fusion], unfused: Summary) -> tuple[str, ...]:

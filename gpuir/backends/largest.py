@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpuir.backends.records import memory_record
+from gpuir.backends.json_csv import memory_record
+from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
 from gpuir.backends.units import quantity
 from gpuir.report.searches import LargestFit
@@ -55,18 +55,15 @@ def _verdict(f: LargestFit) -> str:
 
 def largest_json(searches: Sequence[LargestFit]) -> str:
     """`{"schema": "gpuir.largest/1", "fits": [...]}`, as docs/json-schema.md describes it."""
-    report = {"schema": SCHEMA, "fits": [_record(f) for f in searches]}
-    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+    return json_text(SCHEMA, fits=[_record(f) for f in searches])
 
 
 def _record(f: LargestFit) -> dict[str, Any]:
-    return {
-        "model": f.model,
-        "target": f.device.name,
-        "dim": f.dim,
-        "least": f.least,
-        "most": f.most,
-        "largest": f.found.value,
-        "impossible": f.found.impossible,
-        "tried": [{"value": n, "memory": memory_record(m)} for n, m in f.found.tried.items()],
-    }
+    return record(
+        f,
+        "model dim least most",
+        target=f.device.name,
+        largest=f.found.value,
+        impossible=f.found.impossible,
+        tried=[{"value": n, "memory": memory_record(m)} for n, m in f.found.tried.items()],
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from os.path import abspath, commonpath, dirname, relpath
 from typing import Any
 
+from gpuir.backends import structured
+from gpuir.backends.structured import record
 from gpuir.backends.terminal import Layout, Page, elided
-from gpuir.fit.score import ALL, RowErrors, Score, Scores, TileScore, pooled
+from gpuir.fit.score import ALL, Score, Scores, TileScore, pooled
 from gpuir.fit.tables import Table
 
 SCHEMA = "gpuir.eval/1"
@@ -28,53 +28,40 @@ DROP = ("p90", "spread", "median", "roofline", "inside")
 
 def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> str:
     """`{"schema", "kind", ..., "rows": [...], "totals": [...], "files": [...]}`; docs/eval.md."""
-    text = {
-        "schema": SCHEMA,
+    return structured.json_text(
+        SCHEMA,
         **head,
-        "rows": [_record(s) for s in scores.groups],
-        "totals": [_record(s) for s in scores.totals],
-        "families": [_record(s) for s in scores.families],
-        "tiles": [_tile(t) for t in scores.tiles],
-        "files": [
-            {
-                "file": t.file,
-                "kind": t.kind,
-                "rows": t.count,
-                "scored": t.count - sum(t.skipped.values()),
-                "skipped": dict(t.skipped),
-            }
+        rows=[_record(s) for s in scores.groups],
+        totals=[_record(s) for s in scores.totals],
+        families=[_record(s) for s in scores.families],
+        tiles=[_tile(t) for t in scores.tiles],
+        files=[
+            record(t, "file kind skipped", rows=t.count, scored=t.count - sum(t.skipped.values()))
             for t in tables
         ],
-    }
-    return json.dumps(text, indent=1, allow_nan=False) + "\n"
+    )
 
 
 def _record(s: Score) -> dict[str, Any]:
     g = s.group
-    return {
-        "file": g.file,
-        "op": g.title,
-        "device": g.device,
-        "dtype": g.dtype,
+    return record(
+        g,
+        "file device dtype target floor suspect",
+        op=g.title,
         **dict(g.by),
-        "target": g.target,
-        **_numbers(s.errors),
-        "floor": g.floor,
-        "suspect": g.suspect,
-        "split": {name: _numbers(e) for name, e in s.splits.items()},
-    }
+        **_rounded(record(s.errors)),
+        split={name: _rounded(record(e)) for name, e in s.splits.items()},
+    )
 
 
 def _tile(t: TileScore) -> dict[str, Any]:
-    g = t.group
-    place = {"file": g.file, "op": g.op, "device": g.device, "dtype": g.dtype, "target": g.target}
     shares = {"same_tile": t.same, "same_tile_and_split": t.same_split}
     errors = {"mape": t.mape, "mape_with_tile_that_ran": t.mape_ran}
-    return {**place, "n": t.n, **{k: round(v, 4) for k, v in (shares | errors).items()}}
+    return record(t.group, "file op device dtype target", n=t.n, **_rounded(shares | errors))
 
 
-def _numbers(e: RowErrors) -> dict[str, float | None]:
-    return {n: round(v, 4) if isinstance(v, float) else v for n, v in asdict(e).items()}
+def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: round(v, 4) if isinstance(v, float) else v for n, v in numbers.items()}
 
 
 # ---------------------------------------------------------------------------- for a terminal

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from gpuir.backends.records import csv_line
+from gpuir.backends.structured import csv_text, json_text, record
 from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
@@ -155,89 +154,61 @@ def usd(value: float) -> str:
 
 def sweep_csv(s: Sweep) -> str:
     """A row a run; times in seconds, prices in US dollars."""
-    names = [name for name, _ in s.axes]
-    series = {id(p): x for x in s.series for p in x.points}
-    titles = ["model", "target", "profile", *names, "items", "latency_s", "low_s", "high_s"]
-    titles += ["device_s", "items_per_s", "host_bound", "peak_bytes", "reserved_bytes"]
-    titles += ["available_bytes", "fits", "usd_per_hour", "usd_per_million", "best"]
-    lines = [csv_line(titles)]
-    for p in s.points:
-        low, high = p.interval or (None, None)
-        lines.append(
-            csv_line(
-                [
-                    s.model,
-                    p.target,
-                    p.profile,
-                    *(n for _, n in p.dims),
-                    p.items,
-                    p.latency_s,
-                    low,
-                    high,
-                ]
-                + [p.device_s, p.items_per_s, int(p.is_host_bound), p.peak_bytes, p.reserved_bytes]
-                + [p.available_bytes, int(p.fits), p.usd_per_hour, p.usd_per_million]
-                + [int(p is series[id(p)].best)]
-            )
-        )
-    return "".join(lines)
+    best = {id(x.best) for x in s.series}
+    columns = ["model", "target", "profile", *(name for name, _ in s.axes), "items", "latency_s"]
+    columns += ["low_s", "high_s", "device_s", "items_per_s", "host_bound", "peak_bytes"]
+    columns += ["reserved_bytes", "available_bytes", "fits", "usd_per_hour", "usd_per_million"]
+    return csv_text([*columns, "best"], (_row(s, p, id(p) in best) for p in s.points))
+
+
+def _row(s: Sweep, p: Point, is_best: bool) -> dict[str, Any]:
+    known = _record(p)
+    low, high = known.pop("interval_s") or (None, None)
+    flags = {"host_bound": int(p.is_host_bound), "fits": int(p.fits), "best": int(is_best)}
+    return {**known.pop("dims"), **known, **flags, "model": s.model, "low_s": low, "high_s": high}
 
 
 def sweep_json(s: Sweep) -> str:
     """`{"schema": "gpuir.sweep/1", ...}`, as docs/sweep.md describes it."""
-    report = {
-        "schema": SCHEMA,
-        "model": s.model,
-        "axes": [{"dim": name, "values": values} for name, values in s.axes],
-        "points": [_record(p) for p in s.points],
-        "series": [_series_record(x) for x in s.series],
-        "fastest": s.fastest and _record(s.fastest),
-        "cheapest": s.cheapest and _record(s.cheapest),
-        "refused": [{"dims": dict(dims), "why": why} for dims, why in s.refused],
-        "unsupported": [
+    return json_text(
+        SCHEMA,
+        model=s.model,
+        axes=[{"dim": name, "values": values} for name, values in s.axes],
+        points=[_record(p) for p in s.points],
+        series=[_series_record(x) for x in s.series],
+        fastest=s.fastest and _record(s.fastest),
+        cheapest=s.cheapest and _record(s.cheapest),
+        refused=[{"dims": dict(dims), "why": why} for dims, why in s.refused],
+        unsupported=[
             {"target": target, "profile": profile, "why": why}
             for target, profile, why in s.unsupported
         ],
-        "elsewhere": [{"target": target, "text": text} for target, text in s.elsewhere],
-        "prices": [{"target": name, **vars(price)} for name, price in s.prices],
-    }
-    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+        elsewhere=[{"target": target, "text": text} for target, text in s.elsewhere],
+        prices=[record(price, target=name) for name, price in s.prices],
+    )
 
 
 def _record(p: Point) -> dict[str, Any]:
-    return {
-        "target": p.target,
-        "profile": p.profile,
-        "dims": dict(p.dims),
-        "items": p.items,
-        "latency_s": p.latency_s,
-        "interval_s": p.interval,
-        "device_s": p.device_s,
-        "items_per_s": p.items_per_s,
-        "host_bound": p.is_host_bound,
-        "peak_bytes": p.peak_bytes,
-        "reserved_bytes": p.reserved_bytes,
-        "available_bytes": p.available_bytes,
-        "fits": p.fits,
-        "usd_per_hour": p.usd_per_hour,
-        "usd_per_million": p.usd_per_million,
-    }
+    return record(
+        p,
+        "target profile items latency_s device_s items_per_s peak_bytes reserved_bytes"
+        " available_bytes fits usd_per_hour usd_per_million",
+        dims=dict(p.dims),
+        interval_s=p.interval,
+        host_bound=p.is_host_bound,
+    )
 
 
 def _series_record(x: Series) -> dict[str, Any]:
     def size(p: Point | None) -> int | None:
         return None if p is None else x.size(p)
 
-    return {
-        "target": x.target,
-        "profile": x.profile,
-        "others": dict(x.others),
-        "best": size(x.best),
-        "no_fit_from": size(x.unfit),
-        "device_bound_from": size(x.busy),
-        "cliffs": _cliffs(x),
-    }
-
-
-def _cliffs(x: Series) -> Sequence[dict[str, Any]]:
-    return [{"from": x.size(a), "to": x.size(b), "lost": x.lost(a, b)} for a, b in x.cliffs]
+    return record(
+        x,
+        "target profile",
+        others=dict(x.others),
+        best=size(x.best),
+        no_fit_from=size(x.unfit),
+        device_bound_from=size(x.busy),
+        cliffs=[{"from": size(a), "to": size(b), "lost": x.lost(a, b)} for a, b in x.cliffs],
+    )

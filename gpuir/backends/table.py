@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpuir.backends import records, roofline, terminal, texts, trace
+from gpuir.backends import json_csv, roofline, terminal, texts, trace
 from gpuir.backends.html.page import html
 from gpuir.backends.terminal import Layout
 from gpuir.plugins import find_named
@@ -14,9 +14,9 @@ Backend = Callable[[Sequence[Summary], Layout], str | bytes]
 
 BACKENDS: dict[str, Backend] = {
     "table": terminal.report,
-    "json": records.json_text,
+    "json": json_csv.json_text,
     "html": html,
-    "csv": records.csv_text,
+    "csv": json_csv.csv_text,
     "roofline": roofline.roofline,
     "ir": texts.ir,
     "schedule": texts.schedule,

@@ -12,9 +12,9 @@ from unicodedata import east_asian_width
 from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.notes import Bound
 from gpuir.report.equal import Alike, alike, layer
-from gpuir.report.find import node_name
 from gpuir.report.modules import modules
-from gpuir.report.summary import Kernel, Summary, Total, totals
+from gpuir.report.names import node_name
+from gpuir.report.summary import Kernel, Summary, Total
 from gpuir.targets.profile import load_profile
 
 if TYPE_CHECKING:
@@ -442,14 +442,13 @@ def tile_text(x: Kernel) -> str:
 
 def _totals(s: Summary, page: Page, layout: Layout) -> None:
     """A row a kind of kernels, a phase of training, or a module."""
-    running = [x for x in s.kernels if x.runs]
     match layout.group:
         case "kernel":
             named = [(total.kind, total) for total in s.totals]
         case "phase":
-            named = [(total.kind, total) for total in totals(running, lambda x: x.phase)]
+            named = [(total.kind, total) for total in s.phases]
         case "module":
-            tree = [m for m in modules(running) if m.total.time_s >= LEAST_SHARE * s.latency_s]
+            tree = [m for m in modules(s.running) if m.total.time_s >= LEAST_SHARE * s.latency_s]
             named = [("  " * m.depth + ".".join(m.path), m.total) for m in tree]
     if not named:
         return

@@ -16,12 +16,12 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from gpuir.backends.records import kernel_record
+from gpuir.backends.json_csv import kernel_record
+from gpuir.backends.structured import record
 from gpuir.backends.terminal import Layout
 from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
-from gpuir.report.find import node_name
-from gpuir.report.modules import module_of
+from gpuir.report.names import module_of, node_name
 from gpuir.report.summary import Kernel, Summary
 from gpuir.simulate.memory import KINDS
 from gpuir.simulate.spans import HOST, Span
@@ -80,16 +80,14 @@ def _device(i: int, s: Summary) -> dict[str, Any]:
 
 def _about(s: Summary) -> dict[str, Any]:
     """What a reader should know of a run, in the words of the JSON report."""
-    return {
-        "model": s.model,
-        "target": s.device.name,
-        "profile": s.profile.name,
-        "predictors": s.by,
-        "latency_s": s.latency_s,
-        "interval_s": s.interval,
-        "assumed": s.assumed,
-        "warnings": s.warnings,
-    }
+    return record(
+        s,
+        "model latency_s assumed warnings",
+        target=s.device.name,
+        profile=s.profile.name,
+        predictors=s.by,
+        interval_s=s.interval,
+    )
 
 
 @dataclass(frozen=True)
@@ -358,12 +356,12 @@ class _Run:
 
 def _explained(x: Kernel) -> Event:
     """Why a kernel takes its time, in the words of the JSON report."""
-    record = kernel_record(x)
-    found = {name: record[name] for name in SHOWN}
+    known = kernel_record(x)
+    shown = {name: known[name] for name in SHOWN}
     occupancy = x.cost.fact("occupancy")
     # under kineto's name for it
-    known = {} if occupancy is None else {"est. achieved occupancy %": round(100 * occupancy)}
-    return known | found
+    kineto = {} if occupancy is None else {"est. achieved occupancy %": round(100 * occupancy)}
+    return kineto | shown
 
 
 def _is_host(lane: str) -> bool:

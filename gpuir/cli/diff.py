@@ -145,7 +145,7 @@ def analyzed(
 ) -> tuple[Run, ...]:
     """A model as a report has it."""
     import gpuir
-    from gpuir.backends.records import json_text
+    from gpuir.backends.json_csv import json_text
     from gpuir.backends.terminal import Layout
     from gpuir.report.saved import read_report
 

@@ -170,14 +170,7 @@ def toml(targets: list[Target]) -> str:
 
 def json_text(targets: list[Target]) -> str:
     """A list of targets, each a list of its fields with value, unit and source."""
-    import json
+    from gpuir.backends import structured
 
-    listed = [
-        {
-            "name": t.name,
-            "fields": [row._asdict() for row in t.rows()],
-            "doubts": dict(t.doubts),
-        }
-        for t in targets
-    ]
-    return json.dumps({"schema": "gpuir.targets/1", "targets": listed}, indent=1) + "\n"
+    listed = [structured.record(t, "name doubts", fields=t.rows()) for t in targets]
+    return structured.json_text("gpuir.targets/1", targets=listed)

@@ -32,6 +32,10 @@ class Outcome:
         return self.latency_s / self.items
 
     @property
+    def items_per_s(self) -> float:
+        return 1 / self.item_s
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """Between what 80 % of measurements are expected; None where no kernel can say."""
         return self.timeline.interval

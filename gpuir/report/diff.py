@@ -199,6 +199,12 @@ class Diff:
         return bool(self.changed or self.notes or self.old.values != self.new.values)
 
     @property
+    def kinds(self) -> list[tuple[str, float, float]]:
+        """What each kind of kernels took, and takes."""
+        a, b = self.old.kinds, self.new.kinds
+        return [(name, a.get(name, 0.0), b.get(name, 0.0)) for name in dict.fromkeys((*a, *b))]
+
+    @property
     def overlap(self) -> bool | None:
         """Whether the intervals of the latencies have something in common; None without them."""
         a, b = self.old.interval_s, self.new.interval_s

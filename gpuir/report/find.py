@@ -9,6 +9,7 @@ from typing import NoReturn
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Loc, Node
 from gpuir.ops import kernel as k
+from gpuir.report.names import node_name
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,6 @@ def _refuse_several(found: Sequence[Located], name: str) -> NoReturn:
 def _suggest(name: str, known: list[str]) -> str:
     text = nearest(name, dict.fromkeys(known))
     return text if text.startswith("did you") else "`gpuir analyze` lists the kernels"
-
-
-def node_name(loc: Loc) -> str:
-    """The model node's own name, without the file it is in."""
-    return loc.partition(":")[2] or loc
 
 
 def walk(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[Located]:

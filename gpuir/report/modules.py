@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuir.ir.graph import Loc
-from gpuir.ir.phases import PHASES
 from gpuir.ops import kernel as k
+from gpuir.report.names import Path
 from gpuir.report.summary import Kernel, Total, total_of
 
-Path = tuple[str, ...]
-DEEPEST = 64  # modules inside one another that are told apart: each is listed with all above it
 OWN = "(itself)"  # a module's kernels outside of those inside it
 
 
@@ -22,16 +19,6 @@ class Module:
     path: Path  # `*` for a number
     depth: int
     total: Total
-
-
-def module_of(loc: Loc) -> Path:
-    """`bert.pt2:encoder.layer.0/linear/backward`, or `bert.onnx:/encoder/layer.0/MatMul` →
-    encoder, layer, 0; of a path that is too deep the outermost ones."""
-    name = loc.partition(":")[2] or loc
-    parts = [part for part in name.split("/") if part]
-    if parts and parts[-1] in PHASES:
-        parts.pop()
-    return tuple(word for part in parts[:-1] for word in part.split(".") if word)[:DEEPEST]
 
 
 def without_numbers(path: Path) -> Path:
@@ -45,7 +32,7 @@ def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:
     listed: dict[Path, list[Kernel]] = {}
     for x in kernels:
         if not isinstance(x.node.op, k.View):
-            path = without_numbers(module_of(x.anchor)) if x.locs else ()
+            path = without_numbers(x.module)
             listed.setdefault(path, []).append(x)
     children: dict[Path, set[Path]] = {}
     inside: dict[Path, list[Kernel]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, cast
 
 from gpuir.ir.errors import UsageError
-from gpuir.report.find import node_name
+from gpuir.report.names import node_name
 from gpuir.report.summary import SCHEMA
 
 LARGEST = 2**63 - 1  # of what is counted

@@ -15,7 +15,8 @@ from gpuir.ir.phases import phase_of
 from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.report.find import node_name, walk
+from gpuir.report.find import walk
+from gpuir.report.names import Path, module_of, node_name
 from gpuir.targets.profile import has_views, profile_of
 
 if TYPE_CHECKING:
@@ -125,6 +126,11 @@ class Kernel:
             accumulator = op.epilogue.inputs[0]
             own = [n.locs[0] for n in op.epilogue.nodes if accumulator in n.op.operands]
         return own[0] if own else self.locs[0]
+
+    @property
+    def module(self) -> Path:
+        """The module of the model that its anchor is in."""
+        return module_of(self.anchor) if self.locs else ()
 
     @property
     def label(self) -> str:
@@ -282,6 +288,16 @@ class Summary:
     @property
     def profile(self) -> Profile:
         return self.timeline.profile
+
+    @property
+    def running(self) -> list[Kernel]:
+        """The kernels that run, views included."""
+        return [x for x in self.kernels if x.runs]
+
+    @property
+    def phases(self) -> tuple[Total, ...]:
+        """The kernels of each phase of a training step together."""
+        return totals(self.running, lambda x: x.phase)
 
     @property
     def unfitted_s(self) -> float:

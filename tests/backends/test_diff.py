@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from strategies import graphs
 
 import gpuir
-from gpuir.backends import records
+from gpuir.backends import json_csv
 from gpuir.backends.diff_text import FORMATS, json_text, junit, markdown, table
 from gpuir.backends.terminal import Layout, cell_width
 from gpuir.ir.errors import UsageError
@@ -43,7 +43,7 @@ def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) ->
 
 
 def saved(*summaries: Summary) -> tuple[Run, ...]:
-    return read_report(records.json_text(summaries, Layout()), "report.json")
+    return read_report(json_csv.json_text(summaries, Layout()), "report.json")
 
 
 def diff(old: Summary, new: Summary) -> Diff:
@@ -201,7 +201,7 @@ def test_what_else_changed_is_told():
 
 
 def report(**changed: Any) -> dict[str, Any]:
-    found = json.loads(records.json_text([summary()], Layout()))
+    found = json.loads(json_csv.json_text([summary()], Layout()))
     found["reports"][0] |= changed
     return found
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gpuir
-from gpuir.report.modules import module_of, modules
+from gpuir.report.modules import modules
+from gpuir.report.names import module_of
 from gpuir.report.summary import totals
 
 

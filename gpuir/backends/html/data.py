@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from gpuir.backends.terminal import bounds, moment_name, run_names, tile_text
 from gpuir.report.equal import Alike, alike, layer
-from gpuir.report.find import node_name
-from gpuir.report.modules import module_of, modules
+from gpuir.report.modules import modules
+from gpuir.report.names import node_name
 from gpuir.report.roofline import ceilings, memories, points
-from gpuir.report.summary import Kernel, Summary, totals
+from gpuir.report.summary import Summary, totals
 from gpuir.simulate.memory import KINDS
 
 MOMENTS = 600  # of memory that a chart shows; of those in between, the fullest
@@ -51,7 +51,8 @@ def _run(name: str, s: Summary, words: Words) -> dict[str, Any]:
         "kinds": [[total.kind, total.time_s] for total in s.totals],
         "groups": [_group(x, s, words) for x in groups],
         "kernels": [
-            [i, words(x.label), words(x.name), words(_module(x)), x.runs] for i, x in kernels
+            [i, words(x.label), words(x.name), words(".".join(x.module)), x.runs]
+            for i, x in kernels
         ],
         "roofs": {
             "flops": [[roof.name, roof.rate] for roof in ceilings(s, groups)],
@@ -61,10 +62,6 @@ def _run(name: str, s: Summary, words: Words) -> dict[str, Any]:
         "lanes": _lanes(s, numbers, words),
         "memory": _memory(s, words),
     }
-
-
-def _module(x: Kernel) -> str:
-    return ".".join(module_of(x.anchor)) if x.locs else ""
 
 
 def _group(x: Alike, s: Summary, words: Words) -> dict[str, Any]:
@@ -125,14 +122,13 @@ class Part:
 
 def _trees(s: Summary, groups: Sequence[Alike]) -> dict[str, list[Any]]:
     whole = Part(-1, s.model, sum(x.time_s for x in groups))
-    running = [x for x in s.kernels if x.runs]
-    trees = {"kind": _kinds(whole, groups), "module": _modules(whole, s, running)}
-    if len(phases := totals(running, lambda x: x.phase)) > 1:
+    trees = {"kind": _kinds(whole, groups), "module": _modules(whole, s)}
+    if len(phases := s.phases) > 1:
         trees["phase"] = [whole]
         for phase in phases:
             i = len(trees["phase"])
             trees["phase"].append(Part(0, phase.kind, phase.time_s, _note(phase.bounds)))
-            of_phase = [x for x in running if x.phase == phase.kind]
+            of_phase = [x for x in s.running if x.phase == phase.kind]
             trees["phase"] += [
                 Part(i, t.kind, t.time_s, _note(t.bounds)) for t in totals(of_phase) if t.time_s
             ]
@@ -160,10 +156,10 @@ def _kinds(whole: Part, groups: Sequence[Alike]) -> list[Part]:
     return parts
 
 
-def _modules(whole: Part, s: Summary, running: Iterable[Kernel]) -> list[Part]:
+def _modules(whole: Part, s: Summary) -> list[Part]:
     """Modules that differ in numbers alone are one."""
     parts, above = [whole], [0]
-    for m in modules(running):
+    for m in modules(s.running):
         if m.total.time_s < LEAST_SHARE * whole.time_s:
             continue
         del above[m.depth + 1 :]

@@ -1,0 +1,65 @@
+"""Records for programs: as JSON, whose names are those of their fields, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from io import StringIO
+from typing import Any, cast
+
+from gpuir.backends.terminal import printable
+
+FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
+
+
+def json_text(schema: str, /, **parts: object) -> str:
+    """A JSON object that names its schema."""
+    return json.dumps({"schema": schema, **plain(parts)}, indent=1, allow_nan=False) + "\n"
+
+
+def record(x: object, names: str = "", /, **more: object) -> dict[str, Any]:
+    """A record as a JSON object: all its fields, or those of these names, properties too, then
+    what is said in `more` of what it has under another name or not at all."""
+    chosen = names.split() or ([f.name for f in fields(x)] if is_dataclass(x) else [])
+    return plain({name: getattr(x, name) for name in chosen} | more)
+
+
+def plain(value: object) -> Any:
+    """A value of JSON: records and mappings as objects, tuples as lists."""
+    match value:
+        case Mapping():
+            return {k: plain(v) for k, v in cast(Mapping[str, object], value).items()}
+        case list():
+            return [plain(v) for v in cast(list[object], value)]
+        case tuple():
+            named = getattr(cast(object, value), "_asdict", None)
+            return plain(named()) if named else [plain(v) for v in cast(tuple[object, ...], value)]
+        case _ if is_dataclass(value):
+            return record(value)
+        case _:
+            return value
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Rows under their titles: these, in this order, then what else there is in some row."""
+    listed = list(rows)
+    titles = dict.fromkeys((*columns, *(title for row in listed for title in row)))
+    lines = ([row.get(title) for title in titles] for row in listed)
+    return "".join(map(csv_line, (list(titles), *lines)))
+
+
+def csv_line(cells: Sequence[object]) -> str:
+    """One row. What cannot be seen becomes `?`, and a word that a spreadsheet would take for a
+    formula gets an apostrophe before it, as OWASP's "CSV Injection" advises."""
+    out = StringIO()
+    csv.writer(out, lineterminator="\n").writerow(map(_cell, cells))
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
