@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeGuard
 
+from gpuir.fusion.launch import fused, needed
 from gpuir.ir.build import Builder, NameTable, begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
@@ -14,7 +15,6 @@ from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, apart, packed, viewed
 from gpuir.ops.vocabulary import find_op
-from gpuir.passes.bodies import launch, needed
 from gpuir.passes.manager import Pass
 from gpuir.targets.profile import has_views
 
@@ -182,7 +182,7 @@ class _Legalizer:
 
     def contiguous(self, node: Node, x: Value) -> k.View | k.Copy:
         """PyTorch's contiguous(): nothing where x is."""
-        same = launch([Node(t.Reshape(x, x.type.shape), node.results, node.locs)], node.results).op
+        same = fused([Node(t.Reshape(x, x.type.shape), node.results, node.locs)], node.results).op
         assert isinstance(same, t.Fused)
         if self.is_row_major(x):
             return k.View(same.args, same.body)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from gpuir.fusion.launch import fused, needed
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.bodies import launch, needed
 from gpuir.passes.fuse import kind_of, weights
 from gpuir.passes.manager import Pass
 
@@ -81,7 +81,7 @@ def unpacked_for_products(g: Graph) -> Graph:
             ahead = tuple(n for maker in before for n in inside(maker))
             if before and is_unpacking(ahead, w, params):
                 gone.update(before)
-                node = launch((*ahead, *inside(node)), node.results)
+                node = fused((*ahead, *inside(node)), node.results)
         nodes.append(node)
     return replace(g, nodes=tuple(n for n in nodes if n not in gone))
 
@@ -166,8 +166,8 @@ def moved(product: Node, readers: Sequence[Node]) -> list[list[Node]] | None:
         own = [n for n in after if not isinstance(n.op, t.Layout)]
         read = {w for n in own for w in n.op.operands}
         looked_at = [n.results[0] for n in after if n not in own and n.results[0] in read]
-        ahead = [launch(needed(after, [w], set()), [w]) for w in looked_at]
-        both = launch((*inside(product), *own), [end])
+        ahead = [fused(needed(after, [w], set()), [w]) for w in looked_at]
+        both = fused((*inside(product), *own), [end])
         return [[*ahead, both], *(rest for rest in rests if rest is not None)]
     return None
 
@@ -180,7 +180,7 @@ def left(reader: Node, v: Value, end: Value) -> list[Node] | None:
     twice = {*rest} & {*needed(nodes, [end], {v})}
     if any(v in n.op.operands for n in rest) or not all(isinstance(n.op, FREE) for n in twice):
         return None
-    return [launch(rest, kept)] if rest else []
+    return [fused(rest, kept)] if rest else []
 
 
 def followers(v: Value, nodes: Sequence[Node]) -> list[Value]:

@@ -10,10 +10,10 @@ from strategies import arrays, graphs
 
 import gpuir
 from gpuir import interp
+from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 from gpuir.stacks.inductor.innermost import innermost
-from gpuir.stacks.inductor.loops.flow import Flow
 from gpuir.stacks.inductor.loops.fuse import FuseLoops
 from gpuir.stacks.inductor.loops.storage import Storage
 from gpuir.stacks.table import pipeline

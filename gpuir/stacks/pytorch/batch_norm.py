@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuir.fusion.launch import fused
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Loc, Node, Value
 from gpuir.ops import tensor as t
-from gpuir.passes.bodies import launch
 from gpuir.passes.manager import Pass
 
 
@@ -41,7 +41,7 @@ class BatchNorm(Pass):
                     if v in g.outputs or not inside.issuperset(readers.get(v, ()))
                 ]
                 joined |= dict.fromkeys(places)
-                joined[places[0]] = launch((n for node in nodes for n in inner(node)), results)
+                joined[places[0]] = fused((n for node in nodes for n in inner(node)), results)
         b = begin(g, Level.fused)
         for i, node in enumerate(g.nodes):
             if node.op.control:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Value
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.stacks.inductor.loops.flow import Flow
 
 
 def is_bag(flow: Flow, node: Node) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
+from gpuir.fusion.flow import Flow
+from gpuir.fusion.launch import fused
 from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
-from gpuir.passes import bodies
 from gpuir.passes.manager import Pass
-from gpuir.stacks.inductor.loops.flow import Flow
 from gpuir.stacks.inductor.loops.launches import Fusion, Launch
 from gpuir.stacks.inductor.loops.storage import Storage
 from gpuir.stacks.inductor.loops.trips import taken_apart
@@ -132,7 +132,7 @@ class Writer:
         node, parts = self.flow.nodes[i], self.storage.joined[v]
         assert isinstance(node.op, t.Concat), "the storage joins nothing else"
         op = replace(node.op, args=parts, in_place=True)
-        b.put(bodies.launch([replace(node, op=op)], [v]))
+        b.put(fused([replace(node, op=op)], [v]))
         self.kept.add(i)
         self.made.add(v)
 
@@ -156,4 +156,4 @@ class Writer:
         repeated = {flow.makers[v] for v in read if flow.is_generated(v) and v not in stored}
         generators = [flow.nodes[i] for i in sorted(repeated)]
         results = [v for n in nodes for v in n.results if v in outputs]
-        return bodies.launch((*generators, *nodes), results)
+        return fused((*generators, *nodes), results)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Value
 from gpuir.ops import tensor as t
-from gpuir.stacks.inductor.loops.flow import Flow
 
 
 def is_cellwise(flow: Flow, reader: Node) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
-from gpuir.stacks.inductor.loops.flow import Flow
 
 # What Inductor takes apart into several ops that each read the operand (torch/_inductor/
 # decomposition.py, torch/_decomp/decompositions.py).

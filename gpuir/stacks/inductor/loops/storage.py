@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol
 
+from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
 from gpuir.stacks.inductor.loops.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
-from gpuir.stacks.inductor.loops.flow import Flow
 from gpuir.stacks.inductor.loops.indices import (
     Read,
     broadcast,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from gpuir.fusion.launch import fused, needed
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ops import tensor as t
-from gpuir.passes.bodies import launch, needed
 
 
 def taken_apart(body: Graph) -> Graph:
@@ -24,8 +24,8 @@ def taken_apart(body: Graph) -> Graph:
             continue
         new = [v for v in found if v not in done]
         done.update(new)
-        nodes += (launch(needed(inside, [v], set()), [v]) for v in new)
-        nodes.append(launch(needed(inside, node.results, {*found}), node.results))
+        nodes += (fused(needed(inside, [v], set()), [v]) for v in new)
+        nodes.append(fused(needed(inside, node.results, {*found}), node.results))
     return replace(body, nodes=tuple(nodes))
 
 

@@ -22,7 +22,7 @@ def needed(
     return tuple(reversed(found))
 
 
-def launch(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
+def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
     """Nodes as one launch, what comes twice among them (a constant) once. What a contraction reads
     lies in memory: a constant too is an argument then."""
     nodes, results = tuple(dict.fromkeys(nodes)), tuple(results)
