@@ -36,22 +36,33 @@ def lower(
     *,
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
+    target: str | None = None,
     watch: Watch | None = None,
     passes: Mapping[str, type[Pass]] | None = None,
 ) -> Graph:
-    """The kernels that a software stack makes of a graph, for no target yet.
+    """The kernels that a software stack makes of a graph.
 
     `profile` is a name or a path: by default that of the graph, else `eager` for what came from
     PyTorch and `ort` for the rest; text that says nothing of all that, and is lowered already, has
     none. What a profile has lowered is refused under another. `tf32` lets all f32 products run on
-    the matrix units, or none, in place of those that the profile does. `passes` are those of the
+    the matrix units, or none, in place of those that the profile does. With a `target` a stack
+    makes the kernels that it makes for that one, else those for any. `passes` are those of the
     user's own modules, by name.
     """
     graph = under(graph, profile, tf32)
     if graph.level >= Level.kernel:
         return graph
+    device = None if target is None else load_target(target)
+    return lowering(graph, device, passes).run(graph, watch=watch)
+
+
+def lowering(
+    graph: Graph, target: Target | None = None, passes: Mapping[str, type[Pass]] | None = None
+) -> Pipeline:
+    """The passes that `lower` runs on a graph that has its profile. They are equal for targets for
+    which the stack makes the same kernels."""
     if graph.profile is None:
-        return pipeline("legalize").run(graph, watch=watch)
+        return pipeline("legalize")
     try:
         steps = pipeline(load_profile(graph.profile).passes, passes)
         if steps.passes[-1].gives != Level.kernel:
@@ -64,7 +75,7 @@ def lower(
         raise
     if graph.level == Level.fused:
         steps = Pipeline(tuple(p for p in steps.passes if p.takes == Level.fused))
-    return steps.run(graph, watch=watch)
+    return steps if target is None else steps.on(target)
 
 
 def analyze(
@@ -108,7 +119,7 @@ def analyze(
     g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
-    g = lower(g, profile=profile, tf32=tf32, watch=watch)
+    g = lower(g, profile=profile, tf32=tf32, target=g.target or target, watch=watch)
     if g.level < Level.costed:
         check(g, load_target(str(g.target or target)))
     passes: tuple[Pass, ...] = ()

@@ -145,7 +145,9 @@ def bench(
 ) -> Bench:
     """How setups are run; what two of them share is done once."""
     import gpuir
+    from gpuir.analysis import lowering
     from gpuir.cost.table import find_predictor
+    from gpuir.ir.graph import Level
     from gpuir.plan.advise import Bench
     from gpuir.plan.outcome import outcome
     from gpuir.targets.profile import under
@@ -178,14 +180,16 @@ def bench(
 
     def kernels(setup: Setup) -> Graph:
         g = graph(setup)
-        key = f"{id(g)} {setup.profile} {setup.tf32} {setup.lowering}"
+        started, target = under(g, setup.profile, setup.tf32), gpuir.load_target(setup.target)
+        if started.level >= Level.kernel:
+            return started
+        if setup.lowering:
+            steps = gpuir.pipeline(setup.lowering, loaded.passes).on(target)
+        else:
+            steps = lowering(started, target, loaded.passes)
+        key = f"{id(g)} {setup.profile} {setup.tf32} {steps}"
         if key not in lowered:
-            if setup.lowering:
-                g = under(g, setup.profile, setup.tf32)
-                g = gpuir.pipeline(setup.lowering, loaded.passes).run(g)
-            lowered[key] = gpuir.lower(
-                g, profile=setup.profile, tf32=setup.tf32, passes=loaded.passes
-            )
+            lowered[key] = steps.run(started)
         return lowered[key]
 
     def run(setup: Setup) -> Outcome:

@@ -12,7 +12,6 @@ from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import emit, layout, warn
 
 if TYPE_CHECKING:
-    from gpuir.ir.graph import Graph
     from gpuir.report.searches import LargestFit
     from gpuir.simulate.memory import Memory
     from gpuir.targets.target import Target
@@ -78,7 +77,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
     refused: dict[int, str] = {}
 
     @cache
-    def graph(value: int) -> Graph | None:
+    def kernels(value: int) -> Kernels | None:
         said: list[str] = []
         try:
             sized = options.with_size(how, **{dim: value})
@@ -90,14 +89,14 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
             return None
         for text in said if value == least else ():
             warn(text)
-        return Kernels(lambda _: g, None, passes, loaded).under(profile)
+        return Kernels(lambda _: g, None, passes, loaded)
 
     def memory(value: int, target: Target) -> Memory | None:
-        g = graph(value)
-        return None if g is None else gpuir.memory(g, target)
+        made = kernels(value)
+        return None if made is None else gpuir.memory(made.under(profile, target), target)
 
-    first = graph(least)
-    name = first.name if first else ""
+    first = kernels(least)
+    name = first.under(profile, None).name if first else ""
     each = [(target, largest(partial(memory, target=target), least, most)) for target in targets]
     return [
         LargestFit(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pass, Pipeline, Watch
+    from gpuir.targets.target import Target
 
 Read = Callable[["str | None"], "Graph"]
 
@@ -23,7 +24,8 @@ Read = Callable[["str | None"], "Graph"]
 @dataclass
 class Kernels:
     """The kernels that each profile makes of the model that `read` gives. It is read once, but for
-    a training step, whose backward pass hangs on the profile: read anew for each.
+    a training step, whose backward pass hangs on the profile: read anew for each. Targets for which
+    a profile makes the same kernels share them.
 
     `passes` run before those of the profile, or in their place.
     """
@@ -34,26 +36,42 @@ class Kernels:
     loaded: Loaded
     watch: Watch | None = None
     first: Graph | None = field(default=None, init=False)
+    graphs: dict[str | None, Graph] = field(default_factory=dict[Any, Any], init=False)
+    made: dict[tuple[str | None, Pipeline], Graph] = field(
+        default_factory=dict[Any, Any], init=False
+    )
 
-    def under(self, profile: str | None) -> Graph:
-        import gpuir
+    def under(self, profile: str | None, target: Target | None) -> Graph:
+        from gpuir.analysis import lowering
+        from gpuir.ir.graph import Level
+
+        if profile not in self.graphs:
+            self.graphs[profile] = self._graph(profile)
+        g = self.graphs[profile]
+        if g.level >= Level.kernel:
+            return g
+        steps = lowering(g, target, self.loaded.passes)
+        if (profile, steps) not in self.made:
+            self.made[profile, steps] = steps.run(g, watch=self.watch)
+        return self.made[profile, steps]
+
+    def _graph(self, profile: str | None) -> Graph:
+        """The model as the profile finds it."""
         from gpuir.targets.profile import under
 
         if self.first is None:
             g = self.first = self.read(profile)
         else:
             g = self.first if self.first.profile is None else self.read(profile)
-        if self.passes is not None:
-            g = self.passes.run(under(g, profile, self.tf32), watch=self.watch)
-        own = self.loaded.passes
-        return gpuir.lower(g, profile=profile, tf32=self.tf32, watch=self.watch, passes=own)
+        g = under(g, profile, self.tf32)
+        return g if self.passes is None else self.passes.run(g, watch=self.watch)
 
 
 def analyze(
     given: dict[str, Any], loaded: Loaded, warnings: list[str], model: Graph | None = None
 ) -> list[Graph]:
     """The costed graph for each target and profile; the model is loaded once, unless it is given,
-    and lowered once for each profile."""
+    and lowered once for each profile and kind of target."""
     import gpuir
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
@@ -90,11 +108,11 @@ def analyze(
 
     passes = options.pipeline_of(given, loaded)
     kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
-    lowered = [kernels_of.under(name) for name in profiles or [None]]
     costed: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:
-        for kernels in lowered:
+        for profile in profiles or [None]:
+            kernels = kernels_of.under(profile, gpuir.load_target(name) if name else None)
             on = gpuir.load_target(name or str(kernels.target)) if name or kernels.target else None
             error = refusal(kernels, on) if on and kernels.level < Level.costed else None
             if error is not None and on is not None:

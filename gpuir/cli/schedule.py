@@ -48,7 +48,7 @@ def check(file: str, target: str | None, **given: Any) -> None:
     device = gpuir.load_target(loaded.target(name))
     stack: Any = {"profile": given["profile"], "tf32": given["tf32"]}
     g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
-    g = gpuir.strip(gpuir.lower(g, **stack))
+    g = gpuir.strip(gpuir.lower(g, target=loaded.target(name), **stack))
     tf32 = tf32_rule(g)
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
     fine = len(found.tiles) - len(illegal)

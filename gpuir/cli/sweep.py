@@ -16,6 +16,7 @@ from gpuir.cli.output import check_ahead, emit, layout, progress, warn, write
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.plan.sweep import Sweep
+    from gpuir.targets.target import Target
 
 PICTURES = (".png", ".svg")
 
@@ -152,8 +153,8 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
 
         return Kernels(read, given["tf32"], passes, loaded)
 
-    def kernels(dims: Mapping[str, int], profile: str | None) -> Graph:
-        return model(tuple(dims.items())).under(profile)
+    def kernels(dims: Mapping[str, int], profile: str | None, target: Target) -> Graph:
+        return model(tuple(dims.items())).under(profile, target)
 
     def items(dims: Mapping[str, int]) -> int:
         return options.batch((tuple({**fixed, **dims}.items()),)) or 1

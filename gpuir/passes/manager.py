@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from gpuir.ir.errors import PluginError, UsageError, VerifyError
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.plugins import blamed, is_ours
+
+if TYPE_CHECKING:
+    from gpuir.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Pass:
 
     def run(self, g: Graph) -> Graph:
         raise NotImplementedError
+
+    def on(self, target: Target) -> Self:
+        """The pass as it is for a target, where that makes a difference."""
+        return self
 
     def __str__(self) -> str:
         """`fuse{max_ops=8}`: the options that differ from their defaults."""
@@ -126,6 +133,10 @@ class Pipeline:
                 _wrong_level(p, level, f"{before.name} gives level {level.name}")
             level = level if p.gives is None else p.gives
             level = p.takes if p.gives is None and level is None else level
+
+    def on(self, target: Target) -> Pipeline:
+        """The pipeline as it is for a target."""
+        return Pipeline(tuple(p.on(target) for p in self.passes))
 
     def run(self, g: Graph, verify_each: bool = True, watch: Watch | None = None) -> Graph:
         """The graph through every pass; `watch` sees it after each. Verified at the door, and

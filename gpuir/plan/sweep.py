@@ -153,7 +153,7 @@ class Sweep:
 
 
 def sweep(
-    kernels: Callable[[Mapping[str, int], str | None], Graph],
+    kernels: Callable[[Mapping[str, int], str | None, Target], Graph],
     axes: Mapping[str, Sequence[int]],
     targets: Sequence[Target],
     profiles: Sequence[str | None] = (None,),
@@ -165,8 +165,9 @@ def sweep(
 ) -> Sweep:
     """Every choice of sizes along `axes`, on every target, under every profile.
 
-    `kernels` gives the kernels of the model with these sizes under a profile; a ModelError of it
-    makes the sizes refused, and is raised when the model refuses all. A target that a profile does
+    `kernels` gives the kernels of the model with these sizes under a profile on a target, the same
+    graph where they are the same; a ModelError of it makes the sizes refused, and is raised when
+    the model refuses all. A target that a profile does
     not run the model on has no point. `items` says how many a run
     does at once. `own` are prices by the name of the target, in place of those listed. `done` is
     called after each choice of sizes.
@@ -181,21 +182,24 @@ def sweep(
     for values in product(*axes.values()):
         dims = tuple(zip(axes, values, strict=True))
         try:
-            graphs = [kernels(dict(dims), profile) for profile in profiles]
+            graphs = {
+                (profile, d): kernels(dict(dims), profile, d.target)
+                for profile in profiles
+                for d in devices
+            }
         except ModelError as error:
             first = first or error
             refused.append((dims, error.what))
-            graphs = []
-        for g in graphs:
+            graphs = {}
+        works = {i: _works(g) for i, g in {id(g): g for g in graphs.values()}.items()}
+        for (_, d), g in graphs.items():
             model = g.name
-            works = _works(g)
-            for d in devices:
-                if (error := refusal(g, d.target)) is not None:
-                    first = first or error
-                    unsupported[d.target.name, profile_of(g).name] = reason(error)
-                else:
-                    points.append(_point(d, g, works, dims, items(dict(dims))))
-                    strange.update(((d.target.name, x), None) for x in elsewhere(g, d.target))
+            if (error := refusal(g, d.target)) is not None:
+                first = first or error
+                unsupported[d.target.name, profile_of(g).name] = reason(error)
+            else:
+                points.append(_point(d, g, works[id(g)], dims, items(dict(dims))))
+                strange.update(((d.target.name, x), None) for x in elsewhere(g, d.target))
         done()
     if first is not None and not points:
         raise first

@@ -8,14 +8,23 @@ from pathlib import Path
 import pytest
 
 import gpuir
+from gpuir.analysis import lowering
 from gpuir.ir.errors import ModelError
 from gpuir.plan.sweep import Point, Series, sweep
 from gpuir.targets.prices import Price
+from gpuir.targets.profile import under
 
 ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")  # two layers of examples/encoder.onnx
 
 
-def kernels(dims, profile):
+SUM = """graph @g {
+  in %x: f32[30000000]
+  %y: f32[] = t.reduce("sum", %x, [0]) at "m:y"
+  out %y
+}"""
+
+
+def kernels(dims, profile, target=None):
     return gpuir.lower(gpuir.load(ENCODER, dims={"seq": 32, **dims}), profile=profile)
 
 
@@ -49,7 +58,7 @@ def test_tf32_is_as_a_single_analysis_has_it():
     target = gpuir.load_target("a100")
     for tf32 in (True, False):
         lowered = gpuir.lower(kernels({"batch": 2}, None), tf32=tf32)
-        (p,) = sweep(lambda dims, profile, g=lowered: g, {"batch": [2]}, [target]).points
+        (p,) = sweep(lambda dims, profile, target, g=lowered: g, {"batch": [2]}, [target]).points
         g = gpuir.analyze(kernels({"batch": 2}, None), "a100", tf32=tf32)
         assert p.latency_s == gpuir.summary(g).latency_s
 
@@ -117,10 +126,28 @@ def test_along_a_length_work_is_items_times_it():
     assert s.lost(points[1], points[2]) == pytest.approx(1 - (32 / 3.5) / (16 / 1.5))
 
 
+def test_each_target_has_its_own_kernels():
+    """Inductor splits a sum of many terms by the multiprocessors that there are."""
+    targets = [gpuir.load_target(name) for name in ("a100", "t4", "a100-80gb-pcie")]
+    asked: dict[str, str] = {}
+
+    def some(dims, profile, target):
+        g = gpuir.parse(SUM)
+        steps = asked[target.name] = str(lowering(under(g, profile), target))
+        return gpuir.pipeline(steps).run(under(g, profile))
+
+    found = sweep(some, {"batch": [1]}, targets, ["compiled"])
+    sxm, t4, pcie = asked.values()
+    assert sxm == pcie and "split_sums{sms=40,threads=1024}" in t4
+    for p, target in zip(found.points, targets, strict=True):
+        g = gpuir.analyze(gpuir.parse(SUM), target.name, profile="compiled")
+        assert p.device_s == pytest.approx(g.time_s)
+
+
 def test_what_the_model_refuses_is_left_out_and_all_refused_is_an_error():
     t4 = [gpuir.load_target("t4")]
 
-    def some(dims, profile):
+    def some(dims, profile, target):
         return gpuir.lower(gpuir.load(ENCODER, dims={"batch": 1, **dims}), profile=profile)
 
     found = sweep(some, {"seq": [512, 1024]}, t4)
@@ -132,7 +159,7 @@ def test_what_the_model_refuses_is_left_out_and_all_refused_is_an_error():
 
 
 def test_several_sizes_make_a_series_for_each_choice_of_the_others():
-    def both(dims, profile):
+    def both(dims, profile, target):
         return gpuir.lower(gpuir.load(ENCODER, dims=dims), profile=profile)
 
     steps: list[int] = []

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from gpuir.stacks.inductor.split_sums import SplitSums
+from gpuir.targets.load import load_target
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("torch._inductor.scheduler", reason="this PyTorch has no Inductor")
@@ -195,6 +196,14 @@ def test_sums_are_cut_as_inductor_cuts_them(tool: Any, sms: int) -> None:
                         expected = 1
                     assert cutting.parts(terms, results, outer) == expected
             assert cutting.parts(terms, 1, False) == factor(tool.CUDA, terms, 1, True)
+
+
+def test_what_a_target_has_decides_how_sums_are_cut() -> None:
+    on = {name: SplitSums().on(load_target(name)) for name in ("t4", "b200", "mi250x", "x86-64-v3")}
+    assert on["t4"] == SplitSums(sms=40, threads=1024)
+    assert (on["b200"].whole, on["mi250x"].warp) == (524288, 64)
+    assert on["b200"].parts(500_000, 1, False) == on["x86-64-v3"].parts(1 << 24, 1, False) == 1
+    assert on["t4"].parts(500_000, 1, False) > 1
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, f32
 from gpuir.ops import tensor as t
-from gpuir.passes.manager import Pass
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
 from gpuir.stacks.inductor.innermost import innermost
-from gpuir.stacks.inductor.split_sums import SplitSums, cut
+from gpuir.stacks.inductor.split_sums import Splits, cut
 
 
 @dataclass(frozen=True)
-class SplitNorms(Pass):
+class SplitNorms(Splits):
     """Takes two kinds of norms apart.
 
     Group norms of images where channels are innermost in memory: statistics of a group are of a few
@@ -29,8 +28,6 @@ class SplitNorms(Pass):
     WelfordReduction; codegen/simd.py, can_fuse.)
     """
 
-    sms: int = 108
-
     name = "split_norms"
     takes = gives = Level.graph
 
@@ -40,7 +37,7 @@ class SplitNorms(Pass):
             return g
         images = has_channels_innermost(g)
         axes = innermost(g, images)
-        parts = {v: self.parts(op, axes[op.x]) for v, op in norms.items()}
+        parts = {v: self.parts_of(op, axes[op.x]) for v, op in norms.items()}
 
         def take_apart(n: Node, b: Builder) -> tuple[Value, ...] | None:
             match n.op:
@@ -53,14 +50,14 @@ class SplitNorms(Pass):
 
         return rewrite(g, take_apart)
 
-    def parts(self, op: t.Normalize, neighbours: int) -> int:
+    def parts_of(self, op: t.Normalize, neighbours: int) -> int:
         """How many parts of a row are summed by themselves; `neighbours` is the axis along which
         cells lie side by side."""
         terms = prod(op.x.type.shape[a] for a in op.axes)
         if not op.center or op.groups not in (None, 1) or not terms:
             return 1
         outer = neighbours not in op.axes
-        return SplitSums(sms=self.sms).parts(terms, op.x.type.size // terms, outer)
+        return self.parts(terms, op.x.type.size // terms, outer)
 
 
 def by_group(op: t.Normalize, b: Builder) -> tuple[Value, ...] | None:

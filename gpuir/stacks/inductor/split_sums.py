@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
@@ -10,29 +11,74 @@ from gpuir.ir.types import f32
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
+from gpuir.targets.target import Target
 
 WARPS = 8  # of a block of an inner reduction
 IN_REGISTERS = 4  # terms that a thread of an outer reduction takes at a time
 RESULTS = 128  # of a block of an outer reduction
 MOST = 512  # terms of a thread
+WHOLE_BLACKWELL = 524288  # terms that are summed at once from compute capability 10.0 on
 UNROLLED = 8  # terms from which on a sum is a reduction; fewer are added where they are read
 
 
 @dataclass(frozen=True)
-class SplitSums(Pass):
-    """Has reductions with few results and many terms sum parts first, then the parts; and divides
-    a mean where it is read.
+class Splits(Pass):
+    """What a split depends on: the multiprocessors of a GPU (`sms`), the threads of each, those of
+    a warp, and the most terms of one result that are never split (`whole`). It is an A100 where no
+    target is known. Inductor splits nothing on a CPU: `cpu`.
 
-    How many parts there are follows from the GPU: its multiprocessors (`sms`), and the threads of
-    each. It is not known when kernels are made, once for all targets; the numbers are an A100's.
-
-    (torch 2.13: torch/_inductor/choices.py, reduction_split_factor; ir.py, num_splits; lowering.py,
-    mean. Parts are equal here, the next more that divides the terms, where Inductor masks the end.)
+    (torch 2.13: torch/_inductor/choices.py, reduction_split_factor; ir.py, num_splits.)
     """
 
     sms: int = 108
     threads: int = 2048
     warp: int = 32
+    whole: int = 8192
+    cpu: bool = False
+
+    def on(self, target: Target) -> Self:
+        if target.is_cpu:
+            return replace(self, cpu=True)
+        made = target.isa.rpartition("sm_")[2]
+        whole = WHOLE_BLACKWELL if made.isdecimal() and int(made) >= 100 else self.whole
+        sm = target.sm
+        return replace(self, sms=target.sms, threads=sm.threads, warp=sm.warp, whole=whole)
+
+    def parts(self, terms: int, results: int, outer: bool) -> int:
+        """How many sums of terms come first; one is none."""
+        if self.cpu:
+            return 1
+        if results > 1 and (terms <= self.warp or results >= 2 * 32 * self.sms):
+            return 1
+        if not outer and (results >= 2 * self.sms or terms <= self.whole):
+            return 1
+        together = IN_REGISTERS if outer else WARPS * self.warp
+        return -(-terms // (together * self.each(terms, results, outer)))
+
+    def each(self, terms: int, results: int, outer: bool) -> int:
+        """How many terms a thread takes."""
+        device = self.sms * self.threads
+        if terms * results < self.warp * device:
+            return self.warp
+        if terms * results >= MOST * device:
+            return nearest_divisor(terms, MOST, 50)
+        if outer:
+            blocks = -(-(device // (WARPS * self.warp)) // -(-results // RESULTS))
+            wanted = -(-terms // (IN_REGISTERS * blocks))
+            return max(nearest_divisor(terms, wanted, 20), self.warp)
+        blocks = -(-(device // (2 * WARPS * self.warp)) // results)
+        wanted = -(-terms // (WARPS * self.warp * blocks))
+        return max(nearest_divisor(terms, wanted, 30), self.warp)
+
+
+@dataclass(frozen=True)
+class SplitSums(Splits):
+    """Has reductions with few results and many terms sum parts first, then the parts; and divides
+    a mean where it is read. How many parts there are follows from the GPU.
+
+    (torch 2.13: torch/_inductor/lowering.py, mean. Parts are equal here, the next more that divides
+    the terms, where Inductor masks the end.)
+    """
 
     name = "split_sums"
     takes = gives = Level.graph
@@ -64,30 +110,6 @@ class SplitSums(Pass):
             return (y if y.type == result else b(t.Cast(y, result.dtype)),)
 
         return rewrite(g, split)
-
-    def parts(self, terms: int, results: int, outer: bool) -> int:
-        """How many sums of terms come first; one is none."""
-        if results > 1 and (terms <= self.warp or results >= 2 * 32 * self.sms):
-            return 1
-        if not outer and (results >= 2 * self.sms or terms <= 8192):
-            return 1
-        together = IN_REGISTERS if outer else WARPS * self.warp
-        return -(-terms // (together * self.each(terms, results, outer)))
-
-    def each(self, terms: int, results: int, outer: bool) -> int:
-        """How many terms a thread takes."""
-        device = self.sms * self.threads
-        if terms * results < self.warp * device:
-            return self.warp
-        if terms * results >= MOST * device:
-            return nearest_divisor(terms, MOST, 50)
-        if outer:
-            blocks = -(-(device // (WARPS * self.warp)) // -(-results // RESULTS))
-            wanted = -(-terms // (IN_REGISTERS * blocks))
-            return max(nearest_divisor(terms, wanted, 20), self.warp)
-        blocks = -(-(device // (2 * WARPS * self.warp)) // results)
-        wanted = -(-terms // (WARPS * self.warp * blocks))
-        return max(nearest_divisor(terms, wanted, 30), self.warp)
 
 
 def nearest_divisor(n: int, wanted: int, within: int) -> int:
