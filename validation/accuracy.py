@@ -87,14 +87,14 @@ class Rows:
     op: str
     dtype: str
     real: np.ndarray
-    said: np.ndarray
+    predicted_s: np.ndarray
     roof: np.ndarray
     inside: np.ndarray
     apart: str = ""  # why the rows are not what the model was made for
 
     @property
     def error(self) -> np.ndarray:
-        return 100 * np.abs(self.said - self.real) / self.real
+        return 100 * np.abs(self.predicted_s - self.real) / self.real
 
     @property
     def roof_error(self) -> np.ndarray:
@@ -194,7 +194,7 @@ def by_gpu(backtests: Mapping[str, Sequence[Rows]], goal: Goal) -> str:
     for place, rows in sorted(places.items()):
         error = np.concatenate([r.error for r in rows])
         roof = np.concatenate([r.roof_error for r in rows])
-        bias = np.concatenate([100 * (r.said - r.real) / r.real for r in rows])
+        bias = np.concatenate([100 * (r.predicted_s - r.real) / r.real for r in rows])
         cells = [
             *place,
             f"{len(error):,}",
@@ -261,9 +261,10 @@ def plot(rows: Sequence[Rows], goal: Goal, path: Path) -> None:
     draw = np.random.default_rng(0)
     for device in sorted({r.device for r in rows}):
         own = [r for r in rows if r.device == device]
-        real, said = (np.concatenate([getattr(r, n) for r in own]) for n in ("real", "said"))
+        real = np.concatenate([r.real for r in own])
+        ratio = np.concatenate([r.predicted_s for r in own]) / real
         some = draw.permutation(len(real))[:600]
-        axes.scatter(real[some] * 1e6, said[some] / real[some], s=4, alpha=0.5, label=device)
+        axes.scatter(real[some] * 1e6, ratio[some], s=4, alpha=0.5, label=device)
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
     axes.set_ylim(0.25, 4)

@@ -277,16 +277,16 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
             by=(("model", d.decoder.name.rpartition("/")[2]), ("framework", d.framework)),
             suspect=suspect,
         )
-        for op, told in (
+        for op, values in (
             ("tpot", (run.tpot_s, *f.tpot_s, np.nan)),
             ("request", (request_s, *f.request_s, np.nan)),
         ):
-            rows.setdefault(group._replace(op=op), []).append(np.array(told))
+            rows.setdefault(group._replace(op=op), []).append(np.array(values))
             if not group.suspect:
                 anywhere = Group(
                     file, op, ALL, ALL, ALL, tuple((name, ALL) for name, _ in group.by)
                 )
-                totals.setdefault(anywhere, []).append(np.array(told))
+                totals.setdefault(anywhere, []).append(np.array(values))
     return Scores(
         groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())),
         totals=tuple(Score(g, _errors(found), {}) for g, found in sorted(totals.items())),

@@ -29,29 +29,29 @@ POINTWISE = {
 }
 
 
-def _op(said: Mapping[str, str]) -> str:
-    return said["op"]
+def _op(words: Mapping[str, str]) -> str:
+    return words["op"]
 
 
-def _dtype(said: Mapping[str, str]) -> str:
+def _dtype(words: Mapping[str, str]) -> str:
     """NeuSight's tables have no dtype: all of them are f32."""
-    return said["dtype"] or "fp32"
+    return words["dtype"] or "fp32"
 
 
 DTYPES = {"fp32": f32, "float32": f32, "tf32": f32, "fp16": f16, "float16": f16, "bf16": bf16}
 
 
-def dtype_of(said: Mapping[str, str]) -> DType:
-    if _dtype(said) not in DTYPES:
-        raise Unmodelled(f"dtype {said['dtype']} is none we know of eager kernels")
-    return DTYPES[_dtype(said)]
+def dtype_of(words: Mapping[str, str]) -> DType:
+    if _dtype(words) not in DTYPES:
+        raise Unmodelled(f"dtype {words['dtype']} is none we know of eager kernels")
+    return DTYPES[_dtype(words)]
 
 
 def products(s: Shapes) -> tuple[Work, ...]:
     """`bmm`: c[b, m, k] = a[b, m, n] · b[b, n, k]. `linear`: the same with a bias. The contraction
     is n."""
-    dtype, tf32 = dtype_of(s.said), s.said["dtype"] == "tf32"
-    match s.said["op"]:
+    dtype, tf32 = dtype_of(s.words), s.words["dtype"] == "tf32"
+    match s.words["op"]:
         case "bmm":
             return (work.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], tf32=tf32),)
         case "linear":
@@ -71,7 +71,7 @@ def convolutions(s: Shapes) -> tuple[Work, ...]:
             (size, size),
             s["out_channels"],
             (window, window),
-            dtype_of(s.said),
+            dtype_of(s.words),
             stride=s["stride"],
             padding=s["padding"],
         ),
@@ -80,8 +80,8 @@ def convolutions(s: Shapes) -> tuple[Work, ...]:
 
 def rows(s: Shapes) -> tuple[Work, ...]:
     """Operators on [b, h]: maps, and softmax and layer norm over h."""
-    dtype = dtype_of(s.said)
-    match s.said["op"]:
+    dtype = dtype_of(s.words)
+    match s.words["op"]:
         case "softmax":
             return (work.rows(s["b"], s["h"], dtype, "softmax"),)
         case "layernorm":
@@ -116,8 +116,8 @@ def doubted(columns: Columns) -> Columns:
         rows = train & columns.words("device").where(device) & (b <= largest)
         for op in ops:
             slow |= rows & columns.words("op").where(op)
-    said = Words(slow.astype(np.int64), ("", "measured at a lower clock"))
-    return columns.with_cells({"suspect": said})
+    reason = Words(slow.astype(np.int64), ("", "measured at a lower clock"))
+    return columns.with_cells({"suspect": reason})
 
 
 # Likewise batched products, in jobs by b and m: up to these, what SMs bound ran at the base clock:
@@ -143,8 +143,8 @@ def odd_products(columns: Columns) -> Columns:
         slow |= device.where(name) & (b <= most_b) & (m <= most_m)
     slow &= columns.words("split").where("train") & op.where("bmm")
     odd = device.where("Tesla_P4") & op.where("linear")
-    said = Words(slow.astype(np.int64), ("", "measured at the base clock"))
-    return columns.with_cells({"rough": Words.yes_or_no(odd), "suspect": said})
+    reason = Words(slow.astype(np.int64), ("", "measured at the base clock"))
+    return columns.with_cells({"rough": Words.yes_or_no(odd), "suspect": reason})
 
 
 READERS = (

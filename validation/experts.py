@@ -32,16 +32,16 @@ BEFORE_BLACKWELL = ("a10", "a30", "a40", "h100", "h200", "l4", "gh200")
 def experts(s: Shapes) -> tuple[Work, ...]:
     """A mixture of experts on one rank: tokens sorted by expert, two grouped products with the
     activation between, and sorted back."""
-    if s.said["dtype"] not in EXPERTS:
-        raise Unmodelled(f"dtype {s.said['dtype']} is none we know of experts")
-    dtype, weight = EXPERTS[s.said["dtype"]]
-    distribution = DISTRIBUTION.fullmatch(s.said["distribution"])
+    if s.words["dtype"] not in EXPERTS:
+        raise Unmodelled(f"dtype {s.words['dtype']} is none we know of experts")
+    dtype, weight = EXPERTS[s.words["dtype"]]
+    distribution = DISTRIBUTION.fullmatch(s.words["distribution"])
     if not distribution:
-        raise Unmodelled(f"distribution {s.said['distribution']} is none we know of experts")
+        raise Unmodelled(f"distribution {s.words['distribution']} is none we know of experts")
     if np.any(s["experts"] > MOST_EXPERTS) or np.any(s["experts"] < np.maximum(s["topk"], s["ep"])):
         raise Unmodelled("numbers of experts that we do not believe")
     skew = float(distribution[1] or 0)
-    whole = s.said["strays"] == "all"
+    whole = s.words["strays"] == "all"
     return (
         work.experts(
             s["tokens"],
@@ -51,13 +51,13 @@ def experts(s: Shapes) -> tuple[Work, ...]:
             s["experts"] // (s["ep"] if whole else 1),
             dtype,
             weight=weight,
-            gated=s.said["gated"] == "yes",
+            gated=s.words["gated"] == "yes",
             shards=s["tp"],
             ranks=1 if whole else s["ep"],
             skew=skew,
-            stack=s.said["stack"],
-            block=s.said["dtype"] == "fp8_block",
-            strays=s.said["strays"] == "rest",
+            stack=s.words["stack"],
+            block=s.words["dtype"] == "fp8_block",
+            strays=s.words["strays"] == "rest",
         ),
     )
 
@@ -93,7 +93,7 @@ READERS = (
         shape=("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
         works=experts,
         op=lambda _: "moe",
-        dtype=lambda said: said["dtype"],
+        dtype=lambda words: words["dtype"],
         beside=(*STACK, "distribution"),
         device="system",
         devices=DEVICES,

@@ -80,14 +80,14 @@ class Profiled:
     def works(self, part: str) -> tuple[Work, ...]:
         """The kernels that were measured of a part."""
         e, size = self.extents, np.ones(len(self.tokens))
-        said = {"op": part, "dtype": self.dtype, "gated": str(e["gated"]), "product": "no"}
+        words = {"op": part, "dtype": self.dtype, "gated": str(e["gated"]), "product": "no"}
         extents = {"tokens": self.tokens, **{n: e[n] * size for n in EXTENTS}}
         if product := self._product(part):
-            said["product"] = "yes"
+            words["product"] = "yes"
             extents |= {"gemm_m": self.tokens, "gemm_n": product[0] * size}
             extents |= {"gemm_k": product[1] * size}
-        found = profiled.layers(Shapes(said, extents, self.target))
-        return found * 2 if part == "add" and e["gated"] else found
+        works = profiled.layers(Shapes(words, extents, self.target))
+        return works * 2 if part == "add" and e["gated"] else works
 
     def _product(self, part: str) -> tuple[float, float] | None:
         """Columns and depth of a part that is a product."""

@@ -96,8 +96,8 @@ def _lines(columns: Columns, others: Sequence[str]) -> Iterator[dict[str, Any]]:
         n: columns.numbers(n) for n in ("seqlen", "batch", "num_layer", *MEASURED, *SUMS, *others)
     }
     for i in range(columns.count):
-        said: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
-        yield said | {n: float(values[i]) for n, values in numbers.items()}
+        cells: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
+        yield cells | {n: float(values[i]) for n, values in numbers.items()}
 
 
 def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> Case | str:
@@ -260,8 +260,8 @@ def _group(option: str, mode: str, device: str, doubted: bool, found: Sequence[R
         times["gpuir"].append((r.predicted.times, own))
         if r.unseen is not None:
             times.setdefault("unseen", []).append((r.unseen.times, own))
-        for name, said in r.case.published.items():
-            times.setdefault(name, []).append((said, own))
+        for name, theirs in r.case.published.items():
+            times.setdefault(name, []).append((theirs, own))
     parts = ("forward_s", "backward_s") if mode == "train" else ()
     return Group(
         option,

@@ -115,16 +115,16 @@ def read_traces(path: str) -> dict[CaseKey, Trace]:
     sizes = {n: columns.numbers(n) for n in ("seqlen", "batch", "in_layer", *TIMES)}
     rows: dict[CaseKey, list[int]] = {}
 
-    def said(name: str, i: int) -> str:
+    def cell(name: str, i: int) -> str:
         return words[name].names[int(words[name].codes[i])]
 
     for i in range(columns.count):
         size = int(sizes["seqlen"][i]), int(sizes["batch"][i])
-        key = said("device", i), said("model", i), said("mode", i), *size
+        key = cell("device", i), cell("model", i), cell("mode", i), *size
         rows.setdefault(key, []).append(i)
 
     def name(i: int) -> str:
-        return said("module" if said("kind", i) == "call_module" else "target", i)
+        return cell("module" if cell("kind", i) == "call_module" else "target", i)
 
     return {
         key: _trace([name(i) for i in some], {n: v[some] for n, v in sizes.items()}, key)

@@ -31,23 +31,23 @@ def layers(s: Shapes) -> tuple[Work, ...]:
     kernels of vLLM of 2023, whose threads take no vectors.
     """
     tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
-    op, dtype = s.said["op"], dtype_of(PLAIN, s.said["dtype"], "layers")
-    if s.said["product"] == "yes":
+    op, dtype = s.words["op"], dtype_of(PLAIN, s.words["dtype"], "layers")
+    if s.words["product"] == "yes":
         return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], dtype),)
     match op:
         case "add":
             add = work.pointwise(tokens * hidden, (dtype, dtype), (dtype,))
-            return (add,) if s.said["gated"] == "1" else (add, add)
+            return (add,) if s.words["gated"] == "1" else (add, add)
         case "emb":
             return (work.gather(tokens, hidden, dtype, s["vocab"] / tp),)
         case "input_layernorm" | "post_attention_layernorm":
-            if s.said["gated"] == "1":
+            if s.words["gated"] == "1":
                 return (work.rows(tokens, hidden, dtype, "rms", parameters=1),)
             return (work.rows(tokens, hidden, dtype, "norm", parameters=2),)
         case "mlp_act":
             cells = tokens * s["ffn"] / tp
             ops = work.LANE_OPS["silu"]
-            if s.said["gated"] == "1":
+            if s.words["gated"] == "1":
                 gate = work.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1, kind="scalar")
                 return (gate,)
             return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu"]),)
@@ -66,8 +66,8 @@ def _which_are_products(columns: Columns) -> Columns:
 
 def operators(s: Shapes) -> tuple[Work, ...]:
     m, n, k = s["m"], s["n"], s["k"]
-    dtype = dtype_of(PLAIN, s.said["dtype"], "operators")
-    match s.said["op"]:
+    dtype = dtype_of(PLAIN, s.words["dtype"], "operators")
+    match s.words["op"]:
         case "matmul":
             return (work.gemm(m, n, k, dtype),)
         case "softmax":
@@ -81,12 +81,12 @@ def operators(s: Shapes) -> tuple[Work, ...]:
             raise Unmodelled(f"{op} is a part of a layer whose shapes the table does not give")
 
 
-def _op(said: Mapping[str, str]) -> str:
-    return said["op"]
+def _op(words: Mapping[str, str]) -> str:
+    return words["op"]
 
 
-def _dtype(said: Mapping[str, str]) -> str:
-    return said["dtype"]
+def _dtype(words: Mapping[str, str]) -> str:
+    return words["dtype"]
 
 
 READERS = (

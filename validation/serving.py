@@ -37,13 +37,13 @@ def products(s: Shapes) -> tuple[Work, ...]:
     """out[m, n] = a[m, k] · w[n, k]ᵀ. Quantised ones begin by quantising `a`: a scale for each row
     of it in one kernel, for all of it in five (TensorRT-LLM), or for each group of a row; SGLang
     packs the groups' scales for Blackwell, some 6 us longer at the smallest rows: three kernels."""
-    m, n, k, name = s["m"], s["n"], s["k"], s.said["dtype"]
+    m, n, k, name = s["m"], s["n"], s["k"], s.words["dtype"]
     if name in PLAIN:
         return (work.gemm(m, n, k, PLAIN[name]),)
     if name in WEIGHT_ONLY:
         return (replace(work.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]), kind="plugin"),)
     match name:
-        case "fp8" | "fp8_static" if s.said["whole"] == "yes":
+        case "fp8" | "fp8_static" if s.words["whole"] == "yes":
             return (
                 work.rows(m, k, bf16, "sum"),
                 *[work.pointwise(one(m), (f32,), (f32,))] * 3,
@@ -60,7 +60,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
             )
         case "fp8_block":
             product = replace(work.gemm(m, n, k, f8e4m3, out=bf16), kind="block scales")
-            packing = s.said["packs"] == "yes" and s.target.isa.startswith("sm_10")
+            packing = s.words["packs"] == "yes" and s.target.isa.startswith("sm_10")
             small = work.pointwise(one(m), (f32,), (f32,))
             return (*[small] * (3 if packing else 0), quantised(m * k, f8e4m3, 4.0), product)
         case "nvfp4":
@@ -107,7 +107,7 @@ def prefill(s: Shapes) -> tuple[Work, ...]:
     keys = quantised(cells * s["kv_heads"], f8e4m3, 3.0)
     narrowed = (quantised(cells * s["q_heads"], f8e4m3, 3.0), keys, keys)
     own = _attention(s, queries=s["isl"], keys=s["isl"])
-    return (*narrowed, own) if s.said["narrows"] == "yes" else (own,)
+    return (*narrowed, own) if s.words["narrows"] == "yes" else (own,)
 
 
 def decode(s: Shapes) -> tuple[Work, ...]:
@@ -116,7 +116,7 @@ def decode(s: Shapes) -> tuple[Work, ...]:
 
 
 def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
-    dtype, kv = _attention_dtypes(s.said)
+    dtype, kv = _attention_dtypes(s.words)
     return work.attention(
         s["batch"],
         s["q_heads"],
@@ -129,17 +129,17 @@ def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
         causal=True,
         window=s["window"],
         out=bf16,
-        append=s.said["append"] == "yes",
-        stack=s.said["stack"],
+        append=s.words["append"] == "yes",
+        stack=s.words["stack"],
     )
 
 
 def encoder(s: Shapes) -> tuple[Work, ...]:
     """Every query on every key of its sequence."""
-    length, dtype = s["seq_len"], dtype_of(PLAIN, s.said["attn_dtype"], "attention")
+    length, dtype = s["seq_len"], dtype_of(PLAIN, s.words["attn_dtype"], "attention")
     return (
         work.attention(
-            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=s.said["stack"]
+            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=s.words["stack"]
         ),
     )
 
@@ -187,10 +187,10 @@ def _library(source: str) -> str:
     return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
 
 
-def _attention_dtypes(said: Mapping[str, str]) -> tuple[DType, DType]:
+def _attention_dtypes(words: Mapping[str, str]) -> tuple[DType, DType]:
     names = {**PLAIN, "fp8": f8e4m3}
-    return dtype_of(names, said["attn_dtype"], "attention"), dtype_of(
-        names, said["kv_dtype"], "a cache"
+    return dtype_of(names, words["attn_dtype"], "attention"), dtype_of(
+        names, words["kv_dtype"], "a cache"
     )
 
 
@@ -222,9 +222,9 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
     """Prefill with keys and values expanded to every head; decode on the latent, which all heads
     share and which is key and value at once. Decoding writes the cache in the same call but by
     FlashAttention-3 (its smallest rows take no longer than those of `fa3`)."""
-    dtype, kv = _attention_dtypes(s.said)
+    dtype, kv = _attention_dtypes(s.words)
     batch, heads = s["batch"], s["heads"]
-    if s.said["phase"] == "prefill" and s.said["absorbed"] == "no":
+    if s.words["phase"] == "prefill" and s.words["absorbed"] == "no":
         keys = s["isl"] + s["past_kv"]
         return (
             work.attention(
@@ -238,11 +238,11 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 causal=True,
                 out=bf16,
                 append=(LATENT + ROPE) / (heads * (2 * HEAD + ROPE)),  # the latent alone
-                stack=s.said["stack"],
+                stack=s.words["stack"],
             ),
         )
-    if s.said["phase"] in ("prefill", "decode"):
-        queries = s["isl"] if s.said["phase"] == "prefill" else one(batch)
+    if s.words["phase"] in ("prefill", "decode"):
+        queries = s["isl"] if s.words["phase"] == "prefill" else one(batch)
         keys = s["past_kv"] + queries
         return (
             work.attention(
@@ -258,11 +258,11 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 causal=True,
                 out=bf16,
                 shared=True,
-                append=s.said["phase"] == "prefill" or s.said["stack"] != "fa3",
-                stack=s.said["stack"],
+                append=s.words["phase"] == "prefill" or s.words["stack"] != "fa3",
+                stack=s.words["stack"],
             ),
         )
-    raise Unmodelled(f"phase {s.said['phase']} is neither prefill nor decode")
+    raise Unmodelled(f"phase {s.words['phase']} is neither prefill nor decode")
 
 
 def _quantised_heads(columns: Columns) -> Columns:
@@ -278,10 +278,10 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
     """The products a head that turn queries into the latent space, and results back. In fp8 the
     activation is quantised first, and the latent side passes through f32, strided and slowly (some
     ten bytes a cell, by the rows themselves); TensorRT-LLM's run in bf16 on Blackwell."""
-    n, k = (HEAD, LATENT) if s.said["op"].endswith("post") else (LATENT, HEAD)
+    n, k = (HEAD, LATENT) if s.words["op"].endswith("post") else (LATENT, HEAD)
     tokens, heads = s["tokens"], s["heads"]
-    if s.said["dtype"] != "fp8" or s.said["rough"] == "no":
-        dtype = bf16 if s.said["dtype"] == "fp8" else dtype_of(PLAIN, s.said["dtype"], "products")
+    if s.words["dtype"] != "fp8" or s.words["rough"] == "no":
+        dtype = bf16 if s.words["dtype"] == "fp8" else dtype_of(PLAIN, s.words["dtype"], "products")
         return (work.gemm(tokens, n, k, dtype, b=heads),)
     return (
         quantised(heads * tokens * k, f8e4m3, 4.0),
@@ -297,11 +297,11 @@ def _composed(columns: Columns) -> Columns:
 
 
 def quantisation(s: Shapes) -> tuple[Work, ...]:
-    if s.said["op"] != "static_quantize":
-        raise Unmodelled(f"{s.said['op']} is a difference of two measurements, not a kernel")
+    if s.words["op"] != "static_quantize":
+        raise Unmodelled(f"{s.words['op']} is a difference of two measurements, not a kernel")
     narrow = {"fp8": f8e4m3, "fp8_block": f8e4m3, "nvfp4": f4e2m1, "int8": i8}
-    cells, dtype = s["m"] * s["k"], dtype_of(narrow, s.said["dtype"], "quantisation")
-    if s.said["chain"] == "yes":  # widen, divide, clamp, narrow
+    cells, dtype = s["m"] * s["k"], dtype_of(narrow, s.words["dtype"], "quantisation")
+    if s.words["chain"] == "yes":  # widen, divide, clamp, narrow
         return (
             work.pointwise(cells, (bf16,), (f32,)),
             *[work.pointwise(cells, (f32,), (f32,), ops=8.0)] * 2,
@@ -324,7 +324,7 @@ def state_space(s: Shapes) -> tuple[Work, ...]:
     """Parts of linear attention (gated delta nets, Kimi's, Mamba2), by their bytes: short causal
     convolutions; decoding, which reads and writes every head's state in f32; and scans over chunks
     of a prompt. Rough: the chunks' order in time is not told."""
-    source, mamba = s.said["kernel_source"], s.said["family"] == "mamba2"
+    source, mamba = s.words["kernel_source"], s.words["family"] == "mamba2"
     tokens = np.maximum(s["num_tokens"], s["batch_size"])
     width = s["nheads"] * s["head_dim"] if mamba else s["num_v_heads"] * s["head_v_dim"]
     if source.startswith("causal_conv1d"):
@@ -335,7 +335,7 @@ def state_space(s: Shapes) -> tuple[Work, ...]:
         if source.endswith("qkv3"):
             return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=CONVOLUTION_OPS),) * 3
         return (work.pointwise(cells, (bf16,), (bf16,), ops=CONVOLUTION_OPS),)
-    if s.said["phase"] == "context":
+    if s.words["phase"] == "context":
         kernels, ops = next((v for k, v in SCANS.items() if k in source), USUAL_SCAN)
         return (work.pointwise(tokens * width, (bf16, bf16), (bf16,), ops=ops),) * kernels
     state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
@@ -347,16 +347,16 @@ def connections(s: Shapes) -> tuple[Work, ...]:
     narrow product and taken; after it the layer's result is added to all of them. Some rows hold
     several such sites."""
     tokens, streams = s["tokens"], s["hc_mult"]
-    if not re.fullmatch(r"\d{0,2}", s.said["num_sites"]):
-        raise Unmodelled(f"num_sites {s.said['num_sites']} is no number of sites")
-    sites = int(s.said["num_sites"] or 0) or USUAL_SITES
+    if not re.fullmatch(r"\d{0,2}", s.words["num_sites"]):
+        raise Unmodelled(f"num_sites {s.words['num_sites']} is no number of sites")
+    sites = int(s.words["num_sites"] or 0) or USUAL_SITES
     cells = tokens * s["hidden"]
     if not np.all(streams == streams[:1]):
         raise Unmodelled("hyper-connections with different numbers of streams in one table")
     if streams[0] > MOST_STREAMS:
         raise Unmodelled(f"hyper-connections with more than {MOST_STREAMS} streams")
     n = int(streams[0])
-    if s.said["op"] == "post":
+    if s.words["op"] == "post":
         return (work.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites
     mixes = streams * (streams + 2)
     return (
@@ -366,13 +366,13 @@ def connections(s: Shapes) -> tuple[Work, ...]:
     ) * sites
 
 
-def _dtype(said: Mapping[str, str]) -> str:
-    return said["dtype"]
+def _dtype(words: Mapping[str, str]) -> str:
+    return words["dtype"]
 
 
-def _attention_dtype(said: Mapping[str, str]) -> str:
+def _attention_dtype(words: Mapping[str, str]) -> str:
     """`bf16`, or `bf16/fp8` where the cache holds another dtype than the arithmetic's."""
-    own, kv = said["attn_dtype"], said.get("kv_dtype", "")
+    own, kv = words["attn_dtype"], words.get("kv_dtype", "")
     return own if kv in ("", own) else f"{own}/{kv}"
 
 
@@ -449,7 +449,7 @@ READERS = (
         shape=("heads", "batch", "isl", "past_kv"),
         or_zero=("isl", "past_kv"),
         works=latent_attention,
-        op=lambda said: f"mla_{said['phase']}",
+        op=lambda words: f"mla_{words['phase']}",
         dtype=_attention_dtype,
         beside=(*STACK, "tp"),
         device="system",
@@ -465,7 +465,7 @@ READERS = (
         needs=("kernel_source",),
         shape=("tokens", "heads"),
         works=absorbed,
-        op=lambda said: said["op"],
+        op=lambda words: words["op"],
         dtype=_dtype,
         beside=STACK,
         device="system",
@@ -480,7 +480,7 @@ READERS = (
         prepare=_composed,
         needs=("framework",),
         works=quantisation,
-        op=lambda said: said["op"],
+        op=lambda words: words["op"],
         dtype=_dtype,
         beside=STACK,
         device="system",
@@ -494,7 +494,7 @@ READERS = (
         or_zero=_STATES,
         works=state_space,
         rough=True,
-        op=lambda said: f"{said['family']}_{said['phase']}",
+        op=lambda words: f"{words['family']}_{words['phase']}",
         dtype=lambda _: "bf16",
         beside=STACK,
         device="system",
@@ -508,7 +508,7 @@ READERS = (
         or_zero=("sinkhorn_iters",),
         works=connections,
         rough=True,
-        op=lambda said: f"mhc_{said['op']}",
+        op=lambda words: f"mhc_{words['op']}",
         dtype=lambda _: "bf16",
         beside=STACK,
         device="system",

@@ -119,9 +119,9 @@ def traced(columns: Columns) -> Columns:
 
 def operators(s: Shapes) -> tuple[Work, ...]:
     b, m, n, k = (s[d] for d in "bmnk")
-    match s.said["node"]:
+    match s.words["node"]:
         case "":
-            raise Unmodelled(s.said["why"])
+            raise Unmodelled(s.words["why"])
         case "linear" | "addmm":
             return (work.gemm(m, n, k, f32, bias=True),)
         case "matmul":
@@ -149,7 +149,7 @@ READERS = (
         words=("node", "why", "suspect"),
         shape=("b", "m", "n", "k"),
         works=operators,
-        op=lambda said: said["node"],
+        op=lambda words: words["node"],
         dtype=lambda _: "fp32",
         beside=("model", "mode", "in_layer"),
         latency="fw_us",

@@ -75,7 +75,7 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     traces = read_traces(given["ops"]) if given["ops"] else {}
     with TemporaryDirectory() as folder:
         predict = predictor(known, given["unseen"], Path(folder))
-        found = [said(r) for r in results(table.cases, predict)]
+        found = [noted(r) for r in results(table.cases, predict)]
     scores = model_scores.Scores(table, found, groups(found), compared(found, traces))
     if given["json_path"]:
         emit(model_scores.json_text(scores), given["json_path"])
@@ -84,7 +84,7 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
         emit(model_scores.report(scores, shape), given["output"])
 
 
-def said(result: Result) -> Result:
+def noted(result: Result) -> Result:
     case, times = result.case, result.predicted.times
     error = times.error(case.measured)
     note(f"{case.program} {case.option} on {case.target.name}: {error:+.1f} %")

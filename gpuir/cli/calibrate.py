@@ -19,8 +19,8 @@ from gpuir.cli.output import check_ahead, emit, layout, note, warn
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
     from gpuir.fit.batch import Batch
-    from gpuir.fit.calibrate import Found
-    from gpuir.fit.campaign import Case
+    from gpuir.fit.calibrate import FamilyFit
+    from gpuir.fit.campaign import Problem
     from gpuir.fit.machine import Machine
     from gpuir.targets.target import Target
 
@@ -83,16 +83,16 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         text = dump_difference(head, numbers, {", ".join(numbers): how})
         start = parse_target(text, path)
         batches = _measured(machine, start, given["budget_s"])
-    result, found = calibration(start, batches)
+    result, fits = calibration(start, batches)
     fitted = {f"factors.{f}": v for f, v in result.factors.items()}
     fitted |= {f"near.{f}": v for f, v in result.near.items()}
-    rows = sum(f.rows for f in found)
+    rows = sum(f.rows for f in fits)
     sources = {", ".join(numbers): how} if numbers else {}
-    sources["factors, near"] = f"calibrated on {rows} kernels, {how}; {_errors(found)}"
+    sources["factors, near"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
     emit(dump_difference(head, {**numbers, **fitted}, sources), out)
     shape = layout(given["width"])
     page = Page(shape.width, shape.color)
-    show(found, page)
+    show(fits, page)
     if out and out != "-":
         page.line()
         page.line(f"{out}: target {name}")
@@ -120,13 +120,13 @@ def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _errors(found: Sequence[Found]) -> str:
+def _errors(fits: Sequence[FamilyFit]) -> str:
     """The error before and after, in words, for the record."""
-    parts = (f"{f.family} {100 * f.before:.1f} to {100 * f.after:.1f} %" for f in found)
+    parts = (f"{f.family} {100 * f.before:.1f} to {100 * f.after:.1f} %" for f in fits)
     return f"mean error, each row by a calibration on others: {', '.join(parts)}"
 
 
-def show(found: Sequence[Found], page: Page) -> None:
+def show(fits: Sequence[FamilyFit], page: Page) -> None:
     """A row a family: how far off it was and is, and what moved."""
     columns = [("family", False), ("rows", True), ("before", True), ("after", True)]
     columns += [("near", True), ("factors", False)]
@@ -139,7 +139,7 @@ def show(found: Sequence[Found], page: Page) -> None:
             str(f.near or "-"),
             ", ".join(f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items()) or "none",
         )
-        for f in found
+        for f in fits
     ]
     page.table(columns, rows)
     page.line()
@@ -170,21 +170,21 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
     from gpuir.fit.campaign import read_plan, shipped_plan
     from gpuir.fit.collect import Row, batches_of, measure
 
-    cases = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
+    problems = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
     ends, rows = monotonic() + budget_s, list[Row]()
-    for i, case in enumerate(_spread(cases)):
+    for i, problem in enumerate(_spread(problems)):
         left_s = ends - monotonic()
         if left_s <= 0:
-            warn(f"the time is up: {len(cases) - i} of {len(cases)} kernels are not measured")
+            warn(f"the time is up: {len(problems) - i} of {len(problems)} kernels are not measured")
             break
-        row = measure(machine, case, min(1.0, 0.5 * left_s / (len(cases) - i)))
-        said = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"
-        note(f"{i + 1:3}/{len(cases)}  {case}: {said}")
+        row = measure(machine, problem, min(1.0, 0.5 * left_s / (len(problems) - i)))
+        result = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"
+        note(f"{i + 1:3}/{len(problems)}  {problem}: {result}")
         rows.append(row)
     return batches_of(rows, target)
 
 
-def _spread(items: Sequence[Case]) -> list[Case]:
+def _spread(items: Sequence[Problem]) -> list[Problem]:
     """The items so ordered that any first part has some from everywhere: 0, 8, 4, 12, 2, 10, ..."""
     width = max(len(items) - 1, 1).bit_length()
     order = sorted(range(len(items)), key=lambda i: f"{i:0{width}b}"[::-1])

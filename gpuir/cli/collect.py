@@ -55,7 +55,7 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     name = target or gpu_name()
     device = gpuir.load_target(name)
     shipped = shipped_plan("collect-cpu" if device.is_cpu else "collect")
-    cases = read_plan(Path(plan) if plan else shipped)
+    problems = read_plan(Path(plan) if plan else shipped)
     table, journal = Path(out), Path(out)
     if table.suffix == ".parquet":
         journal = table.with_name(f"{table.name}.csv")
@@ -66,14 +66,14 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
                 expected=f"its rows in {journal} too",
                 fix="name another file to write",
             )
-    left = collect.remaining(cases, journal, name)
+    left = collect.remaining(problems, journal, name)
     expected_s = collect.expected_s(device, left, budget_s)
-    said = f"{len(left):,} of {len(cases):,} rows to measure, about {_duration(expected_s)}"
+    summary = f"{len(left):,} of {len(problems):,} rows to measure, about {_duration(expected_s)}"
     if dry_run:
-        emit(f"{said}\n")
+        emit(f"{summary}\n")
         return
     machine = Machine.of(device)
-    note(f"{said}, on {machine.provenance}")
+    note(f"{summary}, on {machine.provenance}")
     began, done, failed = monotonic(), 0, 0
 
     def watch(row: Row) -> None:
@@ -81,14 +81,14 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
         done, failed = done + 1, failed + (not row.is_measured)
         text = f"{row.latency_s * 1e6:.1f} us" if row.is_measured else f"left out: {row.note}"
         ahead_s = (monotonic() - began) / done * (len(left) - done)
-        note(f"{done:,}/{len(left):,}  {row.case}: {text}  ({_duration(ahead_s)} to go)")
+        note(f"{done:,}/{len(left):,}  {row.problem}: {text}  ({_duration(ahead_s)} to go)")
 
     collect.collect(machine, left, journal, device=name, budget_s=budget_s, watch=watch)
     if failed:
         warn(f"{failed:,} rows could not be measured; the column `note` says why")
     if journal != table:
         collect.as_parquet(journal, table)
-    emit(f"{out}: {done:,} rows added, {len(cases) - len(left):,} were there\n")
+    emit(f"{out}: {done:,} rows added, {len(problems) - len(left):,} were there\n")
 
 
 def _duration(seconds: float) -> str:

@@ -60,10 +60,10 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
             + (f", of other GPUs than {without}" if without else ""),
             found="; ".join(sorted(skipped)),
         )
-    found = backtest.Backtests()
+    backtests = backtest.Backtests()
     if not quick:
-        found = backtest.backtests(batches, seed=seed, watch=note)
-        model = backtest.with_intervals(model, found)
+        backtests = backtest.backtests(batches, seed=seed, watch=note)
+        model = backtest.with_intervals(model, backtests)
     write(str(out), written(model))
-    text = card(out.name, tables, model, found, seed=seed, without=left_out)
+    text = card(out.name, tables, model, backtests, seed=seed, without=left_out)
     write(str(described), text)

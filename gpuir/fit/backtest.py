@@ -134,9 +134,9 @@ def _without(batches: Sequence[Batch], seed: int, device: str) -> _LeftOut:
         for name, target in {b.target.name: b.target for b in own}.items()
     }
     moved = [replace(b, target=targets[b.target.name]) for b in others]
-    told = (*model, *AS_THEY_ARE)
+    fitted_names = (*model, *AS_THEY_ARE)
     before, after = (misses(rows, model) for rows in (own, moved))
-    unseen, calibrated = ({n: t[n] for n in told if n in t} for t in (before, after))
+    unseen, calibrated = ({n: t[n] for n in fitted_names if n in t} for t in (before, after))
     return _LeftOut(model, unseen, calibrated)
 
 

@@ -48,7 +48,7 @@ MOST = np.log(10.0)  # that a factor may move: Target.factors
 
 
 @dataclass(frozen=True)
-class Found:
+class FamilyFit:
     """What calibration made of one family: mean absolute errors of `rows` measurements, by the
     target as it was, and each by a calibration on others; the factors that moved, and how many of
     the kernels correct those near them."""
@@ -88,13 +88,13 @@ class Knob:
 
 def calibration(
     target: Target, batches: Iterable[Batch], *, model: Model | None = None
-) -> tuple[Target, tuple[Found, ...]]:
+) -> tuple[Target, tuple[FamilyFit, ...]]:
     """The calibrated target, and how well a calibration predicts rows that it has not seen.
 
     Families of which less predicts those better are changed by less, or not at all.
     """
     model = shipped() if model is None else model
-    found: list[Found] = []
+    fits: list[FamilyFit] = []
     for group in groups(target, batches):
         names = sorted({family_of(w, target).name for b in group for w in b.works})
         errors = _held_out(target, group, model)
@@ -106,8 +106,8 @@ def calibration(
         near = len(set(target.near.items()) - set(plain.near.items()))
         before, after = (float(np.mean(errors[w])) for w in (NOTHING, way))
         rows = sum(map(len, group))
-        found.append(Found(", ".join(names), rows, before, after, moved, near))
-    return target, tuple(found)
+        fits.append(FamilyFit(", ".join(names), rows, before, after, moved, near))
+    return target, tuple(fits)
 
 
 def chosen(errors: Mapping[Way, Floats], wary: bool) -> Way:
@@ -133,18 +133,18 @@ def with_factors(target: Target, moved: Mapping[str, float]) -> Target:
 def groups(target: Target, batches: Iterable[Batch]) -> list[list[Batch]]:
     """The usable rows, each with kernels of its own, those of different families apart unless their
     kernels come together."""
-    found: list[tuple[set[str], list[Batch]]] = []
+    related: list[tuple[set[str], list[Batch]]] = []
     for batch in batches:
         rows = np.flatnonzero(~batch.on_floor)
         if batch.suspect or not len(rows):
             continue
         mine = _rows(batch, rows)
         names = {family_of(w, target).name for w in mine.works}
-        together = [g for g in found if g[0] & names]
-        found = [g for g in found if not g[0] & names]
+        together = [g for g in related if g[0] & names]
+        related = [g for g in related if not g[0] & names]
         merged = [b for _, others in together for b in others]
-        found.append((names.union(*(n for n, _ in together)), [*merged, mine]))
-    return [mine for _, mine in found]
+        related.append((names.union(*(n for n, _ in together)), [*merged, mine]))
+    return [mine for _, mine in related]
 
 
 def _rows(batch: Batch, rows: Ints) -> Batch:
@@ -164,11 +164,11 @@ class Trials(Sheet):
     def factors(
         self, family: str, known: Iterable[Factor], target: Target, values: Mapping[str, Number]
     ) -> Mapping[str, Number]:
-        found = dict(values)
+        moved = dict(values)
         for f in known:
             if (m := self.multipliers.get(f"{family}.{f.name}")) is not None:
-                found[f.name] = np.clip(values[f.name] * m, f.low, f.high)
-        return found
+                moved[f.name] = np.clip(values[f.name] * m, f.low, f.high)
+        return moved
 
 
 def _errors(target: Target, batch: Batch, model: Model) -> Floats:
@@ -206,15 +206,15 @@ def _knobs(target: Target, group: Sequence[Batch], model: Model) -> list[Knob]:
     """The factors that may move, in multiples of what the model has for this device."""
     families = {f.name: f for b in group for f in (family_of(w, target) for w in b.works)}
     plain = replace(target, factors=Table())
-    found: list[Knob] = []
+    knobs: list[Knob] = []
     for family in families.values():
         values = factors(family, plain, model)
         for f in family.factors:
             if f.spread > 0:
                 with np.errstate(divide="ignore"):  # some may be as low as 0
                     low, high = (float(np.log(end / values[f.name])) for end in (f.low, f.high))
-                found.append(Knob(family.name, f, max(low, -MOST), min(high, MOST)))
-    return found
+                knobs.append(Knob(family.name, f, max(low, -MOST), min(high, MOST)))
+    return knobs
 
 
 def _fitted(
@@ -232,13 +232,13 @@ def _fitted(
     moved = plain
     if any(way.factors for way in ways):
         moved = with_factors(plain, _multipliers(plain, group, model))
-    found: dict[Way, Target] = {}
+    targets: dict[Way, Target] = {}
     for way in ways:
         there = moved if way.factors else plain
         if way.near:
             there = replace(there, near=Table({**there.near, **_near(there, group, model)}))
-        found[way] = there if any(way) else target
-    return found
+        targets[way] = there if any(way) else target
+    return targets
 
 
 def _without(multipliers: Table[float], groups: set[str]) -> Table[float]:
@@ -285,16 +285,16 @@ def _multipliers(target: Target, group: Sequence[Batch], model: Model) -> dict[s
         moved, x = np.max(np.abs(there - x)), there
         if moved < 1e-3:
             break
-    found = [(k.path, v) for k, v in zip(knobs, x, strict=True) if abs(v) > TELLING]
-    return {path: float(f"{np.exp(v):.4g}") for path, v in found}
+    telling = [(k.path, v) for k, v in zip(knobs, x, strict=True) if abs(v) > TELLING]
+    return {path: float(f"{np.exp(v):.4g}") for path, v in telling}
 
 
 def _usual(errors: Array) -> float:
     """How far off a row usually is, whatever all have in common: what the rows say, and some rows
     more that are off by what rows usually are."""
-    said = (MADS * float(np.median(np.abs(errors - np.median(errors))))) ** 2
+    scatter = (MADS * float(np.median(np.abs(errors - np.median(errors))))) ** 2
     count = len(errors)
-    both = (count * said + USUAL_ROWS * USUAL_ERROR**2) / (count + USUAL_ROWS)
+    both = (count * scatter + USUAL_ROWS * USUAL_ERROR**2) / (count + USUAL_ROWS)
     return max(LEAST_ERROR, float(np.sqrt(both)))
 
 
@@ -312,16 +312,16 @@ def _near(target: Target, group: Sequence[Batch], model: Model) -> dict[str, flo
     rows: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for b in group:
         work = b.works[-1]
-        told = [predict(w, target, model=model).time_s for w in b.works]
-        launches = target.launch_s if b.clock.launches else (1 - len(told)) * target.launch_s
-        waits_s = b.clock.lead_s + launches + sum(told[:-1], np.zeros(len(b)))
-        busy_s = np.maximum(told[-1] - target.launch_s, 1e-12)
+        kernel_s = [predict(w, target, model=model).time_s for w in b.works]
+        launches = target.launch_s if b.clock.launches else (1 - len(kernel_s)) * target.launch_s
+        waits_s = b.clock.lead_s + launches + sum(kernel_s[:-1], np.zeros(len(b)))
+        busy_s = np.maximum(kernel_s[-1] - target.launch_s, 1e-12)
         left = np.log(np.maximum(b.latency_s - waits_s, 0.1 * busy_s) / busy_s)
-        found = near.columns(work)
-        known = rows.setdefault((work.kernel, *found), {})
+        columns = near.columns(work)
+        known = rows.setdefault((work.kernel, *columns), {})
         for i in range(len(left)):
             if busy_s[i] > waits_s[i] / 2 and len(known) < MOST_NEAR:
-                point = near.point({c: n[i] if np.ndim(n) else n for c, n in found.items()})
+                point = near.point({c: n[i] if np.ndim(n) else n for c, n in columns.items()})
                 known.setdefault(f"{near.label(work)}.{point}", []).append(left[i])
     result: dict[str, float] = {}
     for paths in filter(None, rows.values()):
@@ -342,7 +342,7 @@ def _mean_size(errors: Floats) -> float:
 
 def _held_out(target: Target, group: Sequence[Batch], model: Model) -> dict[Way, Floats]:
     """For each way, how far off each row is, as a share, predicted by a calibration without it."""
-    found = {way: [np.zeros(len(b)) for b in group] for way in WAYS}
+    errors_of = {way: [np.zeros(len(b)) for b in group] for way in WAYS}
     draw = np.random.default_rng(0)
     number = draw.permutation(sum(map(len, group))) % FOLDS
     folds = np.split(number, np.cumsum([len(b) for b in group])[:-1])
@@ -354,5 +354,5 @@ def _held_out(target: Target, group: Sequence[Batch], model: Model) -> dict[Way,
             if len(mine):
                 for way in WAYS:
                     errors = _errors(there[way], _rows(b, mine), model)
-                    found[way][i][mine] = np.abs(np.expm1(errors))
-    return {way: np.concatenate(sizes) for way, sizes in found.items()}
+                    errors_of[way][i][mine] = np.abs(np.expm1(errors))
+    return {way: np.concatenate(sizes) for way, sizes in errors_of.items()}

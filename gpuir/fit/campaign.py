@@ -17,12 +17,12 @@ from gpuir.ir.errors import UsageError, nearest
 from gpuir.targets.spec import spec_folder
 
 TABLES = ("grid", "rows", "draw")
-MOST_CASES = 1_000_000
+MOST_PROBLEMS = 1_000_000
 MOST_EXTENT = 1 << 40
 
 
 @dataclass(frozen=True)
-class Case:
+class Problem:
     """One row to measure: an operator of `benchmarks`, a dtype, its extents in their order."""
 
     op: str
@@ -42,7 +42,7 @@ def shipped_plan(name: str) -> Path:
     return spec_folder() / "plans" / f"{name}.toml"
 
 
-def read_plan(path: Path) -> tuple[Case, ...]:
+def read_plan(path: Path) -> tuple[Problem, ...]:
     """The rows of a plan, each once, in its order; UsageError at the first thing wrong.
 
     `[[grid]]` gives lists of extents and means all combinations, `[[rows]]` lists `columns` and
@@ -57,7 +57,7 @@ def read_plan(path: Path) -> tuple[Case, ...]:
     for name in raw:
         if name not in TABLES:
             _refuse(path, f"no such entry: {name}", fix=nearest(name, ("seed", *TABLES)))
-    cases: dict[Case, None] = {}
+    problems: dict[Problem, None] = {}
     draw = np.random.default_rng(seed)
     for table in TABLES:
         entries = raw.get(table, [])
@@ -65,18 +65,19 @@ def read_plan(path: Path) -> tuple[Case, ...]:
             _refuse(path, f"{table} is no list of tables", fix=f"write [[{table}]]")
         for i, entry in enumerate(entries):
             where = f"{path}:{table}[{i}]"
-            for case in _cases(table, {**entry}, where, draw):
-                cases[case] = None
-            if len(cases) > MOST_CASES:
-                _refuse(where, f"more than {MOST_CASES:,} rows", fix="fewer extents, or draw some")
-    if not cases:
+            for problem in _problems(table, {**entry}, where, draw):
+                problems[problem] = None
+            if len(problems) > MOST_PROBLEMS:
+                most = f"more than {MOST_PROBLEMS:,} rows"
+                _refuse(where, most, fix="fewer extents, or draw some")
+    if not problems:
         _refuse(path, "the plan is empty", fix="add a [[grid]], [[rows]] or [[draw]]")
-    return tuple(cases)
+    return tuple(problems)
 
 
-def _cases(
+def _problems(
     table: str, entry: dict[str, Any], where: str, draw: np.random.Generator
-) -> Iterator[Case]:
+) -> Iterator[Problem]:
     op, dtypes = entry.pop("op", None), entry.pop("dtypes", None)
     ops = [op] if isinstance(op, str) else op
     if not _is_list(ops, str) or not ops:
@@ -92,7 +93,7 @@ def _cases(
                 _refuse(where, f"{op} is not measured in {dtype}", fix=nearest(dtype, known))
         columns = BENCHMARKS[op].columns
         for dtype, shape in product(dtypes, _SHAPES[table](dict(entry), columns, where, draw)):
-            yield Case(op, dtype, tuple((c, shape[c]) for c in columns))
+            yield Problem(op, dtype, tuple((c, shape[c]) for c in columns))
 
 
 def _grid(
@@ -112,31 +113,31 @@ def _listed(
         _refuse(where, "columns or rows are missing", fix=fix)
     _check_columns({**entry, **dict.fromkeys(named)}, columns, where)
     constant = {c: _extents(v, c, where)[0] for c, v in entry.items()}
-    found: list[dict[str, int]] = []
+    shapes: list[dict[str, int]] = []
     for row in rows:
         if len(row) != len(named):
             _refuse(where, f"a row is not {len(named)} numbers", found=str(row))
         values = (_extents(v, c, where)[0] for v, c in zip(row, named))
-        found.append(constant | dict(zip(named, values, strict=True)))
-    return found
+        shapes.append(constant | dict(zip(named, values, strict=True)))
+    return shapes
 
 
 def _drawn(
     entry: dict[str, Any], columns: tuple[str, ...], where: str, draw: np.random.Generator
 ) -> list[dict[str, int]]:
     count = entry.pop("count", None)
-    if type(count) is not int or not 0 < count <= MOST_CASES:
+    if type(count) is not int or not 0 < count <= MOST_PROBLEMS:
         _refuse(where, "count is no number of rows", found=repr(count), fix="write count = 100")
     _check_columns(entry, columns, where)
     spans: dict[str, tuple[int, int, int]] = {c: _span(entry[c], c, where) for c in columns}
-    found: list[dict[str, int]] = []
+    shapes: list[dict[str, int]] = []
     for _ in range(count):
         shape: dict[str, int] = {}
         for c, (low, high, step) in spans.items():
             value = exp(draw.uniform(log(low), log(high)))
             shape[c] = min(max(round(value / step) * step, low), high)
-        found.append(shape)
-    return found
+        shapes.append(shape)
+    return shapes
 
 
 _SHAPES = {"grid": _grid, "rows": _listed, "draw": _drawn}

@@ -25,7 +25,7 @@ def card(
     name: str,
     tables: Sequence[Table],
     model: Model,
-    found: Backtests,
+    backtests: Backtests,
     *,
     seed: int,
     without: str = "",
@@ -52,9 +52,9 @@ def card(
         "## Errors, mean (median) in %\n",
         f"Calibrated: on {CALIBRATED_ON} rows of each family. Known: on half of its shapes, the\n"
         "model fitted to the others.\n",
-        "".join(_errors(model, found)),
+        "".join(_errors(model, backtests)),
         "## Intervals\n",
-        "".join(_intervals(model, found)),
+        "".join(_intervals(model, backtests)),
         "## Factors\n",
         "".join(_factors(model)),
     ]
@@ -77,11 +77,11 @@ def _kinds(model: Model) -> Iterator[str]:
             yield f"| {name} | {kind} | {isas} |\n"
 
 
-def _errors(model: Model, found: Backtests) -> Iterator[str]:
+def _errors(model: Model, backtests: Backtests) -> Iterator[str]:
     yield "| family | GPU | dtypes | rows | GPU left out | then calibrated | known |\n"
     yield "|---|---|---|---|---|---|---|\n"
     for name in model:
-        tests = [test.get(name, ()) for test in found.places().values()]
+        tests = [test.get(name, ()) for test in backtests.places().values()]
         for device in sorted({m.device for test in tests for m in test}):
             sides = [[m for m in test if m.device == device] for test in tests]
             some = sides[0] or sides[2]
@@ -91,16 +91,16 @@ def _errors(model: Model, found: Backtests) -> Iterator[str]:
             yield f"| {name} | {device} | {dtypes} | {rows:,} | {cells} |\n"
 
 
-def _intervals(model: Model, found: Backtests) -> Iterator[str]:
+def _intervals(model: Model, backtests: Backtests) -> Iterator[str]:
     """Widths, and the share of a GPU's rows that intervals from the others hold."""
-    usual = [usual_spread(test) for test in (found.unseen, found.calibrated)]
+    usual = [usual_spread(test) for test in (backtests.unseen, backtests.calibrated)]
     yield "Ends in % of the prediction, mean along the predicted time, all dtypes; beside them\n"
     yield "the share of a GPU's rows that intervals from the other GPUs' errors hold. In the\n"
     yield f"middle family GPUs differ by exp({usual[0]:.3f}), calibrated exp({usual[1]:.3f}).\n\n"
     yield "| family | unseen | held | calibrated | held | known |\n|---|---|---|---|---|---|\n"
-    shares = held(found.unseen), held(found.calibrated)
+    shares = held(backtests.unseen), held(backtests.calibrated)
     for name, trained in model.items():
-        ends = [_ends(trained.intervals.get(place)) for place in found.places()]
+        ends = [_ends(trained.intervals.get(place)) for place in backtests.places()]
         inside = [f"{100 * s[name]:.0f}" if name in s else "-" for s in shares]
         cells = (name, ends[0], inside[0], ends[1], inside[1], ends[2])
         yield "| " + " | ".join(cells) + " |\n"

@@ -74,8 +74,8 @@ def _host_bound(batches: Sequence[Batch]) -> Iterator[Batch]:
     floors: dict[tuple[str, ...], Floats] = {}
     for batch in batches:
         tiny = roof_s(batch) < TINY_S
-        for said, rows in batch.rows_by(*STACK):
-            key = (batch.op, batch.device, batch.dtype, *said)
+        for stack, rows in batch.rows_by(*STACK):
+            key = (batch.op, batch.device, batch.dtype, *stack)
             some = batch.latency_s[rows][tiny[rows]]
             floors[key] = np.concatenate([floors.get(key, some[:0]), some])
     quartile = {
@@ -85,8 +85,8 @@ def _host_bound(batches: Sequence[Batch]) -> Iterator[Batch]:
         place = (batch.op, batch.device, batch.dtype)
         least_s = min((f for k, f in quartile.items() if k[:3] == place), default=0.0)
         bound = np.zeros(len(batch), bool)
-        for said, rows in batch.rows_by(*STACK):
-            floor_s = quartile.get((*place, *said), 0.0)
+        for stack, rows in batch.rows_by(*STACK):
+            floor_s = quartile.get((*place, *stack), 0.0)
             if floor_s > max(HOST_BOUND * least_s, HOST_BOUND_S):
                 bound[rows] = True
                 clock = Clock(floor_s, LEAD_SHARE[0] * floor_s)

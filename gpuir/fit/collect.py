@@ -23,7 +23,7 @@ from gpuir.cost.tile import predict
 from gpuir.files import read_text, write_whole
 from gpuir.fit.batch import Batch
 from gpuir.fit.benchmarks import BENCHMARKS, COLUMNS, is_narrow, works_of
-from gpuir.fit.campaign import Case
+from gpuir.fit.campaign import Problem
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.machine import Machine
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
@@ -45,7 +45,7 @@ MEMORY_SHARE = 0.6  # of what is free, that a row's tensors may take
 class Row:
     """A row measured: seconds, or why there are none."""
 
-    case: Case
+    problem: Problem
     latency_s: float
     spread: float
     repeats: int
@@ -56,27 +56,29 @@ class Row:
         return not self.note
 
 
-def measure(machine: Machine, case: Case, budget_s: float = BUDGET_S) -> Row:
+def measure(machine: Machine, problem: Problem, budget_s: float = BUDGET_S) -> Row:
     """One row. What cannot run here (no such dtype, no memory) is said in its note."""
-    bytes_moved = float(sum(np.sum(w.nbytes) for w in works_of(case.op, case.dtype, case.shape)))
+    bytes_moved = float(
+        sum(np.sum(w.nbytes) for w in works_of(problem.op, problem.dtype, problem.shape))
+    )
     if bytes_moved > MEMORY_SHARE * machine.free_bytes:
-        return _failed(case, f"needs {bytes_moved / 1e9:.3g} GB of memory")
+        return _failed(problem, f"needs {bytes_moved / 1e9:.3g} GB of memory")
     torch = machine.torch
-    with torch.no_grad(), _tf32(torch, case.dtype == "tf32"):
+    with torch.no_grad(), _tf32(torch, problem.dtype == "tf32"):
         try:
-            run = BENCHMARKS[case.op].make(machine.kit(case.dtype), case.shape)
+            run = BENCHMARKS[problem.op].make(machine.kit(problem.dtype), problem.shape)
             timing = machine.watch(run, budget_s)
         except Exception as error:  # whatever stops a row, the others are measured
-            _check_alive(machine, case, error)
-            return _failed(case, " ".join(str(error).split())[:160] or type(error).__name__)
-    return Row(case, timing.seconds, timing.spread, timing.repeats)
+            _check_alive(machine, problem, error)
+            return _failed(problem, " ".join(str(error).split())[:160] or type(error).__name__)
+    return Row(problem, timing.seconds, timing.spread, timing.repeats)
 
 
-def _failed(case: Case, why: str) -> Row:
-    return Row(case, float("nan"), 0.0, 0, why)
+def _failed(problem: Problem, why: str) -> Row:
+    return Row(problem, float("nan"), 0.0, 0, why)
 
 
-def _check_alive(machine: Machine, case: Case, error: Exception) -> None:
+def _check_alive(machine: Machine, problem: Problem, error: Exception) -> None:
     """UsageError when the GPU answers nothing more, as after an illegal access."""
     if machine.device == "cuda":
         try:
@@ -85,7 +87,7 @@ def _check_alive(machine: Machine, case: Case, error: Exception) -> None:
         except RuntimeError as dead:
             raise UsageError(
                 "the GPU has stopped answering",
-                where=str(case),
+                where=str(problem),
                 found=" ".join(str(error).split())[:160],
                 fix="run again: rows already measured are kept, this one is tried anew",
             ) from dead
@@ -107,7 +109,7 @@ def _tf32(torch: Any, allowed: bool) -> Generator[None, None, None]:
 
 def collect(
     machine: Machine,
-    cases: Iterable[Case],
+    problems: Iterable[Problem],
     path: Path,
     *,
     device: str,
@@ -118,17 +120,18 @@ def collect(
 
     `device` is what the table calls the machine: a target's name or path, or the driver's name.
     """
-    cases = list(cases)
-    _header(path, cases)  # before the file is touched
+    problems = list(problems)
+    _header(path, problems)  # before the file is touched
     measured = 0
     with _appending(path) as stream:
-        left = remaining(cases, path, device)  # what another process has added in between is there
+        # what another process has added in between is there
+        left = remaining(problems, path, device)
         header = _header(path, left)
         table = csv.DictWriter(stream, header, extrasaction="ignore", lineterminator="\n")
         if not stream.tell():
             table.writeheader()
-        for case in left:
-            row = measure(machine, case, budget_s)
+        for problem in left:
+            row = measure(machine, problem, budget_s)
             table.writerow(_cells(row, machine, device))
             stream.flush()
             os.fsync(stream.fileno())
@@ -154,10 +157,10 @@ def as_parquet(journal: Path, path: Path) -> None:
     write_whole(path, out.getvalue())
 
 
-def remaining(cases: Iterable[Case], path: Path, device: str) -> list[Case]:
+def remaining(problems: Iterable[Problem], path: Path, device: str) -> list[Problem]:
     """The rows of a plan that the table has not."""
     done = _done(path, device)
-    return [case for case in cases if case not in done]
+    return [problem for problem in problems if problem not in done]
 
 
 def _appending(path: Path) -> TextIO:
@@ -215,12 +218,12 @@ def _lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _header(path: Path, left: Iterable[Case] = ()) -> tuple[str, ...]:
+def _header(path: Path, left: Iterable[Problem] = ()) -> tuple[str, ...]:
     """The columns of a table, of which one that was begun earlier may have fewer. UsageError when
     it is a table of something else, or has none for the rows that are to be measured."""
     lines = _lines(path)
-    found = tuple(next(csv.reader(lines), HEADER))
-    if not {*HEADER} - {*COLUMNS} <= {*found} <= {*HEADER}:
+    columns = tuple(next(csv.reader(lines), HEADER))
+    if not {*HEADER} - {*COLUMNS} <= {*columns} <= {*HEADER}:
         raise UsageError(
             "the file is no table of collected measurements",
             where=str(path),
@@ -228,7 +231,7 @@ def _header(path: Path, left: Iterable[Case] = ()) -> tuple[str, ...]:
             found=lines[0][:160],
             fix="name another file to write",
         )
-    missing = {c: case for case in left for c in case.shape if c not in found}
+    missing = {c: problem for problem in left for c in problem.shape if c not in columns}
     if missing:
         raise UsageError(
             f"the table has no column for {', '.join(missing)}",
@@ -236,19 +239,19 @@ def _header(path: Path, left: Iterable[Case] = ()) -> tuple[str, ...]:
             expected=str(next(iter(missing.values()))),
             fix="name another file to write: `gpuir eval kernels` reads both",
         )
-    return found
+    return columns
 
 
-def _done(path: Path, device: str) -> set[Case]:
+def _done(path: Path, device: str) -> set[Problem]:
     """The rows of a table, failed ones too; UsageError when it is a table of something else."""
     table = csv.DictReader(_lines(path), _header(path))
-    return {case for row in table if row["device"] == device for case in _case(row)}
+    return {problem for row in table if row["device"] == device for problem in _problem(row)}
 
 
-def _case(row: Mapping[str, str]) -> Iterator[Case]:
+def _problem(row: Mapping[str, str]) -> Iterator[Problem]:
     if row["op"] in BENCHMARKS:
         extents = ((c, row.get(c) or "0") for c in BENCHMARKS[row["op"]].columns)
-        yield Case(row["op"], row["dtype"], tuple((c, int(float(n))) for c, n in extents))
+        yield Problem(row["op"], row["dtype"], tuple((c, int(float(n))) for c, n in extents))
 
 
 def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
@@ -256,9 +259,9 @@ def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
     return {
         **machine.facts,
         "device": device,
-        "op": row.case.op,
-        "dtype": row.case.dtype,
-        **row.case.shape,
+        "op": row.problem.op,
+        "dtype": row.problem.dtype,
+        **row.problem.shape,
         "latency_us": f"{row.latency_s * 1e6:.6g}" if measured else "",
         "spread": f"{row.spread:.3g}" if measured else "",
         "repeats": row.repeats or "",
@@ -270,20 +273,20 @@ def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
 
 def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
     """Rows measured on a target, as a table of them would read."""
-    found: list[Batch] = []
-    for op, dtype, group in _alike([row for row in rows if row.is_measured], lambda r: r.case):
-        extents = _extents([row.case for row in group])
+    batches: list[Batch] = []
+    for op, dtype, group in _alike([row for row in rows if row.is_measured], lambda r: r.problem):
+        extents = _extents([row.problem for row in group])
         latency_s = np.array([row.latency_s for row in group])
         works, which = works_of(op, dtype, extents), np.arange(len(group))
         batch = Batch("", op, target.name, dtype, target, works, which, latency_s, dims=extents)
-        found.append(batch)
-    return found
+        batches.append(batch)
+    return batches
 
 
-def expected_s(target: Target, cases: Iterable[Case], budget_s: float = BUDGET_S) -> float:
+def expected_s(target: Target, problems: Iterable[Problem], budget_s: float = BUDGET_S) -> float:
     """About how long measuring the rows takes, by prediction."""
     total = 0.0
-    for op, dtype, group in _alike(cases, lambda case: case):
+    for op, dtype, group in _alike(problems, lambda problem: problem):
         works = works_of(op, dtype, _extents(group))
         call_s = sum(np.broadcast_to(predict(w, target).time_s, (len(group),)) for w in works)
         row_s = np.minimum(np.maximum(budget_s, FEWEST * call_s), MOST * call_s + budget_s)
@@ -291,20 +294,22 @@ def expected_s(target: Target, cases: Iterable[Case], budget_s: float = BUDGET_S
     return total
 
 
-def _alike(rows: Iterable[T], case_of: Callable[[T], Case]) -> Iterator[tuple[str, str, list[T]]]:
+def _alike(
+    rows: Iterable[T], problem_of: Callable[[T], Problem]
+) -> Iterator[tuple[str, str, list[T]]]:
     """Rows that can stand in one work, with their operator and dtype."""
-    found: dict[tuple[str, str, bool], list[T]] = {}
+    groups: dict[tuple[str, str, bool], list[T]] = {}
     for row in rows:
-        case = case_of(row)
-        narrow = bool(is_narrow(case.op, case.shape))
-        found.setdefault((case.op, case.dtype, narrow), []).append(row)
-    for (op, dtype, _), group in found.items():
+        problem = problem_of(row)
+        narrow = bool(is_narrow(problem.op, problem.shape))
+        groups.setdefault((problem.op, problem.dtype, narrow), []).append(row)
+    for (op, dtype, _), group in groups.items():
         yield op, dtype, group
 
 
-def _extents(cases: Sequence[Case]) -> dict[str, np.ndarray]:
-    columns = BENCHMARKS[cases[0].op].columns
-    return {c: np.array([case.shape[c] for case in cases], float) for c in columns}
+def _extents(problems: Sequence[Problem]) -> dict[str, np.ndarray]:
+    columns = BENCHMARKS[problems[0].op].columns
+    return {c: np.array([problem.shape[c] for problem in problems], float) for c in columns}
 
 
 # ---------------------------------------------------------------------------- reading it back
@@ -320,12 +325,12 @@ def _prepared(columns: Columns) -> Columns:
         for column in {*COLUMNS} - {*(BENCHMARKS[op].columns if op in BENCHMARKS else ())}:
             extents[column] = np.where(rows, 1.0, extents[column])
         narrow |= rows & is_narrow(op, extents)
-    said = Words(narrow.astype(np.int64), ("", "narrow"))
-    return columns.with_cells({**extents, "narrow": said})
+    marks = Words(narrow.astype(np.int64), ("", "narrow"))
+    return columns.with_cells({**extents, "narrow": marks})
 
 
 def _works(s: Shapes) -> tuple[Any, ...]:
-    op, dtype = s.said["op"], s.said["dtype"]
+    op, dtype = s.words["op"], s.words["dtype"]
     if op not in BENCHMARKS or dtype not in BENCHMARKS[op].dtypes:
         raise Unmodelled(f"operator {op} in {dtype} is none we know")
     return works_of(op, dtype, s.extents)
@@ -337,8 +342,8 @@ READER = Reader(
     words=("op", "dtype", "narrow"),
     shape=COLUMNS,
     works=_works,
-    op=lambda said: said["op"],
-    dtype=lambda said: said["dtype"],
+    op=lambda words: words["op"],
+    dtype=lambda words: words["dtype"],
     beside=("driver",),
     needs=COLUMNS,
     prepare=_prepared,

@@ -54,11 +54,11 @@ def _grouped(kit: Kit, counts: Sequence[int]) -> Callable[[Any, Any], Any]:
         return torch._grouped_mm(x, w, offs=ends)
 
     def one_by_one(x: Any, w: Any) -> Any:
-        found = x.new_empty(len(x), w.shape[-1])
-        for rows, result, each in zip(x.split(counts), found.split(counts), w, strict=True):
+        out = x.new_empty(len(x), w.shape[-1])
+        for rows, result, each in zip(x.split(counts), out.split(counts), w, strict=True):
             if len(rows):
                 torch.mm(rows, each, out=result)
-        return found
+        return out
 
     try:
         at_once(kit.random(sum(counts), 16), kit.random(len(counts), 16, 16))

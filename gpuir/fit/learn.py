@@ -90,13 +90,13 @@ def fitted(
     torch.set_num_threads(1)
     model: dict[str, Trained] = {}
     for name in families if families is not None else FAMILIES:
-        found = samples(FAMILIES[name], batches, model)
-        if found:
+        rows = samples(FAMILIES[name], batches, model)
+        if rows:
             family = FAMILIES[name]
-            plain = _plain(family, found)
-            model[name] = plain if name in AS_THEY_ARE else _fit(torch, family, found, plain, seed)
+            plain = _plain(family, rows)
+            model[name] = plain if name in AS_THEY_ARE else _fit(torch, family, rows, plain, seed)
             if watch is not None:
-                watch(f"{name}: {sum(len(s.device_s) for s in found):,} rows")
+                watch(f"{name}: {sum(len(s.device_s) for s in rows):,} rows")
     return model
 
 
@@ -104,7 +104,7 @@ def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
     """The rows that a fit sees: up to `ROWS` of a batch and split (random shapes, and those of
     models), none that measures the host more than the GPU, is doubted or told by its bytes alone.
     """
-    found: list[Batch] = []
+    kept: list[Batch] = []
     rng = np.random.default_rng(seed)
     for batch in batches:
         if batch.suspect or batch.rough:
@@ -115,13 +115,13 @@ def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
         split = batch.split.codes[rows]
         drawn = [rows[split == code][:ROWS] for code in np.unique(split)]
         if drawn:
-            found.append(batch.take(np.sort(np.concatenate(drawn))).alone())
-    return found
+            kept.append(batch.take(np.sort(np.concatenate(drawn))).alone())
+    return kept
 
 
 def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Sample]:
     """The rows of a family: where it is the last of a row's kernels, or the only one."""
-    found: list[Sample] = []
+    rows: list[Sample] = []
     for batch in batches:
         families = [family_of(w, batch.target).name for w in batch.works]
         if families[-1] != family.name or families.count(family.name) > 1:
@@ -133,7 +133,7 @@ def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Samp
         other_s += (launches - (len(batch.works) - 1)) * batch.target.launch_s
         ran = tiles_ran(batch)
         exact = len(batch.works) == 1 and bool(batch.clock.launches)
-        found.append(
+        rows.append(
             Sample(
                 batch.target.device,
                 batch.works[-1].dtype.name,
@@ -146,14 +146,14 @@ def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Samp
                 ran and ran[0],
             )
         )
-    return found
+    return rows
 
 
-def together(found: Iterable[Sample]) -> list[Sample]:
+def together(samples: Iterable[Sample]) -> list[Sample]:
     """The same rows in fewer samples, those of one GPU and likeness in one: formulas take about as
     long for a few hundred rows as for a few thousand."""
     groups: dict[tuple[Hashable, ...], list[Sample]] = {}
-    for s in found:
+    for s in samples:
         groups.setdefault((s.target.name, s.tiles is None, s.exact, s.work.likeness), []).append(s)
     return [_joined(some) for some in groups.values()]
 
@@ -188,42 +188,42 @@ def _joined(some: Sequence[Sample]) -> Sample:
 # ---------------------------------------------------------------------------- one family
 
 
-def _plain(family: Family, found: list[Sample]) -> Trained:
+def _plain(family: Family, samples: list[Sample]) -> Trained:
     """The family as it stands, and what there are measurements of."""
     fits = family.name not in AS_THEY_ARE
-    isas = {s.target.isa for s in found}
+    isas = {s.target.isa for s in samples}
     return Trained(
         factors={f.name: f.value for f in family.factors} if fits else {},
-        devices=tuple(sorted({s.device for s in found})) if fits else (),
+        devices=tuple(sorted({s.device for s in samples})) if fits else (),
         architectures={isa: {} for isa in sorted(isas)} if fits else {},
-        dtypes=tuple(sorted({s.dtype for s in found})),
+        dtypes=tuple(sorted({s.dtype for s in samples})),
         kinds={
-            isa: tuple(sorted({s.work.sort for s in found if s.target.isa == isa}))
-            for isa in sorted({s.target.isa for s in found})
+            isa: tuple(sorted({s.work.sort for s in samples if s.target.isa == isa}))
+            for isa in sorted({s.target.isa for s in samples})
         },
         sizes={
-            "flops": _span(s.work.flops for s in found),
-            "bytes": _span(s.work.nbytes for s in found),
+            "flops": _span(s.work.flops for s in samples),
+            "bytes": _span(s.work.nbytes for s in samples),
         },
     )
 
 
-def told_exactly(found: Iterable[Sample]) -> set[str]:
+def measured_exactly(samples: Iterable[Sample]) -> set[str]:
     """The architectures whose kernels were timed one by one; all, where none were. Of the others a
     network has no weights, and of factors those `BELIEVED` deviate."""
-    found = list(found)
-    return {s.target.isa for s in found if s.exact} or {s.target.isa for s in found}
+    samples = list(samples)
+    return {s.target.isa for s in samples if s.exact} or {s.target.isa for s in samples}
 
 
-def _fit(torch: Any, family: Family, found: list[Sample], trained: Trained, seed: int) -> Trained:
-    found, cuts = together(found), []
+def _fit(torch: Any, family: Family, samples: list[Sample], trained: Trained, seed: int) -> Trained:
+    samples, cuts = together(samples), []
     for _ in range(ROUNDS):
         model = {family.name: trained}
-        cuts = [choose(s.work, s.target, model=model) for s in found]
-        ran = [(s.tiles or t).each(torch.as_tensor) for s, t in zip(found, cuts, strict=True)]
-        trained = _factors_fitted(torch, family, found, ran, trained)
+        cuts = [choose(s.work, s.target, model=model) for s in samples]
+        ran = [(s.tiles or t).each(torch.as_tensor) for s, t in zip(samples, cuts, strict=True)]
+        trained = _factors_fitted(torch, family, samples, ran, trained)
     if family.features:
-        trained = _net_fitted(torch, family, found, cuts, trained, seed)
+        trained = _net_fitted(torch, family, samples, cuts, trained, seed)
     return trained
 
 
@@ -233,7 +233,7 @@ def _span(numbers: Iterable[Number]) -> tuple[float, float]:
 
 
 def _factors_fitted(
-    torch: Any, family: Family, found: list[Sample], cuts: list[Tiles], trained: Trained
+    torch: Any, family: Family, samples: list[Sample], cuts: list[Tiles], trained: Trained
 ) -> Trained:
     """Factors for all GPUs, and deviations of each architecture from them, which the spread of a
     factor holds back: what most share goes to the former."""
@@ -242,21 +242,21 @@ def _factors_fitted(
     loose = [f for f in moving if f.spread > 0]
     at = torch.tensor([_to_line(f, trained.factors[f.name]) for f in moving], requires_grad=True)
     off = torch.zeros(len(isas), len(loose), dtype=torch.float64, requires_grad=True)
-    exact = told_exactly(found)
+    exact = measured_exactly(samples)
     free = [[float(isa in exact or f.name in BELIEVED) for f in loose] for isa in isas]
-    told = torch.tensor(free, dtype=torch.float64).reshape(off.shape)
+    is_free = torch.tensor(free, dtype=torch.float64).reshape(off.shape)
     hold = torch.tensor([[1.0 if isa in exact else COARSE] for isa in isas], dtype=torch.float64)
     at.data = at.data.double()
     begun = at.data.clone()
-    works = [s.work.each(_tensor(torch)) for s in found]
-    weights = [torch.as_tensor(w) for w in _weights(found)]
+    works = [s.work.each(_tensor(torch)) for s in samples]
+    weights = [torch.as_tensor(w) for w in _weights(samples)]
 
     def resolved(isa: int | None) -> dict[str, Number]:
         values = {f.name: trained.factors[f.name] for f in family.factors}
         for i, f in enumerate(moving):
             values[f.name] = f.low + (f.high - f.low) * torch.sigmoid(at[i])
         for i, f in enumerate(loose if isa is not None else ()):
-            moved = values[f.name] * torch.exp(off[isa, i] * told[isa, i] * f.spread)
+            moved = values[f.name] * torch.exp(off[isa, i] * is_free[isa, i] * f.spread)
             values[f.name] = torch.clamp(moved, f.low, f.high)
         return values
 
@@ -265,7 +265,7 @@ def _factors_fitted(
         others = resolved(None)
         total = HELD_BACK * (hold * off**2).sum() / len(isas)
         total = total + ANCHORED * ((at - begun) ** 2).sum()
-        for s, work, tiles, weight in zip(found, works, cuts, weights, strict=True):
+        for s, work, tiles, weight in zip(samples, works, cuts, weights, strict=True):
             sheet = Sheet(_arithmetic(torch))
             terms = family.seconds(sheet, work, tiles, s.target, known.get(s.target.isa, others))
             busy = torch.maximum(_as(torch, terms.compute), _as(torch, terms.memory))
@@ -280,7 +280,7 @@ def _factors_fitted(
         for i, f in enumerate(moving):
             values[f.name] = float(f.low + (f.high - f.low) * torch.sigmoid(at[i]))
         deviations = {
-            isa: {f.name: float(off[j, i]) * f.spread for i, f in enumerate(loose) if told[j, i]}
+            isa: {f.name: float(off[j, i]) * f.spread for i, f in enumerate(loose) if is_free[j, i]}
             for j, isa in enumerate(isas)
         }
     return replace(trained, factors=values, architectures=deviations)
@@ -289,7 +289,7 @@ def _factors_fitted(
 def _net_fitted(
     torch: Any,
     family: Family,
-    found: list[Sample],
+    samples: list[Sample],
     cuts: list[Tiles],
     trained: Trained,
     seed: int,
@@ -300,7 +300,7 @@ def _net_fitted(
     left: list[Any] = []
     share: list[Any] = []
     model = {family.name: trained}
-    for s, tiles in zip(found, cuts, strict=True):
+    for s, tiles in zip(samples, cuts, strict=True):
         sheet = Sheet()
         terms = family.seconds(sheet, s.work, tiles, s.target, factors(family, s.target, model))
         busy = np.maximum(terms.compute, terms.memory) + terms.latency
@@ -313,7 +313,7 @@ def _net_fitted(
         left.append(np.log(np.maximum(s.device_s - s.other_s, 0.05 * s.device_s) / busy))
         share.append(busy / (busy + s.other_s))
     x, y = np.concatenate(inputs), np.concatenate(left)
-    weight = np.concatenate(_weights(found)) * np.concatenate(share)
+    weight = np.concatenate(_weights(samples)) * np.concatenate(share)
     shift, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-6)
     inside = torch.as_tensor((x - shift) / scale)
     wanted, weights = torch.as_tensor(y), torch.as_tensor(weight / weight.sum())
@@ -321,13 +321,13 @@ def _net_fitted(
     hidden = 0.3 * torch.randn(UNITS, x.shape[1], generator=draw, dtype=torch.float64)
     bias = torch.zeros(UNITS, dtype=torch.float64)
     out = 0.1 * torch.randn(UNITS, generator=draw, dtype=torch.float64)
-    isas = sorted(told_exactly(found))
+    isas = sorted(measured_exactly(samples))
     own = torch.zeros(len(isas), UNITS, dtype=torch.float64)  # off from out, by architecture
     none = torch.zeros(1, UNITS, dtype=torch.float64)  # of architectures without their own
     place = {isa: i for i, isa in enumerate(isas)}
     which = torch.as_tensor(
         np.concatenate(
-            [np.full(len(s.device_s), place.get(s.target.isa, len(isas))) for s in found]
+            [np.full(len(s.device_s), place.get(s.target.isa, len(isas))) for s in samples]
         )
     )
     parameters = [hidden, bias, own, out]
@@ -336,10 +336,12 @@ def _net_fitted(
 
     def loss() -> Any:
         units = torch.tanh(inside @ hidden.T + bias)
-        said = family.bound * torch.tanh((units * (out + torch.cat([own, none])[which])).sum(dim=1))
+        correction = family.bound * torch.tanh(
+            (units * (out + torch.cat([own, none])[which])).sum(dim=1)
+        )
         held = OWN_DECAY if family.carries else 1.0
         decay = (hidden**2).mean() + (out**2).mean() + held * (own**2).mean()
-        return (weights * _bent(torch, wanted - said)).sum() + NET_DECAY * DOUBT**2 * decay
+        return (weights * _bent(torch, wanted - correction)).sum() + NET_DECAY * DOUBT**2 * decay
 
     _minimise(torch, parameters, loss)
     each = {isa: (out + own[i]).detach().numpy() for i, isa in enumerate(isas)}
@@ -363,16 +365,16 @@ def _minimise(torch: Any, parameters: list[Any], loss: Callable[[], Any]) -> Non
     optimiser.step(closure)
 
 
-def _weights(found: list[Sample]) -> list[Floats]:
+def _weights(samples: list[Sample]) -> list[Floats]:
     """Of each row. GPUs weigh alike, and one without exact rows as these do; within one, batches by
     their weight."""
     each: dict[str, float] = {}
     most: dict[str, float] = {}
-    for s in found:
+    for s in samples:
         each[s.device] = each.get(s.device, 0.0) + float(s.weight.sum())
         most[s.device] = max(most.get(s.device, COARSE), 1.0 if s.exact else COARSE)
     total = sum(most.values())
-    return [s.weight * most[s.device] / (total * each[s.device]) for s in found]
+    return [s.weight * most[s.device] / (total * each[s.device]) for s in samples]
 
 
 def _bent(torch: Any, error: Any) -> Any:

@@ -89,10 +89,10 @@ class Machine:
 
     def differences(self, target: Target) -> Iterator[str]:
         """What this GPU says of itself that its target does not."""
-        found = self.torch.cuda.get_device_properties(0)
+        device = self.torch.cuda.get_device_properties(0)
         for what, here, listed in (
-            ("SMs", int(found.multi_processor_count), target.sms),
-            ("GiB of memory", found.total_memory >> 30, target.dram_bytes >> 30),
+            ("SMs", int(device.multi_processor_count), target.sms),
+            ("GiB of memory", device.total_memory >> 30, target.dram_bytes >> 30),
         ):
             if abs(here / listed - 1) > UNLIKE:
                 yield f"{self.facts['device']} has {here} {what}, {target.name} {listed}"
@@ -122,10 +122,12 @@ def _driver() -> tuple[str, str]:
     """The driver's version and the SM clock as nvidia-smi says, or nothing."""
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm", "--format=csv,noheader"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return "", ""
-    driver, _, clock = said.partition("\n")[0].partition(",")
+    driver, _, clock = answer.partition("\n")[0].partition(",")
     return driver.strip(), clock.strip()
 
 
@@ -169,27 +171,27 @@ def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, floa
     """
     torch = machine.torch
     cores = int(torch.get_num_threads())
-    found: dict[str, float] = {"sms": cores, **_cache_sizes()}
+    numbers: dict[str, float] = {"sms": cores, **_cache_sizes()}
     peaks = {d: _product_rate(machine, d, budget_s) for d in ("f32", "f64", "bf16", "f16", "i8")}
     peaks["f32"] = max(peaks["f32"], _convolution_rate(machine, budget_s))
     for dtype in ("f32", "f64"):
-        found[f"flops_per_s.vector.{dtype}"] = peaks[dtype]
+        numbers[f"flops_per_s.vector.{dtype}"] = peaks[dtype]
     for dtype in ("bf16", "f16", "i8"):
         if peaks[dtype] > FASTER * peaks["f32"]:
-            found[f"flops_per_s.tensor.{dtype}"] = peaks[dtype]
-    found["clock_hz"] = peaks["f32"] / (2 * LANES[level] * cores)
-    shared = found.get("l2.bytes", 1 << 25)
-    own = found.get("sm.smem_bytes", 1 << 20) * cores
+            numbers[f"flops_per_s.tensor.{dtype}"] = peaks[dtype]
+    numbers["clock_hz"] = peaks["f32"] / (2 * LANES[level] * cores)
+    shared = numbers.get("l2.bytes", 1 << 25)
+    own = numbers.get("sm.smem_bytes", 1 << 20) * cores
     # half of the shared cache, where that is more than the cores have of their own
-    found["l2.bytes_per_s"] = _bandwidth(
+    numbers["l2.bytes_per_s"] = _bandwidth(
         machine, int(max(shared / 2, min(2 * own, shared))), budget_s
     )
-    found["dram.bytes_per_s"] = _bandwidth(
+    numbers["dram.bytes_per_s"] = _bandwidth(
         machine, int(min(8 * shared, machine.free_bytes / 8)), budget_s
     )
     one, two = (torch.zeros(1) for _ in range(2))
-    found["launch_s"] = machine.least(lambda: torch.add(one, two, out=two), budget_s)
-    return {path: n if isinstance(n, int) else float(f"{n:.4g}") for path, n in found.items()}
+    numbers["launch_s"] = machine.least(lambda: torch.add(one, two, out=two), budget_s)
+    return {path: n if isinstance(n, int) else float(f"{n:.4g}") for path, n in numbers.items()}
 
 
 def _product_rate(machine: Machine, dtype: str, budget_s: float) -> float:

@@ -21,11 +21,11 @@ STEP = 8.0
 
 def tile_named(name: str) -> tuple[float, float, float, float] | None:
     """Columns, rows, cells of k a step, and the split where the name says it (else 0)."""
-    if found := TENSILE.search(name):
-        n, m, k, split = found.groups()
+    if match := TENSILE.search(name):
+        n, m, k, split = match.groups()
         return float(n), float(m), float(k), float(split or 1)
-    if found := SGEMM.search(name):
-        n, m, depth, slices = found.groups()
+    if match := SGEMM.search(name):
+        n, m, depth, slices = match.groups()
         return float(n), float(m), float(depth or STEP * float(slices or 1)), 0.0
     return None
 
@@ -41,11 +41,11 @@ def tiles_ran(batch: Batch) -> tuple[Tiles, Flags] | None:
     if not {"kernel_name", "grid_z", "block_x"} <= set(batch.words):
         return None
     names = batch.words["kernel_name"]
-    told = [tile_named(name) for name in names.names]
-    known = np.array([t is not None for t in told])[names.codes]
+    tiles = [tile_named(name) for name in names.names]
+    known = np.array([t is not None for t in tiles])[names.codes]
     if not known.any():
         return None
-    columns = np.array([t or (1.0, 1.0, STEP, 1.0) for t in told])[names.codes]
+    columns = np.array([t or (1.0, 1.0, STEP, 1.0) for t in tiles])[names.codes]
     parts: Floats = batch.words["grid_z"].numbers() / batch.dims["b"][batch.which]
     split = np.where(columns[:, 3] > 0, columns[:, 3], np.maximum(np.floor(parts), 1.0))
     warps = np.maximum(batch.words["block_x"].numbers() / batch.target.sm.warp, 1.0)

@@ -24,7 +24,7 @@ class Shapes:
     """Rows that differ in shape alone: what they have in common in words, and their extents, each
     distinct shape once."""
 
-    said: Mapping[str, str]
+    words: Mapping[str, str]
     extents: Mapping[str, Floats]
     target: Target
 

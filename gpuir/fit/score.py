@@ -157,14 +157,14 @@ def score(
     for batch in batches:
         model = (models or {}).get(batch.target.device)
         f = forecast(batch, model)
-        told = (f.time_s, f.low_s, f.high_s, f.roofline_s)
-        numbers = np.stack([batch.latency_s, *told, middle(batch)])
+        predicted = (f.time_s, f.low_s, f.high_s, f.roofline_s)
+        numbers = np.stack([batch.latency_s, *predicted, middle(batch)])
         whole = _group(batch)
         if chosen := tile_score(batch, model):
             tiles.append(chosen)
         family = whole._replace(op=family_of(batch.works[-1], batch.target).name, dtype=ALL)
-        for said, rows in batch.rows_by(*by):
-            mine = whole._replace(by=tuple(zip(by, said, strict=True)), suspect=batch.suspect)
+        for values, rows in batch.rows_by(*by):
+            mine = whole._replace(by=tuple(zip(by, values, strict=True)), suspect=batch.suspect)
             for floor in (False, True):
                 some = rows[batch.on_floor[rows] == floor]
                 if not len(some):
@@ -204,11 +204,11 @@ def pooled(scores: Sequence[Score]) -> RowErrors:
 
 def tile_score(batch: Batch, model: Model | None = None) -> TileScore | None:
     """The tiles predicted for a batch beside those that its kernels' names tell, where they do."""
-    found = None if batch.suspect else tiles_ran(batch)
-    if found is None:
+    named = None if batch.suspect else tiles_ran(batch)
+    if named is None:
         return None
-    ran, told = found
-    rows = np.flatnonzero(told & ~batch.on_floor)
+    ran, known = named
+    rows = np.flatnonzero(known & ~batch.on_floor)
     if not len(rows):
         return None
     ran, work = ran.take(rows), batch.works[-1].take(batch.which[rows])
@@ -293,9 +293,9 @@ def middle(batch: Batch) -> Floats:
     shape, sorted_s = batch.which[order], batch.latency_s[order]
     _, start, count = np.unique(shape, return_index=True, return_counts=True)
     median: Floats = (sorted_s[start + (count - 1) // 2] + sorted_s[start + count // 2]) / 2
-    found = np.empty(len(batch))
-    found[order] = np.repeat(np.where(count > 1, median, np.nan), count)
-    return found
+    medians = np.empty(len(batch))
+    medians[order] = np.repeat(np.where(count > 1, median, np.nan), count)
+    return medians
 
 
 def drawn(batches: Sequence[Batch], count: int, seed: int) -> tuple[list[Batch], list[Batch]]:

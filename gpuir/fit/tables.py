@@ -89,7 +89,7 @@ def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterato
     for group in alike(codes):
         rows = rows_kept[group]
         device = devices.names[devices.codes[rows[0]]]
-        said = {n: w.names[w.codes[rows[0]]] for n, w in words.items()}
+        common = {n: w.names[w.codes[rows[0]]] for n, w in words.items()}
         target = target_of(reader.devices.get(device, device))
         if target is None:
             skipped[f"no target is called {device}"] += len(rows)
@@ -98,22 +98,22 @@ def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterato
         extents = {n: values[rows][first] for n, values in shape.items()}
         try:
             with np.errstate(all="ignore"):  # of shapes that are left out below
-                works = reader.works(Shapes(said, extents, target))
+                works = reader.works(Shapes(common, extents, target))
         except Unmodelled as why:
             skipped[str(why)] += len(rows)
             continue
         works = tuple(_filled(w, len(first)) for w in works)
         batch = Batch(
             file=columns.file,
-            op=reader.op(said),
+            op=reader.op(common),
             device=device,
-            dtype=reader.dtype(said),
+            dtype=reader.dtype(common),
             target=target,
             works=works,
             which=which,
             latency_s=latency_s[rows],
-            suspect=said.get("suspect", ""),
-            rough=reader.rough or said.get("rough", "no") == "yes",
+            suspect=common.get("suspect", ""),
+            rough=reader.rough or common.get("rough", "no") == "yes",
             words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
             dims=extents,
         )

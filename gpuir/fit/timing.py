@@ -119,8 +119,8 @@ class HostWatch:
         one_s = max(self._seconds(run, 1), 1e-8)
         calls = max(1, round(SAMPLE_S / one_s))
         samples = round(min(max(budget_s / (calls * one_s), FEWEST), MOST))
-        found = [self._seconds(run, calls) for _ in range(samples)]
-        timing, low = _median(found), quantiles(found, n=4)[0]
+        seconds = [self._seconds(run, calls) for _ in range(samples)]
+        timing, low = _median(seconds), quantiles(seconds, n=4)[0]
         return Timing(low, timing.least, timing.spread, samples * calls)
 
     def _seconds(self, run: Run, calls: int) -> float:

@@ -34,14 +34,14 @@ def measured(noise: float = 0.0, spoilt: float = 0.0, there: Target = OTHER) -> 
     """The calibration plan as a CPU with other factors would run it."""
     rng = np.random.default_rng(0)
     rows: list[Row] = []
-    for case in read_plan(shipped_plan("calibrate-cpu")):
-        extents = {c: float(n) for c, n in case.extents}
+    for problem in read_plan(shipped_plan("calibrate-cpu")):
+        extents = {c: float(n) for c, n in problem.extents}
         time_s = sum(
             float(predict(w, there, model={}).time_s[0])
-            for w in works_of(case.op, case.dtype, extents)
+            for w in works_of(problem.op, problem.dtype, extents)
         )
         wrong = 5.0 if rng.random() < spoilt else 1.0
-        rows.append(Row(case, time_s * wrong * float(np.exp(rng.normal(0, noise))), 0.0, 1))
+        rows.append(Row(problem, time_s * wrong * float(np.exp(rng.normal(0, noise))), 0.0, 1))
     return batches_of(rows, CPU)
 
 

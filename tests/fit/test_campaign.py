@@ -47,10 +47,10 @@ def test_rows_are_as_listed(plan):
 
 
 def test_draws_are_of_the_seed(plan):
-    cases = plan(DRAW)
-    assert cases == plan(DRAW) != plan("seed = 1\n" + DRAW)
-    assert Counter(c.op for c in cases).keys() == {"add", "mul"}
-    sizes = [c.shape["cells"] for c in cases]
+    problems = plan(DRAW)
+    assert problems == plan(DRAW) != plan("seed = 1\n" + DRAW)
+    assert Counter(c.op for c in problems).keys() == {"add", "mul"}
+    sizes = [c.shape["cells"] for c in problems]
     assert all(n % 8 == 0 and 8 <= n <= 4096 for n in sizes)
     assert min(sizes) < 128 < 1024 < max(sizes)  # even on a logarithmic scale
 
@@ -99,12 +99,12 @@ def test_a_plan_that_is_not_there():
 
 @pytest.mark.parametrize("name", ["calibrate", "calibrate-cpu", "collect", "collect-cpu"])
 def test_shipped_plans_hold_what_can_be_predicted(name: str):
-    cases = read_plan(shipped_plan(name))
+    problems = read_plan(shipped_plan(name))
     target = load_target("cpu" if name.endswith("cpu") else "h100")
     if name.startswith("calibrate"):
-        assert 55 <= len(cases) <= 70
+        assert 55 <= len(problems) <= 70
     if name.startswith("collect"):
-        assert {c.op for c in cases} >= {*BENCHMARKS} - {"attention_causal"}
-    for case in cases[:: max(1, len(cases) // 60)]:
-        for work in works_of(case.op, case.dtype, {c: float(n) for c, n in case.extents}):
-            assert predict(work, target).time_s[0] > 0, case
+        assert {c.op for c in problems} >= {*BENCHMARKS} - {"attention_causal"}
+    for problem in problems[:: max(1, len(problems) // 60)]:
+        for work in works_of(problem.op, problem.dtype, {c: float(n) for c, n in problem.extents}):
+            assert predict(work, target).time_s[0] > 0, problem

@@ -15,7 +15,7 @@ from calls import calls
 from gpuir.cost.families import family_of
 from gpuir.cost.tile import predict
 from gpuir.fit.benchmarks import BENCHMARKS, works_of
-from gpuir.fit.campaign import Case, read_plan
+from gpuir.fit.campaign import Problem, read_plan
 from gpuir.fit.collect import (
     HEADER,
     Row,
@@ -47,19 +47,19 @@ def machine():
     return Machine.of(CPU)
 
 
-def case(op: str, dtype: str = "f32", **extents: int) -> Case:
+def problem(op: str, dtype: str = "f32", **extents: int) -> Problem:
     shape = {c: SMALL.get(c, 16) for c in BENCHMARKS[op].columns} | extents
-    return Case(op, dtype, tuple(shape.items()))
+    return Problem(op, dtype, tuple(shape.items()))
 
 
-CASES = (case("add"), case("softmax"), case("linear"))
+PROBLEMS = (problem("add"), problem("softmax"), problem("linear"))
 
 
 @pytest.mark.parametrize(
     ("op", "dtype"), [(op, d) for op, b in BENCHMARKS.items() for d in b.dtypes]
 )
 def test_every_operator_runs(machine, op, dtype):
-    row = measure(machine, case(op, dtype), 1e-3)
+    row = measure(machine, problem(op, dtype), 1e-3)
     assert row.is_measured, row.note
     assert row.latency_s > 1e-8
     assert row.repeats >= 5
@@ -68,7 +68,7 @@ def test_every_operator_runs(machine, op, dtype):
 @pytest.mark.parametrize("op", BENCHMARKS)
 def test_every_operator_is_read_back_as_what_it_is(machine, tmp_path, op):
     """Of a table, the kernels that the operator is said to run, on a CPU and on a GPU."""
-    made = case(op, BENCHMARKS[op].dtypes[0])
+    made = problem(op, BENCHMARKS[op].dtypes[0])
     for device in ("cpu", "a100"):
         path = tmp_path / f"{device}.csv"
         collect(machine, [made], path, device=device, budget_s=1e-3)
@@ -153,23 +153,23 @@ def test_whatever_a_benchmark_raises_is_its_note(machine, monkeypatch):
         raise KeyError("unheard of")
 
     monkeypatch.setitem(BENCHMARKS, "add", replace(BENCHMARKS["add"], make=spoilt))
-    assert measure(machine, case("add"), 1e-3).note == "'unheard of'"
+    assert measure(machine, problem("add"), 1e-3).note == "'unheard of'"
 
 
 def test_what_cannot_run_is_a_note(machine):
-    huge = measure(machine, case("add", cells=1 << 39))
+    huge = measure(machine, problem("add", cells=1 << 39))
     assert not huge.is_measured and huge.note.startswith("needs 6.6e+03 GB")
-    odd = measure(machine, case("attention", heads=4, kv_heads=3))
+    odd = measure(machine, problem("attention", heads=4, kv_heads=3))
     assert not odd.is_measured and odd.note
 
 
 def test_a_table_reads_back(machine, tmp_path):
     path = tmp_path / "mine.csv"
-    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3) == 3
+    assert collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3) == 3
     table = read_table(path)
     assert (table.kind, table.count, table.skipped) == ("collected measurements", 3, {})
     assert [(b.op, b.dtype, b.target.name) for b in table.batches] == [
-        (c.op, "f32", CPU.name) for c in CASES
+        (c.op, "f32", CPU.name) for c in PROBLEMS
     ]
     assert table.batches[1].works[0].extents == {"o": 16, "r": 16}
     rows = list(csv.DictReader(path.read_text().splitlines()))
@@ -179,27 +179,27 @@ def test_a_table_reads_back(machine, tmp_path):
 
 def test_a_kernel_is_the_same_alone_and_among_others(machine, tmp_path):
     """Depthwise convolutions beside others: other kernels, so other batches."""
-    cases = [case("conv", channels=16, filters=16, groups=g) for g in (1, 16)]
-    collect(machine, cases, tmp_path / "mine.csv", device="cpu", budget_s=1e-3)
+    problems = [problem("conv", channels=16, filters=16, groups=g) for g in (1, 16)]
+    collect(machine, problems, tmp_path / "mine.csv", device="cpu", budget_s=1e-3)
     batches = read_table(tmp_path / "mine.csv").batches
     works = [b.works[0] for b in batches]
-    alone = [works_of("conv", "f32", c.shape)[0] for c in cases]
+    alone = [works_of("conv", "f32", c.shape)[0] for c in problems]
     assert [w.pipe for w in works] == [w.pipe for w in alone] == ["tensor", "vector"]
-    rows = [Row(c, 1e-3, 0.0, 5) for c in cases]
+    rows = [Row(c, 1e-3, 0.0, 5) for c in problems]
     assert [b.works[0].pipe for b in batches_of(rows, CPU)] == ["tensor", "vector"]
 
 
 def test_a_run_goes_on_where_the_last_one_ended(machine, tmp_path):
     path, lines = tmp_path / "mine.csv", []
-    collect(machine, CASES[:2], path, device="cpu", budget_s=1e-3)
+    collect(machine, PROBLEMS[:2], path, device="cpu", budget_s=1e-3)
     before = path.read_text()
     path.write_text(before + "cpu,linear,f32,16,1")  # killed as it wrote
-    assert remaining(CASES, path, "cpu") == [CASES[2]]
-    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3, watch=lines.append) == 1
+    assert remaining(PROBLEMS, path, "cpu") == [PROBLEMS[2]]
+    assert collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3, watch=lines.append) == 1
     assert path.read_text().startswith(before)
-    assert [row.case for row in lines] == [CASES[2]]
-    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3) == 0
-    assert remaining(CASES, path, "my-cpu.toml") == list(CASES)  # another device's rows
+    assert [row.problem for row in lines] == [PROBLEMS[2]]
+    assert collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3) == 0
+    assert remaining(PROBLEMS, path, "my-cpu.toml") == list(PROBLEMS)  # another device's rows
 
 
 def test_rows_are_on_disk_as_they_are_measured(machine, tmp_path):
@@ -209,7 +209,7 @@ def test_rows_are_on_disk_as_they_are_measured(machine, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(machine, CASES, path, device="cpu", budget_s=1e-3, watch=stop)
+        collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3, watch=stop)
     assert len(path.read_text().splitlines()) == 2
 
 
@@ -227,11 +227,11 @@ def test_a_run_that_is_killed_loses_no_row(machine, tmp_path):
     before = path.read_text()
     there = before[: before.rfind("\n") + 1].count("\n") - 1
     assert 2 <= there < 40
-    cases = read_plan(plan)
-    assert len(remaining(cases, path, "cpu")) == 40 - there
-    collect(machine, cases[: there + 1], path, device="cpu", budget_s=1e-3)
+    problems = read_plan(plan)
+    assert len(remaining(problems, path, "cpu")) == 40 - there
+    collect(machine, problems[: there + 1], path, device="cpu", budget_s=1e-3)
     assert path.read_text().startswith(before[: before.rfind("\n") + 1])
-    assert len(remaining(cases, path, "cpu")) == 39 - there
+    assert len(remaining(problems, path, "cpu")) == 39 - there
 
 
 def test_two_runs_on_one_table_do_not_write_rows_twice(machine, tmp_path):
@@ -242,13 +242,13 @@ def test_two_runs_on_one_table_do_not_write_rows_twice(machine, tmp_path):
 
     def second(_: Row) -> None:
         with pytest.raises(UsageError, match="another process measures into this table") as error:
-            collect(machine, CASES, path, device="cpu", budget_s=1e-3)
+            collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3)
         said.append(error.value.found)
 
-    collect(machine, CASES, path, device="cpu", budget_s=1e-3, watch=second)
+    collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3, watch=second)
     assert len(said) == 3 and set(said) <= {f"process {os.getpid()}", ""}
     rows = path.read_text().splitlines()
-    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3) == 0
+    assert collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3) == 0
     assert path.read_text().splitlines() == rows and len(rows) == 4
 
 
@@ -256,36 +256,38 @@ def test_a_table_begun_earlier_goes_on_with_the_columns_it_has(machine, tmp_path
     path = tmp_path / "mine.csv"
     old = [c for c in HEADER if c not in ("bag", "picks", "steps")]
     path.write_text(",".join(old) + "\n")
-    assert collect(machine, CASES, path, device="cpu", budget_s=1e-3) == 3
+    assert collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3) == 3
     assert [b.op for b in read_table(path).batches] == ["add", "softmax", "linear"]
     with pytest.raises(UsageError, match="the table has no column for steps") as error:
-        collect(machine, [case("lstm")], path, device="cpu")
+        collect(machine, [problem("lstm")], path, device="cpu")
     assert error.value.expected == "lstm f32 batch=1 steps=16 features=16 hidden=16"
 
 
 def test_a_failed_row_is_kept_and_not_predicted(machine, tmp_path):
     path = tmp_path / "mine.csv"
-    collect(machine, [case("add", cells=1 << 39), CASES[0]], path, device="cpu", budget_s=1e-3)
+    collect(
+        machine, [problem("add", cells=1 << 39), PROBLEMS[0]], path, device="cpu", budget_s=1e-3
+    )
     table = read_table(path)
     assert list(table.skipped.values()) == [1]
     assert [len(b) for b in table.batches] == [1]
-    assert remaining([case("add", cells=1 << 39)], path, "cpu") == []
+    assert remaining([problem("add", cells=1 << 39)], path, "cpu") == []
 
 
 def test_another_file_is_not_overwritten(machine, tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="no table of collected measurements") as error:
-        collect(machine, CASES, path, device="cpu")
+        collect(machine, PROBLEMS, path, device="cpu")
     assert error.value.expected == ",".join(HEADER)
     assert path.read_text() == "a,b\n1,2\n"
     with pytest.raises(UsageError, match="cannot write the table"):
-        collect(machine, CASES, tmp_path / "no" / "folder.csv", device="cpu")
+        collect(machine, PROBLEMS, tmp_path / "no" / "folder.csv", device="cpu")
 
 
 def test_a_parquet_file_is_the_same_table(machine, tmp_path):
     pytest.importorskip("pyarrow")
-    collect(machine, CASES, tmp_path / "mine.csv", device="cpu", budget_s=1e-3)
+    collect(machine, PROBLEMS, tmp_path / "mine.csv", device="cpu", budget_s=1e-3)
     as_parquet(tmp_path / "mine.csv", tmp_path / "mine.parquet")
     a, b = (read_table(tmp_path / f"mine.{kind}") for kind in ("csv", "parquet"))
     assert a.kind == b.kind and [x.op for x in a.batches] == [x.op for x in b.batches]
@@ -294,20 +296,20 @@ def test_a_parquet_file_is_the_same_table(machine, tmp_path):
 
 def test_tf32_is_allowed_only_where_asked_for(machine):
     before = torch.backends.cuda.matmul.allow_tf32
-    measure(machine, case("linear", "tf32"), 1e-3)
+    measure(machine, problem("linear", "tf32"), 1e-3)
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 def test_how_long_a_row_takes_is_said_before():
-    large = case("linear", m=8192, n=8192, k=8192)
-    assert 0.01 < expected_s(CPU, CASES[:1], 0.01) < 1
+    large = problem("linear", m=8192, n=8192, k=8192)
+    assert 0.01 < expected_s(CPU, PROBLEMS[:1], 0.01) < 1
     assert expected_s(CPU, [large], 0.01) > 1
-    apart = sum(expected_s(CPU, [x], 0.01) for x in (*CASES, large))
-    assert expected_s(CPU, [*CASES, large], 0.01) == pytest.approx(apart)
+    apart = sum(expected_s(CPU, [x], 0.01) for x in (*PROBLEMS, large))
+    assert expected_s(CPU, [*PROBLEMS, large], 0.01) == pytest.approx(apart)
 
 
 def test_how_long_a_campaign_takes_is_found_for_many_rows_at_once():
-    some = [case("linear", m=64 * i, n=64, k=64) for i in range(1, 301)]
+    some = [problem("linear", m=64 * i, n=64, k=64) for i in range(1, 301)]
     few, many = (calls(lambda n=n: expected_s(CPU, some[:n])) for n in (3, 300))
     assert many < 20 * few
 

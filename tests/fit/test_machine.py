@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuir.fit.campaign import Case, read_plan, shipped_plan
+from gpuir.fit.campaign import Problem, read_plan, shipped_plan
 from gpuir.fit.collect import measure
 from gpuir.fit.machine import Machine, gpu_numbers
 from gpuir.fit.timing import MOST_FLUSHES, CudaWatch, HostWatch
@@ -19,7 +19,7 @@ from gpuir.targets.load import load_target
 torch = pytest.importorskip("torch")
 
 A100 = load_target("a100-pcie")
-SMALL = Case("softmax", "f32", (("rows", 8), ("cols", 16)))
+SMALL = Problem("softmax", "f32", (("rows", 8), ("cols", 16)))
 
 
 class Event:
@@ -109,7 +109,7 @@ def test_rows_are_measured_between_events_with_the_l2_flushed(pretend):
 def test_a_row_too_large_is_left_out(pretend):
     machine = pretend()
     assert machine.free_bytes == 3 << 29  # with what torch only keeps for later tensors
-    note = measure(machine, Case("add", "f32", (("cells", 1 << 28),))).note
+    note = measure(machine, Problem("add", "f32", (("cells", 1 << 28),))).note
     assert note == "needs 3.22 GB of memory"
 
 
@@ -131,7 +131,7 @@ def test_the_gpu_is_kept_busy_while_the_host_launches(pretend, monkeypatch):
 
 def test_what_a_gpu_does_not_have_is_left_out(pretend):
     row = measure(
-        pretend(fail="_scaled_mm"), Case("linear", "f8e4m3", (("m", 16), ("n", 16), ("k", 16)))
+        pretend(fail="_scaled_mm"), Problem("linear", "f8e4m3", (("m", 16), ("n", 16), ("k", 16)))
     )
     assert row.note == "CUDA error"
 
@@ -151,14 +151,14 @@ def test_every_kernel_of_the_plan_can_be_made(pretend):
     for op, dtype in {(c.op, c.dtype): c for c in read_plan(shipped_plan("calibrate"))}:
         if dtype in ("f8e4m3", "i8", "tf32") or op == "lstm":  # whose weights are made elsewhere
             continue
-        case = next(
+        problem = next(
             c for c in read_plan(shipped_plan("calibrate")) if (c.op, c.dtype) == (op, dtype)
         )
         kept = {"window", "stride"}
-        shape = {c: n if c in kept else min(n, 16) for c, n in case.extents}
+        shape = {c: n if c in kept else min(n, 16) for c, n in problem.extents}
         shape |= {"kv_heads": shape["heads"]} if "heads" in shape else {}
-        row = measure(machine, Case(op, dtype, tuple(shape.items())), 1e-3)
-        assert row.is_measured, (case, row.note)
+        row = measure(machine, Problem(op, dtype, tuple(shape.items())), 1e-3)
+        assert row.is_measured, (problem, row.note)
 
 
 def test_the_clock_of_a_cpu_measures_what_a_call_takes():
