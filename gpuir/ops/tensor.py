@@ -18,7 +18,7 @@ from gpuir.ops.scalar import SCALARS
 if TYPE_CHECKING:  # numpy, which the names of ops alone do not need
     from numpy.typing import NDArray
 
-Number = int | float | bool
+Scalar = int | float | bool
 Combine = Literal["none", "add", "mul", "min", "max"]
 
 
@@ -194,7 +194,7 @@ class Map(Pointwise):
     autocast: ClassVar[Autocast] = "widest"
     fn: str
     args: tuple[Value, ...]
-    imm: tuple[Number, ...] = ()
+    imm: tuple[Scalar, ...] = ()
 
     def types(self) -> tuple[TensorType, ...]:
         row = SCALARS.get(self.fn)
@@ -287,7 +287,7 @@ class Constant(Generating):
 
     name: ClassVar[str] = "t.constant"
     type: TensorType
-    data: tuple[Number, ...]
+    data: tuple[Scalar, ...]
 
     def types(self) -> tuple[TensorType, ...]:
         size = self.type.size
@@ -1138,7 +1138,7 @@ class Routine(Call):
     fn: str
     args: tuple[Value, ...]
     gives: tuple[TensorType, ...]
-    attrs: tuple[tuple[str, Number | str | tuple[Number, ...]], ...] = ()
+    attrs: tuple[tuple[str, Scalar | str | tuple[Scalar, ...]], ...] = ()
     work: int = 0
 
     def types(self) -> tuple[TensorType, ...]:

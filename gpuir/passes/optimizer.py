@@ -190,7 +190,7 @@ def launch(
     for part in launches(lists[0], len(lists)):
         some = [values[part] for values in lists]
         size = sum(v.type.size for v in some[0])
-        attrs: tuple[tuple[str, t.Number | str | tuple[t.Number, ...]], ...] = (
+        attrs: tuple[tuple[str, t.Scalar | str | tuple[t.Scalar, ...]], ...] = (
             ("fn", fn),
             ("lists", len(lists)),
             ("numbers", numbers),
