@@ -70,12 +70,12 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     most = max(MOST, least)
     return [
         Crossing(
-            g.name,
-            Device(devices[i].name, devices[i].title),
-            profiles[i],
-            dim,
-            most,
-            crossover(lambda value, i=i: run(value, i), least, most),
+            model=g.name,
+            device=Device(devices[i].name, devices[i].title),
+            profile=profiles[i],
+            dim=dim,
+            most=most,
+            found=crossover(lambda value, i=i: run(value, i), least, most),
         )
         for i, g in enumerate(first)
     ]

@@ -107,7 +107,9 @@ def analyze(
         return g
 
     passes = options.pipeline_of(given, loaded)
-    kernels_of = Kernels(read, given["tf32"], passes, loaded, progress.made)
+    kernels_of = Kernels(
+        read=read, tf32=given["tf32"], passes=passes, loaded=loaded, watch=progress.made
+    )
     costed: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:

@@ -46,7 +46,7 @@ def load_modules(names: Iterable[str]) -> Loaded:
     from gpuir.ir.errors import UsageError
     from gpuir.plugins import own_module
 
-    loaded = Loaded({}, {}, {}, {}, {}, {})
+    loaded = Loaded(passes={}, predictors={}, targets={}, profiles={}, backends={}, converters={})
     for name in names:
         module = own_module(name, f"--load {name}")
         tables: dict[str, dict[str, object]] = {

@@ -144,7 +144,7 @@ def advise(
     now = starts.of(setup)
     batches = [name for name in setup.dims if re.search("batch", name, re.IGNORECASE)]
     batch = batches[0] if len(batches) == 1 else None
-    case = Case(setup, bench.graph(setup), now, batch, source)
+    case = Case(setup=setup, graph=bench.graph(setup), now=now, batch=batch, source=source)
     trials = [
         _tried(starts, (change,))
         for kind in kinds
@@ -202,7 +202,7 @@ def _tried(starts: _Starts, changes: tuple[Change, ...]) -> Trial:
     try:
         after = starts.bench.run(changed)
     except (ModelError, UsageError) as error:
-        return Trial(changes, changed, before, None, error.what)
+        return Trial(changes=changes, setup=changed, before=before, after=None, refusal=error.what)
     finally:
         starts.bench.done()
     return Trial(changes, changed, before, after)

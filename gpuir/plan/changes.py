@@ -149,7 +149,13 @@ def whole_waves(case: Case) -> Iterator[Change]:
 
 def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
     costs = f"{why}a run takes longer, and more memory; {size:,} items have to be there"
-    return Change("batch", f"{name} {size:,}", costs, lambda s: s.with_dim(name, size), aim)
+    return Change(
+        kind="batch",
+        what=f"{name} {size:,}",
+        costs=costs,
+        apply=lambda s: s.with_dim(name, size),
+        aim=aim,
+    )
 
 
 def fewer_bits(case: Case) -> Iterator[Change]:

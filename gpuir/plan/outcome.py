@@ -52,4 +52,6 @@ def outcome(graph: Graph, target: Target, items: int = 1) -> Outcome:
             expected="a model that launches a kernel",
             fix="`gpuir analyze` says what became of its nodes",
         )
-    return Outcome(graph, target, run, memory(graph, target), items)
+    return Outcome(
+        graph=graph, target=target, timeline=run, memory=memory(graph, target), items=items
+    )

@@ -205,13 +205,13 @@ def sweep(
         raise first
     place = {target.name: i for i, target in enumerate(targets)}
     return Sweep(
-        model,
-        tuple((name, tuple(values)) for name, values in axes.items()),
-        tuple(sorted(points, key=lambda p: place[p.target])),
-        tuple(refused),
-        tuple((d.target.name, d.price) for d in devices if d.price),
-        tuple((*pair, why) for pair, why in unsupported.items()),
-        tuple(strange),
+        model=model,
+        axes=tuple((name, tuple(values)) for name, values in axes.items()),
+        points=tuple(sorted(points, key=lambda p: place[p.target])),
+        refused=tuple(refused),
+        prices=tuple((d.target.name, d.price) for d in devices if d.price),
+        unsupported=tuple((*pair, why) for pair, why in unsupported.items()),
+        elsewhere=tuple(strange),
     )
 
 
@@ -229,18 +229,18 @@ def _point(device: _Device, g: Graph, works: Mapping[Path, Work], dims: Dims, it
     run = outcome(device.costed(g, works), device.target, items)
     memory = run.memory
     return Point(
-        dims,
-        device.target.name,
-        run.timeline.profile.name,
-        items,
-        run.latency_s,
-        run.interval,
-        run.timeline.device_s,
-        run.timeline.is_host_bound,
-        memory.peak_bytes,
-        memory.reserved_bytes,
-        memory.available_bytes or 0,
-        device.price.usd_per_hour if device.price else None,
+        dims=dims,
+        target=device.target.name,
+        profile=run.timeline.profile.name,
+        items=items,
+        latency_s=run.latency_s,
+        interval=run.interval,
+        device_s=run.timeline.device_s,
+        is_host_bound=run.timeline.is_host_bound,
+        peak_bytes=memory.peak_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        available_bytes=memory.available_bytes or 0,
+        usd_per_hour=device.price.usd_per_hour if device.price else None,
     )
 
 

@@ -392,14 +392,14 @@ def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]
             continue
         op = node.op
         if not op.control:
-            yield Kernel(here, node, runs, cost, op.flops())
+            yield Kernel(path=here, node=node, runs=runs, cost=cost, flops=op.flops())
             continue
         inner = [x for r, n in _regions(node, runs) for x in _kernels(r, here, n)]
         yield from inner
         rest = cost.time_s - sum(x.time_s for x in inner) / max(runs, 1)
         if runs and rest > 1e-9 * cost.time_s:
             own = Cost(rest, "latency", cost.by, (("latency", rest),))
-            yield Kernel(here, node, runs, own, 0, rest=True)
+            yield Kernel(path=here, node=node, runs=runs, cost=own, flops=0, rest=True)
 
 
 def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
@@ -463,14 +463,14 @@ def totals(
 def total_of(kind: str, kernels: Sequence[Kernel]) -> Total:
     """These kernels together."""
     return Total(
-        kind,
-        len(kernels),
-        sum(x.launches for x in kernels),
-        sum(x.time_s for x in kernels),
-        sum(x.runs * x.flops for x in kernels),
-        sum(x.runs * x.bytes for x in kernels),
-        sum(x.runs * x.dram_bytes for x in kernels),
-        _bounds(kernels),
+        kind=kind,
+        kernels=len(kernels),
+        launches=sum(x.launches for x in kernels),
+        time_s=sum(x.time_s for x in kernels),
+        flops=sum(x.runs * x.flops for x in kernels),
+        bytes=sum(x.runs * x.bytes for x in kernels),
+        dram_bytes=sum(x.runs * x.dram_bytes for x in kernels),
+        bounds=_bounds(kernels),
     )
 
 
@@ -487,10 +487,10 @@ def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
         group = [x for x in kernels if x.status == name]
         what = Counter(text for x in group for text in x.unmodelled)
         yield Share(
-            name,
-            nodes[name],
-            sum(x.runs * x.flops for x in group),
-            sum(x.runs * x.bytes for x in group),
-            sum(x.time_s for x in group),
-            tuple(sorted(what.items())),
+            status=name,
+            nodes=nodes[name],
+            flops=sum(x.runs * x.flops for x in group),
+            bytes=sum(x.runs * x.bytes for x in group),
+            time_s=sum(x.time_s for x in group),
+            what=tuple(sorted(what.items())),
         )

@@ -51,9 +51,23 @@ class Marks:
         yield from self.other
         if not self.graph:
             for i, (name, lane) in enumerate(named):
-                yield Span(lane, "launch", name, self.begins[i], self.begins[i] + self.launch_s, i)
+                yield Span(
+                    lane=lane,
+                    kind="launch",
+                    name=name,
+                    start_s=self.begins[i],
+                    end_s=self.begins[i] + self.launch_s,
+                    launch=i,
+                )
         for i, (name, _) in enumerate(named):
-            yield Span(self._lane(i), "kernel", name, self.starts[i], self.ends[i], i)
+            yield Span(
+                lane=self._lane(i),
+                kind="kernel",
+                name=name,
+                start_s=self.starts[i],
+                end_s=self.ends[i],
+                launch=i,
+            )
 
     def _lane(self, i: int) -> str:
         return f"stream {self.streams[i] if self.streams else 0}"
@@ -73,19 +87,36 @@ class Marks:
             t, i = self._host(chain, i, t, since)
         while i >= 0:
             if self.ends[i] < t:
-                chain.append(Span(self._lane(i), "loop", "more trips", self.ends[i], t))
+                chain.append(
+                    Span(
+                        lane=self._lane(i),
+                        kind="loop",
+                        name="more trips",
+                        start_s=self.ends[i],
+                        end_s=t,
+                    )
+                )
             end, first = i, i
             while self._follows(first):
                 first = self.causes[first]
             t = self.starts[first]
-            chain.append(Span(self._lane(i), "kernel", "", t, self.ends[end], end))
+            chain.append(
+                Span(
+                    lane=self._lane(i),
+                    kind="kernel",
+                    name="",
+                    start_s=t,
+                    end_s=self.ends[end],
+                    launch=end,
+                )
+            )
             i = self.causes[first]
             if i < 0:
                 t, i = self._host(chain, first, t, since)
         for copy in reversed(copies[: self.into]):
             t = self._copied(chain, copy, t)
         if t > 0:
-            chain.append(Span(HOST, "host", "", 0.0, t))
+            chain.append(Span(lane=HOST, kind="host", name="", start_s=0.0, end_s=t))
         return chain[::-1]
 
     def _follows(self, i: int) -> bool:
@@ -110,12 +141,12 @@ class Marks:
         waited = at >= 0 and self.waits[at][1] >= since
         start = self.waits[at][1] if waited else since
         if start < t:
-            chain.append(Span(HOST, "host", "", start, t))
+            chain.append(Span(lane=HOST, kind="host", name="", start_s=start, end_s=t))
         return start, self._ending(start, self.waits[at][0]) if waited else -1
 
     def _copied(self, chain: list[Span], copy: Span, t: float) -> float:
         """A copy, and the host's part between it and what comes after."""
         if copy.end_s < t:
-            chain.append(Span(HOST, "host", "", copy.end_s, t))
+            chain.append(Span(lane=HOST, kind="host", name="", start_s=copy.end_s, end_s=t))
         chain.append(copy)
         return copy.start_s

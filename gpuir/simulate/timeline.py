@@ -382,14 +382,18 @@ class _Clock:
         self.close()
         start = self.now
         self.now += self.host.call_s + params * self.host.param_s
-        self.marks.other.append(Span(lane, "call", "call", start, self.now))
+        self.marks.other.append(
+            Span(lane=lane, kind="call", name="call", start_s=start, end_s=self.now)
+        )
         self.lane, self.op, self.replaying = lane, None, False
 
     def copy(self, copy: Copy, profile: Profile) -> None:
         assert profile.copies is not None
         start = max(self.now + profile.copies.call_s, self.free)
         self.now = self.free = start + copy.time_s
-        self.marks.other.append(Span("copy", "copy", copy.name, start, self.now))
+        self.marks.other.append(
+            Span(lane="copy", kind="copy", name=copy.name, start_s=start, end_s=self.now)
+        )
 
     def close(self) -> None:
         """The end of the op that launched last."""
@@ -466,7 +470,9 @@ class _Clock:
                 continue
             if not self.replaying:
                 since, self.now, self.replaying = self.now, self.now + self.host.launch_s, True
-                marks.other.append(Span(self.lane, "launch", "graph", since, self.now))
+                marks.other.append(
+                    Span(lane=self.lane, kind="launch", name="graph", start_s=since, end_s=self.now)
+                )
             marks.causes.append(-1 if self.now > self.free else len(marks.ends) - 1)
             start = max(self.free, self.now) + self.host.graph_s
             marks.begins.append(self.now)
@@ -539,7 +545,9 @@ class _Clock:
         """Moves on by so many runs, each as the last one was."""
         for lane, since, by in ((HOST, self.now, moved[0]), ("stream 0", self.free, moved[1])):
             if by:
-                self.marks.other.append(Span(lane, "loop", name, since, since + runs * by))
+                self.marks.other.append(
+                    Span(lane=lane, kind="loop", name=name, start_s=since, end_s=since + runs * by)
+                )
         self.now += runs * moved[0]
         self.free += runs * moved[1]
         self.device_s += runs * device_s

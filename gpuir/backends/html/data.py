@@ -152,7 +152,15 @@ def _kinds(whole: Part, groups: Sequence[Alike]) -> list[Part]:
         shown = [(i, x) for i, x in of_kind if x.time_s >= LEAST_SHARE * whole.time_s]
         for i, x in shown:
             times = f" x{x.runs:,}" if x.runs != 1 else ""
-            parts.append(Part(place, layer(x), x.time_s, f"{x.one.shape}{times}", i))
+            parts.append(
+                Part(
+                    parent=place,
+                    label=layer(x),
+                    time_s=x.time_s,
+                    note=f"{x.one.shape}{times}",
+                    group=i,
+                )
+            )
     return parts
 
 

@@ -190,7 +190,9 @@ def attend_in_stages(
             none = e(t.Map("isinf", (masked,)))
             weights = e(t.Map("where", (none, e.constant(0, weights.type.dtype), weights)))
     weights = cast(e, weights, raw.type.dtype)
-    return Stages(times_values(e, weights, v), raw, capped, masked, weights)
+    return Stages(
+        y=times_values(e, weights, v), raw=raw, capped=capped, masked=masked, weights=weights
+    )
 
 
 def both(e: Emitter, seen: Value | None, added: Value | None, hidden: float = -inf) -> Value | None:
@@ -699,7 +701,8 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
     if n.get(14) is not None and n.get(15) is not None:
         eps = float(n.attr("qk_norm_epsilon", 1e-6))
         q, k = (
-            e(t.Normalize(x, (3,), w, None, eps, center=False)) for x, w in ((q, n[14]), (k, n[15]))
+            e(t.Normalize(x, axes=(3,), scale=w, bias=None, eps=eps, center=False))
+            for x, w in ((q, n[14]), (k, n[15]))
         )
     past_k, past_v = n.get(3), n.get(4)
     used = cached_length(n, e, 0 if past_k is None else past_k.type.shape[2], s)
@@ -712,11 +715,11 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
     causal = bool(n.attr("causal", 1))
     local = n.attr("local_window_size", -1)
     how = Scores(
-        scale_of(n, width),
-        causal,
-        used,
-        local - 1 if local > 0 else None,
-        float(n.attr("softcap", 0.0) or 0.0),
+        scale=scale_of(n, width),
+        causal=causal,
+        offset=used,
+        window=local - 1 if local > 0 else None,
+        softcap=float(n.attr("softcap", 0.0) or 0.0),
     )
     added, sink = n.get(10), n.get(11)
     if n.attr("smooth_softmax", -1) == 1 and sink is None:
@@ -830,7 +833,9 @@ def linear_attention(n: OnnxNode, e: Emitter) -> Results:
         *((f"has_{name}", x is not None) for name, x in given.items()),
     )
     work = b * steps * dk * dv * (groups * (2 + gated + 2 * delta) + 2 * readers)
-    y, present = e.add(t.Routine("linear_attention", args, gives, attrs, work))
+    y, present = e.add(
+        t.Routine(fn="linear_attention", args=args, gives=gives, attrs=attrs, work=work)
+    )
     return y, present
 
 
@@ -848,10 +853,12 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
     if state is None:
         whole = e(t.Pad(x, (0, 0, reach), (0, 0, 0)))
         low = (reach,)
-        y = e(t.Conv(x, w, (1,), low, (0,), (gap,), channels))
+        y = e(t.Conv(x, w, strides=(1,), low=low, high=(0,), dilations=(gap,), groups=channels))
     else:
         whole = joined(e, (state, x), 2)
-        y = e(t.Conv(whole, w, (1,), (0,), (0,), (gap,), channels))
+        y = e(
+            t.Conv(whole, w, strides=(1,), low=(0,), high=(0,), dilations=(gap,), groups=channels)
+        )
     if bias is not None:
         y = e(t.Map("add", (y, e(t.Reshape(bias, (channels, 1))))))
     if n.attr("activation", "none") in ("silu", "swish"):

@@ -308,7 +308,14 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
                 wanted = (positions - 1) * stride + reach - cells - low[i]
                 extra[i] = max(wanted - high[i], 0)
                 high[i] = max(wanted, 0)
-    return Window(window, strides, tuple(low), tuple(high), dilations, tuple(extra))
+    return Window(
+        window=window,
+        strides=strides,
+        low=tuple(low),
+        high=tuple(high),
+        dilations=dilations,
+        extra=tuple(extra),
+    )
 
 
 def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
@@ -331,7 +338,11 @@ def conv(n: OnnxNode, e: Emitter) -> Value:
     x, w = n[0], n[1]
     s = sliding(n, spatial_axes(x, n), w.type.shape[2:])
     groups = n.attr("group", 1)
-    y = e(t.Conv(x, w, s.strides, s.low, s.high, s.dilations, groups))
+    y = e(
+        t.Conv(
+            x, w, strides=s.strides, low=s.low, high=s.high, dilations=s.dilations, groups=groups
+        )
+    )
     return add_bias(y, n.get(2), e)
 
 

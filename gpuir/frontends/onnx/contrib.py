@@ -176,7 +176,7 @@ def normalized(
     last = (x.type.rank - 1,)
     narrow = x.type.dtype
     dtype = scale.type.dtype
-    y = e(t.Normalize(cast(e, x, dtype), last, scale, bias, eps, center))
+    y = e(t.Normalize(cast(e, x, dtype), axes=last, scale=scale, bias=bias, eps=eps, center=center))
     mean = inverse = None
     if n.has_output(1):
         mean = e(t.Reduce("mean", x, last, keepdims=True))
@@ -210,7 +210,11 @@ def rms_norm(n: OnnxNode, e: Emitter) -> Results:
     axes = tuple(range(n.axis(rank, -1), rank))
     dtype = x.type.dtype
     wide = cast(e, x, scale.type.dtype) if scale.type.dtype.bits > dtype.bits else x
-    y = e(t.Normalize(wide, axes, cast(e, scale, wide.type.dtype), None, eps, center=False))
+    y = e(
+        t.Normalize(
+            wide, axes=axes, scale=cast(e, scale, wide.type.dtype), bias=None, eps=eps, center=False
+        )
+    )
     inverse = None
     if n.has_output(1):
         square = e(t.Reduce("mean", e(t.Map("mul", (x, x))), axes, keepdims=True))
@@ -235,7 +239,7 @@ def embed_layer_norm(n: OnnxNode, e: Emitter) -> Results:
     x = plus(e, x, row)
     if segments is not None and n.get(4) is not None:
         x = plus(e, x, e(t.Gather(n[4], segments)))
-    y = e(t.Normalize(x, (2,), n[5], n.get(6), float(n.attr("epsilon", 1e-12))))
+    y = e(t.Normalize(x, axes=(2,), scale=n[5], bias=n.get(6), eps=float(n.attr("epsilon", 1e-12))))
     lengths = mask_lengths(e, n.get(7), b) if n.has_output(1) else None
     return y, lengths, x
 
@@ -268,10 +272,12 @@ def group_norm(n: OnnxNode, e: Emitter) -> Results:
         split = (groups, channels // groups)
         y = e(t.Reshape(x, (shape[0], cells, *split)))
         scale, bias = (reshaped(e, v, split) for v in (gamma, beta))
-        y = e(t.Reshape(e(t.Normalize(y, (1, 3), scale, bias, eps)), shape))
+        y = e(t.Reshape(e(t.Normalize(y, axes=(1, 3), scale=scale, bias=bias, eps=eps)), shape))
     else:
         axes = tuple(range(1, rank))
-        y = e(t.Normalize(x, axes, along(gamma), along(beta), eps, groups=groups))
+        y = e(
+            t.Normalize(x, axes=axes, scale=along(gamma), bias=along(beta), eps=eps, groups=groups)
+        )
     return e(t.Map("silu", (y,))) if n.attr("activation", 0) else y, x
 
 
@@ -560,7 +566,11 @@ def crop_and_resize(n: OnnxNode, e: Emitter) -> Value:
     result = TensorType((boxes.type.shape[0], x.type.shape[1], *size), x.type.dtype)
     attrs = (("size", size), ("mode", str(mode)), ("outside", n.attr("extrapolation_value", 0.0)))
     work = 8 * result.size if mode == "bilinear" else 0
-    return e(t.Routine("crop_and_resize", (x, boxes, images), (result,), attrs, work))
+    return e(
+        t.Routine(
+            fn="crop_and_resize", args=(x, boxes, images), gives=(result,), attrs=attrs, work=work
+        )
+    )
 
 
 def rfft(n: OnnxNode, e: Emitter) -> Value:

@@ -264,7 +264,17 @@ class _Loop:
         else:
             e.assume(f"{n.name}: {trips} trips, {why}")
         init, captures = tuple(self.init[k] for k in moving), tuple(inner.captures)
-        results = iter(e.add(t.Loop(graph, trips, init, captures, bool(condition))))
+        results = iter(
+            e.add(
+                t.Loop(
+                    body=graph,
+                    trips=trips,
+                    init=init,
+                    captures=captures,
+                    has_condition=bool(condition),
+                )
+            )
+        )
         last = [
             v if fixed else next(results) for v, fixed in zip(self.init, self.fixed, strict=True)
         ]

@@ -213,7 +213,11 @@ def pad(n: OnnxNode, e: Emitter) -> Value:
     low, high = (tuple(side.get(i, 0) for i in range(rank)) for side in (before, after))
     if not any(low) and not any(high):
         return x
-    return e(t.Pad(x, low, high, _pad_value(n, e) if mode == "constant" else None, mode))
+    return e(
+        t.Pad(
+            x, low=low, high=high, value=_pad_value(n, e) if mode == "constant" else None, mode=mode
+        )
+    )
 
 
 def _pad_value(n: OnnxNode, e: Emitter) -> Value | None:
@@ -313,7 +317,7 @@ def _combine(n: OnnxNode) -> t.Combine:
 
 
 def scatter_elements(n: OnnxNode, e: Emitter) -> Value:
-    return e(t.ScatterElements(n[0], n[1], n[2], n.axis(n[0].type.rank), _combine(n)))
+    return e(t.ScatterElements(n[0], n[1], n[2], axis=n.axis(n[0].type.rank), combine=_combine(n)))
 
 
 def scatter_nd(n: OnnxNode, e: Emitter) -> Value:
@@ -360,7 +364,7 @@ def unique(n: OnnxNode, e: Emitter) -> Results:
     attrs = (("sorted", n.attr("sorted", 1)), *((("axis", axis),) if axis is not None else ()))
     # a sort: log2 passes of comparisons
     work = x.size * max(extent - 1, 1).bit_length()
-    op = t.Routine("unique", (n[0],), gives, attrs, work)
+    op = t.Routine(fn="unique", args=(n[0],), gives=gives, attrs=attrs, work=work)
     known = n.known(0)
     if known is None:
         e.assume(f"{n.name}: all {extent} elements taken as distinct")

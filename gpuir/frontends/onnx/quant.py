@@ -141,7 +141,7 @@ def dequantize(
     Folded only where that takes no more memory: a known weight stays quantised.
     """
     dtype = dtype or scale.type.dtype
-    blocks = Blocks(e, op, x.type, scale.type, axis, block)
+    blocks = Blocks(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
     fold = x.type.dtype.bits >= dtype.bits or x.type.size <= 1
     y = e(t.Cast(blocks.split(x), dtype), fold=fold)
     if (zero := offset(e, zero_point)) is not None:
@@ -164,7 +164,7 @@ def quantize(
 ) -> Value:
     """saturate(round(x / scale) + zero_point) as `dtype`; the division in `precision`."""
     precision = precision or scale.type.dtype
-    blocks = Blocks(e, op, x.type, scale.type, axis, block)
+    blocks = Blocks(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
     y = blocks.split(cast(e, x, precision))
     y = e(t.Map("div", (y, blocks.spread(cast(e, scale, precision)))))
     zero = offset(e, zero_point)
@@ -328,7 +328,11 @@ def conv_integer(
     if zx is not None and any((*low, *high)):
         x = e(t.Pad(x, (0, 0, *low), (0, 0, *high), reshaped(e, zx, ())))
         low = high = (0,) * spatial
-    y = e(t.Conv(x, w, strides, low, high, dilations, groups, acc))
+    y = e(
+        t.Conv(
+            x, w, strides=strides, low=low, high=high, dilations=dilations, groups=groups, dtype=acc
+        )
+    )
     per_channel = (w.type.shape[0], *(1,) * spatial)
     if zw is not None:
         zw = cast(e, zw, acc)
@@ -343,7 +347,18 @@ def conv_integer(
         y = e(t.Map("sub", (y, e(t.Map("mul", (sums, zx))))))
     if zw is not None:
         ones = e.fill(1, TensorType((groups, *w.type.shape[1:]), w.type.dtype))
-        sums = e(t.Conv(x, ones, strides, low, high, dilations, groups, acc))
+        sums = e(
+            t.Conv(
+                x,
+                ones,
+                strides=strides,
+                low=low,
+                high=high,
+                dilations=dilations,
+                groups=groups,
+                dtype=acc,
+            )
+        )
         if groups > 1:
             batch, channels, *rest = y.type.shape
             sums = e(t.Reshape(sums, (batch, groups, 1, *rest)))

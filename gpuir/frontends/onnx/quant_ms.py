@@ -211,7 +211,7 @@ def qembed_layer_normalization(n: OnnxNode, e: Emitter) -> Results:
         y = e(t.Map("add", (y, rows(4, segments, 10, 15))))
     gamma = dequantize(e, n[5], n[11], n.get(16))
     beta = dequantize(e, n[6], n[12], n.get(17))
-    y = e(t.Normalize(y, (2,), gamma, beta, float(n.attr("epsilon", 1e-12))))
+    y = e(t.Normalize(y, axes=(2,), scale=gamma, bias=beta, eps=float(n.attr("epsilon", 1e-12))))
     return y, mask_lengths(e, n.get(7), ids.type.shape[0]) if n.has_output(1) else None
 
 
@@ -508,7 +508,9 @@ def block_dequantize(
         return dequantize(e, x, scale, zeros, axis, block, op="GatherBlockQuantized")
     shifted = e(t.Cast(x, scale.type.dtype), fold=False)
     shifted = e(t.Map("sub", (shifted, cast(e, zeros, scale.type.dtype))))
-    blocks = Blocks(e, "GatherBlockQuantized", shifted.type, scale.type, axis, block)
+    blocks = Blocks(
+        e=e, op="GatherBlockQuantized", x=shifted.type, scale=scale.type, axis=axis, size=block
+    )
     y = e(t.Map("mul", (blocks.split(shifted), blocks.spread(scale))))
     return blocks.join(y)
 

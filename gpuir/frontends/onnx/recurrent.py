@@ -186,7 +186,14 @@ def convert(
         init = tuple(zero if v is None else pick(v, d, across, e) for v in given)
         reverse = way == "reverse" or d == 1
         w = weights(n, d, e, reset_last)
-        direction = Direction(cell, functions[d], w, init, lengths, reverse)
+        direction = Direction(
+            cell=cell,
+            functions=functions[d],
+            weights=w,
+            init=init,
+            lengths=lengths,
+            reverse=reverse,
+        )
         final, ys = direction.run(
             f"{n.name}.{'reverse' if reverse else 'forward'}", n.has_output(0), e
         )

@@ -71,7 +71,7 @@ def arg_reduction(fn: str) -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Value:
         keepdims, last = bool(n.attr("keepdims", 1)), bool(n.attr("select_last_index", 0))
         axis = n.axis(n[0].type.rank)
-        return e(t.ArgReduce(fn, n[0], axis, keepdims, last))  # type: ignore[arg-type]
+        return e(t.ArgReduce(fn=fn, x=n[0], axis=axis, keepdims=keepdims, last=last))  # type: ignore[arg-type]
 
     return convert
 
@@ -81,7 +81,7 @@ def cumulative(fn: str) -> Converter:
         axis = n.integer(1, "its axis")
         exclusive, reverse = bool(n.attr("exclusive", 0)), bool(n.attr("reverse", 0))
         axis = n.from_front(axis, n[0].type.rank)
-        return e(t.Cumulative(fn, n[0], axis, exclusive, reverse))  # type: ignore[arg-type]
+        return e(t.Cumulative(fn=fn, x=n[0], axis=axis, exclusive=exclusive, reverse=reverse))  # type: ignore[arg-type]
 
     return convert
 
@@ -145,7 +145,7 @@ def layer_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
     rank, dtype, eps = x.type.rank, x.type.dtype, n.attr("epsilon", 1e-5)
     axes = tuple(range(n.axis(rank, -1), rank))
     if not n.has_output(1) and not n.has_output(2):
-        return e(t.Normalize(x, axes, scale, bias, eps))
+        return e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps))
     wide = cast(e, x, at_least_f32(dtype))
     mean = reduce(e, "mean", wide, axes)
     centred = map_(e, "sub", wide, mean)
@@ -171,13 +171,23 @@ def group_normalization(n: OnnxNode, e: Emitter) -> Value:
         return per_channel(e, v, x.type.rank)
 
     axes, eps = tuple(range(1, x.type.rank)), n.attr("epsilon", 1e-5)
-    return e(t.Normalize(x, axes, spread(n[1]), spread(n[2]), eps, groups=groups))
+    return e(
+        t.Normalize(x, axes=axes, scale=spread(n[1]), bias=spread(n[2]), eps=eps, groups=groups)
+    )
 
 
 def instance_normalization(n: OnnxNode, e: Emitter) -> Value:
     x = channelled(n)
     scale, bias = (per_channel(e, v, x.type.rank) for v in (n[1], n[2]))
-    return e(t.Normalize(x, tuple(range(2, x.type.rank)), scale, bias, n.attr("epsilon", 1e-5)))
+    return e(
+        t.Normalize(
+            x,
+            axes=tuple(range(2, x.type.rank)),
+            scale=scale,
+            bias=bias,
+            eps=n.attr("epsilon", 1e-5),
+        )
+    )
 
 
 def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
@@ -226,7 +236,16 @@ def lrn(n: OnnxNode, e: Emitter) -> Value:
     square = e(t.Reshape(map_(e, "mul", x, x), (batch, 1, channels, prod(image))))
     low, high = (size - 1) // 2, size // 2
     mean = e(
-        t.Pool("mean", square, (size, 1), (1, 1), (low, 0), (high, 0), (1, 1), include_pad=True)
+        t.Pool(
+            fn="mean",
+            x=square,
+            window=(size, 1),
+            strides=(1, 1),
+            low=(low, 0),
+            high=(high, 0),
+            dilations=(1, 1),
+            include_pad=True,
+        )
     )
     scaled = map_(e, "mul", e(t.Reshape(mean, x.type.shape)), imm=(n.attr("alpha", 1e-4),))
     below = map_(e, "add", scaled, imm=(n.attr("bias", 1.0),))

@@ -64,11 +64,11 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
     return e(
         t.Resize(
             x,
-            tuple(shape),
-            tuple(factors),
-            choice(n, "mode", "nearest", INTERPOLATION),
-            coords,
-            choice(n, "nearest_mode", NEAREST[0], NEAREST),
+            shape=tuple(shape),
+            scales=tuple(factors),
+            mode=choice(n, "mode", "nearest", INTERPOLATION),
+            coords=coords,
+            nearest=choice(n, "nearest_mode", NEAREST[0], NEAREST),
             cubic_a=n.attr("cubic_coeff_a", -0.75),
             exclude_outside=bool(n.attr("exclude_outside", 0)),
             antialias=bool(n.attr("antialias", 0)),
@@ -136,7 +136,16 @@ def legacy_resize(x: Value, scales: tuple[float, ...], n: OnnxNode, e: Emitter) 
             return x
         rows = zip(x.type.shape, factors, strict=True)
         shape = tuple(scaled(n, extent, f) for extent, f in rows)
-        return e(t.Resize(x, shape, tuple(factors), mode, "asymmetric", nearest))
+        return e(
+            t.Resize(
+                x,
+                shape=shape,
+                scales=tuple(factors),
+                mode=mode,
+                coords="asymmetric",
+                nearest=nearest,
+            )
+        )
 
     if mode != "nearest" or n.op == "Upsample":
         return along(x, lambda s: True, "floor")

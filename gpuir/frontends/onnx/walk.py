@@ -126,7 +126,13 @@ class Walk:
 
     def inside(self, emit: Emitter | None = None) -> Walk:
         """A walk of a subgraph, which sees the names here; into the same graph or a region."""
-        return Walk(self.load, emit or self.emit, self.opsets, self, self.attributes)
+        return Walk(
+            load=self.load,
+            emit=emit or self.emit,
+            opsets=self.opsets,
+            outer=self,
+            attributes=self.attributes,
+        )
 
     def enter(self, graph: GraphProto, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
         """Walks a subgraph on these arguments and gives its outputs."""

@@ -191,7 +191,9 @@ def past(
         return line if at + count <= room else line % room
 
     layers: list[Any] = [
-        PastLayer(k, v, length, window, places(k.shape[-2]), masked)
+        PastLayer(
+            keys=k, values=v, past=length, window=window, places=places(k.shape[-2]), masked=masked
+        )
         for k, v, window in zip(keys, values, windows, strict=True)
     ]
     return Cache(layers=layers)
@@ -203,7 +205,13 @@ def crossed(
     """A decoder's `own` cache beside the keys and values of its encoder's output, all there, for a
     model of this dtype."""
     layers: list[Any] = [
-        PastLayer(widened(k, dtype), widened(v, dtype), k.shape[-2], None, None)
+        PastLayer(
+            keys=widened(k, dtype),
+            values=widened(v, dtype),
+            past=k.shape[-2],
+            window=None,
+            places=None,
+        )
         for k, v in zip(keys, values, strict=True)
     ]
     return EncoderDecoderCache(own, Cache(layers=layers))

@@ -109,9 +109,20 @@ def conv(n: TorchNode, e: Emitter) -> Value:
         low = high = spread(padding, count)
     if transposes:
         extra = spread(n.args["output_padding"], count)
-        y = e(t.ConvTranspose(x, w, strides, low, high, dilations, groups, extra))
+        y = e(
+            t.ConvTranspose(
+                x,
+                w,
+                strides=strides,
+                low=low,
+                high=high,
+                dilations=dilations,
+                groups=groups,
+                extra=extra,
+            )
+        )
     else:
-        y = e(t.Conv(x, w, strides, low, high, dilations, groups))
+        y = e(t.Conv(x, w, strides=strides, low=low, high=high, dilations=dilations, groups=groups))
     bias = n.get("bias")
     if bias is not None:
         y = e(t.Map("add", (y, reshaped(e, bias, (bias.type.size, *(1,) * count)))))
@@ -141,16 +152,48 @@ def pool(fn: Any, count: int) -> Converter:
         extents = n.type.shape[-count:]
         high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
         if fn == "max":
-            y = e(t.Pool("max", image, window, strides, low, high, dilations))
+            y = e(
+                t.Pool(
+                    fn="max",
+                    x=image,
+                    window=window,
+                    strides=strides,
+                    low=low,
+                    high=high,
+                    dilations=dilations,
+                )
+            )
             if len(n.types) == 1:
                 return reshaped(e, y, n.type.shape)
-            where = e(t.Pool("argmax", image, window, strides, low, high, dilations))
+            where = e(
+                t.Pool(
+                    fn="argmax",
+                    x=image,
+                    window=window,
+                    strides=strides,
+                    low=low,
+                    high=high,
+                    dilations=dilations,
+                )
+            )
             return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
         include = bool(n.args.get("count_include_pad", True))
         divisor = n.args.get("divisor_override")
         include = include or bool(divisor)
         extra = extra if include and any(extra) and not divisor else ()
-        y = e(t.Pool("mean", image, window, strides, low, high, dilations, include, extra))
+        y = e(
+            t.Pool(
+                fn="mean",
+                x=image,
+                window=window,
+                strides=strides,
+                low=low,
+                high=high,
+                dilations=dilations,
+                include_pad=include,
+                extra=extra,
+            )
+        )
         if divisor:
             y = mapped(e, "mul", y.type.dtype, y, math.prod(window) / divisor)
         return reshaped(e, y, n.type.shape)
@@ -198,7 +241,21 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
     image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
     none, one = (0,) * count, (1,) * count
-    return reshaped(e, e(t.Pool("mean", image, window, window, none, none, one)), n.type.shape)
+    return reshaped(
+        e,
+        e(
+            t.Pool(
+                fn="mean",
+                x=image,
+                window=window,
+                strides=window,
+                low=none,
+                high=none,
+                dilations=one,
+            )
+        ),
+        n.type.shape,
+    )
 
 
 def uneven(n: TorchNode, e: Emitter, fn: str, count: int) -> tuple[Value, ...]:
@@ -252,7 +309,7 @@ def attention(n: TorchNode, e: Emitter) -> Results:
             mask = widened(e, mask, (*q.type.shape[:-2], *mask.type.shape[-2:]))
             mask = in_one_batch(e, mask)
         q, k, v = (in_one_batch(e, x) for x in (q, k, v))
-    y = e(t.Attention(q, k, v, mask, scale, causal=bool(n.args.get("is_causal"))))
+    y = e(t.Attention(q, k, v, mask, scale=scale, causal=bool(n.args.get("is_causal"))))
     return reshaped(e, y, n.type.shape)
 
 

@@ -132,7 +132,7 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
                 f"{n.op}: bags of several lengths have no gradient in mode max",
                 fix="give rows of indices of one length",
             )
-        return e(t.ScatterElements(zeros, largest, dy, 0, "add"))
+        return e(t.ScatterElements(zeros, largest, dy, axis=0, combine="add"))
     bag = bag_of(e, indices, offsets, bags) if offsets else n["offset2bag"]
     if mode == "mean":
         column = reshaped(e, bag, (bag.type.size, 1))

@@ -27,7 +27,7 @@ def attention(n: TorchNode, e: Emitter) -> Results:
     if any(n.get(f"{x}_descale") for x in "qkv"):
         e.assume(f"{n.name}: the scales of 8-bit operands are not applied, and take no time")
     causal = bool(n.args["is_causal"])
-    op = t.Attention(q, k, v, mask_of(n, e, q), scale_of(n, q), causal=causal, stats=True)
+    op = t.Attention(q, k, v, mask_of(n, e, q), scale=scale_of(n, q), causal=causal, stats=True)
     y, stats = e.add(op)
     rest = [None if type is None else e.fill(0, type) for type in n.types[2:]]
     return y, fitted(e, stats, n.types[1]), *rest
@@ -43,7 +43,9 @@ def attention_backward(n: TorchNode, e: Emitter) -> Results:
     y, stats = n["out"], n["logsumexp"]
     stats = reshaped(e, stats, q.type.shape[:-1])
     causal = bool(n.args["is_causal"])
-    op = t.AttentionGradient(q, k, v, y, stats, dy, mask_of(n, e, q), scale_of(n, q), causal=causal)
+    op = t.AttentionGradient(
+        q, k, v, y, stats, dy, mask_of(n, e, q), scale=scale_of(n, q), causal=causal
+    )
     found = e.add(op)
     rest = [None if type is None else e.fill(0, type) for type in n.types[3:]]
     return *found[:3], *rest
@@ -165,14 +167,34 @@ def pool_backward(fn: Any, count: int) -> Converter:
         high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
         shape = image.type.shape
         if fn == "max":
-            op = t.PoolGradient("max", dy, shape, window, strides, low, high, dilations, image)
+            op = t.PoolGradient(
+                fn="max",
+                dy=dy,
+                shape=shape,
+                window=window,
+                strides=strides,
+                low=low,
+                high=high,
+                dilations=dilations,
+                x=image,
+            )
             return reshaped(e, e(op), n.type.shape)
         include = bool(n.args.get("count_include_pad"))
         extra = extra if include and any(extra) else ()
         if n.args.get("divisor_override"):
             raise ModelError(f"{n.op}: divisor_override is not supported")
         op = t.PoolGradient(
-            "mean", dy, shape, window, strides, low, high, dilations, None, include, extra
+            fn="mean",
+            dy=dy,
+            shape=shape,
+            window=window,
+            strides=strides,
+            low=low,
+            high=high,
+            dilations=dilations,
+            x=None,
+            include_pad=include,
+            extra=extra,
         )
         return reshaped(e, e(op), n.type.shape)
 

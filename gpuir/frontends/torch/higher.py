@@ -117,7 +117,15 @@ def loop(
 
     inner, outputs = region(walk, fill, inner)
     graph = inner.builder.finish(outputs)
-    return walk.emit.add(t.Loop(graph, trips, tuple(init), tuple(inner.captures), bool(conditions)))
+    return walk.emit.add(
+        t.Loop(
+            body=graph,
+            trips=trips,
+            init=tuple(init),
+            captures=tuple(inner.captures),
+            has_condition=bool(conditions),
+        )
+    )
 
 
 def while_loop(

@@ -407,11 +407,11 @@ def scatter(n: TorchNode, e: Emitter) -> Value:
     if alone:
         neutral = e.fill(of_dtype(neutral_of(combine, dtype), dtype), source.type)
         x = e(t.ScatterElements(x, at, neutral, axis))
-    found = e(t.ScatterElements(x, at, source, axis, combine))
+    found = e(t.ScatterElements(x, at, source, axis=axis, combine=combine))
     if reduce == "mean":
         ones = e.fill(1, source.type)
         count = e.fill(0 if alone else 1, x.type)
-        count = e(t.ScatterElements(count, at, ones, axis, "add"))
+        count = e(t.ScatterElements(count, at, ones, axis=axis, combine="add"))
         found = divided(e, found, e(t.Map("max", (count,), (of_dtype(1, dtype),))))
     return reshaped(e, found, n.type.shape)
 
@@ -557,7 +557,7 @@ def index_add(n: TorchNode, e: Emitter) -> Value:
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
     wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
     combine: Any = "add" if n.op.startswith("index_add") else "none"
-    found = e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis, combine))
+    found = e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis=axis, combine=combine))
     return reshaped(e, found, n.type.shape)
 
 

@@ -192,7 +192,9 @@ def as_quantised(name: str, module: Any, scheme: Scheme, where: str) -> Quantise
     out, into = module.weight.shape
     if type(module) is not nn.Linear:
         out, into = into, out
-    made = QuantisedLinear(out, into, module.bias is not None, scheme, module.weight.dtype)
+    made = QuantisedLinear(
+        out=out, into=into, bias=module.bias is not None, scheme=scheme, dtype=module.weight.dtype
+    )
     return made.eval()
 
 
@@ -402,7 +404,9 @@ TORCHAO: dict[str, Callable[[Keys, nn.Module], Scheme]] = {
 
 def int4(keys: Keys, model: nn.Module) -> Scheme:
     dtype = model_dtype(model)
-    return Scheme(Weights(U4, 1, keys.size("group_size", 128), dtype, dtype))
+    return Scheme(
+        Weights(dtype=U4, rows=1, columns=keys.size("group_size", 128), scale=dtype, zero=dtype)
+    )
 
 
 def int8(keys: Keys, model: nn.Module, inputs: torch.dtype | None) -> Scheme:
@@ -461,7 +465,14 @@ def compressed_tensors(keys: Keys, model: nn.Module) -> Plan:
     kept = keys.part("kv_cache_scheme")
     if kept and (kept.get("num_bits", int, 8), kept.get("type", str, "float")) != (8, "float"):
         raise keys.refused("kv_cache_scheme", repr(kept.data)[:80], "floats of 8 bits")
-    return Plan("compressed-tensors", of, True, True, assumed, F8_CACHE if kept else None)
+    return Plan(
+        method="compressed-tensors",
+        of=of,
+        experts=True,
+        linears=True,
+        assumed=assumed,
+        cache=F8_CACHE if kept else None,
+    )
 
 
 def is_target(target: str, name: str, module: nn.Module) -> bool:
@@ -512,7 +523,13 @@ def group_weights(keys: Keys, model: nn.Module) -> Weights:
         case 8, "int" if symmetric:
             return Weights(torch.int8, rows, columns, scale)
         case 4 | 8, "int":
-            return Weights(CODES[bits], rows, columns, scale, None if symmetric else CODES[bits])
+            return Weights(
+                dtype=CODES[bits],
+                rows=rows,
+                columns=columns,
+                scale=scale,
+                zero=None if symmetric else CODES[bits],
+            )
         case _:
             raise keys.refused(
                 f"{bits}-bit {kind} weights",
@@ -540,7 +557,14 @@ def modelopt(keys: Keys, model: nn.Module) -> Plan:
     scheme = keys.part("kv_cache_scheme")
     if kept not in (None, "FP8"):
         raise keys.refused(f"kv_cache_quant_algo {kept!r}", str(kept), "FP8")
-    return Plan("modelopt", of, True, True, (), F8_CACHE if kept or scheme else None)
+    return Plan(
+        method="modelopt",
+        of=of,
+        experts=True,
+        linears=True,
+        assumed=(),
+        cache=F8_CACHE if kept or scheme else None,
+    )
 
 
 METHODS: dict[str, Callable[[Keys, nn.Module], Plan]] = {

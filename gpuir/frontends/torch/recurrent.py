@@ -68,7 +68,12 @@ def recurrent(cell: Cell, functions: Sequence[str], states: int) -> Converter:
             w = weights(e, x, own, len(functions) == 2 and states == 1, turned)
             init = tuple(pick(e, v, 0, i) for v in given)
             direction = Direction(
-                cell, list(map(mapped, functions)), w, init, None, i % 2 == 1 and directions == 2
+                cell=cell,
+                functions=list(map(mapped, functions)),
+                weights=w,
+                init=init,
+                lengths=None,
+                reverse=i % 2 == 1 and directions == 2,
             )
             final, ys = direction.run(f"{n.name}.{i}", True, e)
             assert ys is not None

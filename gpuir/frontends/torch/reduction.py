@@ -306,7 +306,11 @@ def layer_norm(n: TorchNode, e: Emitter) -> Results:
     too."""
     x, count = n["input"], len(n.args["normalized_shape"])
     axes = tuple(range(x.type.rank - count, x.type.rank))
-    y = e(t.Normalize(x, axes, n.get("weight"), n.get("bias"), float(n.args["eps"])))
+    y = e(
+        t.Normalize(
+            x, axes=axes, scale=n.get("weight"), bias=n.get("bias"), eps=float(n.args["eps"])
+        )
+    )
     if len(n.types) == 1:
         return y
     return y, *statistics(n, e, x, axes, float(n.args["eps"]))
@@ -332,7 +336,7 @@ def rms_norm(n: TorchNode, e: Emitter) -> Value:
     axes = tuple(range(x.type.rank - count, x.type.rank))
     eps = n.args["eps"]
     eps = EPSILON[x.type.dtype.name] if eps is None else float(eps)
-    return e(t.Normalize(x, axes, n.get("weight"), None, eps, center=False))
+    return e(t.Normalize(x, axes=axes, scale=n.get("weight"), bias=None, eps=eps, center=False))
 
 
 EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}  # 1 + eps > 1
@@ -346,7 +350,7 @@ def group_norm(n: TorchNode, e: Emitter) -> Results:
     axes = tuple(range(1, x.type.rank))
     scale, bias = (per_channel(e, n.get(name), x.type.rank) for name in ("weight", "bias"))
     eps = float(n.args["eps"])
-    y = e(t.Normalize(x, axes, scale, bias, eps, groups=groups))
+    y = e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps, groups=groups))
     if not native:
         return y
     count, channels, *_ = x.type.shape
@@ -370,7 +374,7 @@ def batch_norm(n: TorchNode, e: Emitter) -> Results:
     scale, bias = (per_channel(e, n.get(name), rank) for name in ("weight", "bias"))
     if training:
         axes = (0, *range(2, rank))
-        y = e(t.Normalize(x, axes, scale, bias, eps))
+        y = e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps))
         wide = cast(e, x, f32) if x.type.dtype.bits < 32 else x
         middle = over(e, "mean", wide, axes, True)
         apart = e(t.Map("sub", (wide, middle)))

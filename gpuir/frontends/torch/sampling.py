@@ -41,12 +41,12 @@ def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Conver
             scales = tuple(a / b for a, b in zip(n.type.shape[2:], x.type.shape[2:], strict=True))
         op = t.Resize(
             x,
-            n.type.shape,
-            (1.0, 1.0, *scales),
-            mode,
-            coords,
-            "round_prefer_ceil" if exact else "floor",
-            -0.5 if antialias else -0.75,
+            shape=n.type.shape,
+            scales=(1.0, 1.0, *scales),
+            mode=mode,
+            coords=coords,
+            nearest="round_prefer_ceil" if exact else "floor",
+            cubic_a=-0.5 if antialias else -0.75,
             antialias=antialias,
         )
         return e(op)

@@ -51,7 +51,9 @@ def _stacks(module: nn.Module, path: str, configs: tuple[Any, ...], times: int) 
         place = f"{path}.{name}" if path else name
         if isinstance(child, nn.ModuleList) and len(child) > times:
             first, period = regular(kinds(child, configs))
-            stack = Stack(module, name, place, child, first, period)
+            stack = Stack(
+                parent=module, name=name, path=place, layers=child, first=first, period=period
+            )
             if stack.times > times:
                 yield stack
                 continue

@@ -161,7 +161,7 @@ def joined(path: str, name: str) -> str:
 
 def layer(scheme: Scheme, shape: Sequence[int], bias: bool, like: torch.Tensor) -> QuantisedLinear:
     """A layer of such weights where the given tensor is, in its dtype. No memory is taken."""
-    made = QuantisedLinear(shape[0], shape[1], bias, scheme, like.dtype)
+    made = QuantisedLinear(out=shape[0], into=shape[1], bias=bias, scheme=scheme, dtype=like.dtype)
     for name, parameter in [*made.named_parameters()]:
         one = torch.empty((1,) * parameter.dim(), dtype=parameter.dtype, device=like.device)
         held = one.as_strided(parameter.shape, (0,) * parameter.dim())
