@@ -48,10 +48,10 @@ def input_at(path: str | Path) -> str | None:
 def _place(path: str | Path) -> tuple[int, int] | None:
     """What tells a regular file from others, however it is linked to."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
@@ -76,8 +76,8 @@ def write_whole(path: str | Path, data: bytes) -> None:
         else:
             _replace(target, data)
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cannot write the file", where=str(path), found=found) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError("cannot write the file", where=str(path), found=reason) from error
 
 
 def _replace(target: str, data: bytes) -> None:
@@ -139,8 +139,8 @@ def read_text(
             if not data and stat.S_ISFIFO(os.fstat(opened).st_mode):
                 raise kind(f"cannot read {what}", where=str(path), found="a pipe without a writer")
     except (OSError, ValueError) as error:  # no path has a null in it
-        found = getattr(error, "strerror", None) or str(error)
-        raise kind(f"cannot read {what}", where=str(path), found=found, fix=fix) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise kind(f"cannot read {what}", where=str(path), found=reason, fix=fix) from error
     return decoded(data, path, kind)
 
 

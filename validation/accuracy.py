@@ -103,7 +103,7 @@ class Rows:
 
 def predicted(batches: Iterable[Batch], models: Mapping[str, Model]) -> list[Rows]:
     """Each batch's rows that tell of the GPU, predicted by the model of its GPU."""
-    found: list[Rows] = []
+    rows: list[Rows] = []
     for batch in batches:
         batch = batch.take(~batch.on_floor)
         if not len(batch):
@@ -112,7 +112,7 @@ def predicted(batches: Iterable[Batch], models: Mapping[str, Model]) -> list[Row
         f = forecast(batch, models.get(batch.target.device))
         real = batch.latency_s
         inside = (f.low_s <= real) & (real <= f.high_s)
-        found.append(
+        rows.append(
             Rows(
                 goal,
                 batch.target.device,
@@ -125,7 +125,7 @@ def predicted(batches: Iterable[Batch], models: Mapping[str, Model]) -> list[Row
                 batch.suspect or ("rough" if batch.rough else ""),
             )
         )
-    return found
+    return rows
 
 
 def over_gpus(rows: Iterable[Rows], what: Callable[[Rows], np.ndarray]) -> float:
@@ -340,11 +340,11 @@ def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Row
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         models = list(pool.map(partial(fitted, seed=seed), sides))
     errors = [misses(side, model) for side, model in zip(reversed(sides), models, strict=True)]
-    found: list[Rows] = []
+    rows: list[Rows] = []
     for model, own, other in ((models[0], second, errors[1]), (models[1], first, errors[0])):
         complete = with_intervals(model, Backtests(known=other))
-        found += predicted(own, {b.target.device: complete for b in own})
-    return found
+        rows += predicted(own, {b.target.device: complete for b in own})
+    return rows
 
 
 def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path | None) -> str:

@@ -69,13 +69,13 @@ def show(
         raise UsageError(
             f"--{given[0]} is for labels of whole models", where=path, fix="leave it out"
         )
-    table, found = evaluate(path, unseen)
+    table, errors = evaluate(path, unseen)
     if json_path:
         head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
         head |= {"left_out": "device" if unseen else None, "seed": None}
-        emit(scores.json_text([table], found, head), json_path)
+        emit(scores.json_text([table], errors, head), json_path)
     if json_path != "-":
-        emit(scores.report([table], found, layout(width, output)), output)
+        emit(scores.report([table], errors, layout(width, output)), output)
 
 
 def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
@@ -85,8 +85,8 @@ def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
     read = llm.read(path)
     weights = _weights(unseen, {m.target for m in read.models})
     models = [m for m in read.models if unseen is None or m.target.name in weights]
-    found = llm.score(models, build, note, weights)
-    return Table(read.file, "layers of language models", read.count, (), read.skipped), found
+    errors = llm.score(models, build, note, weights)
+    return Table(read.file, "layers of language models", read.count, (), read.skipped), errors
 
 
 def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
@@ -95,13 +95,13 @@ def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
 
     if folder is None:
         return {}
-    found = {t.name: read_weights(folder, t) for t in targets}
-    there = {name: model for name, model in found.items() if model is not None}
+    weights = {t.name: read_weights(folder, t) for t in targets}
+    there = {name: model for name, model in weights.items() if model is not None}
     if not there:
         raise UsageError(
             "no weights of these GPUs",
             where=folder,
-            expected=", ".join(f"{name}.json" for name in sorted(found)),
+            expected=", ".join(f"{name}.json" for name in sorted(weights)),
         )
     return there
 
@@ -114,8 +114,8 @@ def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
     weights = _weights(unseen, {r.deployment.target for r in read.runs})
     runs = [r for r in read.runs if unseen is None or r.deployment.target.name in weights]
     made = deployments.forecast(runs, served, note, weights)
-    found = deployments.score(made, read.file)
-    return Table(read.file, "deployments of language models", read.count, (), read.skipped), found
+    errors = deployments.score(made, read.file)
+    return Table(read.file, "deployments of language models", read.count, (), read.skipped), errors
 
 
 def build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:

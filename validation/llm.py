@@ -156,10 +156,10 @@ def _profiled(
         for code, name in enumerate(op.names):
             mine = rows[op.codes[rows] == code]
             if len(mine):
-                found = np.full(len(tokens), np.nan)
+                column = np.full(len(tokens), np.nan)
                 place = np.searchsorted(tokens, numbers["tokens"][mine])
-                found[place] = numbers["latency_us"][mine] * 1e-6
-                parts[name] = found * (2 if name == "add" and extents["gated"] else 1)
+                column[place] = numbers["latency_us"][mine] * 1e-6
+                parts[name] = column * (2 if name == "add" and extents["gated"] else 1)
         yield Profiled(
             file=columns.file,
             gpu=device,
@@ -237,11 +237,11 @@ def _compared(
     measured = {p: model.parts[p] for p in model.parts} | {
         LAYER: np.sum([model.parts[p] for p in whole], axis=0)
     }
-    found = {**parts, LAYER: sum(parts[p] for p in parts if p != "emb")}
+    forecast = {**parts, LAYER: sum(parts[p] for p in parts if p != "emb")}
     for part, real in measured.items():
-        if part not in found:
+        if part not in forecast:
             continue
-        numbers = np.broadcast_to(found[part], (4, len(real)))
+        numbers = np.broadcast_to(forecast[part], (4, len(real)))
         there = np.isfinite(real)
         group = Group(
             file=model.file,

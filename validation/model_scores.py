@@ -117,13 +117,13 @@ def _round(x: float) -> float:
 def report(scores: Scores, layout: Layout) -> str:
     """Each case, then the groups' errors beside those of others, then kinds of operators, then what
     was left out."""
-    labels, found = scores.labels, scores.cases
+    labels, cases = scores.labels, scores.cases
     page = Page(layout.width, layout.color)
-    page.heading(f"{labels.file}: {len(found)} cases of whole models")
-    if found:
+    page.heading(f"{labels.file}: {len(cases)} cases of whole models")
+    if cases:
         page.wrapped("", LEGEND, 0)
         page.line()
-        _cases(page, found)
+        _cases(page, cases)
         page.line()
         page.line("mean absolute error by stack, mode and GPU, others' on the same cases")
         _groups(page, scores.groups)
@@ -138,7 +138,7 @@ def report(scores: Scores, layout: Layout) -> str:
     return page.text()
 
 
-def _operators(page: Page, found: Sequence[Compared]) -> None:
+def _operators(page: Page, operators: Sequence[Compared]) -> None:
     columns = [("gpu", False), ("mode", False), ("part", False), ("operators", False)]
     columns += [("cases", True), ("measured", True), ("predicted", True), ("error", True)]
     columns += [("mean", True), ("doubt", False)]
@@ -148,20 +148,20 @@ def _operators(page: Page, found: Sequence[Compared]) -> None:
             *(_ms(x.measured_s), _ms(x.predicted_s), _percent(x.error), f"{x.mean:.1f}"),
             "slow trace" if x.doubted else "",
         )
-        for x in found
+        for x in operators
     ]
     page.table(columns, rows, drop=("mean",))
 
 
-def _cases(page: Page, found: Sequence[Result]) -> None:
+def _cases(page: Page, cases: Sequence[Result]) -> None:
     columns = [("gpu", False), ("model", False), ("mode", False), ("batch", True), ("seq", True)]
     columns += [("stack", False), ("measured", True), ("predicted", True), ("error", True)]
     columns += [("forward", True), ("backward", True), ("inside", False)]
-    has_unseen = any(r.unseen for r in found)
+    has_unseen = any(r.unseen for r in cases)
     columns += [("unseen", True)] * has_unseen
     columns += [(TITLES[p], True) for p in PUBLISHED] + [("doubt", False)]
     rows: list[tuple[str, ...]] = []
-    for r in found:
+    for r in cases:
         c, p, times = r.case, r.case.program, r.predicted.times
         low, high = r.predicted.interval or (math.nan, math.nan)
         inside = "yes" if low <= c.measured.total_s <= high else "no" if low == low else "-"

@@ -57,8 +57,8 @@ MOST_OF_SUM = 1.1
 
 def read_configs(path: str) -> dict[str, dict[str, Any]]:
     """The configs of a file, by the name that labels call them."""
-    found = read_json(path, "the configs")
-    configs = cast(dict[str, dict[str, Any]], found) if isinstance(found, dict) else {}
+    content = read_json(path, "the configs")
+    configs = cast(dict[str, dict[str, Any]], content) if isinstance(content, dict) else {}
     if not configs or not all(isinstance(c, dict) for c in configs.values()):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(
             "not a file of configs", where=path, expected='{"gpt2": {"model_type": "gpt2", ...}}'
@@ -169,14 +169,14 @@ def predicted(costed: Graph, profile: str) -> Predicted:
         tuple(n for n in costed.nodes if not is_backward(n) and not (backward and is_loss(n))),
         tuple(n for n in costed.nodes if is_backward(n)),
     ]
-    found = [timeline(replace(costed, nodes=nodes), stack) for nodes in parts if nodes]
-    times = [t.time_s for t in found]
-    between = [t.interval for t in found if t.interval is not None]
+    runs = [timeline(replace(costed, nodes=nodes), stack) for nodes in parts if nodes]
+    times = [t.time_s for t in runs]
+    between = [t.interval for t in runs if t.interval is not None]
     return Predicted(
         Times(sum(times), times[0], times[1] if backward else math.nan),
         (sum(low for low, _ in between), sum(high for _, high in between)) if between else None,
-        sum(t.gaps_s for t in found) / sum(times),
-        sum(len(t.starts) for t in found),
+        sum(t.gaps_s for t in runs) / sum(times),
+        sum(len(t.starts) for t in runs),
         by_kind(costed.nodes),
     )
 
@@ -224,7 +224,7 @@ class Group:
     parts: Mapping[str, Errors]  # of forward and backward
 
 
-def groups(found: Sequence[Result]) -> list[Group]:
+def groups(results: Sequence[Result]) -> list[Group]:
     """The errors by option, mode and device; of each option and mode by vendor and in all, doubted
     cases apart."""
     made: list[Group] = []
@@ -233,7 +233,7 @@ def groups(found: Sequence[Result]) -> list[Group]:
             for doubted in (False, True):
                 some = [
                     r
-                    for r in found
+                    for r in results
                     if (r.case.option, r.case.program.mode) == (option, mode)
                     and bool(r.case.doubt) == doubted
                 ]
@@ -241,10 +241,10 @@ def groups(found: Sequence[Result]) -> list[Group]:
     return made
 
 
-def _groups(found: Sequence[Result], option: str, mode: str, doubted: bool) -> Iterator[Group]:
+def _groups(results: Sequence[Result], option: str, mode: str, doubted: bool) -> Iterator[Group]:
     by_device: dict[str, list[Result]] = {}
     by_vendor: dict[str, list[Result]] = {}
-    for r in found:
+    for r in results:
         by_device.setdefault(r.case.target.name, []).append(r)
         by_vendor.setdefault(f"{ALL} {r.case.target.vendor}", []).append(r)
     for name in sorted(by_device):
@@ -253,9 +253,9 @@ def _groups(found: Sequence[Result], option: str, mode: str, doubted: bool) -> I
         yield _group(option, mode, name, doubted, by_vendor[name])
 
 
-def _group(option: str, mode: str, device: str, doubted: bool, found: Sequence[Result]) -> Group:
+def _group(option: str, mode: str, device: str, doubted: bool, results: Sequence[Result]) -> Group:
     times: dict[str, list[tuple[Times, Times]]] = {"gpuir": []}
-    for r in found:
+    for r in results:
         own = r.case.measured
         times["gpuir"].append((r.predicted.times, own))
         if r.unseen is not None:
@@ -268,7 +268,7 @@ def _group(option: str, mode: str, device: str, doubted: bool, found: Sequence[R
         mode,
         device,
         doubted,
-        len(found),
+        len(results),
         {name: errors_of([a.error(b) for a, b in pairs]) for name, pairs in times.items()},
         {p: errors_of([a.error(b, p) for a, b in times["gpuir"]]) for p in parts},
     )

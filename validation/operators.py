@@ -95,12 +95,12 @@ def kind_of(node: Node) -> tuple[str, Part]:
 
 def by_kind(nodes: Iterable[Node]) -> dict[tuple[str, str], float]:
     """Seconds of costed kernels by kind."""
-    found: dict[tuple[str, str], float] = {}
+    seconds: dict[tuple[str, str], float] = {}
     for node in nodes:
         if node.cost is not None and node.cost.time_s:
             key = kind_of(node)
-            found[key] = found.get(key, 0.0) + node.cost.time_s
-    return found
+            seconds[key] = seconds.get(key, 0.0) + node.cost.time_s
+    return seconds
 
 
 def read_traces(path: str) -> dict[CaseKey, Trace]:
@@ -158,10 +158,10 @@ def key_of(case: Case) -> CaseKey:
     return case.device, p.model, p.mode, p.seq, p.batch
 
 
-def compared(found: Iterable[Result], traces: Mapping[CaseKey, Trace]) -> list[Compared]:
+def compared(results: Iterable[Result], traces: Mapping[CaseKey, Trace]) -> list[Compared]:
     """Each kind of operator, by GPU and mode, over the eager cases that have a trace."""
     pairs: dict[tuple[str, str, Part, str, bool], list[tuple[float, float]]] = {}
-    for r in found:
+    for r in results:
         trace = traces.get(key_of(r.case))
         if trace is None or not r.case.layers or r.case.option != "none":
             continue

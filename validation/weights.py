@@ -17,8 +17,8 @@ def weights(folder: str | None, target: Target) -> Predictor | None:
     has none."""
     from gpuir.cost.tile import trained_cost
 
-    found = None if folder is None else read_weights(folder, target)
-    return None if found is None else trained_cost(found)
+    own = None if folder is None else read_weights(folder, target)
+    return None if own is None else trained_cost(own)
 
 
 def read_weights(folder: str, target: Target) -> Model | None:

@@ -75,8 +75,8 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     traces = read_traces(given["ops"]) if given["ops"] else {}
     with TemporaryDirectory() as folder:
         predict = predictor(known, given["unseen"], Path(folder))
-        found = [noted(r) for r in results(table.cases, predict)]
-    scores = model_scores.Scores(table, found, groups(found), compared(found, traces))
+        cases = [noted(r) for r in results(table.cases, predict)]
+    scores = model_scores.Scores(table, cases, groups(cases), compared(cases, traces))
     if given["json_path"]:
         emit(model_scores.json_text(scores), given["json_path"])
     if given["json_path"] != "-":

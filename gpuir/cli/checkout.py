@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @cache
 def exists() -> bool:
     """Whether a package `validation` lies beside this one: no other of that name is imported."""
-    found = find_spec("validation")
-    origin = found.origin if found else None
+    spec = find_spec("validation")
+    origin = spec.origin if spec else None
     return origin is not None and Path(origin).resolve().parents[1] == ROOT
 
 

@@ -109,14 +109,14 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
     if not files:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
     _check_ahead(files, given["json_path"])
-    tables, found = evaluate(files, given)
+    tables, errors = evaluate(files, given)
     if given["json_path"]:
         head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
         head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
-        emit(scores.json_text(tables, found, head), given["json_path"])
+        emit(scores.json_text(tables, errors, head), given["json_path"])
     if given["json_path"] != "-":
         shape = layout(given["width"], given["output"])
-        emit(scores.report(tables, found, shape), given["output"])
+        emit(scores.report(tables, errors, shape), given["output"])
 
 
 def _check_ahead(files: Sequence[str], written: str | None) -> None:
@@ -143,7 +143,7 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
     from gpuir.fit.tables import read_table
 
     tables: list[Table] = []
-    found = Scores()
+    errors = Scores()
     together = bool(given["calibrate"] or given["leave_one_out"])
     for path in dict.fromkeys(files):
         begun = perf_counter()
@@ -151,7 +151,7 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
         _check_columns(table, given["by"])
         tables.append(table)
         if not together:
-            found += score(table.batches, given["by"])
+            errors += score(table.batches, given["by"])
             light = tuple(replace(b, works=(), words={}, dims={}) for b in table.batches)
             tables[-1] = replace(table, batches=light)
         note(f"{table.file}: {table.count:,} rows, {perf_counter() - begun:.1f} s")
@@ -160,8 +160,8 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
         models = _left_out(batches, given["seed"]) if given["leave_one_out"] else {}
         if given["calibrate"]:
             batches = _calibrated(batches, given, models)
-        found = score(batches, given["by"], models)
-    return tables, found
+        errors = score(batches, given["by"], models)
+    return tables, errors
 
 
 def _check_columns(table: Table, by: Sequence[str]) -> None:
