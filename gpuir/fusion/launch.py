@@ -1,12 +1,40 @@
-"""The bodies of launches, taken apart and put together again."""
+"""What a launch is: a body put together from nodes, and taken apart into what comes before and
+after its contraction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
-from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ops import tensor as t
+
+
+def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
+    """Nodes as one launch, what comes twice among them (a constant) once, in the model's order but
+    for what is generated, which comes first. What a contraction reads lies in memory: a constant
+    too is an argument then. The launch is named after what it is for before what is generated."""
+    nodes, results = tuple(dict.fromkeys(nodes)), tuple(results)
+    read = {v for n in nodes if n.op.contraction for v in n.op.operands}
+    computed = [n for n in nodes if not isinstance(n.op, t.Generating)]
+    generated = [n for n in nodes if isinstance(n.op, t.Generating) and read.isdisjoint(n.results)]
+    nodes = (*generated, *computed)
+    made = {v for n in nodes for v in n.results}
+    args = tuple(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
+    locs = tuple(dict.fromkeys(loc for n in (*computed, *generated) for loc in n.locs))
+    return Node(t.Fused(args, Graph(Level.graph, "", args, (), nodes, results)), results, locs)
+
+
+def inner(node: Node) -> tuple[Node, ...]:
+    """What a launch computes, of its own arguments."""
+    if not isinstance(node.op, t.Fused):
+        return ()
+    body = node.op.body
+    if node.op.args == body.inputs:
+        return body.nodes
+    args = dict(zip(body.inputs, node.op.args, strict=True))
+    return tuple(replace(n, op=n.op.substitute(args)) for n in body.nodes)
 
 
 def needed(
@@ -22,15 +50,49 @@ def needed(
     return tuple(reversed(found))
 
 
-def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
-    """Nodes as one launch, what comes twice among them (a constant) once. What a contraction reads
-    lies in memory: a constant too is an argument then."""
-    nodes, results = tuple(dict.fromkeys(nodes)), tuple(results)
-    read = {v for n in nodes if n.op.contraction for v in n.op.operands}
-    nodes = tuple(
-        n for n in nodes if not isinstance(n.op, t.Generating) or read.isdisjoint(n.results)
-    )
+def reads(nodes: Sequence[Node]) -> list[Value]:
+    """What nodes read and do not make themselves, in order."""
     made = {v for n in nodes for v in n.results}
-    args = tuple(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
-    locs = tuple(dict.fromkeys(loc for n in nodes for loc in n.locs))
-    return Node(t.Fused(args, Graph(Level.graph, "", args, (), nodes, results)), results, locs)
+    return list(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
+
+
+# ---------------------------------------------------------------------------- weights
+
+
+def weights(op: Op) -> tuple[Value, ...]:
+    """The operands of a contraction that may be unpacked on their way into the tile."""
+    if not isinstance(op, t.TensorOp) or not op.weight:
+        return ()
+    found = getattr(op, op.weight)
+    return (found,) if isinstance(found, Value) else found
+
+
+def known(nodes: Iterable[Node], params: Iterable[Value]) -> set[Value]:
+    """Weights, and what is computed from them alone."""
+    found = {*params}
+    for node in nodes:
+        if not node.op.control and found.issuperset(node.op.operands):
+            found.update(node.results)
+    return found
+
+
+def packed(nodes: Sequence[Node]) -> list[Value]:
+    """What a prologue reads, the packed weight first: the largest."""
+    return sorted(reads(nodes), key=lambda v: -v.type.size)
+
+
+def is_unpacking(
+    nodes: Sequence[Node], weight: Value, params: AbstractSet[Value], known: AbstractSet[Value]
+) -> bool:
+    """Whether nodes do to a weight what the kernel of a product does on its way into the tile: they
+    compute it cell by cell, from what weights alone decide, and what they start from is stored in
+    no more bits a number. What was rounded for the product, or comes from another launch, lies in
+    memory instead."""
+    if not all(isinstance(n.op, t.Pointwise | t.Layout | t.Generating) for n in nodes):
+        return False
+    if not any(isinstance(n.op, t.Pointwise) for n in nodes):
+        return False  # read by its strides
+    read = packed(nodes)
+    if not read or read[0] not in params or not known >= {*read}:
+        return False
+    return read[0].type.dtype.bits <= weight.type.dtype.bits

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gpuir.fusion.flow import Flow
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Node, Op, Value
+from gpuir.ir.graph import Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 
@@ -14,7 +15,7 @@ Others = tuple[Value, ...]  # the operands that are not the chain's own
 _SILENT = (t.Constant, t.Reshape, t.Broadcast, t.Cast)  # no part of a unit's name
 
 
-def units(g: Graph, chains: Sequence[tuple[str, ...]]) -> list[int]:
+def units(flow: Flow, chains: Sequence[tuple[str, ...]]) -> list[int]:
     """A number for each node of a graph, the same for those that one kernel of the stack runs.
 
     The ops of one model node are a unit. A chain like `conv>add:same>relu` makes one of several,
@@ -23,7 +24,7 @@ def units(g: Graph, chains: Sequence[tuple[str, ...]]) -> list[int]:
     with a conv. Behind a colon is what the op's other operands must be (`CONDITIONS`). Rules apply
     one after the other, and again to what they made.
     """
-    return _Units(g).joined([steps(chain) for chain in chains])
+    return _Units(flow).joined([steps(chain) for chain in chains])
 
 
 def word(op: Op) -> str:
@@ -121,18 +122,14 @@ def steps(chain: tuple[str, ...]) -> tuple[Step, ...]:
 
 
 class _Units:
-    def __init__(self, g: Graph):
-        self.nodes = g.nodes
-        self.outputs = set(g.outputs)
+    def __init__(self, flow: Flow):
+        self.nodes, self.outputs = flow.graph.nodes, flow.outputs
+        self.readers, self.known = flow.readers, flow.known
         first: dict[tuple[str, ...], int] = {}
-        self.unit = [first.setdefault(n.locs or (str(i),), i) for i, n in enumerate(g.nodes)]
+        self.unit = [first.setdefault(n.locs or (str(i),), i) for i, n in enumerate(self.nodes)]
         self.members: dict[int, list[int]] = {}
-        self.readers = g.readers()
-        self.known = set(g.params)  # weights, and what is computed from them alone
-        for i, node in enumerate(g.nodes):
-            self.members.setdefault(self.unit[i], []).append(i)
-            if not node.op.control and self.known.issuperset(node.op.operands):
-                self.known.update(node.results)
+        for i, root in enumerate(self.unit):
+            self.members.setdefault(root, []).append(i)
 
     def joined(self, chains: Sequence[tuple[Step, ...]]) -> list[int]:
         heads: dict[str, list[int]] = {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
+from gpuir.fusion.flow import Flow
+from gpuir.fusion.groups import Groups
+from gpuir.fusion.launch import is_unpacking, weights
 from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
@@ -86,11 +89,11 @@ class Group:
     """Nodes that will share a launch, by their places in the graph."""
 
     kind: t.Fusing
-    members: list[int]
+    items: list[int]
     shape: tuple[int, ...]  # what each cell of its nest stands for: a pointwise op must fit it
     axes: tuple[int, ...] = ()  # of a reduce group
     phase: Phase | None = None
-    into: Group | None = field(default=None, repr=False)  # merged away
+    waits: set[int] = field(default_factory=set[int], init=False)
 
     @property
     def outer(self) -> tuple[int, ...]:
@@ -102,24 +105,15 @@ def kind_of(op: Op) -> t.Fusing:
     return op.fuses if isinstance(op, t.TensorOp) else "alone"
 
 
-def weights(op: Op) -> tuple[Value, ...]:
-    """The operands of a contraction that may be dequantised on their way into the tile."""
-    if not isinstance(op, t.TensorOp) or not op.weight:
-        return ()
-    found = getattr(op, op.weight)
-    return (found,) if isinstance(found, Value) else found
-
-
 class _Fuser:
     def __init__(self, g: Graph, options: Fuse):
         self.g, self.options = g, options
-        self.producer = {v: i for i, n in enumerate(g.nodes) for v in n.results}
-        self.users = g.readers()
-        self.outputs = set(g.outputs)
-        self.groups: list[Group | None] = [None] * len(g.nodes)
+        self.flow = Flow(g)
+        self.users = self.flow.readers
+        self.groups = Groups[Group](self.flow.reading)
         self.params = set(g.params)
         self.pairs = options.pairs
-        self.unit = units(g, options.chains)
+        self.unit = units(self.flow, options.chains)
 
     # -- the walk
 
@@ -128,11 +122,17 @@ class _Fuser:
             if isinstance(node.op, t.Generating):
                 continue  # repeated in each group that reads it
             group = self.join(i, node.op) or self.start(i, node.op)
-            self.groups[i] = group
-            if node.op.contraction and group.members == [i]:
+            if node.op.contraction and group.items == [i]:
                 for weight in weights(node.op):
-                    self.take_dequantised(group, weight)
+                    self.take_weight(group, weight)
         return self.build()
+
+    def put(self, group: Group, items: Iterable[int]) -> None:
+        """Puts nodes into a group, from wherever they were."""
+        items = sorted(items)
+        group.items = sorted({*group.items, *items})
+        group.waits.update(*map(self.flow.before, items))
+        self.groups.put(group, items)
 
     def start(self, i: int, op: Op) -> Group:
         kind = kind_of(op)
@@ -141,12 +141,13 @@ class _Fuser:
         if not isinstance(op, t.Reducing) or kind != "reduce":
             kind = "map" if self.is_read_in_place(i) else kind
             group = Group(kind, [i], shape, phase=phase)
+            self.put(group, [i])
             if isinstance(op, t.Gather):
                 self.take_index(group, op)
             return group
         x = op.operands[0]
         group = Group(kind, [i], x.type.shape, op.reduced_axes(), phase)
-        self.groups[i] = group
+        self.put(group, [i])
         for v in op.operands:
             feeder = self.group_of(v)
             if feeder and feeder.kind == "map" and feeder.shape == group.shape:
@@ -157,7 +158,7 @@ class _Fuser:
         """Whether node i slices what the pointwise ops of its own model node read, and no others
         do: what a model node does with its parts is no launch of its own."""
         node = self.g.nodes[i]
-        if not isinstance(node.op, t.Slice) or node.results[0] in self.outputs:
+        if not isinstance(node.op, t.Slice) or node.results[0] in self.flow.outputs:
             return False
         readers = [self.g.nodes[u] for u in self.users.get(node.results[0], ())]
         same = all(r.locs == node.locs and isinstance(r.op, t.Pointwise) for r in readers)
@@ -168,19 +169,14 @@ class _Fuser:
         feeder = self.group_of(op.indices)
         if feeder is None or feeder.kind != "map" or op.indices.type.size != 1:
             return
-        if not self.may_share(feeder.members, group.members):
+        if not self.may_share(feeder.items, group.items):
             return
-        if feeder.phase == group.phase and self.is_private(feeder, group.members[0]):
-            feeder.into = group
-            group.members = [*feeder.members, *group.members]
+        if feeder.phase == group.phase and self.is_private(feeder, group.items[0]):
+            self.put(group, feeder.items)
 
     def group_of(self, v: Value) -> Group | None:
         """The group that makes `v`; None for inputs, params and generators."""
-        i = self.producer.get(v)
-        group = None if i is None else self.groups[i]
-        while group is not None and group.into is not None:
-            group = group.into
-        return group
+        return self.groups.of.get(self.flow.makers.get(v, -1))
 
     def shape(self, i: int) -> tuple[int, ...]:
         """The shape of node i's first result."""
@@ -188,7 +184,7 @@ class _Fuser:
         return results[0].type.shape if results else ()
 
     def members(self, group: Group) -> Iterator[Node]:
-        return (self.g.nodes[i] for i in group.members)
+        return (self.g.nodes[i] for i in group.items)
 
     # -- joining
 
@@ -215,12 +211,13 @@ class _Fuser:
         # of equals, first one that others read too: it cannot be merged into another
         feeders.sort(key=lambda f: (rank.get(f.kind, 4), self.is_private(f, i)))
         for group in feeders:
-            if self.accepts(group, i, op, kind) and not self.is_cyclic(group, op.operands):
-                group.members.append(i)
-                self.groups[i] = group
+            if self.accepts(group, i, op, kind) and not self.groups.leads(
+                group, self.flow.before(i)
+            ):
+                self.put(group, [i])
                 if kind == "map" and group.kind in ("map", "reduce", "contraction"):
                     for other in feeders:
-                        if other is not group and other.kind == "map" and other.into is None:
+                        if other is not group and other.kind == "map":
                             self.merge(other, group)
                 if kind == "reduce":
                     for other in feeders:
@@ -230,12 +227,12 @@ class _Fuser:
         return None
 
     def accepts(self, group: Group, i: int, op: Op, kind: t.Fusing) -> bool:
-        if len(group.members) >= self.options.max_ops:
+        if len(group.items) >= self.options.max_ops:
             return False
-        if group.phase != phase_of(self.g.nodes[i]) or not self.may_share(group.members, [i]):
+        if group.phase != phase_of(self.g.nodes[i]) or not self.may_share(group.items, [i]):
             return False
         shape = self.shape(i)
-        made = (self.producer.get(v) for v in op.operands)
+        made = (self.flow.makers.get(v) for v in op.operands)
         in_place = any(j is not None and self.is_read_in_place(j) for j in made)
         match group.kind, kind:
             case "map", "map":
@@ -266,7 +263,7 @@ class _Fuser:
     def is_bag(self, group: Group, i: int) -> bool:
         """Whether node i combines the rows that a gather of its own model node picks: a bag of
         embeddings, which one kernel sums as it reads."""
-        node, gather = self.g.nodes[i], self.g.nodes[group.members[-1]]
+        node, gather = self.g.nodes[i], self.g.nodes[group.items[-1]]
         if not (isinstance(node.op, t.Reduce) and isinstance(gather.op, t.Gather)):
             return False
         rows = tuple(range(gather.op.indices.type.rank))[-1:]
@@ -275,26 +272,22 @@ class _Fuser:
 
     def is_private(self, group: Group, i: int) -> bool:
         """Whether only the group itself and node i read what it makes."""
-        made = [v for node in self.members(group) for v in node.results]
-        inside = {i, *group.members}
-        return not any(
-            v in self.outputs or any(u not in inside for u in self.users.get(v, ())) for v in made
-        )
+        return not any(self.flow.leaving(group.items, {i, *group.items}))
 
     def is_closed(self, group: Group, i: int) -> bool:
         """Whether what the group makes is read only inside it and by node i: nothing to store. The
         rest of a diamond that node i begins counts as inside a contraction's group."""
         made = [v for node in self.members(group) for v in node.results]
-        readers = {user for v in made for user in self.users.get(v, ())} - {i, *group.members}
-        if any(v in self.outputs for v in made):
+        readers = {user for v in made for user in self.users.get(v, ())} - {i, *group.items}
+        if any(v in self.flow.outputs for v in made):
             return False
         return not readers or (group.kind == "contraction" and self.will_join(group, readers, i))
 
     def will_join(self, group: Group, readers: set[int], i: int) -> bool:
         """Whether later readers of the group are pointwise ops on the way to a diamond's end: their
         shapes fit, and all they read is in the group, known before it, or made on such a way."""
-        known = {i, *group.members}
-        first = group.members[0]
+        known = {i, *group.items}
+        first = group.items[0]
         ways = list(readers)
         while ways:
             at = ways.pop()
@@ -303,7 +296,7 @@ class _Fuser:
                 return False
             known.add(at)
             for v in node.op.operands:
-                made = self.producer.get(v)
+                made = self.flow.makers.get(v)
                 if made is None or made < first or made in known:
                     continue
                 if isinstance(self.g.nodes[made].op, t.Generating):
@@ -316,29 +309,21 @@ class _Fuser:
     def merge(self, feeder: Group, group: Group) -> None:
         """Takes a pointwise group into another that is its only reader. A contraction takes it into
         its epilogue alone: what the product itself reads has to be there before."""
-        if feeder is group or len(feeder.members) + len(group.members) > self.options.max_ops:
+        if feeder is group or len(feeder.items) + len(group.items) > self.options.max_ops:
             return
         if feeder.kind != "map" or not self.fits(feeder.shape, group):
             return
-        if feeder.phase != group.phase or not self.may_share(feeder.members, group.members):
+        if feeder.phase != group.phase or not self.may_share(feeder.items, group.items):
             return
         if group.kind != "map" and any(isinstance(n.op, t.Slice) for n in self.members(feeder)):
             return
         product = {v for n in self.members(group) if n.op.contraction for v in n.op.operands}
-        inside = set(group.members) | set(feeder.members)
-        for node in self.members(feeder):
-            for v in node.results:
-                if (
-                    v in product
-                    or v in self.outputs
-                    or any(u not in inside for u in self.users.get(v, ()))
-                ):
-                    return
-        operands = [v for n in self.members(feeder) for v in n.op.operands]
-        if self.is_cyclic(group, operands):
+        if not product.isdisjoint(v for n in self.members(feeder) for v in n.results):
             return
-        feeder.into = group
-        group.members = sorted(inside)
+        if any(self.flow.leaving(feeder.items, {*group.items, *feeder.items})):
+            return
+        if not self.groups.leads(group, feeder.waits.difference(feeder.items)):
+            self.put(group, feeder.items)
 
     def fits(self, shape: tuple[int, ...], group: Group) -> bool:
         """Whether a kernel may compute cells of this shape where it needs them: one for each of
@@ -350,65 +335,30 @@ class _Fuser:
         tail = group.shape[len(group.shape) - len(shape) :]
         return all(n in (1, m) for n, m in zip(shape, tail, strict=True))
 
-    def take_dequantised(self, group: Group, weight: Value) -> None:
-        """The pointwise and layout ops that make a contraction's weight from params, for it alone,
-        join the contraction: a weight is dequantised, and unpacked from its blocks, on its way into
-        the tile. What the rules leave to another launch (scales that are quantised themselves) is
-        read from memory."""
+    def take_weight(self, group: Group, weight: Value) -> None:
+        """The ops that unpack a contraction's weight, for it alone, join the contraction. What the
+        rules leave to another launch (scales that are quantised themselves) is read from memory."""
+        if weight not in self.flow.known:
+            return
         taken: set[int] = set()
-        params: set[Value] = set()
-        read: set[Value] = set()
-        stack = [(weight, group.members[0])]
+        stack = [(weight, group.items[0])]
         while stack:
             v, reader = stack.pop()
-            i = self.producer.get(v)
-            if i is None:
-                if v not in self.params:
-                    return
-                params.add(v)
-            elif not self.may_share([i], [reader]):
-                read.add(v)
-            elif not isinstance(self.g.nodes[i].op, t.Generating) and i not in taken:
-                if not isinstance(self.g.nodes[i].op, t.Pointwise | t.Layout):
-                    return
+            i = self.flow.makers.get(v)
+            if i is None or self.flow.is_generated(v) or not self.may_share([i], [reader]):
+                continue
+            if i not in taken:
                 taken.add(i)
                 stack += [(w, i) for w in self.g.nodes[i].op.operands]
-        if not params or not any(isinstance(self.g.nodes[i].op, t.Pointwise) for i in taken):
-            return  # no weight, or one that is read by its strides
-        stored = max(params | read, key=lambda v: v.type.size)
-        if stored in read or stored.type.dtype.bits > weight.type.dtype.bits:
-            return  # rounded for this product: libraries multiply what lies in memory
-        inside = {*taken, *group.members}
-        for i in taken:
-            for v in self.g.nodes[i].results:
-                if v in self.outputs or any(u not in inside for u in self.users.get(v, ())):
-                    return
-        feeders = {f for i in taken for v in self.g.nodes[i].results if (f := self.group_of(v))}
-        if any(f.phase != group.phase or any(i not in inside for i in f.members) for f in feeders):
+        nodes = [self.g.nodes[i] for i in sorted(taken)]
+        if not is_unpacking(nodes, weight, self.params, self.flow.known):
             return
-        for feeder in feeders:
-            feeder.into = group
-        group.members = sorted(inside)
-
-    def is_cyclic(self, group: Group, operands: tuple[Value, ...] | list[Value]) -> bool:
-        """Whether an operand made outside the group depends on the group: joining would make the
-        launch wait for itself."""
-        first = min(group.members)
-        seen: set[int] = set()
-        stack = [f for v in operands if (f := self.group_of(v)) and f is not group]
-        while stack:
-            other = stack.pop()
-            if id(other) in seen or max(other.members) < first:
-                continue
-            seen.add(id(other))
-            for node in self.members(other):
-                for v in node.op.operands:
-                    feeder = self.group_of(v)
-                    if feeder is group:
-                        return True
-                    if feeder is not None and feeder is not other:
-                        stack.append(feeder)
-        return False
+        inside = {*taken, *group.items}
+        if any(self.flow.leaving(taken, inside)):
+            return
+        feeders = {self.groups.of[i] for i in taken}
+        if all(f.phase == group.phase and inside.issuperset(f.items) for f in feeders):
+            self.put(group, taken)
 
     # -- the result
 
@@ -418,16 +368,18 @@ class _Fuser:
         for i, node in enumerate(g.nodes):
             if isinstance(node.op, t.Generating):
                 if self.is_stored(node):
-                    b.put(self.fused(Group("alone", [i], ())))
+                    b.put(self.flow.fused([i], node.results))
                 elif not any(v in self.users for v in node.results):
                     b.folded += node.locs
-        for group in self.ordered():
-            node = g.nodes[group.members[0]]
+        for group in self.groups.ordered():
+            node = g.nodes[group.items[0]]
             if node.op.control:
                 op = within(node.op, lambda region: _Fuser(region, self.options).run(), b.folded)
                 b.put(Node(op, node.results, node.locs))
-            else:
-                b.put(self.fused(group))
+                continue
+            results = [*self.flow.leaving(group.items, set(group.items))]
+            # nobody reads it: all its results, as the model has them
+            b.put(self.flow.fused(group.items, results or g.nodes[group.items[-1]].results))
         return b.finish(g.outputs)
 
     def is_stored(self, generator: Node) -> bool:
@@ -435,65 +387,6 @@ class _Fuser:
         reads it as an operand proper."""
         readers = (u for v in generator.results for u in self.users.get(v, ()))
         ops = [self.g.nodes[u].op for u in readers]
-        return any(v in self.outputs for v in generator.results) or any(
+        return not self.flow.outputs.isdisjoint(generator.results) or any(
             op.control or op.contraction for op in ops
         )
-
-    def ordered(self) -> list[Group]:
-        """Groups so that each comes after those it reads, in the model's order of their last
-        members: one that waits for many (a gradient summed over layers) does not pull all that it
-        waits for ahead of what else they feed, which would hold their results."""
-        groups = {id(f): f for v in self.producer if (f := self.group_of(v))}
-        order: list[Group] = []
-        done: set[int] = set()
-        for root in sorted(groups.values(), key=lambda f: f.members[-1]):
-            stack = [(root, iter(self.feeders(root)))]
-            while stack:
-                group, rest = stack[-1]
-                if id(group) in done:
-                    stack.pop()
-                    continue
-                ahead = next((f for f in rest if id(f) not in done), None)
-                if ahead is None:
-                    done.add(id(group))
-                    order.append(group)
-                    stack.pop()
-                else:
-                    stack.append((ahead, iter(self.feeders(ahead))))
-        return order
-
-    def feeders(self, group: Group) -> list[Group]:
-        found = (self.group_of(v) for n in self.members(group) for v in n.op.operands)
-        return [f for f in dict.fromkeys(found) if f is not None and f is not group]
-
-    def fused(self, group: Group) -> Node:
-        """The group as one node: its body in the model's order, generators it reads repeated."""
-        nodes = [self.g.nodes[i] for i in group.members]
-        made = {v for n in nodes for v in n.results}
-        stored = {v for n in nodes if n.op.contraction for v in n.op.operands}
-        generators: dict[int, Node] = {}
-        args: dict[Value, None] = {}
-        for node in nodes:
-            for v in node.op.operands:
-                i = self.producer.get(v)
-                if v in made:
-                    continue
-                generator = i is not None and isinstance(self.g.nodes[i].op, t.Generating)
-                if i is not None and generator and v not in stored:
-                    generators[i] = self.g.nodes[i]
-                else:
-                    args[v] = None
-        inside = set(group.members)
-        outputs = [
-            v
-            for n in nodes
-            for v in n.results
-            if v in self.outputs or any(u not in inside for u in self.users.get(v, ()))
-        ]
-        if not outputs:  # nobody reads it: all its results, as the model has them
-            outputs = list(nodes[-1].results)
-        everything = (*(generators[i] for i in sorted(generators)), *nodes)
-        body = Graph(Level.graph, "", tuple(args), (), everything, tuple(outputs))
-        named = (*nodes, *(generators[i] for i in sorted(generators)))  # what it is for, first
-        locs = tuple(dict.fromkeys(loc for n in named for loc in n.locs))
-        return Node(t.Fused(tuple(args), body), tuple(outputs), locs)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from gpuir.fusion.launch import fused, needed
+from gpuir.fusion.launch import fused, needed, weights
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.passes.fuse import kind_of, weights
+from gpuir.passes.fuse import kind_of
 from gpuir.passes.manager import Pass
 
 FREE = (t.Generating, t.Layout)  # what several launches may do
