@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from gpuir.fusion.flow import Flow
+from gpuir.fusion.groups import Groups
 from gpuir.fusion.launch import fused
 from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
@@ -58,19 +59,22 @@ class FuseLoops(Pass):
         flow = Flow(g)
         storage = Storage(flow, self)
         storage.run()
-        launches = Fusion(awaiting(storage), storage.rows, self).run()
+        launches = Fusion(grouped(storage), storage.rows, self).run()
         return Writer(flow, self, storage, launches).run()
 
 
-def awaiting(storage: Storage) -> list[Launch]:
-    """The loops, each with those that it waits for."""
+def grouped(storage: Storage) -> Groups[Launch]:
+    """The loops, each by itself, with those that it waits for."""
     makers = {v: i for i, loop in enumerate(storage.loops) for v in loop.writes}
-
-    def waits(loop: Launch) -> frozenset[int]:
+    readers: dict[int, list[int]] = {}
+    groups = Groups[Launch](readers)
+    for i, loop in enumerate(storage.loops):
         read = (base for v in loop.reads for base in storage.bases(v))
-        return frozenset(makers[v] for v in read if v in makers).difference(loop.loops)
-
-    return [replace(loop, waits=waits(loop)) for loop in storage.loops]
+        waits = frozenset(makers[v] for v in read if v in makers) - {i}
+        for maker in waits:
+            readers.setdefault(maker, []).append(i)
+        groups.put(replace(loop, waits=waits), loop.items)
+    return groups
 
 
 @dataclass
@@ -147,13 +151,5 @@ class Writer:
         self.made.add(v)
 
     def fused(self, members: Iterable[int], outputs: Container[Value]) -> Node:
-        """Nodes as one: a body in the model's order, the generators it reads repeated."""
-        flow = self.flow
-        nodes = [flow.nodes[i] for i in members]
-        inside = {v for n in nodes for v in n.results}
-        stored = {v for n in nodes if n.op.contraction for v in n.op.operands}
-        read = {v for n in nodes for v in n.op.operands if v not in inside}
-        repeated = {flow.makers[v] for v in read if flow.is_generated(v) and v not in stored}
-        generators = [flow.nodes[i] for i in sorted(repeated)]
-        results = [v for n in nodes for v in n.results if v in outputs]
-        return fused((*generators, *nodes), results)
+        made = (v for i in members for v in self.flow.nodes[i].results)
+        return self.flow.fused(members, [v for v in made if v in outputs])

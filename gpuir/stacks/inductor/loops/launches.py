@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 from typing import Protocol
 
+from gpuir.fusion.groups import Groups
 from gpuir.ir.graph import Value
 from gpuir.stacks.inductor.loops.indices import Index, Read
 
@@ -27,7 +28,7 @@ class Limits(Protocol):
 class Launch:
     """Loops that are one launch, or a library call."""
 
-    loops: tuple[int, ...]  # in the order in which they were made
+    items: tuple[int, ...]  # its loops, in the order in which they were made
     members: tuple[int, ...]  # places of its nodes in the graph, in order
     writes: frozenset[Value]
     reads: frozenset[Value]
@@ -48,20 +49,20 @@ class Launch:
 
     @property
     def first(self) -> int:
-        return self.loops[0]
+        return self.items[0]
 
     @property
     def last(self) -> int:
-        return self.loops[-1]
+        return self.items[-1]
 
 
 def joined(a: Launch, b: Launch) -> Launch:
     """Two launches as one, `a` being the earlier."""
-    loops = tuple(sorted((*a.loops, *b.loops)))
+    items = tuple(sorted((*a.items, *b.items)))
     writes = a.writes | b.writes
     whole = b if b.is_reduction and not a.is_reduction else a
     return Launch(
-        loops=loops,
+        items=items,
         members=tuple(sorted({*a.members, *b.members})),
         writes=writes,
         reads=(a.reads | b.reads) - writes,
@@ -73,7 +74,7 @@ def joined(a: Launch, b: Launch) -> Launch:
         scattered=a.scattered | b.scattered,
         partial=a.partial or b.partial,
         backward=a.backward,
-        waits=(a.waits | b.waits).difference(loops),
+        waits=(a.waits | b.waits).difference(items),
     )
 
 
@@ -109,39 +110,38 @@ def apart(a: Launch, b: Launch) -> int:
 
 @dataclass
 class Fusion:
-    """Loops on their way to be launches: `of` has the launch that each loop is in now. `rows` names
-    what has a cell for each row of a value that is made row by row."""
+    """Loops on their way to be launches. `rows` names what has a cell for each row of a value that
+    is made row by row."""
 
-    of: list[Launch]
+    groups: Groups[Launch]
     rows: Mapping[Value, Value]
     limits: Limits
-    longest: int = field(default=0, init=False)  # from the first to the last loop of one launch
 
     def run(self) -> list[Launch]:
         """Fuses pairs, those first that share most, until none is left that may; the launches in
         the order in which they run. (scheduler.py, fuse_nodes: ten times at most.)"""
+        of = self.groups.of
         for _ in range(10):
             fused = False
             for _, i, j in sorted(self.pairs()):
-                a, b = sorted((self.of[i], self.of[j]), key=lambda x: x.first)
+                a, b = sorted((of[i], of[j]), key=lambda x: x.first)
                 if a is not b and self.score(a, b) and not self.is_cyclic(a, b):
-                    self.join(a, b)
+                    launch = joined(a, b)
+                    self.groups.put(launch, launch.items)
                     fused = True
             if not fused:
                 break
-        return self.ordered()
+        return self.groups.ordered()
 
-    def join(self, a: Launch, b: Launch) -> None:
-        launch = joined(a, b)
-        for i in launch.loops:
-            self.of[i] = launch
-        self.longest = max(self.longest, launch.last - launch.first)
+    def is_cyclic(self, a: Launch, b: Launch) -> bool:
+        """Whether something between the two waits for one and is waited for by the other."""
+        return self.groups.leads(a, b.waits) or self.groups.leads(b, a.waits)
 
     def pairs(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """Launches, by their first loops, that touch the same tensor and may be one, each with its
         place in the queue."""
         touching: dict[Value, list[Launch]] = {}
-        for launch in dict.fromkeys(self.of):
+        for launch in dict.fromkeys(self.groups.of.values()):
             for v in () if launch.library else launch.writes | launch.reads:
                 touching.setdefault(v, []).append(launch)
         done: set[tuple[int, int]] = set()
@@ -161,7 +161,7 @@ class Fusion:
         the earlier."""
         if a.library or b.library or a.backward != b.backward:
             return 0
-        if len(a.loops) + len(b.loops) > self.limits.max_loops or not fits(a, b):
+        if len(a.items) + len(b.items) > self.limits.max_loops or not fits(a, b):
             return 0
         if passed := a.writes & b.reads:
             may = not passed & a.scattered and self.is_in_step(a, b, passed)
@@ -180,42 +180,6 @@ class Fusion:
         return read_as.isdisjoint(r.leaf for r in b.irregular) and all(
             is_own_index(at, a, b) for at in b.indices if at.leaf in read_as
         )
-
-    def is_cyclic(self, a: Launch, b: Launch) -> bool:
-        """Whether something between the two waits for one and is waited for by the other. What ends
-        before the one begins waits for it only where a launch of others reaches over it."""
-        for source, sink in ((a, b), (b, a)):
-            seen: set[Launch] = set()
-            stack = [x for x in self.feeders(sink) if x is not source]
-            while stack:
-                launch = stack.pop()
-                if launch in seen or launch.last < source.first - self.longest:
-                    continue
-                seen.add(launch)
-                found = self.feeders(launch)
-                if source in found:
-                    return True
-                stack += found
-        return False
-
-    def feeders(self, launch: Launch) -> Sequence[Launch]:
-        """The launches that make what this one reads, in order."""
-        return sorted({self.of[i] for i in launch.waits}, key=lambda x: x.last)
-
-    def ordered(self) -> list[Launch]:
-        """Launches so that each comes after those it reads, in the model's order of their last."""
-        order: dict[Launch, None] = {}
-        for start in sorted(dict.fromkeys(self.of), key=lambda x: x.last):
-            stack = [(start, iter(self.feeders(start)))]
-            while stack:
-                launch, rest = stack[-1]
-                ahead = next((x for x in rest if x not in order), None)
-                if launch in order or ahead is None:
-                    order[launch] = None
-                    stack.pop()
-                else:
-                    stack.append((ahead, iter(self.feeders(ahead))))
-        return list(order)
 
 
 def size(values: Iterable[Value]) -> int:

@@ -204,7 +204,7 @@ class Storage:
         results = frozenset(node.results)
         self.put(
             Launch(
-                loops=(len(self.loops),),
+                items=(len(self.loops),),
                 members=self.closure(node),
                 writes=results,
                 reads=frozenset(leaves),
@@ -370,7 +370,7 @@ class Storage:
             self.settle(x)
         self.put(
             Launch(
-                loops=(len(self.loops),),
+                items=(len(self.loops),),
                 members=members,
                 writes=frozenset(nodes[-1].results),
                 reads=frozenset(read),
