@@ -37,6 +37,11 @@ def inner(node: Node) -> tuple[Node, ...]:
     return tuple(replace(n, op=n.op.substitute(args)) for n in body.nodes)
 
 
+def together(launches: Iterable[Node], results: Iterable[Value]) -> Node:
+    """Launches as one."""
+    return fused((n for launch in launches for n in inner(launch)), results)
+
+
 def needed(
     nodes: Sequence[Node], wanted: Iterable[Value], given: AbstractSet[Value] = frozenset()
 ) -> tuple[Node, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from gpuir.fusion.launch import fused, needed, weights
+from gpuir.fusion.launch import fused, inner, is_unpacking, known, needed, weights
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.phases import phase_of
@@ -45,19 +44,10 @@ class Widen(Pass):
         return b.finish(g.outputs)
 
 
-def inside(node: Node) -> tuple[Node, ...]:
-    return node.op.body.nodes if isinstance(node.op, t.Fused) else ()
-
-
 def is_product(node: Node) -> bool:
     """Whether a launch is a contraction, whose one result its kernel can go on with."""
-    found = any(kind_of(n.op) == "contraction" for n in inside(node))
-    return found and len(node.results) == 1 and is_plain(node)
-
-
-def is_plain(node: Node) -> bool:
-    """Whether a launch's body calls what it reads by the names of the graph."""
-    return isinstance(node.op, t.Fused) and node.op.args == node.op.body.inputs
+    found = any(kind_of(n.op) == "contraction" for n in inner(node))
+    return found and len(node.results) == 1
 
 
 # ---- before
@@ -65,7 +55,7 @@ def is_plain(node: Node) -> bool:
 
 def unpacked_for_products(g: Graph) -> Graph:
     """Products, experts among them, that unpack the weights that they alone read."""
-    uses, params = g.uses(), {*g.params}
+    uses, params, made = g.uses(), {*g.params}, known(g.nodes, g.params)
     makers = {
         v: n
         for n in g.nodes
@@ -75,21 +65,21 @@ def unpacked_for_products(g: Graph) -> Graph:
     gone: set[Node] = set()
     nodes: list[Node] = []
     for node in g.nodes:
-        read = [w for n in inside(node) if n.op.contraction for w in weights(n.op)]
-        for w in reversed(read) if is_plain(node) else ():  # so that the first comes first
+        read = [w for n in inner(node) if n.op.contraction for w in weights(n.op)]
+        for w in reversed(read):  # so that the first comes first
             before = leading_to(w, makers)
-            ahead = tuple(n for maker in before for n in inside(maker))
-            if before and is_unpacking(ahead, w, params):
+            ahead = tuple(n for maker in before for n in inner(maker))
+            if before and is_unpacking(ahead, w, params, made):
                 gone.update(before)
-                node = fused((*ahead, *inside(node)), node.results)
+                node = fused((*ahead, *inner(node)), node.results)
         nodes.append(node)
     return replace(g, nodes=tuple(n for n in nodes if n not in gone))
 
 
 def is_simple(node: Node) -> bool:
     """Whether a launch is pointwise ops and layout, with one result."""
-    simple = all(isinstance(n.op, (t.Pointwise, *FREE)) for n in inside(node))
-    return simple and len(node.results) == 1 and is_plain(node)
+    simple = all(isinstance(n.op, (t.Pointwise, *FREE)) for n in inner(node))
+    return isinstance(node.op, t.Fused) and simple and len(node.results) == 1
 
 
 def leading_to(v: Value, makers: Mapping[Value, Node]) -> list[Node]:
@@ -98,20 +88,6 @@ def leading_to(v: Value, makers: Mapping[Value, Node]) -> list[Node]:
         return []
     before = [n for w in makers[v].op.operands for n in leading_to(w, makers)]
     return [*dict.fromkeys(before), makers[v]]
-
-
-def is_unpacking(nodes: Sequence[Node], weight: Value, params: AbstractSet[Value]) -> bool:
-    """Whether nodes make a weight from params of no more bits a number, and compute."""
-    made = {v for n in nodes for v in n.results}
-    read = {v for n in nodes for v in n.op.operands} - made
-    stored = max(read, key=lambda v: v.type.size, default=None)
-    if (
-        stored is None
-        or not read <= params
-        or not any(isinstance(n.op, t.Pointwise) for n in nodes)
-    ):
-        return False
-    return stored.type.dtype.bits <= weight.type.dtype.bits
 
 
 # ---- after
@@ -144,30 +120,30 @@ def after_products(g: Graph) -> Graph:
 
 
 def is_layout(node: Node) -> bool:
-    return all(isinstance(n.op, t.Layout) for n in inside(node))
+    return all(isinstance(n.op, t.Layout) for n in inner(node))
 
 
 def moved(product: Node, readers: Sequence[Node]) -> list[list[Node]] | None:
     """The product with all that may move to it from its readers, behind the views that it then
     reads; then what is left of each reader. None if nothing may."""
-    if any(not is_plain(r) or any(n.op.contraction for n in inside(r)) for r in readers):
+    if any(r.op.control or any(n.op.contraction for n in inner(r)) for r in readers):
         return None
     if not readers or any(phase_of(r) != phase_of(product) for r in readers):
         return None
     (v,) = product.results
-    first, *others = (followers(v, inside(r)) for r in readers)
+    first, *others = (followers(v, inner(r)) for r in readers)
     for end in reversed(first):
         rests = [left(r, v, end) for r in readers]
         if any(rest is None for rest in rests) or not all(end in x for x in others):
             continue
         if end.type.nbytes > v.type.nbytes and any(rests):
             continue  # more would be read again than was
-        after = needed(inside(readers[0]), [end], {v})
+        after = needed(inner(readers[0]), [end], {v})
         own = [n for n in after if not isinstance(n.op, t.Layout)]
         read = {w for n in own for w in n.op.operands}
         looked_at = [n.results[0] for n in after if n not in own and n.results[0] in read]
         ahead = [fused(needed(after, [w], set()), [w]) for w in looked_at]
-        both = fused((*inside(product), *own), [end])
+        both = fused((*inner(product), *own), [end])
         return [[*ahead, both], *(rest for rest in rests if rest is not None)]
     return None
 
@@ -175,7 +151,7 @@ def moved(product: Node, readers: Sequence[Node]) -> list[list[Node]] | None:
 def left(reader: Node, v: Value, end: Value) -> list[Node] | None:
     """The launch that is left of a reader of `v` when `end` is in memory, if any; None where it
     would read `v` too, or do again what leads to `end`."""
-    nodes, kept = inside(reader), [w for w in reader.results if w != end]
+    nodes, kept = inner(reader), [w for w in reader.results if w != end]
     rest = needed(nodes, kept, {end})
     twice = {*rest} & {*needed(nodes, [end], {v})}
     if any(v in n.op.operands for n in rest) or not all(isinstance(n.op, FREE) for n in twice):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpuir.fusion.launch import together
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Loc, Node, Value
 from gpuir.ops import tensor as t
@@ -33,7 +34,7 @@ class Split(Pass):
             made = producers.get(x)
             whole = made is None or made.locs not in looped
             for nodes in splits(x, readers, whole):
-                first[nodes[0].results[0]] = together(nodes)
+                first[nodes[0].results[0]] = together(nodes, (v for n in nodes for v in n.results))
                 later |= {n.results[0] for n in nodes[1:]}
         b = begin(g, Level.fused)
         for node in g.nodes:
@@ -95,16 +96,3 @@ def is_whole(x: Value, nodes: Sequence[Node]) -> bool:
             return False
         at = end
     return at == x.type.shape[axis]
-
-
-def together(nodes: Sequence[Node]) -> Node:
-    """The groups as one, in the model's order."""
-    bodies = [n.op.body for n in nodes if isinstance(n.op, t.Fused)]
-    body = replace(
-        bodies[0],
-        nodes=tuple(n for body in bodies for n in body.nodes),
-        outputs=tuple(v for body in bodies for v in body.outputs),
-    )
-    results = tuple(v for n in nodes for v in n.results)
-    locs = tuple(dict.fromkeys(loc for n in nodes for loc in n.locs))
-    return Node(t.Fused(nodes[0].op.operands, body), results, locs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuir.fusion.launch import fused
+from gpuir.fusion.flow import Flow
+from gpuir.fusion.launch import inner, together
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Loc, Node, Value
 from gpuir.ops import tensor as t
@@ -27,21 +28,14 @@ class BatchNorm(Pass):
         for i, node in enumerate(g.nodes):
             if node.locs and isinstance(node.op, t.Fused):
                 own.setdefault(node.locs, []).append(i)
-        readers = g.readers()
+        flow = Flow(g)
         joined: dict[int, Node | None] = {}
         for places in own.values():
             places = [i for i in places if not is_only_reshape(g, i, places)]
             nodes = [g.nodes[i] for i in places]
             if len(nodes) > 1 and any(is_of_batch(n) for n in nodes) and is_free(g, places):
-                inside = set(places)
-                results = [
-                    v
-                    for n in nodes
-                    for v in n.results
-                    if v in g.outputs or not inside.issuperset(readers.get(v, ()))
-                ]
                 joined |= dict.fromkeys(places)
-                joined[places[0]] = fused((n for node in nodes for n in inner(node)), results)
+                joined[places[0]] = together(nodes, flow.leaving(places, set(places)))
         b = begin(g, Level.fused)
         for i, node in enumerate(g.nodes):
             if node.op.control:
@@ -49,13 +43,6 @@ class BatchNorm(Pass):
             if (kept := joined.get(i, node)) is not None:
                 b.put(kept)
         return b.finish(g.outputs)
-
-
-def inner(node: Node) -> Sequence[Node]:
-    """What a launch computes, of its own arguments."""
-    assert isinstance(node.op, t.Fused)
-    args = dict(zip(node.op.body.inputs, node.op.args, strict=True))
-    return [replace(n, op=n.op.substitute(args)) for n in node.op.body.nodes]
 
 
 def is_of_batch(node: Node) -> bool:

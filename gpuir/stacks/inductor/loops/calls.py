@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Value
@@ -38,16 +38,6 @@ def inside_bags(flow: Flow) -> frozenset[int]:
         if i not in bags and readers and readers <= bags | found:
             found |= {i} if flow.outputs.isdisjoint(results) else set()
     return frozenset(found)
-
-
-def is_unpacking(flow: Flow, nodes: Sequence[Node], product: Node) -> bool:
-    """Whether nodes are what the model node of a product does to a weight in fewer bits, before it
-    multiplies: then it is a call of a library that converts what it reads."""
-    made = {v for n in nodes for v in n.results}
-    ends = {v for n in nodes for v in n.op.operands} - made
-    own = all(n.locs == product.locs and isinstance(n.op, t.Pointwise | t.Layout) for n in nodes)
-    bits = product.op.operands[1].type.dtype.bits
-    return own and ends <= set(flow.graph.params) and any(v.type.dtype.bits < bits for v in ends)
 
 
 def is_factor(flow: Flow, v: Value) -> bool:

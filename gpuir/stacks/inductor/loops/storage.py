@@ -7,12 +7,13 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 from gpuir.fusion.flow import Flow
+from gpuir.fusion.launch import is_unpacking
 from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
-from gpuir.stacks.inductor.loops.calls import bias_of, inside_bags, is_bag, is_factor, is_unpacking
+from gpuir.stacks.inductor.loops.calls import bias_of, inside_bags, is_bag, is_factor
 from gpuir.stacks.inductor.loops.indices import (
     Read,
     broadcast,
@@ -353,11 +354,20 @@ class Storage:
         if (bias := bias_of(flow, node, self.stored)) is not None:
             found.add(bias)
         if isinstance(node.op, t.Matmul) and node.op.b not in self.stored:
-            weight = flow.maker(node.op.b)
-            before = self.closure(weight) if weight else ()
-            if before and is_unpacking(flow, [flow.nodes[i] for i in before], node):
-                found.update(before)
+            found.update(self.unpacking(node, node.op.b))
         return tuple(sorted(found))
+
+    def unpacking(self, product: Node, weight: Value) -> tuple[int, ...]:
+        """The places of what the model node of a product does to a packed weight before it
+        multiplies: then it is a call of a library that converts what it reads."""
+        flow, maker = self.flow, self.flow.maker(weight)
+        if maker is None or weight not in flow.known:
+            return ()
+        places = self.closure(maker)
+        nodes = [flow.nodes[i] for i in places]
+        own = all(n.locs == product.locs for n in nodes)
+        may = own and is_unpacking(nodes, weight, {*flow.graph.params}, flow.known)
+        return places if may else ()
 
     def call(self, node: Node, members: tuple[int, ...]) -> None:
         """A library call with all that it computes: its operands are in memory."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from gpuir.fusion.launch import fused, needed
+from gpuir.fusion.launch import fused, inner, needed
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ops import tensor as t
 
@@ -17,7 +17,7 @@ def taken_apart(body: Graph) -> Graph:
     nodes: list[Node] = []
     done: set[Value] = set()
     for node in body.nodes:
-        inside = node.op.body.nodes if isinstance(node.op, t.Fused) else ()
+        inside = inner(node)
         found = [n.results[0] for n in inside if is_of_trip(n, inside, body.inputs[0])]
         if not found or not {*node.results}.isdisjoint(found):
             nodes.append(node)
