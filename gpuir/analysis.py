@@ -199,8 +199,8 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
     assumptions."""
     target = load_target(str(graph.target))
-    said = (elsewhere(graph, target), emulated(graph, target), _written_out(graph, target))
-    assumed = (*target.assumptions, *chain(*said))
+    notes = (elsewhere(graph, target), emulated(graph, target), _written_out(graph, target))
+    assumed = (*target.assumptions, *chain(*notes))
     device = Device(target.name, target.title, assumed, tuple(target.rows()))
     held = memory(graph, target)
 

@@ -217,9 +217,9 @@ class _Step:
         if not derives:
             return made
         found = ",".join(x for x in first if x.startswith("recognize")) or "nothing"
-        said = f"the profile {graph.profile} recognizes before: {found}"
-        said = f"gpuir derived the backward pass; {said}"
-        return replace(made, assumed=(*made.assumed, said))
+        note = f"the profile {graph.profile} recognizes before: {found}"
+        note = f"gpuir derived the backward pass; {note}"
+        return replace(made, assumed=(*made.assumed, note))
 
     def passes(self, derives: bool, first: Sequence[str]) -> str:
         """The passes as text: `autocast{dtype=bf16},autodiff{every=2},optimizer{kind=adamw}`. What

@@ -9,7 +9,7 @@ from gpuir.backends.structured import json_text, record
 from gpuir.backends.sweep import usd
 from gpuir.backends.terminal import Layout, Page, fits_text
 from gpuir.backends.units import percent, quantity, rate
-from gpuir.plan.advise import LEAST_GAIN, Report, Trial
+from gpuir.plan.advise import LEAST_GAIN, Advice, Trial
 from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome
 
@@ -19,7 +19,7 @@ SCHEMA = "gpuir.advice/1"
 Flags = Callable[[Setup, Setup], Sequence[str]]
 
 
-def advice_text(r: Report, layout: Layout, flags: Flags) -> str:
+def advice_text(r: Advice, layout: Layout, flags: Flags) -> str:
     """What helps, the most first, then several at once, then other GPUs, then what was in vain."""
     page = Page(layout.width, layout.color)
     now = r.before
@@ -41,11 +41,11 @@ def advice_text(r: Report, layout: Layout, flags: Flags) -> str:
     if r.advice:
         _table(r, page)
         page.line()
-        said: list[Change] = []
+        shown: list[Change] = []
         for name, x in _named(r):
             page.wrapped(name, " ".join(flags(r.setup, x.setup)), _margin(r))
-            if x.changes[-1] not in said:
-                said.append(x.changes[-1])
+            if x.changes[-1] not in shown:
+                shown.append(x.changes[-1])
                 page.wrapped("", x.changes[-1].costs, _margin(r))
         page.line()
         sure = "larger than the prediction's error, in what differs between both runs"
@@ -61,7 +61,7 @@ def advice_text(r: Report, layout: Layout, flags: Flags) -> str:
     return page.text()
 
 
-def _named(r: Report) -> list[tuple[str, Trial]]:
+def _named(r: Advice) -> list[tuple[str, Trial]]:
     """What is advised by its number, and what is tried together by theirs: `1 + 2`."""
     both = (*r.advice, *r.together)
     each = dict.fromkeys(id(change) for x in both for change in x.changes)
@@ -69,11 +69,11 @@ def _named(r: Report) -> list[tuple[str, Trial]]:
     return [(" + ".join(numbers[id(change)] for change in x.changes), x) for x in both]
 
 
-def _margin(r: Report) -> int:
+def _margin(r: Advice) -> int:
     return max(len(name) for name, _ in _named(r)) + 2
 
 
-def _table(r: Report, page: Page) -> None:
+def _table(r: Advice, page: Page) -> None:
     per = "items" if r.before.items > 1 else "runs"
     columns = [("", False), ("saves", True), ("a run", True), (f"{per}/s", True)]
     columns += [("memory", True), ("sure", False), ("change", False)]
@@ -102,7 +102,7 @@ def _run(run: Outcome) -> str:
     return text
 
 
-def _gpu(r: Report, x: Trial) -> str:
+def _gpu(r: Advice, x: Trial) -> str:
     """`l4, 2.1 times as fast: 1.8 ms a run; $0.20 per million items instead of $0.31`."""
     assert x.after is not None, "it was chosen for its run"
     speed = f"{x.speedup:.3g} times as fast"
@@ -117,7 +117,7 @@ def _gpu(r: Report, x: Trial) -> str:
     return text
 
 
-def _in_vain(r: Report) -> dict[str, list[str]]:
+def _in_vain(r: Advice) -> dict[str, list[str]]:
     """What was tried and is not advised, by the reason; not what something advised does as well."""
     found: dict[str, list[str]] = {}
     used = {change.what for x in r.together for change in x.changes}
@@ -136,7 +136,7 @@ def _in_vain(r: Report) -> dict[str, list[str]]:
 # ---------------------------------------------------------------------------- for programs
 
 
-def advice_json(r: Report, flags: Flags) -> str:
+def advice_json(r: Advice, flags: Flags) -> str:
     """`{"schema": "gpuir.advice/1", ...}`, as docs/advise.md describes it."""
     return json_text(
         SCHEMA,
@@ -153,7 +153,7 @@ def advice_json(r: Report, flags: Flags) -> str:
     )
 
 
-def _record(r: Report, x: Trial, flags: Flags) -> dict[str, Any]:
+def _record(r: Advice, x: Trial, flags: Flags) -> dict[str, Any]:
     prices = x.usd(r.prices)
     return record(
         x,

@@ -34,7 +34,7 @@ def crossing_text(crossings: Sequence[Crossing], layout: Layout) -> str:
                 percent(t.gaps_s, t.time_s),
                 quantity(t.gaps_s, "s"),
             )
-            for n, t in c.found.tried.items()
+            for n, t in c.search.tried.items()
         ]
         page.table([(title, True) for title in titles], rows, drop=("waits for the host",))
     return page.text()
@@ -42,7 +42,7 @@ def crossing_text(crossings: Sequence[Crossing], layout: Layout) -> str:
 
 def verdict(c: Crossing) -> str:
     """`from 6 on; at 5 the device waits for the host 12 % of the time`."""
-    found, held_up = c.found, c.found.held_up
+    found, held_up = c.search, c.search.held_up
     if found.value is None:
         last = max(found.tried)
         limit = (
@@ -68,15 +68,15 @@ def crossing_json(crossings: Sequence[Crossing]) -> str:
 
 def _record(c: Crossing) -> dict[str, Any]:
     return record(
-        c.found,
+        c.search,
         "value refused",
         model=c.model,
         target=c.device.name,
         profile=c.profile.name,
         dim=c.dim,
-        host_bound_at=c.found.held_up,
+        host_bound_at=c.search.held_up,
         tried=[
             record(x, "busy_s gaps_s", value=n, latency_s=x.time_s, host_bound=x.is_host_bound)
-            for n, x in c.found.tried.items()
+            for n, x in c.search.tried.items()
         ],
     )

@@ -317,8 +317,8 @@ def junit(diffs: Sequence[Diff], checks: Sequence[Check], _: Layout) -> str:
         named = {"classname": printable(c.diff.name), "name": printable(c.budget.text), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", named)
         if not c.is_kept:
-            told = {"message": f"{c.budget.metric} {change(c)}", "type": "budget"}
-            ElementTree.SubElement(case, "failure", told).text = kept(c)
+            failure = {"message": f"{c.budget.metric} {change(c)}", "type": "budget"}
+            ElementTree.SubElement(case, "failure", failure).text = kept(c)
     ElementTree.indent(suites, " ")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suites, "unicode")}\n'
 

@@ -24,10 +24,10 @@ def largest_text(searches: Sequence[LargestFit], layout: Layout) -> str:
         page.heading(f"{f.model} on {title}: the largest {f.dim} that fits")
         page.line()
         page.wrapped(f.dim, _verdict(f))
-        memory = f.found.tried[f.least if f.found.value is None else f.found.value]
+        memory = f.search.tried[f.least if f.search.value is None else f.search.value]
         page.wrapped("memory", memory_text(memory))
         page.wrapped("fits", fits_text(memory))
-        for a, b in f.found.shrinking:
+        for a, b in f.search.shrinking:
             text = f"{b:,} takes less than {a:,}: a value beyond may fit too"
             page.wrapped("warning", text)
         page.line()
@@ -38,14 +38,14 @@ def largest_text(searches: Sequence[LargestFit], layout: Layout) -> str:
                 *(quantity(x, "bytes") for x in (m.peak_bytes, m.reserved_bytes)),
                 quantity(m.spare_bytes or 0, "bytes"),
             )
-            for n, m in f.found.tried.items()
+            for n, m in f.search.tried.items()
         ]
         page.table(columns, rows)
     return page.text()
 
 
 def _verdict(f: LargestFit) -> str:
-    value, impossible = f.found.value, f.found.impossible
+    value, impossible = f.search.value, f.search.impossible
     if value is None:
         return f"none: not even {f.least:,} fits"
     if impossible == value + 1:
@@ -63,7 +63,7 @@ def _record(f: LargestFit) -> dict[str, Any]:
         f,
         "model dim least most",
         target=f.device.name,
-        largest=f.found.value,
-        impossible=f.found.impossible,
-        tried=[{"value": n, "memory": memory_record(m)} for n, m in f.found.tried.items()],
+        largest=f.search.value,
+        impossible=f.search.impossible,
+        tried=[{"value": n, "memory": memory_record(m)} for n, m in f.search.tried.items()],
     )

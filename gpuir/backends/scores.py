@@ -177,19 +177,19 @@ def _adds(total: Score, rows: Sequence[Score]) -> bool:
 
 
 def _table(page: Page, scores: Sequence[Score]) -> None:
-    told = [name for name, _ in scores[0].group.by]
-    columns = [*COLUMNS[:3], *((name, False) for name in told), *COLUMNS[3:]]
-    page.table(columns, [_cells(s, len(told)) for s in scores], drop=DROP)
+    besides = [name for name, _ in scores[0].group.by]
+    columns = [*COLUMNS[:3], *((name, False) for name in besides), *COLUMNS[3:]]
+    page.table(columns, [_cells(s, len(besides)) for s in scores], drop=DROP)
 
 
-def _cells(s: Score, told: int) -> tuple[str, ...]:
+def _cells(s: Score, besides: int) -> tuple[str, ...]:
     g, e = s.group, s.errors
-    said = [value for _, value in g.by] or [""] * told
+    values = [value for _, value in g.by] or [""] * besides
     return (
         g.target,
         g.title,
         g.dtype,
-        *said,
+        *values,
         f"{e.n:,}",
         f"{e.mape:.1f}",
         f"{e.median_ape:.1f}",

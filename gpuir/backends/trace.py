@@ -23,7 +23,7 @@ from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
 from gpuir.report.names import module_of, node_name
 from gpuir.report.summary import Kernel, Summary
-from gpuir.simulate.memory import KINDS
+from gpuir.simulate.memory import MEMORY_KINDS
 from gpuir.simulate.spans import HOST, Span
 from gpuir.simulate.timeline import Launch
 
@@ -344,13 +344,13 @@ class _Run:
         m, run = self.s.memory, self.s.timeline
         rows: list[list[int]] = m.live.T.tolist()
         place = {moment.path: i for i, moment in enumerate(m.moments)}
-        kinds = [i for i in range(len(KINDS)) if any(row[i] for row in rows)]
+        kinds = [i for i in range(len(MEMORY_KINDS)) if any(row[i] for row in rows)]
         held: list[int] = []
         paths = ((), *(x.path for x in run.launches))
         for path, at_s in zip(paths, (0.0, *run.starts), strict=True):
             row = rows[place[path]] if path in place else held
             if row != held:
-                yield self._counter("memory, bytes", at_s, {KINDS[i]: row[i] for i in kinds})
+                yield self._counter("memory, bytes", at_s, {MEMORY_KINDS[i]: row[i] for i in kinds})
             held = row
 
 

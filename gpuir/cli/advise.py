@@ -16,8 +16,8 @@ from gpuir.cli.output import emit, layout, progress, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.advise import Bench, Report
-    from gpuir.plan.changes import Setup, Source
+    from gpuir.plan.advise import Advice, Bench
+    from gpuir.plan.changes import ModelForm, Setup
     from gpuir.plan.outcome import Outcome
 
 STEPS = 75  # of the bar: runs that a report usually takes
@@ -51,32 +51,34 @@ def command(**given: Any) -> None:
     emit(text, given["output"])
 
 
-def run(given: dict[str, Any], loaded: Loaded) -> Report:
+def run(given: dict[str, Any], loaded: Loaded) -> Advice:
     """The report; what the loader is not sure of is said once."""
     from gpuir.ir.errors import UsageError, nearest
     from gpuir.plan.advise import advise
-    from gpuir.plan.changes import KINDS
+    from gpuir.plan.changes import CHANGE_KINDS
 
     targets = options.targets_of(given, loaded)
     if len(targets) > 1:
         names = ", ".join(target.name for target in targets)
         raise UsageError("advice is for one target", found=names, fix="give one --target")
-    kinds = (given["only"] or ",".join(KINDS)).split(",")
+    kinds = (given["only"] or ",".join(CHANGE_KINDS)).split(",")
     for kind in kinds:
-        if kind not in KINDS:
-            raise UsageError(f"no kind of change is called {kind!r}", fix=nearest(kind, KINDS))
+        if kind not in CHANGE_KINDS:
+            raise UsageError(
+                f"no kind of change is called {kind!r}", fix=nearest(kind, CHANGE_KINDS)
+            )
     own = options.prices_of(given)
-    said: dict[str, None] = {}
+    warnings: dict[str, None] = {}
     with progress(STEPS, "advise") as done:
-        test = bench(given, loaded, lambda text: said.setdefault(text), done)
+        test = bench(given, loaded, lambda text: warnings.setdefault(text), done)
         found = advise(
             test,
             setup_of(given, loaded),
             source_of(given["model"]),
-            kinds=[kind for kind in KINDS if kind in kinds],
+            kinds=[kind for kind in CHANGE_KINDS if kind in kinds],
             prices=own,
         )
-    for text in said:
+    for text in warnings:
         warn(text)
     return found
 
@@ -125,7 +127,7 @@ def _flag(name: str, value: Any) -> str:
     return f"--{name} {value}" if value else f"without --{name}"
 
 
-def source_of(model: str) -> Source:
+def source_of(model: str) -> ModelForm:
     """What kind of model it is."""
     from gpuir.loading import is_torch
 

@@ -46,9 +46,9 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)
 
     def graphs(value: int) -> list[Graph]:
-        said: list[str] = []
-        found = analyze({**given, "dims": (*given["dims"], ((dim, value),))}, loaded, said)
-        for text in said if value == least else ():
+        warnings: list[str] = []
+        found = analyze({**given, "dims": (*given["dims"], ((dim, value),))}, loaded, warnings)
+        for text in warnings if value == least else ():
             warn(text)
         return found
 
@@ -75,7 +75,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
             profile=profiles[i],
             dim=dim,
             most=most,
-            found=crossover(lambda value, i=i: run(value, i), least, most),
+            search=crossover(lambda value, i=i: run(value, i), least, most),
         )
         for i, g in enumerate(first)
     ]

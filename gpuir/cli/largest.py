@@ -48,7 +48,7 @@ def command(**given: Any) -> None:
     shape = layout(given["width"], given["output"])
     text = largest_json(found) if given["format"] == "json" else largest_text(found, shape)
     emit(text, given["output"])
-    if any(f.found.value is None for f in found):
+    if any(f.search.value is None for f in found):
         raise click.exceptions.Exit(1)
 
 
@@ -78,16 +78,16 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
 
     @cache
     def kernels(value: int) -> Kernels | None:
-        said: list[str] = []
+        warnings: list[str] = []
         try:
             sized = options.with_size(how, **{dim: value})
-            g = gpuir.load(given["model"], warn=said.append, profile=profile, **sized)
+            g = gpuir.load(given["model"], warn=warnings.append, profile=profile, **sized)
         except ModelError as error:
             if value == least:
                 raise
             refused[value] = error.what
             return None
-        for text in said if value == least else ():
+        for text in warnings if value == least else ():
             warn(text)
         return Kernels(lambda _: g, None, passes, loaded)
 
@@ -105,7 +105,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
             dim=dim,
             least=least,
             most=most,
-            found=found,
+            search=found,
             refusal=refused.get(found.impossible or 0, ""),
         )
         for target, found in each

@@ -97,7 +97,7 @@ def analyze(
 
     def read(profile: str | None) -> Graph:
         how = options.load_options(given, loaded)
-        say = unsaid(warnings)
+        say = once(warnings)
         g = model or gpuir.load(
             given["model"], warn=say, profile=profile, tf32=given["tf32"], **how
         )
@@ -136,12 +136,12 @@ def analyze(
     return costed
 
 
-def unsaid(said: list[str]) -> Callable[[str], None]:
+def once(warnings: list[str]) -> Callable[[str], None]:
     """Keeps a text that was not said before."""
 
     def say(text: str) -> None:
-        if text not in said:
-            said.append(text)
+        if text not in warnings:
+            warnings.append(text)
 
     return say
 

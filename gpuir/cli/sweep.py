@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import Kernels, refuse_opaque, unsaid
+from gpuir.cli.lowering import Kernels, once, refuse_opaque
 from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import check_ahead, emit, layout, progress, warn, write
 
@@ -137,7 +137,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
         )
     passes = options.pipeline_of(given, loaded)
     predictor = find_predictor(given["predictor"], loaded.predictors)
-    said: list[str] = []
+    warnings: list[str] = []
 
     @lru_cache(maxsize=1)  # the same for every profile
     def model(dims: tuple[tuple[str, int], ...]) -> Kernels:
@@ -145,7 +145,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
 
         def read(profile: str | None) -> Graph:
             g = gpuir.load(
-                given["model"], warn=unsaid(said), profile=profile, tf32=given["tf32"], **sized
+                given["model"], warn=once(warnings), profile=profile, tf32=given["tf32"], **sized
             )
             if given["strict"]:
                 refuse_opaque(g)
@@ -170,7 +170,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
             predictor=predictor,
             done=done,
         )
-    for text in said:
+    for text in warnings:
         warn(text)
     return found
 

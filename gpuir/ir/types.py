@@ -11,7 +11,7 @@ from gpuir.ir.errors import ModelError
 
 LARGEST = 1 << 50  # bytes of a tensor, 1 PiB: more than any device has, and sums stay in 64 bits
 
-Kind = Literal["bool", "int", "uint", "float", "complex"]
+DTypeKind = Literal["bool", "int", "uint", "float", "complex"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DType:
 
     name: str
     bits: int
-    kind: Kind
+    kind: DTypeKind
 
     def __str__(self) -> str:
         return self.name

@@ -10,7 +10,15 @@ from functools import cached_property
 
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph
-from gpuir.plan.changes import KINDS, PROPOSALS, Case, Change, Kind, Setup, Source
+from gpuir.plan.changes import (
+    CHANGE_KINDS,
+    PROPOSALS,
+    Change,
+    ChangeKind,
+    ModelForm,
+    Setup,
+    Situation,
+)
 from gpuir.plan.outcome import Outcome
 from gpuir.targets.prices import Price, price_of
 
@@ -98,7 +106,7 @@ def _usd(run: Outcome, prices: Mapping[str, Price]) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Advice:
     """What was tried. `advice` are single changes that gain, the most first; `together` several at
     once, of different kinds; `faster` and `cheaper` another GPU, if one is; `rest` what gains too
     little, does not fit, or cannot be."""
@@ -129,11 +137,11 @@ class Bench:
 def advise(
     bench: Bench,
     setup: Setup,
-    source: Source,
+    source: ModelForm,
     *,
-    kinds: Sequence[Kind] = KINDS,
+    kinds: Sequence[ChangeKind] = CHANGE_KINDS,
     prices: Mapping[str, Price] | None = None,
-) -> Report:
+) -> Advice:
     """Every proposal tried by itself, then the best of different kinds together.
 
     Nothing is advised that was not run. Of the changes of one kind, which exclude each other, the
@@ -144,7 +152,7 @@ def advise(
     now = starts.of(setup)
     batches = [name for name in setup.dims if re.search("batch", name, re.IGNORECASE)]
     batch = batches[0] if len(batches) == 1 else None
-    case = Case(setup=setup, graph=bench.graph(setup), now=now, batch=batch, source=source)
+    case = Situation(setup=setup, graph=bench.graph(setup), now=now, batch=batch, source=source)
     trials = [
         _tried(starts, (change,))
         for kind in kinds
@@ -159,7 +167,7 @@ def advise(
     faster = max(there, key=lambda x: x.gain, default=None)
     priced = [(usd, x) for x in there if (usd := x.usd(own))]
     cheaper = min(priced, key=lambda pair: pair[0][1], default=None)
-    return Report(
+    return Advice(
         setup=setup,
         before=now,
         advice=tuple(good),
@@ -239,7 +247,7 @@ def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
 def _together(starts: _Starts, good: Sequence[Trial], hidden: Sequence[Trial]) -> Iterator[Trial]:
     """The best two of different kinds, the best three: each that still gains over fewer. Then what
     gains nothing but with those: kernels in fewer bits, where the host was what they waited for."""
-    best: dict[Kind, Change] = {}
+    best: dict[ChangeKind, Change] = {}
     for x in good:
         best.setdefault(x.changes[0].kind, x.changes[0])
     last = good[0] if good else None

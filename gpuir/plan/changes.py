@@ -17,7 +17,7 @@ from gpuir.targets.profile import load_profile
 from gpuir.targets.support import runs_on
 from gpuir.targets.target import Target
 
-Kind = Literal[
+ChangeKind = Literal[
     "batch",
     "precision",
     "weights",
@@ -29,8 +29,8 @@ Kind = Literal[
     "recomputing",
     "gpu",
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-Source = Literal["config", "torch", "onnx", "text"]  # what a model is read from
+CHANGE_KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
+ModelForm = Literal["config", "torch", "onnx", "text"]  # what a model is read from
 
 DOUBLINGS = 3  # of the batch
 WAVES = 3  # batches that fill a wave: those of so many kernels, the slowest
@@ -81,7 +81,7 @@ class Change:
     """One thing to do otherwise: `what` it is, and what it `costs`, in words. Of changes of one
     kind with the same `aim`, one is advised."""
 
-    kind: Kind
+    kind: ChangeKind
     what: str
     costs: str
     apply: Callable[[Setup], Setup] = field(compare=False, repr=False)
@@ -92,14 +92,14 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Situation:
     """What the proposals go by: the setup, the model's graph, and the run as it is now."""
 
     setup: Setup
     graph: Graph
     now: Outcome
     batch: str | None  # the dimension that is one
-    source: Source
+    source: ModelForm
 
     @property
     def target(self) -> Target:
@@ -119,10 +119,10 @@ class Case:
         return sorted(found, key=lambda x: -x[1])
 
 
-Proposal = Callable[[Case], Iterable[Change]]
+Proposal = Callable[[Situation], Iterable[Change]]
 
 
-def larger_batches(case: Case) -> Iterator[Change]:
+def larger_batches(case: Situation) -> Iterator[Change]:
     """Twice the batch, and so on."""
     if case.batch is None:
         return
@@ -130,7 +130,7 @@ def larger_batches(case: Case) -> Iterator[Change]:
         yield _batch(case.batch, case.setup.dims[case.batch] << i, "more items")
 
 
-def whole_waves(case: Case) -> Iterator[Change]:
+def whole_waves(case: Situation) -> Iterator[Change]:
     """Batches with which the blocks of a slow kernel fill its last wave."""
     if case.batch is None:
         return
@@ -158,7 +158,7 @@ def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
     )
 
 
-def fewer_bits(case: Case) -> Iterator[Change]:
+def fewer_bits(case: Situation) -> Iterator[Change]:
     """bf16 where the GPU has units for it, else f16, in place of f32, or of bf16 without units."""
     rates = case.target.flops_per_s.tensor
     dtype = next((d for d in ("bf16", "f16") if d in rates), None)
@@ -187,18 +187,18 @@ def fewer_bits(case: Case) -> Iterator[Change]:
         yield Change("precision", what, costs, lambda s: s.with_pass(text))
 
 
-def tf32(case: Case) -> Iterator[Change]:
+def tf32(case: Situation) -> Iterator[Change]:
     """f32 products on the matrix units."""
     if "tf32" in case.target.flops_per_s.tensor and _has_products(case, f32):
         costs = "10 bits of mantissa in products; torch.set_float32_matmul_precision('high')"
         yield Change("precision", "TF32", costs, lambda s: replace(s, tf32=True))
 
 
-def _has_products(case: Case, dtype: DType) -> bool:
+def _has_products(case: Situation, dtype: DType) -> bool:
     return any(op.contraction and op.compute_dtype == dtype for op, _, _ in case.kernels())
 
 
-def packed_weights(case: Case) -> Iterator[Change]:
+def packed_weights(case: Situation) -> Iterator[Change]:
     """Weights in 8 bits, where products wait for memory."""
     if case.trains or case.graph.level != Level.graph:
         return
@@ -211,7 +211,7 @@ def packed_weights(case: Case) -> Iterator[Change]:
         yield Change("weights", "weights in 8 bits", costs, lambda s: s.with_pass("pack"))
 
 
-def round_dimensions(case: Case) -> Iterator[Change]:
+def round_dimensions(case: Situation) -> Iterator[Change]:
     """Dimensions of weights that no vector of a load divides, made longer."""
     if case.graph.level != Level.graph:
         return
@@ -238,7 +238,7 @@ def _extended(old: int, new: int) -> Callable[[Setup], Setup]:
     return lambda s: s.with_pass(f"extend{{old={old},new={new}}}")
 
 
-def fused_attention(case: Case) -> Iterator[Change]:
+def fused_attention(case: Situation) -> Iterator[Change]:
     """One kernel in place of products and a softmax."""
     spelt = any(isinstance(n.op, t.Softmax) for n in case.graph.walk())
     costs = "no scores in memory; an attention mask must be one the kernel takes"
@@ -251,7 +251,7 @@ def fused_attention(case: Case) -> Iterator[Change]:
         yield Change("attention", "fused attention", costs, lambda s: s.with_pass(text))
 
 
-def other_stacks(case: Case) -> Iterator[Change]:
+def other_stacks(case: Situation) -> Iterator[Change]:
     """The same model under a profile that its own names."""
     for name in case.now.timeline.profile.alternatives:
         profile = load_profile(name)
@@ -263,7 +263,7 @@ def _under(name: str) -> Callable[[Setup], Setup]:
     return lambda s: replace(s, profile=name)
 
 
-def channels_last(case: Case) -> Iterator[Change]:
+def channels_last(case: Situation) -> Iterator[Change]:
     """Weights of convolutions kept as a compiler wants them, in place of copies in each call."""
     profile = case.now.timeline.profile
     passes = profile.passes.split(",")
@@ -281,7 +281,7 @@ def channels_last(case: Case) -> Iterator[Change]:
         )
 
 
-def fused_optimizer(case: Case) -> Iterator[Change]:
+def fused_optimizer(case: Situation) -> Iterator[Change]:
     if case.setup.options.get("optimizer") and not case.setup.options.get("fused"):
         costs = "none: an option of torch.optim, fused=True"
         yield Change(
@@ -289,7 +289,7 @@ def fused_optimizer(case: Case) -> Iterator[Change]:
         )
 
 
-def no_recomputing(case: Case) -> Iterator[Change]:
+def no_recomputing(case: Situation) -> Iterator[Change]:
     if case.setup.options.get("checkpoint"):
         costs = "activations stay in memory"
         what = "no activation checkpointing"
@@ -300,7 +300,7 @@ def no_recomputing(case: Case) -> Iterator[Change]:
         yield Change("recomputing", what, costs, kept)
 
 
-def other_gpus(case: Case) -> Iterator[Change]:
+def other_gpus(case: Situation) -> Iterator[Change]:
     for name in target_names():
         other = load_target(name)
         if name != case.target.name and not other.is_cpu and not case.target.is_cpu:
@@ -311,7 +311,7 @@ def _on(name: str) -> Callable[[Setup], Setup]:
     return lambda s: replace(s, target=name)
 
 
-PROPOSALS: Mapping[Kind, tuple[Proposal, ...]] = {
+PROPOSALS: Mapping[ChangeKind, tuple[Proposal, ...]] = {
     "batch": (larger_batches, whole_waves),
     "precision": (fewer_bits, tf32),
     "weights": (packed_weights,),

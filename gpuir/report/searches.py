@@ -20,7 +20,7 @@ class LargestFit:
     dim: str
     least: int
     most: int
-    found: Largest
+    search: Largest
     refusal: str = ""
 
 
@@ -33,4 +33,4 @@ class Crossing:
     profile: Profile
     dim: str
     most: int
-    found: Crossover
+    search: Crossover

@@ -38,7 +38,7 @@ TF32: Mapping[Tf32, str] = {
 }
 
 
-class Number(Protocol):
+class SpecRow(Protocol):
     """A number of the device's specification: `Target.rows()` gives them."""
 
     @property
@@ -74,7 +74,7 @@ class Device:
     name: str
     title: str
     assumed: tuple[str, ...] = ()
-    numbers: tuple[Number, ...] = ()
+    numbers: tuple[SpecRow, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,11 @@ from gpuir.ops.strides import Strided, packed, viewed
 from gpuir.simulate.segments import BLOCK, reserved, rounded
 from gpuir.targets.target import Target
 
-Kind = Literal["weights", "gradients", "optimizer", "cache", "inputs", "activations", "workspace"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-KIND_OF: dict[Role, Kind] = {
+MemoryKind = Literal[
+    "weights", "gradients", "optimizer", "cache", "inputs", "activations", "workspace"
+]
+MEMORY_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
+KIND_OF: dict[Role, MemoryKind] = {
     "weight": "weights",
     "buffer": "weights",
     "gradient": "gradients",
@@ -51,7 +53,7 @@ class Holder(NamedTuple):
     """One allocation: the value it was made for (empty for workspace), its kind and its bytes."""
 
     name: str
-    kind: Kind
+    kind: MemoryKind
     bytes: int
 
 
@@ -59,10 +61,10 @@ class Holder(NamedTuple):
 class Memory:
     """What a graph holds while it runs, node after node.
 
-    `live` are bytes by kind (a row each, as in `KINDS`) and moment. `events` are the allocations
-    made and freed in order, by their place in `holders`, with their bytes, negative when freed;
-    `tops` says for each moment how many have been by then. `available_bytes` is what the device
-    has for them, if there is a device.
+    `live` are bytes by kind (a row each, as in `MEMORY_KINDS`) and moment. `events` are the
+    allocations made and freed in order, by their place in `holders`, with their bytes, negative
+    when freed; `tops` says for each moment how many have been by then. `available_bytes` is what
+    the device has for them, if there is a device.
     """
 
     moments: tuple[Moment, ...]
@@ -91,9 +93,9 @@ class Memory:
         return self.moments[self.at]
 
     @property
-    def parts(self) -> dict[Kind, int]:
+    def parts(self) -> dict[MemoryKind, int]:
         """The bytes of each kind at the peak."""
-        return {kind: int(n) for kind, n in zip(KINDS, self.live[:, self.at], strict=True)}
+        return {kind: int(n) for kind, n in zip(MEMORY_KINDS, self.live[:, self.at], strict=True)}
 
     @cached_property
     def largest(self) -> tuple[Holder, ...]:
@@ -200,7 +202,7 @@ class _Storage:
     id: int
     name: str
     bytes: int
-    kind: Kind
+    kind: MemoryKind
     resident: bool
     refs: int = 0
     live: bool = False
@@ -243,9 +245,9 @@ class _Walk:
                 expected=f"at most {UNLIMITED} bytes",
                 found=f"{made} bytes",
             )
-        kinds = np.array([KINDS.index(s.kind) for s in self.storages], np.int64)
+        kinds = np.array([MEMORY_KINDS.index(s.kind) for s in self.storages], np.int64)
         events = np.array(self.events, np.int64).reshape(-1, 2)
-        live = np.zeros((len(KINDS), len(events) + 1), np.int64)
+        live = np.zeros((len(MEMORY_KINDS), len(events) + 1), np.int64)
         live[kinds[events[:, 0]], np.arange(1, len(events) + 1)] = events[:, 1]
         return Memory(
             moments=tuple(self.moments),
@@ -258,7 +260,7 @@ class _Walk:
 
     # -- storages
 
-    def make(self, size: int, kind: Kind, name: str = "", resident: bool = False) -> _Storage:
+    def make(self, size: int, kind: MemoryKind, name: str = "", resident: bool = False) -> _Storage:
         """A storage that is not allocated yet."""
         storage = _Storage(len(self.storages), name, rounded(size, self.block), kind, resident)
         self.storages.append(storage)
@@ -407,7 +409,7 @@ class _Run:
         self.graph, self.held = graph, held
         self.uses = Counter(v for n in graph.nodes for v in dict.fromkeys(n.op.operands))
         self.uses.update(set(graph.outputs))
-        self.roles: dict[str, Kind] = {name: KIND_OF[role] for name, role in graph.roles}
+        self.roles: dict[str, MemoryKind] = {name: KIND_OF[role] for name, role in graph.roles}
         self.strided: dict[Value, Strided] = {}  # of values that are not packed
         self.updated = dict(pair for node in graph.nodes for pair in _updated(node))
         self.over = dict(_over(graph, self.updated)) if graph.over else {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["call", "launch", "copy", "kernel", "loop", "host"]
+SpanKind = Literal["call", "launch", "copy", "kernel", "loop", "host"]
 HOST = "host"
 
 
@@ -17,7 +17,7 @@ class Span:
     passes), `copy`, `stream 0` and on. `launch` is an index into the launches."""
 
     lane: str
-    kind: Kind
+    kind: SpanKind
     name: str
     start_s: float
     end_s: float

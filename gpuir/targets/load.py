@@ -13,8 +13,8 @@ from gpuir.ir.types import DTYPES
 from gpuir.plugins import installed
 from gpuir.targets.spec import (
     SI,
-    Kind,
     Raw,
+    SpecKind,
     all_specs,
     check_name,
     check_notes,
@@ -255,7 +255,7 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
 
 
 _ISA = re.compile(r"sm_[0-9]{2,4}[a-z]?|(?!sm_)[A-Za-z0-9_.-]{0,32}")  # the number is counted with
-_KIND = Kind("target", "a100", _spec_files, _find_base, target_of)
+_KIND = SpecKind("target", "a100", _spec_files, _find_base, target_of)
 
 
 def _check_names(target: Target, where: str) -> None:

@@ -13,8 +13,8 @@ from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Tf32
 from gpuir.plugins import installed
 from gpuir.targets.spec import (
-    Kind,
     Raw,
+    SpecKind,
     check_name,
     check_notes,
     is_path,
@@ -291,7 +291,7 @@ def _profile_of(raw: Raw, where: str) -> Profile:
     return profile
 
 
-_KIND = Kind("profile", "eager", lambda: _files().values(), _find, _profile_of)
+_KIND = SpecKind("profile", "eager", lambda: _files().values(), _find, _profile_of)
 
 
 def _check_words(profile: Profile, where: str) -> None:

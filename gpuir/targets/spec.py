@@ -107,7 +107,7 @@ class Sourced(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class SpecKind:
     """A kind of spec files: `what` they describe, one that is shipped as an `example`, the files
     that are, how one is found by its name, and what a whole file's tables are read as."""
 
@@ -121,7 +121,7 @@ class Kind:
 MOST_BASES = 32  # on one another
 
 
-def on_base(raw: Raw, path: Path, kind: Kind, above: tuple[str, ...] = ()) -> Raw:
+def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -> Raw:
     """The tables of the spec file at `path`, those of its `base` under them where it names one.
 
     A number that the file gives counts in place of the base's and needs a source of its own: one of

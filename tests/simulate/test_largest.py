@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.simulate.largest import largest
-from gpuir.simulate.memory import KINDS, Holder, Memory, Moment
+from gpuir.simulate.memory import MEMORY_KINDS, Holder, Memory, Moment
 
 
 def holding(size: int, available: int) -> Memory:
     """One allocation of so many MiB, of so many that there are."""
-    live = np.zeros((len(KINDS), 1), np.int64)
+    live = np.zeros((len(MEMORY_KINDS), 1), np.int64)
     live[0, 0] = size << 20
     holders = (Holder("w", "weights", size << 20),)
     return Memory((Moment((), None),), live, holders, ((0, size << 20),), (1,), available << 20)

@@ -14,7 +14,7 @@ from gpuir.ir.build import Builder
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.types import TensorType, f32
 from gpuir.ops import tensor as t
-from gpuir.simulate.memory import KINDS, Memory, available_bytes, memory
+from gpuir.simulate.memory import MEMORY_KINDS, Memory, available_bytes, memory
 from gpuir.stacks.table import pipeline
 from gpuir.targets.load import load_target
 
@@ -96,7 +96,7 @@ def test_an_optimiser_step_is_done_in_place_where_nobody_reads_the_old():
     g = text(*lines, out="%w.new over %w, %m.new over %m")
     assert live(g) == [1200, 1200, 1200]
     parts = memory(g, block=1).parts
-    assert [parts[kind] for kind in KINDS[:3]] == [400, 400, 400]
+    assert [parts[kind] for kind in MEMORY_KINDS[:3]] == [400, 400, 400]
     late = text(
         *lines[:5], '%r: f32[100] = t.map("neg", [%w])', *lines[5:], out="%w.new over %w, %r"
     )
@@ -258,7 +258,7 @@ def test_partial_sums_take_workspace_while_their_product_runs():
 }
 """)
     m = memory(g)
-    assert m.live[KINDS.index("workspace")].tolist() == [0, 4 * 128 * 128 * 4, 0]
+    assert m.live[MEMORY_KINDS.index("workspace")].tolist() == [0, 4 * 128 * 128 * 4, 0]
 
 
 def test_attention_keeps_a_number_a_row():

@@ -13,7 +13,7 @@ from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.roofline import ceilings, memories, points
 from gpuir.report.summary import Summary, totals
-from gpuir.simulate.memory import KINDS
+from gpuir.simulate.memory import MEMORY_KINDS
 
 MOMENTS = 600  # of memory that a chart shows; of those in between, the fullest
 NS = 1e9
@@ -205,7 +205,7 @@ def _memory(s: Summary, words: Words) -> dict[str, Any]:
         "names": [words(moment_name(m.moments[i])) for i in chosen],
         "kinds": [
             [kind, [int(row[i]) for i in chosen]]
-            for kind, row in zip(KINDS, m.live, strict=True)
+            for kind, row in zip(MEMORY_KINDS, m.live, strict=True)
             if row.any()
         ],
         "available": m.available_bytes,

@@ -65,7 +65,7 @@ NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Source:
+class OpenedModel:
     """An opened model: its parsed skeleton, and where its numbers are."""
 
     name: str  # the file's name, as locations give it
@@ -77,7 +77,7 @@ class Source:
 # ---------------------------------------------------------------------------- opening
 
 
-def open_model(source: str | Path | bytes | ModelProto) -> Source:
+def open_model(source: str | Path | bytes | ModelProto) -> OpenedModel:
     """Reads a model's structure. `ModelError` says what the file is when it is not ONNX."""
     if isinstance(source, str | Path):
         path = Path(source)
@@ -91,7 +91,7 @@ def open_model(source: str | Path | bytes | ModelProto) -> Source:
         return _parse(memoryview(source), "model", None)
     if type(source).__name__ == "ModelProto":
         _expect_model(source, "model")
-        return Source("model", source, None, None)
+        return OpenedModel("model", source, None, None)
     raise ModelError(
         "not a model",
         expected="a path, the bytes of a file, or an onnx.ModelProto",
@@ -115,7 +115,7 @@ def _map(path: Path) -> memoryview:
         raise ModelError("cannot be read", where=where[:200], found=str(error)) from None
 
 
-def _parse(data: memoryview, name: str, folder: Path | None) -> Source:
+def _parse(data: memoryview, name: str, folder: Path | None) -> OpenedModel:
     from google.protobuf.message import DecodeError
 
     if not len(data):
@@ -133,7 +133,7 @@ def _parse(data: memoryview, name: str, folder: Path | None) -> Source:
             raise nested_too_deep(name) from None
         raise _not_onnx(name, "bytes that protobuf cannot parse") from None
     _expect_model(model, name)
-    return Source(name, model, data, folder)
+    return OpenedModel(name, model, data, folder)
 
 
 def _expect_model(model: ModelProto, name: str) -> None:
@@ -281,7 +281,7 @@ def tensor_type(tensor: TensorProto) -> TensorType:
         raise
 
 
-def tensor_array(tensor: TensorProto, source: Source) -> np.ndarray:
+def tensor_array(tensor: TensorProto, source: OpenedModel) -> np.ndarray:
     """The numbers of a stored tensor, read from wherever they are.
 
     `NumbersMissing` when the file that holds them is absent.
@@ -321,7 +321,7 @@ def _raw_data(data: memoryview, start: int, end: int) -> memoryview | None:
 
 
 def _external(
-    name: str, type: TensorType, entries: Mapping[str, str], source: Source
+    name: str, type: TensorType, entries: Mapping[str, str], source: OpenedModel
 ) -> np.ndarray:
     """The bytes of a tensor kept in a file of its own, mapped into memory."""
     location = entries.get("location", "")
@@ -450,7 +450,7 @@ class Attributes(Mapping[str, Any]):
     def __init__(
         self,
         protos: Mapping[str, AttributeProto],
-        source: Source,
+        source: OpenedModel,
         outer: Mapping[str, Any] | None = None,
     ):
         self._source, self._outer = source, outer or {}
@@ -490,7 +490,7 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
-_READ: dict[int, Callable[[Any, Source], Any]] = {  # AttributeProto.AttributeType
+_READ: dict[int, Callable[[Any, OpenedModel], Any]] = {  # AttributeProto.AttributeType
     1: lambda a, _: a.f,
     2: lambda a, _: a.i,
     3: lambda a, _: _text(a.s),
@@ -524,7 +524,7 @@ def kind_of(proto: AttributeProto) -> str:
     return known.Name(kind) if kind in known.values() else "UNDEFINED"
 
 
-def attribute_value(proto: AttributeProto, source: Source) -> Any:
+def attribute_value(proto: AttributeProto, source: OpenedModel) -> Any:
     """The attribute as a Python value."""
     read = _READ.get(_kind(proto))
     if read is None:
@@ -536,7 +536,7 @@ def sparse_type(sparse: Any) -> TensorType:
     return TensorType(tuple(sparse.dims), tensor_type(sparse.values).dtype)
 
 
-def sparse_array(sparse: Any, source: Source) -> np.ndarray:
+def sparse_array(sparse: Any, source: OpenedModel) -> np.ndarray:
     """A sparse tensor written out in full. Indices are flat, or one row of coordinates each."""
     type = sparse_type(sparse)
     values, indices = tensor_array(sparse.values, source), tensor_array(sparse.indices, source)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuir.frontends.onnx.proto import (
     Dim,
-    Source,
+    OpenedModel,
     evaluate_dim,
     subgraphs,
     text,
@@ -38,7 +38,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Load:
     """One model being loaded, and all that was found on the way."""
 
-    source: Source
+    source: OpenedModel
     dims: Mapping[str, int]
     shapes: Shapes
     values: Mapping[str, Any]

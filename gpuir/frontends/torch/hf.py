@@ -130,14 +130,14 @@ def program(
         model.train(train)
         mixtures.adopt(model)
         sizes = Sizes(config, dict(dims or {}), folder, device)
-        plan = quantised.plan(config, model, folder)
-        if plan is not None:
+        quantisation = quantised.quantisation(config, model, folder)
+        if quantisation is not None:
             if train:
-                found, fix = plan.method, 'take "quantization_config" out of the config'
+                found, fix = quantisation.method, 'take "quantization_config" out of the config'
                 raise UsageError(
                     "quantised weights are not trained", where=folder, found=found, fix=fix
                 )
-            sizes.assumed += quantised.apply(model, plan, folder)
+            sizes.assumed += quantised.apply(model, quantisation, folder)
         name = called(Path(folder))
         if phase is None:
             if past is not None:
@@ -162,7 +162,7 @@ def program(
         elif mask:
             raise UsageError("a step of generation has no mask as an input", fix="leave it out")
         else:
-            kept = cache_dtype or (plan and plan.cache)
+            kept = cache_dtype or (quantisation and quantisation.cache)
             if kept:
                 whose = "the option says" if cache_dtype else "the config's quantization says"
                 sizes.assumed.append(f"keys and values are kept in {kept}, as {whose}: {UNSCALED}")

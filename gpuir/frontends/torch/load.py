@@ -39,11 +39,11 @@ IN_TRAINING = (
 )
 
 
-Source = ExportedProgram | Program | torch.nn.Module | str | Path
+Loadable = ExportedProgram | Program | torch.nn.Module | str | Path
 
 
 def load(
-    source: Source,
+    source: Loadable,
     *,
     name: str = "",
     args: Sequence[Any] | None = None,
@@ -147,7 +147,7 @@ def _recurrent(made: ExportedProgram | Program) -> bool:
     return any(target.removeprefix("aten.") in RECURRENT for target in targets)
 
 
-def source_name(source: Source) -> str:
+def source_name(source: Loadable) -> str:
     """What is named in an error before the program is read."""
     if isinstance(source, str | Path):
         return Path(source).name

@@ -39,7 +39,7 @@ E2M1 = Weights(U4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
 
 
 @dataclass(frozen=True)
-class Plan:
+class Quantisation:
     """Which scheme a layer has, by its name and module, or None; whether mixtures' stacked matrices
     are quantised too; and what is assumed."""
 
@@ -117,7 +117,7 @@ def section(config: Any, where: str) -> Keys | None:
     return None
 
 
-def plan(config: Any, model: nn.Module, where: str) -> Plan | None:
+def quantisation(config: Any, model: nn.Module, where: str) -> Quantisation | None:
     """How the model's layers are quantised, None where they are not. ModelError for a method that
     is not modelled, by its name."""
     keys = section(config, where)
@@ -153,7 +153,7 @@ def replace_fix(error: ModelError, method: str) -> ModelError:
     return error
 
 
-def apply(model: nn.Module, made: Plan, where: str) -> tuple[str, ...]:
+def apply(model: nn.Module, made: Quantisation, where: str) -> tuple[str, ...]:
     """Puts quantised layers in the place of the model's; what is to be said of them."""
     layers, changed, rows = 0, 0, False
     found: dict[str, None] = {}
@@ -270,16 +270,16 @@ def codes(keys: Keys, name: str = "bits", default: int = 4) -> torch.dtype:
     return CODES[bits]
 
 
-def awq(keys: Keys, model: nn.Module) -> Plan:
+def awq(keys: Keys, model: nn.Module) -> Quantisation:
     stored = codes(keys) if "bits" in keys.data else codes(keys, "w_bit")
     size = keys.size("group_size" if "group_size" in keys.data else "q_group_size", 128)
     zero = stored if keys.get("zero_point", bool, True) else None
     scheme = Scheme(Weights(stored, columns=size, scale=model_dtype(model), zero=zero))
     left = keys.names("modules_to_not_convert")
-    return Plan("awq", apart_from(scheme, model, left, defaults=True), experts=True)
+    return Quantisation("awq", apart_from(scheme, model, left, defaults=True), experts=True)
 
 
-def gptq(keys: Keys, model: nn.Module) -> Plan:
+def gptq(keys: Keys, model: nn.Module) -> Quantisation:
     """`dynamic` changes some layers: a pattern of names with `-:` before leaves them out, with
     `+:` or nothing before it has other keys for them (gptqmodel, QuantizeConfig)."""
     head = keys.get("lm_head", bool, False)
@@ -297,7 +297,7 @@ def gptq(keys: Keys, model: nn.Module) -> Plan:
         return left(name, module)
 
     ordered = keys.get("desc_act", bool, False)
-    return Plan("gptq", of, experts=True, assumed=(ORDERED,) if ordered else ())
+    return Quantisation("gptq", of, experts=True, assumed=(ORDERED,) if ordered else ())
 
 
 def gptq_scheme(keys: Keys, model: nn.Module) -> Scheme:
@@ -307,7 +307,7 @@ def gptq_scheme(keys: Keys, model: nn.Module) -> Scheme:
     return Scheme(weights, ordered=keys.get("desc_act", bool, False))
 
 
-def auto_round(keys: Keys, model: nn.Module) -> Plan:
+def auto_round(keys: Keys, model: nn.Module) -> Quantisation:
     if (kind := keys.get("data_type", str, "int")) != "int":
         raise keys.refused(f"auto-round's data_type {kind!r}", kind, "int")
     if keys.get("extra_config", dict):
@@ -315,7 +315,7 @@ def auto_round(keys: Keys, model: nn.Module) -> Plan:
     return replace(gptq(keys, model), method="auto-round")
 
 
-def fp8(keys: Keys, model: nn.Module) -> Plan:
+def fp8(keys: Keys, model: nn.Module) -> Quantisation:
     given = keys.get("weight_block_size", list)
     if given is not None and not (len(given) == 2 and all(type(n) is int and n > 0 for n in given)):
         raise keys.refused("weight_block_size", repr(given)[:80], "two numbers, like [128, 128]")
@@ -324,7 +324,7 @@ def fp8(keys: Keys, model: nn.Module) -> Plan:
     scale = torch.float8_e8m0fnu if keys.get("scale_fmt", str) == "ue8m0" else torch.float32
     scheme = Scheme(Weights(F8, rows, columns, scale), F8, static)
     of = apart_from(scheme, model, keys.names("modules_to_not_convert"))
-    return Plan("fp8", of, experts=True, assumed=(BLOCKWISE,) if given else ())
+    return Quantisation("fp8", of, experts=True, assumed=(BLOCKWISE,) if given else ())
 
 
 def activations(keys: Keys) -> str:
@@ -334,39 +334,39 @@ def activations(keys: Keys) -> str:
     return how
 
 
-def fbgemm(keys: Keys, model: nn.Module) -> Plan:
+def fbgemm(keys: Keys, model: nn.Module) -> Quantisation:
     of = apart_from(Scheme(Weights(F8), F8), model, keys.names("modules_to_not_convert"))
-    return Plan("fbgemm_fp8", of)
+    return Quantisation("fbgemm_fp8", of)
 
 
-def bitsandbytes(keys: Keys, model: nn.Module) -> Plan:
+def bitsandbytes(keys: Keys, model: nn.Module) -> Quantisation:
     """Four bits: one row is multiplied by packed weights, several after these are unpacked in
     memory (bitsandbytes/autograd/_functions.py: matmul_4bit). Eight: LLM.int8()."""
     left = keys.names("llm_int8_skip_modules")
     if keys.get("load_in_8bit", bool, False):
         scheme = Scheme(Weights(torch.int8), torch.int8, unpacks=1)
-        return Plan("bitsandbytes", apart_from(scheme, model, left), assumed=(OUTLIERS,))
+        return Quantisation("bitsandbytes", apart_from(scheme, model, left), assumed=(OUTLIERS,))
     kind = keys.get("bnb_4bit_quant_type", str, "fp4")
     if kind not in ("nf4", "fp4"):
         raise keys.refused(f"bnb_4bit_quant_type {kind!r}", kind, "nf4 or fp4")
     nested = 256 if keys.get("bnb_4bit_use_double_quant", bool, False) else 0
     stored = Weights(U4, columns=64, floats=True, nested=nested)
     of = apart_from(Scheme(stored, unpacks=2), model, left)
-    return Plan("bitsandbytes", of, assumed=(CODE_BOOK,))
+    return Quantisation("bitsandbytes", of, assumed=(CODE_BOOK,))
 
 
-def mxfp4(keys: Keys, model: nn.Module) -> Plan:
+def mxfp4(keys: Keys, model: nn.Module) -> Quantisation:
     """The experts of GPT-OSS; rows stay in 16 bits."""
     left = keys.names("modules_to_not_convert")
     of = apart_from(Scheme(E2M1), model, left)
-    return Plan("mxfp4", of, experts=True, linears=False)
+    return Quantisation("mxfp4", of, experts=True, linears=False)
 
 
-def eetq(keys: Keys, model: nn.Module) -> Plan:
+def eetq(keys: Keys, model: nn.Module) -> Quantisation:
     return weight_only("eetq", keys, model, {"int8": Weights(torch.int8)})
 
 
-def quanto(keys: Keys, model: nn.Module) -> Plan:
+def quanto(keys: Keys, model: nn.Module) -> Quantisation:
     """optimum-quanto unpacks what its own kernels do not take; int8 and float8 they do."""
     if (inputs := keys.get("activations", str)) is not None:
         raise keys.refused("quanto's activations", inputs, "weights alone")
@@ -375,22 +375,26 @@ def quanto(keys: Keys, model: nn.Module) -> Plan:
     return weight_only("quanto", keys, model, kinds)
 
 
-def weight_only(name: str, keys: Keys, model: nn.Module, kinds: Mapping[str, Weights]) -> Plan:
+def weight_only(
+    name: str, keys: Keys, model: nn.Module, kinds: Mapping[str, Weights]
+) -> Quantisation:
     kind = keys.get("weights", str, "int8")
     if kind not in kinds:
         raise keys.refused(f"{name}'s weights {kind!r}", kind, ", ".join(kinds))
     scale = replace(kinds[kind], scale=model_dtype(model))
-    return Plan(name, apart_from(Scheme(scale), model, keys.names("modules_to_not_convert")))
+    return Quantisation(
+        name, apart_from(Scheme(scale), model, keys.names("modules_to_not_convert"))
+    )
 
 
-def hqq(keys: Keys, model: nn.Module) -> Plan:
+def hqq(keys: Keys, model: nn.Module) -> Quantisation:
     """Weights are unpacked in memory, then multiplied (hqq/core/quantize.py: HQQLinear.forward)."""
     outer = keys.part("quant_config") or keys
     inner = outer.part("weight_quant_params") or outer
     dtype = model_dtype(model)
     stored = Weights(codes(inner, "nbits"), columns=inner.size("group_size", 64), scale=dtype)
     scheme = Scheme(replace(stored, zero=dtype), unpacks=1)
-    return Plan("hqq", apart_from(scheme, model, keys.names("skip_modules") or ["lm_head"]))
+    return Quantisation("hqq", apart_from(scheme, model, keys.names("skip_modules") or ["lm_head"]))
 
 
 TORCHAO: dict[str, Callable[[Keys, nn.Module], Scheme]] = {
@@ -419,7 +423,7 @@ def int8(keys: Keys, model: nn.Module, inputs: torch.dtype | None) -> Scheme:
     return Scheme(Weights(torch.int8, columns=columns, scale=scale), inputs)
 
 
-def torchao(keys: Keys, model: nn.Module) -> Plan:
+def torchao(keys: Keys, model: nn.Module) -> Quantisation:
     """One config for all layers, as torchao writes it: `{"default": {"_type": .., ..}}`."""
     outer = keys.part("quant_type") or Keys({}, keys.where)
     only = outer.part("default")
@@ -432,13 +436,13 @@ def torchao(keys: Keys, model: nn.Module) -> Plan:
         )
     scheme = TORCHAO[kind](only.part("_data") or Keys({}, keys.where), model)
     of = apart_from(scheme, model, keys.names("modules_to_not_convert"))
-    return Plan("torchao", of, assumed=() if scheme.inputs else (ENGINE,))
+    return Quantisation("torchao", of, assumed=() if scheme.inputs else (ENGINE,))
 
 
 # ---------------------------------------------------------------------------- compressed-tensors
 
 
-def compressed_tensors(keys: Keys, model: nn.Module) -> Plan:
+def compressed_tensors(keys: Keys, model: nn.Module) -> Quantisation:
     """A scheme for each group of targets: names, `re:` patterns or classes; `ignore` goes first."""
     sparse = keys.part("sparsity_config") or Keys({}, keys.where)
     for form in (sparse.get("format", str, "dense"), keys.get("format", str, "dense")):
@@ -465,7 +469,7 @@ def compressed_tensors(keys: Keys, model: nn.Module) -> Plan:
     kept = keys.part("kv_cache_scheme")
     if kept and (kept.get("num_bits", int, 8), kept.get("type", str, "float")) != (8, "float"):
         raise keys.refused("kv_cache_scheme", repr(kept.data)[:80], "floats of 8 bits")
-    return Plan(
+    return Quantisation(
         method="compressed-tensors",
         of=of,
         experts=True,
@@ -538,7 +542,7 @@ def group_weights(keys: Keys, model: nn.Module) -> Weights:
             )
 
 
-def modelopt(keys: Keys, model: nn.Module) -> Plan:
+def modelopt(keys: Keys, model: nn.Module) -> Quantisation:
     """NVIDIA's: one scale a matrix, known ones of inputs, and so for keys and values."""
     algo = keys.get("quant_algo", str)
     schemes = {
@@ -557,7 +561,7 @@ def modelopt(keys: Keys, model: nn.Module) -> Plan:
     scheme = keys.part("kv_cache_scheme")
     if kept not in (None, "FP8"):
         raise keys.refused(f"kv_cache_quant_algo {kept!r}", str(kept), "FP8")
-    return Plan(
+    return Quantisation(
         method="modelopt",
         of=of,
         experts=True,
@@ -567,7 +571,7 @@ def modelopt(keys: Keys, model: nn.Module) -> Plan:
     )
 
 
-METHODS: dict[str, Callable[[Keys, nn.Module], Plan]] = {
+METHODS: dict[str, Callable[[Keys, nn.Module], Quantisation]] = {
     "awq": awq,
     "gptq": gptq,
     "auto-round": auto_round,
