@@ -19,7 +19,8 @@ from gpuir.ir.notes import Tile
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.simulate.segments import BLOCK, reserved, rounded
+from gpuir.stacks.allocators import BLOCK, find_allocator, rounded
+from gpuir.targets.profile import profile_of
 from gpuir.targets.target import Target
 
 MemoryKind = Literal[
@@ -63,8 +64,8 @@ class Memory:
 
     `live` are bytes by kind (a row each, as in `MEMORY_KINDS`) and moment. `events` are the
     allocations made and freed in order, by their place in `holders`, with their bytes, negative
-    when freed; `tops` says for each moment how many have been by then. `available_bytes` is what
-    the device has for them, if there is a device.
+    when freed; `tops` says for each moment how many have been by then. `allocator` is that of the
+    stack, and `available_bytes` what the device has for it, if there is a device.
     """
 
     moments: tuple[Moment, ...]
@@ -73,6 +74,7 @@ class Memory:
     events: tuple[tuple[int, int], ...]
     tops: tuple[int, ...]
     available_bytes: int | None = None
+    allocator: str = "caching"
 
     @cached_property
     def total(self) -> NDArray[np.int64]:
@@ -110,10 +112,11 @@ class Memory:
 
     @cached_property
     def reserved_bytes(self) -> int:
-        """What PyTorch's allocator takes from the device: more than the peak, because free memory
-        is in pieces. Near what is available it gives back what it can."""
-        limit = self.available_bytes
-        return reserved(self.events, UNLIMITED if limit is None else limit)
+        """What the stack's allocator takes from the device: more than the peak, because free memory
+        is in pieces."""
+        limit = UNLIMITED if self.available_bytes is None else self.available_bytes
+        weights = {i for i, holder in enumerate(self.holders) if holder.kind == "weights"}
+        return find_allocator(self.allocator)(self.events, weights, limit)
 
     @property
     def spare_bytes(self) -> int | None:
@@ -149,7 +152,8 @@ def memory(graph: Graph, target: Target | None = None, block: int = BLOCK) -> Me
     """
     walk = _Walk(block, _pool_bytes(target), {})
     walk.run(graph)
-    return walk.result(None if target is None else available_bytes(target))
+    allocator = profile_of(graph).allocator
+    return walk.result(allocator, None if target is None else available_bytes(target))
 
 
 # ---------------------------------------------------------------------------- workspace
@@ -234,10 +238,10 @@ class _Walk:
         if id(branch) not in self.peaks:
             alone = _Walk(self.block, 0, self.peaks)
             alone.run(branch)
-            self.peaks[id(branch)] = alone.result(None).peak_bytes
+            self.peaks[id(branch)] = alone.result().peak_bytes
         return self.peaks[id(branch)]
 
-    def result(self, available: int | None) -> Memory:
+    def result(self, allocator: str = "", available: int | None = None) -> Memory:
         made = sum(size for _, size in self.events if size > 0)
         if made > UNLIMITED:
             raise ModelError(
@@ -255,6 +259,7 @@ class _Walk:
             holders=tuple(Holder(s.name, s.kind, s.bytes) for s in self.storages),
             events=tuple(self.events),
             tops=tuple(self.tops),
+            allocator=allocator,
             available_bytes=available,
         )
 

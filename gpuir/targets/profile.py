@@ -132,7 +132,8 @@ class Profile:
     are those that it runs on at all, each with its least architecture (`NVIDIA sm_75`), `dtypes`
     the least of a dtype (`bf16 sm_80`), and `emulated` the same where it computes in f32 below.
     `operators` names the list of ONNX operators that it has kernels for, and `fallback` is what
-    the others take on the CPU. `alternatives` are the profiles that could run the same model, and
+    the others take on the CPU. `allocator` is how it holds device memory (`stacks/allocators.py`).
+    `alternatives` are the profiles that could run the same model, and
     `effort` what it takes a user to run one under this profile."""
 
     name: str
@@ -150,6 +151,7 @@ class Profile:
     emulated: tuple[str, ...] = ()
     operators: str = ""
     fallback: Fallback | None = None
+    allocator: str = "caching"
     alternatives: tuple[str, ...] = ()
     effort: str = ""
     notes: str = ""

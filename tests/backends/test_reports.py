@@ -267,8 +267,8 @@ def test_many_targets_are_rows(s: Summary):
 def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Summary):
     small = memory(graph, load_target("a100+dram.bytes=545000000"))
     for held, word in (
-        (s.memory, "fits       41.7 GB to spare: 23.1 MB reserved of 41.8 GB"),
-        (small, "fits       no, 23"),
+        (s.memory, "fits       41.8 GB to spare: 9.44 MB reserved of 41.8 GB"),
+        (small, "fits       no, 9"),
     ):
         text = report([summarize(graph, DEVICE, held=held)], Layout(400))
         assert word in text

@@ -1,4 +1,4 @@
-"""The caching allocator's rules, one at a time."""
+"""The rules of each stack's allocator, one at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.simulate.segments import MIB, reserved
+from gpuir.ir.errors import UsageError
+from gpuir.stacks.allocators import ALLOCATORS, GIB, MIB, arena, caching, find_allocator, planned
 
 NO_LIMIT = 1 << 60
 
@@ -45,14 +46,14 @@ def trace(*steps: int) -> list[tuple[int, int]]:
     ],
 )
 def test_segments(steps: tuple[int, ...], segments: int):
-    assert reserved(trace(*steps), NO_LIMIT) == segments
+    assert caching(trace(*steps), (), NO_LIMIT) == segments
 
 
 def test_near_the_limit_free_segments_are_given_back():
     steps = trace(30 * MIB, -1, 32 * MIB)
-    assert reserved(steps, 62 * MIB) == 62 * MIB
-    assert reserved(steps, 61 * MIB) == 32 * MIB
-    assert reserved(trace(30 * MIB, 32 * MIB), 61 * MIB) == 62 * MIB
+    assert caching(steps, (), 62 * MIB) == 62 * MIB
+    assert caching(steps, (), 61 * MIB) == 32 * MIB
+    assert caching(trace(30 * MIB, 32 * MIB), (), 61 * MIB) == 62 * MIB
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40 * MIB), st.integers(0, 30))))
@@ -70,5 +71,46 @@ def test_never_less_than_what_is_allocated(steps: list[tuple[bool, int, int]]):
             name = list(live)[which % len(live)]
             held -= live[name]
             events.append((name, -live.pop(name)))
-    assert reserved(events, NO_LIMIT) >= most
-    assert reserved(events, 0) >= most
+    for name in ALLOCATORS:
+        for limit in (0, NO_LIMIT):
+            assert find_allocator(name)(events, (), limit) >= most
+
+
+@pytest.mark.parametrize(
+    ("steps", "held"),
+    [
+        ((1,), MIB),
+        ((MIB, 1), 3 * MIB),  # each segment is twice the one before
+        ((MIB, 2 * MIB, 4 * MIB), 7 * MIB),
+        ((5 * MIB,), 8 * MIB),  # or the next power of two that holds the block
+        ((5 * MIB, 3 * MIB), 16 * MIB),  # whose rest is not used: less than the block
+        ((3 * MIB, MIB), 8 * MIB),
+        ((5 * MIB, -1, 2 * MIB, 6 * MIB), 8 * MIB),
+        ((8 * MIB, -1, 5 * MIB, 3 * MIB), 16 * MIB),  # not twice as large: not cut
+        ((8 * MIB, -1, 4 * MIB, 4 * MIB), 8 * MIB),
+        ((GIB, GIB, GIB), 3 * GIB),  # no longer doubled
+        ((300 * MIB, -1, 20 * MIB), 512 * MIB),  # kept
+    ],
+)
+def test_an_arena_grows_by_powers_of_two(steps: tuple[int, ...], held: int):
+    assert arena(trace(*steps), (), NO_LIMIT) == held
+
+
+def test_an_arena_takes_what_is_left():
+    assert arena(trace(5 * MIB), (), 6 * MIB) == 6 * MIB
+    assert arena(trace(5 * MIB), (), 4 * MIB) == 5 * MIB, "which does not fit"
+
+
+def test_weights_lie_outside_the_arena_in_one_piece():
+    steps = trace(100 * MIB + 512, 3 * MIB + 512, 5 * MIB)
+    assert arena(steps, {0, 1}, NO_LIMIT) == 103 * MIB + 1024 + 8 * MIB
+
+
+def test_what_is_planned_takes_its_peak():
+    assert planned(trace(30 * MIB, 4, -1, 31 * MIB), (), NO_LIMIT) == 31 * MIB + 4
+
+
+def test_a_name_that_no_allocator_has():
+    assert find_allocator("arena") is ALLOCATORS["arena"]
+    with pytest.raises(UsageError, match="no allocator 'arna'"):
+        find_allocator("arna")
