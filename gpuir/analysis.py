@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from gpuir.cost.attention import is_written_out
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.table import Predictor
-from gpuir.cost.work import in_tf32, work_of
+from gpuir.cost.work import work_of
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
+from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
 from gpuir.report.find import find_kernel
 from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.memory import memory
 from gpuir.stacks.table import pipeline
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import load_profile, under
+from gpuir.targets.profile import load_profile
 from gpuir.targets.support import check, elsewhere, emulated
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def lower(
     makes the kernels that it makes for that one, else those for any. `passes` are those of the
     user's own modules, by name.
     """
-    graph = under(graph, profile, tf32)
+    graph = run_under(graph, profile, tf32)
     if graph.level >= Level.kernel:
         return graph
     device = None if target is None else load_target(target)
@@ -180,8 +181,7 @@ def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
     if node.cost is None or not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
-    tf32 = in_tf32(node.op, graph.tf32 or "none")
-    return explained(node.op, node.tile, target, node.cost, tf32=tf32)
+    return explained(node.op, node.tile, target, node.cost)
 
 
 def _written_out(graph: Graph, target: Target) -> tuple[str, ...]:

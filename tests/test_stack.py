@@ -25,7 +25,7 @@ STEPS = {  # the passes of the default profile of an ONNX file, up to each level
 
 def label(g: gpuir.Graph) -> tuple[str, str | None, float]:
     s = gpuir.summary(g)
-    return s.profile.name, g.tf32, s.latency_s
+    return s.profile.name, s.tf32, s.latency_s
 
 
 @pytest.mark.parametrize("level", STEPS)
@@ -63,7 +63,7 @@ def test_another_stack_may_be_named(tmp_path: Path):
     file = tmp_path / "x.gir"
     args = ("opt", ENCODER, "--dims", "batch=2,seq=32", "--profile", "tensorrt")
     done = CliRunner().invoke(main, (*args, "--pipeline", "canonicalize", "-o", str(file)))
-    assert done.exit_code == 0 and "under tensorrt with tf32 products {" in file.read_text()
+    assert done.exit_code == 0 and " under tensorrt {" in file.read_text()
     assert gpuir.summary(gpuir.analyze(str(file), "a100")).profile.name == "tensorrt"
     eager = gpuir.analyze(str(file), "a100", profile="eager")
     assert gpuir.summary(eager).profile.name == "eager", "a graph of level graph is for any"

@@ -18,7 +18,7 @@ from gpuir.passes.manager import make_pass
 from gpuir.stacks.table import PASSES, pipeline
 from gpuir.text import parse, parse_passes, parse_schedule, show
 
-MLP = """costed @mlp of onnx for a100 under ort with tf32 none {
+MLP = """costed @mlp of onnx for a100 under ort {
   in %x: f16[8, 1024]
   param %w: f16[1024, 4096]
   param %bias: f16[4096]
@@ -72,9 +72,9 @@ def test_roles_and_what_outputs_take_over():
 
 
 def test_what_a_graph_says_of_itself():
-    text = 'costed @g of pytorch for "a100+sms=9" under eager with tf32 conv {\n  out\n}\n'
+    text = 'costed @g of pytorch for "a100+sms=9" under "eager+tf32=none" {\n  out\n}\n'
     g = parse(text)
-    assert (g.framework, g.target, g.profile, g.tf32) == ("pytorch", "a100+sms=9", "eager", "conv")
+    assert (g.framework, g.target, g.profile) == ("pytorch", "a100+sms=9", "eager+tf32=none")
     assert show(g) == text
     assert show(parse("graph @of of onnx { out }")) == "graph @of of onnx {\n  out\n}\n"
 
@@ -105,8 +105,6 @@ REFUSED = {
     "graph @g {": "unexpected the end of the text",
     "graf @g { out }": "unexpected 'graf'",
     "graph @g of jax { out }": "no framework 'jax'",
-    "graph @g with tf32 some { out }": "no rule of TF32 'some'",
-    "graph @g with tf33 all { out }": "unexpected 'tf33'",
     graph("out %x", "out %x"): "nothing comes after `out`",
     graph('%y: f32[2] = t.map("relu", [%x])'): "there is no `out` line",
     graph("in %x: f32[3]", "out %x"): "%x is defined twice",

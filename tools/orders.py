@@ -35,7 +35,7 @@ import gpuir
 from gpuir.cost import work
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
-from gpuir.ir.types import DType, bf16, f8e4m3, f16, f32
+from gpuir.ir.types import DType, bf16, f8e4m3, f16, f32, tf32
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.tile import TilePass
 from gpuir.targets.load import load_target, target_names
@@ -96,8 +96,8 @@ def corpus() -> dict[str, Work]:
         out = bf16 if dtype == f8e4m3 else dtype
         found[f"gemm {dtype.name}"] = work.gemm(m, n, k, dtype, out=out)
     found["layer f32"] = work.gemm(m, n, k, f32, bias=True)
-    some = m > 1  # a matrix times a vector never runs in TF32 (`work.in_tf32`)
-    found["gemm tf32"] = work.gemm(m[some], n[some], k[some], f32, tf32=True)
+    some = m > 1  # a matrix times a vector never runs in TF32 (`passes.math`)
+    found["gemm tf32"] = work.gemm(m[some], n[some], k[some], f32, math=tf32)
     found["gemm f16, lopsided"] = work.gemm(
         *np.array([(1, 64, 25088), (8, 64, 25088), (64, 32000, 4096), (100000, 64, 64)], float).T,
         f16,

@@ -14,7 +14,7 @@ from gpuir.cost import work
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
-from gpuir.ir.types import DType, bf16, f16, f32
+from gpuir.ir.types import DType, bf16, f16, f32, tf32
 
 # Software sees one die of a board with two. Half an MI250 has the numbers of an MI210.
 DEVICES = {"AMD_Instinct_MI250": "mi210", "AMD_Instinct_MI250X": "mi250x-gcd"}
@@ -50,13 +50,13 @@ def dtype_of(words: Mapping[str, str]) -> DType:
 def products(s: Shapes) -> tuple[Work, ...]:
     """`bmm`: c[b, m, k] = a[b, m, n] · b[b, n, k]. `linear`: the same with a bias. The contraction
     is n."""
-    dtype, tf32 = dtype_of(s.words), s.words["dtype"] == "tf32"
+    dtype, math = dtype_of(s.words), tf32 if s.words["dtype"] == "tf32" else None
     match s.words["op"]:
         case "bmm":
-            return (work.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], tf32=tf32),)
+            return (work.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], math=math),)
         case "linear":
             m = s["m"] * s["b"]
-            return (work.gemm(m, s["k"], s["n"], dtype, bias=True, tf32=tf32),)
+            return (work.gemm(m, s["k"], s["n"], dtype, bias=True, math=math),)
         case op:
             raise Unmodelled(f"operator {op} is no product we know")
 

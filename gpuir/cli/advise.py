@@ -150,9 +150,9 @@ def bench(
     from gpuir.analysis import lowering
     from gpuir.cost.table import find_predictor
     from gpuir.ir.graph import Level
+    from gpuir.passes.math import run_under
     from gpuir.plan.advise import Bench
     from gpuir.plan.outcome import outcome
-    from gpuir.targets.profile import under
 
     predictor = find_predictor(given["predictor"], loaded.predictors)
     models: dict[str, Graph] = {}
@@ -177,12 +177,12 @@ def bench(
         key = f"{id(g)} {setup.passes} {setup.profile} {setup.tf32}"
         if key not in graphs:
             steps = gpuir.pipeline(setup.passes, loaded.passes, loaded.predictors, loaded.targets)
-            graphs[key] = steps.run(under(g, setup.profile, setup.tf32))
+            graphs[key] = steps.run(run_under(g, setup.profile, setup.tf32))
         return graphs[key]
 
     def kernels(setup: Setup) -> Graph:
         g = graph(setup)
-        started, target = under(g, setup.profile, setup.tf32), gpuir.load_target(setup.target)
+        started, target = run_under(g, setup.profile, setup.tf32), gpuir.load_target(setup.target)
         if started.level >= Level.kernel:
             return started
         if setup.lowering:

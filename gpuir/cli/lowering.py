@@ -57,13 +57,13 @@ class Kernels:
 
     def _graph(self, profile: str | None) -> Graph:
         """The model as the profile finds it."""
-        from gpuir.targets.profile import under
+        from gpuir.passes.math import run_under
 
         if self.first is None:
             g = self.first = self.read(profile)
         else:
             g = self.first if self.first.profile is None else self.read(profile)
-        g = under(g, profile, self.tf32)
+        g = run_under(g, profile, self.tf32)
         return g if self.passes is None else self.passes.run(g, watch=self.watch)
 
 

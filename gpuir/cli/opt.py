@@ -40,7 +40,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     gpuir opt model.gir --pipeline "fuse{max_ops=4},legalize" --print-after all -o out.gir
     """
     import gpuir
-    from gpuir.targets.profile import under
+    from gpuir.passes.math import run_under
 
     loaded = load_modules(given["modules"])
     pipeline = options.pipeline_of({"pipeline": text}, loaded)
@@ -57,7 +57,7 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
             note(f"# after {p}\n{gpuir.show(g)}")
 
     if pipeline is not None or any(x is not None for x in stack.values()):
-        g = under(g, **stack)
+        g = run_under(g, **stack)
     if pipeline is not None:
         g = pipeline.run(g, verify_each, watch)
     emit(gpuir.show(g), given["output"])

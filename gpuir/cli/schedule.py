@@ -40,7 +40,6 @@ def check(file: str, target: str | None, **given: Any) -> None:
     """
     import gpuir
     from gpuir.passes.tile import schedule_in
-    from gpuir.targets.profile import tf32_rule
 
     found = schedule_in(file)
     name = target or found.target
@@ -49,8 +48,7 @@ def check(file: str, target: str | None, **given: Any) -> None:
     stack: Any = {"profile": given["profile"], "tf32": given["tf32"]}
     g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
     g = gpuir.strip(gpuir.lower(g, target=loaded.target(name), **stack))
-    tf32 = tf32_rule(g)
-    illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device, tf32)]
+    illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device)]
     fine = len(found.tiles) - len(illegal)
     total = f"{fine} of {len(found.tiles)} tiles are legal on {device.name}\n"
     emit("".join((*illegal, total)))
@@ -58,12 +56,9 @@ def check(file: str, target: str | None, **given: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-def reasons(
-    g: Graph, schedule: Schedule, target: Target, tf32: str
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def reasons(g: Graph, schedule: Schedule, target: Target) -> Iterator[tuple[tuple[str, ...], str]]:
     """The paths whose tile is not legal, each with why."""
     from gpuir.cost.legal import why_illegal
-    from gpuir.cost.work import in_tf32
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
     from gpuir.report.find import walk
@@ -74,5 +69,5 @@ def reasons(
         if not isinstance(op, KernelOp) or not op.tiled:
             names = ["/".join(p) for p, op in known.items() if op.tiled]
             yield path, f"no kernel with a tile\n  fix:      {nearest('/'.join(path), names)}"
-        elif why := why_illegal(op, tile, target, in_tf32(op, tf32)):
+        elif why := why_illegal(op, tile, target):
             yield path, "not legal\n  found:    " + f"{tile}\n{why}".replace("\n", "\n" + " " * 12)

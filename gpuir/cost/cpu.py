@@ -107,7 +107,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     roof = 0.0
     if multiplies:
         flops, calls = _MULTIPLY[work.kernel](s, work, target, p)
-        peak = s.put("peak", target.peak(work.pipe, work.dtype, tf32=work.tf32), "flop/s")
+        peak = s.put("peak", target.peak(work.pipe, work.rate_dtype), "flop/s")
         compute = compute + flops / (peak * share)
         wait = wait + calls * p["set-up"]
         if work.kernel in ("k.gemm", "k.experts"):
@@ -205,7 +205,7 @@ def _convolution(
     matrix, _ = _product(s, work, target, p)
     unfolding_s = e["b"] * e["m"] * e["k"] * UNFOLD_CLOCKS / target.clock_hz
     unfolding_s = xp.where(taps > 1, unfolding_s, 0.0)
-    matrix = matrix + unfolding_s * target.peak(work.pipe, work.dtype, tf32=work.tf32) / target.sms
+    matrix = matrix + unfolding_s * target.peak(work.pipe, work.rate_dtype) / target.sms
     return xp.where(unfolded > 0, matrix, direct), xp.where(unfolded > 0, 0.0, CONV_CALLS)
 
 

@@ -300,11 +300,10 @@ def terms(
     target: Target,
     *,
     predictor: str = "tile",
-    tf32: bool = False,
 ) -> tuple[Line, ...]:
     """The lines behind the cost of a kernel by `tile` or `roofline`, in the order that one leads to
     the next; the last is the total."""
-    work = work_of(op, tf32)
+    work = work_of(op)
     match predictor.partition("@")[0]:
         case "tile":
             if tile is None:
@@ -321,16 +320,14 @@ def terms(
             )
 
 
-def explained(
-    op: k.KernelOp, tile: Tile | None, target: Target, cost: Cost, *, tf32: bool = False
-) -> tuple[Line, ...]:
+def explained(op: k.KernelOp, tile: Tile | None, target: Target, cost: Cost) -> tuple[Line, ...]:
     """The lines behind a cost, where its predictor is ours and they lead to it; else (a plug-in's,
     or another version's) what the cost states of itself."""
     name = cost.by.partition("@")[0]
     if name == "roofline" or (name == "tile" and tile is not None):
-        lines = terms(op, tile, target, predictor=name, tf32=tf32)
+        lines = terms(op, tile, target, predictor=name)
         if isclose(lines[-1].value, cost.time_s, rel_tol=1e-9):
-            return (*lines, *_ends(work_of(op, tf32), target, cost))
+            return (*lines, *_ends(work_of(op), target, cost))
     source = f"as {cost.by} says"
     return (
         *(Line(name.replace("_", " "), value, "", source=source) for name, value in cost.facts),

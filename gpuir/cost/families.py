@@ -39,7 +39,7 @@ def family_of(work: Work, target: Target) -> Family:
             return grouped.family_of(work)
         case "k.attention":
             return attention.FAMILY
-        case "k.gemm" if target.vendor == "AMD" and work.dtype == f32 and not work.tf32:
+        case "k.gemm" if target.vendor == "AMD" and work.rate_dtype == f32:
             return tensile.FAMILY
         case "k.gemm" | "k.conv" if runs_on_tensor(work, target):
             return tensor.FAMILY

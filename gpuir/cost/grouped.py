@@ -169,7 +169,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _peak(work: Work, target: Target) -> float:
-    return target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    return target.peak(work.pipe, work.rate_dtype)
 
 
 def _product(

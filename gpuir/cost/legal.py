@@ -95,10 +95,10 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
     return tuple(found)
 
 
-def why_illegal(op: KernelOp, tile: Tile, target: Target, tf32: bool = False) -> str:
+def why_illegal(op: KernelOp, tile: Tile, target: Target) -> str:
     """Why `tile` cannot run on `target`, or an empty text: the dimension, unit or memory that does
     not fit, what it asks for and what there is."""
-    work = work_of(op, tf32)
+    work = work_of(op)
     extents = work.extents
     for d, n in tile.dims:
         if d not in extents:

@@ -15,7 +15,7 @@ import numpy as np
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Role, Work
 from gpuir.ir.notes import Tile
-from gpuir.ir.types import f32
+from gpuir.ir.types import f32, tf32
 from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
@@ -198,8 +198,8 @@ def instruction(target: Target) -> str:
 def peak_of(work: Work, target: Target) -> float:
     """Flop/s that a kernel's products reach at most."""
     if takes_three(work, target):
-        return target.peak(work.pipe, f32, tf32=True) / 3
-    return target.peak(work.pipe, work.dtype, tf32=work.tf32)
+        return target.peak(work.pipe, tf32) / 3
+    return target.peak(work.pipe, work.rate_dtype)
 
 
 def takes_three(work: Work, target: Target) -> bool:
@@ -207,10 +207,10 @@ def takes_three(work: Work, target: Target) -> bool:
     (PyTorch, aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h:
     OpMultiplyAddFastF32, whatever torch.backends.cuda.matmul.allow_tf32 says)."""
     nvidia = target.isa.startswith("sm_") and "tf32" in target.flops_per_s.tensor
-    return nvidia and work.kernel == "k.attention" and work.dtype == f32 and not work.tf32
+    return nvidia and work.kernel == "k.attention" and work.rate_dtype == f32
 
 
 def runs_on_tensor(work: Work, target: Target) -> bool:
     """Whether the products run on the matrix units of `target`."""
-    rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
+    rule = target.peak_rule(work.pipe, work.rate_dtype)
     return work.is_contraction and work.pipe == "tensor" and rule.startswith("tensor")

@@ -17,12 +17,12 @@ def bounds(work: Work, target: Target) -> tuple[Number, Number]:
     return flops / peak_of(work, target), work.nbytes / target.dram_bytes_per_s
 
 
-def roofline(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
+def roofline(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
     """The slower of arithmetic and memory, plus one launch. Ignores tiles and caches.
 
     Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.
     """
-    work = work_of(op, tf32)
+    work = work_of(op)
     compute, memory = (float(term) for term in bounds(work, target))
     terms: tuple[tuple[Bound, float], ...] = (
         ("compute", compute),

@@ -129,7 +129,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """The terms of a product under its tile."""
     xp = s.xp
     cut = _cut(s, work, tiles, target, p)
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    peak = target.peak(work.pipe, work.rate_dtype)
     busy_s = _busy_s(s, work, tiles, target, p, cut, peak)
     l2_bytes, dram_bytes, memory_s = _moved(s, work, tiles, target, p, cut)
     run_s = xp.maximum(busy_s, memory_s)

@@ -14,14 +14,9 @@ from gpuir.targets.target import Target
 
 
 class Predictor(Protocol):
-    """Gives a kernel's cost under a tile on a target, signed with its own name and version.
+    """Gives a kernel's cost under a tile on a target, signed with its own name and version."""
 
-    `tf32` lets f32 products run on the matrix units where the target has TF32.
-    """
-
-    def __call__(
-        self, op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False
-    ) -> Cost: ...
+    def __call__(self, op: KernelOp, tile: Tile | None, target: Target) -> Cost: ...
 
 
 PREDICTORS: dict[str, Predictor] = {"roofline": roofline, "tile": tile_cost}

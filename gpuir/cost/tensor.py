@@ -128,7 +128,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     blocks = s.put("blocks", area * tiles.split, "", "tiles of the result, times split")
     s.put("waves", blocks / target.sms)
     s.put("steps a block", xp.ceil(k / (tk * tiles.split)))
-    peak = target.peak(work.pipe, work.dtype, tf32=work.tf32)
+    peak = target.peak(work.pipe, work.rate_dtype)
     peak = s.put("peak", peak, "flop/s", _peak_source(work, target))
     compute = _compute(s, work, tiles, target, p, peak)
 
@@ -226,7 +226,7 @@ def _memory(target: Target) -> str:
 
 
 def _peak_source(work: Work, target: Target) -> str:
-    rule = target.peak_rule(work.pipe, work.dtype, tf32=work.tf32)
+    rule = target.peak_rule(work.pipe, work.rate_dtype)
     listed = rule.partition(" ")[0]
     return f"{target.name} {rule}: {target.source(f'flops_per_s.{listed}')}"
 

@@ -296,9 +296,9 @@ def familiar(work: Work, target: Target, known: Trained) -> Familiar:
 # ---------------------------------------------------------------------------- one kernel
 
 
-def tile_cost(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
+def tile_cost(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
     """The tile predictor's cost of one kernel under its tile."""
-    return cost_of(work_of(op, tf32), tile or Tile(()), target)
+    return cost_of(work_of(op), tile or Tile(()), target)
 
 
 def trained_cost(model: Model) -> Callable[..., Cost]:
@@ -308,8 +308,8 @@ def trained_cost(model: Model) -> Callable[..., Cost]:
     def known(work: Work, tile: Tile, target: Target) -> Cost:
         return cost_of(work, tile, target, model)
 
-    def cost(op: KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
-        return known(work_of(op, tf32), tile or Tile(()), target)
+    def cost(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
+        return known(work_of(op), tile or Tile(()), target)
 
     return cost
 

@@ -17,7 +17,7 @@ import numpy as np
 from gpuir.cost import steps
 from gpuir.cost.routing import shares, with_strays
 from gpuir.cost.sheet import Number
-from gpuir.ir.graph import Access, Graph, Node, Op, Space, Value
+from gpuir.ir.graph import Access, Graph, Node, Space, Value
 from gpuir.ir.types import DType, f4e2m1, f32, i4, u4
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -108,7 +108,7 @@ class Work:
     pipe: Pipe
     accumulator_bits: int = 32
     visible: Number = 1.0  # the share of the nest that runs: causal attention skips the rest
-    tf32: bool = False  # f32 products may run on the matrix units, rounded to TF32
+    math: DType | None = None  # what products run in, where that is not `dtype`: TF32
     kind: str = ""
     traits: tuple[tuple[str, Number], ...] = ()
     novel: bool = False  # weights in a dtype that the measurements of its kind have not
@@ -128,6 +128,11 @@ class Work:
 
     def trait(self, name: str, default: Number = 0.0) -> Number:
         return dict(self.traits).get(name, default)
+
+    @property
+    def rate_dtype(self) -> DType:
+        """The dtype whose listed rate bounds the arithmetic."""
+        return self.math or self.dtype
 
     @property
     def points(self) -> Number:
@@ -165,7 +170,7 @@ class Work:
         """All that is no number: works that agree in it go into one of many kernels."""
         return (
             *(self.kernel, self.reduced, self.dtype, self.pipe, self.accumulator_bits),
-            *(self.tf32, self.kind, self.novel, self.form, tuple(d for d, _ in self.dims)),
+            *(self.math, self.kind, self.novel, self.form, tuple(d for d, _ in self.dims)),
             *((o.dims, o.role) for o in self.operands),
             *(name for name, _ in self.traits),
         )
@@ -211,27 +216,12 @@ def _product(numbers: Iterable[Number]) -> Number:
 # ---------------------------------------------------------------------------- from kernel to work
 
 
-def in_tf32(op: Op, rule: str) -> bool:
-    """Whether a rule (`none`, `conv`, `products`, `all`) has an f32 kernel like this run in TF32.
-
-    `products` are those that a library's setting reaches, so not those in fused attention.
-    A matrix times a vector stays on the lanes, which wait for memory: cuBLAS sends a product of one
-    row or column to its GEMV, which has no TF32 (ROCm/rocBLAS issue 1238).
-    """
-    if isinstance(op, k.Gemm) and 1 in (op.nest.dims["m"], op.nest.dims["n"]):
-        return False
-    if rule == "products":
-        return not isinstance(op, k.Attention | k.AttentionGradient)
-    return rule == "all" or (rule == "conv" and isinstance(op, k.Conv))
-
-
-def work_of(op: k.KernelOp, tf32: bool = False) -> Work:
-    """The work of a kernel, computed once: an op never changes. `tf32` lets f32 products run on the
-    matrix units."""
-    known: dict[bool, Work] = op.__dict__.setdefault("_works", {})
-    if tf32 not in known:
-        known[tf32] = _something(_work(op, tf32))
-    return known[tf32]
+def work_of(op: k.KernelOp) -> Work:
+    """The work of a kernel, computed once: an op never changes."""
+    known: dict[str, Work] = op.__dict__
+    if "_work" not in known:
+        known["_work"] = _something(_work(op))
+    return known["_work"]
 
 
 def _something(work: Work) -> Work:
@@ -250,20 +240,20 @@ def _something(work: Work) -> Work:
 FLAGS = ("append", "transposed")  # traits that are 0 where something is not so
 
 
-def _work(op: k.KernelOp, tf32: bool) -> Work:
+def _work(op: k.KernelOp) -> Work:
     space = op.nest
     match op:
         case k.Conv() if op.window:
-            return _weight_gradient(op, space, tf32)
+            return _weight_gradient(op, space)
         case k.Gemm() | k.Conv() | k.Attention():
-            return _contraction(op, space, tf32)
+            return _contraction(op, space)
         case k.AttentionGradient():
-            return _attention_gradient(op, tf32)
+            return _attention_gradient(op)
         case k.ExpertsGradient():
-            work = _experts(op.forward(), tf32)
+            work = _experts(op.forward())
             return _in_turns(work, op, 2.0)
         case k.Experts():
-            return _experts(op, tf32)
+            return _experts(op)
         case k.Gather() | k.Scatter():
             operands = _indexed(op, space)
         case k.Opaque() | k.Routine():
@@ -457,7 +447,7 @@ def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
     return tuple(found)
 
 
-def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) -> Work:
+def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
     operands: list[Operand] = []
     for i, (a, role) in enumerate(_accesses(space)):
         inner = 1
@@ -518,28 +508,29 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space, tf32: bool) ->
         pipe="vector" if narrow else "tensor",
         accumulator_bits=accumulator_bits,
         visible=visible,
-        tf32=tf32,
+        math=op.math,
         kind=kind,
         traits=(*traits, *_simd(op.epilogue)),
         form="transposed" if isinstance(op, k.Conv) and op.transposed else "",
     )
 
 
-def _weight_gradient(op: k.Conv, space: Space, tf32: bool) -> Work:
+def _weight_gradient(op: k.Conv, space: Space) -> Work:
     """The gradient of a convolution's weights as the product it is, whose sum may be split; with a
     few channels a group as the convolution itself, which takes as many operations."""
     if min(space.dims["n"], space.dims["m"]) >= 8:
-        product = _contraction(op, space, tf32)
+        product = _contraction(op, space)
         return replace(product, kernel="k.gemm", traits=(), form="of a convolution's weights")
     w = Value("w", op.direct().result_types[0])
-    forward = k.Conv(op.x, w, op.strides, op.low, op.high, op.dilations, op.groups)
-    return replace(_contraction(forward, forward.nest, tf32), form="of weights")
+    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
+    forward = k.Conv(op.x, w, *parts, math=op.math)
+    return replace(_contraction(forward, forward.nest), form="of weights")
 
 
-def _attention_gradient(op: k.AttentionGradient, tf32: bool) -> Work:
+def _attention_gradient(op: k.AttentionGradient) -> Work:
     """So many times the attention itself."""
     forward = op.forward()
-    return _in_turns(_contraction(forward, forward.nest, tf32), op, BACKWARD_TIMES)
+    return _in_turns(_contraction(forward, forward.nest), op, BACKWARD_TIMES)
 
 
 def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
@@ -564,7 +555,7 @@ def _window(op: k.Conv) -> tuple[tuple[str, Number], ...]:
     )
 
 
-def _experts(op: k.Experts, tf32: bool) -> Work:
+def _experts(op: k.Experts) -> Work:
     """Weights are read as they are stored, scales and biases with them."""
     mix = op.experts
     (tokens, hidden), topk = mix.x.type.shape, mix.which.type.shape[1]
@@ -582,7 +573,7 @@ def _experts(op: k.Experts, tf32: bool) -> Work:
     cell = sum(v.type.nbytes for v in stored) / max(cells, 1)
     read = w.nbytes / w.cell_bytes * cell
     operands = (x, replace(w, cell_bytes=cell, nbytes=read), y)
-    return replace(work, operands=operands, flops=op.flops(), tf32=tf32)
+    return replace(work, operands=operands, flops=op.flops(), math=op.math)
 
 
 def _is_of_blocks(v: Value) -> bool:
@@ -677,7 +668,7 @@ def gemm(
     out: DType | None = None,
     weight: DType | None = None,
     bias: bool = False,
-    tf32: bool = False,
+    math: DType | None = None,
 ) -> Work:
     """c[b, m, n] = a[b, m, k] · w[b, k, n], with k = `depth`: a `k.gemm` with these extents.
 
@@ -706,7 +697,7 @@ def gemm(
         lane_ops=lane_ops,
         dtype=dtype,
         pipe="tensor",
-        tf32=tf32,
+        math=math,
     )
 
 

@@ -18,15 +18,17 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.work import Operand, Work
 from gpuir.fit.kit import FLOATS, Benchmark, Extents, Kit, Run
 from gpuir.fit.layers import LAYERS
-from gpuir.ir.types import DTYPES, DType, bf16, f32, i8, i32
+from gpuir.ir.types import DTYPES, DType, bf16, f32, i8, i32, tf32
 
 DRAWS = 8  # of indices, taken in turn, so that a cache does not hold what they ask for
 
 
 def works_of(op: str, dtype: str, extents: Extents) -> tuple[Work, ...]:
     """The kernels that rows of an operator run. `tf32` is f32 with products in TF32."""
-    tf32 = dtype == "tf32"
-    return BENCHMARKS[op].works(extents, f32 if tf32 else DTYPES[dtype], tf32)
+    if dtype != tf32.name:
+        return BENCHMARKS[op].works(extents, DTYPES[dtype])
+    found = BENCHMARKS[op].works(extents, f32)
+    return tuple(replace(w, math=tf32) if w.kernel == "k.gemm" else w for w in found)
 
 
 def is_narrow(op: str, e: Extents) -> Number:
@@ -44,9 +46,9 @@ def is_narrow(op: str, e: Extents) -> Number:
 # ---------------------------------------------------------------------------- products
 
 
-def _linear_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _linear_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     out = {"i8": i32, "f8e4m3": bf16}.get(dtype.name, dtype)
-    return (work.gemm(e["m"], e["n"], e["k"], dtype, out=out, tf32=tf32),)
+    return (work.gemm(e["m"], e["n"], e["k"], dtype, out=out),)
 
 
 def _linear(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -83,7 +85,7 @@ def _convolution(op: str) -> Benchmark:
     as libraries like them."""
     rank, transposed = _CONVOLUTIONS[op]
 
-    def works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+    def works(e: Extents, dtype: DType) -> tuple[Work, ...]:
         found = work.conv(
             e["batch"],
             e["channels"],
@@ -117,9 +119,9 @@ def _convolution(op: str) -> Benchmark:
 _PRODUCTS = ("f32", "tf32", "f16", "bf16", "f64")
 
 
-def _attention_works(causal: bool) -> Callable[[Extents, DType, bool], tuple[Work, ...]]:
+def _attention_works(causal: bool) -> Callable[[Extents, DType], tuple[Work, ...]]:
     """The keys of causal self-attention are its queries."""
-    return lambda e, dtype, tf32: (
+    return lambda e, dtype: (
         work.attention(
             *(e["batch"], e["heads"], e["queries"], e["queries" if causal else "keys"]),
             *(e["head"], dtype),
@@ -153,7 +155,7 @@ _MAPS = {
 def _map(op: str) -> Benchmark:
     reads, name = _MAPS[op]
 
-    def works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+    def works(e: Extents, dtype: DType) -> tuple[Work, ...]:
         return (work.mapped(op, e["cells"], (dtype,) * reads, dtype),)
 
     def make(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -165,10 +167,8 @@ def _map(op: str) -> Benchmark:
     return Benchmark(("cells",), works, make, FLOATS)
 
 
-def _rows(kind: str, parameters: int) -> Callable[[Extents, DType, bool], tuple[Work, ...]]:
-    return lambda e, dtype, tf32: (
-        work.rows(e["rows"], e["cols"], dtype, kind, parameters=parameters),
-    )
+def _rows(kind: str, parameters: int) -> Callable[[Extents, DType], tuple[Work, ...]]:
+    return lambda e, dtype: (work.rows(e["rows"], e["cols"], dtype, kind, parameters=parameters),)
 
 
 def _softmax(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -188,7 +188,7 @@ def _sum(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: kit.torch.sum(x, -1, out=y)
 
 
-def _cumsum_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _cumsum_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     whole = work.rows(e["rows"], e["cols"], dtype, "norm", ops=1.0)
     return (replace(whole, kind="scan"),)
 
@@ -199,7 +199,7 @@ def _cumsum(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: kit.torch.cumsum(x, -1, out=y)
 
 
-def _topk_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _topk_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.top_k(e["rows"], e["cols"], e["k"], dtype),)
 
 
@@ -212,8 +212,8 @@ def _topk(kit: Kit, e: Mapping[str, int]) -> Run:
 # ---------------------------------------------------------------------------- moving data
 
 
-def _copy_works(kind: str) -> Callable[[Extents, DType, bool], tuple[Work, ...]]:
-    return lambda e, dtype, tf32: (
+def _copy_works(kind: str) -> Callable[[Extents, DType], tuple[Work, ...]]:
+    return lambda e, dtype: (
         work.pointwise(e["rows"] * e["cols"], (dtype,), (dtype,), ops=0.0, kind=kind),
     )
 
@@ -230,7 +230,7 @@ def _transpose(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: y.copy_(x.t())
 
 
-def _cast_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _cast_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.pointwise(e["cells"], (f32,), (dtype,), ops=1.0),)
 
 
@@ -241,7 +241,7 @@ def _cast(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: y.copy_(x)
 
 
-def _concat_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _concat_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.pointwise(2 * e["rows"] * e["cols"], (dtype,), (dtype,), ops=0.0, kind="copy"),)
 
 
@@ -252,7 +252,7 @@ def _concat(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: kit.torch.cat(xs, -1, out=y)
 
 
-def _quantise_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _quantise_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     """Scaled, rounded, clamped."""
     return (work.pointwise(e["cells"], (dtype,), (i8,), ops=4.0, kind="quantise"),)
 
@@ -266,7 +266,7 @@ def _quantise(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: kit.torch.quantize_per_tensor(x, 0.1, 0, to)
 
 
-def _dequantise_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _dequantise_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.pointwise(e["cells"], (i8,), (dtype,), ops=2.0),)
 
 
@@ -277,7 +277,7 @@ def _dequantise(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: kit.torch.mul(x, scale, out=y)
 
 
-def _embedding_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _embedding_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.gather(e["rows"], e["cols"], dtype, e["table"]),)
 
 
@@ -288,7 +288,7 @@ def _embedding(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: kit.torch.nn.functional.embedding(next(turns), w)
 
 
-def _bag_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _bag_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.gather(e["rows"], e["cols"], dtype, e["table"], bag=e["bag"]),)
 
 
@@ -300,7 +300,7 @@ def _bag(kit: Kit, e: Mapping[str, int]) -> Run:
     return lambda: call(next(turns), w, mode="sum")
 
 
-def _gather_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _gather_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     """`picks` single cells a row; the table of each is its row."""
     cell = dtype.bits / 8
     cells = e["rows"] * e["picks"]
@@ -327,7 +327,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "linear": Benchmark(("m", "n", "k"), _linear_works, _linear, (*_PRODUCTS, "f8e4m3", "i8")),
     "matmul": Benchmark(
         ("b", "m", "n", "k"),
-        lambda e, dtype, tf32: (work.gemm(e["m"], e["n"], e["k"], dtype, b=e["b"], tf32=tf32),),
+        lambda e, dtype: (work.gemm(e["m"], e["n"], e["k"], dtype, b=e["b"]),),
         _matmul,
         _PRODUCTS,
     ),

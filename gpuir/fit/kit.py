@@ -62,7 +62,7 @@ class Benchmark:
     `make` gives a call that runs one."""
 
     columns: tuple[str, ...]
-    works: Callable[[Extents, DType, bool], tuple[Work, ...]]
+    works: Callable[[Extents, DType], tuple[Work, ...]]
     make: Callable[[Kit, Mapping[str, int]], Run]
     dtypes: tuple[str, ...] = ("f32", "tf32", "f16", "bf16", "f64")
 

@@ -15,7 +15,7 @@ from gpuir.ir.types import DType
 # ---------------------------------------------------------------------------- experts
 
 
-def _experts_works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+def _experts_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     return (work.experts(e["tokens"], e["hidden"], e["inter"], e["topk"], e["experts"], dtype),)
 
 
@@ -82,15 +82,15 @@ def _recurrent(cell: str) -> Benchmark:
     as `frontends.recurrence` writes them."""
     gates, ops = _CELLS[cell]
 
-    def works(e: Extents, dtype: DType, tf32: bool) -> tuple[Work, ...]:
+    def works(e: Extents, dtype: DType) -> tuple[Work, ...]:
         batch, steps, hidden = e["batch"], e["steps"], e["hidden"]
         reads = (dtype,) * (2 * gates + 1)
-        product = work.gemm(batch, gates * hidden, hidden, dtype, tf32=tf32)
+        product = work.gemm(batch, gates * hidden, hidden, dtype)
         writes = (dtype,) * (1 + (cell == "lstm"))
         pointwise = work.pointwise(batch * hidden, reads, writes, ops=ops)
         between = pointwise.nbytes - product.operands[-1].nbytes  # see `k.Gemm`
         product = replace(product, traits=(("between", between),))
-        inputs = work.gemm(steps * batch, gates * hidden, e["features"], dtype, tf32=tf32)
+        inputs = work.gemm(steps * batch, gates * hidden, e["features"], dtype)
         each = (product, pointwise)
         return (inputs, *(replace(w, traits=(*w.traits, ("times", steps))) for w in each))
 

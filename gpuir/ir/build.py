@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from gpuir.ir.errors import ModelError
-from gpuir.ir.graph import Framework, Graph, Level, Loc, Node, Op, Role, Tf32, Value
+from gpuir.ir.graph import Framework, Graph, Level, Loc, Node, Op, Role, Value
 from gpuir.ir.types import TensorType
 
 
@@ -65,7 +65,6 @@ class Builder:
         self.roles: dict[str, Role] = {}
         self.framework: Framework | None = None
         self.profile: str | None = None
-        self.tf32: Tf32 | None = None
         self.origins: tuple[tuple[Loc, str], ...] = ()
         self._inputs: list[Value] = []
         self._params: list[Value] = []
@@ -74,12 +73,12 @@ class Builder:
 
     def inherit(self, graph: Graph) -> None:
         """Takes over what another graph says of itself: its roles, what its outputs take over, what
-        is folded and assumed, its framework, profile, rule of TF32 and origins."""
+        is folded and assumed, its framework, profile and origins."""
         self.folded += graph.folded
         self.assumed += graph.assumed
         self.over = graph.over
         self.roles.update(graph.roles)
-        self.framework, self.profile, self.tf32 = graph.framework, graph.profile, graph.tf32
+        self.framework, self.profile = graph.framework, graph.profile
         self.origins = graph.origins
 
     def capture(self, value: Value) -> Value:
@@ -174,7 +173,6 @@ class Builder:
             framework=self.framework,
             target=self.target,
             profile=self.profile,
-            tf32=self.tf32,
             over=over if any(over) else (),
             origins=self.origins,
         )

@@ -15,7 +15,6 @@ from gpuir.ir.types import TensorType
 
 Loc = str  # "mlp.onnx:MatMul_3": the source, a colon, and the model node's own name
 Framework = Literal["onnx", "pytorch"]
-Tf32 = Literal["none", "conv", "products", "all"]
 DEEPEST = 32  # regions inside one another: whoever reads a graph goes down into them by calls
 DEEPEST_CONTROL = 24  # of those, loops and branches of a model: the rest is for kernels' bodies
 Role = Literal["weight", "buffer", "input", "gradient", "optimizer", "cache", "activation"]
@@ -144,9 +143,7 @@ class Graph:
     node stands for any more. `assumed` says in words what was taken for granted (a trip count, a
     data-dependent length), for people: no code goes by what it says. `framework` is what the
     program was written in. `target` names the device from level `tiled` on, and `profile` the
-    software stack that a graph was lowered for. `tf32` says which products in f32 its costs take to
-    run in TF32: none, those of convolutions, all but those within fused attention (`products`), or
-    all. A region is a graph that sees only its own inputs.
+    software stack that a graph was lowered for. A region is a graph that sees only its own inputs.
 
     `over` is empty or goes along `outputs`: the input or param whose storage the output takes over
     (an updated cache, an optimiser's step), or None. `roles` names the values that hold something
@@ -165,7 +162,6 @@ class Graph:
     framework: Framework | None = None
     target: str | None = None
     profile: str | None = None
-    tf32: Tf32 | None = None
     over: tuple[Value | None, ...] = ()
     roles: tuple[tuple[str, Role], ...] = ()
     origins: tuple[tuple[Loc, str], ...] = ()

@@ -54,6 +54,7 @@ f8e5m2fnuz = DType("f8e5m2fnuz", 8, "float")
 f8e8m0 = DType("f8e8m0", 8, "float")
 f4e2m1 = DType("f4e2m1", 4, "float")
 c64, c128 = DType("c64", 64, "complex"), DType("c128", 128, "complex")
+tf32 = DType("tf32", 32, "float")  # of no tensor: what products of f32 may run in
 
 DTYPES: dict[str, DType] = {
     d.name: d

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
-from gpuir.ir.types import DType, TensorType, f32
+from gpuir.ir.types import DType, TensorType, c64, f32, tf32
 from gpuir.ops import tensor as t
 
 Kind = TypeVar("Kind", bound=Op)
@@ -71,6 +71,17 @@ def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Valu
         )
 
 
+def _check_math(
+    op: Gemm | Conv | Attention | AttentionGradient | Experts | ExpertsGradient,
+) -> None:
+    """Raises where the dtype that products are said to run in is not one they can."""
+    if op.math is not None and (op.math != tf32 or op.compute_dtype not in ROUNDED):
+        raise ModelError(
+            f"{op.name}: products of {op.compute_dtype} do not run in {op.math}",
+            expected="math=tf32 of products in f32, or none",
+        )
+
+
 def _ordered(types: tuple[TensorType, ...], order: tuple[int, ...]) -> tuple[TensorType, ...]:
     """Result types as written in memory `order` (empty: row-major)."""
     return tuple(TensorType(t.shape, t.dtype, order) for t in types) if order else types
@@ -86,6 +97,9 @@ def _each_ordered(
 
 # ---------------------------------------------------------------------------- contractions
 
+# Dtypes whose products may run in TF32 (cuBLAS, cublasComputeType_t: CUBLAS_COMPUTE_32F_FAST_TF32).
+ROUNDED = (f32, c64)
+
 
 @dataclass(frozen=True)
 class Gemm(KernelOp):
@@ -96,6 +110,8 @@ class Gemm(KernelOp):
     there is one, makes the right operand from `b` and `weights` on its way into the tile: a
     dequantised weight. `order` is the memory order the result is written in. In a loop that keeps
     its right operand, `between` is how many bytes the rest of a trip moves until the next reads it.
+    `math` is the dtype that the stack lets the products run in where that is not the operands':
+    TF32 of f32, on devices that have it.
     """
 
     name: ClassVar[str] = "k.gemm"
@@ -110,6 +126,7 @@ class Gemm(KernelOp):
     weights: tuple[Value, ...] = ()
     order: tuple[int, ...] = ()
     between: int | None = None
+    math: DType | None = None
 
     @property
     def right(self) -> TensorType:
@@ -126,6 +143,7 @@ class Gemm(KernelOp):
         return TensorType((*t.broadcast(a[:-2], b[:-2]), a[-2], b[-1]), self.acc)
 
     def types(self) -> tuple[TensorType, ...]:
+        _check_math(self)
         acc = self.accumulator()
         if self.epilogue is None:
             return _ordered((acc,), self.order)
@@ -217,6 +235,7 @@ class Conv(KernelOp):
     prologue: Graph | None = None
     weights: tuple[Value, ...] = ()
     window: tuple[int, ...] = ()
+    math: DType | None = None
 
     def direct(self) -> t.Conv | t.ConvTranspose | t.ConvWeightGradient:
         """The tensor op this kernel computes before its epilogue."""
@@ -233,6 +252,7 @@ class Conv(KernelOp):
         return self.direct().result_types[0].with_dtype(self.acc)
 
     def types(self) -> tuple[TensorType, ...]:
+        _check_math(self)
         acc = self.accumulator()
         if self.epilogue is None:
             return (acc,)
@@ -288,7 +308,7 @@ class Attention(KernelOp):
 
     Its nest is b h s e over keys d, in two products: q·k over the head's e, p·v into the result's
     f = e. `order` is the memory order the result is written in. `sdpa`: it is PyTorch's function
-    that is called, which chooses its kernel by what it is given.
+    that is called, which chooses its kernel by what it is given. `math` is as in `k.gemm`.
     """
 
     name: ClassVar[str] = "k.attention"
@@ -308,6 +328,7 @@ class Attention(KernelOp):
     order: tuple[int, ...] = ()
     stats: bool = False
     sdpa: bool = False
+    math: DType | None = None
 
     def direct(self) -> t.Attention:
         return t.Attention(
@@ -316,6 +337,7 @@ class Attention(KernelOp):
         )
 
     def types(self) -> tuple[TensorType, ...]:
+        _check_math(self)
         first, *stats = self.direct().result_types
         types = (first,)
         if self.epilogue is not None:
@@ -514,6 +536,7 @@ class Experts(BodyKernel):
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
     contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.Experts,)
+    math: DType | None = None
 
     @property
     def experts(self) -> t.Experts:
@@ -529,6 +552,11 @@ class Experts(BodyKernel):
     @property
     def compute_dtype(self) -> DType:
         return self.experts.x.type.dtype
+
+    def types(self) -> tuple[TensorType, ...]:
+        types = super().types()
+        _check_math(self)
+        return types
 
     def space(self) -> Space:
         mix = self.experts
@@ -556,6 +584,7 @@ class AttentionGradient(BodyKernel):
     contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.AttentionGradient,)
     orders: tuple[tuple[int, ...], ...] = ()
+    math: DType | None = None
 
     @property
     def gradient(self) -> t.AttentionGradient:
@@ -565,14 +594,16 @@ class AttentionGradient(BodyKernel):
         """The kernel whose gradient this is."""
         op = self.gradient
         settings = (op.scale, op.causal, op.offset, op.window, op.softcap)
-        return Attention(op.q, op.k, op.v, op.mask, *settings)
+        return Attention(op.q, op.k, op.v, op.mask, *settings, math=self.math)
 
     @property
     def compute_dtype(self) -> DType:
         return self.gradient.q.type.dtype
 
     def types(self) -> tuple[TensorType, ...]:
-        return _each_ordered(super().types(), self.orders)
+        types = _each_ordered(super().types(), self.orders)
+        _check_math(self)
+        return types
 
     def space(self) -> Space:
         op, nest = self.gradient, self.forward().space()
@@ -605,6 +636,7 @@ class ExpertsGradient(BodyKernel):
     contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.ExpertsGradient,)
     orders: tuple[tuple[int, ...], ...] = ()
+    math: DType | None = None
 
     @property
     def gradient(self) -> t.ExpertsGradient:
@@ -616,14 +648,16 @@ class ExpertsGradient(BodyKernel):
         y = Value("y", mix.result_types[0])
         inputs = tuple(dict.fromkeys(mix.operands))
         body = Graph(Level.graph, "", inputs, (), (Node(mix, (y,)),), (y,))
-        return Experts(inputs, body)
+        return Experts(inputs, body, self.math)
 
     @property
     def compute_dtype(self) -> DType:
         return self.gradient.x.type.dtype
 
     def types(self) -> tuple[TensorType, ...]:
-        return _each_ordered(super().types(), self.orders)
+        types = _each_ordered(super().types(), self.orders)
+        _check_math(self)
+        return types
 
     def space(self) -> Space:
         op, nest = self.gradient, self.forward().space()
@@ -768,3 +802,6 @@ KERNELS: dict[str, type[Op]] = {
         Cond,
     )
 }
+
+# Kernels whose products may run in another dtype than their operands'.
+PRODUCTS = (Gemm, Conv, Attention, AttentionGradient, Experts, ExpertsGradient)

@@ -11,7 +11,7 @@ from gpuir.cost.families import check_factors
 from gpuir.cost.host import crossings, host_cost
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
 from gpuir.cost.tile import cost_of, tile_cost
-from gpuir.cost.work import Work, in_tf32, work_of
+from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
@@ -20,7 +20,7 @@ from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
 from gpuir.plugins import blamed
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import profile_of, tf32_rule
+from gpuir.targets.profile import profile_of
 from gpuir.targets.support import load_operators, said, without_kernel
 from gpuir.targets.target import Target
 
@@ -32,8 +32,7 @@ Costing = Callable[[k.KernelOp, "Tile | None"], Cost]
 @dataclass(frozen=True)
 class Annotate(Pass):
     """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, one that a
-    plug-in adds, or, from Python, any function that is a `Predictor`. `tf32` says
-    which f32 products run in TF32, as the tiles were made for.
+    plug-in adds, or, from Python, any function that is a `Predictor`.
 
     A view is free. A loop costs its trips times the kernels of its body, a branch the dearer side;
     kernels inside carry the cost of running once.
@@ -43,16 +42,14 @@ class Annotate(Pass):
     takes: ClassVar[Level | None] = Level.tiled
     gives: ClassVar[Level | None] = Level.costed
     predictor: str | Predictor = "tile"
-    tf32: str = ""
 
     def run(self, g: Graph) -> Graph:
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
         weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
-        tf32 = tf32_rule(g, self.tf32)
-        costed = cost_graph(g, costing(self.predictor, target, tf32, weights))
+        costed = cost_graph(g, costing(self.predictor, target, weights))
         _check_version(self.predictor, costed)
-        return replace(costed, tf32=tf32)
+        return costed
 
 
 def _check_version(predictor: str | Predictor, costed: Graph) -> None:
@@ -71,7 +68,6 @@ def _check_version(predictor: str | Predictor, costed: Graph) -> None:
 def costing(
     predictor: str | Predictor,
     target: Target,
-    tf32: str,
     weights: frozenset[Value] = frozenset(),
 ) -> Costing:
     """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
@@ -82,7 +78,7 @@ def costing(
     """
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
-        return lambda op, tile: _asked(predict, op, tile, target, in_tf32(op, tf32))
+        return lambda op, tile: _asked(predict, op, tile, target)
     check_factors(target)
     known: dict[tuple[Work, Tile | None], Cost] = {}
 
@@ -90,7 +86,7 @@ def costing(
 
     def cost_one(op: k.KernelOp, tile: Tile | None) -> Cost:
         own = sum(v.type.nbytes for v in {*op.operands} & weights)
-        work = work_of(op, in_tf32(op, tf32))
+        work = work_of(op)
         if own:
             traits = (*work.traits, ("weights", float(own)), ("others", float(total - own)))
             work = replace(work, traits=traits)
@@ -99,19 +95,17 @@ def costing(
             if predict is tile_cost:
                 known[key] = cost_of(work, tile or Tile(()), target)
             else:
-                known[key] = predict(op, tile, target, tf32=in_tf32(op, tf32))
+                known[key] = predict(op, tile, target)
         return known[key]
 
     return cost_one
 
 
-def _asked(
-    predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target, tf32: bool
-) -> Cost:
+def _asked(predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:
     """What a predictor of somebody else's says, if it is a cost."""
     name = f"the predictor {getattr(predict, '__name__', predict)!r}"
     with blamed(predict, name):
-        cost = predict(op, tile, target, tf32=tf32)
+        cost = predict(op, tile, target)
     if not isinstance(cost, Cost):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(
             f"{name} gives no cost",

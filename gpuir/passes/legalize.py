@@ -16,7 +16,8 @@ from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, apart, packed, viewed
 from gpuir.ops.vocabulary import find_op
 from gpuir.passes.manager import Pass
-from gpuir.targets.profile import has_views
+from gpuir.passes.math import with_math
+from gpuir.targets.profile import has_views, tf32_rule
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Legalize(Pass):
     gives = Level.kernel
 
     def run(self, g: Graph) -> Graph:
-        return _Legalizer(g, has_views(g) and self.strides, self).run()
+        kernels = _Legalizer(g, has_views(g) and self.strides, self).run()
+        return with_math(kernels, tf32_rule(g))
 
 
 class _Legalizer:

@@ -14,6 +14,7 @@ from gpuir.ops import tensor as t
 from gpuir.passes.attention import AttentionMatcher, Scores
 from gpuir.passes.manager import Pass
 from gpuir.passes.matcher import Shape, Term, close
+from gpuir.targets.profile import tf32_rule
 
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 FORMS = (
@@ -69,19 +70,24 @@ class Recognize(Pass):
         return frozenset({*said, *(FORMS if everything else ())} - without)
 
     def run(self, g: Graph) -> Graph:
-        return prune(self.rewritten(g))
+        return prune(self.rewritten(g, tf32_rule(g) in ("products", "all")))
 
-    def rewritten(self, g: Graph) -> Graph:
-        nodes = (replace(n, op=n.op.with_regions(self.rewritten)) for n in g.nodes)
+    def rewritten(self, g: Graph, rounded: bool) -> Graph:
+        """`rounded`: products of f32 are in TF32."""
+
+        def region(inner: Graph) -> Graph:
+            return self.rewritten(inner, rounded)
+
+        nodes = (replace(n, op=n.op.with_regions(region)) for n in g.nodes)
         g = replace(g, nodes=tuple(nodes)) if any(n.op.control for n in g.nodes) else g
-        return rewrite(g, _Recognizer(g, self).rule)
+        return rewrite(g, _Recognizer(g, self, rounded).rule)
 
 
 class _Recognizer(AttentionMatcher):
-    def __init__(self, g: Graph, options: Recognize):
+    def __init__(self, g: Graph, options: Recognize, rounded: bool):
         super().__init__(g)
         self.forms = options.known
-        self.tf32 = g.tf32 in ("products", "all")
+        self.rounded = rounded
         self.norms = not self.forms.isdisjoint(NORMS)
         self.gates: dict[Value, tuple[tuple[Value, int], ...]] = {}
 
@@ -99,7 +105,7 @@ class _Recognizer(AttentionMatcher):
     def is_sdpa(self, found: Scores) -> bool:
         """Whether one of Inductor's patterns for CUDA has scores that are made so."""
         wide, effects = found.q.type.dtype == f32, [m.effect for m in found.masks]
-        if wide and not self.tf32:
+        if wide and not self.rounded:
             return False
         if found.scale == 1.0:
             return wide and effects in ([], ["add"])

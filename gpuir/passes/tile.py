@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gpuir.cost.legal import why_illegal
 from gpuir.cost.tile import best_tiles
-from gpuir.cost.work import Work, in_tf32, work_of
+from gpuir.cost.work import Work, work_of
 from gpuir.files import read_text
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node
@@ -17,7 +17,6 @@ from gpuir.passes.manager import Pass
 from gpuir.schedule import Path as KernelPath
 from gpuir.schedule import addressed, apply
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import tf32_rule
 from gpuir.targets.target import Target
 
 
@@ -26,9 +25,7 @@ class TilePass(Pass):
     """Gives every kernel with a loop nest a tile for `target`: the cheapest of the legal ones by
     the tile predictor, or what the file `schedule` says. What that leaves out is searched.
 
-    `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`. `tf32` says
-    which f32 products run in TF32 on the matrix units, `none`, `conv`, `products` or `all`: by
-    default those that the graph's profile says, or none.
+    `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`.
     """
 
     name: ClassVar[str] = "tile"
@@ -36,14 +33,13 @@ class TilePass(Pass):
     gives: ClassVar[Level | None] = Level.tiled
     target: str
     schedule: str = ""
-    tf32: str = ""
 
     def run(self, g: Graph) -> Graph:
         target = load_target(self.target)
         schedule = Schedule(g.name, self.target, ())
         if self.schedule:
             schedule = read_schedule(self.schedule, self.target, target)
-        return tile_graph(g, schedule, target, tf32_rule(g, self.tf32))
+        return tile_graph(g, schedule, target)
 
 
 def schedule_in(path: str) -> Schedule:
@@ -68,7 +64,7 @@ def read_schedule(path: str, name: str, target: Target) -> Schedule:
     return Schedule(schedule.name, name, schedule.tiles)
 
 
-def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: str = "none") -> Graph:
+def tile_graph(g: Graph, schedule: Schedule, target: Target) -> Graph:
     """The graph tiled by the schedule, checked, and by search where that has no tile.
 
     UsageError names the kernel whose tile is illegal, and why.
@@ -77,15 +73,15 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target, tf32: str = "none")
     free: dict[Work, str] = {}
     for path, node in addressed(g):
         if isinstance(node.op, KernelOp) and node.op.tiled and path not in given:
-            free.setdefault(work_of(node.op, in_tf32(node.op, tf32)), "/".join(path))
+            free.setdefault(work_of(node.op), "/".join(path))
     known = best_tiles(free, target)
 
     def choose(path: KernelPath, node: Node, wanted: Tile | None) -> Tile:
         op = node.op
         assert isinstance(op, KernelOp), "the verifier has seen to it"
         if wanted is None:
-            return known[work_of(op, in_tf32(op, tf32))]
-        if why := why_illegal(op, wanted, target, in_tf32(op, tf32)):
+            return known[work_of(op)]
+        if why := why_illegal(op, wanted, target):
             raise UsageError(
                 f"the tile of %{'/'.join(path)} is not legal",
                 where=f"schedule @{schedule.name}",

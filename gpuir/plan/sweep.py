@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
 from gpuir.cost.table import Predictor
 from gpuir.cost.tile import best_tiles
-from gpuir.cost.work import Work, in_tf32, work_of
+from gpuir.cost.work import Work, work_of
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Graph, Node, Tf32
+from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.passes.annotate import Costing, cost_graph, costing
 from gpuir.plan.outcome import outcome
 from gpuir.schedule import Path, addressed, apply
 from gpuir.targets.prices import Price, price_of
-from gpuir.targets.profile import profile_of, tf32_rule
+from gpuir.targets.profile import profile_of
 from gpuir.targets.support import elsewhere, reason, refusal
 from gpuir.targets.target import Target
 
@@ -217,9 +217,8 @@ def sweep(
 
 def _works(g: Graph) -> dict[Path, Work]:
     """What each kernel with a loop nest does."""
-    rule = tf32_rule(g)
     return {
-        path: work_of(node.op, in_tf32(node.op, rule))
+        path: work_of(node.op)
         for path, node in addressed(g)
         if isinstance(node.op, KernelOp) and node.op.tiled
     }
@@ -251,7 +250,7 @@ class _Device:
     def __init__(self, target: Target, predictor: str | Predictor, price: Price | None):
         self.target, self.predictor, self.price = target, predictor, price
         self.tiles: dict[Work, Tile] = {}
-        self.costs: dict[str, Costing] = {}
+        self.cost_one: Costing | None = None
 
     def costed(self, g: Graph, works: Mapping[Path, Work]) -> Graph:
         """The graph as `tile` and `annotate` would make it."""
@@ -262,13 +261,12 @@ class _Device:
             return self.tiles[works[path]]
 
         tiled = apply(g, Schedule(g.name, self.target.name, ()), choose)
-        rule = tf32_rule(g)
-        return replace(cost_graph(tiled, self.costing(g, rule)), tf32=rule)
+        return cost_graph(tiled, self.costing(g))
 
-    def costing(self, g: Graph, rule: Tf32) -> Costing:
+    def costing(self, g: Graph) -> Costing:
         """The predictor; on a CPU one for each graph, whose weights its caches hold."""
         if self.target.is_cpu:
-            return costing(self.predictor, self.target, rule, frozenset(g.params))
-        if rule not in self.costs:
-            self.costs[rule] = costing(self.predictor, self.target, rule)
-        return self.costs[rule]
+            return costing(self.predictor, self.target, frozenset(g.params))
+        if self.cost_one is None:
+            self.cost_one = costing(self.predictor, self.target)
+        return self.cost_one

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Tf32
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import f32
@@ -22,7 +22,7 @@ from gpuir.targets.profile import has_views, profile_of
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
     from gpuir.simulate.timeline import Timeline
-    from gpuir.targets.profile import Profile
+    from gpuir.targets.profile import Profile, Tf32
 
 Status = Literal["modelled", "approximated", "opaque"]
 SCHEMA = "gpuir.report/2"  # of a summary as JSON
@@ -300,6 +300,12 @@ class Summary:
         return totals(self.running, lambda x: x.phase)
 
     @property
+    def tf32(self) -> Tf32 | None:
+        """Which of the products in f32 may run in TF32: none, those of convolutions, all but those
+        in fused attention (`products`), or all. None where there is no product in f32."""
+        return tf32_of(self.graph)
+
+    @property
     def unfitted_s(self) -> float:
         """The time of kernels of a kind that no measurement is of: unknown operators, routines of
         which steps are counted, and those whose family measured others."""
@@ -371,11 +377,25 @@ def _assumed(graph: Graph, device: Device) -> Iterator[str]:
     if has_views(graph):
         yield VIEWS
     yield from graph.assumed
-    products = (n.op for n in graph.walk() if isinstance(n.op, k.KernelOp) and n.op.contraction)
     has_tf32 = any(n.field == "flops_per_s.tensor.tf32" for n in device.numbers)
-    if graph.tf32 and has_tf32 and any(op.compute_dtype == f32 for op in products):
-        yield TF32[graph.tf32]
+    if has_tf32 and (rule := tf32_of(graph)) is not None:
+        yield TF32[rule]
     yield from device.assumed
+
+
+def tf32_of(graph: Graph) -> Tf32 | None:
+    """Which products in f32 the kernels of a graph let run in TF32."""
+    wide = [
+        n.op for n in graph.walk() if isinstance(n.op, k.PRODUCTS) and n.op.compute_dtype == f32
+    ]
+    if not wide:
+        return None
+    rounded = [op for op in wide if op.math is not None]
+    if any(isinstance(op, k.Attention | k.AttentionGradient) for op in rounded):
+        return "all"
+    if any(not isinstance(op, k.Conv) for op in rounded):
+        return "products"
+    return "conv" if rounded else "none"
 
 
 def _memory(graph: Graph) -> Memory:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Tf32
+from gpuir.ir.graph import Graph, Level
 from gpuir.plugins import installed
 from gpuir.targets.spec import (
     Raw,
@@ -43,7 +43,9 @@ Doubt = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 
 Share = Annotated[float, Quantity("", 1e-3, 1)]
 _NO_TEXT: Table[str] = Table()
 _NO_TIMES: Table[HostTime] = Table()
+Tf32 = Literal["none", "conv", "products", "all"]
 TF32 = get_args(Tf32)
+_TF32 = "+tf32="  # behind the name of a profile: what runs in TF32 in place of its own
 KINDS = (  # of kernels that are launched, as `gpuir.ops.kernel` names them
     *("gemm", "conv", "attention", "map", "reduce", "pool", "experts"),
     *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "routine", "opaque"),
@@ -179,10 +181,15 @@ class Profile:
 
 
 def load_profile(name: str | Path) -> Profile:
-    """The profile of a built-in name, of a `.toml` path, or of a plug-in's name. TargetError when
-    nothing has that name or the file is wrong."""
-    path = _find(str(name))
-    return _shipped(path) if path in _files().values() else _read(path)
+    """The profile of a built-in name, of a `.toml` path, or of a plug-in's name; with `+tf32=none`
+    behind it (`conv`, `products`, `all`) another rule than its own. TargetError when nothing has
+    that name or the file is wrong."""
+    plain, changed, rule = str(name).rpartition(_TF32)
+    path = _find(plain if changed else rule)
+    profile = _shipped(path) if path in _files().values() else _read(path)
+    if changed and rule not in TF32:
+        raise UsageError(f"no tf32 rule {rule!r}", fix=f"one of {', '.join(TF32)}")
+    return replace(profile, tf32=rule) if changed else profile
 
 
 def profile_of(g: Graph) -> Profile:
@@ -204,12 +211,12 @@ def has_views(g: Graph) -> bool:
 
 
 def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | None = None) -> Graph:
-    """The graph with the profile that it runs under, and what of its f32 products runs in TF32.
+    """The graph with the profile that it runs under.
 
     `profile` is a name or path; without it that is the graph's own, else `eager` for what came from
     PyTorch and `ort` for an ONNX file, and for all else that is not lowered yet. What a profile has
     lowered cannot run under another: UsageError. `tf32` lets all f32 products run on the matrix
-    units, or none; what is costed keeps its own.
+    units, or none, and the profile's name then says so: `ort+tf32=none`.
     """
     if not isinstance(cast("object", profile), str | PathLike | None):
         raise UsageError(
@@ -217,10 +224,19 @@ def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | Non
             expected='profile="compiled"',
             found=f"profile={profile!r}"[:200],
         )
-    g = replace(g, profile=_chosen(g, None if profile is None else fspath(profile)))
-    if g.level == Level.costed:
-        return g
-    return replace(g, tf32=tf32_rule(g, {None: "", True: "products", False: "none"}[tf32]))
+    chosen = _chosen(g, None if profile is None else fspath(profile))
+    if tf32 is None or chosen is None or g.level == Level.costed:
+        return replace(g, profile=chosen)
+    return replace(g, profile=_allowing(chosen, "products" if tf32 else "none"))
+
+
+def _allowing(name: str, rule: Tf32) -> str:
+    """The name of a profile that goes by this rule of TF32; one that has `all` in TF32 has the
+    `products` so."""
+    plain = name.rpartition(_TF32)[0] or name
+    enough = (rule, {"products": "all"}.get(rule))
+    fits = (x for x in (name, plain) if load_profile(x).tf32 in enough)
+    return next(fits, f"{plain}{_TF32}{rule}")
 
 
 def _own(g: Graph) -> str | None:
@@ -241,18 +257,13 @@ def _chosen(g: Graph, given: str | None) -> str | None:
             fix="start from a graph of level graph",
         )
     load_profile(given)
-    return given
+    return g.profile if late else given
 
 
-def tf32_rule(g: Graph, given: str = "") -> Tf32:
-    """Which f32 kernels of a graph run in TF32: as `given`, else as the graph says, else as its
-    profile has it, else none. `products` are asked for without harm to a profile that has them
-    `all`. UsageError for no such rule."""
-    if given not in ("", *TF32):
-        raise UsageError(f"no tf32 rule {given!r}", fix=f"one of {', '.join(TF32)}")
-    profile = _own(g)
-    own = g.tf32 or (load_profile(profile).tf32 if profile else "none")
-    return cast(Tf32, own if not given or (given, own) == ("products", "all") else given)
+def tf32_rule(g: Graph) -> str:
+    """Which f32 products of a graph its stack runs in TF32, where the device has it."""
+    name = _own(g)
+    return "none" if name is None else load_profile(name).tf32
 
 
 def profile_names() -> tuple[str, ...]:

@@ -229,29 +229,26 @@ class Target:
         """The shipped target that this one is a variant of, or its own name."""
         return self.base or self.name.partition("+")[0]
 
-    def peak(self, pipe: Pipe, dtype: DType, *, tf32: bool = False) -> float:
+    def peak(self, pipe: Pipe, dtype: DType) -> float:
         """Dense flop/s on operands of `dtype`; never fails, `peak_rule` says what it fell back to.
 
         On the tensor pipe a dtype without a unit runs as the next wider one that holds its values
-        and has one (i4 as i8 as f16, f4 as f8 as f16), else on the vector pipe. `tf32` lets f32
-        use TF32 where the GPU has it.
+        and has one (i4 as i8 as f16, f4 as f8 as f16, tf32 as f32), else on the vector pipe.
         """
-        return self._peaks(pipe, dtype, tf32)[0]
+        return self._peaks(pipe, dtype)[0]
 
-    def peak_rule(self, pipe: Pipe, dtype: DType, *, tf32: bool = False) -> str:
+    def peak_rule(self, pipe: Pipe, dtype: DType) -> str:
         """The listed rate that `peak` rests on: `tensor.f16`, `vector.f32 / 2`."""
-        return self._peaks(pipe, dtype, tf32)[1]
+        return self._peaks(pipe, dtype)[1]
 
-    def _peaks(self, pipe: Pipe, dtype: DType, tf32: bool) -> tuple[float, str]:
-        key = pipe, dtype.name, tf32
+    def _peaks(self, pipe: Pipe, dtype: DType) -> tuple[float, str]:
+        key = pipe, dtype.name
         if key not in self._memo:
-            self._memo[key] = (
-                _tensor(self, dtype, tf32) if pipe == "tensor" else _vector(self, dtype)
-            )
+            self._memo[key] = (_tensor if pipe == "tensor" else _vector)(self, dtype)
         return self._memo[key]
 
     @cached_property
-    def _memo(self) -> dict[tuple[str, str, bool], tuple[float, str]]:
+    def _memo(self) -> dict[tuple[str, str], tuple[float, str]]:
         return {}
 
     def source(self, path: str) -> str:
@@ -279,6 +276,7 @@ _TENSOR_AS = {
     **dict.fromkeys(("i8", "u8", "i4", "u4", "i2", "u2"), ("i8", "f16")),
     "f16": ("f16",),
     "bf16": ("bf16",),
+    "tf32": ("tf32", "f32"),
     "f32": ("f32",),
     "c64": ("f32",),
     "f64": ("f64",),
@@ -286,12 +284,9 @@ _TENSOR_AS = {
 }
 
 
-def _tensor(target: Target, dtype: DType, tf32: bool) -> tuple[float, str]:
+def _tensor(target: Target, dtype: DType) -> tuple[float, str]:
     rates = target.flops_per_s.tensor
-    names = _TENSOR_AS.get(dtype.name, ())
-    if tf32 and names == ("f32",):
-        names = ("tf32", "f32")
-    for name in names:
+    for name in _TENSOR_AS.get(dtype.name, ()):
         if name in rates:
             return rates[name], f"tensor.{name}"
     return _vector(target, dtype)

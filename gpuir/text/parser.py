@@ -18,9 +18,9 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
-from gpuir.ir.graph import DEEPEST, Framework, Graph, Level, Node, Op, Role, Tf32, Value
+from gpuir.ir.graph import DEEPEST, Framework, Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
-from gpuir.ir.types import DTYPES, TensorType
+from gpuir.ir.types import DTYPES, TensorType, tf32
 from gpuir.ops.vocabulary import find_op
 from gpuir.text.place import check_length, error_at, number
 
@@ -108,8 +108,8 @@ def _unexpected(text: str, source: str, line: int, column: int, want: Any, found
 class _Plain(Transformer[Token, Any]):
     """Trees as plain tuples, made while parsing."""
 
-    def graph(self, level, name, framework, target, profile, tf32, *items):
-        return level, name, framework, target, profile, tf32, items
+    def graph(self, level, name, framework, target, profile, *items):
+        return level, name, framework, target, profile, items
 
     def region(self, *items):
         return "region", items
@@ -382,7 +382,7 @@ class _Build:
         return found
 
     def graph(self, tree: Any) -> Graph:
-        level, name, framework, target, profile, tf32, items = tree
+        level, name, framework, target, profile, items = tree
         graph = self.items(
             items,
             name,
@@ -394,7 +394,6 @@ class _Build:
             graph,
             framework=framework and self.one_of(framework, "framework", get_args(Framework)),
             profile=profile and self.target(profile),
-            tf32=tf32 and self.one_of(tf32, "rule of TF32", get_args(Tf32)),
         )
 
     def one_of(self, token: Token, what: str, known: tuple[str, ...]) -> Any:
@@ -587,8 +586,8 @@ class _Build:
             return self.type(tree)
         if text in ("true", "false", "none"):
             return {"true": True, "false": False, "none": None}[text]
-        if text in DTYPES:
-            return DTYPES[text]
+        if text in DTYPES or text == tf32.name:
+            return DTYPES.get(text, tf32)
         self.fail(tree, f"{text!r} is no value", "true, false, none, a dtype, or quotes around it")
 
 

@@ -43,8 +43,7 @@ def _header(g: Graph) -> str:
     of = f" of {g.framework}" if g.framework is not None else ""
     target = f" for {target_text(g.target)}" if g.target is not None else ""
     under = f" under {target_text(g.profile)}" if g.profile is not None else ""
-    tf32 = f" with tf32 {g.tf32}" if g.tf32 is not None else ""
-    return f"{g.level.name} @{quoted(g.name)}{of}{target}{under}{tf32} "
+    return f"{g.level.name} @{quoted(g.name)}{of}{target}{under} "
 
 
 def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:

@@ -15,6 +15,7 @@ from gpuir.cost.nest import Tiles, cut, peak_of, takes_three
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import choose, predict
 from gpuir.ir.types import bf16, f8e4m3, f32
+from gpuir.ir.types import tf32 as TF32
 from gpuir.targets.load import load_target
 
 GPUS = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s", "a30"]
@@ -198,8 +199,8 @@ def test_three_products_in_tf32_make_one_in_f32(gpu):
     target = load_target(gpu)
     exact = work.attention(*arrays(8, 16, 2048, 2048, 64), f32)
     assert takes_three(exact, target)
-    rounded = replace(exact, tf32=True)
-    tf32 = target.peak("tensor", f32, tf32=True)
+    rounded = replace(exact, math=TF32)
+    tf32 = target.peak("tensor", TF32)
     assert peak_of(exact, target) == tf32 / 3 and peak_of(rounded, target) == tf32
     # and numbers are taken apart for them: 4 * 64 flops a score, 3 * 2 / 32 * 2 * 64 lane ops
     lane_ops = 8 * 16 * 2048**2 * 3 * 2 / 32 * 2 * 64

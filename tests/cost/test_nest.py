@@ -7,7 +7,7 @@ from cost.kernels import attention, conv, gather, gemm, mapped, scatter
 
 from gpuir.cost.legal import why_illegal
 from gpuir.cost.nest import Tiles, cut
-from gpuir.cost.work import in_tf32, visible_share, work_of
+from gpuir.cost.work import visible_share, work_of
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f16, f32, i8
 from gpuir.targets.load import load_target
@@ -163,10 +163,3 @@ def test_bytes_of_k_go_by_the_dtype():
     tile = Tile((("m", 64), ("n", 64), ("k", 16)))
     assert why_illegal(gemm(64, 64, 64, f16), tile, A100) == ""
     assert "32 bytes" in why_illegal(gemm(64, 64, 64, i8), tile, A100)
-
-
-def test_a_matrix_times_a_vector_stays_off_tf32():
-    rules = ("none", "conv", "products", "all")
-    for m, n, expected in ((8, 16, [False, False, True, True]), (1, 16, 4 * [False])):
-        op = gemm(m, n, 32, f32)
-        assert [in_tf32(op, rule) for rule in rules] == expected

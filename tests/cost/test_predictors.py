@@ -21,7 +21,7 @@ from gpuir.cost.work import work_of
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Level, Value
-from gpuir.ir.types import TensorType, f16, f32, f64
+from gpuir.ir.types import TensorType, f16, f32, f64, tf32
 from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -59,8 +59,8 @@ def test_roofline_of_an_addition():
 def test_f32_products_leave_the_matrix_units_unless_told():
     op = gemm(4096, 4096, 4096, f32)
     assert roofline(op, None, A100).fact("peak") == 19.5e12
-    assert roofline(op, None, A100, tf32=True).fact("peak") == 156e12
-    assert best(op, A100, tf32=True).time_s < best(op, A100).time_s / 3
+    assert roofline(dataclasses.replace(op, math=tf32), None, A100).fact("peak") == 156e12
+    assert best(dataclasses.replace(op, math=tf32), A100).time_s < best(op, A100).time_s / 3
 
 
 def test_a_map_of_many_cells_is_bound_by_memory():

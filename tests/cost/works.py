@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuir.cost import work
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.ir.types import bf16, f8e4m3, f16, f32, i8
+from gpuir.ir.types import bf16, f8e4m3, f16, f32, i8, tf32
 
 EXTENT = st.one_of(st.integers(1, 40), st.sampled_from([64, 100, 512, 777, 4096]))
 HEAD = st.sampled_from([16, 64, 128, 256])
@@ -33,7 +33,7 @@ def _grouped(m: Number, n: Number, b: Number, dtype=f16) -> Work:
 KINDS: dict[str, Kind] = {
     "f32 gemm": Kind(lambda m, n, k: work.gemm(m, n, k, f32), (EXTENT,) * 3),
     "f32 bmm": Kind(lambda b, m, n, k: work.gemm(m, n, k, f32, b=b), (FEW, *(EXTENT,) * 3)),
-    "tf32 gemm": Kind(lambda m, n, k: work.gemm(m, n, k, f32, tf32=True), (EXTENT,) * 3),
+    "tf32 gemm": Kind(lambda m, n, k: work.gemm(m, n, k, f32, math=tf32), (EXTENT,) * 3),
     "f16 gemm": Kind(lambda m, n, k: work.gemm(m, n, k, f16, bias=True), (EXTENT,) * 3),
     "f16 bmm": Kind(lambda b, m, n, k: work.gemm(m, n, k, f16, b=b), (FEW, *(EXTENT,) * 3)),
     "f8 gemm": Kind(lambda m, n, k: work.gemm(m, n, k, f8e4m3, out=bf16), (EXTENT,) * 3),

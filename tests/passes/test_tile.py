@@ -19,6 +19,7 @@ from gpuir.ir.verify import verify
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.passes.annotate import Annotate
+from gpuir.passes.math import with_math
 from gpuir.passes.tile import TilePass
 from gpuir.schedule import extract
 from gpuir.targets.load import load_target, target_names
@@ -124,9 +125,9 @@ def test_a_branch_costs_the_dearer_side():
     assert cheap < dear
 
 
-def spread(op: k.KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
+def spread(op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:
     """Half as long to twice as long, on a GPU it has not seen."""
-    cost = roofline(op, tile, target, tf32=tf32)
+    cost = roofline(op, tile, target)
     return dataclasses.replace(
         cost, by="spread@1", interval=(cost.time_s / 2, cost.time_s * 2), unseen=("gpu",)
     )
@@ -141,8 +142,8 @@ def test_a_loop_and_a_branch_are_as_uncertain_as_their_kernels():
 
 
 def test_where_one_kernel_cannot_say_the_loop_cannot():
-    def sometimes(op: k.KernelOp, tile: Tile | None, target: Target, *, tf32: bool = False) -> Cost:
-        cost = spread(op, tile, target, tf32=tf32)
+    def sometimes(op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:
+        cost = spread(op, tile, target)
         given.append(cost)
         return cost if len(given) > 1 else dataclasses.replace(cost, interval=None)
 
@@ -171,8 +172,8 @@ def test_the_predictor_is_chosen_and_signs():
 def test_f32_products_are_assumed_to_leave_tf32():
     g = graph(gemm(256, 256, 256, f32))
     off = "f32 products on the vector pipe, TF32 off"
-    assert costed(g).tf32 == "none" and off in summary(costed(g)).assumed
-    assert "f32 products in TF32" in summary(costed(g, tf32="products")).assumed
+    assert summary(costed(g)).tf32 == "none" and off in summary(costed(g)).assumed
+    assert "f32 products in TF32" in summary(costed(with_math(g, "products"))).assumed
     assert off not in summary(costed(g, target="t4")).assumed  # has no TF32 to leave
     assert off not in summary(costed(graph(gemm(256, 256, 256, f16)))).assumed
 

@@ -21,6 +21,7 @@ from gpuir.ir.types import (
     i8,
     i32,
     i64,
+    tf32,
     u8,
 )
 from gpuir.targets.load import load_target, target_names
@@ -39,44 +40,44 @@ def test_a100_has_the_numbers_of_its_datasheet():
 
 
 @pytest.mark.parametrize(
-    ("name", "pipe", "dtype", "tf32", "peak", "rule"),
+    ("name", "pipe", "dtype", "peak", "rule"),
     [
-        ("a100", "tensor", f16, False, 312e12, "tensor.f16"),
-        ("a100", "tensor", bf16, False, 312e12, "tensor.bf16"),
-        ("a100", "tensor", f32, False, 19.5e12, "vector.f32"),
-        ("a100", "tensor", f32, True, 156e12, "tensor.tf32"),
-        ("a100", "tensor", f64, False, 19.5e12, "tensor.f64"),
-        ("a100", "tensor", f8e4m3, False, 312e12, "tensor.f16"),
-        ("a100", "tensor", i4, False, 624e12, "tensor.i8"),
-        ("a100", "vector", f16, False, 78e12, "vector.f16"),
-        ("a100", "vector", bf16, False, 19.5e12, "vector.f32"),
-        ("a100", "vector", i32, False, 9.75e12, "vector.f32 / 2"),
-        ("a100", "vector", i64, False, 4.875e12, "vector.f32 / 4"),
-        ("a100", "vector", bool_, False, 9.75e12, "vector.f32 / 2"),
-        ("a100", "vector", c128, False, 9.7e12, "vector.f64"),
-        ("h100", "tensor", f8e5m2, False, 1978.9e12, "tensor.f8e4m3"),
-        ("h100", "tensor", f4e2m1, False, 1978.9e12, "tensor.f8e4m3"),
-        ("b200", "tensor", f4e2m1, False, 9e15, "tensor.f4e2m1"),
+        ("a100", "tensor", f16, 312e12, "tensor.f16"),
+        ("a100", "tensor", bf16, 312e12, "tensor.bf16"),
+        ("a100", "tensor", f32, 19.5e12, "vector.f32"),
+        ("a100", "tensor", tf32, 156e12, "tensor.tf32"),
+        ("a100", "tensor", f64, 19.5e12, "tensor.f64"),
+        ("a100", "tensor", f8e4m3, 312e12, "tensor.f16"),
+        ("a100", "tensor", i4, 624e12, "tensor.i8"),
+        ("a100", "vector", f16, 78e12, "vector.f16"),
+        ("a100", "vector", bf16, 19.5e12, "vector.f32"),
+        ("a100", "vector", i32, 9.75e12, "vector.f32 / 2"),
+        ("a100", "vector", i64, 4.875e12, "vector.f32 / 4"),
+        ("a100", "vector", bool_, 9.75e12, "vector.f32 / 2"),
+        ("a100", "vector", c128, 9.7e12, "vector.f64"),
+        ("h100", "tensor", f8e5m2, 1978.9e12, "tensor.f8e4m3"),
+        ("h100", "tensor", f4e2m1, 1978.9e12, "tensor.f8e4m3"),
+        ("b200", "tensor", f4e2m1, 9e15, "tensor.f4e2m1"),
         # no integer unit: the values fit into f16; no TF32; a bf16 does not fit into an f16
-        ("v100", "tensor", i8, False, 125e12, "tensor.f16"),
-        ("v100", "tensor", f32, True, 15.7e12, "vector.f32"),
-        ("v100", "tensor", bf16, False, 15.7e12, "vector.f32"),
+        ("v100", "tensor", i8, 125e12, "tensor.f16"),
+        ("v100", "tensor", tf32, 15.7e12, "vector.f32"),
+        ("v100", "tensor", bf16, 15.7e12, "vector.f32"),
         # no tensor cores; f16 at 1/64, so that converting to f32 is faster
-        ("p4", "tensor", f16, False, 5.5e12, "vector.f32"),
-        ("p4", "tensor", i8, False, 22e12, "vector.i8"),
-        ("p4", "tensor", u8, False, 2.75e12, "vector.f32 / 2"),
-        ("p100", "tensor", f16, False, 18.7e12, "vector.f16"),
+        ("p4", "tensor", f16, 5.5e12, "vector.f32"),
+        ("p4", "tensor", i8, 22e12, "vector.i8"),
+        ("p4", "tensor", u8, 2.75e12, "vector.f32 / 2"),
+        ("p100", "tensor", f16, 18.7e12, "vector.f16"),
         # matrix units for f32 and c64
-        ("mi300x", "tensor", f32, False, 163.4e12, "tensor.f32"),
-        ("mi300x", "tensor", c64, False, 163.4e12, "tensor.f32"),
+        ("mi300x", "tensor", f32, 163.4e12, "tensor.f32"),
+        ("mi300x", "tensor", c64, 163.4e12, "tensor.f32"),
         # no f64 rate published
-        ("rtx-pro-6000-se", "vector", f64, False, 120e12 / 64, "vector.f32 / 64"),
+        ("rtx-pro-6000-se", "vector", f64, 120e12 / 64, "vector.f32 / 64"),
     ],
 )
-def test_peak(name, pipe, dtype, tf32, peak, rule):
+def test_peak(name, pipe, dtype, peak, rule):
     target = load_target(name)
-    assert target.peak(pipe, dtype, tf32=tf32) == pytest.approx(peak)
-    assert target.peak_rule(pipe, dtype, tf32=tf32) == rule
+    assert target.peak(pipe, dtype) == pytest.approx(peak)
+    assert target.peak_rule(pipe, dtype) == rule
 
 
 @pytest.mark.parametrize("name", target_names())
@@ -85,7 +86,7 @@ def test_every_dtype_has_a_peak_on_every_target(name):
     for dtype in DTYPES.values():
         for pipe in ("tensor", "vector"):
             assert target.peak(pipe, dtype) > 0
-        assert target.peak("tensor", dtype, tf32=True) >= target.peak("tensor", dtype)
+    assert target.peak("tensor", tf32) >= target.peak("tensor", f32)
 
 
 def test_source_is_of_the_longest_prefix():
