@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from gpuir.ir.build import NameTable
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.types import DType
 from gpuir.ops import tensor as t
 
 
@@ -61,6 +63,70 @@ def reads(nodes: Sequence[Node]) -> list[Value]:
     return list(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
 
 
+def inlined(op: t.Fused, value: Value, layout: Op) -> t.Fused:
+    """A launch that has the layout ops by which one of its arguments is made as its first nodes."""
+    assert isinstance(layout, t.Fused)
+    (x,), made = layout.args, layout.body
+    at = op.args.index(value)
+    here = dict(zip(op.args, op.body.inputs, strict=True))
+    source = here.get(x) or Value(_unused(x.name, op.body), x.type)
+    new = {made.inputs[0]: source, made.outputs[0]: op.body.inputs[at]}
+    taken = NameTable({*names_of(op.body), source.name})
+    nodes: list[Node] = []
+    for node in made.nodes:
+        for v in node.results:
+            new.setdefault(v, Value(taken.fresh(v.name), v.type))
+        results = tuple(new[v] for v in node.results)
+        nodes.append(replace(node, op=node.op.substitute(new), results=results))
+    args = dict((x, source) if v == value else (v, i) for v, i in here.items())
+    body = replace(op.body, inputs=tuple(args.values()), nodes=(*nodes, *op.body.nodes))
+    return t.Fused(tuple(args), body)
+
+
+def names_of(body: Graph) -> set[str]:
+    return {v.name for v in body.inputs} | {v.name for n in body.nodes for v in n.results}
+
+
+def _unused(name: str, body: Graph) -> str:
+    taken = names_of(body)
+    while name in taken:
+        name += "."
+    return name
+
+
+# ---------------------------------------------------------------------------- around a product
+
+
+def product(body: Graph) -> Node:
+    """The contraction that a launch is built around."""
+    return next(n for n in body.nodes if n.op.contraction)
+
+
+def prologue(body: Graph, operand: Value) -> Graph | None:
+    """The region that makes an operand of the contraction inside its launch, on the packed weight
+    first and what else it reads; None where the operand lies in memory."""
+    if operand in body.inputs:
+        return None
+    nodes = needed(body.nodes, (operand,))
+    return Graph(Level.graph, "", tuple(largest_first(nodes)), (), nodes, (operand,))
+
+
+def epilogue(body: Graph, acc: DType) -> Graph | None:
+    """The region after the contraction, on the accumulator, of dtype `acc`, and the extra operands;
+    None where the accumulator is the result."""
+    anchor = product(body)
+    result = anchor.results[0]
+    rest = needed([n for n in body.nodes if n is not anchor], body.outputs, {result})
+    if not rest and result.type.dtype == acc:
+        return None
+    extra = [v for v in reads(rest) if v != result]
+    if result.type.dtype == acc:
+        return Graph(Level.graph, "", (result, *extra), (), rest, body.outputs)
+    first = Value(_unused(f"{result.name}.acc", body), result.type.with_dtype(acc))
+    cast = Node(t.Cast(first, result.type.dtype), (result,), anchor.locs)
+    return Graph(Level.graph, "", (first, *extra), (), (cast, *rest), body.outputs)
+
+
 # ---------------------------------------------------------------------------- weights
 
 
@@ -81,7 +147,7 @@ def known(nodes: Iterable[Node], params: Iterable[Value]) -> set[Value]:
     return found
 
 
-def packed(nodes: Sequence[Node]) -> list[Value]:
+def largest_first(nodes: Sequence[Node]) -> list[Value]:
     """What a prologue reads, the packed weight first: the largest."""
     return sorted(reads(nodes), key=lambda v: -v.type.size)
 
@@ -97,7 +163,7 @@ def is_unpacking(
         return False
     if not any(isinstance(n.op, t.Pointwise) for n in nodes):
         return False  # read by its strides
-    read = packed(nodes)
+    read = largest_first(nodes)
     if not read or read[0] not in params or not known >= {*read}:
         return False
     return read[0].type.dtype.bits <= weight.type.dtype.bits

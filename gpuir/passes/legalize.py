@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeGuard
 
-from gpuir.fusion.launch import fused, needed
-from gpuir.ir.build import Builder, NameTable, begin
+from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
+from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, f32, f64, i32
 from gpuir.ops import kernel as k
@@ -142,7 +142,7 @@ class _Legalizer:
             return node
         for value in op.args:
             if value in self.expanded:
-                op = within(op, value, self.expanded[value])
+                op = inlined(op, value, self.expanded[value])
         return replace(node, op=op)
 
     def is_read_unexpanded(self, node: Node) -> bool:
@@ -327,42 +327,41 @@ def contraction(op: t.Fused) -> Contraction:
     right operand, what comes after the epilogue. Experts, and gradients of whole libraries' calls,
     keep their body."""
     body = op.body
-    at = next(i for i, n in enumerate(body.nodes) if n.op.contraction)
-    anchor = body.nodes[at]
+    anchor = product(body)
     result = anchor.results[0]
     outer = dict(zip(body.inputs, op.args, strict=True))
     match anchor.op:
         case t.Matmul(a, b):
             acc = accumulator(result.type.dtype)
-            prologue, b, weights = _prologue(body, at, b, outer)
-            extra, epilogue = _epilogue(body, at, acc, outer)
-            return k.Gemm(outer[a], b, extra, epilogue, acc, prologue, weights)
+            before, b, weights = _prologue(body, b, outer)
+            extra, after = _epilogue(body, acc, outer)
+            return k.Gemm(outer[a], b, extra, after, acc, before, weights)
         case t.Conv(x, w) | t.ConvTranspose(x, w):
             conv = anchor.op
             acc = accumulator(result.type.dtype)
-            prologue, w, weights = _prologue(body, at, w, outer)
-            extra, epilogue = _epilogue(body, at, acc, outer)
+            before, w, weights = _prologue(body, w, outer)
+            extra, after = _epilogue(body, acc, outer)
             return k.Conv(
                 *(outer[x], w, conv.strides, conv.low, conv.high, conv.dilations, conv.groups),
-                *(extra, epilogue, acc, isinstance(conv, t.ConvTranspose)),
-                *(conv.extra if isinstance(conv, t.ConvTranspose) else (), prologue, weights),
+                *(extra, after, acc, isinstance(conv, t.ConvTranspose)),
+                *(conv.extra if isinstance(conv, t.ConvTranspose) else (), before, weights),
             )
         case t.ConvWeightGradient(x, dy, window):
             grad = anchor.op
             acc = accumulator(result.type.dtype)
-            extra, epilogue = _epilogue(body, at, acc, outer)
+            extra, after = _epilogue(body, acc, outer)
             return k.Conv(
                 *(outer[x], outer[dy], grad.strides, grad.low, grad.high, grad.dilations),
-                *(grad.groups, extra, epilogue, acc),
+                *(grad.groups, extra, after, acc),
                 window=window,
             )
         case t.Attention():
             att = anchor.op
-            extra, epilogue = _epilogue(body, at, result.type.dtype, outer)
+            extra, after = _epilogue(body, result.type.dtype, outer)
             return k.Attention(
                 *(outer[att.q], outer[att.k], outer[att.v]),
                 None if att.mask is None else outer[att.mask],
-                *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, epilogue),
+                *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, after),
                 stats=att.stats and anchor.results[1] in body.outputs,
             )
         case t.AttentionGradient():
@@ -376,56 +375,23 @@ def contraction(op: t.Fused) -> Contraction:
 
 
 def _prologue(
-    body: Graph,
-    at: int,
-    right: Value,
-    outer: Mapping[Value, Value],
+    body: Graph, right: Value, outer: Mapping[Value, Value]
 ) -> tuple[Graph | None, Value, tuple[Value, ...]]:
-    """What makes the right operand inside the body: its graph, the packed weight it starts from
-    (the largest of what it reads) and the rest."""
-    if right in outer:
+    """The region that makes the right operand, the packed weight it starts from, and the rest that
+    it reads; None where the operand lies in memory."""
+    graph = prologue(body, right)
+    if graph is None:
         return None, outer[right], ()
-    nodes = needed(body.nodes[:at], (right,))
-    made = {v for n in nodes for v in n.results}
-    reads = dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made)
-    by_size = sorted(reads, key=lambda v: -v.type.size)
-    graph = Graph(Level.graph, "", tuple(by_size), (), nodes, (right,))
-    return graph, outer[by_size[0]], tuple(outer[v] for v in by_size[1:])
+    first, *rest = graph.inputs
+    return graph, outer[first], tuple(outer[v] for v in rest)
 
 
 def _epilogue(
-    body: Graph,
-    at: int,
-    acc: DType,
-    outer: Mapping[Value, Value],
+    body: Graph, acc: DType, outer: Mapping[Value, Value]
 ) -> tuple[tuple[Value, ...], Graph | None]:
-    """The extra operands and the pointwise region after the contraction; None when the
-    accumulator is the result."""
-    anchor = body.nodes[at]
-    result = anchor.results[0]
-    rest = needed([n for i, n in enumerate(body.nodes) if i != at], body.outputs, {result})
-    if not rest and result.type.dtype == acc:
-        return (), None
-    made = {v for n in rest for v in n.results}
-    extra = dict.fromkeys(v for n in rest for v in n.op.operands if v not in made and v != result)
-    nodes = rest
-    first = result
-    if result.type.dtype != acc:
-        first = Value(_unused(f"{result.name}.acc", body), result.type.with_dtype(acc))
-        nodes = (Node(t.Cast(first, result.type.dtype), (result,), anchor.locs), *rest)
-    graph = Graph(Level.graph, "", (first, *extra), (), nodes, body.outputs)
-    return tuple(outer[v] for v in extra), graph
-
-
-def names_of(body: Graph) -> set[str]:
-    return {v.name for v in body.inputs} | {v.name for n in body.nodes for v in n.results}
-
-
-def _unused(name: str, body: Graph) -> str:
-    taken = names_of(body)
-    while name in taken:
-        name += "."
-    return name
+    """The extra operands and the region after the contraction."""
+    graph = epilogue(body, acc)
+    return () if graph is None else tuple(outer[v] for v in graph.inputs[1:]), graph
 
 
 # ---------------------------------------------------------------------------- loops
@@ -485,26 +451,6 @@ def reads_expanded(op: Op, value: Value) -> bool:
 
 
 FLAT = t.Pointwise | t.Layout | t.Generating | t.Indexing | t.Scattering | t.Joining
-
-
-def within(op: t.Fused, value: Value, expansion: Op) -> t.Fused:
-    """A group with the layouts that one of its arguments is made by as its first nodes."""
-    assert isinstance(expansion, t.Fused)
-    (x,), made = expansion.args, expansion.body
-    at = op.args.index(value)
-    here = dict(zip(op.args, op.body.inputs, strict=True))
-    source = here.get(x) or Value(_unused(x.name, op.body), x.type)
-    new = {made.inputs[0]: source, made.outputs[0]: op.body.inputs[at]}
-    taken = NameTable({*names_of(op.body), source.name})
-    nodes: list[Node] = []
-    for node in made.nodes:
-        for v in node.results:
-            new.setdefault(v, Value(taken.fresh(v.name), v.type))
-        results = tuple(new[v] for v in node.results)
-        nodes.append(replace(node, op=node.op.substitute(new), results=results))
-    args = dict((x, source) if v == value else (v, i) for v, i in here.items())
-    body = replace(op.body, inputs=tuple(args.values()), nodes=(*nodes, *op.body.nodes))
-    return t.Fused(tuple(args), body)
 
 
 def view_of(body: Graph, x: Strided) -> Strided | None:
