@@ -201,9 +201,9 @@ def test_a_product_is_that_of_the_unpacked_weight(name: str):
     with torch.device("meta"):
         model = Two().eval()
         x = torch.empty(5, 256)
-    plan = quantised.plan(Config, model, "here")
-    assert plan is not None
-    quantised.apply(model, plan, "here")
+    made = quantised.quantisation(Config, model, "here")
+    assert made is not None
+    quantised.apply(model, made, "here")
     g = load_torch(Program(model, (x,))).graph
     rng = np.random.default_rng(0)
     values = {v.name: random_like(rng, v.type) for v in (*g.inputs, *g.params)}
