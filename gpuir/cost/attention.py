@@ -41,7 +41,7 @@ from gpuir.cost.nest import (
     takes_three,
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import CALLS, Work
+from gpuir.cost.work import Heads, Work
 from gpuir.ir.types import bf16, f32
 from gpuir.targets.target import Target
 
@@ -140,24 +140,28 @@ def is_efficient(work: Work, target: Target) -> bool:
     of other sizes for keys and values) nor cuDNN does."""
     if work.dtype == f32:
         return True
-    calls, number = _calls_of(work, target)
-    if not calls:
+    call, number = _call_of(work, target)
+    if not call:
         return False
     has_cudnn = 90 <= number < 110
-    return number < 80 or "wide sdpa" in calls or ("odd sdpa" in calls and not has_cudnn)
+    return number < 80 or call == "wide sdpa" or (call == "odd sdpa" and not has_cudnn)
 
 
 def is_written_out(work: Work, target: Target) -> bool:
     """Whether PyTorch has no fused kernel for it on a device: bf16 before sm_80."""
-    calls, number = _calls_of(work, target)
-    return bool(calls) and number < 80 and work.dtype == bf16
+    call, number = _call_of(work, target)
+    return bool(call) and number < 80 and work.dtype == bf16
 
 
-def _calls_of(work: Work, target: Target) -> tuple[set[str], int]:
+def _call_of(work: Work, target: Target) -> tuple[str, int]:
     """How PyTorch's attention is called, and the number of the target's sm_; nothing elsewhere."""
     family, _, number = target.isa.partition("_")
-    calls: set[str] = {*CALLS} & dict(work.traits).keys()
-    return (calls, int(number)) if family == "sm" and number.isdecimal() else (set(), 0)
+    call = work.detail.call if isinstance(work.detail, Heads) else ""
+    return (call, int(number)) if family == "sm" and number.isdecimal() else ("", 0)
+
+
+def _heads(work: Work) -> Heads:
+    return work.detail_as(Heads)
 
 
 def _is_blackwell(work: Work, target: Target) -> bool:
@@ -186,8 +190,8 @@ class Ran:
 
 
 def ran(work: Work, target: Target, xp: Any) -> Ran:
-    queries, keys, head = work.extents["s"], work.extents["d"], work.trait("head")
-    group = work.trait("group", 1.0)
+    queries, keys, head = work.extents["s"], work.extents["d"], _heads(work).head
+    group = _heads(work).group
     single = xp.where(queries < 2, 1.0, 0.0)
     if work.kind != "trtllm":
         # FlashAttention-3's pack_gqa; of one query every library packs
@@ -208,7 +212,7 @@ def ran(work: Work, target: Target, xp: Any) -> Ran:
 
 def _key_heads(work: Work) -> Number:
     """Heads of keys, of all sequences."""
-    return work.extents["b"] * work.extents["h"] / work.trait("group", 1.0)
+    return work.extents["b"] * work.extents["h"] / _heads(work).group
 
 
 @dataclass(frozen=True)
@@ -225,8 +229,8 @@ class Walk:
 def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     """How `tiles` cut an attention. Heads that share their keys share a tile where `Ran.packed`."""
     xp, queries, keys = s.xp, work.extents["s"], work.extents["d"]
-    group, visible = work.trait("group", 1.0), work.visible
-    reach = work.trait("reach", keys)
+    group, density = _heads(work).group, work.density
+    reach = _heads(work).reach
     rows, step, split = tiles.dims["s"], tiles.dims["d"], tiles.split
     packed = ran(work, target, xp).packed
     apart = group * xp.ceil(queries / rows)
@@ -234,9 +238,9 @@ def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     strips = s.put("strips a key head", packed * together + (1 - packed) * apart)
     blocks = s.put("blocks", _key_heads(work) * strips * split, "", "x split")
     span = xp.minimum(queries, xp.maximum(rows / (packed * group + 1 - packed), 1.0))
-    masked = xp.where(visible < 1.0, 1.0, 0.0)
+    masked = xp.where(density < 1.0, 1.0, 0.0)
     windowed = xp.where(reach < keys, 0.5, 0.0)
-    seen = xp.minimum(keys, visible * keys + masked * (span - 1) * (0.5 + windowed))
+    seen = xp.minimum(keys, density * keys + masked * (span - 1) * (0.5 + windowed))
     seen = s.put("keys a strip sees", seen)
     most = xp.ceil(keys / step)
     ragged = xp.minimum(most, seen / step + 0.5)
@@ -273,7 +277,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     exposed = s.put("exposed waits", both - xp.maximum(compute_s, memory_s), "s")
     _put_features(s, work, target, w)
     latency = exposed + _calls_s(s, work, tiles, target, p, missed, kernel)
-    return Terms(compute_s, memory_s, latency, work.products * work.visible / peak)
+    return Terms(compute_s, memory_s, latency, work.products * work.density / peak)
 
 
 def _key_bytes(work: Work) -> Number:
@@ -299,7 +303,7 @@ def _step_s(
     hide, nor the other blocks of the SM."""
     xp, sms = s.xp, target.sms
     rows, step, value = tiles.dims["s"], tiles.dims["d"], work.extents["e"]
-    cells = _padded(xp, work.trait("head", value), work, target, kernel)
+    cells = _padded(xp, _heads(work).head, work, target, kernel)
     cells = cells + _padded(xp, value, work, target, kernel)
     library = _library(work)
     share = p["compute share"] * (p[f"{library} compute"] if library else 1.0)
@@ -355,7 +359,7 @@ def _start_s(
 ) -> Number:
     """Seconds from a block's start to its loop."""
     xp, value, library = s.xp, work.extents["e"], _library(work)
-    own = p["block start"] + p["head start"] * (work.trait("head", value) + value) / 2
+    own = p["block start"] + p["head start"] * (_heads(work).head + value) / 2
     if library == "trtllm":
         many = (1 - kernel.single) * p["trtllm start"]
         own = own * (many + kernel.xqa * p["xqa start"] + kernel.single - kernel.xqa)
@@ -374,7 +378,7 @@ def _memory_s(
     xp = s.xp
     q, k, v, o = (operand.nbytes for operand in work.operands[:4])
     rest = sum((operand.nbytes for operand in work.operands[4:]), 0.0)
-    nbytes = s.put("bytes", q + k + v + o + rest + work.trait("append"), "bytes")
+    nbytes = s.put("bytes", q + k + v + o + rest + _heads(work).append, "bytes")
     kept = p["l2 kept"] * target.l2_bytes
     missed = xp.minimum(xp.maximum(nbytes / kept - 1, 0.0), 1.0)
     dram_bytes = s.put("dram bytes", nbytes * missed, "bytes")
@@ -394,16 +398,16 @@ def _put_features(s: Sheet, work: Work, target: Target, w: Walk) -> None:
         ("steps", w.steps),
         ("keys", w.keys),
         ("queries", work.extents["s"]),
-        ("head", work.trait("head", work.extents["e"])),
-        ("group", work.trait("group", 1.0)),
-        ("keys over reach", work.extents["d"] / s.xp.maximum(work.trait("reach", 1.0), 1.0)),
+        ("head", _heads(work).head),
+        ("group", _heads(work).group),
+        ("keys over reach", work.extents["d"] / s.xp.maximum(_heads(work).reach, 1.0)),
     ):
         s.put(f"log {name}", s.xp.log1p(many * 1.0), "", "log(1 + n), for the learned correction")
     differ = s.xp.where(w.longest > w.steps, 1.0, 0.0)
     s.put("masked", differ, "", "1 where walks differ in length")
     s.put("narrow", 1.0 if work.dtype.bits < 16 else 0.0, "", "1 of operands under 16 bits")
     s.put("trtllm", 1.0 if work.kind == "trtllm" else 0.0, "", "1 of TensorRT-LLM's kernels")
-    appends = s.xp.where(work.trait("append") > 0, 1.0, 0.0)
+    appends = s.xp.where(_heads(work).append > 0, 1.0, 0.0)
     s.put("appends", appends, "", "1 where a cache is written")
 
 
@@ -426,7 +430,7 @@ def _calls_s(
         start_s = start_s + target.launch_s
     few = xp.where(tiles.dims["s"] < STRIP, 1.0, 0.0)
     inner = few if _is_blackwell(work, target) else kernel.whole
-    rows = xp.minimum(work.extents["s"] * work.trait("group", 1.0), tiles.dims["s"])
+    rows = xp.minimum(work.extents["s"] * _heads(work).group, tiles.dims["s"])
     parts = tiles.split * xp.minimum(rows, GATHERED_ROWS) * work.extents["e"] * 4.0  # in f32
     combine_s = inner * p["inner combine"] + (1 - inner) * p["combine start"]
     combine_s = xp.where(tiles.split > 1, 1.0, 0.0) * (combine_s + parts / _port(target, p))
@@ -445,9 +449,9 @@ def _append_s(
 ) -> Number:
     """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
     TensorRT-LLM's also the queries."""
-    xp, bytes_own, trtllm = s.xp, work.trait("append"), work.kind == "trtllm"
+    xp, bytes_own, trtllm = s.xp, _heads(work).append, work.kind == "trtllm"
     copies = p["trtllm query copies" if trtllm else "query copies"]
-    plain = xp.where(work.trait("head") > work.extents["e"], 0.0, 1.0)  # else latent, by halves
+    plain = xp.where(_heads(work).head > work.extents["e"], 0.0, 1.0)  # else latent, by halves
     moved = 2 * bytes_own + plain * copies * work.operands[0].nbytes
     dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
     l2_s = moved * (1 - missed) / (target.l2_bytes_per_s * p["l2 share"])
@@ -464,8 +468,8 @@ def _swapped_s(
     xp = s.xp
     if has_clusters(target) or work.kind or is_efficient(work, target):
         return 0.0
-    several = xp.where(work.extents["h"] > work.trait("group", 1.0), kernel.single, 0.0)
-    swapped = xp.where(work.trait("group", 1.0) > 1, several, 0.0)
+    several = xp.where(work.extents["h"] > _heads(work).group, kernel.single, 0.0)
+    swapped = xp.where(_heads(work).group > 1, several, 0.0)
     moved = 2 * (work.operands[0].nbytes + work.operands[3].nbytes)
     copy_s = 2 * target.launch_s + moved / (target.l2_bytes_per_s * p["l2 share"])
     return s.put("heads turned", swapped * copy_s, "s")
@@ -479,7 +483,7 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -
         return LANE_BLOCKS * lanes + (1 - lanes) * (1.0 + 0.0 * tiles.warps)
     rows, step, threads = tiles.dims["s"], tiles.dims["d"], tiles.warps * sm.warp
     value = work.extents["e"]
-    head = work.trait("head", value)
+    head = _heads(work).head
     cell = work.dtype.bits / 8
     smem = cell * (rows * head + tiles.stages * step * (head + value)) + BLOCK_SMEM_BYTES
     registers = xp.minimum(rows * (value + step) / threads + OWN_REGISTERS, 255.0)
@@ -517,8 +521,8 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The tile that libraries take: rows by what the matrix instructions want, keys by what the
     shared memory holds, splits by what the device lacks of blocks."""
     keys = np.asarray(work.extents["d"], float)
-    head = np.asarray(work.trait("head", work.extents["e"]), float)
-    group = np.asarray(work.trait("group", 1.0), float)
+    head = np.asarray(_heads(work).head, float)
+    group = np.asarray(_heads(work).group, float)
     share = np.where(np.asarray(ran(work, target, np).packed) > 0, group, 1.0)
     x = Shape(
         work,
@@ -526,7 +530,7 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         keys,
         head,
         group,
-        np.asarray(work.trait("reach", keys)),
+        np.asarray(_heads(work).reach),
         np.asarray(work.extents["s"] * share),
         work.extents["b"] * work.extents["h"] / share,
         (np.asarray(work.extents["s"]) < 2) & (keys > 1),
@@ -557,7 +561,7 @@ def _of_ampere(x: Shape) -> Cut:
     among twice the SMs, on a cache in pages only where heads share keys (mha_varlen_fwd; mha_fwd,
     which PyTorch calls, does it always); by FlashAttention-3's kernels of this generation as on the
     next."""
-    paged = (np.asarray(x.work.trait("append")) > 0) & (x.work.kind == "")
+    paged = (np.asarray(_heads(x.work).append) > 0) & (x.work.kind == "")
     small = (x.rows <= 64) | (x.head > 128) | paged | (x.work.kind == "trtllm")
     rows = np.where(small, 64.0, 128.0)
     step = np.select(

@@ -21,7 +21,7 @@ from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles
 from gpuir.cost.power import JOULES, OTHER_JOULES
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import Work
+from gpuir.cost.work import ConvShape, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -72,8 +72,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     direct = _direct(s, work, target, p, rate)
     best = _faster(s, implicit, direct)
     if work.dtype == f32:
-        dense = (work.trait("stride", 1.0) == 1) * (work.trait("dilation", 1.0) == 1)
-        dense = dense * (work.trait("widest") == 3) * (work.trait("window") == 9)
+        window = work.detail_as(ConvShape)
+        dense = (window.stride == 1) * (window.dilation == 1)
+        dense = dense * (window.widest == 3) * (window.taps == 9)
         for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
             best = _faster(s, best, way, 1.0 * dense)
     compute, memory, latency = best
@@ -129,9 +130,10 @@ def _products(
 def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number]:
     """Groups, outputs of all images, filters and channels a group, images."""
     b, m, n, k = (work.extents[d] for d in "bmnk")
-    channels = k / work.trait("window", 1.0)
+    window = work.detail_as(ConvShape)
+    channels = k / window.taps
     x = work.operands[0]
-    images = x.nbytes / (x.cell_bytes * b * channels * work.trait("cells", 1.0))
+    images = x.nbytes / (x.cell_bytes * b * channels * window.cells)
     return b, m, n, channels, s.xp.maximum(images, 1.0)
 
 

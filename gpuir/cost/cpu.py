@@ -13,9 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuir.cost.family import Family, Terms
+from gpuir.cost.lanes import OWN_LANE_OPS
 from gpuir.cost.nest import Tiles
+from gpuir.cost.routing import Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import OWN_LANE_OPS, Work
+from gpuir.cost.steps import Steps
+from gpuir.cost.work import ConvShape, Lookup, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -113,7 +116,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         if work.kernel in ("k.gemm", "k.experts"):
             before = before + PACKING * xp.where(_fewest(s, work) <= 1, 0.0, memory)
         # Winograd multiplies less, and a masked score may be skipped
-        roof = 0.0 if work.kernel == "k.conv" else work.products * work.visible / peak
+        roof = 0.0 if work.kernel == "k.conv" else work.products * work.density / peak
     elif work.kind in ("norm", "rms"):
         wait = wait + NORM_CALLS * p["set-up"]
     compute = s.put("arithmetic", compute, "s")
@@ -130,10 +133,10 @@ def _lanes_s(
 ) -> Number:
     """Seconds of what is not multiplied: instructions, and what waits for the one before."""
     lanes = target.peak("vector", f32) * _used(target) / target.sm.flops_per_lane_clock
-    ops, clocks = work.lane_ops + work.trait("simd ops"), 0.0
-    stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
+    ops, clocks = work.lane_ops + work.simd_ops, 0.0
+    stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.staging == "written"), 0.0)
     if work.kernel == "k.attention":
-        ops = ops * _seen(s, work) / work.visible
+        ops = ops * _seen(s, work) / work.density
     if work.kernel not in _MULTIPLY:
         ops = s.xp.maximum(ops - SHARED_OPS * stored, 0.0)
     if work.kernel == "k.gather":
@@ -151,10 +154,11 @@ def _lanes_s(
 def _routine_s(s: Sheet, work: Work, target: Target) -> Number:
     """Seconds of a library routine: its clocks on as many cores as it has pieces for, and what is
     as good as so many flops at the peak (`cost.steps`)."""
-    pieces = s.put("pieces", s.xp.minimum(work.trait("pieces", 1.0), float(target.sms)))
-    clocks_s = work.trait("cpu clocks") / (target.clock_hz * pieces)
+    steps = work.detail_as(Steps)
+    pieces = s.put("pieces", s.xp.minimum(steps.pieces, float(target.sms)))
+    clocks_s = steps.cpu_clocks / (target.clock_hz * pieces)
     peak = target.peak("vector", f32) * _used(target)
-    return s.put("steps", clocks_s + work.trait("cpu flops") / peak, "s", "cost.steps")
+    return s.put("steps", clocks_s + steps.cpu_flops / peak, "s", "cost.steps")
 
 
 def _used(target: Target) -> float:
@@ -180,7 +184,10 @@ def _product(
         reached = SOFTWARE
     flops = work.products * (1 + s.put("packing", packed)) / reached
     calls = 1.0 if narrow and not work.dtype.is_integer else 0.0
-    return flops, calls * (2 * work.trait("active") if work.kernel == "k.experts" else 1.0)
+    products = 1.0
+    if isinstance(work.detail, Routed):
+        products = 2 * work.detail.shares.active
+    return flops, calls * products
 
 
 def _fewest(s: Sheet, work: Work) -> Number:
@@ -193,8 +200,8 @@ def _convolution(
 ) -> tuple[Number, Number]:
     """Channels fill whole SIMD words; or a matrix product where the images are unfolded."""
     xp, unfolded = s.xp, _unfolds(s, work, target)
-    e, taps = work.extents, work.trait("window", 1.0)
-    upwards = work.trait("transposed")
+    e, window = work.extents, work.detail_as(ConvShape)
+    taps, upwards = window.taps, window.transposed
     depth, results = e["k"] / taps ** (1 - upwards), e["n"] / taps**upwards
     whole = xp.ceil(results / BLOCK) * BLOCK / results
     few = xp.minimum(xp.where(e["b"] > 1, 1.0, 0.0) + xp.where(depth < FIRST, 1.0, 0.0), 1.0)
@@ -211,15 +218,16 @@ def _convolution(
 
 def _unfolds(s: Sheet, work: Work, target: Target) -> Number:
     """1 for a convolution that PyTorch multiplies as a matrix, else 0."""
-    e, taps, widest = work.extents, work.trait("window", 1.0), work.trait("widest", 1.0)
-    cells, side = work.operands[0].nbytes / work.operands[0].cell_bytes, work.trait("cells", 1.0)
-    images = cells / (e["b"] * e["k"] / taps ** (1 - work.trait("transposed")) * side)
+    e, window = work.extents, work.detail_as(ConvShape)
+    taps, widest, side = window.taps, window.widest, window.cells
+    cells = work.operands[0].nbytes / work.operands[0].cell_bytes
+    images = cells / (e["b"] * e["k"] / taps ** (1 - window.transposed) * side)
     where = s.xp.where
     last = where(taps > widest**2, side ** (1 / 3), 1.0)  # the extent of a volume left out
     counted = cells / last
     small = where(counted <= UNFOLDED_CELLS, 1.0, 0.0) * where(images <= 1, 1.0, 0.0)
     small = small * where(s.xp.minimum(widest, taps / widest) <= UNFOLDED_WINDOW, 1.0, 0.0)
-    single = where(taps <= 1, 1.0, 0.0) * where(work.trait("stride") <= 1, 1.0, 0.0)
+    single = where(taps <= 1, 1.0, 0.0) * where(window.stride <= 1, 1.0, 0.0)
     single = single * where(images < UNFOLDED_IMAGES, 1.0, 0.0) * (target.sms == 1)
     return s.put("unfolded", where(e["b"] > 1, 0.0, s.xp.maximum(small, single)))
 
@@ -241,8 +249,8 @@ def _attention(
 
 def _seen(s: Sheet, work: Work) -> Number:
     """The share of all scores that is computed: on average half a block of keys beyond the mask."""
-    seen = s.xp.minimum(1.0, work.visible + 0.5 * KEYS_BLOCK / work.extents["d"])
-    return s.put("keys gone through", s.xp.where(work.visible < 1, seen, 1.0))
+    seen = s.xp.minimum(1.0, work.density + 0.5 * KEYS_BLOCK / work.extents["d"])
+    return s.put("keys gone through", s.xp.where(work.density < 1, seen, 1.0))
 
 
 _MULTIPLY = {
@@ -268,7 +276,8 @@ def _memory_s(
     memory = work.nbytes * byte_s
     if work.kernel == "k.gather":
         table = work.operands[0].nbytes
-        around = s.put("table", s.xp.maximum(footprint, work.trait("table")), "bytes")
+        whole = work.detail.table if isinstance(work.detail, Lookup) else 0.0
+        around = s.put("table", s.xp.maximum(footprint, whole), "bytes")
         memory = memory + table * (_byte_s(s, around, cores, target, p) - byte_s)
     if work.kernel == "k.conv":
         images = work.operands[0].nbytes + work.operands[-1].nbytes
@@ -280,13 +289,12 @@ def _memory_s(
 
 def _away_s(s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str, Number]) -> Number:
     """What a model's weights take longer, as all else that it moves has pushed them out since the
-    last run: libraries bring them in order first, so nothing hides it. Traits `weights`, the
-    kernel's own bytes of them, and `others`, those of all other kernels, where a model says so."""
-    if "weights" not in dict(work.traits):
+    last run: libraries bring them in order first, so nothing hides it."""
+    if work.weights is None:
         return 0.0
     footprint = s.xp.maximum(work.nbytes, 1.0)
-    own = s.xp.minimum(work.trait("weights"), footprint)  # of a table no more than is read
-    away = _byte_s(s, footprint + work.trait("others"), cores, target, p)
+    own = s.xp.minimum(work.weights.own, footprint)  # of a table no more than is read
+    away = _byte_s(s, footprint + work.weights.others, cores, target, p)
     return AWAY * own * s.xp.maximum(away - _byte_s(s, footprint, cores, target, p), 0.0)
 
 

@@ -13,16 +13,20 @@ from math import exp, isclose
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpuir.cost.doubt import doubt, is_unfitted
+from gpuir.cost.collective import BY
 from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
+from gpuir.cost.network import quantities
+from gpuir.cost.reading import operand_names, work_of
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.tile import estimate, familiar, is_measured, trained
-from gpuir.cost.work import Work, operand_names, work_of
+from gpuir.cost.uncertainty import is_unfitted, uncertainty
+from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ops import kernel as k
+from gpuir.targets.cluster import Cluster
 from gpuir.targets.target import Cache, Dram, Flops, Link, Pcie, Sm, Table, Target, specs
 
 
@@ -320,10 +324,17 @@ def terms(
             )
 
 
-def explained(op: k.KernelOp, tile: Tile | None, target: Target, cost: Cost) -> tuple[Line, ...]:
+def explained(
+    op: k.KernelOp, tile: Tile | None, target: Target, cost: Cost, cluster: Cluster | None = None
+) -> tuple[Line, ...]:
     """The lines behind a cost, where its predictor is ours and they lead to it; else (a plug-in's,
-    or another version's) what the cost states of itself."""
+    or another version's) what the cost states of itself. Those of a collective are of the
+    `cluster`."""
     name = cost.by.partition("@")[0]
+    if isinstance(op, k.Collective) and cluster is not None and cost.by == BY:
+        found = tuple(Line(*row) for row in quantities(op, cluster))
+        if isclose(found[-1].value, cost.time_s, rel_tol=1e-9):
+            return found
     if name == "roofline" or (name == "tile" and tile is not None):
         lines = terms(op, tile, target, predictor=name)
         if isclose(lines[-1].value, cost.time_s, rel_tol=1e-9):
@@ -354,9 +365,10 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
     source = ""
     if not is_unfitted(work):
         source = f"backtest of the family {family} {BACKTESTS[place]}, {dtype or 'all dtypes'}"
-    down, up = doubt(work, target, is_measured(work, target, known))
+    down, up = uncertainty(work, target, is_measured(work, target, known))
     if up:
-        factor = f"no measurements of {work.sort}: / {exp(down):.3g} or x {exp(up):.3g}, cost.doubt"
+        factor = f"no measurements of {work.sort}: / {exp(down):.3g} or x {exp(up):.3g}"
+        factor = f"{factor}, cost.uncertainty"
         source = f"{source}; {factor}" if source else factor
     for name, end in zip(("low end", "high end"), cost.interval, strict=True):
         formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
@@ -370,15 +382,17 @@ def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:
         extents = " * ".join([number(per_point), *(str(n) for _, n in work.dims)])
         dims = ", ".join(d for d, _ in work.dims)
         lines.append(Line("products", work.products, "flop", extents, f"per point of {dims}"))
-    if work.visible != 1:
-        lines.append(Line("visible", work.visible, "", source="share that the mask leaves"))
+    if work.density != 1:
+        lines.append(Line("mask density", work.density, "", source="share that the mask leaves"))
     lines.append(
-        Line("lane instructions", work.lane_ops, "", source="cost.work.LANE_OPS over the body")
+        Line("lane instructions", work.lane_ops, "", source="cost.lanes.LANE_OPS over the body")
     )
     for name, o in zip(operand_names(op), work.operands, strict=False):
         cells = o.nbytes / o.cell_bytes if o.cell_bytes else 0
         formula = f"{number(cells)} * {number(o.cell_bytes)}"
-        lines.append(Line(f"bytes of {name}", o.nbytes, "bytes", formula, f"{o.role}, moved once"))
+        lines.append(
+            Line(f"bytes of {name}", o.nbytes, "bytes", formula, f"{o.staging}, moved once")
+        )
     return lines
 
 

@@ -16,27 +16,13 @@ import numpy as np
 from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles, instruction
 from gpuir.cost.power import sustained
-from gpuir.cost.routing import BLOCKS, ROWS
+from gpuir.cost.routing import ROWS, Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
-# A part of a serving framework's name for its kernel → the implementation that it stands for.
-STACKS: dict[str, str] = {
-    "vllm_marlin_int4_moe": "vllm",  # scales and times are those of Triton's kernels
-    "oaitriton": "oai",
-    "vllm_mxfp4_moe": "oai",
-    "marlin": "marlin",
-    "deepgemm": "deepgemm",
-    "cutedsl": "cutedsl",
-    "flashinfer_trtllm": "trtllm",
-    "min_latency": "trtllm",
-    "flashinfer_cutlass": "flashinfer",
-    "torch_flow": "cutlass",
-    "sglang": "sglang",
-    "vllm": "vllm",
-}
-# What has been measured of each: see `cost.work.scheme_of`.
+# Implementations (gpuir/stacks/serving/engines.py has what engines call them), and what has been
+# measured of each: see `routing.scheme_of`.
 MEASURED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cutlass", ("f16", "f8", "f8 block", "f4", "f16 converted", "f8 converted")),
     ("flashinfer", ("f16", "f8", "f8 block", "f4")),
@@ -71,11 +57,6 @@ DESCRIBED = ("cutlass", "flashinfer", "deepgemm", "cutedsl")
 # Whose products take their rows where they lie, and activate and quantise what they write; with
 # scales by blocks along k the activation is a kernel of its own (trtllmGenKernels/blockScaleMoe).
 FUSED = "trtllm"
-
-
-def stack_of(kernel_source: str) -> str:
-    """Which implementation a serving framework's name for its kernel stands for."""
-    return next((stack for part, stack in STACKS.items() if part in kernel_source), "cutlass")
 
 
 def _is_fused(kind: str) -> bool:
@@ -141,7 +122,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """
     xp = s.xp
     width, hidden = work.extents["n"], work.extents["k"]
-    into, rows, active = work.trait("into"), work.trait("rows"), work.trait("active")
+    routed = work.detail_as(Routed)
+    into, rows, active = routed.into, routed.shares.rows, routed.shares.active
     _features(s, work)
     clocks = target.sms * target.clock_hz
     streaming = 1 / (target.dram_bytes_per_s * p["dram share"])
@@ -155,9 +137,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         product = _product(s, work, tiles, target, p, n, k)
         compute = compute + s.put(f"products {name}", product, "s")
         memory = memory + s.put(f"weights {name}", active * n * k * cell * streaming, "s")
-    touched = work.trait("sent") if work.kind.startswith(("sglang", "vllm")) else rows
+    touched = routed.sent if work.kind.startswith(("sglang", "vllm")) else rows
     passed = 2 * hidden + 2 * (1 if _is_fused(work.kind) else into + 1) * width
-    cells = touched * passed + work.trait("tokens") * hidden
+    cells = touched * passed + routed.tokens * hidden
     moving = 1 / (target.dram_bytes_per_s * p["row share"]) + p["row clocks"] / (KIB * clocks)
     row_cell = work.operands[0].cell_bytes
     moved = s.put("rows moved", row_cell * cells * moving, "s", "between kernels")
@@ -210,20 +192,21 @@ def _product(
 def _features(s: Sheet, work: Work) -> None:
     """What the network sees."""
     log, least = s.xp.log, s.xp.maximum
-    rows, active = least(work.trait("rows"), 1.0), least(work.trait("active"), 1.0)
+    routed = work.detail_as(Routed)
+    rows, active = least(routed.shares.rows, 1.0), least(routed.shares.active, 1.0)
     s.put("log rows an expert", log(rows / active))
     s.put("log experts active", log(active))
-    s.put("log tokens", log(least(work.trait("tokens"), 1.0)))
+    s.put("log tokens", log(least(routed.tokens, 1.0)))
     s.put("log width", log(work.extents["n"]))
     s.put("log depth", log(work.extents["k"]))
-    s.put("log filled up", log(least(work.trait("blocks of 64") * 64, 1.0) / rows))
+    s.put("log filled up", log(least(routed.shares.tiles[ROWS.index(64)] * 64, 1.0) / rows))
 
 
 def _blocks(s: Sheet, work: Work, tiles: Tiles) -> Number:
     """Tiles of rows, over the active experts."""
     found: Number = 0.0
-    for name, t in BLOCKS.items():
-        found = s.xp.where(tiles.dims["m"] == t, work.trait(name), found)
+    for t, count in zip(ROWS, work.detail_as(Routed).shares.tiles, strict=True):
+        found = s.xp.where(tiles.dims["m"] == t, count, found)
     return found
 
 

@@ -38,7 +38,7 @@ def host_cost(
     time_s = max(terms["compute"], terms["memory"]) + terms["latency"]
     bound = max(terms, key=terms.__getitem__)
     facts = (("copied_bytes", float(moved)), ("copies", float(copies)))
-    by = fallback.doubt
+    by = fallback.uncertainty
     return Cost(time_s, bound, ON_HOST, tuple(terms.items()), facts, (time_s / by, time_s * by))
 
 

@@ -16,11 +16,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from gpuir.cost.doubt import is_unfitted
 from gpuir.cost.family import Family
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.work import Work
+from gpuir.cost.uncertainty import is_unfitted
+from gpuir.cost.work import Lookup, Work
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
@@ -54,8 +54,8 @@ class Net:
         out = self.own.get(isa, self.out)
         plain = [float(f) if np.ndim(f) == 0 else f for f in features]
         x = np.clip(np.stack(np.broadcast_arrays(*plain), axis=-1), self.least, self.most)
-        said = np.tanh(np.tanh((x - self.shift) / self.scale @ self.hidden.T + self.bias) @ out)
-        return said if np.ndim(said) else float(said)
+        output = np.tanh(np.tanh((x - self.shift) / self.scale @ self.hidden.T + self.bias) @ out)
+        return output if np.ndim(output) else float(output)
 
 
 _interpolate: Callable[..., Number] = np.interp
@@ -111,8 +111,8 @@ class Trained:
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
 
     def outside(self, work: Work, familiar: Familiar, measured: bool) -> tuple[str, ...]:
-        """What of one kernel the model has not been fitted on: "kind", "gpu", "dtype", "size"; of
-        a kernel that no table has, its kind says all."""
+        """What of one kernel the model has not been fitted on: "kind", "gpu", "dtype", "size",
+        "indices"; of a kernel that no table has, its kind says all."""
         if is_unfitted(work):
             return () if measured else ("kind",)
         new = {
@@ -120,6 +120,7 @@ class Trained:
             "gpu": familiar == "unseen",
             "dtype": self.is_novel(work) and familiar != "calibrated",
             "size": bool(np.any(self.beyond(work))),
+            "indices": is_uneven(work),
         }
         return tuple(name for name, is_new in new.items() if is_new)
 
@@ -145,6 +146,11 @@ class Trained:
         places = (familiar, "known") if familiar == "calibrated" else (familiar,)
         keys = (key for place in places for key in (f"{place} {work.dtype.name}", place))
         return next((key for key in keys if key in self.intervals), "")
+
+
+def is_uneven(work: Work) -> bool:
+    """Whether lookups name some rows more often than others: indices were measured drawn evenly."""
+    return isinstance(work.detail, Lookup) and bool(np.any(work.detail.fewer))
 
 
 Model = Mapping[str, Trained]
@@ -278,10 +284,10 @@ def _corrected(work: Work, family: Family, target: Target, model: Model) -> Arra
     trained = model[family.name]
     there = stands_for(trained, target)
     tiles = family.choose(work, there, factors(family, there, model))
-    told = seen(work, tiles, family, there, model)
+    inputs = seen(work, tiles, family, there, model)
     own = _own(work, target, trained)
-    said: Array = np.exp(family.bound * cast(Net, trained.net)(told, own))
-    return said
+    corrections: Array = np.exp(family.bound * cast(Net, trained.net)(inputs, own))
+    return corrections
 
 
 def _own(work: Work, target: Target, trained: Trained) -> str:

@@ -20,8 +20,9 @@ from gpuir.cost.nest import (
     cut,
     runs_on_tensor,
 )
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work
 from gpuir.ir.notes import Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
@@ -86,7 +87,7 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
     for d in work.reduced:
         steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
         rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
-    writes_rows = any(o.role == "written" and "r" in o.dims for o in work.operands)
+    writes_rows = any(o.staging == "written" and "r" in o.dims for o in work.operands)
     if work.kind == "scan":
         most = np.where(np.asarray(work.extents["o"]) == 1, np.inf, 1.0)
         rule("split of several rows' running sums", tiles.split, most, "blocks")

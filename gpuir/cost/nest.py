@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.work import Role, Work
+from gpuir.cost.work import Staging, Work
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f32, tf32
 from gpuir.targets.target import Target
@@ -148,7 +148,7 @@ def _on_chip(s: Sheet, work: Work, sizes: Mapping[str, Number]) -> tuple[Number,
     """Of one block: bytes of one step's tiles, bytes held throughout, accumulators in registers."""
     if not work.is_contraction:
         return 0.0, 0.0, _product(sizes.values())
-    stage, held = (_bytes_in(s, work, sizes, role) for role in ("staged", "held"))
+    stage, held = (_bytes_in(s, work, sizes, staging) for staging in ("staged", "held"))
     accumulators = _product(sizes[d] for d in work.grid)
     if work.kernel == "k.attention":  # the scores of a step live beside the result
         accumulators = accumulators + sizes["s"] * sizes["d"]
@@ -162,11 +162,11 @@ def _product(numbers: Iterable[Number]) -> Number:
     return result
 
 
-def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], role: Role) -> Number:
-    """Bytes of one step's tiles of the operands in that role; of a wide head, the part in hand."""
+def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], staging: Staging) -> Number:
+    """Bytes of one step's tiles of the operands staged so; of a wide head, the part in hand."""
     total: Number = 0.0
     for o in work.operands:
-        if o.role == role:
+        if o.staging == staging:
             cell_bytes = s.xp.minimum(o.cell_bytes, WIDEST_HEAD_BYTES)
             total = total + cell_bytes * _product(sizes[d] for d in o.dims)
     return total

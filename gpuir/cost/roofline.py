@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuir.cost.nest import peak_of
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
@@ -13,7 +14,7 @@ from gpuir.targets.target import Target
 def bounds(work: Work, target: Target) -> tuple[Number, Number]:
     """Seconds of arithmetic at the listed peak, and of moving each operand once; of one kernel or
     of many."""
-    flops = work.products * work.visible if work.is_contraction else work.flops
+    flops = work.products * work.density if work.is_contraction else work.flops
     return flops / peak_of(work, target), work.nbytes / target.dram_bytes_per_s
 
 
@@ -32,7 +33,7 @@ def roofline(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
     time_s = max(compute, memory) + target.launch_s
     facts = {
         "flops": work.flops,
-        "operand_bytes": work.trait("operand bytes", work.nbytes),
+        "operand_bytes": work.operand_bytes,
         "dram_bytes": work.nbytes,
         "peak": peak_of(work, target),
         "peak_share": compute / time_s,

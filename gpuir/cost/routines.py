@@ -2,13 +2,12 @@
 
 Of each way that a library may take (`cost.steps`): the bytes of its passes, through the L2 or DRAM;
 instructions and products; launches, and steps that wait for each other. The quickest counts. No
-factor is fitted: no table measures a routine, and `cost.doubt` says how far off that may be.
+factor is fitted: no table measures a routine, and `cost.uncertainty` says how far off that may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.steps import WAYS, Way
+from gpuir.cost.steps import Steps, Way
 from gpuir.cost.stream import dram_share, lanes_s, sustained_hz
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
@@ -39,12 +38,9 @@ FACTORS = (
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of the quickest way."""
-    known = dict(work.traits)
     best: tuple[Any, Any, Any] | None = None
-    for way in WAYS:
-        if f"{way} moved" not in known:
-            break
-        found = _way(s, work, target, p, way)
+    for name, way in zip("abc", work.detail_as(Steps).ways, strict=False):
+        found = _way(s, work, target, p, name, way)
         if best is None:
             best = found
             continue
@@ -57,25 +53,23 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _way(
-    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], way: str
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], name: str, way: Way
 ) -> tuple[Number, Number, Number]:
     xp = s.xp
-    counts = {f.name: work.trait(f"{way} {f.name}") for f in fields(Way)}
-    blocks = counts["blocks"]
-    active = xp.where(blocks > 0, xp.minimum(1.0, blocks / target.sms), 1.0)
+    active = xp.where(way.blocks > 0, xp.minimum(1.0, way.blocks / target.sms), 1.0)
     room = target.l2_bytes * p["l2 keeps"]
-    missed = s.put(f"{way}: not in the l2", work.nbytes**6 / (work.nbytes**6 + room**6))
-    moved = s.put(f"{way}: bytes of all passes", counts["moved"], "bytes")
+    missed = s.put(f"{name}: not in the l2", work.nbytes**6 / (work.nbytes**6 + room**6))
+    moved = s.put(f"{name}: bytes of all passes", way.moved, "bytes")
     dram_rate = target.dram_bytes_per_s * dram_share(target, p) * p["pass share"]
-    l2_rate = s.put(f"{way}: l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    l2_rate = s.put(f"{name}: l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
     memory = xp.maximum(moved * missed / dram_rate, moved / l2_rate)
-    memory = s.put(f"{way}: passes", memory, "s")
+    memory = s.put(f"{name}: passes", memory, "s")
     clock_hz = sustained_hz(s, target, p)
-    ops = lanes_s(s, counts["ops"], clock_hz * active, target, p)
+    ops = lanes_s(s, way.ops, clock_hz * active, target, p)
     peak = target.peak("vector", work.dtype) * p["product share"]
-    compute = s.put(f"{way}: arithmetic", ops + counts["products"] / peak, "s")
-    wait = (counts["launches"] - 1) * target.launch_s + counts["clocks"] / target.clock_hz
-    wait = s.put(f"{way}: launches and waits", wait, "s", "cost.steps")
+    compute = s.put(f"{name}: arithmetic", ops + way.products / peak, "s")
+    wait = (way.launches - 1) * target.launch_s + way.clocks / target.clock_hz
+    wait = s.put(f"{name}: launches and waits", wait, "s", "cost.steps")
     return compute, memory, wait
 
 

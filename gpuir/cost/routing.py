@@ -1,28 +1,50 @@
-"""Who gets which rows of a mixture of experts: what data decides, and costs take a stated
-expectation of."""
+"""Mixtures of experts: who gets which rows, which data decides and costs take a stated expectation
+of; and the work that it comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from gpuir.cost.sheet import Number
+from gpuir.cost.work import Detail, Operand, Work
+from gpuir.ir.types import DType, f4e2m1, i4, u4
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 ROWS = (8, 16, 32, 64, 128, 256)  # tiles of m: rows of one expert that a block takes
-BLOCKS = {f"blocks of {t}": t for t in ROWS}  # the traits that count them
+SCALE_BYTES = {"f4e2m1": 1 / 16, "i4": 2 / 128}  # a weight's share of its scale: nvfp4, int4 groups
+CONVERTED = (i4, u4, f4e2m1)  # dtypes of experts' weights that were measured converted
 DRAWS = 5  # of expert popularity, as in the measurements (data README)
 
 
-def shares(
-    tokens: Number, topk: Number, experts: Number, ranks: Number, skew: Number
-) -> dict[str, Array]:
-    """How the busiest rank's experts share the rows: `rows` in all, `active` experts that get any,
-    the tokens `touched`, which have a row there, and `blocks` of each of `ROWS` rows.
+@dataclass(frozen=True)
+class Shares(Detail):
+    """How the busiest rank's experts share the rows: all of its rows, experts that get any, tokens
+    that have a row there, and tiles of each of `ROWS` rows."""
+
+    rows: Number
+    active: Number
+    touched: Number
+    tiles: tuple[Number, ...]
+
+
+@dataclass(frozen=True)
+class Routed(Detail):
+    """Of a mixture of experts: its tokens, the rows that the router sends to any rank, matrices
+    that a row goes through before the activation, and how the rows are shared."""
+
+    tokens: Number
+    sent: Number
+    into: Number
+    shares: Shares
+
+
+def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: Number) -> Shares:
+    """How the busiest rank's experts share the rows of so many tokens, each sent to `topk` experts.
 
     Without skew every expert gets as many, but for rest. With it, popularity is drawn from a power
     law of exponent `skew` between one row and four fifths of the tokens, as the measurements have
@@ -38,8 +60,8 @@ def shares(
         values = np.array([_drawn(*(int(n) for n in case[:4]), float(case[4])) for case in kinds])
         found = np.where(drawn, 0.0, found)
         found[..., drawn] = values[which.reshape(-1)].T
-    names = ("rows", "active", "touched", *BLOCKS)
-    return dict(zip(names, found, strict=True))
+    rows, active, touched, *tiles = found
+    return Shares(rows, active, touched, tuple(tiles))
 
 
 def _even(tokens: Array, topk: Array, experts: Array, ranks: Array) -> Array:
@@ -103,13 +125,79 @@ def _summary(rows: Array, tokens: int) -> tuple[float, ...]:
     )
 
 
-def with_strays(
-    share: Mapping[str, Number], sent: Number, topk: Number, ranks: Number
-) -> tuple[Number, dict[str, Number]]:
+def with_strays(share: Shares, sent: Number, topk: Number, ranks: Number) -> tuple[Number, Shares]:
     """The rows that a rank holds, and how they are shared, where it computes the rows that its
     tokens have with other ranks' experts too, as one more expert's."""
-    held: Array = sent + (ranks > 1) * (share["touched"] * topk - sent)
-    more: Array = held - share["rows"]
-    blocks = {name: share[name] + np.ceil(more / t) for name, t in BLOCKS.items()}
-    active: Array = share["active"] + (more > 0)
-    return held, {**share, "rows": held, "active": active, **blocks}
+    held: Array = sent + (ranks > 1) * (share.touched * topk - sent)
+    more: Array = held - share.rows
+    tiles = tuple(n + np.ceil(more / t) for n, t in zip(share.tiles, ROWS, strict=True))
+    active: Array = share.active + (more > 0)
+    return held, replace(share, rows=held, active=active, tiles=tiles)
+
+
+# ---------------------------------------------------------------------------- work
+
+
+def mixture(
+    tokens: Number,
+    hidden: Number,
+    inter: Number,
+    topk: Number,
+    experts: Number,
+    dtype: DType,
+    *,
+    weight: DType | None = None,
+    gated: bool = True,
+    shards: Number = 1,
+    ranks: Number = 1,
+    skew: Number = 0.0,
+    stack: str = "cutlass",
+    block: bool = False,
+    strays: bool = False,
+) -> Work:
+    """A mixture of experts on one rank, from the router's choice to its sum: `tokens` of `hidden`
+    cells, each to `topk` of `experts`, which are `inter` wide and lie on `ranks` ranks; each expert
+    is cut in `shards`, and `gated` by a second matrix.
+
+    `weight` is the dtype the weights are stored in, where that is not what is multiplied; `block`
+    says that scales belong to blocks along k. `skew`: see `shares`. With `strays`, the rank
+    is given the tokens it has an expert for alone, and computes their rows for other ranks' experts
+    too, as one more expert's: so SGLang up to 0.5.10 was measured, on GPUs before Blackwell.
+    Between kernels rows lie in 16 bits, or as wide as they are multiplied.
+    """
+    width, local = inter / shards, experts // ranks
+    share = shares(tokens, topk, experts, ranks, skew)
+    stored = weight or dtype
+    cell = stored.bits / 8 + SCALE_BYTES.get(stored.name, 0.0)
+    into = 2.0 if gated else 1.0
+    sent: Number = tokens * topk * 1.0
+    if strays:
+        sent, share = with_strays(share, sent, topk, ranks)
+    weights = share.active * (into + 1) * width * hidden * cell
+    row_cell = max(dtype.bits, 16) / 8
+    moved = tokens * hidden * row_cell
+    products = 2 * share.rows * (into + 1) * width * hidden
+    return Work(
+        kernel="k.experts",
+        dims=(("b", local), ("m", sent / experts), ("n", width), ("k", hidden)),
+        reduced=("k",),
+        operands=(
+            Operand(("m", "k"), row_cell, moved, "staged"),
+            Operand(("b", "n", "k"), cell, weights, "staged"),
+            Operand(("m", "k"), row_cell, moved, "written"),
+        ),
+        flops=products,
+        products=products,
+        lane_ops=0.0 * products,
+        dtype=dtype,
+        pipe="tensor",
+        kind=f"{stack} {scheme_of(dtype, weight, block)}",
+        novel=stored not in (dtype, *CONVERTED),
+        detail=Routed(tokens, sent, into, share),
+    )
+
+
+def scheme_of(dtype: DType, weight: DType | None, block: bool) -> str:
+    """What is multiplied: 16, 8 or 4 bits, with scales by blocks along k, or weights converted."""
+    converted = weight is not None and weight != dtype
+    return f"f{min(dtype.bits, 16)}" + " block" * block + " converted" * converted

@@ -104,7 +104,7 @@ def _memory_s(
     work, xp = nest.work, s.xp
     held = nest.sizes["r"] * nest.tiles.split >= work.extents["r"]
     passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
-    reads = sum((o.nbytes for o in work.operands if o.role != "written" and "o" in o.dims), 0.0)
+    reads = sum((o.nbytes for o in work.operands if o.staging != "written" and "o" in o.dims), 0.0)
     in_flight = xp.minimum(nest.blocks, target.sms * resident) * nest.sizes["o"]
     row_bytes = reads / xp.maximum(work.extents["o"], 1.0)
     live = s.put("bytes of rows under way", in_flight * row_bytes, "bytes")

@@ -9,10 +9,11 @@ extent grows, so that neither does the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import ceil, log2, prod
 from typing import Any
 
+from gpuir.cost.work import Detail
 from gpuir.ops import tensor as t
 
 # Routines that are one launch in which threads have nothing to say to each other: a map's formulas
@@ -96,7 +97,7 @@ LAPACK = {
 
 
 @dataclass(frozen=True)
-class Way:
+class Way(Detail):
     """What one way of doing a routine takes: bytes through memory in all its passes, kernels in a
     row, blocks that can work beside each other (0: as many as there are SMs), clocks that nothing
     hides, instructions of the lanes, and flops of matrix products."""
@@ -110,7 +111,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Detail):
     """A routine's ways on a GPU, and on a CPU clocks of one core beside flops at a share of its
     peak, so many pieces of which are beside each other."""
 
@@ -118,20 +119,6 @@ class Steps:
     cpu_clocks: float = 0.0
     cpu_flops: float = 0.0
     pieces: float = 1.0
-
-
-WAYS = "abc"  # what a routine's ways are called among the traits of its work
-
-
-def traits_of(found: Steps) -> tuple[tuple[str, float], ...]:
-    """What a routine takes, as traits of its work."""
-    ways = tuple(
-        (f"{name} {f.name}", float(getattr(way, f.name)))
-        for name, way in zip(WAYS, found.ways, strict=False)
-        for f in fields(Way)
-    )
-    cpu = (("cpu clocks", found.cpu_clocks), ("cpu flops", found.cpu_flops))
-    return (*ways, *cpu, ("pieces", found.pieces))
 
 
 def name_of(op: t.Routine | t.TopK) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuir.cost import lookup
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, Work
+from gpuir.cost.work import SECTOR_BYTES, Lookup, Turned, Work
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -66,7 +67,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """The longest of DRAM, L2, instructions and the waits of blocks, which hide each other but at
     the start and the end."""
     nest = cut(work, tiles, target, s)
-    memory = memory_s(s, work.nbytes, nest.blocks, target, p, scattered(s, work, tiles))
+    again = missed(s, work, target)
+    memory = memory_s(s, work.nbytes, nest.blocks, target, p, scattered(s, work, tiles), again)
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
@@ -77,12 +79,15 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
         waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
         busy = s.put("waves of waits", waves * p["cell wait"] / target.clock_hz, "s")
-    read = sum((o.nbytes for o in work.operands if o.role != "written"), 0.0)
-    s.put("log bytes over l2", s.xp.log(s.xp.maximum(work.nbytes, 1.0) / target.l2_bytes))
-    s.put("log bytes", s.xp.log(s.xp.maximum(work.nbytes, 1.0)))
-    s.put("read share", read / s.xp.maximum(work.nbytes, 1.0))
+    read = sum((o.nbytes for o in work.operands if o.staging != "written"), 0.0)
+    # The network saw lookups by indices drawn evenly alone, and sees others as if they were.
+    fewer = work.detail.fewer if isinstance(work.detail, Lookup) else 0.0
+    moved, read = s.xp.maximum(work.nbytes + fewer, 1.0), read + fewer
+    s.put("log bytes over l2", s.xp.log(moved / target.l2_bytes))
+    s.put("log bytes", s.xp.log(moved))
+    s.put("read share", read / moved)
     s.put("a cell at a time", 1.0 if takes_cells(work) else 0.0)
-    s.put("instructions a byte", work.lane_ops / s.xp.maximum(work.nbytes, 1.0))
+    s.put("instructions a byte", work.lane_ops / moved)
     clocks = p["quantise start" if work.kind == "quantise" else "start clocks"]
     start = s.put("start and end", clocks / target.clock_hz, "s")
     return joined(s, compute, memory, busy, start, p)
@@ -94,13 +99,24 @@ def scattered(s: Sheet, work: Work, tiles: Tiles) -> Number:
     rows of the result in one block share them, out of the L1. (AMD's lines are longer, but MI100
     copies keys no slower than sectors tell: products of heads in NeuSight's traces, less the same
     products in its GEMM table.)"""
-    if "apart" not in dict(work.traits):
-        return work.trait("again")
+    if not isinstance(work.detail, Turned):
+        return work.detail.again if isinstance(work.detail, Lookup) else 0.0
     cell = work.dtype.bits / 8
-    line = s.xp.minimum(SECTOR_BYTES, cell * work.trait("apart"))
-    rows = tiles.along("i", work, s) / work.trait("row")
+    line = s.xp.minimum(SECTOR_BYTES, cell * work.detail.apart)
+    rows = tiles.along("i", work, s) / work.detail.row
     fetched = s.xp.maximum(line / s.xp.maximum(rows, 1.0), cell)
     return s.put("scattered bytes", work.output_points * (fetched - cell), "bytes")
+
+
+def missed(s: Sheet, work: Work, target: Target) -> Number:
+    """Bytes that lookups fetch from DRAM again: of rows that the L2 held and gave up since."""
+    if not isinstance(work.detail, Lookup) or not work.detail.missed:
+        return 0.0
+    named = s.put("named rows", work.detail.named, "bytes", "cost.lookup")
+    held = lookup.L2_SHARE * target.l2_bytes / s.xp.maximum(named, 1.0)
+    held = s.put("named rows that the l2 holds", held)
+    bytes_again = lookup.between(s.xp, held, work.detail.missed)
+    return s.put("missed again", bytes_again, "bytes", "cost.lookup", terse=True)
 
 
 def takes_cells(work: Work) -> bool:
@@ -133,9 +149,10 @@ def memory_s(
     target: Target,
     p: Mapping[str, Number],
     more: Number = 0.0,
+    again: Number = 0.0,
 ) -> Number:
-    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and through the L2,
-    `more` there.
+    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and `again` bytes that
+    it did not keep; and through the L2, `more` there.
 
     What ran before left the operands in the L2 as far as they fit: nearly all of those much
     smaller, nearly none of those larger.
@@ -143,7 +160,7 @@ def memory_s(
     xp = s.xp
     room = target.l2_bytes * p["l2 keeps"]
     kept = s.put("found in the l2", 1 / (1 + (nbytes / room) ** p["l2 edge"]))
-    dram_bytes = s.put("dram bytes", nbytes * (1 - kept), "bytes")
+    dram_bytes = s.put("dram bytes", nbytes * (1 - kept) + again, "bytes")
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
     dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
     l2_rate = s.put("l2 rate", drawn(s, blocks, target, p), "bytes/s")

@@ -16,7 +16,7 @@ import numpy as np
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, copies_asynchronously, instruction
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import Work
+from gpuir.cost.work import Looped, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -171,7 +171,7 @@ def _compute(
     l2_rate = p[f"l2 share {age}"] * target.l2_bytes_per_s / at_work
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
     step = _step(s, work, tiles, target, p, peak, l2_rate)
-    out = sum((o.cell_bytes for o in work.operands if o.role == "written"), 0.0)
+    out = sum((o.cell_bytes for o in work.operands if o.staging == "written"), 0.0)
     stores = tm * tn * out / xp.minimum(p["store bytes"] * target.clock_hz, l2_rate)
     if unit == "tcgen05":
         stores = stores * BESIDE
@@ -262,7 +262,7 @@ def _stage_bytes(work: Work, tm: Number, tn: Number, tk: Number) -> Number:
     sizes = {"b": 1.0, "m": tm, "n": tn, "k": tk}
     total: Number = 0.0
     for o in work.operands:
-        if o.role == "staged":
+        if o.staging == "staged":
             cells: Number = o.cell_bytes
             for d in o.dims:
                 cells = cells * sizes[d]
@@ -324,8 +324,9 @@ def _dram_bytes(
     left_again = s.put("reads of the left operand", left_again)
     right_again = 1.0 + lost * (xp.maximum(1.0, down / tall) - 1.0)
     right_again = s.put("reads of the right operand", right_again)
-    looped = any(name == "between" for name, _ in work.traits)
-    others = work.trait("between") if looped else (COPIES - 1) * right
+    others = (COPIES - 1) * right
+    if isinstance(work.detail, Looped):
+        others = work.detail.between
     cold = missed(p["l2 weights"], right + others + left + rest)
     cold = s.put("share of the right operand that misses", cold)
     cool = missed(p["l2 results"], right + left + rest)
@@ -340,7 +341,7 @@ def _moved(work: Work) -> tuple[Number, Number, Number]:
     right: Number = 0.0
     rest: Number = 0.0
     for o in work.operands:
-        if o.role != "staged":
+        if o.staging != "staged":
             rest = rest + o.nbytes
         elif "m" in o.dims:
             left = left + o.nbytes

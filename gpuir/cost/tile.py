@@ -19,13 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost import legal, near
-from gpuir.cost.doubt import doubt, is_unfitted
+from gpuir.cost import legal, local
 from gpuir.cost.families import family_of
-from gpuir.cost.learned import Array, Familiar, Model, Trained, correction, factors, shipped
+from gpuir.cost.learned import (
+    Array,
+    Familiar,
+    Model,
+    Trained,
+    correction,
+    factors,
+    is_uneven,
+    shipped,
+)
 from gpuir.cost.nest import Tiles, cut, peak_of
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.work import Work, stacked, work_of
+from gpuir.cost.uncertainty import is_unfitted, uncertainty
+from gpuir.cost.work import Work, stacked
 from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ops.kernel import KernelOp
@@ -89,18 +99,15 @@ def estimate(
     held = target.l2_bytes + (target.l3.bytes if target.l3 else 0)
     streamed = s.xp.maximum(work.nbytes - held, 0.0) / target.dram_bytes_per_s
     roof = terms.roof if target.is_cpu else s.xp.maximum(terms.roof, streamed)
-    times = dict(work.traits).get("times")
     if work.kernel != "k.conv":  # whose algorithms may do with fewer
-        roof = s.xp.maximum(
-            roof, work.flops / (1 if times is None else times) / peak_of(work, target)
-        )
+        roof = s.xp.maximum(roof, work.flops / _times(work) / peak_of(work, target))
     roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
     learned = correction(work, family, target, model)
     if family.features:
         source = f"a network (cost.learned) sees {', '.join(family.features)}: exp(±{family.bound})"
         learned = s.put("learned correction", learned, "", source, terse=True)
-    if target.near:
-        learned = learned * s.put("as measured nearby", near.correction(work, target), "", "near")
+    if target.local:
+        learned = learned * s.put("as measured nearby", local.correction(work, target), "", "local")
     share = s.put("corrected", s.xp.maximum(busy * learned, roof) / busy)
     launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
     once = Estimate(
@@ -109,9 +116,9 @@ def estimate(
         latency=s.put("latency", waits * share + launch, "s"),
         time_s=s.put("time", busy * share + launch, "s"),
     )
-    if times is None:
+    if work.times is None:
         return once
-    count = s.put("times", times)
+    count = s.put("times", work.times)
     parts = vars(once).items()
     return Estimate(
         *(s.put(f"{name.removesuffix('_s')} in all", n * count, "s") for name, n in parts)
@@ -264,19 +271,19 @@ def interval(
     dtype or a size that was never measured, and by a factor for a kind that never was.
     """
     known = trained(work, target, model)
-    down, up = doubt(work, target, is_measured(work, target, known))
+    down, up = uncertainty(work, target, is_measured(work, target, known))
     if is_unfitted(work):
         return time_s * np.exp(-down), time_s * np.exp(up)
     test = known.backtest(work, familiar(work, target, known))
     if not test:
         return time_s, time_s
-    new = known.beyond(work) | known.is_novel(work)
+    new = known.beyond(work) | known.is_novel(work) | is_uneven(work)
     return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0), (down, up))
 
 
 def is_measured(work: Work, target: Target, known: Trained) -> bool:
     """Whether kernels of this kind were measured: by the tables, or on this GPU."""
-    return known.has_kind(work) or near.label(work) in near.groups(target.near)
+    return known.has_kind(work) or local.label(work) in local.groups(target.local)
 
 
 def trained(work: Work, target: Target, model: Model | None = None) -> Trained:
@@ -290,7 +297,7 @@ def familiar(work: Work, target: Target, known: Trained) -> Familiar:
     if target.device in known.devices:
         return "known"
     family = family_of(work, target).name
-    return "calibrated" if near.calibrated(work, family, target) else "unseen"
+    return "calibrated" if local.calibrated(work, family, target) else "unseen"
 
 
 # ---------------------------------------------------------------------------- one kernel
@@ -346,13 +353,17 @@ FACTS = {
 }
 
 
+def _times(work: Work) -> Number:
+    return 1 if work.times is None else work.times
+
+
 def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tuple[str, float]]:
     values = s.values
     yield "flops", work.flops
-    yield "operand_bytes", _plain(work.trait("operand bytes", work.nbytes))
+    yield "operand_bytes", _plain(work.operand_bytes)
     for fact, name in MOVED.items():
         if name in values:
-            yield fact, _plain(values[name] * work.trait("times", 1.0))
+            yield fact, _plain(values[name] * _times(work))
     for fact, name in FACTS.items():
         if name in values:
             yield fact, _plain(values[name])
@@ -366,10 +377,10 @@ def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tupl
         yield "padding", _plain(1 - min(1.0, values["padding: used share of the tiles"]))
     peak = peak_of(work, target)
     yield "peak", _plain(peak)
-    counted = work.products * work.visible or work.flops
+    counted = work.products * work.density or work.flops
     yield "peak_share", _plain(counted / time_s / peak)
     if "dram bytes" in values:
-        dram_bytes = values["dram bytes"] * work.trait("times", 1.0)
+        dram_bytes = values["dram bytes"] * _times(work)
         yield "dram_share", _plain(dram_bytes / time_s / target.dram_bytes_per_s)
 
 

@@ -41,7 +41,7 @@ class Batch:
     `works` are the kernels of a row, launched one after another, with one entry for each distinct
     shape; row i has the shape `which[i]`. `clock` says what the measurement holds besides them.
     `words` are columns that the kernels do not depend on (split, framework, kernel names), `dims`
-    the shape columns, by distinct shape. `suspect` says why the measurements are doubted; where
+    the shape columns, by distinct shape. `suspect` says why the measurements are suspect; where
     `rough`, `works` are not quite what ran, or not as models run it: nothing is fitted to it.
     """
 

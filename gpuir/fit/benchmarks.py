@@ -13,9 +13,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from gpuir.cost import work
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Operand, Work
+from gpuir.cost.work import Lookup, Operand, Work
+from gpuir.fit import sized
 from gpuir.fit.kit import FLOATS, Benchmark, Extents, Kit, Run
 from gpuir.fit.layers import LAYERS
 from gpuir.ir.types import DTYPES, DType, bf16, f32, i8, i32, tf32
@@ -33,7 +33,7 @@ def works_of(op: str, dtype: str, extents: Extents) -> tuple[Work, ...]:
 
 def is_narrow(op: str, e: Extents) -> Number:
     """Convolutions of so few channels a group that their kernels are of another kind
-    (`cost.work.conv`): rows of both kinds cannot stand in one work."""
+    (`cost.sized.conv`): rows of both kinds cannot stand in one work."""
     if op not in _CONVOLUTIONS:
         return np.zeros(np.shape(next(iter(e.values()))), bool)
     rank, transposed = _CONVOLUTIONS[op]
@@ -48,7 +48,7 @@ def is_narrow(op: str, e: Extents) -> Number:
 
 def _linear_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     out = {"i8": i32, "f8e4m3": bf16}.get(dtype.name, dtype)
-    return (work.gemm(e["m"], e["n"], e["k"], dtype, out=out),)
+    return (sized.gemm(e["m"], e["n"], e["k"], dtype, out=out),)
 
 
 def _linear(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -86,7 +86,7 @@ def _convolution(op: str) -> Benchmark:
     rank, transposed = _CONVOLUTIONS[op]
 
     def works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-        found = work.conv(
+        found = sized.conv(
             e["batch"],
             e["channels"],
             (e["size"],) * rank,
@@ -122,7 +122,7 @@ _PRODUCTS = ("f32", "tf32", "f16", "bf16", "f64")
 def _attention_works(causal: bool) -> Callable[[Extents, DType], tuple[Work, ...]]:
     """The keys of causal self-attention are its queries."""
     return lambda e, dtype: (
-        work.attention(
+        sized.attention(
             *(e["batch"], e["heads"], e["queries"], e["queries" if causal else "keys"]),
             *(e["head"], dtype),
             kv_heads=e["kv_heads"],
@@ -156,7 +156,7 @@ def _map(op: str) -> Benchmark:
     reads, name = _MAPS[op]
 
     def works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-        return (work.mapped(op, e["cells"], (dtype,) * reads, dtype),)
+        return (sized.mapped(op, e["cells"], (dtype,) * reads, dtype),)
 
     def make(kit: Kit, e: Mapping[str, int]) -> Run:
         xs = [kit.random(e["cells"]).abs() for _ in range(reads)]  # of which all have a logarithm
@@ -168,7 +168,7 @@ def _map(op: str) -> Benchmark:
 
 
 def _rows(kind: str, parameters: int) -> Callable[[Extents, DType], tuple[Work, ...]]:
-    return lambda e, dtype: (work.rows(e["rows"], e["cols"], dtype, kind, parameters=parameters),)
+    return lambda e, dtype: (sized.rows(e["rows"], e["cols"], dtype, kind, parameters=parameters),)
 
 
 def _softmax(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -189,7 +189,7 @@ def _sum(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _cumsum_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    whole = work.rows(e["rows"], e["cols"], dtype, "norm", ops=1.0)
+    whole = sized.rows(e["rows"], e["cols"], dtype, "norm", ops=1.0)
     return (replace(whole, kind="scan"),)
 
 
@@ -200,7 +200,7 @@ def _cumsum(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _topk_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.top_k(e["rows"], e["cols"], e["k"], dtype),)
+    return (sized.top_k(e["rows"], e["cols"], e["k"], dtype),)
 
 
 def _topk(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -214,7 +214,7 @@ def _topk(kit: Kit, e: Mapping[str, int]) -> Run:
 
 def _copy_works(kind: str) -> Callable[[Extents, DType], tuple[Work, ...]]:
     return lambda e, dtype: (
-        work.pointwise(e["rows"] * e["cols"], (dtype,), (dtype,), ops=0.0, kind=kind),
+        sized.pointwise(e["rows"] * e["cols"], (dtype,), (dtype,), ops=0.0, kind=kind),
     )
 
 
@@ -231,7 +231,7 @@ def _transpose(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _cast_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.pointwise(e["cells"], (f32,), (dtype,), ops=1.0),)
+    return (sized.pointwise(e["cells"], (f32,), (dtype,), ops=1.0),)
 
 
 def _cast(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -242,7 +242,7 @@ def _cast(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _concat_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.pointwise(2 * e["rows"] * e["cols"], (dtype,), (dtype,), ops=0.0, kind="copy"),)
+    return (sized.pointwise(2 * e["rows"] * e["cols"], (dtype,), (dtype,), ops=0.0, kind="copy"),)
 
 
 def _concat(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -254,7 +254,7 @@ def _concat(kit: Kit, e: Mapping[str, int]) -> Run:
 
 def _quantise_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     """Scaled, rounded, clamped."""
-    return (work.pointwise(e["cells"], (dtype,), (i8,), ops=4.0, kind="quantise"),)
+    return (sized.pointwise(e["cells"], (dtype,), (i8,), ops=4.0, kind="quantise"),)
 
 
 def _quantise(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -267,7 +267,7 @@ def _quantise(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _dequantise_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.pointwise(e["cells"], (i8,), (dtype,), ops=2.0),)
+    return (sized.pointwise(e["cells"], (i8,), (dtype,), ops=2.0),)
 
 
 def _dequantise(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -278,7 +278,7 @@ def _dequantise(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _embedding_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.gather(e["rows"], e["cols"], dtype, e["table"]),)
+    return (sized.gather(e["rows"], e["cols"], dtype, e["table"]),)
 
 
 def _embedding(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -289,7 +289,7 @@ def _embedding(kit: Kit, e: Mapping[str, int]) -> Run:
 
 
 def _bag_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.gather(e["rows"], e["cols"], dtype, e["table"], bag=e["bag"]),)
+    return (sized.gather(e["rows"], e["cols"], dtype, e["table"], bag=e["bag"]),)
 
 
 def _bag(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -304,14 +304,14 @@ def _gather_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
     """`picks` single cells a row; the table of each is its row."""
     cell = dtype.bits / 8
     cells = e["rows"] * e["picks"]
-    moved = work.pointwise(cells, (dtype,), (dtype,), ops=0.0)
+    moved = sized.pointwise(cells, (dtype,), (dtype,), ops=0.0)
     whole = e["rows"] * e["cols"] * cell
     table = Operand(("i",), cell, np.minimum(cells * cell, whole), "streamed")
     places = Operand(("i",), 8.0, cells * 8.0, "streamed")
     operands = (table, places, moved.operands[-1])
     again = np.maximum(0.0, cells * cell - whole)
-    traits = (("width", cell + 0.0 * cells), ("table", whole), ("again", again))
-    return (replace(moved, kernel="k.gather", operands=operands, flops=0 * cells, traits=traits),)
+    detail = Lookup(cell + 0.0 * cells, whole, again)
+    return (replace(moved, kernel="k.gather", operands=operands, flops=0 * cells, detail=detail),)
 
 
 def _gather(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -327,7 +327,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "linear": Benchmark(("m", "n", "k"), _linear_works, _linear, (*_PRODUCTS, "f8e4m3", "i8")),
     "matmul": Benchmark(
         ("b", "m", "n", "k"),
-        lambda e, dtype: (work.gemm(e["m"], e["n"], e["k"], dtype, b=e["b"]),),
+        lambda e, dtype: (sized.gemm(e["m"], e["n"], e["k"], dtype, b=e["b"]),),
         _matmul,
         _PRODUCTS,
     ),

@@ -1,5 +1,5 @@
 """Calibration: a few physically named factors of the model moved to agree with one's own device,
-and what they leave of the error written down (`gpuir.cost.near`).
+and what they leave of the error written down (`gpuir.cost.local`).
 
 Each family's factors that differ from one device to the next (`Factor.spread`) get a multiplier,
 the likeliest one given the measurements and how far such factors have been seen to move: least
@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from gpuir.cost import near
+from gpuir.cost import local
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Array, Model, Trained, factors, shipped
 from gpuir.cost.nest import Tiles
@@ -41,7 +41,7 @@ MADS = 1.4826  # standard deviations in a median absolute deviation, of a normal
 TELLING = 0.005  # a factor that moved by less did not move
 BENT = 1.5  # times the usual error, from where a row weighs by its error and not its square
 WORTH = 0.95  # of the error, that corrections from others must come below to be made
-DOUBTS = (0.1, 0.2, 0.4)  # how far off a row by itself may be held to be (`near.NOISE`)
+NOISES = (0.1, 0.2, 0.4)  # how far off a row by itself may be held to be (`local.NOISE`)
 MOST_NEAR = 200  # kernels of a kind that correct others
 FOLDS = 5  # of the measurements: each is predicted by a calibration on the others
 MOST = np.log(10.0)  # that a factor may move: Target.factors
@@ -58,14 +58,14 @@ class FamilyFit:
     before: float
     after: float
     moved: Mapping[str, float]
-    near: int
+    local: int
 
 
 class Way(NamedTuple):
     """What calibration may do to a family: move its factors, correct kernels by others' errors."""
 
     factors: bool
-    near: bool
+    local: bool
 
 
 WAYS = (Way(True, True), Way(False, True), Way(True, False), Way(False, False))  # most first
@@ -103,10 +103,10 @@ def calibration(
         way = chosen(errors, known or mixed)
         plain, target = target, _fitted(target, group, model, (way,))[way]
         moved = {p: v for p, v in target.factors.items() if p.partition(".")[0] in names}
-        near = len(set(target.near.items()) - set(plain.near.items()))
+        local = len(set(target.local.items()) - set(plain.local.items()))
         before, after = (float(np.mean(errors[w])) for w in (NOTHING, way))
         rows = sum(map(len, group))
-        fits.append(FamilyFit(", ".join(names), rows, before, after, moved, near))
+        fits.append(FamilyFit(", ".join(names), rows, before, after, moved, local))
     return target, tuple(fits)
 
 
@@ -223,11 +223,11 @@ def _fitted(
     """The target, calibrated in each of some ways to one group's kernels. What was said of them
     before goes, unless nothing is to be done."""
     names = {family_of(w, target).name for b in group for w in b.works}
-    kinds = {near.label(w) for b in group for w in b.works}
+    kinds = {local.label(w) for b in group for w in b.works}
     plain = replace(
         target,
         factors=_without(target.factors, names),
-        near=_without(target.near, kinds),
+        local=_without(target.local, kinds),
     )
     moved = plain
     if any(way.factors for way in ways):
@@ -235,8 +235,8 @@ def _fitted(
     targets: dict[Way, Target] = {}
     for way in ways:
         there = moved if way.factors else plain
-        if way.near:
-            there = replace(there, near=Table({**there.near, **_near(there, group, model)}))
+        if way.local:
+            there = replace(there, local=Table({**there.local, **_local(there, group, model)}))
         targets[way] = there if any(way) else target
     return targets
 
@@ -305,7 +305,7 @@ def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:
     return float(bent.sum() + np.sum((x / spreads) ** 2))
 
 
-def _near(target: Target, group: Sequence[Batch], model: Model) -> dict[str, float]:
+def _local(target: Target, group: Sequence[Batch], model: Model) -> dict[str, float]:
     """By how much each kernel measured is still missed, where that says something of others:
     kernels of which each is predicted better by the others' errors than without. Of several
     launched together it is the last that is missed."""
@@ -317,21 +317,21 @@ def _near(target: Target, group: Sequence[Batch], model: Model) -> dict[str, flo
         waits_s = b.clock.lead_s + launches + sum(kernel_s[:-1], np.zeros(len(b)))
         busy_s = np.maximum(kernel_s[-1] - target.launch_s, 1e-12)
         left = np.log(np.maximum(b.latency_s - waits_s, 0.1 * busy_s) / busy_s)
-        columns = near.columns(work)
+        columns = local.columns(work)
         known = rows.setdefault((work.kernel, *columns), {})
         for i in range(len(left)):
             if busy_s[i] > waits_s[i] / 2 and len(known) < MOST_NEAR:
-                point = near.point({c: n[i] if np.ndim(n) else n for c, n in columns.items()})
-                known.setdefault(f"{near.label(work)}.{point}", []).append(left[i])
+                point = local.point({c: n[i] if np.ndim(n) else n for c, n in columns.items()})
+                known.setdefault(f"{local.label(work)}.{point}", []).append(left[i])
     result: dict[str, float] = {}
     for paths in filter(None, rows.values()):
         means = np.array([float(np.mean(e)) for e in paths.values()])
-        errors = np.clip(means, -near.BOUND, near.BOUND)
-        points = near.Points.of(paths)
-        left = {doubt: _mean_size(near.left_out(points, errors, doubt)) for doubt in DOUBTS}
-        doubt = min(DOUBTS, key=left.__getitem__)
-        if left[doubt] < WORTH * _mean_size(errors):
-            ratios = np.exp(near.doubted(points, errors, doubt))
+        errors = np.clip(means, -local.BOUND, local.BOUND)
+        points = local.Points.of(paths)
+        left = {noise: _mean_size(local.left_out(points, errors, noise)) for noise in NOISES}
+        noise = min(NOISES, key=left.__getitem__)
+        if left[noise] < WORTH * _mean_size(errors):
+            ratios = np.exp(local.damped(points, errors, noise))
             result |= {p: float(f"{r:.4g}") for p, r in zip(paths, ratios, strict=True)}
     return result
 

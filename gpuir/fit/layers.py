@@ -7,8 +7,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from gpuir.cost import work
-from gpuir.cost.work import Work
+from gpuir.cost import routing
+from gpuir.cost.lanes import LANE_OPS
+from gpuir.cost.work import Looped, Work
+from gpuir.fit import sized
 from gpuir.fit.kit import FLOATS, Benchmark, Extents, Kit, Run
 from gpuir.ir.types import DType
 
@@ -16,7 +18,7 @@ from gpuir.ir.types import DType
 
 
 def _experts_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (work.experts(e["tokens"], e["hidden"], e["inter"], e["topk"], e["experts"], dtype),)
+    return (routing.mixture(e["tokens"], e["hidden"], e["inter"], e["topk"], e["experts"], dtype),)
 
 
 def _experts(kit: Kit, e: Mapping[str, int]) -> Run:
@@ -71,9 +73,9 @@ def _grouped(kit: Kit, counts: Sequence[int]) -> Callable[[Any, Any], Any]:
 
 # cell → its gates, and instructions a cell of state: sigmoids, tanh, and what adds and multiplies
 _CELLS = {
-    "lstm": (4, 3 * work.LANE_OPS["sigmoid"] + 2 * work.LANE_OPS["tanh"] + 8),
-    "gru": (3, 2 * work.LANE_OPS["sigmoid"] + work.LANE_OPS["tanh"] + 8),
-    "rnn": (1, work.LANE_OPS["tanh"] + 1),
+    "lstm": (4, 3 * LANE_OPS["sigmoid"] + 2 * LANE_OPS["tanh"] + 8),
+    "gru": (3, 2 * LANE_OPS["sigmoid"] + LANE_OPS["tanh"] + 8),
+    "rnn": (1, LANE_OPS["tanh"] + 1),
 }
 
 
@@ -85,14 +87,14 @@ def _recurrent(cell: str) -> Benchmark:
     def works(e: Extents, dtype: DType) -> tuple[Work, ...]:
         batch, steps, hidden = e["batch"], e["steps"], e["hidden"]
         reads = (dtype,) * (2 * gates + 1)
-        product = work.gemm(batch, gates * hidden, hidden, dtype)
+        product = sized.gemm(batch, gates * hidden, hidden, dtype)
         writes = (dtype,) * (1 + (cell == "lstm"))
-        pointwise = work.pointwise(batch * hidden, reads, writes, ops=ops)
+        pointwise = sized.pointwise(batch * hidden, reads, writes, ops=ops)
         between = pointwise.nbytes - product.operands[-1].nbytes  # see `k.Gemm`
-        product = replace(product, traits=(("between", between),))
-        inputs = work.gemm(steps * batch, gates * hidden, e["features"], dtype)
+        product = replace(product, detail=Looped(between))
+        inputs = sized.gemm(steps * batch, gates * hidden, e["features"], dtype)
         each = (product, pointwise)
-        return (inputs, *(replace(w, traits=(*w.traits, ("times", steps))) for w in each))
+        return (inputs, *(replace(w, times=steps) for w in each))
 
     def make(kit: Kit, e: Mapping[str, int]) -> Run:
         layer = {"lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}[cell]

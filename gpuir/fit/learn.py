@@ -102,7 +102,7 @@ def fitted(
 
 def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
     """The rows that a fit sees: up to `ROWS` of a batch and split (random shapes, and those of
-    models), none that measures the host more than the GPU, is doubted or told by its bytes alone.
+    models), none that measures the host more than the GPU, is suspect or told by its bytes alone.
     """
     kept: list[Batch] = []
     rng = np.random.default_rng(seed)

@@ -82,7 +82,7 @@ class RowErrors(Errors):
 class Group(NamedTuple):
     """Rows that are scored together.
 
-    `floor` marks rows that measure the host, `suspect` says why measurements are doubted: both are
+    `floor` marks rows that measure the host, `suspect` says why measurements are suspect: both are
     kept apart. `by` are further columns that rows were told apart by, and what they say.
     """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
 from gpuir.ir.types import DType, TensorType, c64, f32, tf32
 from gpuir.ops import tensor as t
@@ -302,13 +302,19 @@ class Conv(KernelOp):
         )
 
 
+# Whose kernel an attention is: FlashAttention's of the device's generation where none is named;
+# PyTorch's function (`sdpa`), which chooses its kernel by what it is given; FlashAttention-3's;
+# TensorRT-LLM's; one written in Triton.
+LIBRARIES = ("", "sdpa", "fa3", "trtllm", "triton")
+
+
 @dataclass(frozen=True)
 class Attention(KernelOp):
     """Fused attention: scores never leave the chip. Fields are those of `t.attention`.
 
     Its nest is b h s e over keys d, in two products: q·k over the head's e, p·v into the result's
-    f = e. `order` is the memory order the result is written in. `sdpa`: it is PyTorch's function
-    that is called, which chooses its kernel by what it is given. `math` is as in `k.gemm`.
+    f = e. `order` is the memory order the result is written in. `library` says whose kernel it is
+    (`LIBRARIES`). `math` is as in `k.gemm`.
     """
 
     name: ClassVar[str] = "k.attention"
@@ -327,17 +333,23 @@ class Attention(KernelOp):
     epilogue: Graph | None = None
     order: tuple[int, ...] = ()
     stats: bool = False
-    sdpa: bool = False
+    library: str = ""
     math: DType | None = None
+    hidden: int = 0
 
     def direct(self) -> t.Attention:
         return t.Attention(
             *(self.q, self.k, self.v, self.mask, self.scale),
-            *(self.causal, self.offset, self.window, self.softcap, self.stats),
+            *(self.causal, self.offset, self.window, self.softcap, self.stats, self.hidden),
         )
 
     def types(self) -> tuple[TensorType, ...]:
         _check_math(self)
+        if self.library not in LIBRARIES:
+            raise ModelError(
+                f"{self.name}: no library of attention is called {self.library!r}",
+                fix=nearest(self.library, [name for name in LIBRARIES if name]),
+            )
         first, *stats = self.direct().result_types
         types = (first,)
         if self.epilogue is not None:
@@ -529,7 +541,8 @@ class Experts(BodyKernel):
     between, the weighted sum. A library launches it as several kernels; here it is one.
 
     The body holds the `t.experts` and what makes its weights from packed ones. Of b experts each
-    gets m rows if all get as many; n is their width, k the hidden size.
+    gets m rows if all get as many; n is their width, k the hidden size. `library` names the
+    implementation, where it is known: `cost/grouped.py` has those that were measured.
     """
 
     name: ClassVar[str] = "k.experts"
@@ -537,6 +550,7 @@ class Experts(BodyKernel):
     contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.Experts,)
     math: DType | None = None
+    library: str = ""
 
     @property
     def experts(self) -> t.Experts:
@@ -561,7 +575,7 @@ class Experts(BodyKernel):
     def space(self) -> Space:
         mix = self.experts
         count, hidden = mix.up.type.shape[0], mix.x.type.shape[1]
-        rows = -(-mix.which.type.size // max(count, 1))
+        rows = -(-mix.which.type.size // max(count * mix.ranks, 1))
         ways = {mix.x: ("m", "k"), mix.which: ("m",), mix.shares: ("m",)}
         return Space(
             dims={"b": count, "m": rows, "n": mix.inter, "k": hidden},
@@ -594,7 +608,8 @@ class AttentionGradient(BodyKernel):
         """The kernel whose gradient this is."""
         op = self.gradient
         settings = (op.scale, op.causal, op.offset, op.window, op.softcap)
-        return Attention(op.q, op.k, op.v, op.mask, *settings, math=self.math)
+        ends = (op.q, op.k, op.v, op.mask)
+        return Attention(*ends, *settings, math=self.math, hidden=op.hidden)
 
     @property
     def compute_dtype(self) -> DType:
@@ -736,6 +751,25 @@ class Routine(BodyKernel):
 
 
 @dataclass(frozen=True)
+class Collective(BodyKernel):
+    """What ranks do together over the links between their devices: its time is the cluster's. The
+    body holds one collective, or several of one kind and group that are launched together."""
+
+    name: ClassVar[str] = "k.collective"
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Collective,)
+    beside: ClassVar[tuple[type[Op], ...]] = (t.Layout,)
+
+    @property
+    def collective(self) -> t.Collective:
+        """The first; what it says of kind and group is so of all."""
+        return self.held(t.Collective)
+
+    @property
+    def collectives(self) -> tuple[t.Collective, ...]:
+        return tuple(n.op for n in self.body.nodes if isinstance(n.op, t.Collective))
+
+
+@dataclass(frozen=True)
 class Opaque(BodyKernel):
     """A model op we do not know: operands read and results written once, and the report says so.
     Never zero."""
@@ -796,6 +830,7 @@ KERNELS: dict[str, type[Op]] = {
         Scatter,
         Copy,
         Routine,
+        Collective,
         Opaque,
         View,
         Loop,

@@ -6,14 +6,17 @@ Type rules raise `ModelError` without a place; whoever builds the op adds it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from itertools import product
+from math import ceil, inf, prod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from gpuir.ops.scalar import SCALARS
+from gpuir.ops.spread import parse_spread
 
 if TYPE_CHECKING:  # numpy, which the names of ops alone do not need
     from numpy.typing import NDArray
@@ -467,14 +470,20 @@ class Pad(Joining):
 @dataclass(frozen=True)
 class Gather(Indexing):
     """y[a, i, b] = x[a, indices[i], b], the indexed axis being `axis`. Negative indices count from
-    the end. numpy's `take`."""
+    the end. numpy's `take`.
+
+    Which rows are named depends on the data: costs expect any as often as any other, or as `spread`
+    says (`ops.spread`: `zipf:1.05`).
+    """
 
     name: ClassVar[str] = "t.gather"
     x: Value
     indices: Value
     axis: int = 0
+    spread: str = ""
 
     def types(self) -> tuple[TensorType, ...]:
+        parse_spread(self.spread)
         _axis("t.gather", self.axis, self.x.type)
         _indices("t.gather", self.indices.type)
         shape, index = self.x.type.shape, self.indices.type.shape
@@ -538,15 +547,17 @@ class ScatterElements(Scattering):
 
 @dataclass(frozen=True)
 class ScatterND(Scattering):
-    """x with updates[i] combined into x[*indices[i, :]]."""
+    """x with updates[i] combined into x[*indices[i, :]]; `spread` as in `Gather`."""
 
     name: ClassVar[str] = "t.scatter_nd"
     x: Value
     indices: Value
     updates: Value
     combine: Combine = "none"
+    spread: str = ""
 
     def types(self) -> tuple[TensorType, ...]:
+        parse_spread(self.spread)
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
 
     def flops(self) -> int:
@@ -910,7 +921,8 @@ class Attention(Contraction):
     hides) or added. `causal` lets query i see the keys up to i + `offset`; `window` hides those
     more than `window` behind. `softcap` c > 0 bends scores to c * tanh(score / c). With `stats`
     there is a second result, what the gradient reads: the logarithm of each query's sum of
-    exponentials, [.., h, s], in f32 or wider.
+    exponentials, [.., h, s], in f32 or wider. `hidden` scores of a head are known to be hidden by
+    the mask, so that nothing is computed of them.
     """
 
     name: ClassVar[str] = "t.attention"
@@ -926,6 +938,7 @@ class Attention(Contraction):
     window: int | None = None
     softcap: float = 0.0
     stats: bool = False
+    hidden: int = 0
 
     def types(self) -> tuple[TensorType, ...]:
         q, k, v = self.q.type, self.k.type, self.v.type
@@ -950,16 +963,20 @@ class Attention(Contraction):
             scores = (*q.shape[:-1], k.shape[-2])
             fits = broadcast(self.mask.type.shape, scores) == scores
             _check(fits, "t.attention: the mask does not fit", list(scores), self.mask.type)
+        most = 0 if self.mask is None else q.shape[-2] * k.shape[-2]
+        expected = f"0 to {most}, of a mask"
+        _check(0 <= self.hidden <= most, "t.attention: no such scores", expected, self.hidden)
         result = TensorType((*q.shape[:-1], v.shape[-1]), q.dtype)
         return (result, _stats_type(q)) if self.stats else (result,)
 
     @property
     def seen(self) -> int:
-        """Scores of one head that `causal` and `window` leave: of the others nothing is computed.
-        An explicit mask hides none, since what it hides is known only when it is read."""
+        """Scores of one head that `causal`, `window` and `hidden` leave: of the others nothing is
+        computed. What else an explicit mask hides is known only when it is read."""
         s, d = self.q.type.shape[-2], self.k.type.shape[-2]
         last = _below(s, d, self.offset + 1) if self.causal else s * d
-        return last - (0 if self.window is None else _below(s, d, self.offset - self.window))
+        first = 0 if self.window is None else _below(s, d, self.offset - self.window)
+        return max(last - first - self.hidden, 0)
 
     def flops(self) -> int:
         """Both products and five a score for the softmax, of the scores that are seen."""
@@ -994,6 +1011,9 @@ class Experts(Contraction):
 
     How many rows an expert gets depends on the data. Costs expect them to be equal, or, with `skew`
     above 0, popularity drawn from a power law of that exponent (`cost.routing`).
+
+    The experts here may be one rank's of `ranks` that have as many each: rows of others' experts
+    add nothing, and costs expect one rank's share, times `imbalance`, the busiest's over the mean.
     """
 
     name: ClassVar[str] = "t.experts"
@@ -1017,6 +1037,13 @@ class Experts(Contraction):
     limit: float | None = None
     skew: float = 0.0
     dtype: DType | None = None
+    ranks: int = 1
+    imbalance: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """Those that are expected here, on the busiest rank."""
+        return ceil(self.which.type.size * self.imbalance / self.ranks)
 
     @property
     def inter(self) -> int:
@@ -1064,14 +1091,20 @@ class Experts(Contraction):
         _check(ok, f"t.experts: {self.fn!r} is no activation", nearest(self.fn, SCALARS))
         _check(self.alpha != 0, "t.experts: alpha is 0")
         _check(0 <= self.skew < inf, "t.experts: no such skew", "0 or more", self.skew)
+        _check(self.ranks >= 1, "t.experts: ranks count from 1", found=self.ranks)
+        ok = 1 <= self.imbalance <= self.ranks
+        found, expected = self.imbalance, f"1 to {self.ranks}, the ranks"
+        _check(ok, "t.experts: no such imbalance", expected, found)
         return (TensorType((tokens, down.shape[1]), self.dtype or x.dtype),)
 
     def flops(self) -> int:
         """Of the rows that tokens make, not of all experts: products, activation, weighted sum."""
-        rows = self.which.type.size
         cells = sum(prod(v.type.shape[1:]) for v in self.weights)
         activation = SCALARS[self.fn].flops + self.is_gated
-        return rows * (2 * cells + self.inter * activation + 2 * self.down.type.shape[1])
+        return (
+            self.which.type.size
+            * (2 * cells + self.inter * activation + 2 * self.down.type.shape[1])
+        ) // self.ranks
 
 
 def _all(op: Op) -> str:
@@ -1166,6 +1199,127 @@ class Opaque(TensorOp):
         return self.gives
 
 
+# ---------------------------------------------------------------------------- ranks
+
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"
+]
+
+
+def _group(op: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many ranks a group has."""
+    _check(
+        len(sizes) == len(strides) and all(n > 1 for n in sizes) and all(s > 0 for s in strides),
+        f"{op}: a group of ranks has a size of 2 or more and a stride for each axis of the mesh",
+        "sizes and strides of one length",
+        f"sizes {list(sizes)}, strides {list(strides)}",
+    )
+    return prod(sizes)
+
+
+def members(rank: int, sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The ranks of a rank's group, in order along the axes of the mesh, the first axis quickest."""
+    first = rank - sum(rank // step % n * step for n, step in zip(sizes, strides, strict=True))
+    steps = [[i * step for i in range(n)] for n, step in zip(sizes, strides, strict=True)]
+    return tuple(first + sum(offsets) for offsets in product(*reversed(steps)))
+
+
+def _divided(op: str, type: TensorType, axis: int, ranks: int) -> TensorType:
+    _axis(op, axis, type)
+    extent = type.shape[axis]
+    _check(extent % ranks == 0, f"{op}: axis {axis} is not divisible", f"{ranks} parts", type)
+    shape = (*type.shape[:axis], extent // ranks, *type.shape[axis + 1 :])
+    return TensorType(shape, type.dtype)
+
+
+def _multiplied(op: str, type: TensorType, axis: int, ranks: int) -> TensorType:
+    _axis(op, axis, type)
+    shape = (*type.shape[:axis], type.shape[axis] * ranks, *type.shape[axis + 1 :])
+    return TensorType(shape, type.dtype)
+
+
+@dataclass(frozen=True)
+class Collective(Call):
+    """What the ranks of a group make together, each of its own x (MPI's and NCCL's collectives).
+
+    The group of rank r are the ranks that differ from it along some axes of the mesh alone, whose
+    `sizes` and `strides` are given; `group` is the name of those axes. With n ranks in it:
+    all_reduce: the sum of all x (or what `combine` says). all_gather: all x side by side along
+    `axis`. reduce_scatter: part i of n, along `axis`, of the sum, for rank i of the group.
+    all_to_all: part i of each rank's x, cut along `axis`, side by side along `to`. broadcast: x of
+    the first. send and recv: x as it is, on its way from one stage of a pipeline to another.
+
+    With `routed`, not all cells go to all ranks: only some are read of an all_gather's result, and
+    of a reduce_scatter's operand most are zero (rows of tokens on their way to experts and back).
+    An all_to_all of unequal parts carries it out, of so many bytes on the busiest rank.
+    """
+
+    name: ClassVar[str] = "t.collective"
+    kernel: ClassVar[str] = "k.collective"
+    fn: CollectiveKind
+    x: Value
+    group: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    axis: int = 0
+    to: int = 0
+    combine: Literal["add", "mul", "min", "max"] = "add"
+    routed: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return prod(self.sizes)
+
+    @property
+    def carried_by(self) -> CollectiveKind:
+        """The collective that moves the cells."""
+        return self.fn if self.routed is None else "all_to_all"
+
+    def types(self) -> tuple[TensorType, ...]:
+        ranks = _group("t.collective", self.sizes, self.strides)
+        name = f"t.collective {self.fn}"
+        kinds = get_args(CollectiveKind)
+        _check(self.fn in kinds, "t.collective: no such kind", ", ".join(kinds), self.fn)
+        routes = self.routed is None or (
+            self.routed >= 0 and self.fn in ("all_gather", "reduce_scatter")
+        )
+        expected = "0 or more, of an all_gather or a reduce_scatter"
+        _check(routes, f"{name}: no such bytes to route", expected, self.routed)
+        type = TensorType(self.x.type.shape, self.x.type.dtype)
+        match self.fn:
+            case "all_gather":
+                type = _multiplied(name, type, self.axis, ranks)
+            case "reduce_scatter":
+                type = _divided(name, type, self.axis, ranks)
+            case "all_to_all":
+                type = _multiplied(name, _divided(name, type, self.axis, ranks), self.to, ranks)
+            case _:
+                pass
+        return (type,)
+
+
+@dataclass(frozen=True)
+class Shard(Layout):
+    """A rank's own part of x, which all ranks of a group have: part i of n along `axis` for rank i
+    of the group. The group is given as that of `t.collective` is."""
+
+    name: ClassVar[str] = "t.shard"
+    x: Value
+    axis: int
+    group: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
+        extent = self.result_types[0].shape[self.axis]
+        return x[(*(slice(None),) * self.axis, slice(0, extent))]  # where the first rank's lies
+
+    def types(self) -> tuple[TensorType, ...]:
+        ranks = _group("t.shard", self.sizes, self.strides)
+        return (_divided("t.shard", self.x.type, self.axis, ranks),)
+
+
 # ---------------------------------------------------------------------------- gradients
 
 
@@ -1197,11 +1351,12 @@ class AttentionGradient(Contraction):
     window: int | None = None
     softcap: float = 0.0
     of_mask: bool = False
+    hidden: int = 0
 
     def direct(self) -> Attention:
         """The attention whose gradient this is."""
         settings = (self.scale, self.causal, self.offset, self.window, self.softcap)
-        return Attention(self.q, self.k, self.v, self.mask, *settings, stats=True)
+        return Attention(self.q, self.k, self.v, self.mask, *settings, True, self.hidden)
 
     def types(self) -> tuple[TensorType, ...]:
         y, stats = self.direct().result_types
@@ -1247,6 +1402,8 @@ class ExpertsGradient(Contraction):
     beta: float = 0.0
     limit: float | None = None
     skew: float = 0.0
+    ranks: int = 1
+    imbalance: float = 1.0
 
     def direct(self) -> Experts:
         """The experts whose gradient this is."""
@@ -1254,6 +1411,7 @@ class ExpertsGradient(Contraction):
             *(self.x, self.which, self.shares, self.up, self.down, self.gate),
             *(self.up_bias, self.down_bias, self.gate_bias, self.fn, self.interleaved),
             *(self.alpha, self.beta, self.limit, self.skew, self.dy.type.dtype),
+            *(self.ranks, self.imbalance),
         )
 
     @property
@@ -1557,6 +1715,8 @@ OPS: dict[str, type[Op]] = {
             ResizeGradient,
             Routine,
             Opaque,
+            Collective,
+            Shard,
             Loop,
             Cond,
             Fused,

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.cost import attention, work
+from gpuir.cost import attention
 from gpuir.cost.legal import needs
 from gpuir.cost.nest import Tiles, cut, peak_of, takes_three
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import choose, predict
+from gpuir.fit import sized
 from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.ir.types import tf32 as TF32
 from gpuir.targets.load import load_target
@@ -22,12 +23,12 @@ GPUS = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l
 
 
 def prompt(batch, heads, length, head=128, **how):
-    return work.attention(*arrays(batch, heads, length, length, head), bf16, causal=True, **how)
+    return sized.attention(*arrays(batch, heads, length, length, head), bf16, causal=True, **how)
 
 
 def cached(batch, heads, keys, head=128, kv_heads=None, **how):
     kv = np.array([float(kv_heads or heads)])
-    return work.attention(
+    return sized.attention(
         *arrays(batch, heads, 1, keys, head), bf16, causal=True, kv_heads=kv, **how
     )
 
@@ -50,7 +51,7 @@ def seconds(kernel, gpu):
 def test_a_strip_sees_what_its_rows_see(queries, before, rows, step, window):
     """Against every cell of the mask. A walk starts and ends within a step: one step of leeway."""
     keys = queries + before
-    kernel = work.attention(
+    kernel = sized.attention(
         *arrays(1, 1, queries, keys, 64), bf16, causal=True, window=np.array([float(window)])
     )
     tiles = Tiles({"b": 1.0, "h": 1.0, "s": float(rows), "d": float(step)})
@@ -67,7 +68,7 @@ def test_a_strip_sees_what_its_rows_see(queries, before, rows, step, window):
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_masks_and_windows_skip_what_they_hide(gpu):
-    whole = work.attention(*arrays(2, 32, 8192, 8192, 128), bf16)
+    whole = sized.attention(*arrays(2, 32, 8192, 8192, 128), bf16)
     assert 1.6 < seconds(whole, gpu) / seconds(prompt(2, 32, 8192), gpu) < 2.2
     window = np.array([512.0])
     assert seconds(prompt(2, 32, 8192, window=window), gpu) < seconds(prompt(2, 32, 8192), gpu) / 4
@@ -84,7 +85,7 @@ def test_long_prompts_are_near_the_peak_and_long_caches_near_the_bandwidth(gpu):
     target = load_target(gpu)
     long = prompt(4, 32, 16384)
     share = (
-        float(long.products[0] * long.visible[0]) / seconds(long, gpu) / target.peak("tensor", bf16)
+        float(long.products[0] * long.density[0]) / seconds(long, gpu) / target.peak("tensor", bf16)
     )
     assert 0.35 < share < 0.95
     many = cached(64, 32, 16384, kv_heads=8)
@@ -166,7 +167,7 @@ def test_flash_attention_2_splits_and_turns_only_heads_that_share_keys_of_pages(
     ("heads", "keys", "rows"), [(16, 65536, 16), (128, 1024, 16), (128, 65536, 64)]
 )
 def test_blackwell_takes_few_heads_of_a_latent_where_walks_are_short(heads, keys, rows):
-    kernel = work.attention(
+    kernel = sized.attention(
         *arrays(64 if keys > 1024 else 1, heads, 1, keys, 576),
         bf16,
         value=np.array([512.0]),
@@ -178,7 +179,7 @@ def test_blackwell_takes_few_heads_of_a_latent_where_walks_are_short(heads, keys
 
 def test_heads_that_no_generated_kernel_has_are_slow_on_blackwell():
     def times(head):
-        kernel = work.attention(*arrays(8, 16, 4096, 4096, head), bf16, stack="trtllm")
+        kernel = sized.attention(*arrays(8, 16, 4096, 4096, head), bf16, stack="trtllm")
         return seconds(kernel, "b200-sxm-180gb")
 
     assert times(72) > 3 * times(80) > 3 * times(64)
@@ -189,7 +190,7 @@ def test_heads_that_no_generated_kernel_has_are_slow_on_blackwell():
 @pytest.mark.parametrize("queries", [1, 100, 4096])
 def test_the_usual_tile_fits(gpu, head, queries):
     target = load_target(gpu)
-    kernel = work.attention(*arrays(2, 8, queries, 4096, head), bf16, kv_heads=np.array([2.0]))
+    kernel = sized.attention(*arrays(2, 8, queries, 4096, head), bf16, kv_heads=np.array([2.0]))
     for need in needs(cut(kernel, choose(kernel, target), target), target):
         assert np.all(need.wants <= need.has), need
 
@@ -197,7 +198,7 @@ def test_the_usual_tile_fits(gpu, head, queries):
 @pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l4"])
 def test_three_products_in_tf32_make_one_in_f32(gpu):
     target = load_target(gpu)
-    exact = work.attention(*arrays(8, 16, 2048, 2048, 64), f32)
+    exact = sized.attention(*arrays(8, 16, 2048, 2048, 64), f32)
     assert takes_three(exact, target)
     rounded = replace(exact, math=TF32)
     tf32 = target.peak("tensor", TF32)
@@ -212,12 +213,12 @@ def test_three_products_in_tf32_make_one_in_f32(gpu):
 @pytest.mark.parametrize("gpu", ["v100-sxm2-32gb", "t4", "mi300x"])
 def test_devices_without_tf32_run_attention_in_f32_at_its_own_rate(gpu):
     target = load_target(gpu)
-    exact = work.attention(*arrays(8, 16, 2048, 2048, 64), f32)
+    exact = sized.attention(*arrays(8, 16, 2048, 2048, 64), f32)
     assert not takes_three(exact, target)
     assert peak_of(exact, target) == target.peak("tensor", f32)
 
 
 def test_a_walk_in_f32_is_never_split():
-    one = work.attention(*arrays(1, 4, 1, 8192, 64), f32)
+    one = sized.attention(*arrays(1, 4, 1, 8192, 64), f32)
     tiles = choose(one, load_target("h100-sxm"))
     assert [np.max(n) for n in (tiles.split, tiles.dims["s"], tiles.dims["d"])] == [1, 64, 64]

@@ -12,7 +12,7 @@ from gpuir.cost.families import family_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
-from gpuir.cost.work import conv as convolution
+from gpuir.fit.sized import conv as convolution
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
 

@@ -12,8 +12,12 @@ from cost import kernels as op
 import gpuir
 from gpuir.cost import work
 from gpuir.cost.cpu import AWAY, FACTORS, SCAN_CLOCKS, whole
+from gpuir.cost.lanes import LANE_OPS, SIMD_OPS
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import estimate, predict
+from gpuir.cost.work import WeightBytes
+from gpuir.fit import sized
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Flops, Table
@@ -22,14 +26,14 @@ CPU = load_target("cpu")
 ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
 SHARE = {f.name: f.value for f in FACTORS}
 WORKS = {
-    "product": work.gemm(512.0, 512.0, 512.0, f32),
-    "vector": work.gemm(1.0, 1024.0, 1024.0, f32),
-    "convolution": work.conv(1.0, 64.0, (56.0, 56.0), 64.0, (3.0, 3.0), f32, padding=1.0),
-    "attention": work.attention(1.0, 12.0, 128.0, 128.0, 64.0, f32),
-    "softmax": work.rows(4096.0, 1024.0, f32, "softmax"),
-    "add": work.pointwise(1e6, (f32, f32), (f32,)),
-    "transpose": work.pointwise(1e6, (f32,), (f32,), kind="transpose"),
-    "gather": work.gather(8192.0, 64.0, f32, 1e6),
+    "product": sized.gemm(512.0, 512.0, 512.0, f32),
+    "vector": sized.gemm(1.0, 1024.0, 1024.0, f32),
+    "convolution": sized.conv(1.0, 64.0, (56.0, 56.0), 64.0, (3.0, 3.0), f32, padding=1.0),
+    "attention": sized.attention(1.0, 12.0, 128.0, 128.0, 64.0, f32),
+    "softmax": sized.rows(4096.0, 1024.0, f32, "softmax"),
+    "add": sized.pointwise(1e6, (f32, f32), (f32,)),
+    "transpose": sized.pointwise(1e6, (f32,), (f32,), kind="transpose"),
+    "gather": sized.gather(8192.0, 64.0, f32, 1e6),
 }
 
 
@@ -40,31 +44,33 @@ def seconds(w: work.Work, target=CPU) -> float:
 def test_a_large_product_is_its_flops_over_the_share_of_the_peak():
     n = 8192.0
     arithmetic = 2 * n**3 / (CPU.flops_per_s.vector["f32"] * SHARE["product share"])
-    assert seconds(work.gemm(n, n, n, f32)) == pytest.approx(arithmetic, rel=0.05)
+    assert seconds(sized.gemm(n, n, n, f32)) == pytest.approx(arithmetic, rel=0.05)
 
 
 def test_a_large_copy_is_twice_its_tensor_over_the_memory():
     """Read and written, as the bandwidth was measured."""
     cells = 2.0**28
     moved = 2 * 4 * cells / (CPU.dram_bytes_per_s * SHARE["dram share"])
-    assert seconds(work.pointwise(cells, (f32,), (f32,), kind="copy")) == pytest.approx(moved, 1e-2)
+    assert seconds(sized.pointwise(cells, (f32,), (f32,), kind="copy")) == pytest.approx(
+        moved, 1e-2
+    )
 
 
 def test_functions_cost_what_simd_loops_take():
     """A tanh and an exp a cell, by their instructions; on a GPU they cost what its lanes take."""
     cells = 1e6
-    tanh, exp = (work.mapped(fn, cells, (f32,), f32) for fn in ("tanh", "exp"))
-    more = cells * (work.SIMD_OPS["tanh"] - work.SIMD_OPS["exp"])
+    tanh, exp = (sized.mapped(fn, cells, (f32,), f32) for fn in ("tanh", "exp"))
+    more = cells * (SIMD_OPS["tanh"] - SIMD_OPS["exp"])
     rate = CPU.flops_per_s.vector["f32"] / 2 * SHARE["lane share"]
     assert seconds(tanh) - seconds(exp) == pytest.approx(more / rate, rel=1e-6)
     gpu = load_target("p100")
-    plain = work.pointwise(cells, (f32,), (f32,), ops=work.LANE_OPS["tanh"])
+    plain = sized.pointwise(cells, (f32,), (f32,), ops=LANE_OPS["tanh"])
     assert seconds(tanh, gpu) == seconds(plain, gpu)
 
 
 def test_a_model_and_its_extents_say_the_same_functions():
     mapped = op.mapped("tanh", f32, (64, 8))
-    assert work.work_of(mapped).traits == work.mapped("tanh", 512, (f32,), f32).traits
+    assert work_of(mapped).simd_ops == sized.mapped("tanh", 512, (f32,), f32).simd_ops > 0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_a_model_and_its_extents_say_the_same_functions():
 def test_which_convolutions_are_unfolded(shape: tuple[int, ...], unfolded: bool):
     """PyTorch's use_mkldnn, for one thread."""
     batch, channels, size, filters, window, stride, groups = map(float, shape)
-    w = work.conv(
+    w = sized.conv(
         batch, channels, (size,) * 2, filters, (window,) * 2, f32, stride=stride, groups=groups
     )
     s = Sheet()
@@ -94,7 +100,7 @@ def test_which_convolutions_are_unfolded(shape: tuple[int, ...], unfolded: bool)
 
 def test_a_channel_less_than_a_word_of_them_costs_the_whole_word():
     def time(channels: float) -> float:
-        w = work.conv(8.0, channels, (56.0, 56.0), 64.0, (3.0, 3.0), f32, padding=1.0)
+        w = sized.conv(8.0, channels, (56.0, 56.0), 64.0, (3.0, 3.0), f32, padding=1.0)
         s = Sheet()
         estimate(w, whole(w, CPU), CPU, s=s, model={})
         return s.values["arithmetic"]
@@ -107,7 +113,7 @@ def test_a_channel_less_than_a_word_of_them_costs_the_whole_word():
 def test_a_causal_mask_saves_whole_blocks_of_keys():
     """Of up to 512 keys none, of many half."""
     full, masked = (
-        [work.attention(1.0, 8.0, n, n, 64.0, f32, causal=causal) for n in (384.0, 16384.0)]
+        [sized.attention(1.0, 8.0, n, n, 64.0, f32, causal=causal) for n in (384.0, 16384.0)]
         for causal in (False, True)
     )
     assert seconds(masked[0]) == pytest.approx(seconds(full[0]))
@@ -116,12 +122,11 @@ def test_a_causal_mask_saves_whole_blocks_of_keys():
 
 def test_weights_that_other_layers_push_out_come_from_memory():
     """Of a model of 300 MB; of one that the caches hold nothing is pushed out."""
-    plain = work.gemm(16.0, 768.0, 3072.0, f32)
+    plain = sized.gemm(16.0, 768.0, 3072.0, f32)
     own = 4.0 * 768 * 3072
 
     def time(others: float) -> float:
-        traits = (("weights", own), ("others", others))
-        return seconds(replace(plain, traits=traits))
+        return seconds(replace(plain, weights=WeightBytes(own, others)))
 
     assert time(0.0) == seconds(plain)
     memory = 1 / (CPU.dram_bytes_per_s * SHARE["dram share"])
@@ -140,13 +145,13 @@ def test_a_model_larger_than_the_caches_waits_for_its_weights():
 
 def test_a_running_sum_waits_for_each_addition():
     cells = 2.0**20
-    total, running = (work.rows(1024.0, 1024.0, f32, kind, ops=1.0) for kind in ("sum", "norm"))
+    total, running = (sized.rows(1024.0, 1024.0, f32, kind, ops=1.0) for kind in ("sum", "norm"))
     waits = SCAN_CLOCKS * cells / (CPU.clock_hz * CPU.sms)
     assert seconds(replace(running, kind="scan")) - seconds(total) > 0.8 * waits
 
 
 def test_nearer_memory_is_faster():
-    copies = [work.pointwise(n, (f32,), (f32,), kind="copy") for n in (1e5, 1e6, 1e7)]
+    copies = [sized.pointwise(n, (f32,), (f32,), kind="copy") for n in (1e5, 1e6, 1e7)]
     rates = [w.nbytes / (seconds(w) - CPU.launch_s - 3e-6) for w in copies]
     assert rates[0] > 1.5 * rates[1] > 2 * rates[2]
 

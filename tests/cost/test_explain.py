@@ -6,19 +6,21 @@ import ast
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cost.kernels import gemm, mapped
 from cost.test_predictors import TARGETS, kernels, tiled
+from cost.works import flat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost.explain import LONGEST, Line, explained, number, terms
 from gpuir.cost.learned import Interval, Trained
+from gpuir.cost.reading import work_of
 from gpuir.cost.table import PREDICTORS
-from gpuir.cost.work import work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
@@ -51,14 +53,15 @@ def test_formulas_give_their_values(op, target, predictor):
     assert lines[-1].value == pytest.approx(cost.time_s, rel=1e-12)
 
 
-def constants() -> set[str]:
+@cache
+def constants() -> frozenset[str]:
     """Numbers that the formulas' own code states."""
     found = {"0.5", "16"}  # bits / 2 and the like
     for path in (Path(__file__).parents[2] / "gpuir/cost").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
                 found.add(number(node.value))
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.slow
@@ -67,8 +70,9 @@ def test_every_number_in_a_formula_has_a_line_before_it_or_a_source(op, target):
     """Or is an extent of the kernel or its tile, or a cell's bytes, or stands in the code or the
     specification. Numbers of three digits can be ratios of those."""
     tile, work = tiled(op, target), work_of(op)
-    known = constants() | {number(x) for _, x in (*work.dims, *work.traits, *tile.dims)}
-    known |= {number(o.cell_bytes) for o in work.operands} | {number(work.visible)}
+    inside = (*work.extents.values(), *flat(work.detail).values(), work.simd_ops)
+    known = {*constants()} | {number(x) for x in (*inside, *(x for _, x in tile.dims))}
+    known |= {number(o.cell_bytes) for o in work.operands} | {number(work.density)}
     known |= {number(x) for x in (tile.stages, tile.warps, tile.split)}
     known |= {number(row.value) for row in target.rows() if isinstance(row.value, int | float)}
     for line in terms(op, tile, target):

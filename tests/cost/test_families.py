@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 from cost import kernels as op
 from cost.test_predictors import TARGETS, raised
-from cost.works import KINDS, tables
+from cost.works import KINDS, flat, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.cost import work
 from gpuir.cost.explain import Explained, listed
 from gpuir.cost.explain import _traced as traced  # pyright: ignore[reportPrivateUsage]
 from gpuir.cost.families import FAMILIES, check_factors, family_of
 from gpuir.cost.learned import Net, Trained, factors
 from gpuir.cost.nest import Tiles
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import SCALAR, choose, estimate, predict
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.ir.errors import TargetError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
@@ -35,47 +36,47 @@ def numbers(w: Work) -> dict[str, float]:
     """What costs go by."""
     moved = {f"bytes {i}": o.nbytes for i, o in enumerate(w.operands)}
     cells = {f"cell {i}": o.cell_bytes for i, o in enumerate(w.operands)}
-    found = {**w.extents, **moved, **cells, **dict(w.traits)}
+    found = {**w.extents, **moved, **cells, **flat(w.detail), "simd": w.simd_ops}
     found = {"b": 1, **found}
-    return {**found, "products": w.products, "visible": w.visible, "lanes": w.lane_ops}
+    return {**found, "products": w.products, "density": w.density, "lanes": w.lane_ops}
 
 
 def indexed(w: Work) -> list[tuple[tuple[str, ...], str]]:
     """The dimensions of operands, but those of one index."""
-    return [(tuple(d for d in o.dims if w.extents[d] != 1), o.role) for o in w.operands]
+    return [(tuple(d for d in o.dims if w.extents[d] != 1), o.staging) for o in w.operands]
 
 
 @pytest.mark.parametrize(
     ("read", "built"),
     [
-        (op.gemm(64, 96, 128, f32), work.gemm(64, 96, 128, f32)),
-        (op.gemm(64, 96, 128, f16), work.gemm(64, 96, 128, f16)),
-        (op.gemm(64, 96, 128, f16, 8), work.gemm(64, 96, 128, f16, b=8)),
-        (op.conv(2, 64, 56, 96, 3), work.conv(2, 64, (56, 56), 96, (3, 3), f16, padding=1)),
+        (op.gemm(64, 96, 128, f32), sized.gemm(64, 96, 128, f32)),
+        (op.gemm(64, 96, 128, f16), sized.gemm(64, 96, 128, f16)),
+        (op.gemm(64, 96, 128, f16, 8), sized.gemm(64, 96, 128, f16, b=8)),
+        (op.conv(2, 64, 56, 96, 3), sized.conv(2, 64, (56, 56), 96, (3, 3), f16, padding=1)),
         (
             op.conv(2, 64, 56, 96, 7, stride=2),
-            work.conv(2, 64, (56, 56), 96, (7, 7), f16, padding=3, stride=2),
+            sized.conv(2, 64, (56, 56), 96, (7, 7), f16, padding=3, stride=2),
         ),
         (
             op.conv(2, 64, 28, 64, 3, groups=64),
-            work.conv(2, 64, (28, 28), 64, (3, 3), f16, padding=1, groups=64),
+            sized.conv(2, 64, (28, 28), 64, (3, 3), f16, padding=1, groups=64),
         ),
-        (op.attention(2, 8, 100, 100, 64), work.attention(2, 8, 100, 100, 64, f16)),
+        (op.attention(2, 8, 100, 100, 64), sized.attention(2, 8, 100, 100, 64, f16)),
         (
             op.attention(2, 8, 100, 100, 64, causal=True),
-            work.attention(2, 8, 100, 100, 64, f16, causal=True),
+            sized.attention(2, 8, 100, 100, 64, f16, causal=True),
         ),
         (
             op.attention(2, 8, 100, 100, 64, causal=True, window=31),
-            work.attention(2, 8, 100, 100, 64, f16, causal=True, window=32),
+            sized.attention(2, 8, 100, 100, 64, f16, causal=True, window=32),
         ),
         (
             op.attention(2, 8, 1, 4096, 128, groups=2),
-            work.attention(2, 8, 1, 4096, 128, f16, kv_heads=2),
+            sized.attention(2, 8, 1, 4096, 128, f16, kv_heads=2),
         ),
-        (op.mapped("add", f32, (64, 8), (64, 8)), work.pointwise(512, (f32, f32), (f32,))),
-        (op.softmax(64, 1000), work.rows(64, 1000, f32, "softmax")),
-        (op.gather(1000, 64, 10), work.gather(10, 64, f32, 1000)),
+        (op.mapped("add", f32, (64, 8), (64, 8)), sized.pointwise(512, (f32, f32), (f32,))),
+        (op.softmax(64, 1000), sized.rows(64, 1000, f32, "softmax")),
+        (op.gather(1000, 64, 10), sized.gather(10, 64, f32, 1000)),
     ],
 )
 def test_a_work_from_extents_is_that_of_the_kernel(read, built):
@@ -171,3 +172,19 @@ def test_factors_that_no_family_has_are_refused(path: str, message: str):
         check_factors(replace(A100, factors=Table({path: 1.1})))
     assert message in error.value.fix
     check_factors(replace(A100, factors=Table({"stream.hbm share": 1.1})))
+
+
+@pytest.mark.parametrize("name", ["a100", "t4", "h100-sxm", "mi300x", "cpu"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *(op.conv(0, 8, 16, 16, 3), op.conv(2, 0, 16, 16, 3), op.conv(0, 0, 0, 16, 3)),
+        *(op.attention(0, 4, 16, 16, 64), op.attention(2, 4, 16, 0, 64)),
+        *(op.attention(2, 4, 0, 16, 64), op.gemm(0, 8, 16), op.gemm(8, 8, 0)),
+    ],
+    ids=lambda kernel: str(kernel.nest.dims),
+)
+def test_a_kernel_of_no_cells_takes_a_launch(kernel, name):
+    target = load_target(name)
+    (time_s,) = np.ravel(predict(work_of(kernel), target).time_s)
+    assert target.launch_s <= time_s < 100e-6

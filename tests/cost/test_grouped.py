@@ -8,44 +8,50 @@ import numpy as np
 import pytest
 
 import gpuir
-from gpuir.cost import grouped, routing, work
+from gpuir.cost import grouped, routing
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
-from gpuir.cost.work import work_of
+from gpuir.cost.work import Work
 from gpuir.ir.types import bf16, f4e2m1, f8e4m3, i4
 from gpuir.ops import kernel as k
+from gpuir.stacks.serving.engines import implementation
 from gpuir.targets.load import load_target
 
 
 def moe(tokens: Any, **changed: Any):
     given: dict[str, Any] = {}
     given |= {"hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "dtype": bf16}
-    return work.experts(tokens, **{**given, **changed})
+    return routing.mixture(tokens, **{**given, **changed})
+
+
+def rows(of: Work) -> Any:
+    return of.detail_as(routing.Routed).shares.rows
 
 
 def test_balanced_rows_are_even():
     """64 tokens x 8 = 512 rows on 128 experts: 4 each, in one tile of 8 rows."""
     share = routing.shares(64, 8, 128, 1, 0.0)
-    assert share["rows"] == 512
-    assert share["active"] == 128
-    assert share["blocks of 8"] == 128
-    assert routing.shares(64, 8, 128, 4, 0.0)["rows"] == 128
+    assert share.rows == 512
+    assert share.active == 128
+    assert share.tiles[0] == 128
+    assert routing.shares(64, 8, 128, 4, 0.0).rows == 128
 
 
 def test_few_tokens_touch_few_experts():
     """One token has 8 rows on 8 experts; of 8 ranks each has one of them."""
-    assert routing.shares(1, 8, 128, 1, 0.0)["active"] == 8
-    assert routing.shares(1, 8, 128, 8, 0.0)["active"] == 1
+    assert routing.shares(1, 8, 128, 1, 0.0).active == 8
+    assert routing.shares(1, 8, 128, 8, 0.0).active == 1
 
 
 @pytest.mark.parametrize("skew", [1.01, 1.2])
 def test_skew_keeps_the_rows_and_loads_the_busiest_rank(skew: float):
     tokens = np.array([4, 256, 4096])
     one, four = (routing.shares(tokens, 8, 128, ranks, skew) for ranks in (1, 4))
-    np.testing.assert_allclose(one["rows"], tokens * 8)
-    assert np.all(four["rows"] > tokens * 2)
-    assert np.all(one["active"] <= 128)
-    assert np.all(one["blocks of 64"] >= one["rows"] / 64)
+    np.testing.assert_allclose(one.rows, tokens * 8)
+    assert np.all(four.rows > tokens * 2)
+    assert np.all(one.active <= 128)
+    assert np.all(one.tiles[routing.ROWS.index(64)] >= one.rows / 64)
 
 
 def test_weights_of_active_experts_are_read():
@@ -57,9 +63,9 @@ def test_weights_of_active_experts_are_read():
 def test_strays_are_computed_too():
     """16 of 64 tokens have a row on a rank of 1/32: with strays all their 8 rows are computed."""
     plain, strays = moe(64, ranks=32), moe(64, ranks=32, strays=True)
-    assert plain.trait("rows") == 16
-    assert strays.trait("rows") == 16 * 8
-    assert moe(64, strays=True).trait("rows") == moe(64).trait("rows")
+    assert rows(plain) == 16
+    assert rows(strays) == 16 * 8
+    assert rows(moe(64, strays=True)) == rows(moe(64))
 
 
 def test_families():
@@ -71,9 +77,9 @@ def test_families():
 
 
 def test_stacks_by_the_kernels_names():
-    assert grouped.stack_of("sglang_fused_moe_triton") == "sglang"
-    assert grouped.stack_of("vllm_fp8moe_flashinfer_cutlass_flashinferexperts") == "flashinfer"
-    assert grouped.stack_of("moe_torch_flow_nongated") == "cutlass"
+    assert implementation("sglang_fused_moe_triton") == "sglang"
+    assert implementation("vllm_fp8moe_flashinfer_cutlass_flashinferexperts") == "flashinfer"
+    assert implementation("moe_torch_flow_nongated") == "cutlass"
 
 
 def test_more_tokens_are_never_quicker_by_much_and_a_faster_target_never_slower():
@@ -142,10 +148,10 @@ def kernel_of(text: str) -> k.Experts:
 def test_a_kernel_is_the_work_of_its_extents():
     found, wanted = work_of(kernel_of(MIX)), moe(64)
     assert found.likeness == wanted.likeness
-    assert (found.products, found.traits) == (wanted.products, wanted.traits)
+    assert (found.products, found.detail) == (wanted.products, wanted.detail)
     assert found.nbytes == wanted.nbytes
     skewed = work_of(kernel_of(MIX.replace("%down)", "%down, skew=1.2)")))
-    assert skewed.traits == moe(64, skew=1.2).traits
+    assert skewed.detail == moe(64, skew=1.2).detail
 
 
 def test_packed_weights_are_read_with_their_scales():

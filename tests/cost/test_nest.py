@@ -7,7 +7,7 @@ from cost.kernels import attention, conv, gather, gemm, mapped, scatter
 
 from gpuir.cost.legal import why_illegal
 from gpuir.cost.nest import Tiles, cut
-from gpuir.cost.work import visible_share, work_of
+from gpuir.cost.reading import density_of, work_of
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f16, f32, i8
 from gpuir.targets.load import load_target
@@ -91,10 +91,10 @@ def test_grouped_heads_read_their_keys_once():
 
 
 def test_a_causal_mask_hides_about_half():
-    assert visible_share(attention(1, 1, 4, 4, 8, causal=True)) == 10 / 16
-    assert visible_share(attention(1, 1, 1, 100, 8, causal=True, offset=99)) == 1
-    assert visible_share(attention(1, 1, 4, 4, 8, causal=True, window=1)) == 7 / 16
-    assert visible_share(attention(1, 1, 4, 4, 8)) == 1
+    assert density_of(attention(1, 1, 4, 4, 8, causal=True)) == 10 / 16
+    assert density_of(attention(1, 1, 1, 100, 8, causal=True, offset=99)) == 1
+    assert density_of(attention(1, 1, 4, 4, 8, causal=True, window=1)) == 7 / 16
+    assert density_of(attention(1, 1, 4, 4, 8)) == 1
 
 
 def test_a_gather_reads_what_it_gives():

@@ -11,9 +11,9 @@ from cost.works import tables
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.cost import work
 from gpuir.cost.learned import Net, Trained, stands_for
 from gpuir.cost.tile import choose, estimate, predict
+from gpuir.fit import sized
 from gpuir.ir.types import bf16, f8e4m3, f16, f32
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.order import pairs
@@ -80,7 +80,7 @@ def _field(target, path):
 def test_an_addition_is_no_slower_on_the_a100_with_more_memory(more, less):
     """Its own rows had put the one with 80 GB at 61 % of its bandwidth, the PCIe card at 89."""
     for cells in 2.0 ** np.arange(18, 29):
-        adds = work.pointwise(cells, (f16, f16), (f16,))
+        adds = sized.pointwise(cells, (f16, f16), (f16,))
         slow, fast = (predict(adds, load_target(t)).time_s for t in (less, more))
         assert fast <= slow
 
@@ -90,7 +90,7 @@ def test_an_h200_is_no_slower_than_an_h100():
     m = 2.0 ** np.arange(0, 15)
     for n, k in ((4096.0, 4096.0), (14336.0, 4096.0), (4096.0, 14336.0)):
         for dtype in (f16, f32):
-            products = work.gemm(m, n, k, dtype)
+            products = sized.gemm(m, n, k, dtype)
             slow, fast = (predict(products, load_target(t)).time_s for t in ("h100", "h200"))
             assert np.all(fast <= 1.001 * slow)
 
@@ -105,7 +105,7 @@ def test_the_network_sees_a_kernel_as_on_the_gpu_of_its_architecture_that_was_me
         devices=(measured.name,), architectures={"sm_90": {}}, kinds={"sm_90": ("map",)}, net=net
     )
     model = {"stream": known}
-    adds = work.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
+    adds = sized.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
     others = (load_target("h200"), load_target("h100-sxm+sms=150+l2.bytes=100e6"))
     ratios = []
     for target in (measured, *others):
@@ -137,8 +137,8 @@ def test_the_network_says_nothing_of_a_kind_that_its_architecture_was_not_measur
     h100 = load_target("h100-sxm")
     shown = Trained(devices=(h100.name,), kinds={"sm_90": ("map quantise",)}, net=net)
     plain = replace(shown, net=None)
-    adds = work.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
-    quantises = work.pointwise(adds.points, (bf16,), (f8e4m3,), kind="quantise")
+    adds = sized.pointwise(np.array([1e6, 3e7]), (f16, f16), (f16,))
+    quantises = sized.pointwise(adds.points, (bf16,), (f8e4m3,), kind="quantise")
     for kernels, same in ((adds, True), (quantises, False)):
         tiles = choose(kernels, h100, model={"stream": shown})
         one, other = (
@@ -152,9 +152,9 @@ def test_a_b200_is_no_slower_than_an_h100_on_small_maps():
     h100, b200 = load_target("h100-sxm"), load_target("b200")
     cells = 2.0 ** np.arange(10, 28)
     for kernels in (
-        work.pointwise(cells, (f16, f16), (f16,)),
-        work.mapped("gelu", cells, (f32,), f32),
-        work.gather(cells / 256, 256.0, f16, 50_000.0),
+        sized.pointwise(cells, (f16, f16), (f16,)),
+        sized.mapped("gelu", cells, (f32,), f32),
+        sized.gather(cells / 256, 256.0, f16, 50_000.0),
     ):
         slow, fast = (predict(kernels, t).time_s for t in (h100, b200))
         assert np.all(fast <= 1.03 * slow)
@@ -162,6 +162,6 @@ def test_a_b200_is_no_slower_than_an_h100_on_small_maps():
 
 def test_sms_without_a_block_take_nothing_from_those_that_have_one():
     """One long row is one block's, however many SMs there are."""
-    row = work.rows(1.0, 50_000.0, f32, "softmax")
+    row = sized.rows(1.0, 50_000.0, f32, "softmax")
     one, more = (load_target(t) for t in ("rtx4090", "rtx4090+sms=160"))
     assert predict(row, more).time_s[0] == pytest.approx(predict(row, one).time_s[0], rel=0.02)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import gpuir
 from gpuir.cost.nest import peak_of
 from gpuir.cost.power import sustained
+from gpuir.cost.reading import work_of
 from gpuir.cost.roofline import roofline
 from gpuir.cost.table import PREDICTORS, find_predictor
 from gpuir.cost.tile import best_tiles, tile_cost
-from gpuir.cost.work import work_of
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Level, Value

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import steps
-from gpuir.cost.doubt import KIND, OPAQUE, ROUTINE
 from gpuir.cost.families import FAMILIES
+from gpuir.cost.reading import work_of
 from gpuir.cost.tile import best_tiles, cost_of
-from gpuir.cost.work import top_k, work_of
+from gpuir.cost.uncertainty import KIND, OPAQUE, ROUTINE
+from gpuir.fit.sized import top_k
 from gpuir.interp.routines import ROUTINES
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Level, Op, Value
@@ -92,9 +93,9 @@ def test_a_decomposition_waits_for_its_columns():
 def test_a_selection_of_extents_is_that_of_an_op():
     x = TensorType((64, 4096), f32)
     op = kernel(k.Routine, lambda v: t.TopK(v, 50, 1), x)
-    assert work_of(op).traits == top_k(64, 4096, 50, f32).traits
+    assert work_of(op).detail == top_k(64, 4096, 50, f32).detail
     many = top_k([64.0, 8.0], 4096.0, 50.0, f32)
-    assert many.take(0).trait("a moved") == top_k(64, 4096, 50, f32).trait("a moved")
+    assert many.take(0).detail == top_k(64, 4096, 50, f32).detail
 
 
 # ---------------------------------------------------------------------------- what is not known
@@ -142,7 +143,7 @@ UNMEASURED = {
 
 
 @pytest.mark.parametrize("name", UNMEASURED)
-def test_a_kind_that_no_table_has_is_said_and_doubted(name):
+def test_a_kind_that_no_table_has_is_named_and_uncertain(name):
     kind, make, types = UNMEASURED[name]
     op = kernel(kind, make, *types)
     found = cost(op, "v100")
@@ -152,7 +153,7 @@ def test_a_kind_that_no_table_has_is_said_and_doubted(name):
     assert KIND[1] > 0
 
 
-def test_what_tables_have_is_not_doubted():
+def test_what_tables_have_is_not_uncertain():
     from cost.kernels import gemm, mapped, softmax
 
     for op in (

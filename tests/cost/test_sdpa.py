@@ -6,7 +6,7 @@ import pytest
 
 import gpuir
 from gpuir.cost import attention
-from gpuir.cost.work import work_of
+from gpuir.cost.reading import work_of
 from gpuir.loading import load_text
 from gpuir.ops import kernel as k
 

@@ -13,7 +13,8 @@ from gpuir.cost.legal import needs
 from gpuir.cost.nest import cut
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import predict
-from gpuir.cost.work import Work, gemm
+from gpuir.cost.work import Looped, Work
+from gpuir.fit.sized import gemm
 from gpuir.ir.types import bf16, f8e4m3, f16, i8
 from gpuir.targets.load import load_target, target_names
 
@@ -66,8 +67,8 @@ def test_a_loop_finds_its_weights_in_the_l2_if_little_passes_between():
     work, mib = gemm(16, 4096, 1024, f16), 2.0**20
 
     def missed(between: float | None) -> float:
-        traits = () if between is None else (("between", between),)
-        _, values = terms(replace(work, traits=traits))
+        detail = None if between is None else Looped(between)
+        _, values = terms(replace(work, detail=detail))
         return float(values["share of the right operand that misses"])
 
     assert H100.l2_bytes == 50 * mib

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuir.cost import work
 from gpuir.cost.learned import Familiar, Trained, shipped
 from gpuir.cost.tile import cost_of, predict
+from gpuir.fit import sized
 from gpuir.fit.backtest import (
     USUAL_GPUS,
     Backtests,
@@ -127,7 +127,7 @@ def test_coverage_is_of_gpus_not_used():
 # ---------------------------------------------------------------------------- which one
 
 
-ADDS = work.pointwise(1e8, [f32, f32], [f32])
+ADDS = sized.pointwise(1e8, [f32, f32], [f32])
 PLACES: list[tuple[Familiar, str, dict[str, float], dict[str, float]]] = [
     ("known", "a100-pcie", {}, {}),
     ("unseen", "l40s", {}, {}),
@@ -138,12 +138,12 @@ PLACES: list[tuple[Familiar, str, dict[str, float], dict[str, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "name", "factors", "near"), PLACES)
+@pytest.mark.parametrize(("place", "name", "factors", "local"), PLACES)
 def test_intervals_are_by_how_familiar_a_gpu_is(
     place: Familiar,
     name: str,
     factors: dict[str, float],
-    near: dict[str, float],
+    local: dict[str, float],
     monkeypatch: pytest.MonkeyPatch,
 ):
     ends = {"known": 0.1, "calibrated": 0.2, "unseen": 0.3}
@@ -151,7 +151,7 @@ def test_intervals_are_by_how_familiar_a_gpu_is(
     intervals = {p: interval_of(e) for p, e in errors.items()}
     stream = replace(shipped()["stream"], intervals=intervals)
     monkeypatch.setattr("gpuir.cost.tile.shipped", lambda: {**shipped(), "stream": stream})
-    target = replace(load_target(name), factors=Table(factors), near=Table(near))
+    target = replace(load_target(name), factors=Table(factors), local=Table(local))
     cost = cost_of(ADDS, Tile(()), target)
     assert cost.interval is not None
     assert np.log(cost.interval[1] / cost.time_s) == pytest.approx(ends[place], rel=1e-6)

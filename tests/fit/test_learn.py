@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuir.cost import work
 from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Trained, correction, factors, read, written
 from gpuir.cost.tile import familiar, predict
+from gpuir.fit import sized
 from gpuir.fit.backtest import Backtests, Misses, halves, leave_one_out, with_intervals
 from gpuir.fit.batch import Batch, Clock
 from gpuir.fit.learn import fit, samples, together
@@ -29,7 +29,7 @@ def measured(gpu: str, seed: int, noise: float = 0.0, rows: int = 300) -> Batch:
     target = load_target(gpu)
     draw = np.random.default_rng(seed)
     cells = np.exp(draw.uniform(np.log(1e7), np.log(4e8), rows)).round()
-    adds = work.pointwise(cells, [f32, f32], [f32])
+    adds = sized.pointwise(cells, [f32, f32], [f32])
     start = {f.name: f.value for f in STREAM.factors}
     truth = {"stream": Trained(factors={**start, **TRUE})}
     time_s = predict(adds, target, model=truth).time_s * np.exp(draw.normal(0, noise, rows))
@@ -111,7 +111,7 @@ def test_what_one_architecture_was_not_measured_of_it_has_from_others():
     batches = [measured(gpu, i) for i, gpu in enumerate(GPUS)]
     for batch in batches[:2]:
         (adds,) = batch.works
-        ones = work.pointwise(adds.points, [f32], [f32])
+        ones = sized.pointwise(adds.points, [f32], [f32])
         start = {f.name: f.value for f in STREAM.factors}
         truth = {"stream": Trained(factors={**start, **TRUE})}
         time_s = 1.3 * predict(ones, batch.target, model=truth).time_s
@@ -121,7 +121,7 @@ def test_what_one_architecture_was_not_measured_of_it_has_from_others():
     assert found.net is not None
     assert not found.net.out.any()  # streams' is not carried to GPUs of no measured architecture
     (adds,) = batches[2].works
-    ones = work.pointwise(adds.points, [f32], [f32])
+    ones = sized.pointwise(adds.points, [f32], [f32])
     of_one, of_two = (correction(w, STREAM, t4, model) for w in (ones, adds))
     assert np.all(of_one > 1.08 * of_two)  # 1.04 where each architecture learnt by itself
 

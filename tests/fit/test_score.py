@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuir.cost import work
 from gpuir.cost.tile import predict
+from gpuir.fit import sized
 from gpuir.fit.batch import Batch, Clock
 from gpuir.fit.columns import Words
 from gpuir.fit.score import drawn, forecast, middle, row_errors, score
@@ -17,7 +17,7 @@ from gpuir.targets.load import load_target
 
 H100 = load_target("h100")
 M = np.array([128.0, 1024.0, 4096.0])
-GEMM = work.gemm(M, 4096.0 + 0 * M, 4096.0 + 0 * M, bf16)
+GEMM = sized.gemm(M, 4096.0 + 0 * M, 4096.0 + 0 * M, bf16)
 TIME_S = predict(GEMM, H100).time_s
 
 
@@ -66,11 +66,11 @@ def test_a_clock_shows_at_least_its_floor():
     assert np.allclose(shown, np.maximum(50e-6, 20e-6 + TIME_S))
 
 
-def test_rows_on_the_floor_and_doubted_ones_stand_apart():
+def test_rows_on_the_floor_and_suspect_ones_stand_apart():
     clock = Clock(50e-6, 20e-6)
     rows = batch(clock.shows(TIME_S), clock=clock)
-    doubted = batch(TIME_S, suspect="noise")
-    found = score([rows, doubted])
+    suspect = batch(TIME_S, suspect="noise")
+    found = score([rows, suspect])
     assert [(s.group.title, s.errors.n) for s in found.groups] == [
         ("gemm", 1),
         ("gemm (suspect)", 3),

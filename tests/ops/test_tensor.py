@@ -37,6 +37,8 @@ def test_experts_count_the_rows_that_tokens_make():
     in the same matrix doubles the product in and multiplies 6 cells."""
     assert mixture().flops() == 10 * (2 * 48 + 6 * 4 + 8)
     assert mixture(12).flops() == 10 * (2 * 72 + 6 * 5 + 8)
+    assert mixture(ranks=2).flops() == 5 * (2 * 48 + 6 * 4 + 8)
+    assert mixture(ranks=2, imbalance=1.5).rows == 8  # of 5, on the busiest rank
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,8 @@ def test_experts_count_the_rows_that_tokens_make():
         ({"fn": "add"}, "no activation"),
         ({"alpha": 0.0}, "alpha"),
         ({"skew": -1.0}, "skew"),
+        ({"ranks": 0}, "count from 1"),
+        ({"ranks": 2, "imbalance": 2.5}, "no such imbalance"),
     ],
 )
 def test_experts_refuse(change: dict[str, object], says: str):

@@ -30,17 +30,18 @@ KIND: Ends = (log(1.6), log(1.6))
 ROUTINE: Ends = (log(5.0), log(5.0))
 WRITTEN_OUT: Ends = (log(1.6), log(5.0))
 OPAQUE: Ends = (log(2.0), log(100.0))
+UNKNOWN = ("k.opaque", "k.collective")
 
 
 def is_unfitted(work: Work) -> bool:
     """Whether a kernel has no family that was fitted: its interval is a factor, and all."""
-    return work.kernel == "k.opaque" or (work.kernel == "k.routine" and work.kind not in STREAMS)
+    return work.kernel in UNKNOWN or (work.kernel == "k.routine" and work.kind not in STREAMS)
 
 
-def doubt(work: Work, target: Target, measured: bool) -> Ends:
+def uncertainty(work: Work, target: Target, measured: bool) -> Ends:
     """How far beyond its family's errors a kernel may be, whose kind was `measured` or not."""
     if is_written_out(work, target):
         return WRITTEN_OUT
     if is_unfitted(work):
-        return KIND if measured else OPAQUE if work.kernel == "k.opaque" else ROUTINE
+        return KIND if measured else OPAQUE if work.kernel in UNKNOWN else ROUTINE
     return (0.0, 0.0) if measured else KIND

@@ -2,7 +2,7 @@
 near them.
 
 Calibration writes down by how much the formulas, their factors moved, still miss each kernel that
-it measured (`Target.near`). Kernels of the same kind in other extents are corrected by those that
+it measured (`Target.local`). Kernels of the same kind in other extents are corrected by those that
 are like them: the mean of a Gaussian process over logarithms of extents (Rasmussen, Williams,
 Gaussian Processes for Machine Learning, 2006, section 2.2), far from all of them by nothing. The
 correction depends on shapes alone, so a target with every rate raised is still never slower.
@@ -55,7 +55,7 @@ def _plain(n: Number) -> Number:
 
 
 def point(found: Mapping[str, Number]) -> str:
-    """One kernel's columns as text, whole numbers, as `Target.near` has them."""
+    """One kernel's columns as text, whole numbers, as `Target.local` has them."""
     return " ".join(f"{name}={round(float(n))}" for name, n in found.items())
 
 
@@ -67,22 +67,22 @@ def columns_of(text: str) -> dict[str, float]:
 
 def correction(work: Work, target: Target) -> Number:
     """What the time of kernels is multiplied by, from what was measured near them."""
-    if not target.near:
+    if not target.local:
         return 1.0
     found = columns(work)
-    known = _known(target.near, work.kernel, tuple(found))
+    known = _known(target.local, work.kernel, tuple(found))
     if known is None:
         return 1.0
     points, weights = known
     here = np.stack(np.broadcast_arrays(*map(_logarithm, found, found.values())), axis=-1)
     own = np.array([kind == label(work) for kind in points.kinds])
-    said = np.clip(_alike(here, points.at, own) @ weights, -BOUND, BOUND)
-    return np.exp(said) if said.ndim else float(np.exp(said))
+    logarithm = np.clip(_alike(here, points.at, own) @ weights, -BOUND, BOUND)
+    return np.exp(logarithm) if logarithm.ndim else float(np.exp(logarithm))
 
 
 def calibrated(work: Work, family: str, target: Target) -> bool:
-    """Whether a calibration has said something of a family's kernels like this one."""
-    return family in groups(target.factors) or label(work) in groups(target.near)
+    """Whether a calibration covers kernels of a family like this one."""
+    return family in groups(target.factors) or label(work) in groups(target.local)
 
 
 @lru_cache(maxsize=64)
@@ -101,7 +101,7 @@ class Points:
 
     @staticmethod
     def of(paths: Iterable[str]) -> Points:
-        """From the paths of `Target.near`: a kind of kernels, a point, columns and numbers."""
+        """From the paths of `Target.local`: a kind of kernels, a point, columns and numbers."""
         kinds, rows = zip(*(_read(path) for path in paths), strict=True)
         at = [[_logarithm(name, n) for name, n in row.items()] for row in rows]
         return Points(kinds, tuple(rows[0]), np.array(at, float))
@@ -119,12 +119,12 @@ def _read(path: str) -> tuple[str, dict[str, float]]:
 
 
 @lru_cache(maxsize=64)
-def _known(near: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Points, Array] | None:
+def _known(local: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Points, Array] | None:
     """The points of a kernel's kinds that have these columns, and their weights in corrections."""
     own = kernel.partition(".")[2]
     rows = {
         path: ratio
-        for path, ratio in near.items()
+        for path, ratio in local.items()
         if own == re.split("[ .]", path)[0] and tuple(_read(path)[1]) == names
     }
     if not rows:
@@ -134,21 +134,21 @@ def _known(near: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Poi
     return points, _inverse(points) @ errors
 
 
-def left_out(points: Points, errors: Array, doubt: float = NOISE) -> Array:
+def left_out(points: Points, errors: Array, noise: float = NOISE) -> Array:
     """The error left of each kernel when all others correct it (the same book, section 5.4.2), a
-    row by itself being off by `doubt`."""
-    inverse = _inverse(points, doubt)
+    row by itself being off by `noise`."""
+    inverse = _inverse(points, noise)
     return np.asarray(inverse @ errors / np.diag(inverse), float)
 
 
-def doubted(points: Points, errors: Array, doubt: float) -> Array:
-    """What to write down of errors so that `correction` takes rows to be off by `doubt`."""
+def damped(points: Points, errors: Array, noise: float) -> Array:
+    """What to write down of errors so that `correction` takes rows to be off by `noise`."""
     noisy = points.alike + NOISE**2 * np.eye(len(points.at))
-    return np.asarray(noisy @ _inverse(points, doubt) @ errors, float)
+    return np.asarray(noisy @ _inverse(points, noise) @ errors, float)
 
 
-def _inverse(points: Points, doubt: float = NOISE) -> Array:
-    return np.asarray(np.linalg.inv(points.alike + doubt**2 * np.eye(len(points.at))), float)
+def _inverse(points: Points, noise: float = NOISE) -> Array:
+    return np.asarray(np.linalg.inv(points.alike + noise**2 * np.eye(len(points.at))), float)
 
 
 def _logarithm(name: str, n: Number) -> Number:

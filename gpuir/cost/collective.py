@@ -1,0 +1,518 @@
+"""What a collective takes: latency of its hops, ramp and transfer, by algorithm and protocol.
+
+The form is that of NCCL's own tuning model (NVIDIA/nccl `src/graph/tuning.cc`): for each algorithm
+and protocol a fixed time, hops times a latency, and bytes over a rate; the fastest runs. What is
+added is the ramp of a pipeline cut into the best number of pieces, 2 · sqrt(tau · transfer)
+(Hockney's a + b·n for each piece, the number of pieces chosen for the least sum). Factors are
+without dimension, but for the fixed times; they and what measurements add are in
+`weights/collective1.json`, written by `gpuir eval collectives --fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, prod
+from typing import Any, Literal
+
+import numpy as np
+
+from gpuir.cost.kriging import Curve, Field, read_weights
+from gpuir.cost.sheet import Number, Sheet
+from gpuir.ir.errors import TargetError
+from gpuir.ir.types import DType
+from gpuir.targets.cluster import Cluster, Level
+
+BY = "collective@1"
+Kind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"
+]
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
+CLOCK_HZ = 1.98e9  # of H100: latencies go with the clock from there
+NVLS_RANKS = 5  # stas00/ml-engineering, network: all-reduces of 4 GPUs are rings, those of 5 NVLS
+NOT_IN_SWITCH = 8  # bits: multimem instructions add up floats of 16 bits and more
+
+
+@dataclass(frozen=True)
+class Library:
+    """Whose collectives: `nccl`, or the all-reduce of `vllm`, `sglang`, `trtllm`.
+
+    `mode` is how they run and were timed: `eager_loop` one after another on a stream (nccl-tests),
+    `kernel_trace` the kernel in a profile with waits for the peers, `cuda_graph`, `eager` with the
+    host. `run` names one set of measurements, where a prediction is to follow it and no other.
+    """
+
+    name: str = "nccl"
+    mode: str = "eager_loop"
+    run: str = ""
+
+    @property
+    def is_custom(self) -> bool:
+        return self.name != "nccl"
+
+
+NCCL = Library()
+MODES = {
+    "nccl": ("eager_loop", "kernel_trace"),
+    "vllm": ("cuda_graph", "eager"),
+    "sglang": ("cuda_graph", "eager"),
+    "trtllm": ("cuda_graph", "eager"),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate, as the formulas see them; numbers or arrays.
+
+    `ranks` in all, `near` of them in each of `nodes` nodes. `rate` is what one GPU sends within a
+    node, `rail` what it sends to others, bytes/s; `hop_s` and `far_s` are one hop of each. `slow`
+    is how latencies on this GPU compare to those at 1.98 GHz. `steps` and `far_steps` are hops of a
+    ring, `wire` and `far_wire` the bytes that cross a GPU's links and its rail for each byte.
+    Masks are 0 or 1: `ring` where data go round (else all pairs at once), `single` where each GPU
+    has one peer, `reduces` where the switch may add up, `peers` where GPUs reach each other without
+    the host, `nvlink` where they do over NVLink or the like.
+    """
+
+    ranks: Number
+    near: Number
+    nodes: Number
+    rate: Number
+    rail: Number
+    hop_s: Number
+    far_s: Number
+    slow: Number
+    steps: Number
+    far_steps: Number
+    wire: Number
+    far_wire: Number
+    ring: Number
+    single: Number
+    all_reduce: Number
+    reduces: Number
+    peers: Number
+    nvlink: Number
+
+
+@dataclass(frozen=True)
+class Time:
+    """What a collective takes, in seconds, and why.
+
+    `terms` add up to `time_s`: `start`, `hops`, `ramp`, `transfer`, and `measured`, what
+    measurements of its kind add to the formulas (or take away). In 80 % of measurements the time
+    lies in `interval`. `unseen` says what was not measured: "system", "ranks", "nodes" (the
+    network). `facts` are what the formulas had: name, value and unit. `assumed` is for people.
+    """
+
+    kind: str
+    bytes: float
+    time_s: float
+    algorithm: str
+    protocol: str
+    terms: tuple[tuple[str, float], ...]
+    interval: tuple[float, float]
+    unseen: tuple[str, ...]
+    facts: tuple[tuple[str, float, str], ...] = ()
+    assumed: tuple[str, ...] = ()
+    by: str = BY
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes over time: nccl-tests' algorithm bandwidth."""
+        return self.bytes / self.time_s if self.time_s else 0.0
+
+    def term(self, name: str) -> float:
+        return dict(self.terms).get(name, 0.0)
+
+
+# ---- groups -----------------------------------------------------------------------------------
+
+
+def group_of(kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> Group:
+    """The group of rank 0, whose ranks are sum(i_j * strides[j]), i_j < sizes[j].
+
+    TargetError where the cluster has no such ranks.
+    """
+    offsets = _offsets(sizes, strides, c)
+    _, counts = np.unique(offsets // c.node_gpus, return_counts=True)
+    near, nodes = int(counts.max()), len(counts)
+    inside = offsets[offsets // c.node_gpus == 0] if nodes == 1 else offsets[: max(near, 1)]
+    return _group(kind, len(offsets), near, nodes, _joint(inside, c), c)
+
+
+def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> np.ndarray[Any, Any]:
+    offsets = np.zeros(1, np.int64)
+    for size, stride in zip(sizes, strides, strict=True):
+        offsets = (offsets[:, None] + np.arange(size)[None, :] * stride).reshape(-1)
+    if len(offsets) > 1 and offsets.max() >= c.gpus:
+        raise TargetError(
+            f"{c.name} has no rank {offsets.max()}",
+            expected=f"ranks 0 to {c.gpus - 1}",
+            found=f"groups of sizes {sizes} at strides {strides}",
+            fix="take more nodes, or a smaller group",
+        )
+    return offsets
+
+
+@lru_cache(maxsize=1024)
+def groups_of(
+    kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster
+) -> tuple[tuple[Group, Cluster], ...]:
+    """The groups that may differ, and of one over several kinds of nodes what each kind makes of
+    it: the slowest decides. Where all nodes are alike, that of rank 0."""
+    if not c.kinds:
+        return ((group_of(kind, sizes, strides, c), c),)
+    offsets = _offsets(sizes, strides, c)
+    starts: np.ndarray[Any, Any] = np.arange(c.gpus - int(offsets.max()))
+    for size, stride in zip(sizes, strides, strict=True):
+        starts = starts[starts // stride % size == 0]
+    return tuple({x: None for start in starts for x in _by_kind(kind, start + offsets, c)})
+
+
+def _by_kind(kind: str, ranks: np.ndarray[Any, Any], c: Cluster) -> Iterator[tuple[Group, Cluster]]:
+    """A group with the GPUs, links and rails of each kind of nodes that it is on."""
+    own = [(x.cluster, ranks[(x.first <= ranks) & (ranks < x.end)] + (x.skipped - x.first))
+           for x in c.stretches]  # fmt: skip
+    own = [(k, gpus) for k, gpus in own if len(gpus)]
+    counts = [np.unique(gpus // k.node_gpus, return_counts=True) for k, gpus in own]
+    near = max(int(n.max()) for _, n in counts)
+    nodes = sum(len(n) for _, n in counts)
+    for (k, gpus), (ids, n) in zip(own, counts, strict=True):
+        inside = gpus[gpus // k.node_gpus == ids[n.argmax()]]
+        joined = k if len(own) == 1 else replace(k, fabric=_slower(k.fabric, c.fabric))
+        level = _joint(inside, k)
+        yield _group(kind, len(ranks), min(near, k.node_gpus), nodes, level, joined), joined
+
+
+def _slower(rail: Level | None, fabric: Level | None) -> Level | None:
+    if rail is None or fabric is None:
+        return rail or fabric
+    return replace(
+        rail,
+        bytes_per_s=min(rail.bytes_per_s, fabric.bytes_per_s),
+        latency_s=max(rail.latency_s, fabric.latency_s),
+    )
+
+
+def flat_group(kind: str, ranks: int, near: int, c: Cluster) -> Group:
+    """A group of as many ranks, `near` of them side by side in each node."""
+    if near == c.node_gpus or ranks == near:
+        return group_of(kind, (ranks,), (1,), c)
+    return group_of(kind, (ranks // near, near), (c.node_gpus, 1), c)
+
+
+def _joint(inside: np.ndarray[Any, Any], c: Cluster) -> Level:
+    """The innermost level that joins these ranks of a node."""
+    unit, level = 1, c.levels[0][1]
+    for name, level in c.levels:
+        unit *= level.joins
+        if name == "fabric" or len(np.unique(inside // unit)) == 1:
+            break
+    return level
+
+
+def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -> Group:
+    if kind not in KINDS:
+        raise ValueError(f"no collective is called {kind!r}")
+    rate = level.bytes_per_s
+    if level.topology == "mesh" and level.joins > 2:  # the links to those outside stay idle
+        rate *= (max(near, 2) - 1) / (level.joins - 1)
+    fabric = c.fabric
+    rail, far_s = (fabric.bytes_per_s, fabric.latency_s) if fabric else (rate, level.latency_s)
+    steps, far_steps = {
+        "all_reduce": (2 * (n - 1), 2 * (nodes - 1)),
+        "all_gather": (n - 1, nodes - 1),
+        "reduce_scatter": (n - 1, nodes - 1),
+        "all_to_all": (1, min(nodes - 1, 1)),
+        "broadcast": (n - 1, nodes - 1),
+    }.get(kind, (1, min(nodes - 1, 1)))
+    share = (n - 1) / n if n > 1 else 0.0
+    beyond = float(nodes > 1)  # what goes round leaves each node as often as each GPU
+    wire, far_wire = {
+        "all_reduce": (2 * share, 2 * share * beyond / near),
+        "all_gather": (share, share * beyond / near),
+        "reduce_scatter": (share, share * beyond / near),
+        "all_to_all": (max(near - 1, 0) / n if nodes > 1 else share, (n - near) / n),
+        "broadcast": (1.0, beyond / near),
+    }.get(kind, (1.0, float(nodes > 1)))
+    if near == 1 and nodes > 1:
+        wire = 0.0
+    return Group(
+        *map(float, (n, near, nodes, rate, rail, level.latency_s, far_s)),
+        slow=CLOCK_HZ / c.target.clock_hz,
+        steps=float(max(steps - far_steps, 0)),
+        far_steps=float(far_steps),
+        wire=wire,
+        far_wire=far_wire,
+        ring=float(kind not in ("all_to_all", "send", "recv")),
+        single=float(kind in ("send", "recv")),
+        all_reduce=float(kind == "all_reduce"),
+        reduces=float(level.reduces and near >= NVLS_RANKS and kind == "all_reduce"),
+        peers=float(level.topology != "host"),
+        nvlink=float(level.topology not in ("host", "pcie")),
+    )
+
+
+FACTS = (("link rate", "bytes/s"), ("wire", "bytes"), ("network", "s"))
+
+# ---- formulas ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """Seconds of one algorithm and protocol."""
+
+    name: str
+    start: Number
+    hops: Number
+    ramp: Number
+    transfer: Number
+
+    @property
+    def total(self) -> Number:
+        return self.start + self.hops + self.ramp + self.transfer
+
+
+# Where fitting starts. Seconds end in _s; all else has no dimension.
+FACTORS: Mapping[str, float] = {
+    "loop start_s": 3.5e-6,
+    "trace start_s": 3.5e-6,
+    "graph start_s": 3.5e-6,
+    "eager floor_s": 42e-6,
+    "all_reduce start": 1.0,
+    "pairs start": 1.3,
+    "LL hop": 1.0,
+    "LL128 hop": 1.5,
+    "Simple hop": 3.0,
+    "LL128 start_s": 0.5e-6,
+    "Simple start_s": 4e-6,
+    "pairs start_s": 4e-6,
+    "LL rate": 0.25,
+    "LL128 rate": 0.6,
+    "Simple rate": 0.85,
+    "pairs rate": 0.8,
+    "send rate": 0.8,
+    "ramp": 3.0,
+    "NVLS start_s": 12e-6,
+    "NVLS rate": 0.75,
+    "PCIe rate": 0.76,  # 12 of 15.75 GB/s, third generation: NVIDIA/nccl src/graph/topo.h, PCI_BW
+    "host rate": 0.6,
+    "host crowd": 0.7,
+    "one-shot rate": 0.4,
+    "two-shot start_s": 4e-6,
+    "two-shot rate": 0.65,
+    "fallback start_s": 8e-6,
+}
+# What the fit may not move: four nodes of eight B200 reached 382 of 400 GB/s
+# (stas00/ml-engineering, commit 744d01e, network).
+FIXED: Mapping[str, float] = {"rail rate": 0.95, "far hop": 1.0}
+
+
+def ways(
+    s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], custom: bool, mode: str
+) -> list[Way]:
+    """Every way that may be taken, those that are impossible with infinite transfer."""
+    xp = s.xp
+    p = {**FIXED, **p}
+    link = s.put(
+        "link rate",
+        g.rate
+        * xp.where(g.nvlink > 0, 1.0, xp.where(g.peers > 0, p["PCIe rate"], p["host rate"]))
+        * xp.where(g.peers > 0, 1.0, (2.0 / g.ranks) ** p["host crowd"]),
+        "bytes/s",
+    )
+    # protocols' shares are of NVLink: over PCIe and through the host, Simple has the rate above
+    link = link / xp.where(g.nvlink > 0, 1.0, p["Simple rate"])
+    far = s.put(
+        "network", g.far_wire * nbytes / (g.rail * p["rail rate"]), "s", "rails of one node"
+    )
+    near = s.put("wire", g.wire * nbytes, "bytes", "nccl-tests PERFORMANCE.md: bus bandwidth")
+    hop, far_hop = g.hop_s * g.slow, g.far_s * p["far hop"]
+    start = {"eager_loop": "loop", "kernel_trace": "trace"}.get(mode, "graph")
+    base = p[f"{start} start_s"] * g.slow
+    never = 1e9
+    # a tree over nodes takes log2 hops where a ring takes one a node
+    tree = xp.minimum(g.far_steps, 2 * xp.ceil(xp.log(xp.maximum(g.nodes, 1.0)) / np.log(2.0)))
+    far_steps = xp.where(g.all_reduce > 0, tree, g.far_steps)
+
+    def ring(name: str, extra: Number, share: Number, ramps: bool) -> Way:
+        protocol = name.split()[-1]
+        each = p[f"{protocol} hop"]
+        hops = xp.where(g.ring > 0, g.steps, 1.0) * each * hop + far_steps * each * far_hop
+        transfer = xp.maximum(near / (link * share), far * p["Simple rate"] / share)
+        ramp = 2 * xp.sqrt(p["ramp"] * hop * transfer) if ramps else 0.0 * transfer
+        first = base * xp.where(g.all_reduce > 0, p["all_reduce start"], 1.0) + extra
+        return Way(name, first, hops, ramp, transfer)
+
+    found: list[Way] = []
+    if not custom:
+        low = ring("ring LL", 0.0, p["LL rate"], False)
+        wide = ring("ring LL128", p["LL128 start_s"] * g.slow, p["LL128 rate"], True)
+        wide = replace(wide, transfer=xp.where(g.nvlink > 0, wide.transfer, never))
+        full = ring("ring Simple", p["Simple start_s"] * g.slow, p["Simple rate"], True)
+        share = xp.where(g.single > 0, p["send rate"], p["pairs rate"])
+        transfer = xp.maximum(near / (link * share), far)
+        many = 1 - g.single  # what goes to one peer has no pipeline to fill
+        pairs = Way(
+            "pairs Simple",
+            base * p["pairs start"] + p["pairs start_s"] * g.slow,
+            hop * (1 + 0.0 * g.ranks) + g.far_steps * far_hop,
+            2 * xp.sqrt(many * p["ramp"] * hop * transfer),
+            transfer,
+        )
+        direct = Way(
+            "pairs LL", base * p["pairs start"], hop * p["LL hop"] + g.far_steps * far_hop,
+            0.0 * transfer, xp.maximum(near / (link * p["LL rate"]), far / p["LL rate"]),
+        )  # fmt: skip
+        found += [
+            *(replace(w, transfer=xp.where(g.ring > 0, w.transfer, never)) for w in (low, wide)),
+            replace(full, transfer=xp.where(g.ring > 0, full.transfer, never)),
+            *(
+                replace(w, transfer=xp.where(g.ring > 0, never, w.transfer))
+                for w in (direct, pairs)
+            ),
+        ]
+    else:
+        one = (g.ranks - 1) * nbytes / (link * p["one-shot rate"])
+        two = near / (link * p["two-shot rate"])
+        floor = xp.where((g.peers > 0) & (g.nodes < 2), 0.0, never)
+        found += [
+            Way("one-shot", base, hop + 0.0 * one, 0.0 * one, one + floor),
+            Way(
+                "two-shot",
+                base + p["two-shot start_s"] * g.slow,
+                2 * hop + 0.0 * two,
+                2 * xp.sqrt(p["ramp"] * hop * two),
+                two + floor,
+            ),
+            ring("ring LL", 0.0, p["LL rate"], False),
+            ring("ring Simple", p["fallback start_s"] * g.slow, p["Simple rate"], True),
+        ]
+    if np.any(g.reduces):
+        # each GPU sends its part once and receives the sum once
+        transfer = xp.maximum(nbytes / (g.rate * p["NVLS rate"]), far)
+        adds = g.reduces > 0
+        transfer = xp.where(adds, transfer, never)
+        ramp = 2 * xp.sqrt(p["ramp"] * hop * xp.where(adds, transfer, 0.0))
+        first = base + p["NVLS start_s"] * g.slow
+        found.append(Way("NVLS Simple", first, far_steps * far_hop, ramp, transfer))
+    return found
+
+
+def chosen(found: list[Way]) -> tuple[Any, Any]:
+    """The least total of each row, and which way it is."""
+    totals = np.stack(np.broadcast_arrays(*(w.total for w in found)))
+    which = np.argmin(totals, axis=0)
+    return np.take_along_axis(totals, which[None], axis=0)[0], which
+
+
+# ---- what a collective takes --------------------------------------------------------------------
+
+
+def collective_time(
+    kind: str,
+    nbytes: float,
+    dtype: DType,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    cluster: Cluster,
+    library: Library = NCCL,
+) -> Time:
+    """What a collective over the groups of `sizes` at `strides` takes on a cluster.
+
+    `nbytes` is as nccl-tests counts: of an all_gather its output, of a reduce_scatter its input, of
+    an all_to_all a rank's whole buffer (that of the rank with most, where they differ: it ends
+    last), else the tensor. One rank alone communicates nothing, in no time. TargetError where the
+    cluster has no such ranks or the library no such collective.
+    """
+    if library.mode not in MODES.get(library.name, ()) or (
+        library.is_custom and kind != "all_reduce"
+    ):
+        raise TargetError(
+            f"{library.name} has no {kind} that was measured in mode {library.mode!r}",
+            expected=", ".join(f"{n} {m}" for n, ms in MODES.items() for m in ms),
+            fix="take nccl in eager_loop",
+        )
+    return _collective_time(
+        kind, float(nbytes), dtype.bits, tuple(sizes), tuple(strides), cluster, library
+    )
+
+
+@lru_cache(maxsize=65536)
+def _collective_time(
+    kind: str,
+    nbytes: float,
+    bits: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    cluster: Cluster,
+    library: Library,
+) -> Time:
+    if prod(sizes) <= 1 or nbytes <= 0:
+        return Time(kind, nbytes, 0.0, "none", "", (), (0.0, 0.0), ())
+    found: list[Time] = []
+    for g, own in groups_of(kind, sizes, strides, cluster):
+        if bits <= NOT_IN_SWITCH:
+            g = replace(g, reduces=0.0)
+        found.append(timed(g, kind, bits, nbytes, own, library, weights()))
+    return max(found, key=lambda x: x.time_s)
+
+
+def timed(
+    g: Group, kind: str, bits: int, nbytes: float, c: Cluster, library: Library, field: Field
+) -> Time:
+    """The time of one group, its terms and its interval."""
+    sheet = Sheet()
+    found = ways(sheet, g, nbytes, field.factors, library.is_custom, library.mode)
+    total, which = chosen(found)
+    way = found[int(which)]
+    formula = float(total)
+    floor = field.factors["eager floor_s"] if library.mode == "eager" else 0.0
+    waits = max(floor - formula, 0.0)
+    formula += waits
+    curve = curve_of(g, kind, bits, c, library)
+    change = field.at(curve, np.log2(nbytes))
+    time_s = formula * exp(change)
+    low, high = field.interval(curve, nbytes)
+    algorithm, _, protocol = way.name.partition(" ")
+    terms = {
+        "start": float(way.start) + waits,
+        "hops": float(way.hops),
+        "ramp": float(way.ramp),
+        "transfer": float(way.transfer),
+        "measured": time_s - formula,
+    }
+    return Time(
+        kind,
+        nbytes,
+        time_s,
+        algorithm,
+        protocol,
+        tuple(terms.items()),
+        (time_s * exp(low), time_s * exp(high)),
+        field.unseen(curve),
+        tuple((name, float(sheet.values[name]), unit) for name, unit in FACTS),
+        c.assumed,
+    )
+
+
+def curve_of(g: Group, kind: str, bits: int, c: Cluster, library: Library) -> Curve:
+    """Where among the measurements a group stands."""
+    op = {"recv": "send"}.get(kind, kind)
+    level = next((x for n, x in c.levels if n != "fabric" and x.bytes_per_s >= float(g.rate)), None)
+    way = level.topology if level and g.nvlink else ("pcie" if g.peers else "host")
+    return Curve(
+        gpu=f"{c.target.device}/{float(g.rate):.4g}/{way}",
+        arch=f"{c.target.isa}/{way}",
+        library=library.name,
+        mode=library.mode,
+        op=f"{op}.8" if bits <= NOT_IN_SWITCH and op == "all_reduce" else op,
+        run=library.run,
+        ranks=int(g.ranks),
+        nodes=int(g.nodes),
+    )
+
+
+def weights() -> Field:
+    """The factors that are shipped, and what measurements add."""
+    return read_weights()

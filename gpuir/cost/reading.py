@@ -1,0 +1,484 @@
+"""The work of an IR kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+
+from gpuir.cost import steps
+from gpuir.cost.lanes import LANE_OPS, OWN_LANE_OPS, POWERS, SOFTMAX_LANE_OPS, lane_ops, simd_ops
+from gpuir.cost.lookup import drawn
+from gpuir.cost.routing import mixture
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import (
+    SECTOR_BYTES,
+    ConvShape,
+    Detail,
+    Heads,
+    Lookup,
+    Looped,
+    Operand,
+    SdpaCall,
+    Staging,
+    Turned,
+    Work,
+)
+from gpuir.ir.graph import Access, Graph, Node, Space, Value
+from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
+from gpuir.ops.spread import parse_spread
+
+# The gradient of attention takes 2.5 times its operations, at 63 % of the A100's peak where the
+# attention reaches 73 % (Dao: FlashAttention-2, 2023, sections 1 and 4.1).
+BACKWARD_TIMES = 2.5 * 0.73 / 0.63
+
+
+def work_of(op: k.KernelOp) -> Work:
+    """The work of a kernel, computed once: an op never changes."""
+    known: dict[str, Work] = op.__dict__
+    if "_work" not in known:
+        known["_work"] = _something(_work(op))
+    return known["_work"]
+
+
+def _something(work: Work) -> Work:
+    """A work of no points as one of a single point and a byte an operand, so that no formula
+    divides by nothing; it still has no operations."""
+    if work.points:
+        return work
+    detail = work.detail and work.detail.each(lambda n: max(n, 1.0))
+    if isinstance(detail, Heads):
+        detail = replace(detail, append=0.0)  # nothing is written to a cache
+    return replace(
+        work,
+        detail=detail,
+        dims=tuple((d, max(n, 1)) for d, n in work.dims),
+        operands=tuple(replace(o, nbytes=max(o.nbytes, 1.0)) for o in work.operands),
+    )
+
+
+def _work(op: k.KernelOp) -> Work:
+    space = op.nest
+    match op:
+        case k.Conv() if op.window:
+            return _weight_gradient(op, space)
+        case k.Gemm() | k.Conv() | k.Attention():
+            return _contraction(op, space)
+        case k.AttentionGradient():
+            return _attention_gradient(op)
+        case k.ExpertsGradient():
+            work = _experts(op.forward())
+            return _in_turns(work, op, 2.0)
+        case k.Experts():
+            return _experts(op)
+        case k.Gather() | k.Scatter():
+            operands = _indexed(op, space)
+        case k.Opaque() | k.Routine():
+            operands = tuple(
+                Operand(a.dims, a.type.dtype.bits / 8, a.type.nbytes, staging)
+                for a, staging in _accesses(space)
+            )
+        case _:
+            operands = tuple(_operand(a, space, staging) for a, staging in _accesses(space))
+            operands = _sliced(op, operands)
+    body = op.body if isinstance(op, k.BodyKernel) else None
+    written = min(max((_cells(a) for a in space.writes), default=0), space.points)
+    return Work(
+        kernel=op.name,
+        dims=tuple(space.dims.items()),
+        reduced=space.reduced,
+        operands=operands,
+        flops=op.flops(),
+        products=0,
+        lane_ops=_lane_ops(body) + OWN_LANE_OPS * written,
+        dtype=op.compute_dtype,
+        pipe="vector",
+        kind=_kind(op),
+        detail=_detail(op),
+        simd_ops=_simd(body),
+        form=_form(op),
+    )
+
+
+def _detail(op: k.KernelOp) -> Detail | None:
+    """What else the formulas of a gather, a copy or a routine go by."""
+    match op:
+        case k.Routine():
+            return steps.of(op.routine)
+        case k.Gather():
+            return next(
+                (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None
+            )
+        case k.Copy(apart=step) if step > 1:
+            cells = op.result_types[0].shape
+            row = next((n for n in reversed(cells) if n != 1), 1)
+            return Turned(float(step), float(row))
+        case _:
+            return None
+
+
+def _lookup(node: Node, op: t.Gather) -> Lookup:
+    table, fetched = float(op.x.type.nbytes), _fetched(node)
+    named, missed = _named(op, fetched)
+    if not op.spread:
+        return Lookup(_row(op), table, again=max(0.0, fetched - table))
+    even = _named(replace(op, spread="uniform"), fetched)[0]
+    again = max(0.0, fetched - named)
+    return Lookup(_row(op), table, again, named, missed, max(0.0, even - named))
+
+
+def _named(op: t.Gather, fetched: float) -> tuple[float, tuple[float, ...]]:
+    """Bytes of the rows that a gather's indices name, and those that a cache misses again. Where
+    nobody says how indices spread, each names a row of its own while there are any."""
+    lookups = op.indices.type.size
+    if not op.spread or not lookups:
+        return min(float(op.x.type.nbytes), fetched), ()
+    rows, missed = drawn(parse_spread(op.spread), lookups, op.x.type.shape[op.axis])
+    each = fetched / lookups
+    return min(float(op.x.type.nbytes), rows * each), tuple(each * n for n in missed)
+
+
+def _row(gather: t.Gather) -> float:
+    """Bytes of what one index names."""
+    x = gather.x.type
+    return prod(x.shape[gather.axis + 1 :]) * x.dtype.bits / 8
+
+
+def _fetched(node: Node) -> float:
+    """Bytes that a gather reads of its table, whole sectors, each index anew."""
+    row = _row(node.op) if isinstance(node.op, t.Gather) else 0.0
+    return node.results[0].type.nbytes * (max(1.0, SECTOR_BYTES / row) if row else 1.0)
+
+
+def _kind(op: k.KernelOp) -> str:
+    match op:
+        case k.Routine():
+            return steps.name_of(op.routine)
+        case k.Reduce(reduction=t.Softmax()):
+            return "softmax"
+        case k.Reduce(reduction=t.Normalize() | t.NormalizeGradient()):
+            return "norm"
+        case k.Reduce(reduction=t.Cumulative()):
+            return "scan"
+        case k.Reduce():
+            return "sum"
+        case k.Copy(body=body) if any(isinstance(n.op, t.Transpose) for n in body.nodes):
+            return "transpose"
+        case _:
+            return ""
+
+
+def _form(op: k.KernelOp) -> str:
+    """What a body does that the formulas of its kernel do not go by."""
+    ops = [n.op for n in op.body.nodes] if isinstance(op, k.BodyKernel) else []
+    if any(isinstance(o, t.NormGradient) for o in ops):
+        return "gradient"
+    routines = sorted({o.fn for o in ops if isinstance(o, t.Routine)})
+    if routines and not isinstance(op, k.Routine):
+        return " ".join(routines)
+    if isinstance(op, k.Gather):
+        fetching = {o.name for o in ops if isinstance(o, t.TensorOp) and o.kernel == op.name}
+        if t.Gather.name not in fetching:
+            return " ".join(sorted(name.removeprefix("t.") for name in fetching))
+    return ""
+
+
+def _accesses(space: Space) -> list[tuple[Access, Staging]]:
+    reads: list[tuple[Access, Staging]] = [(a, "streamed") for a in space.reads]
+    return [*reads, *((a, "written") for a in space.writes)]
+
+
+def operand_names(op: k.KernelOp) -> tuple[str, ...]:
+    """What to call each of a work's operands: the kernel's values, then its results."""
+    if isinstance(op, k.AttentionGradient | k.ExpertsGradient):
+        op = op.forward()
+    reads = op.operands
+    if isinstance(op, k.Gemm):
+        reads = (op.a, op.b, *op.weights, *op.extra)
+    elif isinstance(op, k.Conv):
+        reads = (op.x, op.w, *op.weights, *op.extra)
+    elif isinstance(op, k.Experts):
+        reads = (op.experts.x, op.experts.up)
+    writes = len(op.nest.writes)
+    results = ["result"] if writes == 1 else [f"result {i}" for i in range(writes)]
+    return (*(f"%{v.name}" for v in reads), *results)
+
+
+def _cells(a: Access) -> int:
+    return a.type.size
+
+
+def _operand(a: Access, space: Space, staging: Staging, inner: int = 1) -> Operand:
+    """`inner` cells lie behind one index; a nest of fewer points than cells reads only those, one
+    of none reads nothing."""
+    cell_bytes = inner * a.type.dtype.bits / 8
+    if not space.points and staging != "written":
+        return Operand(a.dims, cell_bytes, 0.0, staging)
+    visited = cell_bytes * prod(space.dims[d] for d in a.dims)
+    return Operand(a.dims, cell_bytes, min(a.type.nbytes, visited), staging)
+
+
+def _of_blocks(operand: Operand, space: Space) -> Operand:
+    """What a prologue reads beside the weight: of a scale that serves a block, a tile holds one,
+    not one for each cell."""
+    cells = prod(space.dims[d] for d in operand.dims)
+    return replace(operand, cell_bytes=min(operand.cell_bytes, operand.nbytes / max(cells, 1)))
+
+
+def _sliced(op: k.KernelOp, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """Operands that the body slices are read as far as its slices go: the gates of a cell."""
+    read: dict[Value, float] = {}
+    for node in op.body.nodes if isinstance(op, k.Map) else ():
+        if isinstance(node.op, t.Slice):
+            read[node.op.x] = read.get(node.op.x, 0.0) + node.results[0].type.nbytes
+    if not read or not isinstance(op, k.Map):
+        return operands
+    found = list(operands)
+    for i, v in enumerate(op.body.inputs):
+        if v in read:
+            found[i] = replace(found[i], nbytes=min(v.type.nbytes, read[v]))
+    return tuple(found)
+
+
+def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
+    """A gather reads as many cells of its table as it gives, whole sectors; a scatter touches as
+    many cells of its tensor as it is given, in place: reads them only to combine. One into zeros
+    writes those too."""
+    table: dict[str, float] = {}  # body input → bytes read
+    touched: dict[int, float] = {}  # result → bytes written
+    for node in op.body.nodes:
+        match node.op:
+            case t.Gather(x=x) as gather:
+                table[x.name] = _named(gather, _fetched(node))[0]
+            case t.GatherElements(x=x) | t.GatherND(x=x):
+                table[x.name] = min(x.type.nbytes, _fetched(node))
+            case t.Resize(x=x) as resize:
+                table[x.name] = min(x.type.nbytes, resize.taps * node.results[0].type.nbytes)
+            case (t.ScatterElements(x=x, combine=c) | t.ScatterND(x=x, combine=c)) as scatter:
+                given = _given(scatter)
+                table[x.name] = 0.0 if c == "none" else given
+                filled = 0.0 if x in op.body.inputs else float(x.type.nbytes)
+                for i, v in enumerate(op.body.outputs):
+                    if v == node.results[0]:
+                        touched[i] = filled + given
+            case _:
+                pass
+    inputs = [v.name for v in op.body.inputs]
+    found: list[Operand] = []
+    for i, (a, staging) in enumerate(_accesses(space)):
+        operand = _operand(a, space, staging)
+        nbytes = operand.nbytes
+        if staging == "written":
+            nbytes = touched.get(i - len(space.reads), nbytes)
+        elif i < len(inputs):
+            nbytes = table.get(inputs[i], nbytes)
+        found.append(Operand(a.dims, operand.cell_bytes, nbytes, staging))
+    return tuple(found)
+
+
+def _given(op: t.ScatterElements | t.ScatterND) -> float:
+    """Bytes of the cells that a scatter changes: as many as it is given, or, where it is stated
+    how indices spread, the rows that they name."""
+    updates = float(op.updates.type.nbytes)
+    if not isinstance(op, t.ScatterND) or not op.spread or not updates:
+        return updates
+    depth = op.indices.type.shape[-1]
+    lookups = op.indices.type.size // max(depth, 1)
+    rows, _ = drawn(parse_spread(op.spread), lookups, prod(op.x.type.shape[:depth]))
+    return updates * rows / lookups
+
+
+def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
+    operands: list[Operand] = []
+    for i, (a, staging) in enumerate(_accesses(space)):
+        inner = 1
+        if isinstance(op, k.Attention) and i < 2:
+            inner = a.type.shape[-1]  # the head's own extent is no dimension of q and k
+            staging = "held" if i == 0 else staging
+        if staging == "streamed" and set(a.dims) & set(space.reduced):
+            staging = "staged"
+        operand = _operand(a, space, staging, inner)
+        if not isinstance(op, k.Attention) and 2 <= i < 2 + len(op.weights):
+            operand = _of_blocks(operand, space)
+        operands.append(operand)
+    extra = _lane_ops(op.epilogue)
+    density, narrow, accumulator_bits, kind = 1.0, False, 32, ""
+    detail: Detail | None = None
+    if isinstance(op, k.Attention):
+        scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
+        density = density_of(op)
+        products = 2 * scores * (op.q.type.shape[-1] + op.v.type.shape[-1])
+        extra += SOFTMAX_LANE_OPS * scores * density
+        if op.softcap:
+            extra += LANE_OPS["tanh"] * scores * density
+        heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
+        keys = op.k.type.shape[-2]
+        reach = keys if op.window is None else min(keys, op.window + 1)
+        detail = Heads(
+            head=float(op.q.type.shape[-1]),
+            group=heads / max(groups, 1),
+            kv_heads=float(groups),
+            reach=float(reach),
+            call=call_of(op) if op.library == "sdpa" else "",
+        )
+        if op.library == "sdpa":
+            density = 1.0 if is_masked(op) else density
+        else:
+            kind = op.library
+    else:
+        products = 2 * space.points
+        kind = _scales(op)
+        if kind != "block scales":  # whose measurements have them in the steps
+            extra += _lane_ops(op.prologue)
+        accumulator_bits = op.acc.bits
+        # A convolution with a few channels a group does not fill a matrix instruction: libraries
+        # run it on the lanes.
+        narrow = isinstance(op, k.Conv) and min(space.dims["n"], space.dims["k"]) < 8
+        if isinstance(op, k.Conv):
+            detail = _window(op)
+        elif op.between is not None:
+            detail = Looped(float(op.between))
+    return Work(
+        kernel=op.name,
+        dims=tuple(space.dims.items()),
+        reduced=space.reduced,
+        operands=tuple(operands),
+        flops=op.flops(),
+        products=products,
+        lane_ops=extra,
+        dtype=op.compute_dtype,
+        pipe="vector" if narrow else "tensor",
+        accumulator_bits=accumulator_bits,
+        density=density,
+        math=op.math,
+        kind=kind,
+        detail=detail,
+        simd_ops=_simd(op.epilogue),
+        form="transposed" if isinstance(op, k.Conv) and op.transposed else "",
+    )
+
+
+def _weight_gradient(op: k.Conv, space: Space) -> Work:
+    """The gradient of a convolution's weights as the product it is, whose sum may be split; with a
+    few channels a group as the convolution itself, which takes as many operations."""
+    if min(space.dims["n"], space.dims["m"]) >= 8:
+        product = _contraction(op, space)
+        form = "of a convolution's weights"
+        return replace(product, kernel="k.gemm", detail=None, simd_ops=0.0, form=form)
+    w = Value("w", op.direct().result_types[0])
+    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
+    forward = k.Conv(op.x, w, *parts, math=op.math)
+    return replace(_contraction(forward, forward.nest), form="of weights")
+
+
+def _attention_gradient(op: k.AttentionGradient) -> Work:
+    """So many times the attention itself."""
+    forward = op.forward()
+    return _in_turns(_contraction(forward, forward.nest), op, BACKWARD_TIMES)
+
+
+def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
+    """A gradient as so many times the kernel itself, but with its own flops and operands."""
+    own = sum(float(a.type.nbytes) for a in (*op.nest.reads, *op.nest.writes))
+    return replace(work, flops=op.flops(), times=times, own_bytes=own, form="gradient")
+
+
+def _window(op: k.Conv) -> ConvShape:
+    _, _, *extents = op.x.type.shape
+    w = op.w.type.shape
+    return ConvShape(
+        cells=float(prod(extents)),
+        taps=float(prod(w[2:])),
+        widest=float(max(w[2:], default=1)),
+        stride=float(max(op.strides, default=1)),
+        dilation=float(max(op.dilations, default=1)),
+        transposed=op.transposed,
+    )
+
+
+def _experts(op: k.Experts) -> Work:
+    """Weights are read as they are stored, scales and biases with them. A rank that has more rows
+    than others has those that as many more tokens would give it."""
+    mix = op.experts
+    (tokens, hidden), topk = mix.x.type.shape, mix.which.type.shape[1]
+    tokens = ceil(tokens * mix.imbalance)
+    stored = op.stored
+    weight = max(stored, key=lambda v: v.type.size).type.dtype
+    work = mixture(
+        *(tokens, hidden, mix.inter, topk, mix.up.type.shape[0] * mix.ranks, op.compute_dtype),
+        weight=weight,
+        gated=mix.is_gated,
+        ranks=mix.ranks,
+        skew=mix.skew,
+        stack=op.library or "cutlass",
+        block=op.compute_dtype.bits == 8 and any(map(is_of_blocks, stored)),
+    )
+    x, w, y = work.operands
+    cells = sum(v.type.size for v in mix.weights)
+    cell = sum(v.type.nbytes for v in stored) / max(cells, 1)
+    read = w.nbytes / w.cell_bytes * cell
+    operands = (x, replace(w, cell_bytes=cell, nbytes=read), y)
+    return replace(work, operands=operands, flops=op.flops(), math=op.math)
+
+
+def is_of_blocks(v: Value) -> bool:
+    """Whether what an expert's weights are made from is the scales [experts, rows, columns] of
+    blocks along what is summed: a column each, where there are several."""
+    return v.type.dtype.bits > 8 and v.type.rank == 3 and v.type.shape[-1] > 1
+
+
+def _scales(op: k.Gemm | k.Conv) -> str:
+    """What the scales of a product of 8-bit numbers are given for, as its factors are called:
+    blocks of the weight, rows of the left operand, or nothing that a kernel is measured with."""
+    if not isinstance(op, k.Gemm) or op.a.type.dtype.bits != 8 or op.right.dtype.bits != 8:
+        return ""
+    if op.prologue and any(isinstance(node.op, t.Pointwise) for node in op.prologue.nodes):
+        return "block scales"
+    rows = (*op.a.type.shape[:-1], 1)
+    return "row scales" if any(v.type.shape == rows for v in op.extra) else ""
+
+
+FLASH_HEAD = 256
+
+
+def call_of(op: k.Attention) -> SdpaCall:
+    """How PyTorch is called for it: see `Heads`."""
+    heads = {op.q.type.shape[-1], op.v.type.shape[-1]}
+    if max(heads) > FLASH_HEAD:
+        return "wide sdpa"
+    return "odd sdpa" if is_masked(op) or len(heads) > 1 else "sdpa"
+
+
+def is_masked(op: k.Attention) -> bool:
+    """Whether PyTorch's attention is given a mask: its own, or one that says what its flag for a
+    square causal one cannot, a window or a past."""
+    past = op.causal and op.offset != 0 and op.q.type.shape[-2] > 1
+    return op.mask is not None or op.window is not None or past
+
+
+def density_of(op: k.Attention) -> float:
+    """The share of scores that a causal mask and a window leave."""
+    scores = op.q.type.shape[-2] * op.k.type.shape[-2]
+    return op.direct().seen / scores if scores else 1.0
+
+
+def _lane_ops(body: Graph | None) -> float:
+    """Instructions of a pointwise or reducing body, as the lanes run them."""
+    total = 0.0
+    for node in body.nodes if body else ():
+        match node.op:
+            case t.Map(fn=fn, imm=imm):
+                each = POWERS.get(imm[0]) if fn == "pow" and len(imm) == 1 else None
+                total += (lane_ops(fn) if each is None else each) * node.results[0].type.size
+            case t.Cast() | t.Bitcast():
+                total += node.results[0].type.size
+            case t.Softmax(x=x):
+                total += SOFTMAX_LANE_OPS * x.type.size
+            case op:
+                total += op.flops()
+    return total
+
+
+def _simd(body: Graph | None) -> Number:
+    nodes = body.nodes if body else ()
+    return simd_ops((n.op.fn, n.results[0].type.size) for n in nodes if isinstance(n.op, t.Map))

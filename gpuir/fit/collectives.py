@@ -1,0 +1,475 @@
+"""Measured collectives: their tables, and the fit of the formulas and of what is added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.collective import (
+    FACTORS,
+    NOT_IN_SWITCH,
+    Group,
+    Library,
+    chosen,
+    curve_of,
+    flat_group,
+    ways,
+)
+from gpuir.cost.kriging import BANDS, NOISE, Curve, Ends, Field, Knots, covariance
+from gpuir.cost.sheet import Sheet
+from gpuir.fit.columns import Floats, TableFile
+from gpuir.ir.errors import TargetError, UsageError
+from gpuir.targets.cluster import Cluster, load_cluster
+from gpuir.targets.load import load_target
+
+COLUMNS = ("system", "library", "mode", "op", "dtype", "world_size", "bytes", "latency_us")
+BESIDE = ("library_version", "source", "gpus_per_node", "rep_spread")
+OPS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "broadcast": "broadcast",
+    "send_recv": "send",
+    "sendrecv": "send",
+}
+EIGHT = ("int8", "fp8", "uint8")
+LIBRARIES = ("nccl", "vllm", "sglang", "trtllm")
+# What tables call a node, where it is not a GPU's name: a shipped cluster, or a rule.
+SYSTEMS = {
+    "a100_sxm": "dgx-a100",
+    "h100_sxm": "dgx-h100",
+    "h200_sxm": "dgx-h200",
+    "b200_sxm": "dgx-b200",
+    "b300_sxm": "8xb300-sxm-288gb",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb200-nvl72",
+    "a100_pcie": "8xa100-pcie-80gb",
+    "h100_pcie": "8xh100-pcie-80gb",
+    "a30": "8xa30",
+    "l4": "l4-pcie",
+    "l40s": "l40s-pcie",
+    "rtx_pro_6000_server": "rtx-pro-6000-pcie",
+    "pipeweave_a100": "dgx-a100",
+    "pipeweave_h20": "h20-node",
+    "pipeweave_rtx6000ada": "rtx6000-ada-pcie",
+    "pipeweave_h800": "8xh100-sxm",
+    "vidur_a100_dgx": "dgx-a100",
+    "vidur_h100_dgx": "dgx-h100",
+    "vidur_a100_pcie_pair_nvlink": "a100-pcie-pairs",
+    "vidur_a100_pair_nvlink": "a100-pcie-pairs",
+    "vidur_h100_pair_nvlink": "h100-nvl-pairs",
+    "vidur_h100_nvl_pair": "h100-nvl-pairs",
+    "vidur_a40_pair_nvlink": "a40-pairs",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """The rows of a table that differ in size alone. `nbytes`, `time_s` and `spread` (max / min - 1
+    of repeats) are columns; `order` counts the rows of the file."""
+
+    file: str
+    system: str
+    version: str
+    op: str
+    dtype: str
+    near: int
+    group: Group
+    curve: Curve
+    target: str
+    nbytes: Floats
+    time_s: Floats
+    spread: Floats
+
+    def at(self, rows: Any) -> Series:
+        return replace(
+            self, nbytes=self.nbytes[rows], time_s=self.time_s[rows], spread=self.spread[rows]
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    file: str
+    count: int
+    series: tuple[Series, ...]
+    skipped: Mapping[str, int]
+
+
+def cluster_of(system: str, ranks: int, near: int) -> Cluster:
+    """The cluster that a table's name for a system means, of as many nodes. TargetError if none."""
+    name = SYSTEMS.get(system)
+    if name is None:
+        plain = system.removeprefix("pipeweave_").removeprefix("vidur_")
+        for ending in ("_dgx", "_pair_nvlink", "_server", "_hgx"):
+            plain = plain.removesuffix(ending)
+        name = f"8x{load_target(plain.replace('_', '-')).name}"
+    cluster = load_cluster(name)
+    nodes = -(-ranks // near)
+    return cluster.with_nodes(nodes) if nodes > 1 else cluster
+
+
+def read(path: str | Path) -> Table:
+    """The rows of a table of collectives, and why some are left out. UsageError where columns are
+    missing."""
+    file = TableFile(Path(path))
+    missing = [name for name in COLUMNS if name not in file.names]
+    if missing:
+        raise UsageError(
+            "not a table of collectives",
+            where=str(path),
+            expected=f"the columns {', '.join(COLUMNS)}",
+            found=f"no {', '.join(missing)}",
+        )
+    c = file.read((*COLUMNS, *BESIDE))
+    words = [c.words(n) for n in ("system", "library", "mode", "op", "dtype")]
+    version, source = c.words("library_version"), c.words("source")
+    numbers = {n: c.numbers(n) for n in ("world_size", "bytes", "latency_us")}
+    near = c.numbers("gpus_per_node")
+    near = np.where(np.isnan(near), numbers["world_size"], near)
+    spread = np.nan_to_num(c.numbers("rep_spread"))
+    good = (numbers["latency_us"] > 0) & (numbers["bytes"] >= 1) & (numbers["world_size"] >= 2)
+    good &= (near >= 1) & np.isfinite(numbers["latency_us"])
+    skipped: dict[str, int] = {}
+    if not good.all():
+        skipped["no time, size, or group of two"] = int((~good).sum())
+    world = np.nan_to_num(numbers["world_size"]).astype(int)
+    codes = np.stack([*(w.codes for w in words), version.codes, source.codes, world, near], axis=1)
+    kinds, which = np.unique(codes.astype(np.int64), axis=0, return_inverse=True)
+    series: list[Series] = []
+    for i, key in enumerate(kinds.tolist()):
+        rows = np.flatnonzero((which.reshape(-1) == i) & good)
+        if not len(rows):
+            continue
+        named: list[str] = [w.names[k] for w, k in zip(words, key[:5], strict=True)]
+        system, library, mode, op, dtype = named
+        run = f"{system} {version.names[key[5]]}".strip()
+        try:
+            one = _series(system, library, mode, op, dtype, run, int(key[7]), int(key[8]))
+        except (TargetError, UsageError) as error:
+            skipped[error.what] = skipped.get(error.what, 0) + len(rows)
+            continue
+        rows = rows[np.argsort(numbers["bytes"][rows], kind="stable")]
+        series.append(
+            replace(
+                one,
+                file=c.file,
+                version=version.names[key[5]],
+                nbytes=numbers["bytes"][rows],
+                time_s=numbers["latency_us"][rows] * 1e-6,
+                spread=spread[rows],
+            )
+        )
+    return Table(c.file, c.count, tuple(series), skipped)
+
+
+def _series(
+    system: str, library: str, mode: str, op: str, dtype: str, run: str, ranks: int, near: int
+) -> Series:
+    if library not in LIBRARIES:
+        raise UsageError(f"library {library}: not modelled")
+    if op not in OPS:
+        raise UsageError(f"collective {op}: not modelled")
+    near = min(near, ranks)
+    cluster = cluster_of(system, ranks, near)
+    kind, bits = OPS[op], 8 if dtype in EIGHT else 16
+    if near > cluster.node_gpus:
+        raise UsageError(f"{system}: {near} GPUs in a node of {cluster.node_gpus}")
+    group = flat_group(kind, ranks, near, cluster)
+    if bits <= NOT_IN_SWITCH:
+        group = replace(group, reduces=0.0)
+    curve = curve_of(group, kind, bits, cluster, Library(library, mode, run))
+    none = np.zeros(0)
+    return Series("", system, "", op, dtype, near, group, curve, cluster.name, none, none, none)
+
+
+# ---- predicting many --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows, by number, that one set of formulas holds for, as columns."""
+
+    rows: Any
+    group: Group
+    nbytes: Floats
+    custom: bool
+    mode: str
+
+
+def batches(series: Sequence[Series]) -> list[Batch]:
+    """The rows of series, one after another, by library and mode."""
+    first = np.cumsum([0, *(len(s.nbytes) for s in series)])
+    order: dict[tuple[bool, str], list[int]] = {}
+    for i, s in enumerate(series):
+        order.setdefault((s.curve.library != "nccl", s.curve.mode), []).append(i)
+    found: list[Batch] = []
+    for (custom, mode), these in order.items():
+        some = [series[i] for i in these]
+        lengths = [len(s.nbytes) for s in some]
+        columns = {
+            name: np.repeat([getattr(s.group, name) for s in some], lengths)
+            for name in Group.__dataclass_fields__
+        }
+        rows = np.concatenate([np.arange(first[i], first[i + 1]) for i in these])
+        nbytes = np.concatenate([s.nbytes for s in some])
+        found.append(Batch(rows, Group(**columns), nbytes, custom, mode))
+    return found
+
+
+def seconds(some: Sequence[Batch], factors: Mapping[str, Any]) -> Floats:
+    """Seconds of each row by the formulas alone; [k, rows] where factors are columns of k."""
+    k = np.shape(next(iter(factors.values())))[:1]
+    found = np.zeros((*k, sum(len(b.rows) for b in some)))
+    for b in some:
+        total, _ = chosen(ways(Sheet(), b.group, b.nbytes, factors, b.custom, b.mode))
+        if b.mode == "eager":
+            total = np.maximum(total, factors["eager floor_s"])
+        found[..., b.rows] = total
+    return found
+
+
+def formula(series: Sequence[Series], factors: Mapping[str, float]) -> list[Floats]:
+    """Seconds by the formulas alone, for each series."""
+    ends = np.cumsum([len(s.nbytes) for s in series])[:-1]
+    return np.split(seconds(batches(series), factors), ends)
+
+
+def predicted(series: Sequence[Series], field: Field) -> list[Floats]:
+    """Seconds, for each series."""
+    plain = formula(series, field.factors)
+    lengths = [len(s.nbytes) for s in series]
+    which = np.repeat(np.arange(len(series)), lengths)
+    x = np.log2(np.concatenate([s.nbytes for s in series])) if series else np.zeros(0)
+    change = field.many([s.curve for s in series], which, x)
+    parts = np.split(np.exp(change), np.cumsum(lengths)[:-1])
+    return [p * c for p, c in zip(plain, parts, strict=True)]
+
+
+# ---- fitting ----------------------------------------------------------------------------------
+
+STEP = 0.5  # doublings: of many sizes close together the median is taken
+LOOSE = 4.5  # a logarithm that strays so far from its start costs what a curve off by 1 does
+MOST_STEPS = 20  # of the fit of factors
+FAR = 0.3  # beyond this difference of logarithms a point pulls less, and ever less
+
+
+def thinned(series: Sequence[Series]) -> list[Series]:
+    """At most a point a bin: the size in the middle, its time moved by the median of time over
+    bytes there, its spread the larger of repeats' and of the bin's."""
+    return _merged([_thin(s) for s in series if len(s.nbytes) and not is_mislabelled(s)])
+
+
+def is_mislabelled(s: Series) -> bool:
+    """Whether rows are of other links than their system's, as the tables' README says: 343 GB/s
+    between two A100, whose bridge has 300. They are scored, and nothing is fitted to them."""
+    return (s.system, s.curve.op, s.curve.nodes) == ("vidur_a100_pcie_pair_nvlink", "send", 1)
+
+
+def _merged(points: Sequence[Series]) -> list[Series]:
+    """Of equal curves (of several dtypes) one, the median of each size."""
+    groups: dict[Curve, list[Series]] = {}
+    for s in points:
+        groups.setdefault(s.curve, []).append(s)
+    found: list[Series] = []
+    for some in groups.values():
+        if len(some) > 1:
+            nbytes = np.concatenate([s.nbytes for s in some])
+            log_s = np.log(np.concatenate([s.time_s for s in some]))
+            spread = np.concatenate([s.spread for s in some])
+            sizes = np.unique(nbytes)
+            middle = [float(np.median(log_s[nbytes == b])) for b in sizes]
+            wide = [float(np.median(spread[nbytes == b])) for b in sizes]
+            one = replace(some[0], nbytes=sizes, time_s=np.exp(middle), spread=np.array(wide))
+            found.append(one)
+        else:
+            found += some
+    return found
+
+
+def _thin(s: Series) -> Series:
+    bins = np.round(np.log2(s.nbytes) / STEP)
+    if len(np.unique(bins)) == len(bins):
+        return s
+    points: list[tuple[float, float, float]] = []
+    plain = formula([s], FACTORS)[0]
+    for b in np.unique(bins):
+        rows = np.flatnonzero(bins == b)
+        off = np.log(s.time_s[rows] / plain[rows])
+        middle = rows[len(rows) // 2]
+        wide = float(np.median(np.abs(off - np.median(off)))) * 1.5
+        time = float(plain[middle] * np.exp(np.median(off)))
+        points.append((float(s.nbytes[middle]), time, wide))
+    nbytes, time, spread = map(np.array, zip(*points, strict=True))
+    return replace(s, nbytes=nbytes, time_s=time, spread=spread)
+
+
+def fit(series: Sequence[Series]) -> Field:
+    """The factors, then what is added to them; without intervals."""
+    points = thinned(series)
+    return added(points, fit_factors(points), covariance_of(points))
+
+
+def fit_factors(points: Sequence[Series]) -> Mapping[str, float]:
+    """Least squares of logarithms with Cauchy's weights, by Levenberg and Marquardt's method; each
+    system, library and collective weighs the same. Groups of several nodes do not take part."""
+    near = [s for s in points if s.curve.nodes == 1]
+    y = np.concatenate([np.log(s.time_s) for s in near])
+    kinds = [(s.curve.gpu, s.curve.library, s.curve.mode, s.curve.op) for s in near]
+    count: dict[Any, int] = {}
+    for s, k in zip(near, kinds, strict=True):
+        count[k] = count.get(k, 0) + len(s.nbytes)
+    w = np.concatenate([np.full(len(s.nbytes), count[k] ** -0.5) for s, k in zip(near, kinds)])
+    noise = np.concatenate([1 + 5 * s.spread for s in near])
+    w = w / noise
+    start: Floats = np.log(np.array(list(FACTORS.values())))
+    names = list(FACTORS)
+
+    rows = batches(near)
+
+    def off(x: Floats) -> Floats:
+        """Of one set of factors, or of each of [k, factors]."""
+        columns = np.exp(x) if x.ndim == 1 else np.exp(x.T)[..., None]
+        return np.log(seconds(rows, dict(zip(names, columns, strict=True)))) - y
+
+    x: Floats = start.copy()
+    r = off(x)
+
+    def loss(r: Floats, x: Floats) -> float:
+        cauchy = FAR**2 * np.log1p((r / FAR) ** 2)
+        return float((w * w * cauchy).sum() + (((x - start) / LOOSE) ** 2).sum())
+
+    best, damp = loss(r, x), 1e-2
+    for _ in range(MOST_STEPS):
+        jac = ((off(x + 1e-4 * np.eye(len(x))) - r) / 1e-4).T
+        ww = w * w / (1 + (r / FAR) ** 2)
+        a = jac.T @ (ww[:, None] * jac) + np.eye(len(x)) / LOOSE**2
+        b = jac.T @ (ww * r) + (x - start) / LOOSE**2
+        for _ in range(6):
+            step = np.linalg.solve(a + damp * np.diag(np.diag(a)), -b)
+            trial: Floats = np.asarray(x + np.clip(step, -0.5, 0.5), np.float64)
+            value = loss(off(trial), trial)
+            if value < best:
+                break
+            damp *= 4
+        else:
+            break
+        gain, best, x = best - value, value, trial
+        r, damp = off(x), damp / 3
+        if gain < 1e-5 * best:
+            break
+    return dict(zip(names, np.exp(x).tolist(), strict=True))
+
+
+def knots_of(points: Sequence[Series]) -> Knots:
+    which = np.repeat(np.arange(len(points)), [len(s.nbytes) for s in points])
+    x = np.log2(np.concatenate([s.nbytes for s in points]))
+    return Knots(tuple(s.curve for s in points), which, x)
+
+
+def covariance_of(points: Sequence[Series]) -> Floats:
+    """Of the differences that are measured, their noise in it."""
+    knots = knots_of(points)
+    k = covariance(knots, knots)
+    spread = np.concatenate([s.spread for s in points])
+    k[np.diag_indices(len(k))] += NOISE**2 + (0.5 * spread) ** 2
+    return k
+
+
+def differences(points: Sequence[Series], factors: Mapping[str, float]) -> Floats:
+    """Logarithms of measured over the formulas with these factors."""
+    times = np.concatenate([s.time_s for s in points])
+    return np.log(times / np.concatenate(formula(points, factors)))
+
+
+def added(points: Sequence[Series], factors: Mapping[str, float], k: Floats) -> Field:
+    """What measurements of covariance `k` add to the formulas with these factors."""
+    weight = np.linalg.solve(k, differences(points, factors))
+    return Field(factors, knots_of(points), np.asarray(weight, np.float64))
+
+
+# ---- protocols --------------------------------------------------------------------------------
+
+Picked = tuple[Series, Floats]  # rows, and what is predicted of them
+
+
+def shipped(series: Sequence[Series], field: Field) -> list[Picked]:
+    return list(zip(series, predicted(series, field), strict=True))
+
+
+def unseen_sizes(series: Sequence[Series], seed: int = 0, folds: int = 10) -> list[Picked]:
+    """Every row, predicted by a fit without the tenth of its system's sizes that it is in: sizes
+    are drawn, and what is left out of one series is left out of all its system's."""
+    rng = np.random.default_rng(seed)
+    fold: dict[tuple[str, float], int] = {}
+    for system in dict.fromkeys(s.system for s in series):
+        sizes = np.unique(np.concatenate([s.nbytes for s in series if s.system == system]))
+        numbers = rng.permutation(np.arange(len(sizes)) % folds)
+        fold |= {(system, b): int(i) for b, i in zip(sizes.tolist(), numbers, strict=True)}
+    mine = [np.array([fold[s.system, b] for b in s.nbytes.tolist()]) for s in series]
+    found: list[Picked] = []
+    for i in range(folds):
+        kept = [s.at(m != i) for s, m in zip(series, mine, strict=True) if (m != i).any()]
+        out = [s.at(m == i) for s, m in zip(series, mine, strict=True) if (m == i).any()]
+        if kept and out:
+            found += shipped(out, fit(kept))
+    return found
+
+
+def unseen(series: Sequence[Series], of: Callable[[Series], Any]) -> list[Picked]:
+    """Each group of series, as `of` names them (None: never left out), predicted by a fit without
+    it."""
+    found: list[Picked] = []
+    points = thinned(series)  # a curve's rows are all left out, or none
+    p = np.linalg.inv(covariance_of(points))
+    keys = [of(s) for s in points]
+    lengths = [len(s.nbytes) for s in points]
+    for key in dict.fromkeys(of(s) for s in series):
+        rest = [s for s, k in zip(points, keys, strict=True) if k != key]
+        if key is None or not rest:
+            continue
+        factors = fit_factors(rest)
+        out = np.repeat([k == key for k in keys], lengths)
+        # of the rest alone, from the inverse of all (the inverse of a matrix in blocks)
+        y = differences(rest, factors)
+        inner, cross = p[np.ix_(out, out)], p[np.ix_(~out, out)]
+        weight = p[np.ix_(~out, ~out)] @ y - cross @ np.linalg.solve(inner, cross.T @ y)
+        field = Field(factors, knots_of(rest), np.asarray(weight, np.float64))
+        found += shipped([s for s in series if of(s) == key], field)
+    return found
+
+
+def by_ranks(series: Sequence[Series]) -> Callable[[Series], Any]:
+    """A number of ranks of a system, where it has others."""
+    known: dict[str, set[int]] = {}
+    for s in series:
+        known.setdefault(s.system, set()).add(s.curve.ranks)
+    return lambda s: (s.system, s.curve.ranks) if len(known[s.system]) > 1 else None
+
+
+def by_system(s: Series) -> str:
+    """The GPU and its links: tables of one kind of node are left out together."""
+    return s.curve.gpu
+
+
+def ends(picked: Sequence[Picked]) -> Ends:
+    """Between which logarithms of measured over predicted 80 % lie, by size band."""
+    off = np.concatenate([np.log(s.time_s / t) for s, t in picked])
+    size = np.concatenate([np.searchsorted(BANDS, s.nbytes) for s, _ in picked])
+    weigh = np.concatenate([np.full(len(t), len(t) ** -0.5) for _, t in picked])
+    found: list[tuple[float, float]] = []
+    for b in range(len(BANDS) + 1):
+        mine = size == b
+        if not mine.any():
+            found.append((-0.5, 0.5))
+            continue
+        order = np.argsort(off[mine])
+        share = np.cumsum(weigh[mine][order]) / weigh[mine].sum()
+        low, high = (float(np.interp(q, share, off[mine][order])) for q in (0.1, 0.9))
+        found.append((min(low, -0.01), max(high, 0.01)))
+    return tuple(found)
