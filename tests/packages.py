@@ -12,14 +12,16 @@ ROOT = Path(__file__).parent.parent
 
 def install(document: str, name: str, site: Path) -> None:
     """The document's Python as module `name` of a package in the folder `site`, with the entry
-    points of its TOML."""
+    points of its TOML, and other TOML as a file beside it."""
     text = (ROOT / "docs" / document).read_text()
     (module,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (points,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    *data, points = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     points = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", points).replace('"', "")
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (site / f"{name}.py").write_text(module)
+    for file in data:
+        (site / f"{name}.toml").write_text(file)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(points)
 

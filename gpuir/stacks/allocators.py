@@ -7,12 +7,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuir.plugins import find_named
+from gpuir.plugins import Lazy, find_named
+from gpuir.targets.target import Target
 
 Events = Iterable[tuple[int, int]]
 Reserved = Callable[[Events, Collection[int], int], int]
 
 MIB, GIB = 1 << 20, 1 << 30
+UNLIMITED = 1 << 62  # bytes of a device that is not known: sums of them stay in 64 bits
 BLOCK = 512  # every size is a multiple of this
 
 
@@ -48,7 +50,29 @@ def planned(events: Events, weights: Collection[int], limit: int) -> int:
     return peak
 
 
-ALLOCATORS: Mapping[str, Reserved] = {"caching": caching, "arena": arena, "planned": planned}
+ALLOCATORS: Mapping[str, Reserved] = Lazy(
+    {
+        "caching": "gpuir.stacks.allocators:caching",
+        "arena": "gpuir.stacks.allocators:arena",
+        "planned": "gpuir.stacks.allocators:planned",
+        "vllm": "gpuir.stacks.serving.pools:vllm",
+        "sglang": "gpuir.stacks.serving.pools:sglang",
+        "trtllm": "gpuir.stacks.serving.pools:trtllm",
+    }
+)
+
+
+def reserved_beside(workspace: str, target: Target | None) -> int:
+    """What a stack's libraries take with the first product and keep.
+
+    `pytorch`: the workspace of cuBLAS, aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 KiB twice and
+    16 KiB eight times, which is what discuss.pytorch.org/t/178671 observes (8,519,680 bytes); from
+    sm_90 on 32 MiB, as the cuBLAS documentation of `cublasSetWorkspace` recommends. None is known
+    for other vendors. `none` is nothing, and so is what is not known.
+    """
+    if workspace != "pytorch" or target is None or not target.isa.startswith("sm_"):
+        return 0
+    return 32 * MIB if int("".join(filter(str.isdigit, target.isa))) >= 90 else 8_519_680
 
 
 def rounded(size: int, to: int = BLOCK) -> int:

@@ -30,17 +30,17 @@ class CheckRow(NamedTuple):
 def check_target(target: Target) -> list[CheckRow]:
     """Every number of a target that follows from others, recomputed.
 
-    Within 3 % it is `ok`; beyond, `explained` when the spec file says why under `[doubts]`, else
-    `doubtful`: a slip in one of the numbers of the formula, or a peak quoted at another clock. What
-    the spec file says does not excuse a number set by the user.
+    Within 3 % it is `ok`; beyond, `explained` when the spec file says why under `[discrepancies]`,
+    else `doubtful`: a slip in one of the numbers of the formula, or a peak quoted at another clock.
+    What the spec file says does not excuse a number set by the user.
     """
     rows: list[CheckRow] = []
     for field, listed, recomputed, formula in _recomputed(target):
         diff = recomputed / listed - 1
         by_user = target.source(field).startswith("set by the user")
-        doubt = "" if by_user else target.doubts.get(field, "")
-        status: Status = "ok" if abs(diff) <= TOLERANCE else "explained" if doubt else "doubtful"
-        explanation = doubt if status == "explained" else ""
+        why = "" if by_user else target.discrepancies.get(field, "")
+        status: Status = "ok" if abs(diff) <= TOLERANCE else "explained" if why else "doubtful"
+        explanation = why if status == "explained" else ""
         rows.append(CheckRow(field, listed, recomputed, diff, status, formula, explanation))
     return rows
 

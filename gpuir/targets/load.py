@@ -156,7 +156,7 @@ def dump_target(target: Target) -> str:
             lines.append("")
         text = f"{key_text(key)} = {_toml(value, quantity)}"
         lines.append(f"{text}  # {quantity.remark}" if quantity and quantity.remark else text)
-    for name, notes in (("sources", target.sources), ("doubts", target.doubts)):
+    for name, notes in (("sources", target.sources), ("discrepancies", target.discrepancies)):
         if notes:
             together: dict[str, list[str]] = {}
             for path, text in notes.items():
@@ -215,9 +215,9 @@ def _toml(value: str | float | bool | tuple[str, ...], quantity: Quantity | None
 def target_of(raw: Raw, where: str) -> Target:
     """The target that a spec file's tables describe; TargetError at the first thing wrong."""
     raw = dict(raw)
-    notes = {name: paths_to_text(raw, name, where) for name in ("sources", "doubts")}
+    notes = {name: paths_to_text(raw, name, where) for name in ("sources", "discrepancies")}
     raw |= {name: Table(found) for name, found in notes.items()}
-    raw |= {t: _multipliers(raw[t], t, where) for t in ("factors", "near") if t in raw}
+    raw |= {t: _multipliers(raw[t], t, where) for t in ("factors", "local") if t in raw}
     target = cast(Target, record(Target, raw, "", where))
     _check_names(target, where)
     _check_values(target, where)
@@ -242,11 +242,11 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
             )
         for name, value in cast(Raw, inner).items():
             path = f"{group}.{name}"
-            if table == "near" and not _POINT.fullmatch(name):
+            if table == "local" and not _POINT.fullmatch(name):
                 refuse(
                     f"{name!r} is no kernel's extents",
                     where,
-                    f"near.{path}",
+                    f"local.{path}",
                     expected='whole numbers: "m=128 n=128 k=64 bytes=98304 flops=2097152 ops=0"',
                     fix="let `gpuir calibrate` write these",
                 )
@@ -398,7 +398,7 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     result["name"] = "+".join(
         [str(raw["name"]), *(f"{p}={number_text(float(v))}" for p, v in sorted(chosen.items()))]
     )
-    return {**result, "sources": sources, "doubts": raw.get("doubts", {})}
+    return {**result, "sources": sources, "discrepancies": raw.get("discrepancies", {})}
 
 
 def _nested(flat: Mapping[str, Any]) -> Raw:

@@ -39,16 +39,21 @@ from gpuir.targets.target import (
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
-Doubt = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
+Spread = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
 Share = Annotated[float, Quantity("", 1e-3, 1)]
 _NO_TEXT: Table[str] = Table()
 _NO_TIMES: Table[HostTime] = Table()
 Tf32 = Literal["none", "conv", "products", "all"]
 TF32 = get_args(Tf32)
 _TF32 = "+tf32="  # behind the name of a profile: what runs in TF32 in place of its own
+# As `gpuir.stacks.allocators` names them: how device memory is held, and what a stack's libraries
+# reserve beside (`none` is nothing).
+ALLOCATORS = ("caching", "arena", "planned", "vllm", "sglang", "trtllm")
+WORKSPACES = ("pytorch", "none")
 KINDS = (  # of kernels that are launched, as `gpuir.ops.kernel` names them
     *("gemm", "conv", "attention", "map", "reduce", "pool", "experts"),
-    *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "routine", "opaque"),
+    *("attention_gradient", "experts_gradient", "gather", "scatter", "copy", "collective"),
+    *("routine", "opaque"),
 )
 
 
@@ -68,7 +73,7 @@ class Host:
 
     With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
     `queue` launches may wait for the device before the host does. In 80 % of cases the host takes
-    between 1/`doubt` and `doubt` times as long for everything.
+    between 1/`uncertainty` and `uncertainty` times as long for everything.
     """
 
     between_s: HostTime
@@ -84,7 +89,7 @@ class Host:
     library_s: HostTime | None = None
     graph: bool = False
     graph_s: HostTime = 0.0
-    doubt: Doubt = 1.0
+    uncertainty: Spread = 1.0
     before: Table[HostTime] = _NO_TIMES
 
     def scaled(self, by: float) -> Host:
@@ -111,13 +116,14 @@ class Copies:
 @dataclass(frozen=True)
 class Fallback:
     """Nodes that a stack has no kernel for run on the host's CPU, at `flops_per_s` or `bytes_per_s`
-    and `call_s` besides; in 80 % of cases that takes between 1/`doubt` and `doubt` times as long.
+    and `call_s` besides; in 80 % of cases that takes between 1/`uncertainty` and `uncertainty`
+    times as long.
     """
 
     flops_per_s: FlopPerS
     bytes_per_s: BytesPerS
     call_s: HostTime
-    doubt: Doubt
+    uncertainty: Spread
 
 
 @dataclass(frozen=True)
@@ -126,8 +132,9 @@ class Profile:
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
     default: `none`, `conv`, `products` or `all`. With `views` slices, transposes and reshapes move
     nothing where strides can say them: elementwise, reducing, joining and scattering kernels take
-    any strides. `streams` is how many run independent branches beside each other. Without
-    `copies`, inputs lie on the device and outputs stay there.
+    any strides. `decode` is the host of a step of generation that gives each sequence one token,
+    where that is another (`simulate/timeline.py`). `streams` is how many run independent branches
+    beside each other. Without `copies`, inputs lie on the device and outputs stay there.
 
     `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
     devices the stack is made for, all where none is named: on others it is taken as it is. `needs`
@@ -135,6 +142,9 @@ class Profile:
     the least of a dtype (`bf16 sm_80`), and `emulated` the same where it computes in f32 below.
     `operators` names the list of ONNX operators that it has kernels for, and `fallback` is what
     the others take on the CPU. `allocator` is how it holds device memory (`stacks/allocators.py`).
+    `workspace` says what its libraries reserve beside that for products: `pytorch` what cuBLAS does
+    through PyTorch, `none` nothing; where nothing is said it is not counted, and reports say so.
+    `once` are passes whose work a user can do once, before the model runs, each with what that is.
     `alternatives` are the profiles that could run the same model, and
     `effort` what it takes a user to run one under this profile."""
 
@@ -144,6 +154,7 @@ class Profile:
     tf32: str
     host: Host
     views: bool = False
+    decode: Host | None = None
     streams: Annotated[int, Quantity("", 1, 128)] = 1
     copies: Copies | None = None
     base: str = ""
@@ -154,7 +165,9 @@ class Profile:
     operators: str = ""
     fallback: Fallback | None = None
     allocator: str = "caching"
+    workspace: str = ""
     alternatives: tuple[str, ...] = ()
+    once: Table[str] = _NO_TEXT
     effort: str = ""
     notes: str = ""
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
@@ -298,7 +311,8 @@ def _read(path: Path) -> Profile:
 
 def _profile_of(raw: Raw, where: str) -> Profile:
     sources = paths_to_text(raw, "sources", where)
-    profile = cast(Profile, record(Profile, {**raw, "sources": Table(sources)}, "", where))
+    texts = {"sources": Table(sources), "once": Table(paths_to_text(raw, "once", where))}
+    profile = cast(Profile, record(Profile, {**raw, **texts}, "", where))
     _check_words(profile, where)
     check_notes(profile, {"sources": sources}, where)
     return profile
@@ -335,6 +349,22 @@ def _check_words(profile: Profile, where: str) -> None:
         if other not in _files() and other not in installed("profiles"):
             wrong = f"alternatives: no profile is called {other}"
             refuse(wrong, where, "alternatives", fix=nearest(other, _files()))
+    if profile.allocator not in ALLOCATORS and profile.allocator not in installed("allocators"):
+        refuse(
+            f"no allocator is called {profile.allocator}",
+            where,
+            "allocator",
+            expected=", ".join((*ALLOCATORS, *sorted(installed("allocators")))),
+            fix=nearest(profile.allocator, ALLOCATORS),
+        )
+    if profile.workspace not in ("", *WORKSPACES):
+        refuse(
+            "workspace is none that we know",
+            where,
+            "workspace",
+            found=profile.workspace,
+            fix=f"one of {', '.join(WORKSPACES)}, or leave it out",
+        )
     for kind in profile.host.before:
         if kind not in KINDS:
             refuse(

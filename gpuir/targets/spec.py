@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Raw = dict[str, Any]
 SI = "values are in SI units: Hz, bytes, bytes/s, flop/s, s, W"
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
-_NOTES = ("sources", "doubts")
+_NOTES = ("sources", "discrepancies")
 
 
 # ---- names ------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
     numbers = (path for path, quantity, _ in walk(found) if quantity)
     old = {
         "sources": {path: found.source(path) for path in numbers},
-        "doubts": paths_to_text(below, "doubts", str(file)),
+        "discrepancies": paths_to_text(below, "discrepancies", str(file)),
     }
     own = {table: paths_to_text(raw, table, where) for table in _NOTES}
     notes = {t: {p: x for p, x in old[t].items() if p not in given} | own[t] for t in _NOTES}
@@ -174,7 +174,7 @@ def _over(below: Raw, above: Raw) -> Raw:
 
 
 def leaves(raw: Raw, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a file by its dotted path; not its sources and doubts."""
+    """Every field of a file by its dotted path; not its sources and discrepancies."""
     for name, value in raw.items():
         if isinstance(value, dict):
             if prefix or name not in _NOTES:
@@ -325,7 +325,7 @@ def refuse(
 
 
 def paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
-    """Sources or doubts: `"sms, dram" = "text"` → one entry a path."""
+    """Sources or discrepancies: `"sms, dram" = "text"` → one entry a path."""
     found: dict[str, str] = {}
     entries = raw.get(table, {})
     if not isinstance(entries, dict):
@@ -357,8 +357,8 @@ def paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
 def check_notes(
     of: Sourced, notes: Mapping[str, Mapping[str, str]], where: str, also: Iterable[str] = ()
 ) -> None:
-    """TargetError unless every source and doubt is of a field there is, or `also` may be, and every
-    number has a source."""
+    """TargetError unless every source and discrepancy is of a field there is, or `also` may be, and
+    every number has a source."""
     known = {path for path, _, _ in walk(of)} | {path for path, _ in all_specs(type(of))}
     known |= {prefix for path in known for prefix in _prefixes(path)} | set(also)
     for table, entries in notes.items():

@@ -89,7 +89,7 @@ def without_kernel(g: Graph, profile: Profile) -> dict[Loc, str]:
     return {loc: origin for loc, origin in g.origins if origin in missing} if missing else {}
 
 
-def said(origin: str) -> str:
+def described(origin: str) -> str:
     """`MatMulInteger@10 u8 i8 u8 i8` → `MatMulInteger of u8 and i8`."""
     head, *dtypes = origin.split()
     known = [d for d in dict.fromkeys(dtypes) if d != "-"]
@@ -174,7 +174,7 @@ def _of_nodes(g: Graph, profile: Profile) -> GpuirError | None:
     missing = without_kernel(g, profile)
     if not missing:
         return None
-    kinds = ", ".join(dict.fromkeys(map(said, missing.values())))
+    kinds = ", ".join(dict.fromkeys(map(described, missing.values())))
     more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     return ModelError(
         f"{profile.title} does not take {kinds}",

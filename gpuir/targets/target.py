@@ -162,13 +162,14 @@ class Target:
 
     `clock_hz` is the boost clock, `tensor_clock_hz` the one at which the vendor quotes tensor
     peaks, `launch_s` the device-side time from one kernel to the next that no kernel escapes.
-    `sources` maps a field, or the prefix of several, to where its number comes from; `doubts`
-    says of a field why it does not match its own recomputation (`gpuir.targets.check`).
+    `sources` maps a field, or the prefix of several, to where its number comes from;
+    `discrepancies` says of a field why it does not match its own recomputation
+    (`gpuir.targets.check`).
 
     `factors` multiply constants of the cost model for this device alone, each named by family and
-    constant (`stream.dram share`): what calibration found. `near` says by how much the model, with
-    those, still misses kernels that were measured (`gpuir.cost.near`). `base` is the shipped target
-    whose file this one's starts from, and whose constants it therefore shares.
+    constant (`stream.dram share`): what calibration found. `local` says by how much the model, with
+    those, still misses kernels that were measured (`gpuir.cost.local`). `base` is the shipped
+    target whose file this one's starts from, and whose constants it therefore shares.
     """
 
     name: str
@@ -194,9 +195,9 @@ class Target:
     pcie: Pcie | None = None
     base: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
-    near: Table[Multiplier] = _NO_FACTORS
+    local: Table[Multiplier] = _NO_FACTORS
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
-    doubts: Table[str] = field(default=_NO_TEXT, repr=False)
+    discrepancies: Table[str] = field(default=_NO_TEXT, repr=False)
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -353,7 +354,7 @@ def _spec(hint: Any, f: Any) -> Spec:
 _ORDER = (
     *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
     *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
-    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors", "near"),
+    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors", "local"),
 )
 
 
@@ -381,7 +382,7 @@ def walk(
         value, path = getattr(record, name), prefix + name
         if is_dataclass(value):
             yield from walk(value, path + ".")
-        elif name in ("sources", "doubts"):
+        elif name in ("sources", "discrepancies"):
             continue
         elif isinstance(value, Table):
             for key, rate in cast(Rates, value).items():

@@ -24,7 +24,7 @@ def tool() -> ModuleType:
     "name",
     [
         *("perceptron", "convolutions", "block", "block, scores in memory"),
-        *("tower of 4 blocks", "BERT", "ResNet-50", "ViT", "ConvNeXt"),
+        *("tower of 4 blocks", "BERT", "ViT"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -11,8 +11,11 @@ from torch import nn
 
 import gpuir
 from gpuir.ir.graph import Graph
+from gpuir.targets.support import runs_on
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
+LARGE = ("densenet121", "inception_v2", "vgg19")  # their like are smaller
+SMALL = [path for path in LIGHT if not path.stem.endswith(LARGE)]
 OTHERS = [name for name in gpuir.profile_names() if name != "ideal"]
 ROUNDING = 1.01  # what is computed twice, and how a fitted model sees kernels that differ little
 
@@ -68,9 +71,11 @@ PROGRAMS = {
 
 def slower_than(g: Graph, target: str) -> dict[str, float]:
     """How many times longer the kernels of `ideal` take than those of profiles that are quicker."""
+    device = gpuir.load_target(target)
     times = {
         name: gpuir.summary(gpuir.analyze(g, target, profile=name)).device_s
         for name in ("ideal", *OTHERS)
+        if runs_on(gpuir.load_profile(name), device)
     }
     return {
         name: round(times["ideal"] / time, 3)
@@ -88,7 +93,11 @@ def test_no_stack_is_quicker_on_a_program(name: str, target: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem.removeprefix("light_"))
+@pytest.mark.parametrize(
+    "path",
+    [p for p in LIGHT if not p.stem.endswith(LARGE)],
+    ids=lambda p: p.stem.removeprefix("light_"),
+)
 def test_no_stack_is_quicker_on_a_classic_net(path: Path):
     assert slower_than(gpuir.load(path), "a100") == {}
 

@@ -111,7 +111,7 @@ def test_a_cpu_is_a_target():
 
 @pytest.mark.parametrize("point", ["x", "i=many", "i=-1", "i=1e400", "i=1  bytes=2", ""])
 def test_points_measured_are_numbers(spec, point):
-    near = f'[near."map f32"]\n"{point}" = 1.1\n\n[sources]\nnear = "calibrated"'
+    near = f'[local."map f32"]\n"{point}" = 1.1\n\n[sources]\nlocal = "calibrated"'
     with pytest.raises(TargetError, match="is no kernel's extents"):
         load_target(spec("[sources]", near))
 

@@ -57,8 +57,8 @@ launch_s = "assumed"
 # ---- names
 
 
-def test_41_gpus_and_4_cpus_are_known():
-    assert len(target_names()) == 41 + 4
+def test_43_gpus_and_4_cpus_are_known():
+    assert len(target_names()) == 43 + 4
     assert {"a100-sxm-40gb", "h100-sxm-80gb", "l4", "t4", "mi300x"} <= set(target_names())
 
 
@@ -623,7 +623,7 @@ def test_number_text_reads_back(value):
 _words = st.sampled_from(
     (
         *("sms", "clock_hz", "dram", "l2", "sm", "name", "aliases", "flops_per_s", "vector"),
-        *("f16", "sources", "doubts", "bytes", "x"),
+        *("f16", "sources", "discrepancies", "bytes", "x"),
     )
 )
 _leaf = (

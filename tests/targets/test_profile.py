@@ -12,7 +12,15 @@ import gpuir
 from gpuir.ir.errors import TargetError
 from gpuir.ir.graph import Graph, Level
 from gpuir.ops.kernel import KERNELS
-from gpuir.targets.profile import KINDS, Host, default_profile, load_profile, profile_names
+from gpuir.stacks import allocators as stacks
+from gpuir.targets.profile import (
+    ALLOCATORS,
+    KINDS,
+    Host,
+    default_profile,
+    load_profile,
+    profile_names,
+)
 from gpuir.targets.target import Table
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +154,24 @@ def test_the_older_compiled_differs_in_what_is_attention_alone():
     old, new = load_profile("compiled-2.1"), load_profile("compiled")
     assert old.passes == new.passes.replace(" sdpa", " plain_attention") != new.passes
     assert (old.host, old.tf32, old.base) == (new.host, new.tf32, "compiled")
+
+
+def test_an_allocator_is_one_that_there_is(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "eager"\nname = "mine"\nallocator = "cachign"\n')
+    with pytest.raises(TargetError) as error:
+        load_profile(path)
+    said = str(error.value)
+    assert "mine.toml:allocator" in said and "no allocator is called cachign" in said
+    assert ", ".join(ALLOCATORS) in said and "did you mean caching?" in said
+    assert set(ALLOCATORS) == {*stacks.ALLOCATORS}
+
+
+def test_a_workspace_is_one_that_there_is(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "eager"\nname = "mine"\nworkspace = "cudnn"\n')
+    with pytest.raises(TargetError, match="one of pytorch, none, or leave it out"):
+        load_profile(path)
 
 
 def test_an_alternative_is_a_profile_that_there_is(tmp_path: Path):

@@ -11,7 +11,7 @@ from gpuir.ir.types import DType, f32
 from gpuir.ops import tensor as t
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
 from gpuir.stacks.inductor.innermost import innermost
-from gpuir.stacks.inductor.split_sums import Splits, cut
+from gpuir.stacks.inductor.split_sums import ASSUMED, Splits, cut, saying
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class SplitNorms(Splits):
             return g
         images = has_channels_innermost(g)
         axes = innermost(g, images)
-        parts = {v: self.parts_of(op, axes[op.x]) for v, op in norms.items()}
+        sums = {v: found for v, op in norms.items() if (found := sums_of(op, axes[op.x]))}
+        parts = {v: self.parts(*found) for v, found in sums.items()}
+        assumed = [ASSUMED for found in sums.values() if self.is_assumed(*found)]
 
         def take_apart(n: Node, b: Builder) -> tuple[Value, ...] | None:
             match n.op:
@@ -48,16 +50,16 @@ class SplitNorms(Splits):
                 case _:
                     return None
 
-        return rewrite(g, take_apart)
+        return saying(rewrite(g, take_apart), assumed)
 
-    def parts_of(self, op: t.Normalize, neighbours: int) -> int:
-        """How many parts of a row are summed by themselves; `neighbours` is the axis along which
-        cells lie side by side."""
-        terms = prod(op.x.type.shape[a] for a in op.axes)
-        if not op.center or op.groups not in (None, 1) or not terms:
-            return 1
-        outer = neighbours not in op.axes
-        return self.parts(terms, op.x.type.size // terms, outer)
+
+def sums_of(op: t.Normalize, neighbours: int) -> tuple[int, int, bool] | None:
+    """The sums of a norm that may be split: their terms, how many there are, and whether they are
+    over another axis than `neighbours`, along which cells lie side by side."""
+    terms = prod(op.x.type.shape[a] for a in op.axes)
+    if not op.center or op.groups not in (None, 1) or not terms:
+        return None
+    return terms, op.x.type.size // terms, neighbours not in op.axes
 
 
 def by_group(op: t.Normalize, b: Builder) -> tuple[Value, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -13,6 +14,9 @@ from gpuir.passes.manager import Pass
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
 from gpuir.targets.target import Target
 
+A100_SMS = 108
+MOST_SMS = 1024  # more than any GPU has
+ASSUMED = "sums are split as for an A100: no target was known when the kernels were made"
 WARPS = 8  # of a block of an inner reduction
 IN_REGISTERS = 4  # terms that a thread of an outer reduction takes at a time
 RESULTS = 128  # of a block of an outer reduction
@@ -25,12 +29,13 @@ UNROLLED = 8  # terms from which on a sum is a reduction; fewer are added where 
 class Splits(Pass):
     """What a split depends on: the multiprocessors of a GPU (`sms`), the threads of each, those of
     a warp, and the most terms of one result that are never split (`whole`). It is an A100 where no
-    target is known. Inductor splits nothing on a CPU: `cpu`.
+    target is known (`sms=0`), and the graph says so where another GPU could make a difference.
+    Inductor splits nothing on a CPU: `cpu`.
 
     (torch 2.13: torch/_inductor/choices.py, reduction_split_factor; ir.py, num_splits.)
     """
 
-    sms: int = 108
+    sms: int = 0
     threads: int = 2048
     warp: int = 32
     whole: int = 8192
@@ -44,20 +49,31 @@ class Splits(Pass):
         sm = target.sm
         return replace(self, sms=target.sms, threads=sm.threads, warp=sm.warp, whole=whole)
 
+    @property
+    def count(self) -> int:
+        return self.sms or A100_SMS
+
+    def is_assumed(self, terms: int, results: int, outer: bool) -> bool:
+        """Whether no GPU is known, and one could have another number of parts."""
+        if self.sms or self.cpu:
+            return False
+        largest = replace(self, sms=MOST_SMS).parts(terms, results, outer)
+        return self.parts(terms, results, outer) > 1 or largest > 1
+
     def parts(self, terms: int, results: int, outer: bool) -> int:
         """How many sums of terms come first; one is none."""
         if self.cpu:
             return 1
-        if results > 1 and (terms <= self.warp or results >= 2 * 32 * self.sms):
+        if results > 1 and (terms <= self.warp or results >= 2 * 32 * self.count):
             return 1
-        if not outer and (results >= 2 * self.sms or terms <= self.whole):
+        if not outer and (results >= 2 * self.count or terms <= self.whole):
             return 1
         together = IN_REGISTERS if outer else WARPS * self.warp
         return -(-terms // (together * self.each(terms, results, outer)))
 
     def each(self, terms: int, results: int, outer: bool) -> int:
         """How many terms a thread takes."""
-        device = self.sms * self.threads
+        device = self.count * self.threads
         if terms * results < self.warp * device:
             return self.warp
         if terms * results >= MOST * device:
@@ -85,6 +101,7 @@ class SplitSums(Splits):
 
     def run(self, g: Graph) -> Graph:
         images = has_channels_innermost(g)
+        assumed: list[str] = []
 
         def split(n: Node, b: Builder) -> tuple[Value, ...] | None:
             """mean(x[r])  →  sum(sum(x[s, r/s])) / r"""
@@ -97,6 +114,8 @@ class SplitSums(Splits):
             outer = result.size > 1 and is_outer(x.type.shape, axes, images)
             terms = x.type.size // result.size
             shape, first, last = cut(x.type.shape, axes, self.parts(terms, result.size, outer))
+            if self.is_assumed(terms, result.size, outer):
+                assumed.append(ASSUMED)
             if fn != "mean" and not last:
                 return None
             if fn == "mean" and result.dtype.bits < 32:
@@ -109,7 +128,12 @@ class SplitSums(Splits):
             y = b(t.Map("div", (y,), (float(terms),))) if fn == "mean" else y
             return (y if y.type == result else b(t.Cast(y, result.dtype)),)
 
-        return rewrite(g, split)
+        return saying(rewrite(g, split), assumed)
+
+
+def saying(g: Graph, assumed: Iterable[str]) -> Graph:
+    """The graph with more that was taken for granted, each once."""
+    return replace(g, assumed=tuple(dict.fromkeys((*g.assumed, *assumed))))
 
 
 def nearest_divisor(n: int, wanted: int, within: int) -> int:

@@ -26,7 +26,7 @@ class BatchNorm(Pass):
     def run(self, g: Graph) -> Graph:
         own: dict[tuple[Loc, ...], list[int]] = {}
         for i, node in enumerate(g.nodes):
-            if node.locs and isinstance(node.op, t.Fused):
+            if node.locs and isinstance(node.op, t.Fused) and not is_of_ranks(node):
                 own.setdefault(node.locs, []).append(i)
         flow = Flow(g)
         joined: dict[int, Node | None] = {}
@@ -49,6 +49,11 @@ def is_of_batch(node: Node) -> bool:
     """Whether a launch holds a norm, or the gradient of one, over the outermost axis too."""
     norms = (n.op for n in inner(node) if isinstance(n.op, t.Normalize | t.NormGradient))
     return any(0 in norm.axes for norm in norms)
+
+
+def is_of_ranks(node: Node) -> bool:
+    """Whether a launch is one of ranks together."""
+    return any(isinstance(n.op, t.Collective) for n in inner(node))
 
 
 def is_only_reshape(g: Graph, place: int, places: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
-from gpuir.stacks.inductor.loops.launches import Fusion, Launch
+from gpuir.stacks.inductor.loops.launches import Fusion, LoopGroup
 from gpuir.stacks.inductor.loops.storage import Storage
 from gpuir.stacks.inductor.loops.trips import taken_apart
 
@@ -63,11 +63,11 @@ class FuseLoops(Pass):
         return Writer(flow, self, storage, launches).run()
 
 
-def grouped(storage: Storage) -> Groups[Launch]:
+def grouped(storage: Storage) -> Groups[LoopGroup]:
     """The loops, each by itself, with those that it waits for."""
     makers = {v: i for i, loop in enumerate(storage.loops) for v in loop.writes}
     readers: dict[int, list[int]] = {}
-    groups = Groups[Launch](readers)
+    groups = Groups[LoopGroup](readers)
     for i, loop in enumerate(storage.loops):
         read = (base for v in loop.reads for base in storage.bases(v))
         waits = frozenset(makers[v] for v in read if v in makers) - {i}
@@ -84,7 +84,7 @@ class Writer:
     flow: Flow
     options: FuseLoops
     storage: Storage
-    launches: list[Launch]
+    launches: list[LoopGroup]
     made: set[Value] = field(default_factory=set[Value], init=False)
     kept: set[int] = field(default_factory=set[int], init=False)
 
@@ -107,7 +107,7 @@ class Writer:
         b.folded += [loc for n in lost for loc in n.locs if loc not in there]
         return b.finish(g.outputs)
 
-    def put(self, b: Builder, launch: Launch, wanted: set[Value]) -> None:
+    def put(self, b: Builder, launch: LoopGroup, wanted: set[Value]) -> None:
         node = self.flow.nodes[launch.members[0]]
         if node.op.control:
             op = within(node.op, self.options.run, b.folded)

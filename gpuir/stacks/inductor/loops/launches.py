@@ -25,7 +25,7 @@ class Limits(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class LoopGroup:
     """Loops that are one launch, or a library call."""
 
     items: tuple[int, ...]  # its loops, in the order in which they were made
@@ -56,12 +56,12 @@ class Launch:
         return self.items[-1]
 
 
-def joined(a: Launch, b: Launch) -> Launch:
+def joined(a: LoopGroup, b: LoopGroup) -> LoopGroup:
     """Two launches as one, `a` being the earlier."""
     items = tuple(sorted((*a.items, *b.items)))
     writes = a.writes | b.writes
     whole = b if b.is_reduction and not a.is_reduction else a
-    return Launch(
+    return LoopGroup(
         items=items,
         members=tuple(sorted({*a.members, *b.members})),
         writes=writes,
@@ -78,7 +78,7 @@ def joined(a: Launch, b: Launch) -> Launch:
     )
 
 
-def fits(a: Launch, b: Launch) -> bool:
+def fits(a: LoopGroup, b: LoopGroup) -> bool:
     """Whether two launches run over the same cells: of a reduction, all of them or one a row."""
     if a.is_reduction and b.is_reduction:
         return (a.cells, a.row) == (b.cells, b.row)
@@ -90,7 +90,7 @@ def fits(a: Launch, b: Launch) -> bool:
     return a.cells == b.cells
 
 
-def is_own_index(at: Index, a: Launch, b: Launch) -> bool:
+def is_own_index(at: Index, a: LoopGroup, b: LoopGroup) -> bool:
     """Whether what `a` writes is read by `b` in the trip that wrote it: cell by cell, in whatever
     order its loops then run, or row by row."""
     moving = sorted((d for d in at.dims if d[1]), key=lambda d: -d[1])
@@ -103,7 +103,7 @@ def is_own_index(at: Index, a: Launch, b: Launch) -> bool:
     return step == at.leaf.type.size and (still == 1 or still == max(a.row, b.row))
 
 
-def apart(a: Launch, b: Launch) -> int:
+def apart(a: LoopGroup, b: LoopGroup) -> int:
     """How many loops lie between two launches at most."""
     return max(abs(a.first - b.first), abs(a.last - b.last))
 
@@ -113,11 +113,11 @@ class Fusion:
     """Loops on their way to be launches. `rows` names what has a cell for each row of a value that
     is made row by row."""
 
-    groups: Groups[Launch]
+    groups: Groups[LoopGroup]
     rows: Mapping[Value, Value]
     limits: Limits
 
-    def run(self) -> list[Launch]:
+    def run(self) -> list[LoopGroup]:
         """Fuses pairs, those first that share most, until none is left that may; the launches in
         the order in which they run. (scheduler.py, fuse_nodes: ten times at most.)"""
         of = self.groups.of
@@ -133,14 +133,14 @@ class Fusion:
                 break
         return self.groups.ordered()
 
-    def is_cyclic(self, a: Launch, b: Launch) -> bool:
+    def is_cyclic(self, a: LoopGroup, b: LoopGroup) -> bool:
         """Whether something between the two waits for one and is waited for by the other."""
         return self.groups.leads(a, b.waits) or self.groups.leads(b, a.waits)
 
     def pairs(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """Launches, by their first loops, that touch the same tensor and may be one, each with its
         place in the queue."""
-        touching: dict[Value, list[Launch]] = {}
+        touching: dict[Value, list[LoopGroup]] = {}
         for launch in dict.fromkeys(self.groups.of.values()):
             for v in () if launch.library else launch.writes | launch.reads:
                 touching.setdefault(v, []).append(launch)
@@ -156,7 +156,7 @@ class Fusion:
                     alike = a.is_reduction == b.is_reduction
                     yield (-alike, -score, apart(a, b), i, j), i, j
 
-    def score(self, a: Launch, b: Launch) -> int:
+    def score(self, a: LoopGroup, b: LoopGroup) -> int:
         """The bytes that two launches need not move if they are one; 0 if they may not be. `a` is
         the earlier."""
         if a.library or b.library or a.backward != b.backward:
@@ -174,7 +174,7 @@ class Fusion:
             shared = shared or size(a.reads & b.reads)
         return shared if shared >= 10 and apart(a, b) <= self.limits.far else 0
 
-    def is_in_step(self, a: Launch, b: Launch, passed: Iterable[Value]) -> bool:
+    def is_in_step(self, a: LoopGroup, b: LoopGroup, passed: Iterable[Value]) -> bool:
         """Whether `b` reads what `a` passes on in the trip that wrote it."""
         read_as = {self.rows.get(v, v) for v in passed}  # a row may be read in any order
         return read_as.isdisjoint(r.leaf for r in b.irregular) and all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol
@@ -25,7 +26,7 @@ from gpuir.stacks.inductor.loops.indices import (
     wide_strides,
 )
 from gpuir.stacks.inductor.loops.joins import is_cellwise, is_index, is_read_cellwise, is_roll
-from gpuir.stacks.inductor.loops.launches import Launch
+from gpuir.stacks.inductor.loops.launches import LoopGroup
 from gpuir.stacks.inductor.loops.nests import Nest, is_in_groups, nest_of, operations, readings
 
 INLINED = t.Pointwise | t.Layout | t.Indexing | t.Joining | t.Window
@@ -63,7 +64,7 @@ class Storage:
 
     flow: Flow
     limits: Thresholds
-    loops: list[Launch] = field(default_factory=list[Launch], init=False)
+    loops: list[LoopGroup] = field(default_factory=list[LoopGroup], init=False)
     viewed: dict[Value, None] = field(default_factory=dict[Value, None], init=False)
     joined: dict[Value, tuple[Value, ...]] = field(
         default_factory=dict[Value, tuple[Value, ...]], init=False
@@ -90,6 +91,9 @@ class Storage:
     def place(self, node: Node) -> None:
         if is_bag(self.flow, node):
             self.call(node, self.closure(node))
+        elif isinstance(node.op, t.Concat) and node.op.in_place and self.is_given(node.op.args):
+            self.joined[node.results[0]] = node.op.args
+            self.stored.add(node.results[0])
         elif isinstance(node.op, t.Concat) and not self.is_read_in_parts(node, node.op):
             self.join(node, node.op)
         elif self.is_inlined(node):
@@ -101,6 +105,10 @@ class Storage:
             self.store(node)
         else:
             self.call(node, self.attached(node))
+
+    def is_given(self, values: Iterable[Value]) -> bool:
+        """Whether values come in: as inputs, or as weights."""
+        return not any(v in self.flow.makers for v in values)
 
     def is_stored(self, node: Node) -> bool:
         return any(v in self.stored for v in node.results)
@@ -204,7 +212,7 @@ class Storage:
         self.note_rows(node, nest)
         results = frozenset(node.results)
         self.put(
-            Launch(
+            LoopGroup(
                 items=(len(self.loops),),
                 members=self.closure(node),
                 writes=results,
@@ -240,7 +248,7 @@ class Storage:
         again = any(isinstance(op, t.Reduce) and op.fn == node.op.fn for op in readers)
         return again or (self.channels_last and is_in_groups(self.flow, node.op.x))
 
-    def put(self, launch: Launch) -> None:
+    def put(self, launch: LoopGroup) -> None:
         self.loops.append(launch)
         self.stored |= launch.writes
         for v in launch.writes:
@@ -379,7 +387,7 @@ class Storage:
         for x in read:
             self.settle(x)
         self.put(
-            Launch(
+            LoopGroup(
                 items=(len(self.loops),),
                 members=members,
                 writes=frozenset(nodes[-1].results),

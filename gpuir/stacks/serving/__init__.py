@@ -1,0 +1,1 @@
+"""What engines that serve language models do: vLLM, SGLang and TensorRT-LLM."""
