@@ -22,8 +22,7 @@ def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
     computed = [n for n in nodes if not isinstance(n.op, t.Generating)]
     generated = [n for n in nodes if isinstance(n.op, t.Generating) and read.isdisjoint(n.results)]
     nodes = (*generated, *computed)
-    made = {v for n in nodes for v in n.results}
-    args = tuple(dict.fromkeys(v for n in nodes for v in n.op.operands if v not in made))
+    args = tuple(reads(nodes))
     locs = tuple(dict.fromkeys(loc for n in (*computed, *generated) for loc in n.locs))
     return Node(t.Fused(args, Graph(Level.graph, "", args, (), nodes, results)), results, locs)
 

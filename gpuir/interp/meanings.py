@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuir.interp.arrays import Array, NoMeaning, cast, to_numpy_dtype, to_type
 from gpuir.interp.gradients import GRADIENTS, conv_weight_gradient
+from gpuir.interp.ranks import RANKS
 from gpuir.interp.tensor import TENSOR, Meaning, Operands, attention, conv, conv_transpose, factors
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Graph, Node, Op, Value
@@ -193,6 +194,7 @@ def _k_attention(op: k.Attention, at: Operands) -> tuple[Array, ...]:
 MEANINGS: dict[type[Op], Meaning] = {
     **TENSOR,
     **GRADIENTS,
+    **RANKS,
     t.Loop: _loop,
     t.Cond: _cond,
     t.Fused: _body,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from gpuir.ir.errors import ModelError
-from gpuir.ir.graph import Framework, Graph, Level, Loc, Node, Op, Role, Value
+from gpuir.ir.graph import Cut, Framework, Graph, Level, Loc, Node, Op, Role, Value
 from gpuir.ir.types import TensorType
 
 
@@ -65,7 +65,10 @@ class Builder:
         self.roles: dict[str, Role] = {}
         self.framework: Framework | None = None
         self.profile: str | None = None
+        self.cluster: str | None = None
         self.origins: tuple[tuple[Loc, str], ...] = ()
+        self.mesh: tuple[tuple[str, int], ...] = ()
+        self.cuts: tuple[tuple[str, Cut], ...] = ()
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self.names = names or NameTable()
@@ -73,13 +76,16 @@ class Builder:
 
     def inherit(self, graph: Graph) -> None:
         """Takes over what another graph says of itself: its roles, what its outputs take over, what
-        is folded and assumed, its framework, profile and origins."""
+        is folded and assumed, its framework, profile, origins, cluster and
+        mesh."""
         self.folded += graph.folded
         self.assumed += graph.assumed
         self.over = graph.over
         self.roles.update(graph.roles)
         self.framework, self.profile = graph.framework, graph.profile
+        self.cluster = graph.cluster
         self.origins = graph.origins
+        self.mesh, self.cuts = graph.mesh, graph.cuts
 
     def capture(self, value: Value) -> Value:
         """An input that keeps an outer value's name: for a region whose names come from one table
@@ -172,9 +178,12 @@ class Builder:
             assumed=tuple(dict.fromkeys(self.assumed)),
             framework=self.framework,
             target=self.target,
+            cluster=self.cluster,
             profile=self.profile,
             over=over if any(over) else (),
             origins=self.origins,
+            mesh=self.mesh,
+            cuts=self.cuts,
         )
         return replace(graph, roles=_kept(self.roles, graph))
 
@@ -199,8 +208,9 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
 
     A rule gives the values that replace the node's results, or None to keep the node. A value the
     rule has just made takes over the name it replaces, and with it the role; one that was there
-    takes over the role. Nodes it made inherit the node's locations; when it made none, they go to
-    `folded`. Regions of control ops are rewritten by the same rule; the regions of kernels are not.
+    takes over the role, and how an output is cut. Nodes it made inherit the node's locations; when
+    it made none, they go to `folded`. Regions of control ops are rewritten by the same rule; the
+    regions of kernels are not.
     """
     level = graph.level if level is None else level
     b = begin(graph, level)
@@ -235,6 +245,9 @@ def rewrite(graph: Graph, rule: Rule, level: Level | None = None) -> Graph:
         if renamed:
             b.rename(before, renamed)
     outputs = tuple(new.get(v, v) for v in graph.outputs)
+    if graph.cuts:
+        names = {o.name: n.name for o, n in zip(graph.outputs, outputs, strict=True)}
+        b.cuts = tuple(dict.fromkeys((names.get(name, name), cut) for name, cut in graph.cuts))
     return b.finish(outputs)
 
 

@@ -135,6 +135,17 @@ class Node:
         return f"{names} = {self.op.name}({', '.join(f'%{v.name}' for v in self.op.operands)})"
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """That each rank has a part of a value: along `axis`, one of as many as `group`, an axis of the
+    mesh, has ranks. With `parts` the extents of what lies packed side by side along that axis, each
+    of which is cut by itself."""
+
+    group: str
+    axis: int
+    parts: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Graph:
     """A list of nodes in order, with what goes in and what comes out.
@@ -149,6 +160,12 @@ class Graph:
     (an updated cache, an optimiser's step), or None. `roles` names the values that hold something
     else than params (weights), inputs (inputs) and results (activations) do; a buffer is a param
     that is not trained.
+
+    `cluster` names what joins the ranks, once collectives are costed.
+
+    `mesh` is empty or names the axes of the ranks that run the graph, and how many each has, the
+    axis of neighbours first. The graph is then what one rank runs, its types are of what one rank
+    has, and `cuts` are the inputs, params and outputs that it has a part of.
     """
 
     level: Level
@@ -161,10 +178,13 @@ class Graph:
     assumed: tuple[str, ...] = ()
     framework: Framework | None = None
     target: str | None = None
+    cluster: str | None = None
     profile: str | None = None
     over: tuple[Value | None, ...] = ()
     roles: tuple[tuple[str, Role], ...] = ()
     origins: tuple[tuple[Loc, str], ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
+    cuts: tuple[tuple[str, Cut], ...] = ()
 
     @cached_property
     def _roles(self) -> dict[str, Role]:
@@ -174,6 +194,15 @@ class Graph:
     def role_of(self, value: Value) -> Role:
         """What a value holds."""
         return self._roles.get(value.name, "activation")
+
+    @property
+    def ranks(self) -> int:
+        """How many run this graph."""
+        return prod(n for _, n in self.mesh)
+
+    def cuts_of(self, value: Value) -> tuple[Cut, ...]:
+        """How a value's parts lie on the ranks."""
+        return tuple(cut for name, cut in self.cuts if name == value.name)
 
     @cached_property
     def time_s(self) -> float:

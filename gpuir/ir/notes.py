@@ -8,7 +8,7 @@ from typing import Literal
 
 ON_HOST = "host@1"  # signs what the host's CPU runs, in place of the device
 
-Bound = Literal["compute", "memory", "latency"]
+Bound = Literal["compute", "memory", "latency", "network"]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,18 @@ class _Verifier:
                 self.fail(None, f"%{name} has no such role", ", ".join(get_args(Role)), role)
         if len(dict(graph.roles)) < len(graph.roles):
             self.fail(None, "a value has two roles")
+        self.cuts(graph)
+
+    def cuts(self, graph: Graph) -> None:
+        ends = {v.name: v for v in (*graph.inputs, *graph.params, *graph.outputs)}
+        axes = [axis for axis, _ in graph.mesh]
+        for name, cut in graph.cuts:
+            if name not in ends:
+                self.fail(None, f"%{name} is cut and is no input, param or output")
+            if cut.group not in axes:
+                self.fail(None, f"%{name} is cut along no axis of the mesh", ", ".join(axes))
+            if not 0 <= cut.axis < ends[name].type.rank:
+                self.fail(None, f"%{name} has no axis {cut.axis} to cut")
 
     def over(self, graph: Graph) -> None:
         if not graph.over:
@@ -73,8 +85,9 @@ class _Verifier:
         if len(graph.over) != len(graph.outputs):
             self.fail(None, "`over` does not go along the outputs")
         pairs = [(v, o) for v, o in zip(graph.outputs, graph.over, strict=True) if o is not None]
+        ends = {*graph.inputs, *graph.params}
         for value, taken in pairs:
-            if taken not in graph.inputs and taken not in graph.params:
+            if taken not in ends:
                 self.fail(None, f"%{taken.name} is taken over and is no input or param")
             if value.type != taken.type:
                 what = f"output %{value.name} does not fit over %{taken.name}"

@@ -41,8 +41,7 @@ class Accumulate(Pass):
                     b.locs = in_phase((f"{g.name}:{v.name}/accumulate",), "backward")
                     sums[v] = b(t.Map("add", (buffers[v], own[v])), f"{v.name}.new")
                     b.roles[sums[v].name] = "gradient"
-        over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)))
-        return b.finish(
-            (sums.get(v, v) for v in g.outputs),
-            (buffers.get(v, o) for v, o in zip(g.outputs, over, strict=True)),
-        )
+        over = [*g.over, *(None,) * (len(g.outputs) - len(g.over))]
+        left = dict(buffers)  # an output that is given twice takes a buffer over once
+        over = [left.pop(v, o) for v, o in zip(g.outputs, over, strict=True)]
+        return b.finish((sums.get(v, v) for v in g.outputs), over)

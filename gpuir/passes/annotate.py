@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import ClassVar
 
 from gpuir.cost.families import check_factors
 from gpuir.cost.host import crossings, host_cost
+from gpuir.cost.network import collective_cost
+from gpuir.cost.reading import work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
 from gpuir.cost.tile import cost_of, tile_cost
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import WeightBytes, Work
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
@@ -19,9 +22,10 @@ from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
 from gpuir.plugins import blamed
+from gpuir.targets.cluster import Cluster, load_cluster
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import profile_of
-from gpuir.targets.support import load_operators, said, without_kernel
+from gpuir.targets.support import described, load_operators, without_kernel
 from gpuir.targets.target import Target
 
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
@@ -34,6 +38,9 @@ class Annotate(Pass):
     """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, one that a
     plug-in adds, or, from Python, any function that is a `Predictor`.
 
+    With a `cluster`, a name or a file, collectives cost what they take there; without one nobody
+    knows the links, and they count as not modelled.
+
     A view is free. A loop costs its trips times the kernels of its body, a branch the dearer side;
     kernels inside carry the cost of running once.
     """
@@ -42,14 +49,44 @@ class Annotate(Pass):
     takes: ClassVar[Level | None] = Level.tiled
     gives: ClassVar[Level | None] = Level.costed
     predictor: str | Predictor = "tile"
+    cluster: str = ""
 
     def run(self, g: Graph) -> Graph:
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
         weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
-        costed = cost_graph(g, costing(self.predictor, target, weights))
+        cluster = self._cluster(g, target)
+        costed = cost_graph(g, costing(self.predictor, target, weights, cluster))
         _check_version(self.predictor, costed)
-        return costed
+        if cluster is None:
+            return costed
+        assumed = dict.fromkeys((*costed.assumed, *cluster.assumed))
+        return replace(costed, cluster=self.cluster, assumed=tuple(assumed))
+
+    def _cluster(self, g: Graph, target: Target) -> Cluster | None:
+        """What joins the ranks; UsageError where its GPUs, or their number, are not the graph's."""
+        if not self.cluster:
+            return None
+        cluster = load_cluster(self.cluster).part_with(target.device, g.ranks)
+        if target.device not in {known.device for known in cluster.targets}:
+            raise UsageError(
+                f"{cluster.name} is of other GPUs than the graph's target",
+                expected=", ".join(known.name for known in cluster.targets),
+                found=target.name,
+                fix="name one of these targets, or another cluster"
+                if cluster.kinds
+                else "leave the target out, or name another cluster",
+            )
+        if g.ranks > cluster.gpus:
+            raise UsageError(
+                f"@{g.name} has more ranks than {cluster.name} has GPUs",
+                expected=f"at most {cluster.gpus}",
+                found=f"{g.ranks} ({', '.join(f'{a}={n}' for a, n in g.mesh)})",
+                fix=f"{ceil(g.ranks / cluster.node_gpus)}x{cluster.name}"
+                if cluster.nodes == 1
+                else "a larger cluster",
+            )
+        return cluster
 
 
 def _check_version(predictor: str | Predictor, costed: Graph) -> None:
@@ -69,27 +106,33 @@ def costing(
     predictor: str | Predictor,
     target: Target,
     weights: frozenset[Value] = frozenset(),
+    cluster: Cluster | None = None,
 ) -> Costing:
     """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
-    equal works are costed once.
+    equal works are costed once. Collectives cost what they take on the `cluster`, if there is one.
 
     Of `weights`, given for a CPU, each run finds in the caches what the others left there: rates of
     GPUs were measured so.
     """
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
     if predict not in PREDICTORS.values():
-        return lambda op, tile: _asked(predict, op, tile, target)
+        return lambda op, tile: (
+            collective_cost(op, cluster)
+            if cluster is not None and isinstance(op, k.Collective)
+            else _asked(predict, op, tile, target)
+        )
     check_factors(target)
     known: dict[tuple[Work, Tile | None], Cost] = {}
 
     total = sum(v.type.nbytes for v in weights)
 
     def cost_one(op: k.KernelOp, tile: Tile | None) -> Cost:
+        if cluster is not None and isinstance(op, k.Collective):
+            return collective_cost(op, cluster)
         own = sum(v.type.nbytes for v in {*op.operands} & weights)
         work = work_of(op)
         if own:
-            traits = (*work.traits, ("weights", float(own)), ("others", float(total - own)))
-            work = replace(work, traits=traits)
+            work = replace(work, weights=WeightBytes(float(own), float(total - own)))
         key = work, tile
         if key not in known:
             if predict is tile_cost:
@@ -154,11 +197,12 @@ def _fallen_back(g: Graph, target: Target) -> Graph:
             cost = host_cost(n.op, size, count, first, target, profile.fallback, profile.copies)
             n = replace(n, cost=cost)
         nodes.append(n)
-    counts = Counter(map(said, missing.values()))
+    counts = Counter(map(described, missing.values()))
     kinds = ", ".join(f"{what} ({count} nodes)" for what, count in counts.items())
     operators = load_operators(profile.operators)
     text = f"{operators.title} has no kernel for {kinds}: they run on the CPU, with copies to it"
-    text += f" and back, at rates that are assumed (within a factor of {profile.fallback.doubt:g})"
+    factor = profile.fallback.uncertainty
+    text += f" and back, at rates that are assumed (within a factor of {factor:g})"
     return replace(g, nodes=tuple(nodes), assumed=(*g.assumed, text))
 
 

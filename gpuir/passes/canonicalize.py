@@ -176,7 +176,8 @@ def merge_equal(g: Graph, across: bool = True) -> Graph:
     flow stays as it is, and routines too: some draw random numbers. So does what is recomputed to
     save memory, though equal, and arithmetic on one index, which each reader does by itself; but
     for what is known or moves nothing, what two nodes of the forward pass compute, where `across`
-    is not set."""
+    is not set. Of collectives only those of one phase are merged: weights that a rank gathers again
+    for the backward pass are not kept for it."""
     seen: dict[tuple[Builder, Op, tuple[Loc, ...]], tuple[Value, ...]] = {}
 
     def rule(n: Node, b: Builder) -> tuple[Value, ...] | None:
@@ -184,6 +185,10 @@ def merge_equal(g: Graph, across: bool = True) -> Graph:
             return None
         if isinstance(n.op, t.Map) and is_index(n.results[0].type):
             return None
+        if isinstance(n.op, t.Collective):
+            phase = (phase_of(n) or "",)
+            first = seen.setdefault((b, n.op, phase), n.results)
+            return None if first is n.results else first
         anywhere = seen.setdefault((b, n.op, ()), n.results)
         if across or phase_of(n) or isinstance(n.op, t.Generating | t.Layout):
             first = anywhere

@@ -209,7 +209,8 @@ class _Fuser:
         feeders = list(dict.fromkeys(f for v in op.operands if (f := self.group_of(v))))
         rank = {"contraction": 0, "reduce": 1, "map": 2, "layout": 3}
         # of equals, first one that others read too: it cannot be merged into another
-        feeders.sort(key=lambda f: (rank.get(f.kind, 4), self.is_private(f, i)))
+        if len(feeders) > 1:
+            feeders.sort(key=lambda f: (rank.get(f.kind, 4), self.is_private(f, i)))
         for group in feeders:
             if self.accepts(group, i, op, kind) and not self.groups.leads(
                 group, self.flow.before(i)

@@ -97,11 +97,11 @@ def _padded_from(i: int, n: int, mode: str) -> int:
 
 
 def _gather(r: Reverse, op: t.Gather, results: Sequence[Value], dy: Value) -> None:
-    r.give(op.x, _scatter_along(r, dy, op.indices, op.x.type.shape, op.axis))
+    r.give(op.x, _scatter_along(r, dy, op.indices, op.x.type.shape, op.axis, op.spread))
 
 
 def _scatter_along(
-    r: Reverse, dy: Value, indices: Value, shape: tuple[int, ...], axis: int
+    r: Reverse, dy: Value, indices: Value, shape: tuple[int, ...], axis: int, spread: str = ""
 ) -> Value:
     """dx[a, indices[i], b] += dy[a, i, b], with `axis` moved to the front and back."""
     rank, count = len(shape), indices.type.rank
@@ -111,7 +111,7 @@ def _scatter_along(
     front = (axis, *(a for a in range(rank) if a != axis))
     dx = r.constant(TensorType(tuple(shape[a] for a in front), dy.type.dtype))
     column = r.reshape(indices, (*indices.type.shape, 1))
-    dx = r.b(t.ScatterND(dx, column, dy, "add"))
+    dx = r.b(t.ScatterND(dx, column, dy, "add", spread))
     return r.transpose(dx, sorted(range(rank), key=front.__getitem__))
 
 
@@ -242,7 +242,9 @@ def _normalize(r: Reverse, op: t.Normalize, results: Sequence[Value], dy: Value)
 
 
 def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> None:
-    """da = dy bᵀ, db = aᵀ dy; a matrix that a whole batch shares gets one product over its rows."""
+    """da = dy bᵀ, db = aᵀ dy; a matrix that a whole batch shares gets one product over its rows.
+    Of a matrix that is another one turned, as a linear layer's weight, it is (dyᵀ a)ᵀ: what PyTorch
+    computes then (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward), and no copy."""
     if dy.type.dtype.kind == "complex":
         raise ModelError("no gradient of a product of complex matrices")
     a, b = op.a, op.b
@@ -252,7 +254,11 @@ def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> No
     if r.wants(b):
         if b.type.rank == 2:
             a, dy = rows(r, a), rows(r, dy)
-        r.give(b, r.b(t.Matmul(r.turned(a), dy)))
+        turned = isinstance(r.b.producer(b), t.Transpose) and b.type.rank == 2
+        if turned:
+            r.give(b, r.turned(r.b(t.Matmul(r.turned(dy), a))))
+        else:
+            r.give(b, r.b(t.Matmul(r.turned(a), dy)))
 
 
 def rows(r: Reverse, x: Value) -> Value:
@@ -295,6 +301,7 @@ def _attention(r: Reverse, op: t.Attention, results: Sequence[Value], dy: Value)
     gradient = t.AttentionGradient(
         *(op.q, op.k, op.v, y, stats, dy, op.mask),
         *(op.scale, op.causal, op.offset, op.window, op.softcap, r.wants(op.mask)),
+        hidden=op.hidden,
     )
     made = r.b.add(gradient)
     for x, dx in zip((op.q, op.k, op.v, op.mask), made, strict=False):
@@ -305,7 +312,7 @@ def _experts(r: Reverse, op: t.Experts, results: Sequence[Value], dy: Value) -> 
     gradient = t.ExpertsGradient(
         *(dy, op.x, op.which, op.shares, op.up, op.down, op.gate),
         *(op.up_bias, op.down_bias, op.gate_bias, op.fn, op.interleaved),
-        *(op.alpha, op.beta, op.limit, op.skew),
+        *(op.alpha, op.beta, op.limit, op.skew, op.ranks, op.imbalance),
     )
     for x, dx in zip(gradient.subjects, r.b.add(gradient), strict=True):
         r.give(x, dx)

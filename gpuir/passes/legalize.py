@@ -111,7 +111,7 @@ class _Legalizer:
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
             if isinstance(kernel, k.Attention) and self.options.sdpa:
-                kernel = replace(kernel, sdpa=True)
+                kernel = replace(kernel, library="sdpa")
             match kernel:
                 case k.Gemm() if kernel.is_flat and has_few_rows(kernel.a.type, kernel.right):
                     return kernel
@@ -287,7 +287,20 @@ class _Legalizer:
 ROWS = 512
 
 # The kernels of launches without a contraction: one is the first of these that an op of it becomes.
-BODIES = (k.Opaque, k.Routine, k.Scatter, k.Gather, k.Pool, k.Reduce, k.Copy, k.Map)
+BODIES = tuple(
+    kernel.name
+    for kernel in (
+        k.Opaque,
+        k.Collective,
+        k.Routine,
+        k.Scatter,
+        k.Gather,
+        k.Pool,
+        k.Reduce,
+        k.Copy,
+        k.Map,
+    )
+)
 
 
 def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
@@ -301,12 +314,16 @@ def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
         return k.Reduce
     if any(isinstance(op, t.Pointwise) for op in rows) and all(map(k.Map.may_hold, rows)):
         return k.Map
-    found = {op.kernel for op in rows if not isinstance(op, t.Layout | t.Generating)} or {"k.map"}
-    for name in sorted(found - k.KERNELS.keys()):
-        kernel = find_op(name)
-        if issubclass(kernel, k.BodyKernel):
-            return kernel
-    return next((kernel for kernel in BODIES if kernel.name in found), k.Opaque)
+    named = {op.kernel for op in rows if not isinstance(op, t.Layout | t.Generating)} or {"k.map"}
+    added = sorted(named - {*BODIES})
+    return body_kernel(next(iter((*added, *(name for name in BODIES if name in named))), ""))
+
+
+def body_kernel(name: str) -> type[k.BodyKernel]:
+    """The kernel of that name, ours or a package's, if its meaning is its body; else the opaque
+    one."""
+    kernel = find_op(name) if name else k.Opaque
+    return kernel if issubclass(kernel, k.BodyKernel) else k.Opaque
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -319,13 +336,10 @@ def accumulator(dtype: DType) -> DType:
     return f64 if dtype == f64 else f32
 
 
-Contraction = k.Gemm | k.Conv | k.Attention | k.Experts | k.AttentionGradient | k.ExpertsGradient
-
-
-def contraction(op: t.Fused) -> Contraction:
+def contraction(op: t.Fused) -> k.KernelOp:
     """A body around one contraction  →  its kernel: what comes before it is the prologue of the
-    right operand, what comes after the epilogue. Experts, and gradients of whole libraries' calls,
-    keep their body."""
+    right operand, what comes after the epilogue. Experts, gradients of whole libraries' calls and
+    what packages add keep their body."""
     body = op.body
     anchor = product(body)
     result = anchor.results[0]
@@ -363,13 +377,10 @@ def contraction(op: t.Fused) -> Contraction:
                 None if att.mask is None else outer[att.mask],
                 *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, after),
                 stats=att.stats and anchor.results[1] in body.outputs,
+                hidden=att.hidden,
             )
-        case t.AttentionGradient():
-            return k.AttentionGradient(op.args, body)
-        case t.ExpertsGradient():
-            return k.ExpertsGradient(op.args, body)
-        case t.Experts():
-            return k.Experts(op.args, body)
+        case t.TensorOp() as call:
+            return body_kernel(call.kernel)(op.args, body)
         case _:
             raise AssertionError(anchor.op.name)
 
@@ -398,7 +409,7 @@ def _epilogue(
 
 
 def repeated(body: Graph, carried: int) -> Graph:
-    """The body of a loop, its products told how many bytes pass between two readings of a weight
+    """The body of a loop, its products with how many bytes pass between two readings of a weight
     that each trip finds as the last one left it. The first `carried` inputs change."""
     kept = set(body.inputs[carried:])
     for node in body.nodes:
@@ -407,14 +418,14 @@ def repeated(body: Graph, carried: int) -> Graph:
     moved = {v for n in body.nodes if not is_view(n) for v in (*n.op.operands, *n.results)}
     traffic = sum(v.type.nbytes for v in moved)
 
-    def told(node: Node) -> Node:
+    def with_traffic(node: Node) -> Node:
         op = node.op
         if not isinstance(op, k.Gemm) or not kept.issuperset((op.b, *op.weights)):
             return node
         own = {*op.operands, *node.results}
         return replace(node, op=replace(op, between=traffic - sum(v.type.nbytes for v in own)))
 
-    return replace(body, nodes=tuple(map(told, body.nodes)))
+    return replace(body, nodes=tuple(map(with_traffic, body.nodes)))
 
 
 def is_joined(op: t.Fused) -> bool:

@@ -33,13 +33,15 @@ class Optimizer(Pass):
     Formulas and defaults are those of torch.optim.SGD, Adam and AdamW; `weight_decay` None is 0.01
     for adamw and 0 for the others. `fused` is one multi-tensor kernel that does it all
     (`fused=True` in PyTorch), else one for each operation, as its `foreach` implementation, the
-    default on GPUs; a launch takes as many tensors as PyTorch's. `step` is the number of this
+    default on GPUs; a launch takes as many tensors as PyTorch's, or one without `foreach`
+    (`foreach=False` there, and the default before PyTorch 2.0). `step` is the number of this
     update: what corrects the bias is computed on the host, and costs nothing. Gradients are
     divided by `loss_scale`, which fused kernels do on the way.
     """
 
     kind: str = "adamw"
     fused: bool = False
+    foreach: bool = True
     lr: float = 1e-3
     momentum: float = 0.0
     nesterov: bool = False
@@ -54,6 +56,12 @@ class Optimizer(Pass):
     takes = gives = Level.graph
 
     def __post_init__(self) -> None:
+        if self.fused and not self.foreach:
+            raise UsageError(
+                "pass 'optimizer': a fused step takes all tensors together",
+                found="fused=true,foreach=false",
+                fix="leave one of the two out",
+            )
         if self.kind not in ("sgd", "adam", "adamw"):
             fix = nearest(self.kind, ("sgd", "adam", "adamw"))
             raise UsageError(f"pass 'optimizer': no optimiser {self.kind!r}", fix=fix)
@@ -125,7 +133,7 @@ class Optimizer(Pass):
         params, grads, *kept = lists
 
         def each(fn: str, *lists: list[Value], by: float = 0.0) -> list[Value]:
-            return launch(b, fn, lists, (by,))[0]
+            return launch(b, fn, lists, (by,), one=not self.foreach)[0]
 
         if self.loss_scale != 1.0:
             grads = each("div", grads, by=self.loss_scale)
@@ -183,11 +191,13 @@ def launch(
     lists: Sequence[list[Value]],
     numbers: tuple[float, ...],
     results: Sequence[int] = (0,),
+    one: bool = False,
 ) -> list[list[Value]]:
-    """fn on lists of tensors, in as many launches as PyTorch takes: the lists that it changes, in
-    their places `results`."""
+    """fn on lists of tensors, in as many launches as PyTorch takes, or `one` for each tensor: the
+    lists that it changes, in their places `results`."""
     changed: list[list[Value]] = [[] for _ in results]
-    for part in launches(lists[0], len(lists)):
+    each = (slice(i, i + 1) for i in range(len(lists[0])))
+    for part in each if one else launches(lists[0], len(lists)):
         some = [values[part] for values in lists]
         size = sum(v.type.size for v in some[0])
         attrs: tuple[tuple[str, t.Scalar | str | tuple[t.Scalar, ...]], ...] = (

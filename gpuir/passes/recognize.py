@@ -64,10 +64,10 @@ class Recognize(Pass):
     @property
     def known(self) -> frozenset[str]:
         """The forms to look for."""
-        said = self.forms.split()
-        without = {form[1:] for form in said if form.startswith("-")}
-        everything = "all" in said or len(without) == len(said)
-        return frozenset({*said, *(FORMS if everything else ())} - without)
+        words = self.forms.split()
+        without = {form[1:] for form in words if form.startswith("-")}
+        everything = "all" in words or len(without) == len(words)
+        return frozenset({*words, *(FORMS if everything else ())} - without)
 
     def run(self, g: Graph) -> Graph:
         return prune(self.rewritten(g, tf32_rule(g) in ("products", "all")))

@@ -135,6 +135,11 @@ class Reverse:
 
     def transpose(self, x: Value, perm: Iterable[int]) -> Value:
         perm = tuple(perm)
+        match self.b.producer(x):
+            case t.Transpose(inner, before):
+                x, perm = inner, tuple(before[a] for a in perm)
+            case _:
+                pass
         return x if perm == tuple(range(len(perm))) else self.b(t.Transpose(x, perm))
 
     def turned(self, x: Value) -> Value:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuir.cost.legal import why_illegal
+from gpuir.cost.reading import work_of
 from gpuir.cost.tile import best_tiles
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work
 from gpuir.files import read_text
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node

@@ -18,7 +18,7 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
-from gpuir.ir.graph import DEEPEST, Framework, Graph, Level, Node, Op, Role, Value
+from gpuir.ir.graph import DEEPEST, Cut, Framework, Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType, tf32
 from gpuir.ops.vocabulary import find_op
@@ -108,8 +108,8 @@ def _unexpected(text: str, source: str, line: int, column: int, want: Any, found
 class _Plain(Transformer[Token, Any]):
     """Trees as plain tuples, made while parsing."""
 
-    def graph(self, level, name, framework, target, profile, *items):
-        return level, name, framework, target, profile, items
+    def graph(self, level, name, framework, target, cluster, profile, *items):
+        return level, name, framework, target, cluster, profile, items
 
     def region(self, *items):
         return "region", items
@@ -137,6 +137,18 @@ class _Plain(Transformer[Token, Any]):
 
     def role(self, role, values):
         return "role", role, values
+
+    def mesh(self, axes):
+        return "mesh", axes
+
+    def axes(self, *axes):
+        return axes
+
+    def axis(self, name, ranks):
+        return name, ranks
+
+    def cut(self, group, axis, parts, values):
+        return "cut", group, axis, parts, values
 
     def out(self, outputs):
         return "out", outputs or ()
@@ -271,7 +283,10 @@ def _cost(text: str) -> Cost | _Wrong:
     if missing := {"time_s", "bound", "by"} - set(known):
         return _Wrong(f"{', '.join(sorted(missing))} missing")
     if known["bound"] not in get_args(Bound):
-        return _Wrong("bound is compute, memory or latency", text.index("bound"))
+        return _Wrong(
+            f"bound is {', '.join(get_args(Bound)[:-1])} or {get_args(Bound)[-1]}",
+            text.index("bound"),
+        )
     interval: Any = tuple(known[end] for end in ("low_s", "high_s") if end in known)
     if len(interval) == 1:
         return _Wrong(
@@ -382,7 +397,7 @@ class _Build:
         return found
 
     def graph(self, tree: Any) -> Graph:
-        level, name, framework, target, profile, items = tree
+        level, name, framework, target, cluster, profile, items = tree
         graph = self.items(
             items,
             name,
@@ -393,6 +408,7 @@ class _Build:
         return replace(
             graph,
             framework=framework and self.one_of(framework, "framework", get_args(Framework)),
+            cluster=cluster and self.target(cluster),
             profile=profile and self.target(profile),
         )
 
@@ -420,6 +436,8 @@ class _Build:
         outputs: list[Value] | None = None
         over: list[Value | None] = []
         roles: dict[str, Any] = {}
+        mesh: dict[str, int] = {}
+        cuts: list[tuple[str, Cut]] = []
         for item in items:
             kind = item[0]
             if outputs is not None:
@@ -431,6 +449,10 @@ class _Build:
                 over = [o and self.value(o, values) for _, o in item[1]]
             elif kind == "role":
                 self.role(item, values, roles)
+            elif kind == "mesh":
+                mesh.update((str(a), self.count(n, str(n))) for a, n in item[1])
+            elif kind == "cut":
+                self.cut(item, values, mesh, cuts)
             elif kind == "origin":
                 text = self.string(item[1])
                 found[kind] += [(self.string(token), text) for token in item[2]]
@@ -454,7 +476,23 @@ class _Build:
             over=tuple(over) if any(over) else (),
             roles=tuple(roles.items()),
             origins=tuple(found["origin"]),
+            mesh=tuple(mesh.items()),
+            cuts=tuple(cuts),
         )
+
+    def cut(
+        self,
+        item: Any,
+        values: dict[str, Value],
+        mesh: dict[str, int],
+        cuts: list[tuple[str, Cut]],
+    ) -> None:
+        """Adds the cuts that a line gives."""
+        _, group, axis, parts, tokens = item
+        group = self.one_of(group, "axis of the mesh", tuple(mesh))
+        extents = tuple(self.count(parts, x) for x in parts.strip("[]").split(",")) if parts else ()
+        cut = Cut(group, self.count(axis, str(axis)), extents)
+        cuts += [(self.value(token, values).name, cut) for token in tokens]
 
     def role(self, item: Any, values: dict[str, Value], roles: dict[str, Any]) -> None:
         """Adds the roles that a line gives."""
@@ -559,6 +597,11 @@ class _Build:
                 if isinstance(cost, _Wrong):
                     self.fail(note, cost.what, at=cost.at)
         return locs, tile, cost
+
+    def count(self, token: Token, text: str) -> int:
+        if not text.strip().isdecimal():
+            self.fail(token, f"not a count: {text}", "a whole number of 0 or more")
+        return self.integer(token, text)
 
     def integer(self, token: Token, text: str) -> int:
         number = int(text)

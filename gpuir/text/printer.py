@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from functools import cache
+from itertools import groupby
 from typing import Any, cast
 
 from gpuir.ir.graph import Graph, Node, Op, Value
@@ -42,8 +43,9 @@ def _string(text: str) -> str:
 def _header(g: Graph) -> str:
     of = f" of {g.framework}" if g.framework is not None else ""
     target = f" for {target_text(g.target)}" if g.target is not None else ""
+    on = f" on {target_text(g.cluster)}" if g.cluster is not None else ""
     under = f" under {target_text(g.profile)}" if g.profile is not None else ""
-    return f"{g.level.name} @{quoted(g.name)}{of}{target}{under} "
+    return f"{g.level.name} @{quoted(g.name)}{of}{target}{on}{under} "
 
 
 def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:
@@ -58,6 +60,12 @@ def _graph(g: Graph, indent: str, lines: list[str], before: str) -> None:
     for role in dict.fromkeys(role for _, role in g.roles):
         names = ", ".join(f"%{quoted(name)}" for name, r in g.roles if r == role)
         lines.append(f"{inner}role {role} {names}")
+    if g.mesh:
+        lines.append(f"{inner}mesh {', '.join(f'{axis}={n}' for axis, n in g.mesh)}")
+    for cut, cuts in groupby(g.cuts, key=lambda pair: pair[1]):
+        names = ", ".join(f"%{quoted(name)}" for name, _ in cuts)
+        parts = f"{list(cut.parts)} " if cut.parts else ""
+        lines.append(f"{inner}cut {cut.group} {cut.axis} {parts}{names}")
     origins: dict[str, list[str]] = {}
     for loc, origin in g.origins:
         origins.setdefault(origin, []).append(_string(loc))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuir.ir.build import Builder, prune, rewrite
-from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.graph import Cut, Graph, Level, Node, Value
 from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ir.verify import verify
 from gpuir.ops import tensor as t
@@ -101,6 +101,18 @@ def test_roles_live_as_long_as_names_and_go_to_what_replaces_them():
     assert rewrite(replace(g, roles=roles[1:]), drop_tanh).roles == (("exp", "gradient"),)
     first = replace(g, roles=roles, outputs=g.nodes[0].results)
     assert prune(first).roles == (("exp", "cache"),)
+
+
+def test_how_an_output_is_cut_goes_to_what_replaces_it():
+    g = replace(chain("exp", "neg"), mesh=(("tp", 2),), cuts=(("neg", Cut("tp", 0)),))
+
+    def drop_neg(n: Node, b: Builder) -> tuple[Value, ...] | None:
+        return n.op.operands if isinstance(n.op, t.Map) and n.op.fn == "neg" else None
+
+    made = rewrite(g, drop_neg)
+    verify(made)
+    assert made.cuts == (("exp", Cut("tp", 0)),)
+    assert rewrite(g, lambda n, b: None).cuts == g.cuts
 
 
 def test_what_an_output_takes_over_is_kept_by_whoever_begins_from_the_graph():

@@ -548,7 +548,8 @@ def test_every_tensor_op_is_checked_or_has_no_gradient():
     assert checked | none | {t.Map} == set(GRADIENTS)
     missing = {op.name for op in t.OPS.values() if op not in GRADIENTS}
     ours = {name for name in t.OPS if name.endswith("_gradient")}
-    assert missing - ours == {"t.routine", "t.opaque", "t.loop", "t.cond", "t.fused"}
+    cut = {"t.collective", "t.shard"}  # a graph is cut after its gradients are derived
+    assert missing - ours - cut == {"t.routine", "t.opaque", "t.loop", "t.cond", "t.fused"}
 
 
 # ---------------------------------------------------------------------------- control flow

@@ -11,6 +11,7 @@ from gpuir import interp
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level
+from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType, f64
 from gpuir.ops import tensor as t
 from gpuir.passes.optimizer import Optimizer, launches
@@ -93,6 +94,20 @@ def test_launches_are_cut_as_pytorch_cuts_them():
     assert [len(large[part]) for part in launches(large, 1)] == [1, 1, 1]
     huge = [b.param("w", TensorType((65_536 * 400,), f64)), *small[:3]]
     assert [len(huge[part]) for part in launches(huge, 1)] == [1, 3]
+
+
+def test_without_foreach_each_tensor_has_its_launches():
+    together = pipeline("autodiff,optimizer{kind=sgd,lr=0.5}").run(model())
+    apart = pipeline("autodiff,optimizer{kind=sgd,lr=0.5,foreach=false}").run(model())
+    count = [sum(phase_of(n) == "optimizer" for n in g.nodes) for g in (together, apart)]
+    assert count == [1, sum(v.name.endswith(".new") for v in apart.outputs)]
+    rng = np.random.default_rng(0)
+    given = {v.name: rng.normal(size=v.type.shape) for v in (*apart.inputs, *apart.params)}
+    wanted, found = interp.run(together, given), interp.run(apart, given)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+    with pytest.raises(UsageError, match="takes all tensors together"):
+        pipeline("optimizer{fused=true,foreach=false}")
 
 
 def test_accumulated_gradients_are_what_is_applied():

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_models
 import pytest
 
+import gpuir
 from gpuir import interp
 from gpuir.ir.graph import Graph
 from gpuir.ir.phases import phase_of
@@ -255,3 +256,11 @@ def test_a_whole_step_is_costed():
     assert {phase_of(n) for n in costed.nodes} == {None, "backward", "optimizer"}
     # each param with its gradient's buffer and two states
     assert sum(over is not None for over in costed.over) == 4 * len(g.params)
+
+
+def test_the_gradient_of_a_linear_layers_weight_is_no_copy():
+    """It is the product that lies as the weight does, as PyTorch computes it."""
+    module = torch.nn.Linear(64, 128)
+    g = gpuir.load(module, args=torch.zeros(32, 64), train=True, autodiff="gpuir", profile="eager")
+    names = [n.op.name for n in gpuir.lower(g, profile="eager").nodes]
+    assert names.count("k.gemm") == 2 and "k.copy" not in names

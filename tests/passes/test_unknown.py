@@ -28,6 +28,18 @@ class Solve(t.TensorOp):
 
 
 @dataclass(frozen=True)
+class SparseProduct(t.Contraction):
+    """A kind, and no kernel."""
+
+    name: ClassVar[str] = "t.sparse_product"
+    a: Value
+    b: Value
+
+    def types(self) -> tuple[TensorType, ...]:
+        return (self.b.type,)
+
+
+@dataclass(frozen=True)
 class Stranger(Op):
     """Of no vocabulary at all."""
 
@@ -48,7 +60,7 @@ def graph(op: type[Op]) -> Graph:
 
 
 @pytest.mark.parametrize("profile", profile_names())
-@pytest.mark.parametrize("op", [Solve, Stranger])
+@pytest.mark.parametrize("op", [Solve, SparseProduct, Stranger])
 def test_what_has_no_row_is_opaque(op: type[Op], profile: str):
     costed = gpuir.analyze(graph(op), target="a100", profile=profile)
     s = gpuir.summary(costed)

@@ -1,0 +1,532 @@
+"""Which way each op of a graph is run on ranks, and where each value is then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+from gpuir.ir.graph import Graph, Node, Op, Value, field_names
+from gpuir.ir.phases import phase_of
+from gpuir.ops import tensor as t
+from gpuir.passes.shard import statistics
+from gpuir.passes.shard.axes import axes_of
+from gpuir.passes.shard.place import (
+    FLOPS_A_BYTE,
+    MEMORY_A_BYTE,
+    SUM,
+    WHOLE,
+    Place,
+    moved_bytes,
+    part,
+)
+from gpuir.passes.shard.ways import Way, repeated_bytes, ways
+
+KEPT = 1e9  # as many times dearer than sending is to gather what is to stay in parts
+EACH = 1e6  # bytes that could be sent while a collective begins: 3 us at 300 GB/s. Assumed
+LATER = 0.999
+FARTHEST = 200  # nodes that are looked at for what a cut leads to
+
+
+@dataclass
+class Planner:
+    """Walks a graph from its inputs on. `homes` are where inputs and params are, and `hints` where
+    weights are updated that are whole else. `data` says that it is the batch that is cut: it stays
+    so, and so do results, and weights are gathered where they are needed, but for those that
+    `stay`; otherwise weights are cut where that pays and stay so, and results are gathered.
+    `inside` gives the ways to run an op in which ranks exchange what they have. `own` are the first
+    results of nodes that take statistics of a rank's own part of the batch."""
+
+    g: Graph
+    ranks: int
+    homes: dict[Value, Place]
+    data: bool
+    hints: Mapping[Value, Place] = field(default_factory=dict[Value, Place])
+    sums_whole: bool = False  # gradients are added up whole, even where they are read in parts
+    sequence: bool = False  # sums of activations may be added up in parts of their rows
+    inside: Callable[[Op, int], Iterable[Way]] = lambda op, ranks: ()
+    stay: Collection[Value] = ()
+    own: Collection[Value] = ()
+    places: dict[Value, list[Place]] = field(default_factory=dict[Value, list[Place]])
+    chosen: dict[Value, Way] = field(default_factory=dict[Value, Way])  # by a node's first result
+
+    def __post_init__(self) -> None:
+        g = self.g
+        self.uses, self.producers = g.uses(), g.producers()
+        over = g.over or (None,) * len(g.outputs)
+        self.over = {v: o for v, o in zip(g.outputs, over, strict=True) if o is not None}
+        self.outputs = set(g.outputs)
+        self.weight_of = updated(g)
+        self.zeros: dict[Value, bool] = {}
+        self.alone = {id(n.op) for n in g.nodes if n.results and n.results[0] in self.own}
+        self.signatures: dict[int, Hashable] = {}  # by the identity of ops, which the graph keeps
+        self.known_ways: dict[Hashable, tuple[Way, ...]] = {}
+        self.known_best: dict[Hashable, tuple[float, Way]] = {}
+        self.weights: dict[Value, Value | None] = {}
+        self.params, self.inputs = frozenset(g.params), frozenset(g.inputs)
+        self.numbers = {n.results[0]: i for i, n in enumerate(g.nodes) if n.results}
+
+    def run(self) -> None:
+        """Fills `places`, the first of which is where a value is made, and `chosen`."""
+        while True:
+            self.places = {v: [self.homes.get(v, WHOLE)] for v in (*self.g.inputs, *self.g.params)}
+            for node in self.g.nodes:
+                self.node(node)
+            if not self.promote():
+                self.ends = {v: self.end(v) for v in self.g.outputs}
+                return
+
+    def node(self, node: Node) -> None:
+        if not self.data and phase_of(node) is None:
+            self.cut_weights(node)
+        _, way = self.choose(node.op, wanted=self.wanted(node))
+        if node.results:
+            self.chosen[node.results[0]] = way
+        for v, p in zip(node.op.operands, way.takes, strict=True):
+            self.fetched(v, p)
+        for v, p in zip(node.results, way.gives, strict=True):
+            self.places[v] = [p]
+            self.fetched(v, self.settled(v, p))
+
+    def repeated(self) -> list[Node]:
+        """The nodes whose work each rank does whole; of others all ranks together do it once."""
+        return [n for n in self.g.nodes if not (n.results and self.chosen[n.results[0]].axis)]
+
+    def end(self, v: Value) -> Place:
+        """Where an output is left."""
+        place = self.places[v][0]
+        return self.settled(v, place) if v in self.producers else place
+
+    def fetched(self, v: Value, place: Place) -> None:
+        if place not in self.places[v]:
+            self.places[v].append(place)
+
+    def promote(self) -> bool:
+        """Moves params that every reader takes in the same parts to be kept so, and states that
+        are left in parts; says whether there were any."""
+        found: dict[Value, Place] = {}
+        anew = {old: self.places[new][0] for new, old in self.over.items()}
+        for v in (*self.g.inputs, *self.g.params):
+            role = self.g.role_of(v)
+            if self.places[v][0] != WHOLE or role == "input" or v in self.outputs:
+                continue
+            wanted = {p for r in self.uses.get(v, ()) for p in self.taken(r, v)}
+            if v in self.weight_of and not self.data:
+                wanted = {self.homes.get(self.weight_of[v], WHOLE)}
+            elif role in ("optimizer", "cache") and v in anew:
+                wanted = {anew[v]}
+            if len(wanted) == 1 and (p := wanted.pop()).is_part:
+                found[v] = p
+        self.homes.update(found)
+        return bool(found)
+
+    def taken(self, node: Node, v: Value) -> list[Place]:
+        """How a node takes an operand."""
+        way = self.chosen[node.results[0]] if node.results else None
+        pairs = zip(node.op.operands, way.takes, strict=True) if way else ()
+        return [p for x, p in pairs if x == v]
+
+    # ------------------------------------------------------------------------ one op
+
+    def is_zero(self, v: Value) -> bool:
+        """Whether all cells are zero, as far as constants say so."""
+        if v not in self.zeros:
+            node = self.producers.get(v)
+            match node.op if node else None:
+                case t.Constant(_, data):
+                    self.zeros[v] = not any(data)
+                case t.Broadcast(x, _) | t.Reshape(x, _):
+                    self.zeros[v] = self.is_zero(x)
+                case _:
+                    self.zeros[v] = False
+        return self.zeros[v]
+
+    def cost(self, v: Value, have: Sequence[Place], want: Place) -> float:
+        """What a rank sends to have a value where it is wanted; nothing of one that comes later.
+        What is to stay in parts is gathered for a price."""
+        if not have or want in have:
+            return 0.0
+        param = self.param_of(v)
+        dear = KEPT if (param is not None) != self.data or param in self.stay else 1.0
+        costs = (
+            (moved_bytes(v.type, place, want, self.ranks), dear if place.is_part else 1.0)
+            for place in have
+        )
+        return min((cost * times for cost, times in costs if cost is not None), default=inf)
+
+    def param_of(self, v: Value) -> Value | None:
+        """The param that a value is, or is in another layout or dtype."""
+        if v not in self.weights:
+            node = self.producers.get(v)
+            self.weights[v] = v if v in self.params else None
+            if node is not None and isinstance(node.op, t.Layout | t.Cast):
+                self.weights[v] = self.param_of(node.op.operands[0])
+        return self.weights[v]
+
+    def ways(self, op: Op, have: Sequence[Sequence[Place]] = ()) -> tuple[Way, ...]:
+        """As `ways.ways`, which is asked once of ops that differ in the names of values alone."""
+        if is_update(op):
+            return tuple(ways(op, self.ranks, self.is_zero, have))
+        which = isinstance(op, t.Reshape | t.Collective | t.Shard)
+        shown = tuple(tuple(p for p in places if p.parts or which) for places in have)
+        key = self.signature(op), shown
+        if key not in self.known_ways:
+            found = ways(op, self.ranks, self.is_zero, have)
+            own = statistics.ways(op, self.ranks) if id(op) in self.alone else ()
+            self.known_ways[key] = (*found, *self.inside(op, self.ranks), *own)
+        return self.known_ways[key]
+
+    def signature(self, op: Op) -> Hashable:
+        """What an op has in common with those that differ in the names of values alone."""
+        found = self.signatures.get(id(op))
+        if found is None:
+            fields = (getattr(op, name) for name in field_names(type(op)))
+            zeros = isinstance(op, t.ScatterND) and self.is_zero(op.x)
+            found = (type(op), *map(_but_names, fields), zeros, id(op) in self.alone)
+            self.signatures[id(op)] = found
+        return found
+
+    def wanted(self, node: Node) -> set[Place]:
+        """The parts that the weights are in whose gradients a node gives."""
+        if self.data:
+            return set()
+        weights = (self.weight_of[v] for v in node.results if v in self.weight_of)
+        return {p for w in weights if (p := self.homes.get(w, WHOLE)).is_part}
+
+    def choose(
+        self,
+        op: Op,
+        known: Mapping[Value, Place] | None = None,
+        wanted: Collection[Place] = (),
+    ) -> tuple[float, Way]:
+        """The way that costs least, and what it costs, in bytes over a link. Nothing is cut that no
+        operand is cut for, and that is not `wanted` so."""
+        if op.control:  # whole on each rank; what is inside is not looked at
+            return 0.0, next(ways(op, self.ranks, self.is_zero))
+        known = known or {}
+        have = [(known[v],) if v in known else tuple(self.places.get(v, ())) for v in op.operands]
+        if is_update(op):
+            hints = ((self.hints[v],) if v in self.hints else () for v in op.operands)
+            return self.best(op, [x + y for x, y in zip(have, hints, strict=True)], wanted)
+        weights = tuple((p := self.param_of(v)) and p in self.stay for v in op.operands)
+        key = (self.signature(op), *have, weights, *wanted)
+        if key not in self.known_best:
+            self.known_best[key] = self.best(op, have, wanted)
+        return self.known_best[key]
+
+    def best(
+        self, op: Op, have: Sequence[Sequence[Place]], wanted: Collection[Place]
+    ) -> tuple[float, Way]:
+        best: tuple[float, Way] | None = None
+        for way in self.ways(op, have):
+            pairs = list(zip(op.operands, have, way.takes, strict=True))
+            follows = any(p.is_part and p in places for _, places, p in pairs)
+            if way.axis and not follows and way.gives[0] not in wanted:
+                continue
+            cost = way.sends + sum(self.cost(v, places, p) for v, places, p in pairs)
+            if cost < inf:
+                types = op.result_types
+                if self.data and isinstance(op, t.Cast):  # gradients are summed as they are kept
+                    types = (op.x.type,)
+                given = zip(types, way.gives, strict=True)
+                ends = (moved_bytes(x, SUM, WHOLE, self.ranks) for x, p in given if p == SUM)
+                # of equals, the sum: it may meet another on its way
+                cost += LATER * sum(x or 0.0 for x in ends) + repeated_bytes(op, way, self.ranks)
+            if best is None or cost < best[0]:
+                best = cost, way
+        assert best is not None
+        return best
+
+    def settled(self, v: Value, place: Place) -> Place:
+        """Where a value is wanted that is a sum of terms: it stays so for a single reader that
+        takes it so, else it is added up at once, whole or in the parts that readers have others in.
+        """
+        readers = self.uses.get(v, [])
+        if v in self.over:
+            return self.homes.get(self.over[v], WHOLE)
+        is_gradient = bool(readers) and self.g.role_of(v) == "gradient"
+        if v in self.outputs and not (place == SUM and is_gradient):
+            leaves = not self.data and self.g.role_of(v) == "activation"
+            return WHOLE if leaves or place == SUM else place
+        if place != SUM or not readers:
+            return place
+        if self.sums_whole and any(is_update(r.op) for r in readers):
+            return WHOLE
+        if len(readers) == 1 and v not in self.outputs:
+            _, way = self.choose(readers[0].op, {v: SUM})
+            if SUM in (p for x, p in zip(readers[0].op.operands, way.takes, strict=True) if x == v):
+                return SUM
+        others = (x for r in readers for x in r.op.operands if x != v)
+        alike = (x for x in others if x.type.shape == v.type.shape)
+        parts = [p for x in alike for p in self.places.get(x, ()) if p.is_part]
+        rows = part(v.type.rank - 2)
+        # of two axes the rows are those of all sequences, which data parallelism cuts
+        if self.sequence and v.type.rank > 2 and rows.fits(v.type, self.ranks):
+            parts.append(rows)
+        best, least = WHOLE, inf
+        for p in dict.fromkeys((WHOLE, *parts)):
+            cost = moved_bytes(v.type, SUM, p, self.ranks)
+            cost = (cost or 0.0) + sum(self.choose(r.op, {v: p})[0] for r in readers)
+            if cost < least:
+                best, least = p, cost
+        return best
+
+    # ------------------------------------------------------------------------ weights
+
+    def cut_weights(self, node: Node) -> None:
+        """Cuts the weights of a product: by rows where its other operand is cut along what is
+        summed, by columns where that leads to such a product, or saves more than it sends."""
+        if isinstance(node.op, t.Gather):
+            self.cut_table(node.op)
+            return
+        weights = [v for v in weights_of(node.op) if self.source(v) is not None]
+        axes = axes_of(node.op, self.is_zero) if weights else None
+        if axes is None:
+            return
+        named = dict(zip(node.op.operands, axes.operands, strict=True))
+        inside = {n for v in weights for n in named[v] if n} | {"packed", "between"}
+        gains: dict[Way, float] = {}
+        for way in self.ways(node.op, self.packed(node, weights)):
+            taken = dict(zip(node.op.operands, way.takes, strict=True))
+            if way.axis in inside and all(self.may_cut(v, taken[v]) for v in weights):
+                by_rows = self.by_rows(node.op, way, weights)
+                gains[way] = inf if by_rows else self.gain(node, way)
+        best = max(gains, key=gains.__getitem__, default=None)
+        if best is not None and gains[best] > 0:
+            for v, place in zip(node.op.operands, best.takes, strict=True):
+                if v in weights:
+                    self.cut_source(v, place)
+
+    def cut_table(self, op: t.Gather) -> None:
+        """Cuts a table of embeddings by its rows, where that spares more memory than is sent of
+        what is looked up."""
+        table, place = op.x, part(op.axis)
+        whole = table in self.params and self.homes.get(table, WHOLE) == WHOLE
+        spares = table.type.nbytes > op.result_types[0].nbytes
+        fits = place.fits(table.type, self.ranks)
+        if whole and spares and fits and self.looks_up(table, op.axis):
+            self.homes[table] = place
+            self.places[table] = [place]
+
+    def looks_up(self, v: Value, axis: int) -> bool:
+        """Whether the forward pass only looks rows up in a table, or multiplies by it so that they
+        are columns."""
+        for reader in self.uses.get(v, ()):
+            if phase_of(reader) is not None:
+                continue
+            match reader.op:
+                case t.Gather(x, _, found) if x == v and found == axis:
+                    continue
+                case t.Transpose(_, perm):
+                    if not self.looks_up(reader.results[0], perm.index(axis)):
+                        return False
+                case t.Matmul(_, b) if b == v and axis == v.type.rank - 1:
+                    continue
+                case _:
+                    return False
+        return True
+
+    def by_rows(self, op: Op, way: Way, weights: list[Value]) -> bool:
+        """Whether the other operands are cut as a way takes them."""
+        others = [(v, p) for v, p in zip(op.operands, way.takes, strict=True) if v not in weights]
+        return SUM in way.gives and any(p.is_part and p in self.places[v] for v, p in others)
+
+    def gain(self, node: Node, way: Way) -> float:
+        """What ranks need not do of a product whose weights are cut, less what is sent to gather
+        what becomes of its result, where that is no operand of a product that can be cut by rows;
+        in bytes over a link."""
+        if any(
+            p.is_part and v not in weights_of(node.op)
+            for v, p in zip(node.op.operands, way.takes, strict=True)
+        ):
+            return -inf
+        saved, sent = self.saved(node.op), 0.0
+        known = dict(zip(node.results, way.gives, strict=True))
+        open_: list[int] = []
+        seen: set[int] = set()
+
+        def follow(v: Value) -> None:
+            for reader in self.uses.get(v, ()):
+                i = self.numbers[reader.results[0]] if reader.results else -1
+                if i >= 0 and i not in seen and phase_of(reader) is None:
+                    seen.add(i)
+                    heappush(open_, i)
+
+        for v, p in known.items():
+            if p.is_part:
+                follow(v)
+        while open_ and len(seen) < FARTHEST:
+            reader = self.g.nodes[heappop(open_)]
+            if self.ends_in(reader.op, known):
+                saved += self.saved(reader.op)
+                continue
+            cost, then = self.choose(reader.op, known)
+            pairs = zip(reader.op.operands, then.takes, strict=True)
+            if not any(known.get(v) == p for v, p in pairs if p.is_part):
+                given = (v for v in dict.fromkeys(reader.op.operands) if v in known)
+                sent += sum(self.gathered(v, known[v]) for v in given)
+                continue
+            saved += repeated_bytes(reader.op, WHOLE_WAY, self.ranks)
+            sent += cost + (EACH if cost or then.axis == "rows" else 0.0)
+            for v, p in zip(reader.results, then.gives, strict=True):
+                known[v] = p
+                if p.is_part:
+                    follow(v)
+        results = (v for v in known if v in self.outputs and v not in self.over)
+        ends = (v for v in results if self.g.role_of(v) == "activation")
+        return saved - sent - sum(self.gathered(v, known[v]) for v in ends)
+
+    def gathered(self, v: Value, place: Place) -> float:
+        """What it takes to have all of a value everywhere."""
+        cost = moved_bytes(v.type, place, WHOLE, self.ranks)
+        return cost + EACH if cost else 0.0
+
+    def ends_in(self, op: Op, known: Mapping[Value, Place]) -> bool:
+        """Whether an op is a product that can be cut by rows, as an operand of it is."""
+        weights = [v for v in weights_of(op) if self.source(v) is not None]
+        if not weights:
+            return False
+        for way in self.ways(op):
+            if SUM not in way.gives or not way.axis:
+                continue
+            pairs = list(zip(op.operands, way.takes, strict=True))
+            if any(known.get(v) == p and p.is_part for v, p in pairs if v not in weights):
+                taken = dict(pairs)
+                return all(self.may_cut(v, taken[v]) for v in weights)
+        return False
+
+    def saved(self, op: Op) -> float:
+        """What a rank need not do of a product when it is cut, in bytes over a link."""
+        read = sum(v.type.nbytes for v in weights_of(op))
+        return (1 - 1 / self.ranks) * (op.flops() / FLOPS_A_BYTE + read / MEMORY_A_BYTE)
+
+    def source(self, v: Value) -> list[Node] | None:
+        """What is between a weight as a product reads it and the param that it is, whole until now;
+        None where it is none, or something else in the forward pass reads it too."""
+        chain: list[Node] = []
+        while True:
+            if sum(phase_of(n) is None for n in self.uses.get(v, ())) != 1:
+                return None
+            if v in self.params:
+                return chain[::-1] if self.homes.get(v, WHOLE) == WHOLE else None
+            node = self.producers.get(v)
+            if node is None or len(node.op.operands) != 1 or phase_of(node) is not None:
+                return None
+            chain.append(node)
+            (v,) = node.op.operands
+
+    def may_cut(self, v: Value, place: Place) -> bool:
+        """Whether the param that a weight is can be kept so that it is where it is wanted."""
+        return not place.is_part or self.home_for(v, place) is not None
+
+    def home_for(self, v: Value, place: Place) -> Place | None:
+        """The parts of the param from which a weight comes in the parts that are wanted."""
+        for node in reversed(self.source(v) or ()):
+            axes = axes_of(node.op, self.is_zero)
+            name = axes.results[0][place.axis] if axes else ""
+            if not axes or not name:
+                return None
+            place = part(axes.operands[0].index(name), place.parts)
+            whole = node.op.operands[0].type
+            alike = not place.parts or sum(place.parts) == whole.shape[place.axis]
+            if not alike or not place.fits(whole, self.ranks):
+                return None
+        return place
+
+    def cut_source(self, v: Value, place: Place) -> None:
+        """Keeps the param that a weight is in parts."""
+        chain, home = self.source(v), self.home_for(v, place)
+        if chain is None or home is None or not home.is_part:
+            return
+        param = chain[0].op.operands[0] if chain else v
+        self.homes[param] = home
+        self.places[param] = [home]
+        for node in chain:
+            self.node(node)
+
+    def packed(self, node: Node, weights: list[Value]) -> list[list[Place]]:
+        """Places in several parts that the operands of a product might have, where slices cut its
+        result up along an axis."""
+        have: list[list[Place]] = [[] for _ in node.op.operands]
+        axes = axes_of(node.op, self.is_zero)
+        if axes is None or len(node.results) != 1:
+            return have
+        for axis, name in enumerate(axes.results[0]):
+            parts = self.slices(node.results[0], axis)
+            if len(parts) > 1 and name:
+                for i, (v, names) in enumerate(zip(node.op.operands, axes.operands, strict=True)):
+                    if v in weights and name in names:
+                        have[i].append(part(names.index(name), parts))
+        return have
+
+    def slices(self, v: Value, axis: int) -> tuple[int, ...]:
+        """The extents of the slices that a value is cut up into along an axis, with ops between
+        that keep it; empty where something else reads it."""
+        readers = [n for n in self.uses.get(v, ()) if phase_of(n) is None]
+        ends: set[int] = {0, v.type.shape[axis]}
+        for reader in readers:
+            match reader.op:
+                case t.Slice(_, starts, sizes, steps) if steps[axis] == 1:
+                    ends |= {starts[axis], starts[axis] + sizes[axis]}
+                case t.Pointwise() | t.Layout() if len(readers) == 1:
+                    then = self.axis_in_result(reader.op, v, axis)
+                    return () if then is None else self.slices(reader.results[0], then)
+                case _:
+                    return ()
+        return tuple(b - a for a, b in pairwise(sorted(ends)))
+
+    def axis_in_result(self, op: Op, v: Value, axis: int) -> int | None:
+        """Where an operand's axis is in the result, if it is there whole."""
+        axes = axes_of(op, self.is_zero)
+        name = axes.operands[op.operands.index(v)][axis] if axes else ""
+        if not axes or not name or name not in axes.results[0]:
+            return None
+        found = axes.results[0].index(name)
+        return found if op.result_types[0].shape[found] == v.type.shape[axis] else None
+
+
+def _but_names(field: Any) -> Any:
+    """A field of an op, of values their types alone."""
+    match field:
+        case Value():
+            return field.type
+        case (Value(), *_):
+            return tuple(v.type for v in field)
+        case _:
+            return field
+
+
+def is_update(op: Op) -> bool:
+    """Whether an op is part of an optimiser's step, on lists of tensors."""
+    return isinstance(op, t.Routine) and op.fn == "multi_tensor"
+
+
+def updated(g: Graph) -> dict[Value, Value]:
+    """The weight that each gradient and each state of an optimiser is of: those that its steps have
+    at one place of their lists."""
+    rows: dict[Value, set[Value]] = {}
+    for node in g.nodes:
+        if isinstance(node.op, t.Routine) and is_update(node.op):
+            lists = dict(node.op.attrs)["lists"]
+            count = len(node.op.args) // lists if isinstance(lists, int) else 1
+            for i in range(count):
+                row = set[Value]((*node.op.args[i::count], *node.results[i::count]))
+                row = row.union(*(rows[v] for v in row if v in rows))
+                rows |= dict.fromkeys(row, row)
+    weights = (v for v in (*g.inputs, *g.params) if g.role_of(v) == "weight" and v in rows)
+    return {v: w for w in weights for v in rows[w] if v != w and v.type.shape == w.type.shape}
+
+
+WHOLE_WAY = Way((), ())
+
+
+def weights_of(op: Op) -> tuple[Value, ...]:
+    """What a product multiplies by that may be a model's weight; of experts their biases too."""
+    if isinstance(op, t.Experts):
+        biases = (op.up_bias, op.down_bias, op.gate_bias)
+        return (*op.weights, *(v for v in biases if v is not None))
+    found: Value | tuple[Value, ...] | str = getattr(op, getattr(op, "weight", "") or "name")
+    return (found,) if isinstance(found, Value) else () if isinstance(found, str) else found

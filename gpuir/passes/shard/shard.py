@@ -1,0 +1,538 @@
+"""The pass: from a graph to what each of several ranks runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from math import prod
+from typing import Any, Literal, get_args
+
+from gpuir.ir.build import Builder, prune
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.graph import Cut, Graph, Level, Node, Op, Value
+from gpuir.ir.phases import phase_of
+from gpuir.ir.types import TensorType
+from gpuir.ops import tensor as t
+from gpuir.passes.manager import Pass
+from gpuir.passes.shard import experts, rows, sequences, statistics, words
+from gpuir.passes.shard.axes import local
+from gpuir.passes.shard.experts import Dispatch
+from gpuir.passes.shard.place import SUM, WHOLE, Kept, Place, moved_bytes, part
+from gpuir.passes.shard.plan import Planner
+from gpuir.passes.shard.rows import closed, opened
+from gpuir.passes.shard.sequences import Exchange
+from gpuir.passes.shard.statistics import Statistics
+from gpuir.passes.shard.ways import Inside, Way
+
+By = Literal["data", "tensor", "context", "expert"]
+MOST_TRIED = 32  # ranks, for which it is worth looking for a number that fits
+AXIS_OF: dict[By, str] = {"data": "dp", "tensor": "tp", "context": "cp", "expert": "ep"}
+
+
+@dataclass(frozen=True)
+class Shard(Pass):
+    """Cuts a graph over the ranks of one axis of a mesh: the result is what each rank runs, with
+    collectives where ranks need each other's cells. Several in a row make a mesh of several axes,
+    that of neighbours first.
+
+    `by` says what is cut to begin with. data: the inputs, along their first axis, so that each rank
+    has its part of the batch, and gradients of weights are summed over ranks. tensor: weights, by
+    columns and then by rows, wherever a product's result reaches another product cut (Shoeybi et
+    al.: Megatron-LM, 2019, section 3). From there each op is run the way that sends the fewest
+    bytes: cut as its operands are, on terms of sums where it is linear, else whole on each rank.
+
+    `sequence`, of tensor, lets sums of products be added up in parts of their rows, so that norms
+    and residuals between products are in parts, too (Korthikanti et al.: Reducing Activation
+    Recomputation, 2022, section 4.2.2).
+
+    `statistics`, of data, are what batch norm in training takes: of the `batch`, for which ranks
+    exchange it (SyncBatchNorm), or of each `rank`'s own part of it, as DistributedDataParallel
+    leaves it.
+
+    `zero`, of data, is what else is in parts, each along its first axis that can be cut
+    (Rajbhandari et al.: ZeRO, 2020, section 5): 1 the optimiser's states, 2 the gradients that the
+    optimiser reads, 3 the weights, which are gathered for the forward pass and for the backward
+    pass.
+
+    context: the inputs, along their second axis, that of a sequence's tokens. In attention ranks
+    exchange `heads` (all_to_all: Jacobs et al.: DeepSpeed-Ulysses, 2023) or gather `keys` and
+    values (Llama team, 2024, section 3.3.2), as `attention` says; else what sends fewer bytes.
+
+    `pad`, of tensor, pads a vocabulary that does not divide by the ranks to a multiple of `pad`
+    words a rank, where its table is cut then (Megatron-LM's make-vocab-size-divisible-by, which is
+    128).
+
+    expert: experts, whole ones, and the inputs as for data. Tokens travel to their experts and back
+    as `dispatch` says: a row each by `all_to_all` (Lepikhin et al.: GShard, 2020), or all of them
+    by `all_gather`; else what sends fewer bytes. The busiest rank gets `imbalance` times the mean
+    of rows, or what the router's skew gives.
+    """
+
+    ranks: int
+    by: By = "tensor"
+    zero: int = 0
+    sequence: bool = False
+    attention: Exchange = ""
+    dispatch: Dispatch = ""
+    imbalance: float = 1.0
+    pad: int = 0
+    statistics: Statistics = "batch"
+
+    name = "shard"
+    takes = gives = Level.graph
+
+    def __post_init__(self) -> None:
+        if self.by not in AXIS_OF:
+            fix = nearest(self.by, AXIS_OF)
+            raise UsageError(f"pass 'shard': nothing is cut by {self.by!r}", fix=fix)
+        if self.ranks < 1:
+            raise UsageError("pass 'shard': ranks count from 1", found=f"ranks={self.ranks}")
+        if self.sequence and self.by != "tensor":
+            raise UsageError("pass 'shard': sequences are cut beside weights", expected="by=tensor")
+        if self.zero not in range(4) or (self.zero and self.by != "data"):
+            raise UsageError(
+                "pass 'shard': no such level of ZeRO",
+                expected="0 to 3, by=data",
+                found=f"zero={self.zero}, by={self.by}",
+            )
+        if self.statistics not in get_args(Statistics) or (
+            self.statistics == "rank" and self.by != "data"
+        ):
+            raise UsageError(
+                "pass 'shard': no such statistics",
+                expected=f"{' or '.join(get_args(Statistics))}, by=data",
+                found=f"statistics={self.statistics}, by={self.by}",
+            )
+        if self.pad < 0 or (self.pad and self.by != "tensor"):
+            raise UsageError(
+                "pass 'shard': vocabularies are padded to be cut",
+                expected="0 or more words, by=tensor",
+                found=f"pad={self.pad}, by={self.by}",
+            )
+        for name, by, kinds in (
+            ("attention", "context", get_args(Exchange)),
+            ("dispatch", "expert", get_args(Dispatch)),
+        ):
+            if (given := getattr(self, name)) not in kinds or (given and self.by != by):
+                raise UsageError(
+                    f"pass 'shard': no such {name}",
+                    expected=f"{' or '.join(k for k in kinds if k)}, by={by}",
+                    found=f"{name}={given}, by={self.by}",
+                )
+        if self.imbalance < 1 or (self.imbalance > 1 and self.by != "expert"):
+            raise UsageError(
+                "pass 'shard': the busiest rank's rows over the mean",
+                expected="1 or more, by=expert",
+                found=f"imbalance={self.imbalance:g}, by={self.by}",
+            )
+
+    def run(self, g: Graph) -> Graph:
+        if self.ranks == 1:
+            return g
+        return Maker(self.plan(g), AXIS_OF[self.by], self.inside(g)).run()
+
+    def plan(self, g: Graph) -> Planner:
+        """Which way each op is run. UsageError where nothing can be cut so."""
+        axis = AXIS_OF[self.by]
+        if axis in dict(g.mesh):
+            mesh = ", ".join(f"{a}={n}" for a, n in g.mesh)
+            raise UsageError(f"shard: the ranks have an axis {axis} already", found=mesh)
+        if self.attention == "heads":
+            sequences.check_heads(g, self.ranks)
+        return self.with_words(g) or self.planned(g)
+
+    def with_words(self, g: Graph) -> Planner | None:
+        """With a vocabulary that is padded so that it is cut; None where there is none, or none
+        that pays."""
+        count, each = words.vocabulary(g) if self.pad else 0, self.pad * self.ranks
+        if count % self.ranks == 0:
+            return None
+        total = -(-count // each) * each
+        larger = words.padded(g, count, total)
+        if larger is None:
+            return None
+        plan = self.planned(larger)
+        if not any(plan.places[v][0].is_part for v in {*larger.params} - {*g.params}):
+            return None
+        note = f"a vocabulary of {count:,} words is padded to {total:,}, to be cut over tp"
+        plan.g = replace(larger, assumed=(*g.assumed, note))
+        return plan
+
+    def planned(self, g: Graph) -> Planner:
+        homes, stay = self.seeds(g)
+        hints: dict[Value, Place] = {}
+        for v in (*g.inputs, *g.params):
+            place = first_part(v, self.ranks)
+            role = g.role_of(v)
+            if place and (
+                (role == "optimizer" and self.zero > 0) or (role == "weight" and self.zero > 2)
+            ):
+                homes[v] = place
+            elif place and role == "weight" and self.zero > 0:
+                hints[v] = place
+        data, ways = self.by != "tensor", self.inside(g).ways
+        own = frozenset(statistics.of_ranks(g) if self.statistics == "rank" else ())
+        settings = (data, hints, self.zero == 1, self.sequence, ways, stay, own)
+        plan = Planner(g, self.ranks, homes, *settings)
+        plan.run()
+        if not any(p.is_part for p in plan.homes.values()):
+            raise UsageError(
+                f"shard: no weight can be cut over {self.ranks} ranks",
+                expected="products by weights of which columns, or heads, divide by the ranks",
+                fix=nearest_degrees(g, self.ranks),
+            )
+        return plan
+
+    def seeds(self, g: Graph) -> tuple[dict[Value, Place], frozenset[Value]]:
+        """What is cut to begin with, and which of it are weights that stay so."""
+        match self.by:
+            case "tensor":
+                return {}, frozenset()
+            case "data":
+                return by_inputs(g, self.ranks), frozenset()
+            case "context":
+                return by_sequences(g, self.ranks, self.packed(g)), frozenset()
+            case "expert":
+                weights = experts.homes(g, self.ranks)
+                return by_inputs(g, self.ranks) | weights, frozenset(weights)
+
+    def packed(self, g: Graph) -> int:
+        """In how many parts sequences lie that other ranks cut up and gather: where they do, each
+        rank has its part of each of theirs."""
+        if self.by != "context":
+            return 1
+        long = {v.type.shape[1] for v in sequences.inputs(g)}
+        cut = {
+            n.op.ranks
+            for n in g.nodes
+            if isinstance(n.op, t.Collective)
+            and n.op.fn == "reduce_scatter"
+            and (rank := n.op.x.type.rank) > 2
+            and n.op.axis == rank - 2
+            and n.op.x.type.shape[rank - 2] in long
+        }
+        return cut.pop() if len(cut) == 1 else 1
+
+    def inside(self, g: Graph) -> Inside:
+        """Ops in which ranks exchange what they have."""
+        match self.by:
+            case "context":
+                return sequences.Meeting(self.attention, self.packed(g))
+            case "expert":
+                return experts.Travel(self.dispatch, self.imbalance)
+            case _:
+                return Inside()
+
+
+def nearest_degrees(g: Graph, ranks: int) -> str:
+    """The numbers of ranks, up to twice as many, that weights can be cut over."""
+
+    def cuts(n: int) -> bool:
+        plan = Planner(g, n, {}, data=False)
+        plan.run()
+        return any(p.is_part for p in plan.homes.values())
+
+    found = [n for n in range(2, 2 * ranks + 1) if cuts(n)][:8] if ranks <= MOST_TRIED else []
+    return f"{', '.join(map(str, found))} ranks" if found else ""
+
+
+def by_inputs(g: Graph, ranks: int) -> dict[Value, Place]:
+    """Inputs by their first axis, those that have the batch's extent there."""
+    inputs = batched(g)
+    batch = batch_of(g)
+    if batch == 0 or batch % ranks:
+        near = [n for n in range(1, batch + 1) if batch % n == 0]
+        raise UsageError(
+            f"shard: a batch of {batch} cannot be cut over {ranks} ranks",
+            expected=f"a number of ranks that divides it: {', '.join(map(str, near))}",
+        )
+    return {v: part(0) for v in inputs if v.type.shape[0] == batch}
+
+
+def batched(g: Graph) -> list[Value]:
+    """The inputs that may have a batch."""
+    return [v for v in g.inputs if g.role_of(v) in ("input", "cache") and v.type.rank]
+
+
+def batch_of(g: Graph) -> int:
+    """The batch: the first extent that most inputs have. 0 without inputs."""
+    extents = [v.type.shape[0] for v in batched(g)]
+    return max(extents, key=lambda n: (extents.count(n), n), default=0)
+
+
+def first_part(v: Value, ranks: int) -> Place | None:
+    """The parts of a tensor along the first axis that can be cut."""
+    fits = (part(i) for i in range(v.type.rank) if part(i).fits(v.type, ranks))
+    return next(fits, None)
+
+
+def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Place]:
+    """Inputs of sequences by their tokens: a rank has its part of each of so many parts."""
+    long = sequences.inputs(g)
+    if not long:
+        raise UsageError(
+            "shard: no input has sequences",
+            expected="inputs [batch, tokens, ..] of several tokens",
+            found=", ".join(f"{v.name}: {v.type}" for v in g.inputs),
+            fix="take by=tensor or by=data",
+        )
+    odd = next((v for v in long if v.type.shape[1] % (ranks * parts)), None)
+    if odd is not None:
+        lengths = {v.type.shape[1] for v in long}
+        most = min(lengths) // parts
+        near = [n for n in range(1, most + 1) if all(s % (n * parts) == 0 for s in lengths)]
+        raise UsageError(
+            f"shard: a sequence of {odd.type.shape[1]} cannot be cut over {ranks} ranks",
+            expected=f"a number of ranks that divides it: {', '.join(map(str, near))}",
+        )
+    each = {v: (v.type.shape[1] // parts,) * parts if parts > 1 else () for v in long}
+    return {v: part(1, extents) for v, extents in each.items()}
+
+
+class Maker:
+    """Makes the graph of a rank as a plan says."""
+
+    def __init__(self, plan: Planner, axis: str, inside: Inside):
+        self.inside = inside
+        self.kept: Kept = {}  # what came from other ranks inside of an op
+        self.plan, self.g, self.axis, self.ranks = plan, plan.g, axis, plan.ranks
+        self.group = (axis, (plan.ranks,), (prod(n for _, n in plan.g.mesh),))
+        self.b = Builder(self.g.level, self.g.name, self.g.target)
+        self.producers = plan.g.producers()
+        self.here: dict[Value, dict[Place, Value]] = {}  # what a rank has of each value
+        self.gathered: list[Value] = []  # weights, in the forward pass
+        self.forward = True
+        self.draws = False  # random numbers for parts alone
+        self.merged = False  # sums over ranks of two axes
+
+    def run(self) -> Graph:
+        g, b = self.g, self.b
+        b.inherit(g)
+        homes: dict[Value, Value] = {}
+        for v in (*g.inputs, *g.params):
+            (place, *_) = self.plan.places[v]
+            make = b.input if v in self.plan.inputs else b.param
+            homes[v] = make(v.name, place.type(v.type, self.ranks))
+            self.here[v] = {place: homes[v]}
+        b.reserve(r.name for n in g.nodes for r in n.results)
+        for node in g.nodes:
+            b.locs = node.locs
+            if self.forward and phase_of(node) is not None:
+                self.forward = False
+                self.forget()
+            self.node(node)
+        outputs = [self.output(v) for v in g.outputs]
+        over = [o and homes[o] for o in g.over]
+        if self.draws:
+            b.assumed.append(f"each rank of {self.axis} draws random numbers for its part alone")
+        if any(sequences.is_balanced(n.op) for n in b.nodes):
+            b.assumed.append(f"queries of each rank of {self.axis} see as many keys on average")
+        if any(way.axis == "own" for way in self.plan.chosen.values()):
+            b.assumed.append("batch norm takes statistics of each part of the batch by itself")
+        made = b.finish(outputs, over)
+        made = prune(made) if self.draws or self.merged else made
+        mesh = (*g.mesh, (self.axis, self.ranks))
+        cuts = dict.fromkeys((*g.cuts, *self.cuts(homes, outputs)))
+        return replace(made, mesh=mesh, cuts=tuple(cuts))
+
+    def cuts(self, homes: dict[Value, Value], outputs: list[Value]) -> Iterator[tuple[str, Cut]]:
+        ends = [*homes.items(), *zip(self.g.outputs, outputs, strict=True)]
+        for v, value in ends:
+            place = next(p for p, x in self.here[v].items() if x == value)
+            if place.is_part:
+                yield value.name, Cut(self.axis, place.axis, place.parts)
+
+    def output(self, v: Value) -> Value:
+        """As the plan has it: the last of a value's places is where it is left. What brings it
+        there has the location of the value's own node."""
+        node = self.producers.get(v)
+        self.b.locs = node.locs if node else self.b.locs
+        return self.at(v, self.plan.ends[v])
+
+    # ------------------------------------------------------------------------ one op
+
+    def node(self, node: Node) -> None:
+        way = self.plan.chosen[node.results[0]] if node.results else None
+        if way is None:
+            self.b.put(node)
+            return
+        taken = [self.at(v, p) for v, p in zip(node.op.operands, way.takes, strict=True)]
+        types = [p.type(v.type, self.ranks) for v, p in zip(node.results, way.gives, strict=True)]
+        op = with_operands(node.op, taken)
+        if way.sends:
+            results = self.exchanged(op, node, way)
+        else:
+            if way.axis == "rows":
+                op = rows.made(op, self.b, self.group)
+            elif way.axis == "between":
+                op = experts.between_products(op, self.b, self.group)
+            elif way.axis:
+                op = local(op, way.axis, tuple(x.shape for x in types), self.ranks)
+            results = self.add(op, node, way)
+        for v, p, made in zip(node.results, way.gives, results, strict=True):
+            self.here[v] = {p: made}
+            self.settle(v, p)
+
+    def add(self, op: Op, node: Node, way: Way) -> tuple[Value, ...]:
+        """Appends an op; a mean over the part that a rank has counts for that part."""
+        if isinstance(op, t.Reduce) and op.fn == "mean" and way.axis and SUM in way.gives:
+            op = t.Map("mul", (self.b(op),), (1 / self.ranks,))
+        names = [self.name(v, p) for v, p in zip(node.results, way.gives, strict=True)]
+        return self.put(op, names)
+
+    def exchanged(self, op: Op, node: Node, way: Way) -> list[Value]:
+        """Appends the ops that give what a rank has of a node's results, under their names."""
+        start = len(self.b.nodes)
+        made = self.inside.made(way.axis, op, self.b, self.group, self.kept)
+        pairs = zip(made, node.results, way.gives, strict=True)
+        named = {x: Value(self.name(v, p), x.type) for x, v, p in pairs}
+        self.b.rename(start, named)
+        self.kept |= {(named[v], how): x for (v, how), x in self.kept.items() if v in named}
+        return [named[x] for x in made]
+
+    def put(self, op: Op, names: list[str]) -> tuple[Value, ...]:
+        results = tuple(Value(n, x) for n, x in zip(names, op.result_types, strict=True))
+        self.b.put(Node(op, results, self.b.locs))
+        return results
+
+    def name(self, v: Value, place: Place) -> str:
+        """An output's own name is for how it is left; another value's for how it is made."""
+        own = self.plan.ends.get(v, self.plan.places[v][0])
+        return v.name if place == own else self.b.names.fresh(f"{v.name}.{place.kind}")
+
+    def settle(self, v: Value, place: Place) -> None:
+        """Adds terms up where the plan says that a value is not left as a sum."""
+        if place == SUM and len(self.plan.places[v]) > 1:
+            self.at(v, self.plan.places[v][1])
+
+    # ------------------------------------------------------------------------ moving
+
+    def at(self, v: Value, want: Place) -> Value:
+        """What a rank has of a value where it is wanted, brought there if need be."""
+        have = self.here[v]
+        if want not in have:
+            costs = {p: moved_bytes(v.type, p, want, self.ranks) for p in have}
+            nearest = min((p for p in have if costs[p] is not None), key=lambda p: costs[p] or 0.0)
+            have[want] = self.moved(v, nearest, want)
+            if self.forward and nearest.is_part and self.plan.data and self.plan.param_of(v):
+                self.gathered.append(v)
+        return have[want]
+
+    def forget(self) -> None:
+        """Weights that were gathered for the forward pass are not kept for the backward pass."""
+        for v in self.gathered:
+            self.here[v].pop(WHOLE, None)
+        self.kept = {(v, how): x for (v, how), x in self.kept.items() if how != "keys"}
+
+    def moved(self, v: Value, have: Place, want: Place) -> Value:
+        adds = have == SUM and len(set(want.parts)) == 1
+        if (have.parts or want.parts) and (have, want).count(WHOLE) == 0 and not adds:
+            return self.moved_whole(v, want)
+        (value,) = self.put(self.mover(v, have, want), [self.name(v, want)])
+        return value
+
+    def moved_whole(self, v: Value, want: Place) -> Value:
+        self.at(v, WHOLE)
+        (value,) = self.put(self.mover(v, WHOLE, want), [self.name(v, want)])
+        return value
+
+    def mover(self, v: Value, have: Place, want: Place) -> Op:
+        """The op that brings a value from one place to another."""
+        x = self.here[v][have]
+        match have.kind, want.kind:
+            case "whole", "part":
+                return self.own(v, x, want)
+            case _ if have.parts or want.parts:
+                return self.packed(x, have, want)
+            case "part", "whole":
+                return t.Collective("all_gather", x, *self.group, axis=have.axis)
+            case "whole", "sum":
+                return t.Map("mul", (x,), (1 / self.ranks,))
+            case "sum", "whole":
+                return self.added_up(x)
+            case "sum", "part":
+                return t.Collective("reduce_scatter", x, *self.group, axis=want.axis)
+            case _:
+                return t.Collective("all_to_all", x, *self.group, axis=want.axis, to=have.axis)
+
+    def added_up(self, x: Value) -> t.Collective:
+        """The sum over ranks, with one over other ranks that it follows: that of a gradient over
+        contexts and then over parts of the batch is one."""
+        match self.b.producer(x):
+            case t.Collective("all_reduce", terms, combine="add") as over:
+                self.merged = True
+                name, sizes, strides = self.group
+                group = (f"{over.group}+{name}", over.sizes + sizes, over.strides + strides)
+                return t.Collective("all_reduce", terms, *group)
+            case _:
+                return t.Collective("all_reduce", x, *self.group)
+
+    def own(self, v: Value, x: Value, want: Place) -> Op:
+        """A rank's own part; of what is the same everywhere, as much of it."""
+        type = want.type(v.type, self.ranks)
+        match self.b.producer(x):
+            case t.Constant() as made if len(made.data) == 1:
+                return t.Constant(type, made.data)
+            case t.Broadcast(y) if is_spread(y.type, v.type, want.axis):
+                return t.Broadcast(y, type.shape)
+            case t.Routine("random", gives=(_,)) as drawn:
+                self.draws = True
+                attrs = tuple((k, type.shape if k == "shape" else a) for k, a in drawn.attrs)
+                return replace(drawn, gives=(type,), attrs=attrs, work=type.size)
+            case _ if want.parts:
+                return self.packed(x, WHOLE, want)
+            case _:
+                return t.Shard(x, want.axis, *self.group)
+
+    def packed(self, x: Value, have: Place, want: Place) -> Op:
+        """What lies packed along an axis: where all is as long, an axis of its own at once."""
+        place = have if have.is_part else want
+        if len(set(place.parts)) > 1:
+            return self.each_part(x, have, want)
+        apart, axis = self.b(opened(x, place.axis, len(place.parts))), place.axis + 1
+        match have.kind, want.kind:
+            case "part", _:
+                moved = t.Collective("all_gather", apart, *self.group, axis=axis)
+            case "sum", _:
+                moved = t.Collective("reduce_scatter", apart, *self.group, axis=axis)
+            case _:
+                moved = t.Shard(apart, axis, *self.group)
+        return closed(self.b(moved), place.axis)
+
+    def each_part(self, x: Value, have: Place, want: Place) -> Op:
+        """Each of what lies packed along an axis by itself."""
+        axis, pieces, start = (have if have.is_part else want).axis, list[Value](), 0
+        for whole in have.parts or want.parts:
+            extent = whole // self.ranks if have.is_part else whole
+            shape = x.type.shape
+            starts = tuple(start if i == axis else 0 for i in range(len(shape)))
+            sizes = tuple(extent if i == axis else n for i, n in enumerate(shape))
+            piece = self.b(t.Slice(x, starts, sizes, (1,) * len(shape)))
+            start += extent
+            if have.is_part:
+                pieces.append(self.b(t.Collective("all_gather", piece, *self.group, axis=axis)))
+            else:
+                pieces.append(self.b(t.Shard(piece, axis, *self.group)))
+        return t.Concat(tuple(pieces), axis)
+
+
+def is_spread(x: TensorType, to: TensorType, axis: int) -> bool:
+    """Whether a broadcast makes the cells along an axis from one."""
+    behind = to.rank - axis
+    return behind > x.rank or x.shape[-behind] == 1
+
+
+def with_operands(op: Op, operands: list[Value]) -> Op:
+    """An op with other operands, one by one: the same value may be replaced by several."""
+    left = iter(operands)
+    changes: dict[str, Any] = {}
+    for f in fields(op):
+        match getattr(op, f.name):
+            case Value():
+                changes[f.name] = next(left)
+            case (Value(), *rest):
+                changes[f.name] = (next(left), *islice(left, len(rest)))
+            case _:
+                pass
+    return replace(op, **changes)

@@ -1,0 +1,95 @@
+"""Collectives in buckets."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from strategies import arrays
+
+import gpuir
+from gpuir.interp import run
+from gpuir.interp.ranks import gathered, run_ranks, scattered
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph
+from gpuir.ir.verify import verify
+from gpuir.ops import kernel as k
+
+ENCODER = Path(__file__).parents[1] / "encoder.onnx"
+SMALL = ENCODER.with_name("small_encoder.onnx")
+
+
+def whole(model: Path) -> Graph:
+    return gpuir.load(model, dims={"batch": 4, "seq": 8}, train=True, optimizer="adamw")
+
+
+def step(shard: str, model: Path = ENCODER) -> Graph:
+    """A training step, as one of its ranks launches it."""
+    g = whole(model)
+    return gpuir.lower(gpuir.pipeline(shard).run(g))
+
+
+def launched(g: Graph) -> Counter[tuple[str, int]]:
+    """Collectives by kind and how many are in a launch."""
+    ops = (n.op for n in g.nodes if isinstance(n.op, k.Collective))
+    return Counter((op.collective.fn, len(op.collectives)) for op in ops)
+
+
+def bucketed(g: Graph, options: str = "") -> Graph:
+    made = gpuir.pipeline(f"bucket{options}").run(g)
+    verify(made)
+    assert gpuir.parse(gpuir.show(made)) == made
+    return made
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_ranks_compute_what_they_did(zero: int):
+    g = step(f"shard{{ranks=2,by=data,zero={zero}}}", SMALL)
+    made = bucketed(g)
+    values = arrays(whole(SMALL))
+    given = scattered(g, values)
+    one, other = ([*gathered(x, run_ranks(lambda own, x=x: run(x, own), given))] for x in (g, made))
+    for a, b in zip(one, other, strict=True):
+        assert set(a) == set(b)
+        for name, array in a.items():
+            np.testing.assert_allclose(array, b[name], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_summed_in_buckets_of_some_bytes():
+    g = step("shard{ranks=2,by=data}")
+    before = launched(g)["all_reduce", 1]
+    assert before > 20
+    some, all_ = launched(bucketed(g)), launched(bucketed(g, "{bytes=1000000000}"))
+    for found in (some, all_):
+        assert sum(count * n for (_, n), count in found.items()) == before
+    assert before > some.total() > all_.total() > 0
+    apart = launched(bucketed(g, "{bytes=1}"))
+    assert apart == {("all_reduce", 1): before}
+
+
+def test_weights_are_gathered_one_block_ahead():
+    """The gathers of a block are launched before the products of the block before it."""
+    made = bucketed(step("shard{ranks=2,by=data,zero=3}"), "{blocks=true}")
+    places: dict[str, int] = {}
+    for i, n in enumerate(made.nodes):
+        for loc in n.locs[:1]:
+            block = re.search(r"layer\.(\d+)", loc)
+            if block and not loc.endswith(("backward", "optimizer")):
+                sort = "gather" if isinstance(n.op, k.Collective) else "work"
+                places.setdefault(f"{sort} {block[1]}", i)
+    assert places["gather 1"] < places["work 0"] < places["work 1"]
+
+
+def test_what_is_read_at_once_is_not_joined():
+    """Products cut over ranks wait for their sums: order and number stay."""
+    g = step("shard{ranks=2}")
+    sums = [n.results for n in g.nodes if isinstance(n.op, k.Collective)]
+    assert [n.results for n in bucketed(g).nodes if isinstance(n.op, k.Collective)] == sums
+
+
+def test_a_bucket_holds_something():
+    with pytest.raises(UsageError, match="bytes"):
+        gpuir.pipeline("bucket{bytes=0}")
