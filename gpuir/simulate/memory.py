@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -19,7 +19,7 @@ from gpuir.ir.notes import Tile
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, packed, viewed
-from gpuir.stacks.allocators import BLOCK, find_allocator, rounded
+from gpuir.stacks.allocators import BLOCK, UNLIMITED, find_allocator, reserved_beside, rounded
 from gpuir.targets.profile import profile_of
 from gpuir.targets.target import Target
 
@@ -37,7 +37,6 @@ KIND_OF: dict[Role, MemoryKind] = {
     "activation": "activations",
 }
 MIB = 1 << 20
-UNLIMITED = 1 << 62  # bytes: sums of them stay in 64 bits
 CONTEXT_BYTES = 512 * MIB  # assumed: the CUDA context and the libraries' code, once loaded
 DRIVER_SHARE = 0.015  # assumed: what the driver keeps of a GPU's memory for itself
 
@@ -140,35 +139,26 @@ def available_bytes(target: Target) -> int:
     return round(target.dram.bytes * (1 - DRIVER_SHARE)) - CONTEXT_BYTES
 
 
-def memory(graph: Graph, target: Target | None = None, block: int = BLOCK) -> Memory:
+def memory(
+    graph: Graph, target: Target | None = None, block: int = BLOCK, spent: Collection[str] = ()
+) -> Memory:
     """What a graph holds from moment to moment: params and inputs all the time, a result until its
-    last reader is done, outputs to the end.
+    last reader is done, outputs to the end. Inputs that nobody needs again, the names in `spent`,
+    are there as long as results are.
 
     At level `graph` every model node allocates its results, as eager execution does, but for what
     PyTorch makes a view; from `fused` on every launch does, but for `k.view`. An output over an
     input takes no memory where it can be written in place. Of a loop one trip counts, of a branch
-    the larger. Sizes are multiples of `block`; 1 gives the bytes of the tensors. The workspace of
-    cuBLAS counts where `target` has one.
+    the larger. Sizes are multiples of `block`; 1 gives the bytes of the tensors. What the stack's
+    libraries reserve beside on `target` counts where it is known.
     """
-    walk = _Walk(block, _pool_bytes(target), {})
-    walk.run(graph)
-    allocator = profile_of(graph).allocator
-    return walk.result(allocator, None if target is None else available_bytes(target))
+    profile = profile_of(graph)
+    walk = _Walk(block, reserved_beside(profile.workspace, target), {})
+    walk.run(graph, spent)
+    return walk.result(profile.allocator, None if target is None else available_bytes(target))
 
 
 # ---------------------------------------------------------------------------- workspace
-
-
-def _pool_bytes(target: Target | None) -> int:
-    """The workspace that PyTorch allocates with the first product and keeps.
-
-    `aten/src/ATen/cuda/CublasHandlePool.cpp`: 4096 KiB twice and 16 KiB eight times, which is what
-    discuss.pytorch.org/t/178671 observes (8,519,680 bytes); from sm_90 on 32 MiB, as the cuBLAS
-    documentation of `cublasSetWorkspace` recommends. None is known for other vendors.
-    """
-    if target is None or not target.isa.startswith("sm_"):
-        return 0
-    return 32 * MIB if int("".join(filter(str.isdigit, target.isa))) >= 90 else 8_519_680
 
 
 def workspace_bytes(op: Op, tile: Tile | None) -> int:
@@ -183,7 +173,7 @@ def workspace_bytes(op: Op, tile: Tile | None) -> int:
     mix = op.experts if isinstance(op, k.Experts) else op
     if isinstance(mix, t.Experts):
         cells = sum(v.type.shape[1] for v in mix.weights) + mix.inter
-        return mix.which.type.size * cells * mix.result_types[0].dtype.bits // 8
+        return mix.rows * cells * mix.result_types[0].dtype.bits // 8
     if isinstance(op, k.AttentionGradient):
         op = op.gradient
     if isinstance(op, t.AttentionGradient):
@@ -226,10 +216,12 @@ class _Walk:
         self.moments: list[Moment] = []
         self.tops: list[int] = []  # for each moment how many events have been by then
 
-    def run(self, graph: Graph) -> None:
+    def run(self, graph: Graph, spent: Collection[str] = ()) -> None:
         """Runs a graph from its first moment, when its inputs and params are there."""
         ends = (*graph.inputs, *graph.params)
-        held = {v: self.allocate(self.make_for(v, graph, resident=True)) for v in ends}
+        held = {
+            v: self.allocate(self.make_for(v, graph, resident=v.name not in spent)) for v in ends
+        }
         self.moment((), None)
         self.graph(graph, (), held)
 
@@ -439,7 +431,7 @@ class _Run:
     def view(self, node: Node) -> _Storage | None:
         """The storage of the operand that the result is a view of, if it is one."""
         op = node.op
-        if isinstance(op, k.View) and not joins(op):
+        if isinstance(op, k.View) and (not joins(op) or set(op.args) <= set(self.graph.params)):
             return self.held[op.args[0]]
         if len(op.operands) != 1 or len(node.results) != 1:
             return None
@@ -472,7 +464,7 @@ class _Run:
 
 def joins(op: k.View) -> bool:
     """Whether a view is of several tensors side by side: counted as one of its own, which the parts
-    become."""
+    become, unless they are params, which are there already."""
     return any(isinstance(n.op, t.Concat) for n in op.body.nodes)
 
 

@@ -30,8 +30,8 @@ class Marks:
 
     `causes` is the kernel that it waited for, -1 for the host. `waits` are launches before which
     the host waited for the device, and until when. `streams` are those of the kernels, where there
-    are several. `graph` says that no kernel is launched alone, and `gap_s` what lies between two.
-    The first `into` copies are inputs.
+    are several, and `lanes` their names, where these are not numbers. `graph` says that no
+    kernel is launched alone, and `gap_s` what lies between two. The first `into` copies are inputs.
     """
 
     graph: bool
@@ -43,6 +43,7 @@ class Marks:
     causes: list[int] = field(default_factory=list[int])
     waits: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     streams: list[int] = field(default_factory=list[int])
+    lanes: tuple[str, ...] = ()
     other: list[Span] = field(default_factory=list[Span])
     into: int = 0
 
@@ -70,7 +71,8 @@ class Marks:
             )
 
     def _lane(self, i: int) -> str:
-        return f"stream {self.streams[i] if self.streams else 0}"
+        stream = self.streams[i] if self.streams else 0
+        return self.lanes[stream] if self.lanes else f"stream {stream}"
 
     def critical(self, end_s: float) -> list[Span]:
         """From the first instruction to `end_s` without a hole. Kernels that follow each other on

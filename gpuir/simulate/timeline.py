@@ -15,8 +15,9 @@ from gpuir.ir.notes import Cost
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.simulate.overlap import overlapped
 from gpuir.simulate.spans import HOST, Marks, Span
-from gpuir.simulate.streams import Job, busy, share_device
+from gpuir.simulate.streams import Job, Shared, busy, share_device
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import NO_HOST, Host, Profile
 from gpuir.targets.target import Target
@@ -34,7 +35,8 @@ class Launch:
 
     `lane` is the host's thread, which goes on when the kernel has ended if it `waits`: for the size
     of what that computes, or because it runs that itself. `share` is the part of the device it
-    fills, and `after` the launches it waits for: both count where several streams run.
+    fills, and `after` the launches it waits for: both count where several streams run. A collective
+    has the name of the `group` of ranks that it joins, and a stream of its own with those of it.
     """
 
     path: tuple[str, ...]
@@ -47,6 +49,7 @@ class Launch:
     between_s: tuple[float, float] | None = None
     share: float = 1.0
     after: tuple[int, ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,17 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """The collectives of one group of ranks: how many, how long they take, and how long of that the
+    kernels wait for them (`exposed_s`): the rest is hidden behind kernels."""
+
+    group: str
+    count: int
+    time_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
 class Timeline:
     """One call of a model: from the host's first instruction until the last kernel or copy has
     ended and the host is done.
@@ -78,7 +92,7 @@ class Timeline:
     kernel nor a copy before its last kernel ends: its first wait, `head_s`, included. `tail_s` is
     what comes after that kernel.
     `interval` is the time if all kernels, and the host, are as quick as in the best tenth of cases,
-    or as slow as in the worst; None where no kernel can say.
+    or as slow as in the worst; None where no kernel can say. `traffic` is what ranks send.
 
     `launches`, `starts` and `spans` leave out trips of a long loop that are like the one before: a
     span of kind `loop` stands for them.
@@ -97,6 +111,7 @@ class Timeline:
     starts: tuple[float, ...] = field(repr=False)  # of each launch's kernel, on the device
     marks: Marks = field(repr=False, compare=False)
     interval: tuple[float, float] | None = None
+    traffic: tuple[Traffic, ...] = ()
 
     @property
     def is_host_bound(self) -> bool:
@@ -122,23 +137,32 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
     takes no time besides.
     """
     target = load_target(graph.target) if graph.target else None
+    if profile.decode is not None and is_decoding(graph):
+        profile = replace(profile, host=profile.decode)
     if target is not None and target.is_cpu:
         profile = replace(profile, host=NO_HOST, copies=None, streams=1)
     into, back = copies(graph, profile, target)
-    found = tuple(steps(graph) if profile.streams == 1 else _whole_ops(dependent(graph)))
+    apart = profile.streams > 1 or any(isinstance(n.op, k.Collective) for n in graph.walk())
+    found = tuple(_whole_ops(dependent(graph)) if apart else steps(graph))
     params = sum(graph.role_of(v) in ("weight", "buffer") for v in graph.params)
     result = run(found, profile, into, back, params=params)
     if all(x.between_s is None for x in result.launches):
         return result
     low, high = (
-        run(found, _doubted(profile, end), into, back, end, params).time_s for end in (0, 1)
+        run(found, _at_end(profile, end), into, back, end, params).time_s for end in (0, 1)
     )
     return replace(result, interval=(low, high))
 
 
-def _doubted(profile: Profile, end: int) -> Profile:
+def is_decoding(graph: Graph) -> bool:
+    """Whether each sequence gets one token: attention there is, and all of it of one query."""
+    queries = {n.op.q.type.shape[-2] for n in graph.walk() if isinstance(n.op, k.Attention)}
+    return queries == {1}
+
+
+def _at_end(profile: Profile, end: int) -> Profile:
     """The profile with a host as quick (end 0) or as slow (1) as it may well be."""
-    by = profile.host.doubt ** (2 * end - 1)
+    by = profile.host.uncertainty ** (2 * end - 1)
     return replace(profile, host=profile.host.scaled(by))
 
 
@@ -194,6 +218,7 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         waits=cost.on_host or (isinstance(node.op, k.Routine) and _sizes_itself(node.op)),
         lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
+        group=node.op.collective.group if isinstance(node.op, k.Collective) else "",
     )
 
 
@@ -207,6 +232,8 @@ def _sizes_itself(op: k.Routine) -> bool:
 def _share(cost: Cost) -> float:
     """The part of the device that a kernel keeps busy: of the blocks it can hold, of its bandwidth,
     of its peak, the largest. All of it where the predictor does not say."""
+    if (taken := cost.fact("device_share")) is not None:
+        return taken
     facts = [cost.fact(name) for name in ("waves", "dram_share", "peak_share")]
     known = [fact for fact in facts if fact is not None]
     return min(1.0, max(known)) if cost.fact("waves") is not None else 1.0
@@ -214,8 +241,9 @@ def _share(cost: Cost) -> float:
 
 def dependent(graph: Graph) -> Iterator[Launch]:
     """The launches of a costed graph, each with those that it must wait for: whose results it
-    reads, views in between looked through. A loop is a chain that waits for all before it, written
-    out: `UsageError` beyond `MOST_SPREAD` launches."""
+    reads, views in between looked through. A collective waits for the kernels launched before it,
+    too: PyTorch's c10d records an event on the stream of kernels. A loop is a chain that waits for
+    all before it, written out: `UsageError` beyond `MOST_SPREAD` launches."""
     size = _count(_nodes(graph, ()))
     if size > MOST_SPREAD:
         raise UsageError(
@@ -225,16 +253,19 @@ def dependent(graph: Graph) -> Iterator[Launch]:
             fix="a profile of one stream, or fewer trips",
         )
     made: dict[str, tuple[int, ...]] = {}  # launches that a value comes from
-    count = 0
+    count, computed = 0, -1  # launches, the last kernel of them
     for node in graph.nodes:
         inner = list(_flat(_nodes(replace(graph, nodes=(node,)), ())))
         after = tuple(dict.fromkeys(i for v in node.op.operands for i in made.get(v.name, ())))
         if node.op.control:
             after = tuple(range(count))
         for launch in inner:
+            if launch.group and computed >= 0:
+                after = tuple(dict.fromkeys((*after, computed)))
             share = _share(node.cost) if node.cost and not node.op.control else 1.0
             yield replace(launch, after=after, share=share)
             after = after if launch.empty else (count,)
+            computed = computed if launch.empty or launch.group else count
             count += not launch.empty
         made.update((v.name, after) for v in node.results)
 
@@ -293,12 +324,16 @@ def run(
     Copies go through memory that is not pinned: the host waits for each. With `end`, each kernel
     takes what that end of its interval says.
     """
-    clock = _Clock(profile.host, profile.streams == 1, end)
+    groups = tuple(dict.fromkeys(_groups(found)))
+    clock = _Clock(profile.host, profile.streams == 1 and not groups, end)
     clock.call(params=params)
     for copy in into:
         clock.copy(copy, profile)
     clock.go(found)
-    if profile.streams > 1:
+    exposed: tuple[float, ...] = ()
+    if groups:
+        exposed = clock.overlap(groups)
+    elif profile.streams > 1:
         clock.share(profile.streams)
     clock.close()
     marks, before = clock.marks, sum(copy.time_s for copy in into)
@@ -306,7 +341,7 @@ def run(
     last = clock.free if marks.starts else 0.0
     for copy in back:
         clock.copy(copy, profile)
-    occupied = clock.device_s if profile.streams == 1 else busy(marks.starts, marks.ends)
+    occupied = busy(marks.starts, marks.ends) if marks.streams else clock.device_s
     time = max(clock.now, clock.free)
     return Timeline(
         profile=profile,
@@ -321,7 +356,26 @@ def run(
         launches=tuple(clock.launches),
         starts=tuple(marks.starts),
         marks=marks,
+        traffic=tuple(_traffic(clock.launches, clock.marks, groups, exposed)),
     )
+
+
+def _groups(found: Iterable[Launch | Repeat]) -> Iterator[str]:
+    """The groups of ranks that collectives join."""
+    for x in found:
+        if isinstance(x, Repeat):
+            yield from _groups(x.body)
+        elif x.group:
+            yield x.group
+
+
+def _traffic(
+    launches: Sequence[Launch], marks: Marks, groups: Sequence[str], exposed: Sequence[float]
+) -> Iterator[Traffic]:
+    for group, waited in zip(groups, exposed, strict=True):
+        own = [i for i, x in enumerate(launches) if x.group == group]
+        total = sum(marks.ends[i] - marks.starts[i] for i in own)
+        yield Traffic(group, len(own), total, min(waited, total))
 
 
 class _Past(NamedTuple):
@@ -555,12 +609,26 @@ class _Clock:
 
     def share(self, streams: int) -> None:
         """Kernels on several streams, launched when the host has come to them."""
+        self._placed(share_device(self._jobs(), streams))
+
+    def overlap(self, groups: Sequence[str]) -> tuple[float, ...]:
+        """Kernels on one stream, and the collectives of each group on one of theirs: how long
+        kernels waited for each group."""
+        lane = {group: i + 1 for i, group in enumerate(groups)}
+        lanes = [lane.get(x.group, 0) for x in self.launches]
+        found = overlapped(self._jobs(), lanes, len(groups) + 1)
+        self._placed(found.shared)
+        self.marks.lanes = ("stream 0", *(f"communication {group}" for group in groups))
+        return found.exposed_s
+
+    def _jobs(self) -> list[Job]:
         times = self._times(self.launches)
-        jobs = [
+        return [
             Job(begin + self.marks.launch_s, time, x.share, x.after)
             for begin, time, x in zip(self.marks.begins, times, self.launches, strict=True)
         ]
-        shared = share_device(jobs, streams)
+
+    def _placed(self, shared: Shared) -> None:
         self.marks.starts[:] = shared.starts
         self.marks.ends[:] = shared.ends
         self.marks.causes[:] = shared.causes

@@ -241,9 +241,18 @@ def test_workspace_of_cublas_is_that_of_the_generation():
         "%z: f32[10, 10] = t.matmul(%y, %x)",
         out="%z",
     )
-    for target, pool in (("a100", 8_519_680), ("h100-sxm", 32 << 20), ("mi250x", 0)):
-        m = memory(g, load_target(target))
+    for target, profile, pool in (
+        ("a100", "eager", 8_519_680),
+        ("h100-sxm", "compiled", 32 << 20),
+        ("mi250x", "eager", 0),
+        ("a100", "ort", 0),
+        ("a100", "ideal", 0),
+    ):
+        m = memory(replace(g, profile=profile), load_target(target))
         assert m.parts["workspace"] == pool and m.total[0] == 512
+        said = gpuir.summary(gpuir.analyze(g, target, profile=profile)).assumed
+        uncounted = any("is not counted" in text for text in said)
+        assert uncounted == (profile == "ort")
 
 
 def test_partial_sums_take_workspace_while_their_product_runs():

@@ -1,0 +1,44 @@
+"""How a model is spread over ranks: the degrees of each way of parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Degrees of parallelism, of which the product is the number of ranks.
+
+    `tp` cuts weights (with `sequence`, norms and residuals too), `cp` sequences, `ep` experts, `pp`
+    layers, `dp` the batch; `zero` is the stage of ZeRO within `dp` (3 is FSDP). Ranks that are
+    neighbours differ in `tp` first, then in `cp`, `ep`, `dp`, `pp`. A step runs each rank's part of
+    the batch in `microbatches`, in the order of `schedule`, where `pp` is above 1; `chunks` is how
+    many groups of layers each rank has (`interleaved`).
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    zero: int = 0
+    sequence: bool = False
+    microbatches: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    chunks: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return prod((self.dp, self.tp, self.pp, self.cp, self.ep))
+
+    def __str__(self) -> str:
+        degrees = [
+            f"{n}={v}" for n in ("tp", "cp", "ep", "dp", "pp") if (v := getattr(self, n)) > 1
+        ]
+        if self.zero:
+            degrees.append(f"zero={self.zero}")
+        return ", ".join(degrees) or "one rank"

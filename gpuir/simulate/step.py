@@ -1,0 +1,264 @@
+"""A step of a model over many ranks: what each takes, what they wait for, and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuir.ir.graph import Graph, Node, Value
+from gpuir.ir.phases import phase_of
+from gpuir.ops import kernel as k
+from gpuir.simulate.microbatches import Pipelined, Task
+from gpuir.simulate.parallel import Parallel
+from gpuir.simulate.timeline import Timeline, Traffic, timeline
+from gpuir.targets.profile import Profile
+
+
+@dataclass(frozen=True)
+class Run:
+    """A graph that a rank runs so many `times` in a step: its costed kernels, and when they run.
+
+    Where ranks that run it have several kinds of GPU this is the slowest, and `quicker` are the
+    others, which wait for it.
+    """
+
+    name: str
+    times: int
+    graph: Graph = field(repr=False)
+    timeline: Timeline = field(repr=False)
+    quicker: tuple[Run, ...] = field(default=(), repr=False)
+
+    @property
+    def gpu(self) -> str:
+        """The target that its kernels are costed for."""
+        return self.graph.target or ""
+
+    @property
+    def kernels_s(self) -> float:
+        """What kernels take that are no collectives, of a whole step."""
+        sent = sum(x.time_s for x in self.timeline.traffic)
+        return self.times * (self.timeline.device_s - sent)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Ranks from `first` on that have a kind of GPU, named by its target."""
+
+    gpu: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What ranks that are alike do in a step: those that have the same layers of a pipeline, all of
+    them where there is none. `holds` are the bytes of one of them at its peak, by kind;
+    `held_bytes` is what its allocator takes for them, of the device's `available_bytes`: of several
+    kinds of GPU, that with least to spare. `where` are the ranks, by kind.
+    """
+
+    runs: tuple[Run, ...]
+    holds: tuple[tuple[str, int], ...]
+    held_bytes: int
+    available_bytes: int
+    params: int
+    where: tuple[Where, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.held_bytes <= self.available_bytes
+
+    @property
+    def kernels_s(self) -> float:
+        """What kernels take that are no collectives, of a whole step."""
+        return sum(r.kernels_s for r in self.runs)
+
+    @property
+    def kernels_on(self) -> dict[str, float]:
+        """The same on each kind of GPU that its ranks have: the quicker wait for the others."""
+        return {
+            gpu: sum(x.kernels_s for r in self.runs for x in (r, *r.quicker) if x.gpu == gpu)
+            for gpu in dict.fromkeys(x.gpu for x in self.where)
+        }
+
+    @property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """The collectives of a whole step, by group."""
+        found: dict[str, Traffic] = {}
+        for r in self.runs:
+            for x in r.timeline.traffic:
+                old = found.get(x.group, Traffic(x.group, 0, 0.0, 0.0))
+                found[x.group] = Traffic(
+                    x.group,
+                    old.count + r.times * x.count,
+                    old.time_s + r.times * x.time_s,
+                    old.exposed_s + r.times * x.exposed_s,
+                )
+        return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, of training or of inference, of a model over the ranks of a cluster.
+
+    `time_s` is from the first kernel's launch to the last rank's end, and in 80 % of cases within
+    `interval`, if all of it is off alike. `parts` are those of the pipeline, one without; of
+    them `slowest` is the one that is busy longest. `pipelined` is when each runs which microbatch.
+    `flops` are those of the model's products for all ranks and microbatches together, recomputed
+    ones left out; `peak_flops_per_s` is what all GPUs could do.
+    """
+
+    model: str
+    cluster: str
+    target: str
+    parallel: Parallel
+    profile: Profile
+    time_s: float
+    parts: tuple[Part, ...]
+    flops: int
+    peak_flops_per_s: float
+    params: int
+    interval: tuple[float, float] | None = None
+    pipelined: Pipelined | None = field(default=None, repr=False)
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def slowest(self) -> Part:
+        return max(self.parts, key=lambda part: part.kernels_s)
+
+    @property
+    def fullest(self) -> Part:
+        """The part whose ranks hold most memory."""
+        return max(self.parts, key=lambda part: part.held_bytes)
+
+    @property
+    def exposed_s(self) -> float:
+        """How long kernels of the slowest part wait for collectives."""
+        return sum(x.exposed_s for x in self.slowest.traffic)
+
+    @property
+    def microbatch_s(self) -> float:
+        """What the kernels of one microbatch take that are no collectives, in all parts together:
+        forward and backward passes, without the update."""
+        runs = (r for part in self.parts for r in _passes(part.runs))
+        nodes = (n for r in runs for n in r.graph.nodes if phase_of(n) != "optimizer")
+        return sum(n.cost.time_s for n in nodes if n.cost and not isinstance(n.op, k.Collective))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether ranks have several kinds of GPU."""
+        return len({x.gpu for part in self.parts for x in part.where}) > 1
+
+    def run_of(self, rank: int, task: Task) -> Run:
+        """What runs on a rank of the pipeline as that task."""
+        runs = self.parts[rank].runs
+        each = len(runs) // self.parallel.chunks
+        own = runs[task.chunk * each : (task.chunk + 1) * each]
+        return next(run for run in own if run.name == task.kind)
+
+    @property
+    def idle_s(self) -> float:
+        """How long the slowest part waits for other parts."""
+        if self.pipelined is None:
+            return 0.0
+        return self.pipelined.idle_s[self.parts.index(self.slowest)]
+
+    @property
+    def mfu(self) -> float:
+        """The model's flop/s over what the GPUs could do: model flop utilisation (Chowdhery et al.,
+        PaLM, 2022, appendix B)."""
+        return self.flops / (self.time_s * self.peak_flops_per_s) if self.time_s else 0.0
+
+
+def _passes(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs that are of one microbatch."""
+    apart = [r for r in runs if r.name in ("microbatch", "forward", "backward", "weights")]
+    return apart or runs
+
+
+def model_flops(graph: Graph) -> int:
+    """Those of a graph's products, without what is computed once more."""
+    return sum(
+        n.op.flops()
+        for n in graph.nodes
+        if (n.op.contraction or n.op.control) and phase_of(n) != "recomputed"
+    )
+
+
+def whole_step(graph: Graph, profile: Profile, microbatches: int, zero: int) -> Iterator[Run]:
+    """What each rank runs where there is no pipeline: microbatches, whose gradients are added up,
+    and the last of them with the sums over ranks and the update. With ZeRO from stage 2 on,
+    gradients are summed of each."""
+    last = timeline(graph, profile)
+    if microbatches > 1:
+        before = one_microbatch(graph, zero)
+        run = timeline(before, replace(profile, copies=None))
+        yield Run("microbatch", microbatches - 1, before, run)
+    yield Run("last microbatch" if microbatches > 1 else "step", 1, graph, last)
+
+
+def one_microbatch(graph: Graph, zero: int) -> Graph:
+    """What of a step's kernels runs for each microbatch: without what is done once. A gradient that
+    is not summed over ranks yet stands for its sum; what else is read of what is left out is an
+    input."""
+    stands: dict[Value, Value] = {}
+    gone: set[Value] = set()
+    nodes: list[Node] = []
+    for n in graph.nodes:
+        if not _once_a_step(n, zero):
+            nodes.append(replace(n, op=n.op.substitute(stands)) if stands else n)
+            continue
+        gone.update(n.results)
+        if isinstance(n.op, k.Collective):
+            inside = dict(zip(n.op.body.inputs, n.op.args, strict=True))
+            for result, x in zip(n.results, n.op.collectives, strict=False):
+                term = inside.get(x.x)
+                if term is not None and term.type == result.type:
+                    stands[result] = stands.get(term, term)
+    made = {v for n in nodes for v in n.results}
+    read = dict.fromkeys(v for n in nodes for v in n.op.operands if v in gone)
+    over = graph.over or (None,) * len(graph.outputs)
+    ends = {
+        found: None if v in gone else o
+        for v, o in zip(graph.outputs, over, strict=True)
+        if (found := stands.get(v, v)) in made
+    }
+    names = {v.name: stands.get(v, v).name for v in graph.outputs}
+    known = {v.name for v in (*graph.inputs, *graph.params, *read, *made)}
+    roles = {names.get(name, name): role for name, role in graph.roles}
+    return replace(
+        graph,
+        inputs=(*graph.inputs, *read),
+        nodes=tuple(nodes),
+        outputs=tuple(ends),
+        over=tuple(ends.values()) if any(ends.values()) else (),
+        roles=tuple((name, role) for name, role in roles.items() if name in known),
+        cuts=tuple((name, cut) for name, cut in graph.cuts if name in known),
+    )
+
+
+def _once_a_step(node: Node, zero: int) -> bool:
+    """Whether a node runs behind the last microbatch alone: the update, and before ZeRO's stage 2
+    the sums of gradients over ranks that have other tokens. Those of tp add up activations."""
+    if phase_of(node) == "optimizer":
+        return True
+    if zero > 1 or not isinstance(node.op, k.Collective) or phase_of(node) != "backward":
+        return False
+    return node.op.collective.fn == "all_reduce" and node.op.collective.group != "tp"
+
+
+def total_s(runs: Iterable[Run]) -> float:
+    """Runs one after another."""
+    return sum(r.times * r.timeline.time_s for r in runs)
+
+
+def interval_of(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Between what all together lie in 80 % of cases, off alike."""
+    ends = [r.timeline.interval for r in runs]
+    if not ends or any(end is None for end in ends):
+        return None
+    low, high = (
+        sum(r.times * end[i] for r, end in zip(runs, ends, strict=True) if end is not None)
+        for i in (0, 1)
+    )
+    return low, high
