@@ -62,17 +62,17 @@ class Trial:
     @cached_property
     def is_certain(self) -> bool:
         """Whether the gain is larger than the prediction's error: kernels that both runs have are
-        off alike, and so is the host, by all that its profile doubts; of all other kernels those
+        off alike, and so is the host, by its profile's uncertainty; of all other kernels those
         before take the least and those after the most that 80 % of measurements do."""
         if self.after is None:
             return False
         same = Counter[Span]()
         if self.before.items == self.after.items and self.before.target == self.after.target:
             same = Counter(_spans(self.before)) & Counter(_spans(self.after))
-        doubt = max(x.timeline.profile.host.doubt for x in (self.before, self.after))
+        spread = max(x.timeline.profile.host.uncertainty for x in (self.before, self.after))
         return all(
             _bound(self.after, same, 2, host) < _bound(self.before, same, 1, host)
-            for host in (1 / doubt, 1.0, doubt)
+            for host in (1 / spread, 1.0, spread)
         )
 
     def usd(self, prices: Mapping[str, Price]) -> tuple[float, float] | None:

@@ -37,7 +37,6 @@ WAVES = 3  # batches that fill a wave: those of so many kernels, the slowest
 # Extents to make dimensions a multiple of: 8 cells of 16 bits are what a thread loads at once
 # (cuBLAS documentation, Tensor Core usage), 64 the usual least side of a tile.
 ALIGNED = (8, 64)
-COPIES = "channels_last"  # the pass that copies weights of convolutions in each call
 
 
 @dataclass(frozen=True)
@@ -263,21 +262,21 @@ def _under(name: str) -> Callable[[Setup], Setup]:
     return lambda s: replace(s, profile=name)
 
 
-def channels_last(case: Situation) -> Iterator[Change]:
-    """Weights of convolutions kept as a compiler wants them, in place of copies in each call."""
+def done_once(case: Situation) -> Iterator[Change]:
+    """Layouts of weights as the stack wants them, in place of copies in each call."""
     profile = case.now.timeline.profile
-    passes = profile.passes.split(",")
-    if (
-        COPIES in passes
-        and not case.trains
-        and any(isinstance(x, k.Conv) for x, *_ in case.kernels())
-    ):
-        text = ",".join(name for name in passes if name != COPIES)
+    if case.trains or not any(isinstance(x, k.Conv) for x, *_ in case.kernels()):
+        return
+    for name, how in profile.once.items():
+        passes = profile.passes.split(",")
+        if name not in passes:
+            continue
+        rest = ",".join(p for p in passes if p != name)
         yield Change(
             "layout",
-            "weights with channels last",
-            "none: model.to(memory_format=torch.channels_last), once; inputs too",
-            lambda s: replace(s, profile=profile.name, lowering=text),
+            f"{name.replace('_', ' ')}, once",
+            f"none: {how}",
+            lambda s, rest=rest: replace(s, profile=profile.name, lowering=rest),
         )
 
 
@@ -318,7 +317,7 @@ PROPOSALS: Mapping[ChangeKind, tuple[Proposal, ...]] = {
     "padding": (round_dimensions,),
     "attention": (fused_attention,),
     "stack": (other_stacks,),
-    "layout": (channels_last,),
+    "layout": (done_once,),
     "optimizer": (fused_optimizer,),
     "recomputing": (no_recomputing,),
     "gpu": (other_gpus,),

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
+from gpuir.cost.reading import work_of
 from gpuir.cost.table import Predictor
 from gpuir.cost.tile import best_tiles
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Schedule, Tile

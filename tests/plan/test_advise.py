@@ -57,8 +57,8 @@ def test_kernels_of_both_runs_are_off_alike():
 
 def test_the_host_is_off_alike_in_both_runs():
     """Less of the host for more of a kernel is a gain only where the host is not quick."""
-    doubt = load_profile("eager").host.doubt
-    assert doubt > 1.2
+    spread = load_profile("eager").host.uncertainty
+    assert spread > 1.2
     slow = trial(outcome(host_s=1.0), outcome(host_s=0.9))
     assert slow.is_certain, "whatever the host takes"
     sure = trial(outcome(1.0, host_s=1.0), outcome(1.0, 0.01, host_s=0.9))

@@ -1,0 +1,338 @@
+"""Which parallel plan of a model is quickest on a cluster: what is tried, in which order, and why
+the others lose."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from typing import Any
+
+from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.simulate.parallel import Parallel
+from gpuir.simulate.step import Step
+
+MICROBATCH = (1, 2, 4, 8)  # sequences of a rank that are tried
+INTERLEAVED = 2  # chunks a rank that are tried beside one
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan that may be tried: degrees, and whether blocks are computed again in the backward
+    pass."""
+
+    parallel: Parallel
+    recompute: bool = False
+
+    @property
+    def share(self) -> float:
+        """The part of a step's batch that a rank takes at a time."""
+        p = self.parallel
+        return 1 / (p.dp * p.ep * p.microbatches)
+
+    def is_part_of(self, other: Choice) -> bool:
+        """Whether kernels of a microbatch are those of another choice, cut into smaller ones, or
+        these and more of them."""
+        p, q = self.parallel, other.parallel
+        smaller = p.tp >= q.tp and p.cp >= q.cp and p.ep >= q.ep and self.share <= other.share
+        return smaller and self.recompute >= other.recompute
+
+    def __str__(self) -> str:
+        p = self.parallel
+        words = [str(p), f"{p.microbatches} microbatches"]
+        if p.pp > 1:
+            words.append(p.schedule)
+        return ", ".join(words) + (", recomputed" if self.recompute else "")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What bounds need of a model: flops of a step's products, bytes of weights and of the
+    optimizer's states, the items of a batch; and of the GPUs: how many, how many share the fastest
+    links, the peak of one, what one has for allocations."""
+
+    flops: float
+    weight_bytes: int
+    state_bytes: int
+    batch: int
+    gpus: int
+    node_gpus: int
+    peak_flops_per_s: float
+    available_bytes: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a step of a choice comes to. `why` says why it cannot be, or that it was not simulated:
+    its time and memory are then the least that they can be."""
+
+    choice: Choice
+    time_s: float
+    held_bytes: int
+    why: str = ""
+    mfu: float = 0.0
+    kernels_s: float = 0.0
+    exposed_s: float = 0.0
+    idle_s: float = 0.0
+    microbatch_s: float = 0.0
+    activations: int = 0
+    interval: tuple[float, float] | None = None
+
+    @property
+    def wins(self) -> bool:
+        return not self.why
+
+
+@dataclass(frozen=True)
+class Found:
+    """The choices, the quickest that fit first, and how many were `simulated`."""
+
+    tried: tuple[Tried, ...]
+    simulated: int
+
+    @property
+    def best(self) -> tuple[Tried, ...]:
+        return tuple(x for x in self.tried if x.wins)
+
+    @property
+    def reasons(self) -> list[tuple[str, int]]:
+        """Why choices lost, and how many each, the most first."""
+        return Counter(x.why for x in self.tried if x.why).most_common()
+
+
+def space(
+    model: Model,
+    degrees: Mapping[str, Sequence[int]],
+    recompute: Sequence[bool] = (False, True),
+    schedules: Sequence[str] = ("1f1b", "interleaved"),
+) -> Iterator[Choice]:
+    """The choices for all GPUs of a cluster. `degrees` limits "tp", "pp", "cp", "ep", "dp", "zero"
+    and "microbatch" (sequences of a rank at a time) to some numbers; what it leaves out is any that
+    divides: of tp as many as share the fastest links, of cp and ep one.
+    """
+    for tp in _allowed(degrees, "tp", divisors(model.node_gpus)):
+        for cp in _allowed(degrees, "cp", (1,)):
+            for ep in _allowed(degrees, "ep", (1,)):
+                left, rest = divmod(model.gpus, tp * cp * ep)
+                for pp in _allowed(degrees, "pp", divisors(left)) if not rest else ():
+                    if left % pp == 0 and left // pp in _allowed(degrees, "dp", (left // pp,)):
+                        base = Parallel(left // pp, tp, pp, cp, ep, sequence=tp > 1)
+                        yield from _choices(model, base, degrees, recompute, schedules)
+
+
+def _choices(
+    model: Model,
+    base: Parallel,
+    degrees: Mapping[str, Sequence[int]],
+    recompute: Sequence[bool],
+    schedules: Sequence[str],
+) -> Iterator[Choice]:
+    stages = (0, 1) if base.pp > 1 else (0, 1, 3)
+    for zero in _allowed(degrees, "zero", stages) if base.dp > 1 else (0,):
+        for size in _allowed(degrees, "microbatch", MICROBATCH):
+            count, rest = divmod(model.batch, base.dp * base.ep * size)
+            if rest or not count:
+                continue
+            made = replace(base, zero=zero, microbatches=count)
+            for again in recompute:
+                yield from (Choice(p, again) for p in _ordered(made, schedules))
+
+
+def _ordered(p: Parallel, schedules: Sequence[str]) -> Iterator[Parallel]:
+    if p.pp == 1:
+        yield p
+        return
+    for name in schedules:
+        chunks = INTERLEAVED if name == "interleaved" else 1
+        if name != "interleaved" or p.microbatches % p.pp == 0:
+            yield replace(p, schedule=name, chunks=chunks)
+
+
+def _allowed(
+    degrees: Mapping[str, Sequence[int]], name: str, usual: Sequence[int]
+) -> Sequence[int]:
+    return degrees.get(name) or usual
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+# ---- bounds ------------------------------------------------------------------------------------
+
+
+def least_bytes(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> int:
+    """What a rank holds at least: weights and states, as evenly as can be, and what forward passes
+    leave for backward ones, as `known` choices have it: of a part of their batch, or of their
+    sequences and weights, as much less."""
+    p = choice.parallel
+    shared = p.tp * p.pp * p.ep
+    weights = model.weight_bytes / (shared * (p.dp if p.zero > 2 else 1))
+    states = model.state_bytes / (shared * (p.dp if p.zero else 1))
+    left = 0.0
+    for x in known:
+        if x.activations and choice.is_part_of(x.choice) and choice.recompute == x.choice.recompute:
+            cut = in_flight(p) / in_flight(x.choice.parallel) * choice.share / x.choice.share
+            q = x.choice.parallel
+            left = max(left, cut * x.activations * (q.tp * q.cp) / (p.tp * p.cp))
+    return int(weights + states + left)
+
+
+def in_flight(p: Parallel) -> float:
+    """How many forward passes of the whole model the first part of a pipeline keeps, at least."""
+    return min(p.microbatches, p.pp) / p.pp
+
+
+def least_s(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> float:
+    """What a step takes at least: its products at the GPUs' peak, or the kernels of a microbatch as
+    `known` ones have them, on each part's rank one microbatch after another; and until the last
+    part of a pipeline has something to do, and the first has its last gradient.
+
+    Kernels that are cut into smaller ones are taken for no quicker together than they were.
+    """
+    p = choice.parallel
+    alone = model.flops / (p.ranks * model.peak_flops_per_s)
+    for x in known:
+        if x.microbatch_s and choice.is_part_of(x.choice):
+            q = x.choice.parallel
+            cut = (q.tp * q.cp) / (p.tp * p.cp) * choice.share / x.choice.share
+            alone = max(alone, cut * x.microbatch_s * p.microbatches / p.pp)
+    waits = (p.pp - 1) / (p.chunks * p.microbatches)
+    return alone * (1 + (waits if p.schedule != "zero-bubble" else 0.0))
+
+
+# ---- the search --------------------------------------------------------------------------------
+
+
+def search(
+    choices: Iterable[Choice],
+    model: Model,
+    simulate: Callable[[Choice], Step],
+    *,
+    exhaustive: bool = False,
+    known: Mapping[str, Tried] | None = None,
+    done: Callable[[Tried], None] = lambda _: None,
+) -> Found:
+    """The quickest choice that fits, and why the others lose.
+
+    Those that cannot fit are left out at once. The rest is simulated in the order of the least time
+    that each can take, until that is more than the quickest takes: none that is left out can be
+    quicker. That time is known better with each simulation: kernels of a microbatch are the same
+    in all plans that cut it alike. `known` choices, by name, are not simulated again;
+    `done` gets each that was. `exhaustive` simulates all.
+    """
+    found: list[Tried] = []
+    left: list[Choice] = []
+    for choice in choices:
+        held = least_bytes(choice, model)
+        if held > model.available_bytes and not exhaustive:
+            found.append(Tried(choice, least_s(choice, model), held, "memory: weights and states"))
+        else:
+            left.append(choice)
+    if not left and not found:
+        raise UsageError(
+            "no plan uses all GPUs",
+            expected="degrees whose product is the number of GPUs, and a batch that divides",
+            found=f"{model.gpus} GPUs, a batch of {model.batch}",
+            fix="another --dims batch=, or fewer limits",
+        )
+    simulated = 0
+    while left:
+        full = [c for c in left if least_bytes(c, model, found) > model.available_bytes]
+        if full and not exhaustive:
+            found += [_too_full(c, model, found) for c in full]
+            left = [c for c in left if c not in full]
+            continue
+        bounds = [least_s(c, model, found) for c in left]
+        i = min(range(len(left)), key=lambda i: (bounds[i], left[i].recompute, -left[i].share))
+        if bounds[i] > quickest_of(found) and not exhaustive:
+            break
+        choice = left.pop(i)
+        tried = (known or {}).get(str(choice))
+        if tried is None:
+            tried = _tried(choice, simulate)
+            simulated += 1
+            done(tried)
+        found.append(tried)
+    for choice in left:
+        least = least_s(choice, model, found)
+        waits = least_s(without_waits(choice), model, found) <= quickest_of(found)
+        why = "time: bubble of the pipeline" if waits else "time: kernels alone take longer"
+        found.append(Tried(choice, least, least_bytes(choice, model), why))
+    ordered = sorted(found, key=lambda x: (bool(x.why), x.time_s))
+    return Found(tuple(ordered), simulated)
+
+
+def _too_full(choice: Choice, model: Model, known: Sequence[Tried]) -> Tried:
+    why = "memory: activations, as plans alike have them"
+    return Tried(choice, least_s(choice, model, known), least_bytes(choice, model, known), why)
+
+
+def quickest_of(found: Iterable[Tried]) -> float:
+    return min((x.time_s for x in found if x.wins), default=inf)
+
+
+def without_waits(choice: Choice) -> Choice:
+    """The choice without the waits of its pipeline."""
+    return replace(choice, parallel=replace(choice.parallel, schedule="zero-bubble"))
+
+
+def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
+    try:
+        step = simulate(choice)
+    except GpuirError as error:
+        return Tried(choice, inf, 0, f"cannot be cut: {str(error).splitlines()[0]}")
+    full = step.fullest
+    return Tried(
+        choice,
+        step.time_s,
+        full.held_bytes,
+        "" if full.fits else "memory: activations, with weights and states",
+        step.mfu,
+        step.slowest.kernels_s,
+        step.exposed_s,
+        step.idle_s,
+        step.microbatch_s,
+        dict(full.holds).get("activations", 0),
+        step.interval,
+    )
+
+
+# ---- a search that goes on ---------------------------------------------------------------------
+
+
+def line_of(tried: Tried) -> str:
+    """A choice that was simulated, as a line of JSON."""
+    record = asdict(tried)
+    record["time_s"] = None if tried.time_s == inf else tried.time_s
+    return json.dumps({"name": str(tried.choice), **record}) + "\n"
+
+
+def read_lines(text: str, where: str) -> dict[str, Tried]:
+    """What an earlier search has simulated, by name; a last line that is not whole is left out."""
+    found: dict[str, Tried] = {}
+    for number, line in enumerate(lines := text.splitlines(), 1):
+        try:
+            raw: dict[str, Any] = json.loads(line)
+            name = raw.pop("name")
+            choice = raw.pop("choice")
+            interval = raw.pop("interval")
+            time_s = raw.pop("time_s")
+            found[name] = Tried(
+                choice=Choice(Parallel(**choice["parallel"]), choice["recompute"]),
+                time_s=inf if time_s is None else time_s,
+                interval=None if interval is None else (interval[0], interval[1]),
+                **raw,
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) > 0 and not text.endswith("\n"):
+                break
+            raise UsageError(
+                "not a line of an earlier search",
+                where=f"{where}:{number}",
+                found=str(error),
+                fix="name another file, or delete this one",
+            ) from error
+    return found
