@@ -47,7 +47,7 @@ def difference(metric: str, old: float, new: float) -> str:
     return ("+" if new > old else "-") + amount(metric, abs(new - old))
 
 
-def doubt(d: Diff) -> str:
+def uncertainty(d: Diff) -> str:
     """What the change of latency is beside the error of the predictions."""
     if d.old.values["latency"] == d.new.values["latency"] or d.overlap is None:
         return ""
@@ -153,9 +153,9 @@ def _overview(diffs: Sequence[Diff], page: Page) -> None:
 def _metrics(d: Diff, page: Page) -> None:
     columns = [("", False), *((x, True) for x in ("old", "new", "change", ""))]
     page.table(columns, metrics(d), drop=("change", "old"))
-    if doubt(d):
+    if uncertainty(d):
         page.line()
-        page.wrapped("", f"The change of latency is {doubt(d)}.", 0)
+        page.wrapped("", f"The change of latency is {uncertainty(d)}.", 0)
 
 
 def metrics(d: Diff) -> list[tuple[str, ...]]:
@@ -231,8 +231,8 @@ def markdown(diffs: Sequence[Diff], checks: Sequence[Check], layout: Layout) -> 
             lines += [f"Nothing differs: {amount('latency', d.new.values['latency'])}.", ""]
             continue
         lines += [*_grid(("", "old", "new", "change", ""), metrics(d)), ""]
-        if doubt(d):
-            lines += [f"The change of latency is {doubt(d)}.", ""]
+        if uncertainty(d):
+            lines += [f"The change of latency is {uncertainty(d)}.", ""]
         lines += [f"- {code(note)}" for note in d.notes] + [""] * bool(d.notes)
         lines += _unfolded(d, layout.top)
     return "\n".join(lines).rstrip() + "\n"

@@ -14,7 +14,7 @@ from gpuir.report.summary import SCHEMA, Kernel, Summary, Total
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
 
-TERMS = ("compute", "memory", "latency")
+TERMS = ("compute", "memory", "latency", "network")
 COLUMNS = (  # of CSV, before the facts
     *("model", "target", "profile", "kernel", "op", "shape", "locs", "status", "runs"),
     *("launches", "time_s", "low_s", "high_s", "time_each_s", "bound", "by", "unseen"),
@@ -65,7 +65,7 @@ def _total(total: Total) -> dict[str, Any]:
 def memory_record(m: Memory) -> dict[str, Any]:
     return record(
         m,
-        "peak_bytes parts reserved_bytes available_bytes spare_bytes fits",
+        "peak_bytes parts allocator reserved_bytes available_bytes spare_bytes fits",
         peak_at={"path": m.peak.path, "locs": m.peak.node.locs if m.peak.node else ()},
         largest=m.largest[:20],
     )

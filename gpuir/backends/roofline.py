@@ -25,13 +25,15 @@ COLOURS = (
     "#56b4e9",
     "#000000",
 )  # Okabe, Ito
+MARKERS = "os^"  # matplotlib's names: each with all the colours
 
 GAP = 2.0  # points between a line and its label
 PLACES = 40  # along a line, that are tried for its label
 
 
 def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
-    """A roofline plot as PNG, SVG or PDF, as the file's name ends; runs are told apart by colour.
+    """A roofline plot as PNG, SVG or PDF, as the file's name ends; each run has a colour, and
+    from the eighth on another shape.
 
     Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009; a roof for each level of memory as in
     Ilic, Pratas, Sousa: Cache-aware Roofline Model, IEEE CAL 13(1), 2014.
@@ -44,9 +46,9 @@ def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
             found=layout.file or "no file",
             fix="-o roofline.png",
         )
-    if len(summaries) > len(COLOURS):
+    if len(summaries) > (most := len(COLOURS) * len(MARKERS)):
         raise UsageError(
-            f"a roofline tells {len(COLOURS)} runs apart",
+            f"a roofline shows at most {most} runs",
             found=f"{len(summaries)}",
             fix="fewer targets or profiles; `--format html` shows one at a time",
         )
@@ -55,7 +57,7 @@ def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour."""
+    """Points of one colour and shape."""
 
     name: str
     points: tuple[Point, ...]
@@ -86,17 +88,19 @@ def _draw(axes: Any, summaries: Sequence[Summary]) -> None:
     for name, (s, _, colour) in devices.items():
         labels += _roofs(axes, roofs[name], memories(s), "0.3" if alone else colour)
     for i, one in enumerate(series):
+        marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
         axes.scatter(
             [p.intensity for p in one.points],
             [p.rate for p in one.points],
             s=[10 + 800 * p.of.time_s / one.whole_s for p in one.points],
             color=_colour(i),
+            marker=marker,
             alpha=0.55,
             linewidths=0.6,
             edgecolors="black",
             zorder=3,
         )
-        axes.scatter([], [], s=40, color=_colour(i), alpha=0.55, label=one.name)
+        axes.scatter([], [], s=40, color=_colour(i), marker=marker, alpha=0.55, label=one.name)
     if series:
         axes.legend(loc="lower right", fontsize=8)
     if alone:

@@ -84,7 +84,7 @@ def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
             _table(page, [*plain, *(t for t in totals if _adds(t, plain))])
         if apart := [s for s in mine if s.group.floor or s.group.suspect]:
             page.line()
-            page.line("apart: what measures the host's dispatch more than the GPU, or is doubted")
+            page.line("apart: what measures the host's dispatch more than the GPU, or is suspect")
             _table(page, apart)
         if tiles := [t for t in scores.tiles if t.group.file == table.file]:
             _tiles(page, tiles)

@@ -83,11 +83,11 @@ def _scales(ax: Any, s: Sweep, panel: Panel) -> None:
     ax.set_xticks(values, [f"{n:,}" for n in values])
     ax.xaxis.set_minor_formatter(ticker.NullFormatter())
     ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(ticker.FuncFormatter(_said(panel)))
+    ax.yaxis.set_major_formatter(ticker.FuncFormatter(_tick(panel)))
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     ax.set_xlabel(dim)
     ax.set_title(panel.title, fontsize=9)
 
 
-def _said(panel: Panel) -> Callable[[float, int], str]:
+def _tick(panel: Panel) -> Callable[[float, int], str]:
     return lambda value, place: panel.tick(value)

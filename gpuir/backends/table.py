@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from gpuir.backends import json_csv, roofline, terminal, texts, trace
-from gpuir.backends.html.page import html
-from gpuir.backends.terminal import Layout
-from gpuir.plugins import find_named
-from gpuir.report.summary import Summary
+from gpuir.plugins import Lazy, find_named
 
-Backend = Callable[[Sequence[Summary], Layout], str | bytes]
+if TYPE_CHECKING:
+    from gpuir.backends.terminal import Layout
+    from gpuir.files import Folder
+    from gpuir.report.summary import Summary
 
-BACKENDS: dict[str, Backend] = {
-    "table": terminal.report,
-    "json": json_csv.json_text,
-    "html": html,
-    "csv": json_csv.csv_text,
-    "roofline": roofline.roofline,
-    "ir": texts.ir,
-    "schedule": texts.schedule,
-    "trace": trace.trace,
-}
+    Backend = Callable[[Sequence[Summary], Layout], str | bytes | Folder]
+
+BACKENDS: Mapping[str, Backend] = Lazy(
+    {
+        "table": "gpuir.backends.terminal:report",
+        "json": "gpuir.backends.json_csv:json_text",
+        "html": "gpuir.backends.html.page:html",
+        "csv": "gpuir.backends.json_csv:csv_text",
+        "roofline": "gpuir.backends.roofline:roofline",
+        "ir": "gpuir.backends.texts:ir",
+        "schedule": "gpuir.backends.texts:schedule",
+        "trace": "gpuir.backends.trace:trace",
+        "chakra": "gpuir.backends.chakra.traces:chakra",
+    }
+)
+FOLDERS = ("chakra",)  # formats that fill a folder
 
 
 def find_backend(name: str, loaded: Mapping[str, Backend] | None = None) -> Backend:

@@ -19,6 +19,7 @@ from gpuir.targets.profile import load_profile
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory, Moment
+    from gpuir.simulate.timeline import Traffic
 
 STYLES = {  # of a title, of notes, and of words that mean something where they fill a cell
     "bold": "1",
@@ -26,9 +27,17 @@ STYLES = {  # of a title, of notes, and of words that mean something where they 
     "compute": "32",
     "memory": "36",
     "latency": "33",
+    "network": "35",
     "explained": "36",
     "doubtful": "1;31",
     "illegal": "1;31",
+}
+NOT_MEASURED = {  # words of `Cost.unseen`, where they are not "this" dtype or size
+    "gpu": "this GPU",
+    "indices": "indices like these",
+    "links": "links like these",
+    "ranks": "so many ranks",
+    "network": "this network",
 }
 NAME_WIDTH = 22  # a layer's name gets at least so much room before columns are dropped
 GAP = 2
@@ -208,6 +217,12 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     if s.interval is not None:
         yield "interval", interval(s)
     yield "profile", f"{s.profile.name}: {s.profile.title}"
+    if s.graph.mesh:
+        mesh = ", ".join(f"{axis}={n}" for axis, n in s.graph.mesh)
+        on = f" on {s.graph.cluster}" if s.graph.cluster else ", over links that nothing names"
+        yield "ranks", f"{s.graph.ranks:,} ({mesh}){on}; this is one of them"
+    if s.graph.cluster and s.timeline.traffic:
+        yield "sends", "; ".join(map(traffic, s.timeline.traffic))
     if s.latency_s > s.timeline.busy_s * (1 + 1e-9):
         yield "device", host_text(s)
         yield "path", path_text(s)
@@ -272,13 +287,21 @@ def host_text(s: Summary) -> str:
     return f"{text}: host-bound" if run.is_host_bound else text
 
 
+def traffic(x: Traffic) -> str:
+    """`dp: 25 collectives of 3.52 ms, 80 % hidden behind kernels, 704 us exposed`."""
+    text = f"{x.group}: {x.count:,} collective{'s' * (x.count != 1)} of {quantity(x.time_s, 's')}"
+    hidden = percent(x.time_s - x.exposed_s, x.time_s)
+    return f"{text}, {hidden} hidden behind kernels, {quantity(x.exposed_s, 's')} exposed"
+
+
 def path_text(s: Summary) -> str:
     """`host 8.2 ms, then kernels 4.0 ms`: the chain that decides the end, alternating pieces of one
     sort added up where they are many."""
     words = {"kernel": "kernels", "loop": "kernels", "copy": "copies", "host": "the host"}
     chain: list[tuple[str, float]] = []
     for span in s.timeline.critical:
-        word, time = words[span.kind], span.end_s - span.start_s
+        sends = span.kind == "kernel" and span.lane.startswith("communication")
+        word, time = span.lane if sends else words[span.kind], span.end_s - span.start_s
         if chain and chain[-1][0] == word:
             chain[-1] = word, chain[-1][1] + time
         elif time:
@@ -306,7 +329,7 @@ def fitted(s: Summary) -> str:
     """Whether this GPU, and the dtypes of its kernels, were measured for what predicts."""
     groups: dict[tuple[tuple[str, ...], float], list[str]] = {}
     for u in (u for u in s.unseen if u.what != "kind"):
-        what = "this GPU" if u.what == "gpu" else f"this {u.what}"
+        what = NOT_MEASURED.get(u.what, f"this {u.what}")
         groups.setdefault((u.kinds, u.time_s), []).append(what)
     parts: list[str] = []
     for (kinds, time_s), what in groups.items():
@@ -346,11 +369,12 @@ def memory_text(m: Memory) -> str:
 
 
 def fits_text(m: Memory) -> str:
-    """`34.1 GB to spare: 7.7 GB reserved of 41.8 GB`."""
+    """`34.1 GB to spare: 7.7 GB reserved of 41.8 GB (allocator caching)`."""
     spare, has = m.spare_bytes or 0, m.available_bytes or 0
     room = quantity(abs(spare), "bytes")
     verdict = f"{room} to spare" if spare >= 0 else f"no, {room} short"
-    return f"{verdict}: {quantity(m.reserved_bytes, 'bytes')} reserved of {quantity(has, 'bytes')}"
+    reserved = f"{quantity(m.reserved_bytes, 'bytes')} reserved of {quantity(has, 'bytes')}"
+    return f"{verdict}: {reserved} (allocator {m.allocator})"
 
 
 def moment_name(moment: Moment) -> str:
@@ -386,10 +410,10 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
         Column("each", 1, lambda x: quantity(x.one.cost.time_s, "s") if x.runs != 1 else ""),
         Column("kernel", 9, lambda x: x.one.kind, right=False),
         Column("bound", 8, lambda x: x.one.cost.bound, right=False),
-        Column("peak", 6, lambda x: _said(x.one.peak_share, percent)),
+        Column("peak", 6, lambda x: _or_blank(x.one.peak_share, percent)),
         Column("80 %", 5, lambda x: spread(x.one)),
-        Column("waves", 4, lambda x: _said(x.one.cost.fact("waves"), _short)),
-        Column("occup", 3, lambda x: _said(x.one.cost.fact("occupancy"), percent)),
+        Column("waves", 4, lambda x: _or_blank(x.one.cost.fact("waves"), _short)),
+        Column("occup", 3, lambda x: _or_blank(x.one.cost.fact("occupancy"), percent)),
         Column("tile", 2, lambda x: tile_text(x.one), right=False),
     ]
     columns = [c for c in columns if any(c.cell(x) for x in rows)]
@@ -423,7 +447,7 @@ def spread(x: Kernel) -> str:
     return f"{low:+.0f} {high:+.0f} %"
 
 
-def _said(value: float | None, text: Callable[[float], str]) -> str:
+def _or_blank(value: float | None, text: Callable[[float], str]) -> str:
     return "" if value is None else text(value)
 
 

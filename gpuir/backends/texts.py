@@ -13,15 +13,16 @@ from gpuir.text import show
 
 def ir(summaries: Sequence[Summary], _: Layout) -> str:
     """The costed graph: reads back as a `.gir` file."""
-    return show(_one(summaries, "ir").graph)
+    return show(only(summaries, "ir").graph)
 
 
 def schedule(summaries: Sequence[Summary], _: Layout) -> str:
     """The tiles alone: to edit, or for a tuner; `--schedule FILE` applies them."""
-    return show(extract(_one(summaries, "schedule").graph))
+    return show(extract(only(summaries, "schedule").graph))
 
 
-def _one(summaries: Sequence[Summary], format: str) -> Summary:
+def only(summaries: Sequence[Summary], format: str) -> Summary:
+    """The one run that a format holds; UsageError where there are several."""
     if len(summaries) > 1:
         raise UsageError(
             f"format {format!r} holds one target under one profile",

@@ -193,7 +193,7 @@ class _Run:
         """For each launch the first that the same call launches: itself, or where each thread of
         the host replays a CUDA graph in its turn, that graph's first."""
         lanes = [x.lane for x in self.s.timeline.launches]
-        if not self.s.profile.host.graph:
+        if not self.s.timeline.profile.host.graph:
             return tuple(range(len(lanes)))
         found: list[int] = []
         for i, lane in enumerate(lanes):
@@ -239,7 +239,7 @@ class _Run:
     def _host_ops(self) -> Iterator[_Op]:
         """Each with what the host does before and after its launches, up to where something else
         begins."""
-        run, host = self.s.timeline, self.s.profile.host
+        run, host = self.s.timeline, self.s.timeline.profile.host
         calls = [(i, x) for i, x in self._calls.items() if x.launch is not None]
         begins: dict[str, list[float]] = {}
         for x in sorted(run.spans, key=lambda x: x.start_s):

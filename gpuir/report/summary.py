@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Status = Literal["modelled", "approximated", "opaque"]
 SCHEMA = "gpuir.report/2"  # of a summary as JSON
+UNMODELLED = ("k.opaque", "k.routine")
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
-BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")
+BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency", "network")
 # What views, and the rule of TF32, mean for the kernels of a graph.
 VIEWS = "slices and transposes are views, where the next kernel takes strides"
 TF32: Mapping[Tf32, str] = {
@@ -146,7 +147,7 @@ class Kernel:
         """The part achieved of the rate that bounds it: of flop/s, of memory bandwidth, or the
         larger. None where the predictor does not say."""
         flops, moved = self.cost.fact("peak_share"), self.cost.fact("dram_share")
-        shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved)}
+        shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved), "network": ()}
         known = [share for share in shares[self.cost.bound] if share is not None]
         return max(known, default=None)
 
@@ -185,10 +186,15 @@ class Kernel:
     def status(self) -> Status:
         """Opaque if it holds an op we do not know; approximated if a library routine, whose passes
         and steps are counted and nothing else, or if the CPU runs it."""
-        kernels = {_kernel(n.op) for n in _inside(self.node)}
-        if "k.opaque" in kernels:
+        kernels = {self.node.op.name, *(_kernel(n.op) for n in _inside(self.node))}
+        if "k.opaque" in kernels or self.is_unlinked:
             return "opaque"
         return "approximated" if "k.routine" in kernels or self.cost.on_host else "modelled"
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether it is a collective over links that nobody has named."""
+        return isinstance(self.node.op, k.Collective) and "network" not in dict(self.cost.terms)
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
@@ -196,7 +202,9 @@ class Kernel:
         if self.cost.on_host:
             return ("on the CPU",)
         inside = [n.op for n in _inside(self.node)]
-        return tuple(_called(op) for op in inside if _kernel(op) in ("k.opaque", "k.routine"))
+        if self.is_unlinked:
+            return tuple(op.fn for op in inside if isinstance(op, t.Collective))
+        return tuple(_called(op) for op in inside if _kernel(op) in UNMODELLED)
 
     @cached_property
     def shape(self) -> str:
@@ -337,7 +345,7 @@ def summarize(
     from gpuir.simulate.timeline import timeline
 
     run = timeline(graph, profile_of(graph))
-    kernels = tuple(_kernels(graph, (), 1))
+    kernels = kernels_of(graph)
     running = [x for x in kernels if x.runs]
     coverage = tuple(_coverage(graph, kernels))
     folded = set(graph.folded) - {loc for x in walk(graph) for loc in x.node.locs}
@@ -402,6 +410,11 @@ def _memory(graph: Graph) -> Memory:
     from gpuir.simulate.memory import memory  # and with it numpy
 
     return memory(graph)
+
+
+def kernels_of(graph: Graph) -> tuple[Kernel, ...]:
+    """The kernels of a costed graph in order, views and idle branches included."""
+    return tuple(_kernels(graph, (), 1))
 
 
 def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]:

@@ -121,9 +121,25 @@ def test_a_graph_without_arithmetic_is_drawn_too():
     assert roofline([s], Layout(file="none.png")).startswith(b"\x89PNG")
 
 
-def test_more_runs_than_colours_are_refused():
-    with pytest.raises(UsageError, match="tells 7 runs apart"):
-        roofline([encoder("a100")] * 8, Layout(file="x.png"))
+def test_more_runs_than_colours_have_other_shapes():
+    pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
+    looks: list[tuple[bytes, bytes]] = []
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        draw_on(axes, [encoder("a100")] * 21)
+        looks.extend(
+            (x.get_facecolor().tobytes(), x.get_paths()[0].vertices.tobytes())
+            for x in axes.get_legend().legend_handles
+        )
+
+    picture("png", (7.5, 5.0), draw)
+    assert len(set(looks)) == 21
+
+
+def test_more_runs_than_colours_and_shapes_are_refused():
+    with pytest.raises(UsageError, match="shows at most 21 runs"):
+        roofline([encoder("a100")] * 22, Layout(file="x.png"))
 
 
 @pytest.mark.parametrize("name", ["", "roofline", "roofline.txt"])

@@ -109,7 +109,7 @@ def _run(name: str, s: Summary) -> dict[str, Any]:
             for h in s.memory.largest[:20]
         ],
         "numbers": [(n.field, _number(n.value, n.unit), n.source) for n in s.device.numbers],
-        "says": _said(s),
+        "says": _descriptions(s),
     }
 
 
@@ -156,7 +156,7 @@ def _number(value: str | float | bool | tuple[str, ...], unit: str) -> str:
     return quantity(value, unit, 4) if unit else plain(value)
 
 
-def _said(s: Summary) -> dict[str, str]:
+def _descriptions(s: Summary) -> dict[str, str]:
     """What each chart shows, in words, for those who do not see it."""
     kinds = ", ".join(f"{t.kind} {percent(t.time_s, s.device_s)}" for t in s.totals[:6])
     held = sorted(s.memory.parts.items(), key=lambda part: -part[1])
