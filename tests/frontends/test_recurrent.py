@@ -9,7 +9,7 @@ import pytest
 from onnx_models import Array, agrees, const, info, info_of, loaded, model, node, results
 
 import gpuir
-from gpuir.cost.work import work_of
+from gpuir.cost.reading import work_of
 from gpuir.frontends.onnx.load import load
 from gpuir.interp import run
 from gpuir.ops import kernel as k

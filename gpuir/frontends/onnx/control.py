@@ -152,11 +152,11 @@ class _Loop:
             trips = self.count(COMPUTED if bound is None else min(bound, COMPUTED))
             if trips is not None and (trips < COMPUTED or trips == bound):
                 return self.unrolled(trips)
-        told = self.n.walk.load.trip_counts.get(self.n.name)
-        if told is not None and (told < 0 or (bound is not None and told > bound)):
+        given = self.n.walk.load.trip_counts.get(self.n.name)
+        if given is not None and (given < 0 or (bound is not None and given > bound)):
             expected = "0 or more" if bound is None else f"at most {bound}, as the model says"
-            raise ModelError(f"--trip-count {self.n.name}={told}", expected=expected)
-        trips, why = (told, "by --trip-count") if told is not None else (bound, "from the model")
+            raise ModelError(f"--trip-count {self.n.name}={given}", expected=expected)
+        trips, why = (given, "by --trip-count") if given is not None else (bound, "from the model")
         if trips is None:
             trips, why = self.count(COMPUTED), "from its condition"
         if trips is None:

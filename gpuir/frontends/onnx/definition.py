@@ -131,11 +131,11 @@ def diagnosis(
         try:
             _inferred(schema, step, inputs, opsets)
         except Exception as refusal:  # it raises many kinds
-            said = str(refusal).rpartition("] ")[2].strip() or type(refusal).__name__
+            reason = str(refusal).rpartition("] ")[2].strip() or type(refusal).__name__
             return ModelError(
                 f"{step.op}: the node does not follow ONNX's definition",
                 where=loc,
-                expected=f"what its shape inference accepts: {said}"[:300],
+                expected=f"what its shape inference accepts: {reason}"[:300],
                 found=found,
             )
         if schema.since_version > opsets.get(step.domain, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
@@ -152,30 +153,19 @@ def pool(fn: Any, count: int) -> Converter:
         extents = n.type.shape[-count:]
         high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
         if fn == "max":
-            y = e(
-                t.Pool(
-                    fn="max",
-                    x=image,
-                    window=window,
-                    strides=strides,
-                    low=low,
-                    high=high,
-                    dilations=dilations,
-                )
+            op = t.Pool(
+                fn="max",
+                x=image,
+                window=window,
+                strides=strides,
+                low=low,
+                high=high,
+                dilations=dilations,
             )
+            y = e(op)
             if len(n.types) == 1:
                 return reshaped(e, y, n.type.shape)
-            where = e(
-                t.Pool(
-                    fn="argmax",
-                    x=image,
-                    window=window,
-                    strides=strides,
-                    low=low,
-                    high=high,
-                    dilations=dilations,
-                )
-            )
+            where = e(replace(op, fn="argmax"))
             return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
         include = bool(n.args.get("count_include_pad", True))
         divisor = n.args.get("divisor_override")

@@ -96,7 +96,7 @@ class Dims:
                 raise ModelError(
                     f"the program does not take such a shape of {name!r}",
                     expected=f"{name}={self.written(shapes[name])}",
-                    found=f"{name}={'x'.join(map(str, shape))}, with {self._said()}",
+                    found=f"{name}={'x'.join(map(str, shape))}, with {self._chosen()}",
                 )
         self._check_ranges(program)
 
@@ -111,12 +111,12 @@ class Dims:
         return ModelError(
             f"the program does not take {name}={number}",
             expected=f"{name}={self.shown(size)}",
-            found=self._said(),
+            found=self._chosen(),
         )
 
-    def _said(self) -> str:
-        said = [f"{self.name(symbol)}={n}" for symbol, n in self.numbers.items()]
-        return ", ".join(said) or "no size to choose"
+    def _chosen(self) -> str:
+        sizes = [f"{self.name(symbol)}={n}" for symbol, n in self.numbers.items()]
+        return ", ".join(sizes) or "no size to choose"
 
     def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
         symbols = {
@@ -213,8 +213,8 @@ def names_of_dims(program: ExportedProgram) -> dict[str, str]:
     for _, value in traced_inputs(program):
         if isinstance(value, torch._subclasses.FakeTensor) and value.fake_mode.shape_env:
             env = value.fake_mode.shape_env
-            said = {s: env.source_name_to_debug_name.get(s, s) for s in env.source_to_var}
-            sizes = {said[s]: env.replace(var) for s, var in env.source_to_var.items()}
+            names = {s: env.source_name_to_debug_name.get(s, s) for s in env.source_to_var}
+            sizes = {names[s]: env.replace(var) for s, var in env.source_to_var.items()}
             return {
                 n.name: name for name, n in sizes.items() if n.is_Symbol and name.isidentifier()
             }

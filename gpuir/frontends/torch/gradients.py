@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
@@ -165,37 +166,23 @@ def pool_backward(fn: Any, count: int) -> Converter:
         dilations = spread(n.args.get("dilation", 1), count)
         extents = dy.type.shape[2:]
         high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
-        shape = image.type.shape
-        if fn == "max":
-            op = t.PoolGradient(
-                fn="max",
-                dy=dy,
-                shape=shape,
-                window=window,
-                strides=strides,
-                low=low,
-                high=high,
-                dilations=dilations,
-                x=image,
-            )
-            return reshaped(e, e(op), n.type.shape)
-        include = bool(n.args.get("count_include_pad"))
-        extra = extra if include and any(extra) else ()
-        if n.args.get("divisor_override"):
-            raise ModelError(f"{n.op}: divisor_override is not supported")
-        op = t.PoolGradient(
-            fn="mean",
+        gradient = partial(
+            t.PoolGradient,
             dy=dy,
-            shape=shape,
+            shape=image.type.shape,
             window=window,
             strides=strides,
             low=low,
             high=high,
             dilations=dilations,
-            x=None,
-            include_pad=include,
-            extra=extra,
         )
+        if fn == "max":
+            return reshaped(e, e(gradient("max", x=image)), n.type.shape)
+        include = bool(n.args.get("count_include_pad"))
+        extra = extra if include and any(extra) else ()
+        if n.args.get("divisor_override"):
+            raise ModelError(f"{n.op}: divisor_override is not supported")
+        op = gradient("mean", x=None, include_pad=include, extra=extra)
         return reshaped(e, e(op), n.type.shape)
 
     return convert

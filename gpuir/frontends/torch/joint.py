@@ -132,8 +132,8 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
         loss, assumed = total, (*assumed, f"the gradient is that of the sum of %{loss.name}")
     elif others := [n.name for n in floats[1:] if n.meta["val"].numel() == 1]:
         names = ", ".join(f"%{name}" for name in dict.fromkeys(others))
-        said = f"the loss is %{loss.name}, the first output, and not {names}: --loss"
-        assumed = (*assumed, said)
+        note = f"the loss is %{loss.name}, the first output, and not {names}: --loss"
+        assumed = (*assumed, note)
     output.args = ((loss,),)
     info = graph._codegen.pytree_info
     graph._codegen.pytree_info = info._replace(out_spec=tree_flatten((0,))[1])
@@ -196,8 +196,9 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
         kind = type(place).__name__
         mutates = kind == "InputMutationAOTOutput"
         over.append(places[place.mutated_input] if mutates else None)
-        if kind == "GradAOTOutput" and value not in gradients:
-            if emit.builder.producer(value) is None:  # a known number, or an input itself
+        if kind == "GradAOTOutput":
+            # a known number, an input itself, or the gradient of another param, too
+            if value in gradients or emit.builder.producer(value) is None:
                 value = emit(t.Map("identity", (value,)), fold=False)
             wanted = emit.names.claim(f"{places[place.grad_of].name}.grad")
             gradients[value] = Value(wanted, value.type)

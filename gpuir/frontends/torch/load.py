@@ -71,7 +71,7 @@ def load(
     recurrent operators, as it takes those apart step by step. Locations begin with `name`. Raises
     `ModelError`.
     """
-    with _told(name or source_name(source)):
+    with _placed(name or source_name(source)):
         made = _program(source, args, kwargs)
     name = name or program_name(made, Path(source).stem if isinstance(source, str | Path) else "")
     if isinstance(made, Program) and made.repeats:
@@ -83,7 +83,7 @@ def load(
     emit = Emitter(name, Scope(expert_skew=expert_skew, converters=converters))
     emit.builder.framework = "pytorch"
     walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)
-    with _told(name, emit):
+    with _placed(name, emit):
         if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
             raise UsageError(
                 "quantised weights are not trained",
@@ -115,7 +115,7 @@ def load(
 
 
 @contextmanager
-def _told(name: str, emit: Emitter | None = None) -> Generator[None]:
+def _placed(name: str, emit: Emitter | None = None) -> Generator[None]:
     """Errors say where they are, and what is none of ours becomes a `ModelError`."""
     try:
         yield

@@ -96,7 +96,12 @@ class TorchNode:
 
     def axis(self, rank: int, arg: str = "dim") -> int:
         """The argument as an axis counted from the front."""
-        return int(self.args[arg]) % max(rank, 1)
+        given = self.args[arg]
+        if not isinstance(given, int):
+            raise ModelError(
+                f"{self.op}: {arg} is no axis", expected="an integer", found=repr(given)
+            )
+        return given % max(rank, 1)
 
     def axes(self, rank: int, arg: str = "dim") -> tuple[int, ...]:
         """The argument as axes counted from the front; all where it is left out or empty."""

@@ -179,8 +179,8 @@ def apply(model: nn.Module, made: Quantisation, where: str) -> tuple[str, ...]:
             expected="linear layers" if made.linears else "a mixture of experts",
             found=f"{layers} layers, all of them left out" if layers else "none",
         )
-    said = f"{made.method}: {changed} of {layers} layers are quantised, {', '.join(found)}"
-    return (said, *made.assumed, *([ROWS_ALONE] if rows else []))
+    note = f"{made.method}: {changed} of {layers} layers are quantised, {', '.join(found)}"
+    return (note, *made.assumed, *([ROWS_ALONE] if rows else []))
 
 
 def is_linear(module: nn.Module) -> bool:

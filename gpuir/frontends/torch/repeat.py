@@ -63,8 +63,8 @@ def grown(program: Program, load: Callable[[Program], Model], joint: bool) -> Mo
             return None
         model = _held(law.model(stacks[0].times, models[few].weights), program.module)
         verify(model.graph, "repeat")
-        told = f"the layers behind the first {longest} do what these do: they hold the same modules"
-        graph = replace(model.graph, assumed=(*model.graph.assumed, told))
+        note = f"the layers behind the first {longest} do what these do: they hold the same modules"
+        graph = replace(model.graph, assumed=(*model.graph.assumed, note))
     except (Irregular, GpuirError):  # what is at fault in the program itself, the whole one shows
         return None
     return replace(model, graph=graph)

@@ -309,8 +309,8 @@ def _term(tree: ast.expr) -> Any:
             known = {each.arg or "": each.value for each in assumptions}
             if not SYMBOL.fullmatch(name) or not known.keys() <= ASSUMED:
                 raise ValueError(f"no symbol {name}")
-            said = {key: bool(_term(value)) for key, value in known.items()}
-            found = sympy.Symbol(name, **said)
+            assumed = {key: bool(_term(value)) for key, value in known.items()}
+            found = sympy.Symbol(name, **assumed)
         case ast.Call(ast.Name("Float"), [ast.Constant(str() as digits)], _) if len(digits) < 64:
             found = sympy.Float(float(digits))
         case ast.Call(ast.Name("Integer"), [value], []):
@@ -405,8 +405,8 @@ def _plain(tree: Any, tuples: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("builtins.list", "builtins.tuple"):
         return {"type": kind, "context": "null", "children_spec": parts}
     named = tuples.get(tree["context"]) if isinstance(tree["context"], str) else None
-    said = named["field_names"] if named else tree["context"]
-    keys = names_of(_unquoted(said), len(parts))
+    context = named["field_names"] if named else tree["context"]
+    keys = names_of(_unquoted(context), len(parts))
     if keys is None or len({*keys}) < len(parts):
         return {"type": "builtins.tuple", "context": "null", "children_spec": parts}
     return {"type": "builtins.dict", "context": json.dumps(keys), "children_spec": parts}

@@ -92,11 +92,11 @@ def kinds(layers: nn.ModuleList, configs: Sequence[Any]) -> list[int]:
                 offsets.setdefault(key, set()).add(value - i)
     counts = {key for key, found in offsets.items() if len(found) == 1}
     numbers: dict[Any, int] = {}
-    told = (
+    kinds = (
         frozenset((key, None if key in counts else value) for key, value in layer.items())
         for layer in described
     )
-    return [numbers.setdefault(layer, len(numbers)) for layer in told]
+    return [numbers.setdefault(layer, len(numbers)) for layer in kinds]
 
 
 def _described(layer: nn.Module) -> Described:

@@ -152,7 +152,7 @@ def assumed_of(program: ExportedProgram, module: nn.Module) -> list[str]:
     made = {str(spec.target) for spec in program.graph_signature.input_specs}
     linears = linears_of(module).items()
     schemes = [scheme_of(m.weight) for name, m in linears if joined(name, "scale") in made]
-    return [*said([scheme for scheme in schemes if scheme is not None])]
+    return [*notes([scheme for scheme in schemes if scheme is not None])]
 
 
 def joined(path: str, name: str) -> str:
@@ -169,7 +169,7 @@ def layer(scheme: Scheme, shape: Sequence[int], bias: bool, like: torch.Tensor) 
     return made.eval()
 
 
-def said(schemes: Sequence[Scheme]) -> Iterator[str]:
+def notes(schemes: Sequence[Scheme]) -> Iterator[str]:
     """What is assumed of the layers with these schemes."""
     for text, count in Counter(map(described, schemes)).items():
         yield f"torchao: linear layers of {text}: {count}"
@@ -281,7 +281,7 @@ def calls_of(program: ExportedProgram) -> Calls:
             for name in (f"{weight.removesuffix('weight')}bias", *held[weight])
         ),
         assumed=(
-            *said([*schemes.values()]),
+            *notes([*schemes.values()]),
             *as_traced([weight for weight in held if weight not in taken]),
         ),
     )

@@ -178,6 +178,25 @@ def test_joint_graph_computes_what_autograd_does(name: str):
         )
 
 
+class Biased(nn.Module):
+    """Two weights whose gradients are one tensor, as the two biases of an LSTM's gates have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Any) -> Any:
+        return (x + (self.a + self.b)).square().mean()
+
+
+def test_weights_with_one_gradient_have_one_each():
+    graph = gpuir.load(
+        Biased(), args=(torch.randn(2, 4),), train=True, autodiff="torch", accumulate=True
+    )
+    taken = {v.name: over and over.name for v, over in zip(graph.outputs, graph.over, strict=True)}
+    assert taken["a.grad.new"] == "a.grad" and taken["b.grad.new"] == "b.grad"
+
+
 def counted(body: nn.Module, x: Any, count: Any) -> Any:
     count.add_(1.0)
     return (body(x) * count).mean()

@@ -73,7 +73,7 @@ def test_core_operators_that_are_called_by_name(tool: ModuleType):
 
 @pytest.mark.filterwarnings("ignore")
 def test_composites(tool: ModuleType):
-    assert not failures(tool, COMPOSITES, ("f32", "i64"), 2)
+    assert not failures(tool, COMPOSITES, ("f32", "i64"), 1)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,7 +81,7 @@ def test_every_core_operator_has_a_converter_or_is_decomposed(tool: ModuleType):
     """Those that OpInfo has under their own names."""
     core = tool.core_operators()
     assert len(core) > 150
-    assert not failures(tool, sorted(core), ("f32", "bf16"), 1)
+    assert not failures(tool, sorted(core), ("f32",), 1)
 
 
 @pytest.mark.filterwarnings("ignore")

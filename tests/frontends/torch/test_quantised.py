@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 import gpuir  # noqa: E402
 from gpuir import interp  # noqa: E402
-from gpuir.cost.work import work_of  # noqa: E402
+from gpuir.cost.reading import work_of  # noqa: E402
 from gpuir.interp import to_numpy_dtype  # noqa: E402
 from gpuir.ir.errors import GpuirError, ModelError, UsageError  # noqa: E402
 from gpuir.ir.graph import Graph  # noqa: E402

@@ -48,7 +48,6 @@ WHISPER |= {"encoder_layers": 9, "decoder_layers": 2, "encoder_attention_heads":
 WHISPER |= {"decoder_attention_heads": 2, "max_source_positions": 10, "num_mel_bins": 8}
 WHISPER |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 WHISPER |= {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
-MIXTRAL = named("mixtral", "MixtralForCausalLM", **GROUPED, num_local_experts=4)
 GEMMA2 = named("gemma2", "Gemma2ForCausalLM", **GROUPED, sliding_window=4, num_hidden_layers=21)
 DENSE_FIRST = named(
     "qwen3_moe",
@@ -65,22 +64,14 @@ WORDS = {"dims": {"batch": 2, "seq": 6}}
 DECODE = {"phase": "decode", "past": 9}
 MODELS: dict[str, tuple[Keys, Keys]] = {
     "llama": (LLAMA, WORDS),
-    "llama, decode": (LLAMA, DECODE),
     "llama, narrow cache": (LLAMA, DECODE | {"cache_dtype": "f8e4m3"}),
     "llama, train": (LLAMA | {"num_hidden_layers": 12}, WORDS | {"train": True}),
     "llama, awq": (LLAMA | AWQ, WORDS),
-    "mixtral": (MIXTRAL, WORDS),
     "a dense layer, then experts": (DENSE_FIRST, WORDS),
     "gpt2": (GPT2, WORDS),
-    "windows in every other layer": (GEMMA2, WORDS),
     "windows, decode": (GEMMA2, DECODE),
     "bert": (named("bert", "BertForMaskedLM"), WORDS | {"mask": True}),
-    "bert, train": (
-        named("bert", "BertForMaskedLM", num_hidden_layers=12),
-        WORDS | {"train": True},
-    ),
     "t5": (T5, {"dims": {"seq": 6, "target": 5}}),
-    "t5, decode": (T5, DECODE | {"dims": {"seq": 6}}),
     "whisper, a long encoder": (WHISPER, {"dims": {"target": 5}}),
     "mamba": (named("mamba", "MambaForCausalLM", state_size=4), WORDS),
 }
