@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuir.analysis import analyze, explain, lower, summary
+    from gpuir.distributed import simulate_ranks
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
@@ -21,32 +22,40 @@ if TYPE_CHECKING:
     from gpuir.report.summary import Summary
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
+    from gpuir.simulate.parallel import Parallel
+    from gpuir.simulate.step import Step
     from gpuir.simulate.timeline import Timeline, timeline
     from gpuir.stacks.table import pipeline
+    from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
     from gpuir.targets.load import load_target, target_names
     from gpuir.targets.profile import Profile, load_profile, profile_names
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
 
 __all__ = [
+    "Cluster",
     "Cost",
     "GpuirError",
     "Graph",
     "LoadOptions",
     "Memory",
+    "Parallel",
     "Pass",
     "Pipeline",
     "Profile",
     "Schedule",
+    "Step",
     "Summary",
     "Target",
     "Tile",
     "Timeline",
     "analyze",
     "apply",
+    "cluster_names",
     "explain",
     "extract",
     "load",
+    "load_cluster",
     "load_profile",
     "load_target",
     "load_text",
@@ -57,6 +66,7 @@ __all__ = [
     "pipeline",
     "profile_names",
     "show",
+    "simulate_ranks",
     "strip",
     "summary",
     "target_names",
@@ -65,6 +75,7 @@ __all__ = [
 
 _HOMES = {
     "gpuir.analysis": ("analyze", "explain", "lower", "summary"),
+    "gpuir.distributed": ("simulate_ranks",),
     "gpuir.loading": ("LoadOptions", "load", "load_text"),
     "gpuir.report.summary": ("Summary",),
     "gpuir.ir.errors": ("GpuirError",),
@@ -74,7 +85,10 @@ _HOMES = {
     "gpuir.stacks.table": ("pipeline",),
     "gpuir.schedule": ("apply", "extract", "strip"),
     "gpuir.simulate.memory": ("Memory", "memory"),
+    "gpuir.simulate.parallel": ("Parallel",),
+    "gpuir.simulate.step": ("Step",),
     "gpuir.simulate.timeline": ("Timeline", "timeline"),
+    "gpuir.targets.cluster": ("Cluster", "cluster_names", "load_cluster"),
     "gpuir.targets.load": ("load_target", "target_names"),
     "gpuir.targets.profile": ("Profile", "load_profile", "profile_names"),
     "gpuir.targets.target": ("Target",),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gpuir.cost.attention import is_written_out
 from gpuir.cost.explain import Line, explained
+from gpuir.cost.reading import work_of
 from gpuir.cost.table import Predictor
-from gpuir.cost.work import work_of
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
@@ -23,8 +23,9 @@ from gpuir.report.find import find_kernel
 from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.memory import memory
 from gpuir.stacks.table import pipeline
+from gpuir.targets.cluster import load_cluster
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import load_profile
+from gpuir.targets.profile import load_profile, profile_of
 from gpuir.targets.support import check, elsewhere, emulated
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def analyze(
     schedule: str | PathLike[str] = "",
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
+    cluster: str | PathLike[str] | None = None,
     watch: Watch | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
@@ -99,7 +101,8 @@ def analyze(
     is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
     to use where it names a kernel. `target` is a name, a path, or either with numbers changed:
     `a100+sms=120`. `predictor` is a name too, or a function of yours. `profile` is the software
-    stack, and `tf32` what it runs in TF32, as in `lower`.
+    stack, and `tf32` what it runs in TF32, as in `lower`. `cluster`, a name or a path, joins
+    the ranks of a graph that the pass `shard` has cut; its GPU, if of one kind, is then the target.
     """
     args: list[Any] = []
     for thing in given:  # the target, or a module's arguments: a tuple, or one by one
@@ -109,6 +112,8 @@ def analyze(
             raise UsageError("two targets are given", found=f"{target}, {thing}")
         elif thing is not None:
             args.append(thing)
+    if cluster is not None and target is None:
+        target = load_cluster(fspath(cluster)).only_gpu
     if args and isinstance(model, Graph):
         raise UsageError(
             "a graph has its inputs' shapes already",
@@ -127,7 +132,7 @@ def analyze(
     if g.level < Level.tiled:
         passes += (TilePass(target=str(target), schedule=fspath(schedule)),)
     if g.level < Level.costed:
-        passes += (Annotate(predictor=predictor),)
+        passes += (Annotate(predictor=predictor, cluster=fspath(cluster or "")),)
     return Pipeline(passes).run(g, watch=watch)
 
 
@@ -181,12 +186,14 @@ def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
     if node.cost is None or not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
-    return explained(node.op, node.tile, target, node.cost)
+    cluster = load_cluster(graph.cluster) if graph.cluster else None
+    cluster = cluster and cluster.part_with(target.device, graph.ranks)
+    return explained(node.op, node.tile, target, node.cost, cluster)
 
 
 def _written_out(graph: Graph, target: Target) -> tuple[str, ...]:
     """What is said of attention that is costed as one kernel, and runs as several."""
-    calls = (n.op for n in graph.walk() if isinstance(n.op, Attention) and n.op.sdpa)
+    calls = (n.op for n in graph.walk() if isinstance(n.op, Attention) and n.op.library == "sdpa")
     if not any(is_written_out(work_of(op), target) for op in calls):
         return ()
     return (
@@ -195,11 +202,23 @@ def _written_out(graph: Graph, target: Target) -> tuple[str, ...]:
     )
 
 
+def _uncounted(graph: Graph, target: Target) -> tuple[str, ...]:
+    """What is said of memory that a stack's libraries reserve, and that nobody has counted."""
+    profile = profile_of(graph)
+    products = any(n.op.contraction for n in graph.walk())
+    if profile.workspace or target.is_cpu or not products:
+        return ()
+    return (f"memory: what the libraries of {profile.name} reserve for themselves is not counted",)
+
+
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
     assumptions."""
     target = load_target(str(graph.target))
-    notes = (elsewhere(graph, target), emulated(graph, target), _written_out(graph, target))
+    notes = (
+        *(elsewhere(graph, target), emulated(graph, target)),
+        *(_written_out(graph, target), _uncounted(graph, target)),
+    )
     assumed = (*target.assumptions, *chain(*notes))
     device = Device(target.name, target.title, assumed, tuple(target.rows()))
     held = memory(graph, target)

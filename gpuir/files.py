@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,6 +80,56 @@ def write_whole(path: str | Path, data: bytes) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError("cannot write the file", where=str(path), found=reason) from error
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What one file cannot hold: files under their names, made as they are asked for."""
+
+    files: Iterable[tuple[str, bytes]]
+
+
+def write_folder(path: str | Path, folder: Folder) -> None:
+    """There is a folder with these files and no other, or what there was before if anything goes
+    wrong on the way. A folder that is there is replaced if it has files of these names alone.
+    UsageError where it has others, or cannot be written."""
+    target = os.path.realpath(path)
+    part = os.path.join(os.path.dirname(target), f".gpuir.{os.getpid()}.part")
+    try:
+        os.mkdir(part)
+        for name, data in folder.files:
+            with open(os.path.join(part, name), "wb") as stream:
+                stream.write(data)
+        _replace_folder(target, part)
+    except OSError as error:
+        raise UsageError(
+            "cannot write the folder", where=str(path), found=error.strerror or str(error)
+        ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _replace_folder(target: str, part: str) -> None:
+    """A folder that is there keeps its place until the new one can take it."""
+    if not os.path.exists(target):
+        os.rename(part, target)
+        return
+    others = sorted({*os.listdir(target)} - {*os.listdir(part)})
+    if others:
+        raise UsageError(
+            "the folder has other files",
+            where=target,
+            found=", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else ""),
+            fix="name another, or empty it",
+        )
+    old = f"{part}.old"
+    os.rename(target, old)
+    try:
+        os.rename(part, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _replace(target: str, data: bytes) -> None:

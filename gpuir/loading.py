@@ -26,7 +26,7 @@ from gpuir.ir.errors import (
     VerifyError,
     nearest,
 )
-from gpuir.ir.graph import Graph
+from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.plugins import blamed, installed, load_point, place
 from gpuir.targets.profile import profile_of, under
@@ -49,7 +49,8 @@ class LoadOptions(TypedDict, total=False):
     """What a model file leaves open. `dims` binds symbolic dimensions by name, `inputs` gives
     whole shapes, `values` the numbers of inputs that shapes depend on, `trip_counts` those of
     loops by node name, `expert_skew` how unevenly routers choose experts (0: evenly; else the
-    exponent of a power law); `converters` are your own, by operator; `strict` refuses an operator
+    exponent of a power law), `indices` which rows of a table lookups name (`zipf:1.05`, or by
+    table); `converters` are your own, by operator; `strict` refuses an operator
     that has no converter. A torch module is run on `args` (one, or a tuple of them) and `kwargs`.
     Of a Hugging Face config, `task` chooses the class, `dtype` the numbers (`f32`, `f16`, `bf16`)
     and `attention` how it is computed (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind
@@ -68,6 +69,7 @@ class LoadOptions(TypedDict, total=False):
     values: Mapping[str, Sequence[float]]
     trip_counts: Mapping[str, int]
     expert_skew: float
+    indices: str | Mapping[str, str]
     converters: Mapping[str, Callable[..., Any]]
     strict: bool
     args: Any
@@ -124,11 +126,14 @@ def load(
     """
     _check_values(options)
     step = _Step.of(options)
+    indices = options.pop("indices", "")
     source = fspath(model) if isinstance(model, str | PathLike) else model
     path = source if isinstance(source, str) else ""
     note_input(path)
     if path.endswith(".gir") or path == "-":
-        return step.run(_load_text_file(path, options), path, profile, tf32)
+        graph = _load_text_file(path, options)
+        graph = _with_indices(graph, indices) if indices else graph
+        return step.run(graph, path, profile, tf32)
     if added := _added(path):
         loaded = _load_added(path, added, options)
     elif is_onnx(source):
@@ -139,7 +144,28 @@ def load(
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
         say(text)
-    return step.run(loaded.graph, path, profile, tf32)
+    return step.run(_with_indices(loaded.graph, indices), path, profile, tf32)
+
+
+def _with_indices(graph: Graph, indices: str | Mapping[str, str]) -> Graph:
+    """A graph whose lookups say which rows they name; those of nobody's `indices`, what is assumed.
+    UsageError where it has no table of that name."""
+    from gpuir.passes.indices import Indices
+    from gpuir.plan.tables import read_spread
+
+    given = {"*": indices} if isinstance(indices, str) else indices
+    if graph.level != Level.graph:
+        if any(given.values()):
+            raise UsageError(
+                "indices are stated of tensor ops",
+                found=f"a graph at level {graph.level}",
+                fix="give the model as it was before it was lowered",
+            )
+        return graph
+    for tables, text in given.items():
+        if text:
+            graph = Indices(str(read_spread(text)), tables).run(graph)
+    return Indices().run(graph)
 
 
 @dataclass(frozen=True)
@@ -318,6 +344,11 @@ def _is_number(given: Any) -> bool:
     return isinstance(given, int | float)
 
 
+def _is_spread(given: Any) -> bool:
+    named = cast("Mapping[str, Any]", given).values() if isinstance(given, Mapping) else [given]
+    return all(isinstance(x, str) for x in named)
+
+
 Rule = tuple[Callable[[Any], bool], str, str]
 VALUES: Mapping[str, Rule] = {
     "dims": (_is_count, "whole numbers", '{"batch": 8}'),
@@ -341,6 +372,7 @@ WORDS: Mapping[str, Rule] = {
     ),
     "past": (_is_count, "a whole number", "4096"),
     "expert_skew": (_is_number, "a number", "0.5"),
+    "indices": (_is_spread, "text, or text by table", '"zipf:1.05"'),
 }
 
 

@@ -39,7 +39,7 @@ def backend(
     `report` gets the summary of each, in the order that they are compiled; without it the table
     goes to stderr. A graph that is compiled for any size (`dynamic=True`, or a second batch size)
     is reported once, for the sizes of the call that compiled it, and says so. What cannot be
-    analysed is said there too, and runs all the same.
+    analysed is text there too, and runs all the same.
     """
 
     def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
@@ -95,6 +95,6 @@ def _program(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Program:
     for name, parameter in held.items():
         closed.register_parameter(name, parameter)
     rest = tuple(x for name, x in pairs.items() if name not in held)
-    said = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    assumed = (f"{ANY_SIZE}: {said}",) if sizes else ()
+    text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    assumed = (f"{ANY_SIZE}: {text}",) if sizes else ()
     return Program(closed, rest, name="graph", assumed=assumed)

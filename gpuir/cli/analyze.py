@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from gpuir.cli import crossover, options
 from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import emit, layout, warn
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     "--format",
     default="table",
     show_default=True,
-    help="table, html, json, csv, roofline, trace, ir, schedule.",
+    help="table, html, json, csv, roofline, trace, ir, schedule, chakra (a folder).",
 )
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
@@ -65,6 +62,7 @@ def command(**given: Any) -> None:
     """
     import gpuir
     from gpuir.backends.table import find_backend
+    from gpuir.files import Folder
     from gpuir.ir.errors import PluginError
     from gpuir.plugins import blamed
 
@@ -86,7 +84,7 @@ def command(**given: Any) -> None:
     summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
     with blamed(backend, f"the format {given['format']!r}"):
         text = backend(summaries, shape)
-    if not isinstance(text, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(text, str | bytes | Folder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(f"the format {given['format']!r} gives no text", found=repr(text))
     if given["format"] != "table" or given["output"]:
         for warning in warnings:

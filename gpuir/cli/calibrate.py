@@ -85,10 +85,10 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         batches = _measured(machine, start, given["budget_s"])
     result, fits = calibration(start, batches)
     fitted = {f"factors.{f}": v for f, v in result.factors.items()}
-    fitted |= {f"near.{f}": v for f, v in result.near.items()}
+    fitted |= {f"local.{f}": v for f, v in result.local.items()}
     rows = sum(f.rows for f in fits)
     sources = {", ".join(numbers): how} if numbers else {}
-    sources["factors, near"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
+    sources["factors, local"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
     emit(dump_difference(head, {**numbers, **fitted}, sources), out)
     shape = layout(given["width"])
     page = Page(shape.width, shape.color)
@@ -129,14 +129,14 @@ def _errors(fits: Sequence[FamilyFit]) -> str:
 def show(fits: Sequence[FamilyFit], page: Page) -> None:
     """A row a family: how far off it was and is, and what moved."""
     columns = [("family", False), ("rows", True), ("before", True), ("after", True)]
-    columns += [("near", True), ("factors", False)]
+    columns += [("local", True), ("factors", False)]
     rows = [
         (
             f.family,
             str(f.rows),
             f"{100 * f.before:.1f} %",
             f"{100 * f.after:.1f} %",
-            str(f.near or "-"),
+            str(f.local or "-"),
             ", ".join(f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items()) or "none",
         )
         for f in fits
@@ -144,7 +144,7 @@ def show(fits: Sequence[FamilyFit], page: Page) -> None:
     page.table(columns, rows)
     page.line()
     text = (
-        "mean absolute error; after: each row by a calibration on the others; near: kernels that "
+        "mean absolute error; after: each row by a calibration on the others; local: kernels that "
     )
     page.wrapped("", text + "correct those like them by what their own factors leave", 0)
 

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from gpuir.fit.tables import Table
     from gpuir.targets.target import Target
 
-TO_COME = ("collectives", "mig", "dlrm")
+TO_COME = ("mig",)
+# Of a checkout: the module of `validation` that has the command.
+IN_CHECKOUT = {
+    "models": "whole",
+    "dlrm": "dlrm",
+    "collectives": "collectives",
+    "training": "training",
+}
 
 
 class Kinds(click.Group):
@@ -28,12 +35,14 @@ class Kinds(click.Group):
     models are of a checkout."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["kernels", "models"] if checkout.exists() else ["kernels"]
+        return ["kernels", *(IN_CHECKOUT if checkout.exists() else ())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        return kernels if cmd_name == "kernels" else checkout.module("whole").models
+        if cmd_name == "kernels":
+            return kernels
+        return getattr(checkout.module(IN_CHECKOUT[cmd_name]), cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -47,9 +56,9 @@ class Kinds(click.Group):
 def _refuse(kind: str, known: Sequence[str]) -> None:
     from gpuir.ir.errors import UsageError, nearest
 
-    if kind == "models":
+    if kind in IN_CHECKOUT:
         raise UsageError(
-            "`gpuir eval models` is not a part of the package",
+            f"`gpuir eval {kind}` is not a part of the package",
             found="it reads tables of others, and configs that stand in no package",
             fix="run it in a checkout of the repository, which has `validation/`",
         )
@@ -71,6 +80,9 @@ def command() -> None:
     \b
     gpuir eval kernels *.parquet --json scores.json
     gpuir eval models labels.csv --configs model_configs.json    (in a checkout)
+    gpuir eval dlrm dlrm_e2e.csv                                  (in a checkout)
+    gpuir eval collectives collectives*.parquet                   (in a checkout)
+    gpuir eval training llm_training.csv                          (in a checkout)
     """
 
 

@@ -96,7 +96,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
         return None if made is None else gpuir.memory(made.under(profile, target), target)
 
     first = kernels(least)
-    name = first.under(profile, None).name if first else ""
+    name = first.under(profile, targets[0]).name if first else ""
     each = [(target, largest(partial(memory, target=target), least, most)) for target in targets]
     return [
         LargestFit(

@@ -78,9 +78,10 @@ def analyze(
     from gpuir.ir.graph import Level
     from gpuir.targets.support import reason, refusal
 
+    cluster = given.get("cluster")
+    named = given["target"] or (gpuir.load_cluster(cluster).only_gpu if cluster else None)
     targets = [
-        options.with_settings(loaded.target(name), given)
-        for name in options.split_targets(given["target"])
+        options.with_settings(loaded.target(name), given) for name in options.split_targets(named)
     ]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
@@ -128,6 +129,7 @@ def analyze(
                     predictor=predictor,
                     schedule=given["schedule"],
                     tf32=given["tf32"],
+                    cluster=cluster,
                     watch=progress.made,
                 )
             )

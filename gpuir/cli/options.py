@@ -104,6 +104,21 @@ DIMS = Assignments("NAME=8,NAME=128", extent, many=True)
 SHAPE = Assignments("NAME=1x3x224x224", shape)
 NUMBERS = Assignments("NAME=1,2,3", numbers)
 TRIPS = Assignments("NODE=10", extent)
+
+
+class ByTable(click.ParamType):  # type: ignore[type-arg]
+    """A distribution of indices for all tables, or `NAME=` one for those that a glob matches."""
+
+    name = "SPREAD"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[tuple[str, str], ...]:
+        if isinstance(value, tuple):
+            return cast(tuple[tuple[str, str], ...], value)
+        name, equals, text = value.partition("=")
+        return ((name, text),) if equals and ":" not in name else (("*", value),)
+
+
+INDICES = ByTable()
 SETTING = Assignments("FIELD=NUMBER", str, many=True)
 
 
@@ -168,6 +183,14 @@ def loading(f: F) -> F:
             default=0.0,
             help="How unevenly routers choose experts: exponent of a power law.  [0: evenly]",
         ),
+        click.option(
+            "--indices",
+            type=INDICES,
+            multiple=True,
+            metavar="SPREAD",
+            help="Which rows of embedding tables are looked up: zipf:1.05, FILE.csv, or by table"
+            " NAME=zipf:1.05.  [uniform]",
+        ),
         *training,
         click.option("--strict", is_flag=True, help="Refuse operators that are not modelled."),
     )(f)
@@ -185,6 +208,7 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
         "values": merged("value"),
         "trip_counts": merged("trip_count"),
         "expert_skew": given["expert_skew"],
+        "indices": merged("indices"),
         "converters": loaded.converters,
         "task": given["task"],
         "dtype": given["dtype"],
@@ -257,9 +281,16 @@ schedule = click.option(
 )
 
 
+cluster = click.option(
+    "--cluster",
+    help="What joins the ranks that `shard` in --pipeline makes: dgx-h100, 8xh100-sxm, my.toml; "
+    "`gpuir clusters` lists them. Its GPU is the target.",
+)
+
+
 def costing(f: F) -> F:
     """How kernels are tiled and costed."""
-    return _stacked(settings, predictor, schedule, profile, tf32, pipeline)(f)
+    return _stacked(settings, predictor, schedule, profile, tf32, pipeline, cluster)(f)
 
 
 def running(f: F) -> F:
@@ -290,7 +321,9 @@ def output(f: F) -> F:
 
     @wraps(f)
     def checked(**given: Any) -> Any:
-        check_ahead(given["output"])
+        from gpuir.backends.table import FOLDERS
+
+        check_ahead(given["output"], folder=given.get("format") in FOLDERS)
         return f(**given)
 
     text = "Write to this file, all of it or nothing."

@@ -15,12 +15,19 @@ import click
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
+    from gpuir.files import Folder
 
 PIPED_WIDTH = 120  # columns
 
 
-def emit(text: str | bytes, path: str | None = None) -> None:
-    """The result of a command, to stdout or to a file."""
+def emit(text: str | bytes | Folder, path: str | None = None) -> None:
+    """The result of a command, to stdout or to a file; a folder has to be named."""
+    if not isinstance(text, str | bytes):
+        from gpuir.files import write_folder
+
+        _check_named(path)
+        write_folder(path or "", text)
+        return
     if path is not None and path != "-":
         write(path, text)
         return
@@ -49,27 +56,37 @@ def write(path: str, text: str | bytes) -> None:
     write_whole(path, text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
 
 
-def check_ahead(path: str | None) -> None:
-    """UsageError where `write` is bound to fail, or would take the place of a file that the command
-    names: said before minutes of work, not after."""
+def _check_named(path: str | None) -> None:
     from gpuir.ir.errors import UsageError
 
     if not path or path == "-":
+        raise UsageError("this format fills a folder", fix="-o FOLDER")
+
+
+def check_ahead(path: str | None, folder: bool = False) -> None:
+    """UsageError where `write`, or `write_folder`, is bound to fail, or would take the place of a
+    file that the command names: said before minutes of work, not after."""
+    from gpuir.ir.errors import UsageError
+
+    if folder:
+        _check_named(path)
+    if not path or path == "-":
         return
-    folder = os.path.dirname(path) or "."
+    parent = os.path.dirname(os.path.normpath(path) if folder else path) or "."
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         mode = None
     except OSError as error:
         raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error
-    if not os.path.isdir(folder):
+    if not os.path.isdir(parent):
         raise UsageError(
-            "there is no such folder to write to", where=path, fix=f"mkdir -p {folder}"
+            "there is no such folder to write to", where=path, fix=f"mkdir -p {parent}"
         )
-    if mode is not None and stat.S_ISDIR(mode):
-        raise UsageError("cannot write the file", where=path, found="Is a directory")
-    if not os.access(folder if mode is None else path, os.W_OK):
+    if mode is not None and stat.S_ISDIR(mode) != folder:
+        found = "not a directory" if folder else "Is a directory"
+        raise UsageError("cannot write the file", where=path, found=found)
+    if not os.access(parent if mode is None or folder else path, os.W_OK):
         raise UsageError("cannot write the file", where=path, found="Permission denied")
     same = [x for x in _outputs() if os.path.realpath(x) == os.path.realpath(path)]
     if len(same) > 1 and (mode is None or stat.S_ISREG(mode)):

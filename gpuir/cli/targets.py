@@ -1,4 +1,4 @@
-"""`gpuir targets`: the GPUs there are, where their numbers come from, and which to doubt."""
+"""`gpuir targets`: the GPUs there are, where their numbers come from, and which are doubtful."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def show_all(targets: list[Target], page: Page) -> None:
 
 
 def show_one(t: Target, page: Page) -> None:
-    show_rows([row for row in t.rows() if not row.field.startswith("near.")], page)
-    if t.near:
-        page.wrapped("near", f"{len(t.near)} kernels measured, that correct those like them", 6)
-    for field, why in t.doubts.items():
-        page.wrapped("doubt", f"{field}: {why}", 6)
+    show_rows([row for row in t.rows() if not row.field.startswith("local.")], page)
+    if t.local:
+        page.wrapped("local", f"{len(t.local)} kernels measured, that correct those like them", 6)
+    for field, why in t.discrepancies.items():
+        page.wrapped("discrepancy", f"{field}: {why}", 6)
 
 
 SHORT = 60  # a value of more letters is wrapped, not set to the right of a column
@@ -172,5 +172,5 @@ def json_text(targets: list[Target]) -> str:
     """A list of targets, each a list of its fields with value, unit and source."""
     from gpuir.backends import structured
 
-    listed = [structured.record(t, "name doubts", fields=t.rows()) for t in targets]
+    listed = [structured.record(t, "name discrepancies", fields=t.rows()) for t in targets]
     return structured.json_text("gpuir.targets/1", targets=listed)

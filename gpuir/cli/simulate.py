@@ -1,0 +1,173 @@
+"""`gpuir simulate`: one step of a model over the ranks of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.lowering import Progress, once
+from gpuir.cli.modules import load_modules
+from gpuir.cli.output import emit, layout, warn
+from gpuir.simulate.parallel import PipelineSchedule
+
+if TYPE_CHECKING:
+    from gpuir.simulate.step import Step
+
+DEGREE = click.IntRange(1, 1 << 20)
+PLANS = ("plan", "pytorch", "megatron", "deepspeed")
+FORMATS = ("table", "json", "trace", "chakra", *PLANS)
+
+
+@click.command()
+@options.model
+@click.option("--cluster", required=True, help="A cluster: dgx-a100, 2xdgx-h100+dgx-a100, my.toml.")
+@click.option("--dp", type=DEGREE, default=1, help="Ranks that share a batch.  [1]")
+@click.option("--tp", type=DEGREE, default=1, help="Ranks that share the weights of a layer.  [1]")
+@click.option("--pp", type=DEGREE, default=1, help="Ranks that share the layers.  [1]")
+@click.option("--cp", type=DEGREE, default=1, help="Ranks that share a sequence.  [1]")
+@click.option("--ep", type=DEGREE, default=1, help="Ranks that share the experts.  [1]")
+@click.option(
+    "--zero", type=click.IntRange(0, 3), default=0, help="Stage of ZeRO within dp; 3 is FSDP.  [0]"
+)
+@click.option("--sequence", is_flag=True, help="With tp: norms and residuals by sequence, too.")
+@click.option(
+    "--microbatches", type=DEGREE, default=1, help="Into which a step's batch is cut.  [1]"
+)
+@click.option(
+    "--schedule",
+    type=click.Choice(get_args(PipelineSchedule)),
+    default="1f1b",
+    show_default=True,
+    help="In which order ranks of pp run microbatches.",
+)
+@click.option("--chunks", type=DEGREE, default=1, help="Groups of layers a rank: interleaved.  [1]")
+@click.option(
+    "--slow",
+    type=options.Assignments("RANK=1.3", float),
+    multiple=True,
+    help="A rank whose kernels take so many times as long: a straggler.",
+)
+@click.option("--critical-path", is_flag=True, help="List what decides the end, and whose it is.")
+@click.option(
+    "--format",
+    type=click.Choice(FORMATS),
+    default="table",
+    show_default=True,
+    help="Of the result; chakra is a folder. The last four are the plan: as JSON, and for who runs "
+    "it.",
+)
+@options.loading
+@options.profile
+@options.predictor
+@options.tf32
+@options.width
+@options.output
+@options.load_modules
+@options.verbose
+def command(**given: Any) -> None:
+    """How long a step of MODEL takes on many GPUs: what they compute, send and wait for.
+
+    MODEL is loaded with the batch of a whole step, of all ranks together, then cut. Ranks that do
+    the same are simulated once.
+
+    \b
+    gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8
+    gpuir simulate hf:config.json --cluster 4xdgx-h100 --dp 32 --zero 3 --dims batch=64,seq=2048 \\
+        --train --optimizer adamw
+    gpuir simulate model.onnx --cluster dgx-h100+dgx-a100 --dp 8 --pp 2 --microbatches 8 \\
+        --dims batch=64
+    gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8 --format chakra -o traces
+    gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8 --format megatron
+    """
+    import gpuir
+    from gpuir.backends.steps import json_text, report
+    from gpuir.cost.table import find_predictor
+    from gpuir.passes.microbatch import Microbatch
+
+    loaded = load_modules(given["modules"])
+    parallel = gpuir.Parallel(
+        **{name: given[name] for name in ("dp", "tp", "pp", "cp", "ep", "zero", "sequence")},
+        **{name: given[name] for name in ("microbatches", "schedule", "chunks")},
+    )
+    gpuir.load_cluster(given["cluster"])
+    profile = loaded.profile(given["profile"]) if given["profile"] else None
+    predictor: Any = find_predictor(given["predictor"], loaded.predictors)
+    if given["predictor"].partition("@")[0] not in loaded.predictors:
+        predictor = given["predictor"]
+    warnings: list[str] = []
+    progress = Progress(given["verbose"])
+    g = gpuir.load(
+        given["model"],
+        warn=once(warnings),
+        profile=profile,
+        tf32=given["tf32"],
+        **options.load_options(given, loaded),
+    )
+    progress.loaded(g)
+    step = gpuir.simulate_ranks(
+        Microbatch(given["microbatches"]).run(g),
+        given["cluster"],
+        parallel,
+        profile=profile,
+        predictor=predictor,
+        tf32=given["tf32"],
+        slow=_slow(given["slow"]),
+        watch=progress.made,
+    )
+    for warning in warnings:
+        warn(warning)
+    batch = options.batch(given["dims"])
+    if given["format"] == "json":
+        emit(json_text(step, batch), given["output"])
+        return
+    if given["format"] in PLANS:
+        emit(_planned(given["format"], step, batch), given["output"])
+        return
+    if given["format"] == "chakra":
+        from gpuir.backends.chakra.traces import step_traces
+
+        emit(step_traces(step), given["output"])
+        return
+    shape = replace(layout(given["width"], given["output"]), file=given["output"] or "")
+    if given["format"] == "trace":
+        from gpuir.backends.step_trace import step_trace
+
+        emit(step_trace(step, shape), given["output"])
+        return
+    emit(report(step, batch, shape, given["critical_path"]), given["output"])
+
+
+def _slow(given: tuple[tuple[tuple[str, float], ...], ...]) -> dict[int, float]:
+    from gpuir.ir.errors import UsageError
+
+    found: dict[int, float] = {}
+    for rank, factor in (pair for pairs in given for pair in pairs):
+        if not rank.isdecimal():
+            raise UsageError("a slow rank is a number", found=f"--slow {rank}={factor:g}")
+        found[int(rank)] = factor
+    return found
+
+
+def _planned(form: str, step: Step, batch: int | None) -> str:
+    """The plan of a step, as text of that form."""
+    from gpuir.backends.plans.cuts import module_cuts
+    from gpuir.backends.plans.table import PLAN_FORMATS, Plan
+    from gpuir.ir.errors import UsageError
+
+    if batch is None:
+        raise UsageError(
+            f"the format {form!r} says how large the batch is", fix="--dims batch=8, say"
+        )
+    graphs = [run.graph for part in step.parts for run in part.runs]
+    found = [module_cuts(g) for g in graphs]
+    cuts = dict(cut for known, _ in found for cut in known)
+    if step.is_mixed and len(step.parts) > 1:
+        sizes = ", ".join(f"{part.params:,}" for part in step.parts)
+        warn(f"parts are cut for their GPUs ({sizes} weights a rank): the plan says degrees alone")
+    for name in dict.fromkeys(name for _, others in found for name in others):
+        warn(f"{name} is cut over tp in a way that the plan has no word for")
+    plan = Plan(step.parallel, batch, step.model, step.cluster, tuple(cuts.items()))
+    return PLAN_FORMATS[form](plan)

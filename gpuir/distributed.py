@@ -1,0 +1,552 @@
+"""A model over the ranks of a cluster, the whole way: cut, lowered, costed, run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isfinite
+from os import PathLike, fspath
+
+from gpuir.analysis import analyze, lower
+from gpuir.cost.collective import collective_time
+from gpuir.cost.table import Predictor
+from gpuir.ir.alike import shape_of
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.notes import Cost
+from gpuir.ir.phases import is_training
+from gpuir.ir.types import DType, f32, tf32
+from gpuir.ops.kernel import Collective
+from gpuir.passes.bucket import Bucket
+from gpuir.passes.manager import Pass, Pipeline, Watch
+from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
+from gpuir.passes.partition.partition import Part as PartGraphs
+from gpuir.passes.partition.partition import Partition, partition
+from gpuir.passes.shard.shard import Shard, batch_of
+from gpuir.simulate.held import (
+    PartBytes,
+    beside_gradients,
+    held_bytes,
+    params_of,
+    part_bytes,
+)
+from gpuir.simulate.memory import MemoryKind, available_bytes, memory
+from gpuir.simulate.microbatches import Order, PartTimes, Pipelined, run_pipeline, task_orders
+from gpuir.simulate.parallel import Parallel
+from gpuir.simulate.step import (
+    Part,
+    Run,
+    Step,
+    Where,
+    interval_of,
+    model_flops,
+    total_s,
+    whole_step,
+)
+from gpuir.simulate.timeline import timeline
+from gpuir.targets.cluster import Cluster, load_cluster
+from gpuir.targets.load import load_target
+from gpuir.targets.profile import profile_of
+from gpuir.targets.target import Target
+
+SHARES = "ranks of dp, tp, cp and ep have equal shares, so quick GPUs wait for slow ones"
+
+WORDS = 128  # a rank: Megatron-LM's default for what a padded vocabulary divides by
+
+
+def simulate_ranks(
+    graph: Graph,
+    cluster: str | PathLike[str],
+    parallel: Parallel,
+    *,
+    profile: str | PathLike[str] | None = None,
+    predictor: str | Predictor = "tile",
+    tf32: bool | None = None,
+    slow: Mapping[int, float] | None = None,
+    watch: Watch | None = None,
+) -> Step:
+    """One step of a model over the ranks of a cluster.
+
+        g = gpuir.load("model.onnx", dims={"batch": 64}, train=True, optimizer="adamw")
+        step = gpuir.simulate_ranks(g, "dgx-h100", gpuir.Parallel(dp=4, tp=2))
+
+    `graph` is of level graph: what all ranks run together of one microbatch, a training step or
+    inference. Ranks that do the same are simulated once, and so are parts of a pipeline that are
+    alike. On a cluster of several kinds of GPU each rank has its own: parts of a pipeline are cut
+    for theirs, and ranks that share a part wait for the slowest. `slow` are ranks whose kernels
+    take so many times as long: stragglers.
+    UsageError where the cluster has too few GPUs, or the model cannot be cut so.
+    """
+    with _no_collection():
+        return _simulated(
+            graph, fspath(cluster), parallel, profile, predictor, tf32, slow or {}, watch
+        )
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Without searches for cycles of objects: graphs have none, and millions of objects."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _simulated(
+    graph: Graph,
+    cluster: str,
+    parallel: Parallel,
+    profile: str | PathLike[str] | None,
+    predictor: str | Predictor,
+    tf32: bool | None,
+    slow: Mapping[int, float],
+    watch: Watch | None,
+) -> Step:
+    machine = load_cluster(cluster)
+    check(graph, machine, parallel, slow)
+    cut = Pipeline(tuple(cuts(parallel))).run(graph, watch=watch)
+    maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, watch)
+    if parallel.pp > 1:
+        parts, pipelined, interval = maker.pipeline(cut)
+        time_s = pipelined.time_s
+    else:
+        part = maker.whole(cut)
+        parts, pipelined = (part,), None
+        time_s, interval = total_s(part.runs), interval_of(part.runs)
+    first = parts[0].runs[0].graph
+    dtype = product_dtype(graph, is_rounded(first))
+    used = [x for part in parts for x in part.where]
+    gpus = {x.gpu: load_target(x.gpu) for x in used}
+    assumed = [*first.assumed, *(text for x in gpus.values() for text in x.assumptions)]
+    if len(gpus) > 1:
+        runs = (run for part in parts for run in part.runs)
+        assumed = [SHARES, *machine.assumed, *(x for run in runs for x in run.graph.assumed)]
+        assumed += [f"{name}: {x}" for name in gpus for x in gpus[name].assumptions]
+    return Step(
+        model=graph.name,
+        cluster=machine.name,
+        target=", ".join(gpus),
+        parallel=parallel,
+        profile=profile_of(first),
+        time_s=time_s,
+        parts=parts,
+        flops=model_flops(graph) * parallel.microbatches,
+        peak_flops_per_s=sum(x.count * gpus[x.gpu].peak("tensor", dtype) for x in used),
+        params=_cells(graph.params, graph),
+        interval=interval,
+        pipelined=pipelined,
+        assumed=tuple(dict.fromkeys(assumed)),
+    )
+
+
+def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int, float]) -> None:
+    """UsageError where a model, a cluster and degrees do not go together."""
+    if graph.level != Level.graph or graph.mesh:
+        raise UsageError(
+            f"@{graph.name} is lowered or cut already",
+            expected="a graph of level graph, for all ranks",
+            found=f"level {graph.level.name}"
+            + (f", mesh {', '.join(f'{a}={n}' for a, n in graph.mesh)}" if graph.mesh else ""),
+        )
+    for name in ("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks"):
+        if getattr(parallel, name) < 1:
+            raise UsageError(f"{name} counts from 1", found=f"{name}={getattr(parallel, name)}")
+    if parallel.ranks > machine.gpus:
+        nodes = -(-parallel.ranks // machine.node_gpus)
+        raise UsageError(
+            f"{machine.name} has too few GPUs",
+            expected=f"{parallel.ranks} for {parallel}",
+            found=str(machine.gpus),
+            fix=f"a cluster of {nodes} nodes, or degrees whose product is {machine.gpus} at most",
+        )
+    for rank, factor in slow.items():
+        if not 0 <= rank < parallel.ranks or not (isfinite(factor) and factor >= 1):
+            raise UsageError(
+                "no such slow rank",
+                expected=f"a rank from 0 to {parallel.ranks - 1}, and a factor of 1 or more",
+                found=f"{rank}={factor:g}",
+            )
+    check_batch(graph, parallel)
+    if parallel.pp == 1 and (parallel.chunks > 1 or parallel.schedule != "1f1b"):
+        raise UsageError(
+            "schedules and chunks are of a pipeline",
+            found=f"pp=1, schedule={parallel.schedule}, chunks={parallel.chunks}",
+            fix="pp=2, say, or leave them out",
+        )
+    if parallel.zero and parallel.dp == 1:
+        raise UsageError("ZeRO is within data parallelism", found=f"zero={parallel.zero}, dp=1")
+    if parallel.zero and not is_training(graph):
+        raise UsageError("ZeRO is of training", fix="--train --optimizer adamw")
+
+
+def check_batch(graph: Graph, parallel: Parallel) -> None:
+    """UsageError where a microbatch, which is what the graph is of, has too few sequences for its
+    ranks: with the nearest number of microbatches that would do."""
+    ranks, count, batch = parallel.dp * parallel.ep, parallel.microbatches, batch_of(graph)
+    if count == 1 or ranks == 1 or batch % ranks == 0:
+        return
+    whole = batch * count
+    near = [n for n in range(1, whole + 1) if whole % (n * ranks) == 0]
+    best = min(near, key=lambda n: abs(n - count), default=0)
+    raise UsageError(
+        f"a microbatch of {batch}, of a batch of {whole}, cannot be cut over {ranks} ranks",
+        expected="as many sequences of a microbatch on each rank of dp and ep",
+        found=f"batch {whole}, microbatches={count}, dp={parallel.dp}, ep={parallel.ep}",
+        fix=f"microbatches={best}" if best else f"a batch that is a multiple of {ranks}",
+    )
+
+
+def cuts(parallel: Parallel) -> Iterator[Pass]:
+    """The passes that cut a graph so: neighbours share the weights of a layer, as their links are
+    the fastest."""
+    if parallel.tp > 1:
+        yield Shard(parallel.tp, "tensor", sequence=parallel.sequence, pad=WORDS)
+    if parallel.cp > 1:
+        yield Shard(parallel.cp, "context")
+    if parallel.ep > 1:
+        yield Shard(parallel.ep, "expert")
+    if parallel.dp > 1:
+        yield Shard(parallel.dp, "data", zero=parallel.zero, statistics="rank")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks are that run a part of a model: what joins them, and a name `load_cluster`
+    knows it by; of each kind of GPU, by its name, how many times as long its kernels take."""
+
+    name: str
+    cluster: Cluster
+    factors: tuple[tuple[str, float], ...]
+    where: tuple[Where, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """Ranks of places that have this in common run a graph alike."""
+        return self.cluster, self.factors
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(gpu for gpu, _ in self.factors)
+
+    @property
+    def smallest(self) -> Target:
+        """The GPU with the least memory."""
+        return min((load_target(gpu) for gpu in self.gpus), key=available_bytes)
+
+    @property
+    def weigh(self) -> Weigh:
+        """Seconds of a node on the slowest GPU, roughly."""
+        return longest_of([roofline_s(load_target(gpu)) for gpu in self.gpus])
+
+
+@dataclass
+class _Maker:
+    """Kernels and times of what ranks run."""
+
+    cluster: str
+    machine: Cluster
+    parallel: Parallel
+    profile: str | PathLike[str] | None
+    predictor: str | Predictor
+    tf32: bool | None
+    slow: Mapping[int, float]
+    watch: Watch | None
+    known: dict[Hashable, Run] = field(default_factory=dict[Hashable, Run])
+    bytes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
+
+    def costed(self, g: Graph, place: Place, gpu: str, factor: float) -> Graph:
+        made = lower(g, profile=self.profile, tf32=self.tf32, target=gpu, watch=self.watch)
+        if made.mesh:
+            made = Pipeline((Bucket(blocks=self.parallel.zero > 2),)).run(made, watch=self.watch)
+        found = analyze(
+            made, target=gpu, predictor=self.predictor, cluster=place.name, watch=self.watch
+        )
+        return slowed(found, factor)
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where the ranks of each part of a pipeline are."""
+        return tuple(map(self.place, range(self.parallel.pp)))
+
+    def place(self, rank: int) -> Place:
+        """Where the ranks are that have one rank's part of a pipeline."""
+        first, count = rank * self.stride, self.stride
+        machine = self.machine.part(first, count)
+        name = self.cluster
+        if machine is not self.machine:
+            name = f"{name}[{first}:{first + count}]"
+        slow: dict[str, float] = {}
+        where: list[Where] = []
+        for x in self.machine.stretches:
+            a, b = max(x.first, first), min(x.end, first + count)
+            if a < b:
+                factors = (f for r, f in self.slow.items() if a <= r < b)
+                gpu = x.cluster.gpu
+                slow[gpu] = max(slow.get(gpu, 1.0), max(factors, default=1.0))
+                where.append(Where(gpu, a, b - a))
+        return Place(name, machine, tuple(slow.items()), tuple(where))
+
+    def whole(self, g: Graph) -> Part:
+        """What ranks do that all have the whole model."""
+        p, (place,) = self.parallel, self.places
+        every: list[tuple[Run, ...]] = []
+        held: list[tuple[dict[MemoryKind, int], int, Target]] = []
+        for gpu, factor in place.factors:
+            costed = self.costed(g, place, gpu, factor)
+            every.append(tuple(whole_step(costed, profile_of(costed), p.microbatches, p.zero)))
+            target = load_target(gpu)
+            found = memory(costed, target)
+            holds, taken = found.parts, found.reserved_bytes
+            if p.microbatches > 1:
+                holds, taken = beside_gradients(found)
+            held.append((holds, taken, target))
+        runs = tuple(map(slowest_of, zip(*every, strict=True)))
+        holds, taken, target = min(held, key=lambda x: available_bytes(x[2]) - x[1])
+        return _part(runs, holds, taken, target, (g,), place)
+
+    def run(self, name: str, times: int, g: Graph, place: Place) -> Run:
+        """A graph that ranks run so many times; of those that are alike, one is looked at."""
+        shape = shape_of(g), place.key
+        if shape not in self.known:
+            found: list[Run] = []
+            for gpu, factor in place.factors:
+                costed = self.costed(g, place, gpu, factor)
+                profile = replace(profile_of(costed), copies=None)
+                found.append(Run(name, times, costed, timeline(costed, profile)))
+            self.known[shape] = slowest_of(found)
+        known = self.known[shape]
+        quicker = tuple(replace(x, name=name, times=times) for x in known.quicker)
+        return replace(known, name=name, times=times, quicker=quicker)
+
+    # ------------------------------------------------------------------------ pipelines
+
+    def pipeline(self, g: Graph) -> tuple[tuple[Part, ...], Pipelined, tuple[float, float] | None]:
+        """The parts of each rank of a pipeline, and when they run.
+
+        On several kinds of GPU the model is cut as if they were alike, and then so that parts take
+        as long by what kernels took on each; the quicker that fits is kept.
+        """
+        p = self.parallel
+        apart = p.schedule == "zero-bubble"
+        own = [self.places[i % p.pp] for i in range(p.pp * p.chunks)]
+        alike = self.places[0].weigh
+        made = partition(g, len(own), alike, apart)
+        found = self.piped(made, own)
+        if len({place.gpus for place in own}) == 1:
+            return found
+        weighs = {place.gpus: place.weigh for place in own}
+        took, alone = dict.fromkeys(weighs, 0.0), dict.fromkeys(weighs, 0.0)
+        for part, place, times in zip(made.parts, own, found[1].times, strict=True):
+            slow = max(factor for _, factor in place.factors)  # no plan knows of stragglers
+            took[place.gpus] += (times.forward + times.backward + times.weights) / slow
+            nodes = (n for g in part.graphs if g is not part.update for n in g.nodes)
+            alone[place.gpus] += sum(map(weighs[place.gpus], nodes))
+        weighs = {
+            gpus: paced(weigh, took[gpus] / alone[gpus] if alone[gpus] else 1.0)
+            for gpus, weigh in weighs.items()
+        }
+        made = partition(g, len(own), [weighs[place.gpus] for place in own], apart)
+        return min(found, self.piped(made, own), key=lambda x: (not fit(x[0]), x[1].time_s))
+
+    def piped(
+        self, made: Partition, own: Sequence[Place]
+    ) -> tuple[tuple[Part, ...], Pipelined, tuple[float, float] | None]:
+        """The parts of each rank of a pipeline, of a model that is cut, and when they run."""
+        p = self.parallel
+        orders = task_orders(p.schedule, p.pp, p.microbatches, p.chunks)
+        if made.parts[0].backward is None:  # inference: microbatches go through one way
+            orders = tuple(tuple(t for t in order if t.kind == "forward") for order in orders)
+        runs = list(map(self.part_runs, made.parts, own))
+        sends = [self.send_s(part.sends, i) for i, part in enumerate(made.parts[:-1])]
+        back = [self.send_s(part.sends_back, i) for i, part in enumerate(made.parts[1:])]
+        shared = self.shared_s(made)
+        found = [
+            run_pipeline(orders, _part_times(runs, shared, end), sends, back)
+            for end in (None, 0, 1)
+        ]
+        parts = tuple(
+            self.held(made.parts[r :: p.pp], runs[r :: p.pp], order, own[r])
+            for r, order in enumerate(found[0].orders)
+        )
+        ends = [run.timeline.interval for some in runs for run in some.values()]
+        interval = None if any(e is None for e in ends) else (found[1].time_s, found[2].time_s)
+        sent = tuple(_nbytes(part.sends) for part in made.parts[:-1])
+        sent_back = tuple(_nbytes(part.sends_back) for part in made.parts[1:])
+        return parts, replace(found[0], sent=sent, sent_back=sent_back), interval
+
+    def part_runs(self, part: PartGraphs, place: Place) -> dict[str, Run]:
+        m = self.parallel.microbatches
+        graphs = {
+            "forward": (m, part.forward),
+            "backward": (m, part.backward),
+            "weights": (m, part.weights),
+            "update": (1, part.update),
+        }
+        return {
+            n: self.run(n, times, g, place) for n, (times, g) in graphs.items() if g is not None
+        }
+
+    @property
+    def stride(self) -> int:
+        """How far apart ranks are that have neighbouring parts."""
+        return self.parallel.ranks // self.parallel.pp
+
+    def send_s(self, values: Sequence[Value], part: int) -> float:
+        """Seconds until values are on the rank of the next part, or back."""
+        if not values:
+            return 0.0
+        dtype, pp = values[0].type.dtype, self.parallel.pp
+        first, last = sorted((part % pp, (part + 1) % pp))
+        machine = self.between(first, last)
+        stride = (last - first if machine.kinds else 1) * self.stride
+        return collective_time("send", _nbytes(values), dtype, (2,), (stride,), machine).time_s
+
+    def between(self, first: int, last: int) -> Cluster:
+        """What joins the ranks of a pipeline from one to another."""
+        return self.machine.part(first * self.stride, (last + 1 - first) * self.stride)
+
+    def shared_s(self, made: Partition) -> list[float]:
+        """Of each part, the seconds in which gradients of weights that several parts have are added
+        up over these."""
+        seconds = [0.0] * len(made.parts)
+        pp = self.parallel.pp
+        for x in made.shared:
+            ranks = sorted({part % pp for part in x.parts})
+            if len(ranks) > 1:
+                step = self.stride * ((ranks[-1] - ranks[0]) // (len(ranks) - 1))  # evenly apart
+                time = collective_time(
+                    "all_reduce", x.value.type.nbytes, x.value.type.dtype, (len(ranks),), (step,),
+                    self.between(ranks[0], ranks[-1]),
+                )  # fmt: skip
+                for part in x.parts:
+                    seconds[part] += time.time_s
+        return seconds
+
+    def held(
+        self,
+        parts: Sequence[PartGraphs],
+        runs: Sequence[dict[str, Run]],
+        order: Order,
+        place: Place,
+    ) -> Part:
+        """What a rank holds of its parts when it is at its fullest."""
+        own = place.smallest
+        chunks = [self.part_bytes(part, some, own) for part, some in zip(parts, runs, strict=True)]
+        holds = held_bytes(order, chunks)
+        every = tuple(run for some in runs for run in some.values())
+        total = sum(holds.values())
+        return _part(every, holds, total, own, [g for x in parts for g in x.graphs], place)
+
+    def part_bytes(self, part: PartGraphs, runs: dict[str, Run], target: Target) -> PartBytes:
+        """Of a part, whose graphs may have been looked at as those of another, under its names."""
+        there: dict[str, str] = {}
+        for g, run in zip(part.graphs, runs.values(), strict=True):
+            ends = zip(
+                (*g.inputs, *g.outputs), (*run.graph.inputs, *run.graph.outputs), strict=True
+            )
+            there.update((v.name, other.name) for v, other in ends)
+        saved, kept = (tuple(there[v.name] for v in some) for some in (part.saved, part.kept))
+        key = tuple(id(run.graph) for run in runs.values()), saved, kept
+        if key not in self.bytes:
+            lowered = {kind: run.graph for kind, run in runs.items()}
+            self.bytes[key] = part_bytes(lowered, saved, kept, target)
+        return replace(self.bytes[key], params=params_of(part.graphs))
+
+
+def _part_times(
+    runs: Sequence[dict[str, Run]], shared: Sequence[float], end: int | None
+) -> list[PartTimes]:
+    """Seconds of the passes of each part, at one end of their intervals."""
+
+    def seconds(run: Run | None) -> float:
+        if run is None:
+            return 0.0
+        if end is None or run.timeline.interval is None:
+            return run.timeline.time_s
+        return run.timeline.interval[end]
+
+    return [
+        PartTimes(
+            seconds(some["forward"]),
+            seconds(some.get("backward")),
+            seconds(some.get("weights")),
+            seconds(some.get("update")) + more,
+        )
+        for some, more in zip(runs, shared, strict=True)
+    ]
+
+
+def _part(
+    runs: tuple[Run, ...],
+    holds: dict[MemoryKind, int],
+    held_bytes: int,
+    target: Target,
+    graphs: Sequence[Graph],
+    place: Place,
+) -> Part:
+    weights = {v for g in graphs for v in g.params if g.role_of(v) == "weight"}
+    return Part(
+        runs,
+        tuple((kind, n) for kind, n in holds.items() if n),
+        held_bytes,
+        available_bytes(target),
+        sum(v.type.size for v in weights),
+        place.where,
+    )
+
+
+def slowest_of(runs: Sequence[Run]) -> Run:
+    """Of runs of one graph on several kinds of GPU the slowest, with the others."""
+    slowest = max(runs, key=lambda run: run.timeline.time_s)
+    return replace(slowest, quicker=tuple(run for run in runs if run is not slowest))
+
+
+def fit(parts: Iterable[Part]) -> bool:
+    return all(part.fits for part in parts)
+
+
+def _nbytes(values: Sequence[Value]) -> int:
+    return sum(v.type.nbytes for v in values)
+
+
+def _cells(values: Sequence[Value], g: Graph) -> int:
+    return sum(v.type.size for v in values if g.role_of(v) == "weight")
+
+
+def slowed(costed: Graph, factor: float) -> Graph:
+    """The graph with kernels that take so many times as long; collectives take what they took."""
+    if factor == 1.0:
+        return costed
+
+    def times(cost: Cost) -> Cost:
+        ends = cost.interval and (factor * cost.interval[0], factor * cost.interval[1])
+        terms = tuple((name, factor * s) for name, s in cost.terms)
+        return replace(cost, time_s=factor * cost.time_s, terms=terms, interval=ends)
+
+    nodes = (
+        n if n.cost is None or isinstance(n.op, Collective) else replace(n, cost=times(n.cost))
+        for n in costed.nodes
+    )
+    return replace(costed, nodes=tuple(nodes))
+
+
+def is_rounded(costed: Graph) -> bool:
+    """Whether products of f32 run in TF32."""
+    return any(getattr(n.op, "math", None) == tf32 for n in costed.walk())
+
+
+def product_dtype(graph: Graph, rounded: bool) -> DType:
+    """What the largest products are of; of f32 TF32, where they are `rounded`."""
+    sums: dict[DType, int] = {}
+    for n in graph.nodes:
+        if n.op.contraction and n.op.operands:
+            dtype = n.op.operands[0].type.dtype
+            sums[dtype] = sums.get(dtype, 0) + n.op.flops()
+    dtype = max(sums, key=sums.__getitem__, default=f32)
+    return tf32 if rounded and dtype == f32 else dtype

@@ -1,0 +1,387 @@
+"""A model over the ranks of a cluster, the whole way."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import gpuir
+import gpuir.distributed
+from gpuir.cli.main import main
+from gpuir.cost.tile import tile_cost
+from gpuir.ir.alike import shape_of
+from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Graph
+from gpuir.ir.notes import Cost, Tile
+from gpuir.ir.phases import phase_of
+from gpuir.ir.verify import verify
+from gpuir.ops.kernel import Collective, KernelOp
+from gpuir.passes.partition.balance import roofline_s
+from gpuir.passes.partition.partition import Partition, partition
+from gpuir.simulate.memory import memory
+from gpuir.targets.target import Target
+
+ENCODER = Path(__file__).parent / "encoder.onnx"
+
+
+TIED = """graph @g {
+  in %x: f32[8, 16]
+  param %e: f32[16, 16]
+  param %w: f32[16, 16]
+  %a: f32[8, 16] = t.matmul(%x, %e) at "m:a"
+  %b: f32[8, 16] = t.matmul(%a, %w) at "m:b"
+  %c: f32[8, 16] = t.matmul(%b, %e) at "m:c"
+  %d: f32[8, 16] = t.matmul(%c, %e) at "m:d"
+  %l: f32[] = t.reduce("mean", %d, [0, 1]) at "m:l"
+  out %l
+}"""
+
+
+@pytest.fixture(scope="module")
+def training() -> Graph:
+    return gpuir.load(ENCODER, dims={"batch": 64, "seq": 64}, train=True, optimizer="adamw")
+
+
+def step(g: Graph, cluster: str = "dgx-a100", **degrees: Any) -> gpuir.Step:
+    return gpuir.simulate_ranks(g, cluster, gpuir.Parallel(**degrees))
+
+
+def test_one_rank_is_what_one_gpu_takes(training: Graph):
+    alone = gpuir.summary(gpuir.analyze(training, "a100-sxm-80gb"))
+    one = step(training)
+    assert one.time_s == pytest.approx(alone.latency_s)
+    assert one.slowest.traffic == () and one.exposed_s == 0.0
+
+
+def test_ranks_share_the_batch_and_send_gradients(training: Graph):
+    one, eight = step(training), step(training, dp=8)
+    assert one.flops == eight.flops and one.params == eight.params
+    assert one.time_s / 8 < eight.time_s < one.time_s
+    (dp,) = eight.slowest.traffic
+    assert dp.group == "dp" and 0 <= dp.exposed_s <= dp.time_s
+
+
+def test_zero_takes_memory_from_each_rank(training: Graph):
+    parts = [step(training, dp=8, zero=zero).fullest for zero in range(4)]
+    held = [sum(n for _, n in part.holds) for part in parts]
+    assert held == sorted(held, reverse=True) and held[3] < held[0]
+
+
+def test_weights_are_gathered_for_the_forward_and_for_the_backward_pass(training: Graph):
+    s = gpuir.simulate_ranks(training, "dgx-a100", gpuir.Parallel(dp=8, zero=3), profile="eager")
+    found = [
+        (phase_of(n), v.name.partition(".whole")[0])
+        for n in s.slowest.runs[0].graph.nodes
+        if isinstance(n.op, Collective) and n.op.collective.fn == "all_gather"
+        for v in n.results
+    ]
+    forward, backward = ({v for phase, v in found if phase == p} for p in (None, "backward"))
+    assert len(found) == len(set(found)) and len(forward & backward) > len(forward) / 3
+
+
+def test_microbatches_send_gradients_once(training: Graph):
+    one, four = step(training, dp=8), step(training, dp=8, microbatches=4)
+    assert four.flops == 4 * one.flops
+    assert four.slowest.traffic == one.slowest.traffic
+    assert one.time_s < four.time_s < 4 * one.time_s
+    every = step(training, dp=8, zero=3, microbatches=4).slowest.traffic[0].count
+    assert every > 3 * step(training, dp=8, zero=3).slowest.traffic[0].count
+
+
+def test_gradients_of_earlier_microbatches_are_there_all_the_time():
+    """Two weights of 4 MB; of one batch, none of their gradients when activations are most."""
+    text = TIED.replace("16", "1024").replace("f32[8,", "f32[65536,")
+    g = gpuir.pipeline("autodiff,optimizer{kind=sgd,fused=true}").run(gpuir.parse(text))
+    one, four = step(g).fullest, step(g, microbatches=4).fullest
+    assert dict(one.holds).get("gradients", 0) == 0
+    assert dict(four.holds)["gradients"] == 2 * 4 * 1024 * 1024
+    assert four.held_bytes == one.held_bytes + dict(four.holds)["gradients"]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_microbatch_is_a_graph_by_itself(training: Graph, zero: int):
+    """What is done once a step is left out, and nothing that is left reads it."""
+    first, last = step(training, dp=2, zero=zero, microbatches=4).slowest.runs
+    verify(first.graph)
+    assert 0 < memory(first.graph).peak_bytes <= memory(last.graph).peak_bytes
+    gradients = [v for v in first.graph.outputs if first.graph.role_of(v) == "gradient"]
+    assert len(gradients) == sum(role == "gradient" for _, role in training.roles)
+    assert not any(phase_of(n) == "optimizer" for n in first.graph.nodes)
+
+
+def test_a_weight_of_three_parts_of_four_is_added_up_within_the_cluster():
+    """The first, third and fourth of two products each have %e; the second has %w."""
+    places = enumerate("eewweeee")
+    products = [f'%h{i + 1}: f32[8, 16] = t.matmul(%h{i}, %{w}) at "m:h{i}"' for i, w in places]
+    lines = ["in %h0: f32[8, 16]", "param %e: f32[16, 16]", "param %w: f32[16, 16]", *products]
+    lines += ['%s: f32[8, 16] = t.map("mul", [%h8, %h8]) at "m:s"']
+    lines += ['%l: f32[] = t.reduce("mean", %s, [0, 1]) at "m:l"', "out %l"]
+    g = gpuir.parse("\n".join(("graph @g {", *lines, "}")).replace("16", "1024"))
+    g = gpuir.pipeline("autodiff,optimizer{kind=sgd,fused=true}").run(g)
+    s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=4, dp=2, microbatches=4))
+    made = partition(g, 4, roofline_s(gpuir.load_target("a100-sxm-80gb")))
+    assert [x.parts for x in made.shared if x.value.name == "e.grad"] == [(0, 2, 3)]
+    assert [part.params for part in s.parts] == [1024 * 1024] * 4
+
+
+def test_a_pipeline_waits_for_its_ends(training: Graph):
+    """Parts hold the model between them; of two orders that wait less, each is quicker."""
+    one = step(training, microbatches=8)
+    steps = {
+        name: gpuir.simulate_ranks(
+            training, "dgx-a100", gpuir.Parallel(pp=2, microbatches=8, schedule=name, chunks=chunks)
+        )
+        for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
+    }
+    for s in steps.values():
+        assert s.pipelined is not None and len(s.parts) == 2
+        assert sum(part.params for part in s.parts) == one.params == s.params
+        assert one.time_s / 2 < s.time_s < one.time_s and s.flops == one.flops
+        assert s.interval is not None and s.interval[0] < s.time_s < s.interval[1]
+    bubbles = {name: s.pipelined.bubble for name, s in steps.items() if s.pipelined}
+    assert max(bubbles["interleaved"], bubbles["zero-bubble"]) < bubbles["1f1b"]
+    assert steps["gpipe"].fullest.held_bytes > steps["1f1b"].fullest.held_bytes
+
+
+def test_an_inference_goes_through_a_pipeline_one_way():
+    g = gpuir.load(ENCODER, dims={"batch": 8, "seq": 64})
+    s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=2, tp=2, microbatches=4))
+    assert s.pipelined is not None
+    assert {t.kind for order in s.pipelined.orders for t in order} == {"forward"}
+    assert [r.name for part in s.parts for r in part.runs] == ["forward", "forward"]
+
+
+def test_a_slow_rank_holds_up_the_others(training: Graph):
+    """One of data parallelism all of them; one of a pipeline its part alone."""
+
+    def slowed(parallel: gpuir.Parallel, slow: dict[int, float]) -> gpuir.Step:
+        return gpuir.simulate_ranks(training, "dgx-a100", parallel, slow=slow)
+
+    dp, pp = gpuir.Parallel(dp=8), gpuir.Parallel(tp=2, pp=2, microbatches=8)
+    one, two = slowed(dp, {}), slowed(dp, {5: 2.0})
+    assert two.slowest.kernels_s == pytest.approx(2 * one.slowest.kernels_s)
+    assert two == slowed(dp, {2: 2.0}) and one.time_s < two.time_s < 2 * one.time_s
+    even, uneven = slowed(pp, {}), slowed(pp, {2: 2.0})
+    assert uneven.time_s > even.time_s and uneven.slowest == uneven.parts[1]
+    assert uneven.parts[0].kernels_s == even.parts[0].kernels_s
+    for s in (even, uneven):
+        assert s.pipelined is not None
+        path = s.pipelined.critical
+        assert path[-1].end_s == s.time_s and path[0].start_s == 0.0
+    with pytest.raises(UsageError, match="no such slow rank"):
+        slowed(dp, {8: 2.0})
+    with pytest.raises(UsageError, match="no such slow rank"):
+        slowed(dp, {1: float("inf")})
+
+
+def test_a_trace_has_a_group_of_lanes_for_ranks_alike(tmp_path: Path):
+    out = tmp_path / "step.json"
+    args = ["simulate", str(ENCODER), "--cluster", "dgx-a100", "--pp", "2", "--tp", "2"]
+    args += ["--microbatches", "4", "--train", "--dims", "batch=8,seq=64", "-o", str(out)]
+    CliRunner().invoke(main, [*args, "--format", "trace"], catch_exceptions=False)
+    events = json.loads(out.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "ranks 0 to 1, alike", 1: "ranks 2 to 3, alike"}
+    lanes = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert lanes == {"passes", "stream 0", "communication tp"}
+    spans = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    assert {e["name"] for e in spans if e["pid"] == 0} >= {"forward 0", "forward 3", "backward 3"}
+    for pid in names:
+        own = sorted((e["ts"], e["dur"]) for e in spans if e["pid"] == pid)
+        for (a, took), (b, _) in pairwise(own):
+            assert a + took <= b + 0.01
+
+
+def test_slower_links_make_slower_steps(training: Graph):
+    fast = step(training, "8xh100-sxm", tp=4, dp=2)
+    slow = step(training, "8xh100-pcie", tp=4, dp=2)
+    assert slow.exposed_s > fast.exposed_s
+
+
+def test_what_cannot_be_is_refused(training: Graph):
+    for degrees, text in (
+        ({"dp": 16}, "too few GPUs"),
+        ({"zero": 1}, "within data parallelism"),
+        ({"dp": 0}, "counts from 1"),
+        ({"dp": 3}, "cannot be cut over 3"),
+        ({"dp": 3, "microbatches": 2}, r"(?s)of a batch of 128, cannot .*fix: +a batch that"),
+        ({"dp": 5, "microbatches": 64}, "a multiple of 5"),
+        ({"chunks": 2}, "of a pipeline"),
+        ({"schedule": "gpipe"}, "of a pipeline"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            step(training, **degrees)
+    with pytest.raises(UsageError, match="lowered or cut"):
+        step(gpuir.lower(training), dp=2)
+
+
+def test_the_command_says_what_the_record_does(training: Graph):
+    args = ["simulate", str(ENCODER), "--cluster", "dgx-a100", "--dp", "8", "--train"]
+    args += ["--optimizer", "adamw", "--dims", "batch=64,seq=64", "--microbatches", "2"]
+    found = CliRunner().invoke(main, [*args, "--format", "json"], catch_exceptions=False)
+    half = gpuir.pipeline("microbatch{count=2}").run(training)
+    said, s = json.loads(found.stdout), step(half, dp=8, microbatches=2)
+    assert said["schema"] == "gpuir.step/1" and said["time_s"] == s.time_s
+    assert said["batch"] == 64 and said["ranks"] == 8
+    assert said["parts"][0]["traffic"][0]["exposed_s"] == s.exposed_s
+    text = CliRunner().invoke(main, args, catch_exceptions=False).stdout
+    assert "8 GPUs of dgx-a100" in text and "64 a step, in 2 microbatches" in text
+
+
+def test_a_predictor_of_kernels_leaves_collectives_to_the_cluster(training: Graph):
+    def twice(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
+        cost = tile_cost(op, tile, target)
+        return Cost(2 * cost.time_s, cost.bound, "twice@1", cost.terms)
+
+    parallel = gpuir.Parallel(dp=8)
+    ours, theirs = (
+        gpuir.simulate_ranks(training, "dgx-a100", parallel, predictor=p) for p in ("tile", twice)
+    )
+    assert theirs.slowest.kernels_s == pytest.approx(2 * ours.slowest.kernels_s)
+    assert theirs.slowest.traffic[0].time_s == pytest.approx(ours.slowest.traffic[0].time_s)
+
+
+# ---- several kinds of GPU -----------------------------------------------------------------------
+
+BOTH = "dgx-h100+dgx-a100"
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp": 16},
+        {"tp": 8, "dp": 2},
+        {"dp": 8, "pp": 2, "microbatches": 4},
+        {"dp": 16, "zero": 3, "microbatches": 2},
+    ],
+    ids=str,
+)
+def test_kinds_of_the_same_gpu_are_one_cluster(training: Graph, degrees: dict[str, int]):
+    """To the last bit: what they take, hold, send and could do."""
+    whole, two = (
+        step(training, "2xdgx-a100", **degrees),
+        step(training, "dgx-a100+dgx-a100", **degrees),
+    )
+    assert two.time_s == whole.time_s and two.interval == whole.interval
+    assert two.peak_flops_per_s == whole.peak_flops_per_s and two.mfu == whole.mfu
+    assert not two.is_mixed and two.target == whole.target
+    for one, other in zip(whole.parts, two.parts, strict=True):
+        assert (one.traffic, one.kernels_s, one.holds) == (
+            other.traffic, other.kernels_s, other.holds
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "degrees", [{"dp": 16}, {"tp": 8, "dp": 2}, {"dp": 8, "pp": 2, "microbatches": 4}], ids=str
+)
+def test_a_mixed_cluster_is_between_its_kinds(training: Graph, degrees: dict[str, int]):
+    quick, slow = step(training, "2xdgx-h100", **degrees), step(training, "2xdgx-a100", **degrees)
+    for name in (BOTH, "dgx-a100+dgx-h100"):
+        mixed = step(training, name, **degrees)
+        assert quick.time_s < mixed.time_s <= slow.time_s * (1 + 1e-9)
+        assert mixed.flops == quick.flops and mixed.params == quick.params
+        sums = (quick.peak_flops_per_s + slow.peak_flops_per_s) / 2
+        assert mixed.peak_flops_per_s == pytest.approx(sums)
+
+
+def test_ranks_that_share_a_part_wait_for_the_slowest(training: Graph):
+    """All kernels of it are the slow GPU's; what the quick one takes is there beside it."""
+    mixed, quick = step(training, BOTH, dp=16), step(training, "2xdgx-h100", dp=16)
+    (part,) = mixed.parts
+    assert [(x.gpu, x.first, x.count) for x in part.where] == [
+        ("h100-sxm-80gb", 0, 8), ("a100-sxm-80gb", 8, 8)
+    ]  # fmt: skip
+    assert {run.gpu for run in part.runs} == {"a100-sxm-80gb"}
+    assert part.kernels_on["a100-sxm-80gb"] == part.kernels_s
+    assert part.kernels_on["h100-sxm-80gb"] == pytest.approx(quick.slowest.kernels_s, rel=0.05)
+    assert any("equal shares" in text for text in mixed.assumed)
+    slow = gpuir.simulate_ranks(training, BOTH, gpuir.Parallel(dp=16), slow={0: 9.0})
+    assert {run.gpu for run in slow.parts[0].runs} == {"h100-sxm-80gb"}
+
+
+def deep(layers: int) -> Graph:
+    """Layers that are alike, each a product that takes a GPU longer than its launch."""
+    lines = ["  in %h0: f16[2048, 4096]"]
+    lines += [f"  param %w{i}: f16[4096, 4096]" for i in range(layers)]
+    lines += [
+        f'  %h{i + 1}: f16[2048, 4096] = t.matmul(%h{i}, %w{i}) at "m:{i}"' for i in range(layers)
+    ]
+    return gpuir.parse("\n".join(["graph @deep {", *lines, f"  out %h{layers}", "}"]))
+
+
+@pytest.mark.parametrize("kinds", [BOTH, "dgx-a100+dgx-h100", "dgx-h100+8xl40s", "8xt4+dgx-h100"])
+def test_parts_are_cut_for_their_gpus(kinds: str, monkeypatch: pytest.MonkeyPatch):
+    """The quick GPUs get more, and the step is quicker than of parts as if all were alike."""
+    parallel = gpuir.Parallel(dp=8, pp=2, microbatches=8)
+    found = gpuir.simulate_ranks(deep(24), kinds, parallel)
+    sizes = {part.where[0].gpu: part.params for part in found.parts}
+    assert sum(sizes.values()) == found.params
+    assert sizes["h100-sxm-80gb"] == max(sizes.values()) > found.params / 2
+
+    def alike(g: Graph, parts: int, weigh: Any, apart: bool) -> Partition:
+        return partition(g, parts, weigh if callable(weigh) else weigh[0], apart)
+
+    monkeypatch.setattr(gpuir.distributed, "partition", alike)
+    even = gpuir.simulate_ranks(deep(24), kinds, parallel)
+    assert [part.params for part in even.parts] == [found.params / 2] * 2
+    assert found.time_s < even.time_s
+
+
+def test_memory_is_that_of_the_smallest_gpu(training: Graph):
+    kinds = "8xa100-sxm-80gb+8xa100-sxm-40gb"
+    small = step(training, "8xa100-sxm-40gb", dp=8).fullest.available_bytes
+    large = step(training, "8xa100-sxm-80gb", dp=8).fullest.available_bytes
+    assert [p.available_bytes for p in step(training, kinds, dp=16).parts] == [small]
+    piped = step(training, kinds, dp=8, pp=2, microbatches=2)
+    assert [p.available_bytes for p in piped.parts] == [large, small]
+
+
+def test_ranks_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch):
+    """No graph twice for one GPU."""
+    calls: list[Any] = []
+
+    def counted(g: Graph, *, target: str, **options: Any) -> Graph:
+        calls.append((target, shape_of(g)))
+        return gpuir.analyze(g, target=target, **options)
+
+    monkeypatch.setattr(gpuir.distributed, "analyze", counted)
+    for nodes in (1, 2):
+        calls.clear()
+        kinds = f"{nodes}xdgx-h100+{nodes}xdgx-a100"
+        gpuir.simulate_ranks(deep(24), kinds, gpuir.Parallel(dp=4, pp=4 * nodes))
+        assert {target for target, _ in calls} == {"h100-sxm-80gb", "a100-sxm-80gb"}
+        assert len(set(calls)) == len(calls) <= 12
+
+
+def test_the_command_says_which_part_is_on_which_gpu(tmp_path: Path):
+    args = ["simulate", str(ENCODER), "--cluster", BOTH, "--pp", "2", "--dp", "8", "--train"]
+    args += ["--dims", "batch=64,seq=64", "--microbatches", "4"]
+
+    def said(*more: str) -> str:
+        result = CliRunner().invoke(main, [*args, *more], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    for width in ("80", "120"):
+        text = said("--width", width, "--critical-path")
+        assert max(map(len, text.splitlines())) <= int(width)
+        assert "rank 8 (a100-sxm-80gb), backward" in text and "0 to 7   h100-sxm-80gb" in text
+        assert "equal shares" in text
+    parts = json.loads(said("--format", "json"))["parts"]
+    assert [p["gpus"][0]["gpu"] for p in parts] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    events = json.loads(said("--format", "trace"))["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"ranks 0 to 7: h100-sxm-80gb", "ranks 8 to 15: a100-sxm-80gb"}
+    shared = ["simulate", str(ENCODER), "--cluster", BOTH, "--dp", "16", "--format", "chakra"]
+    shared += ["--dims", "batch=64,seq=64", "-o", str(tmp_path / "traces")]
+    refused = CliRunner().invoke(main, shared)
+    assert refused.exit_code == 2 and "a trace is of ranks that have the same GPU" in refused.output
+    for command in (["analyze"], ["plan"]):
+        rest = [str(ENCODER), "--cluster", BOTH, "--dims", "batch=64,seq=64"]
+        refused = CliRunner().invoke(main, [*command, *rest])
+        assert refused.exit_code == 2 and "several kinds of GPU" in refused.output
