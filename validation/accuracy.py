@@ -218,7 +218,7 @@ def _place(r: Rows) -> tuple[str, str, str]:
 APART = (
     "Told apart, and not fitted to: *rough* rows, of which the table does not say all that ran "
     "(fp8 caches of unstated arithmetic, library versions that launch more than the kernel, P4's "
-    "linear layers, which two paths of cuBLAS ran), and rows whose measurement is doubted (jobs "
+    "linear layers, which two paths of cuBLAS ran), and rows whose measurement is suspect (jobs "
     "that found the GPU at a lower clock). The last column above counts them; by themselves:\n"
 )
 

@@ -54,8 +54,8 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Case:
-    """A line of the labels. `published` is what others predicted of it; `doubt` says why the
-    measurement itself is doubted."""
+    """A line of the labels. `published` is what others predicted of it; `suspect` says why the
+    measurement itself is suspect."""
 
     program: Program
     device: str
@@ -64,7 +64,7 @@ class Case:
     measured: Times
     published: Mapping[str, Times] = field(default_factory=dict[str, Times])
     ratios: Mapping[str, float] = field(default_factory=dict[str, float])
-    doubt: str = ""
+    suspect: str = ""
     layers: int = 0  # of the measured model; 0 where the table does not say
 
     @property

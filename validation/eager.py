@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuir.cost import work
+from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f16, f32, tf32
@@ -53,10 +55,10 @@ def products(s: Shapes) -> tuple[Work, ...]:
     dtype, math = dtype_of(s.words), tf32 if s.words["dtype"] == "tf32" else None
     match s.words["op"]:
         case "bmm":
-            return (work.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], math=math),)
+            return (sized.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], math=math),)
         case "linear":
             m = s["m"] * s["b"]
-            return (work.gemm(m, s["k"], s["n"], dtype, bias=True, math=math),)
+            return (sized.gemm(m, s["k"], s["n"], dtype, bias=True, math=math),)
         case op:
             raise Unmodelled(f"operator {op} is no product we know")
 
@@ -65,7 +67,7 @@ def convolutions(s: Shapes) -> tuple[Work, ...]:
     size, window = s["input_size"], s["kernel_size"]
     size = np.where(window <= size + 2 * s["padding"], size, np.nan)  # nothing fits into the others
     return (
-        work.conv(
+        sized.conv(
             s["b"],
             s["in_channels"],
             (size, size),
@@ -83,9 +85,9 @@ def rows(s: Shapes) -> tuple[Work, ...]:
     dtype = dtype_of(s.words)
     match s.words["op"]:
         case "softmax":
-            return (work.rows(s["b"], s["h"], dtype, "softmax"),)
+            return (sized.rows(s["b"], s["h"], dtype, "softmax"),)
         case "layernorm":
-            return (work.rows(s["b"], s["h"], dtype, "norm", parameters=2),)
+            return (sized.rows(s["b"], s["h"], dtype, "norm", parameters=2),)
         case op if op in POINTWISE:
             return (pointwise(op, s["b"] * s["h"], dtype),)
         case op:
@@ -94,8 +96,8 @@ def rows(s: Shapes) -> tuple[Work, ...]:
 
 def pointwise(op: str, cells: work.Number, dtype: DType = f32) -> Work:
     reads, function = POINTWISE[op]
-    ops = work.LANE_OPS.get(function, 1.0)
-    return work.pointwise(cells, (dtype,) * reads, (dtype,), ops=ops)
+    ops = LANE_OPS.get(function, 1.0)
+    return sized.pointwise(cells, (dtype,) * reads, (dtype,), ops=ops)
 
 
 # The campaign ran in jobs by b, of which some found the GPU at a lower clock: what SMs bound takes
@@ -108,7 +110,7 @@ LOWER_CLOCK = {
 }
 
 
-def doubted(columns: Columns) -> Columns:
+def suspect(columns: Columns) -> Columns:
     """The rows that were measured at a lower clock than the rest."""
     slow = np.zeros(columns.count, bool)
     b, train = columns.numbers("b", 0.0), columns.words("split").where("train")
@@ -187,6 +189,6 @@ READERS = (
         beside=("split", *LAUNCH),
         clock="events",
         devices=DEVICES,
-        prepare=doubted,
+        prepare=suspect,
     ),
 )

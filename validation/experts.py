@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 
-from gpuir.cost import grouped, work
+from gpuir.cost import routing
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, i4
+from gpuir.stacks.serving.engines import implementation
 from validation.serving import DEVICES, STACK
 
 # dtype of the experts → what is multiplied, what the weights are stored in
@@ -43,7 +44,7 @@ def experts(s: Shapes) -> tuple[Work, ...]:
     skew = float(distribution[1] or 0)
     whole = s.words["strays"] == "all"
     return (
-        work.experts(
+        routing.mixture(
             s["tokens"],
             s["hidden"],
             s["inter"],
@@ -71,7 +72,7 @@ def _stacks(columns: Columns) -> Columns:
     """
     source, version = columns.words("kernel_source"), columns.words("version")
     gated = source.mapped(lambda name: "no" if "nongated" in name else "yes")
-    stack = source.mapped(grouped.stack_of)
+    stack = source.mapped(implementation)
     systems = columns.words("system")
     before = systems.where(*(n for n in systems.names if n.startswith(BEFORE_BLACKWELL)))
     sglang = columns.words("framework").where("sglang")

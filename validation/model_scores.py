@@ -63,7 +63,7 @@ def _case(r: Result) -> dict[str, Any]:
         "batch": p.batch,
         "option": c.option,
         "profile": c.profile,
-        "doubt": c.doubt,
+        "suspect": c.suspect,
         "measured": _times(c.measured),
         "predicted": _predicted(r.predicted, c.measured),
         "unseen": None if r.unseen is None else _predicted(r.unseen, c.measured),
@@ -93,7 +93,7 @@ def _times(t: Times) -> dict[str, float | None]:
 def _group(g: Group) -> dict[str, Any]:
     numbers = {name: _errors(e) for name, e in g.errors.items()}
     parts = {name: _errors(e) for name, e in g.parts.items()}
-    place = {"option": g.option, "mode": g.mode, "device": g.device, "doubted": g.doubted}
+    place = {"option": g.option, "mode": g.mode, "device": g.device, "suspect": g.suspect}
     return {**place, "n": g.n, "errors": numbers, "parts": parts}
 
 
@@ -141,12 +141,12 @@ def report(scores: Scores, layout: Layout) -> str:
 def _operators(page: Page, operators: Sequence[Compared]) -> None:
     columns = [("gpu", False), ("mode", False), ("part", False), ("operators", False)]
     columns += [("cases", True), ("measured", True), ("predicted", True), ("error", True)]
-    columns += [("mean", True), ("doubt", False)]
+    columns += [("mean", True), ("suspect", False)]
     rows = [
         (
             *(x.target, x.mode, x.part, x.kind, str(x.cases)),
             *(_ms(x.measured_s), _ms(x.predicted_s), _percent(x.error), f"{x.mean:.1f}"),
-            "slow trace" if x.doubted else "",
+            "slow trace" if x.suspect else "",
         )
         for x in operators
     ]
@@ -159,7 +159,7 @@ def _cases(page: Page, cases: Sequence[Result]) -> None:
     columns += [("forward", True), ("backward", True), ("inside", False)]
     has_unseen = any(r.unseen for r in cases)
     columns += [("unseen", True)] * has_unseen
-    columns += [(TITLES[p], True) for p in PUBLISHED] + [("doubt", False)]
+    columns += [(TITLES[p], True) for p in PUBLISHED] + [("suspect", False)]
     rows: list[tuple[str, ...]] = []
     for r in cases:
         c, p, times = r.case, r.case.program, r.predicted.times
@@ -180,10 +180,10 @@ def _cases(page: Page, cases: Sequence[Result]) -> None:
                     _percent(c.published[n].error(c.measured)) if n in c.published else "-"
                     for n in PUBLISHED
                 ),
-                c.doubt,
+                c.suspect,
             )
         )
-    drop = ("Li et al.", "roofline", "Habitat", "inside", "doubt", "forward", "backward")
+    drop = ("Li et al.", "roofline", "Habitat", "inside", "suspect", "forward", "backward")
     page.table(columns, rows, drop=drop)
 
 
@@ -210,7 +210,7 @@ def _groups(page: Page, groups: Sequence[Group]) -> None:
             (
                 g.option,
                 g.mode,
-                g.device + (" (doubted)" if g.doubted else ""),
+                g.device + (" (suspect)" if g.suspect else ""),
                 str(g.n),
                 *(f"{x:.1f}" for x in (own.mape, own.median_ape, own.p90_ape)),
                 f"{own.bias:+.1f}",

@@ -218,42 +218,42 @@ class Group:
     option: str
     mode: str
     device: str
-    doubted: bool
+    suspect: bool
     n: int
     errors: Mapping[str, Errors]
     parts: Mapping[str, Errors]  # of forward and backward
 
 
 def groups(results: Sequence[Result]) -> list[Group]:
-    """The errors by option, mode and device; of each option and mode by vendor and in all, doubted
+    """The errors by option, mode and device; of each option and mode by vendor and in all, suspect
     cases apart."""
     made: list[Group] = []
     for option in PROFILES:
         for mode in MODES:
-            for doubted in (False, True):
+            for suspect in (False, True):
                 some = [
                     r
                     for r in results
                     if (r.case.option, r.case.program.mode) == (option, mode)
-                    and bool(r.case.doubt) == doubted
+                    and bool(r.case.suspect) == suspect
                 ]
-                made += _groups(some, option, mode, doubted)
+                made += _groups(some, option, mode, suspect)
     return made
 
 
-def _groups(results: Sequence[Result], option: str, mode: str, doubted: bool) -> Iterator[Group]:
+def _groups(results: Sequence[Result], option: str, mode: str, suspect: bool) -> Iterator[Group]:
     by_device: dict[str, list[Result]] = {}
     by_vendor: dict[str, list[Result]] = {}
     for r in results:
         by_device.setdefault(r.case.target.name, []).append(r)
         by_vendor.setdefault(f"{ALL} {r.case.target.vendor}", []).append(r)
     for name in sorted(by_device):
-        yield _group(option, mode, name, doubted, by_device[name])
+        yield _group(option, mode, name, suspect, by_device[name])
     for name in sorted(by_vendor):
-        yield _group(option, mode, name, doubted, by_vendor[name])
+        yield _group(option, mode, name, suspect, by_vendor[name])
 
 
-def _group(option: str, mode: str, device: str, doubted: bool, results: Sequence[Result]) -> Group:
+def _group(option: str, mode: str, device: str, suspect: bool, results: Sequence[Result]) -> Group:
     times: dict[str, list[tuple[Times, Times]]] = {"gpuir": []}
     for r in results:
         own = r.case.measured
@@ -267,7 +267,7 @@ def _group(option: str, mode: str, device: str, doubted: bool, results: Sequence
         option,
         mode,
         device,
-        doubted,
+        suspect,
         len(results),
         {name: errors_of([a.error(b) for a, b in pairs]) for name, pairs in times.items()},
         {p: errors_of([a.error(b, p) for a, b in times["gpuir"]]) for p in parts},

@@ -49,7 +49,7 @@ class Trace:
 
     layer: Mapping[tuple[str, Part], float]
     outside: Mapping[tuple[str, Part], float]
-    doubted: bool = False
+    suspect: bool = False
 
     def whole(self, layers: int) -> dict[tuple[str, Part], float]:
         keys = dict.fromkeys((*self.layer, *self.outside))
@@ -68,7 +68,7 @@ class Compared:
     mode: str
     part: Part
     kind: str
-    doubted: bool
+    suspect: bool
     cases: int
     measured_s: float
     predicted_s: float
@@ -150,7 +150,7 @@ def _trace(names: Sequence[str], columns: Mapping[str, Floats], key: CaseKey) ->
         for kind, part, time in times:
             if time > 0:
                 into[kind, part] = into.get((kind, part), 0.0) + time * 1e-6
-    return Trace(*sums, doubted=(key[0], key[1]) in SUSPECT)
+    return Trace(*sums, suspect=(key[0], key[1]) in SUSPECT)
 
 
 def key_of(case: Case) -> CaseKey:
@@ -166,13 +166,13 @@ def compared(results: Iterable[Result], traces: Mapping[CaseKey, Trace]) -> list
         if trace is None or not r.case.layers or r.case.option != "none":
             continue
         for (kind, part), measured in trace.whole(r.case.layers).items():
-            place = (r.case.target.name, r.case.program.mode, part, kind, trace.doubted)
+            place = (r.case.target.name, r.case.program.mode, part, kind, trace.suspect)
             predicted = r.predicted.kinds.get((kind, part), 0.0)
             pairs.setdefault(place, []).append((measured, predicted))
 
     def order(place: tuple[str, str, Part, str, bool]) -> tuple[bool, str, str, int, float]:
-        target, mode, part, _, doubted = place
-        return doubted, target, mode, PARTS.index(part), -sum(m for m, _ in pairs[place])
+        target, mode, part, _, suspect = place
+        return suspect, target, mode, PARTS.index(part), -sum(m for m, _ in pairs[place])
 
     return [
         Compared(

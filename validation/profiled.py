@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuir.cost import work
+from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from validation.serving import PLAIN, dtype_of
@@ -33,28 +34,28 @@ def layers(s: Shapes) -> tuple[Work, ...]:
     tokens, hidden, tp = s["tokens"], s["hidden"], s["tp"]
     op, dtype = s.words["op"], dtype_of(PLAIN, s.words["dtype"], "layers")
     if s.words["product"] == "yes":
-        return (work.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], dtype),)
+        return (sized.gemm(s["gemm_m"], s["gemm_n"], s["gemm_k"], dtype),)
     match op:
         case "add":
-            add = work.pointwise(tokens * hidden, (dtype, dtype), (dtype,))
+            add = sized.pointwise(tokens * hidden, (dtype, dtype), (dtype,))
             return (add,) if s.words["gated"] == "1" else (add, add)
         case "emb":
-            return (work.gather(tokens, hidden, dtype, s["vocab"] / tp),)
+            return (sized.gather(tokens, hidden, dtype, s["vocab"] / tp),)
         case "input_layernorm" | "post_attention_layernorm":
             if s.words["gated"] == "1":
-                return (work.rows(tokens, hidden, dtype, "rms", parameters=1),)
-            return (work.rows(tokens, hidden, dtype, "norm", parameters=2),)
+                return (sized.rows(tokens, hidden, dtype, "rms", parameters=1),)
+            return (sized.rows(tokens, hidden, dtype, "norm", parameters=2),)
         case "mlp_act":
             cells = tokens * s["ffn"] / tp
-            ops = work.LANE_OPS["silu"]
+            ops = LANE_OPS["silu"]
             if s.words["gated"] == "1":
-                gate = work.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1, kind="scalar")
+                gate = sized.pointwise(cells, (dtype, dtype), (dtype,), ops=ops + 1, kind="scalar")
                 return (gate,)
-            return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu"]),)
+            return (sized.pointwise(cells, (dtype,), (dtype,), ops=LANE_OPS["gelu"]),)
         case "attn_rope":
             head = hidden / s["q_heads"]
             pairs = tokens * head * (s["q_heads"] + s["kv_heads"]) / tp / 2
-            return (work.pointwise(pairs, (dtype,) * 2, (dtype,) * 2, ops=8.0, kind="scalar"),)
+            return (sized.pointwise(pairs, (dtype,) * 2, (dtype,) * 2, ops=8.0, kind="scalar"),)
         case _:
             raise Unmodelled(f"operator {op} is no part of a layer we know")
 
@@ -69,14 +70,14 @@ def operators(s: Shapes) -> tuple[Work, ...]:
     dtype = dtype_of(PLAIN, s.words["dtype"], "operators")
     match s.words["op"]:
         case "matmul":
-            return (work.gemm(m, n, k, dtype),)
+            return (sized.gemm(m, n, k, dtype),)
         case "softmax":
-            return (work.rows(m, n, dtype, "softmax"),)
+            return (sized.rows(m, n, dtype, "softmax"),)
         case "layernorm":
-            return (work.rows(m, n, dtype, "norm", parameters=2),)
+            return (sized.rows(m, n, dtype, "norm", parameters=2),)
         case "gelu":
             cells = m * np.maximum(n, 1)
-            return (work.pointwise(cells, (dtype,), (dtype,), ops=work.LANE_OPS["gelu_tanh"]),)
+            return (sized.pointwise(cells, (dtype,), (dtype,), ops=LANE_OPS["gelu_tanh"]),)
         case op:
             raise Unmodelled(f"{op} is a part of a layer whose shapes the table does not give")
 

@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuir.cost import grouped, work
+from gpuir.cost import routing
+from gpuir.cost.lanes import LANE_OPS, NORM_LANE_OPS
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.fit.columns import Floats
 from gpuir.fit.readers import Shapes
 from gpuir.ir.graph import Graph
 from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.ops import kernel as k
+from gpuir.stacks.serving.engines import Generation, experts_of
 from gpuir.targets.spec import read_spec, spec_folder
 from gpuir.targets.target import Target
 from validation import experts, serving
@@ -55,18 +58,6 @@ MEMORY_SHARE = 0.9
 GAP_S = 5.5e-3 / 256
 OVERLAPPING = (0, 14)
 
-# Whose kernel the experts are on Hopper, and on Blackwell: sources named by the newest version of
-# each framework in aiconfigurator's tables of experts.
-EXPERT_KERNELS: dict[tuple[str, str], tuple[str, str]] = {
-    ("trtllm", "fp8_block"): ("moe_torch_flow_cutlass", "deepgemm"),
-    ("sglang", "fp8_block"): ("sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"),
-    ("sglang", "bf16"): ("sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"),
-    ("vllm", "bf16"): ("vllm_fused_moe", "vllm_flashinfer_trtllm"),
-    ("vllm", "fp8_block"): ("vllm_fused_moe", "vllm_flashinfer_trtllm"),
-    ("vllm", "mxfp4"): ("vllm_oaitriton", "vllm_flashinfer_trtllm"),
-    ("vllm", "int4_wo"): ("vllm_marlin", "vllm_marlin"),
-    ("sglang", "nvfp4"): ("", "sglang_flashinfer_trtllm_moe"),
-}
 # How unevenly tokens choose experts: the milder of the two skews that aiconfigurator measures
 # experts at, for those of trained models are never all as popular.
 SKEW = 1.01
@@ -243,7 +234,7 @@ class Deployment:
 
     @property
     def is_blackwell(self) -> bool:
-        return self.target.isa.startswith("sm_10")
+        return Generation.of(self.target.isa).is_blackwell
 
     @property
     def has_narrow_cache(self) -> bool:
@@ -257,7 +248,7 @@ class Deployment:
 
     @property
     def attention_stack(self) -> str:
-        """Whose attention, as `cost.work.attention` names it."""
+        """Whose attention, as `cost.sized.attention` names it."""
         if self.framework == "sglang":
             return "" if self.is_blackwell else "fa3"
         return "trtllm" if self.framework == "trtllm" else ""
@@ -300,13 +291,13 @@ def launches(share: Share, d: Deployment, step: Step) -> Iterator[tuple[int, Wor
     hidden, tokens = d.decoder.config["hidden_size"], step.tokens
     heads, kv_heads, head = share.head
     one = (1, step.sequences)
-    yield 1, work.gather(tokens, hidden, bf16, share.config["vocab_size"])
+    yield 1, sized.gather(tokens, hidden, bf16, share.config["vocab_size"])
     yield 2 * layers, norm(tokens * hidden, residual=True)
     yield 1, norm(step.sequences * hidden, residual=True)
     for cells in share.norms:
         yield layers, norm(tokens * cells, residual=False)
     pairs = tokens * (heads + kv_heads) * head / 2
-    yield layers, work.pointwise(pairs, (bf16,) * 2, (bf16,) * 2, ops=8.0)
+    yield layers, sized.pointwise(pairs, (bf16,) * 2, (bf16,) * 2, ops=8.0)
     for part in step.parts:
         for times, window in d.decoder.attention:
             for each in attention(share, d, part, window):
@@ -318,18 +309,18 @@ def launches(share: Share, d: Deployment, step: Step) -> Iterator[tuple[int, Wor
         for each in product(p, d, rows):
             yield times, each
         if p.module.endswith("down_proj"):
-            ops = work.LANE_OPS["silu"] + 1
-            yield times, work.pointwise(tokens * p.depth, (bf16,) * 2, (bf16,), ops=ops)
+            ops = LANE_OPS["silu"] + 1
+            yield times, sized.pointwise(tokens * p.depth, (bf16,) * 2, (bf16,), ops=ops)
     if share.experts is not None:
         times, count = d.decoder.layers[-1], share.experts.experts.up.type.shape[0]
-        yield times, work.rows(tokens, count, f32, "softmax")
+        yield times, sized.rows(tokens, count, f32, "softmax")
         yield times, mixture(share.experts, d, tokens)
 
 
 def norm(cells: Number, *, residual: bool) -> Work:
     """A norm; of the sum of two, which is written too, with a `residual`. A row is read once."""
     both = (bf16,) * (1 + residual)
-    return work.pointwise(cells, both, both, ops=work.NORM_LANE_OPS)
+    return sized.pointwise(cells, both, both, ops=NORM_LANE_OPS)
 
 
 def attention(share: Share, d: Deployment, part: Part, window: int) -> tuple[Work, ...]:
@@ -337,7 +328,7 @@ def attention(share: Share, d: Deployment, part: Part, window: int) -> tuple[Wor
     if d.decoder.latent:
         return latent_attention(share, d, part)
     return (
-        work.attention(
+        sized.attention(
             part.sequences,
             heads,
             part.new,
@@ -361,8 +352,8 @@ def latent_attention(share: Share, d: Deployment, part: Part) -> tuple[Work, ...
     heads, rope = c["num_attention_heads"], c["qk_rope_head_dim"]
     key, value = c["qk_nope_head_dim"], c["v_head_dim"]
     if part.is_decode:
-        into = work.gemm(part.tokens, latent, key, bf16, b=heads)
-        found = work.attention(
+        into = sized.gemm(part.tokens, latent, key, bf16, b=heads)
+        found = sized.attention(
             part.sequences,
             heads,
             part.new,
@@ -376,9 +367,9 @@ def latent_attention(share: Share, d: Deployment, part: Part) -> tuple[Work, ...
             append=stack != "fa3",
             stack=stack,
         )
-        return into, found, work.gemm(part.tokens, value, latent, bf16, b=heads)
+        return into, found, sized.gemm(part.tokens, value, latent, bf16, b=heads)
     expand = next(p for p in share.products if p.module == EXPANDING)
-    found = work.attention(
+    found = sized.attention(
         part.sequences,
         heads,
         part.new,
@@ -407,9 +398,8 @@ def product(p: Product, d: Deployment, rows: Floats) -> tuple[Work, ...]:
 def mixture(op: k.Experts, d: Deployment, tokens: Floats) -> Work:
     mix = op.experts
     name = d.decoder.experts or d.experts
-    sources = EXPERT_KERNELS.get((d.framework, name))
     dtype, weight = experts.EXPERTS[PACKED.get(name, (name, name))[d.is_blackwell]]
-    return work.experts(
+    return routing.mixture(
         tokens,
         mix.x.type.shape[1],
         mix.inter,
@@ -420,7 +410,7 @@ def mixture(op: k.Experts, d: Deployment, tokens: Floats) -> Work:
         shards=d.expert_tp,
         ranks=d.expert_ep,
         skew=SKEW,
-        stack=grouped.stack_of(sources[d.is_blackwell] if sources else ""),
+        stack=experts_of(d.framework, name, Generation.of(d.target.isa)),
         block=name == "fp8_block",
     )
 

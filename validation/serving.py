@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuir.cost import work
-from gpuir.cost.work import Number, Work
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
@@ -39,39 +40,39 @@ def products(s: Shapes) -> tuple[Work, ...]:
     packs the groups' scales for Blackwell, some 6 us longer at the smallest rows: three kernels."""
     m, n, k, name = s["m"], s["n"], s["k"], s.words["dtype"]
     if name in PLAIN:
-        return (work.gemm(m, n, k, PLAIN[name]),)
+        return (sized.gemm(m, n, k, PLAIN[name]),)
     if name in WEIGHT_ONLY:
-        return (replace(work.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]), kind="plugin"),)
+        return (replace(sized.gemm(m, n, k, f16, weight=WEIGHT_ONLY[name]), kind="plugin"),)
     match name:
         case "fp8" | "fp8_static" if s.words["whole"] == "yes":
             return (
-                work.rows(m, k, bf16, "sum"),
-                *[work.pointwise(one(m), (f32,), (f32,))] * 3,
+                sized.rows(m, k, bf16, "sum"),
+                *[sized.pointwise(one(m), (f32,), (f32,))] * 3,
                 quantised(m * k, f8e4m3, 3.0),
-                work.gemm(m, n, k, f8e4m3, out=bf16),
+                sized.gemm(m, n, k, f8e4m3, out=bf16),
             )
         case "fp8_static":
-            return (quantised(m * k, f8e4m3, 3.0), work.gemm(m, n, k, f8e4m3, out=bf16))
+            return (quantised(m * k, f8e4m3, 3.0), sized.gemm(m, n, k, f8e4m3, out=bf16))
         case "fp8" | "int8":
             narrow = f8e4m3 if name == "fp8" else i8
             return (
                 quantised(m * k, narrow, 6.0),
-                replace(work.gemm(m, n, k, narrow, out=bf16), kind="row scales"),
+                replace(sized.gemm(m, n, k, narrow, out=bf16), kind="row scales"),
             )
         case "fp8_block":
-            product = replace(work.gemm(m, n, k, f8e4m3, out=bf16), kind="block scales")
+            product = replace(sized.gemm(m, n, k, f8e4m3, out=bf16), kind="block scales")
             packing = s.words["packs"] == "yes" and s.target.isa.startswith("sm_10")
-            small = work.pointwise(one(m), (f32,), (f32,))
+            small = sized.pointwise(one(m), (f32,), (f32,))
             return (*[small] * (3 if packing else 0), quantised(m * k, f8e4m3, 4.0), product)
         case "nvfp4":
-            product = work.gemm(m, n, k, f4e2m1, out=bf16)
+            product = sized.gemm(m, n, k, f4e2m1, out=bf16)
             return (quantised(m * k, f4e2m1, 8.0), replace(product, kind="block scales"))
         case "int8_sq":
-            return (replace(work.gemm(m, n, k, i8, out=f16), kind="plugin"),)
+            return (replace(sized.gemm(m, n, k, i8, out=f16), kind="plugin"),)
         case "w4a16_mxfp4":
-            return (work.gemm(m, n, k, bf16, weight=f4e2m1),)
+            return (sized.gemm(m, n, k, bf16, weight=f4e2m1),)
         case "w4a8_mxfp4_mxfp8":
-            product = work.gemm(m, n, k, f8e4m3, weight=f4e2m1, out=bf16)
+            product = sized.gemm(m, n, k, f8e4m3, weight=f4e2m1, out=bf16)
             return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block scales"))
         case _:
             raise Unmodelled(f"dtype {name} is none we know of products")
@@ -94,7 +95,7 @@ def _quantising(columns: Columns) -> Columns:
 
 
 def quantised(cells: Number, narrow: DType, ops: float) -> Work:
-    return work.pointwise(cells, (bf16,), (narrow,), ops=ops, kind="quantise")
+    return sized.pointwise(cells, (bf16,), (narrow,), ops=ops, kind="quantise")
 
 
 def one(like: Number) -> Number:
@@ -117,7 +118,7 @@ def decode(s: Shapes) -> tuple[Work, ...]:
 
 def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
     dtype, kv = _attention_dtypes(s.words)
-    return work.attention(
+    return sized.attention(
         s["batch"],
         s["q_heads"],
         queries,
@@ -138,7 +139,7 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
     """Every query on every key of its sequence."""
     length, dtype = s["seq_len"], dtype_of(PLAIN, s.words["attn_dtype"], "attention")
     return (
-        work.attention(
+        sized.attention(
             s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=s.words["stack"]
         ),
     )
@@ -227,7 +228,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
     if s.words["phase"] == "prefill" and s.words["absorbed"] == "no":
         keys = s["isl"] + s["past_kv"]
         return (
-            work.attention(
+            sized.attention(
                 batch,
                 heads,
                 s["isl"],
@@ -245,7 +246,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
         queries = s["isl"] if s.words["phase"] == "prefill" else one(batch)
         keys = s["past_kv"] + queries
         return (
-            work.attention(
+            sized.attention(
                 batch,
                 heads,
                 queries,
@@ -282,11 +283,11 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
     tokens, heads = s["tokens"], s["heads"]
     if s.words["dtype"] != "fp8" or s.words["rough"] == "no":
         dtype = bf16 if s.words["dtype"] == "fp8" else dtype_of(PLAIN, s.words["dtype"], "products")
-        return (work.gemm(tokens, n, k, dtype, b=heads),)
+        return (sized.gemm(tokens, n, k, dtype, b=heads),)
     return (
         quantised(heads * tokens * k, f8e4m3, 4.0),
-        work.pointwise(heads * tokens * LATENT, (bf16, f32), (f32,)),
-        work.gemm(tokens, n, k, f8e4m3, b=heads, out=bf16),
+        sized.pointwise(heads * tokens * LATENT, (bf16, f32), (f32,)),
+        sized.gemm(tokens, n, k, f8e4m3, b=heads, out=bf16),
     )
 
 
@@ -303,9 +304,9 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
     cells, dtype = s["m"] * s["k"], dtype_of(narrow, s.words["dtype"], "quantisation")
     if s.words["chain"] == "yes":  # widen, divide, clamp, narrow
         return (
-            work.pointwise(cells, (bf16,), (f32,)),
-            *[work.pointwise(cells, (f32,), (f32,), ops=8.0)] * 2,
-            work.pointwise(cells, (f32,), (dtype,)),
+            sized.pointwise(cells, (bf16,), (f32,)),
+            *[sized.pointwise(cells, (f32,), (f32,), ops=8.0)] * 2,
+            sized.pointwise(cells, (f32,), (dtype,)),
         )
     return (quantised(cells, dtype, 3.0),)
 
@@ -331,15 +332,15 @@ def state_space(s: Shapes) -> tuple[Work, ...]:
         others = s["n_groups"] * s["d_state"] if mamba else s["num_k_heads"] * s["head_k_dim"]
         cells = tokens * (width + 2 * others)
         if "update" in source:
-            return (work.pointwise(cells, (bf16,) * 4, (bf16,) * 4, ops=8.0),)
+            return (sized.pointwise(cells, (bf16,) * 4, (bf16,) * 4, ops=8.0),)
         if source.endswith("qkv3"):
-            return (work.pointwise(cells / 3, (bf16,), (bf16,), ops=CONVOLUTION_OPS),) * 3
-        return (work.pointwise(cells, (bf16,), (bf16,), ops=CONVOLUTION_OPS),)
+            return (sized.pointwise(cells / 3, (bf16,), (bf16,), ops=CONVOLUTION_OPS),) * 3
+        return (sized.pointwise(cells, (bf16,), (bf16,), ops=CONVOLUTION_OPS),)
     if s.words["phase"] == "context":
         kernels, ops = next((v for k, v in SCANS.items() if k in source), USUAL_SCAN)
-        return (work.pointwise(tokens * width, (bf16, bf16), (bf16,), ops=ops),) * kernels
+        return (sized.pointwise(tokens * width, (bf16, bf16), (bf16,), ops=ops),) * kernels
     state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
-    return (work.pointwise(state, (f32,), (f32,), ops=6.0),)
+    return (sized.pointwise(state, (f32,), (f32,), ops=6.0),)
 
 
 def connections(s: Shapes) -> tuple[Work, ...]:
@@ -357,12 +358,12 @@ def connections(s: Shapes) -> tuple[Work, ...]:
         raise Unmodelled(f"hyper-connections with more than {MOST_STREAMS} streams")
     n = int(streams[0])
     if s.words["op"] == "post":
-        return (work.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites
+        return (sized.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites
     mixes = streams * (streams + 2)
     return (
-        work.gemm(tokens, mixes, streams * s["hidden"], bf16, out=f32),
-        work.pointwise(tokens * mixes, (f32,), (f32,), ops=8.0 * s["sinkhorn_iters"].max()),
-        work.pointwise(cells, (bf16,) * n, (bf16,), ops=2.0 * n),
+        sized.gemm(tokens, mixes, streams * s["hidden"], bf16, out=f32),
+        sized.pointwise(tokens * mixes, (f32,), (f32,), ops=8.0 * s["sinkhorn_iters"].max()),
+        sized.pointwise(cells, (bf16,) * n, (bf16,), ops=2.0 * n),
     ) * sites
 
 

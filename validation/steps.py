@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.work import Work
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Node
 from gpuir.ops import kernel as k

@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from gpuir.cost import work
 from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.fit.batch import number_rows
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
@@ -104,15 +104,15 @@ def traced(columns: Columns) -> Columns:
     extents = {d: np.array([getattr(t, d) for t in nodes], np.float64)[number] for d in "bmnk"}
     ops = Words.of(t.op for t in nodes)
     why = Words.of(t.why for t in nodes)
-    doubted = np.zeros(columns.count, bool)
+    suspect = np.zeros(columns.count, bool)
     for device, model in SUSPECT:
-        doubted |= columns.words("device").where(device) & columns.words("model").where(model)
+        suspect |= columns.words("device").where(device) & columns.words("model").where(model)
     return columns.with_cells(
         {
             **extents,
             "node": Words(ops.codes[number], ops.names),
             "why": Words(why.codes[number], why.names),
-            "suspect": Words(doubted.astype(np.int64), ("", "slower than the same kernels alone")),
+            "suspect": Words(suspect.astype(np.int64), ("", "slower than the same kernels alone")),
         }
     )
 
@@ -123,21 +123,21 @@ def operators(s: Shapes) -> tuple[Work, ...]:
         case "":
             raise Unmodelled(s.words["why"])
         case "linear" | "addmm":
-            return (work.gemm(m, n, k, f32, bias=True),)
+            return (sized.gemm(m, n, k, f32, bias=True),)
         case "matmul":
-            return (work.gemm(m, n, k, f32, b=b),)
+            return (sized.gemm(m, n, k, f32, b=b),)
         case "layernorm":
-            return (work.rows(m, n, f32, "norm", parameters=2),)
+            return (sized.rows(m, n, f32, "norm", parameters=2),)
         case "softmax":
-            return (work.rows(m, n, f32, "softmax"),)
+            return (sized.rows(m, n, f32, "softmax"),)
         case "transpose":
-            return (work.pointwise(m, (f32,), (f32,), kind="transpose"),)
+            return (sized.pointwise(m, (f32,), (f32,), kind="transpose"),)
         case "embedding":  # every token was the same: a row that the caches hold
-            return (work.gather(m, n, f32, np.ones_like(m)),)
+            return (sized.gather(m, n, f32, np.ones_like(m)),)
         case "fill":
-            return (work.pointwise(m, (), (f32,)),)
+            return (sized.pointwise(m, (), (f32,)),)
         case "dropout":
-            return (work.pointwise(m, (f32,), (f32, u8), ops=10.0),)
+            return (sized.pointwise(m, (f32,), (f32, u8), ops=10.0),)
         case op:
             return (pointwise(op, m),)
 

@@ -11,7 +11,8 @@ from decoders import LLAMA
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.reading import work_of
+from gpuir.cost.work import Work
 from gpuir.fit.columns import Floats
 from gpuir.ops import kernel as k
 from validation import llm

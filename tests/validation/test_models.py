@@ -50,7 +50,7 @@ def test_lines_are_cases_or_say_why_not(tmp_path: Path):
     assert first.program == Program("bert", "inf", 16, 4, masked=True)
     assert first.measured.total_s == 0.010
     assert first.published["neusight"].error(first.measured) == pytest.approx(20.0)
-    assert (first.doubt, second.doubt) == ("", "slower than its operators")
+    assert (first.suspect, second.suspect) == ("", "slower than its operators")
     assert (third.profile, first.profile) == ("compiled-2.1", "eager")
     assert fourth.target.name == "mi210"  # one die of two
     assert table.skipped == {
@@ -136,7 +136,7 @@ def test_kernels_are_of_the_kinds_that_traces_have(step: gpuir.Graph):
     assert sum(seconds.values()) == pytest.approx(sum(costs))
 
 
-def result(device: str, error: float, doubt: str = "", unseen: float | None = None) -> Result:
+def result(device: str, error: float, suspect: str = "", unseen: float | None = None) -> Result:
     """A case of 1 s whose prediction is off by so many percent."""
 
     def off(percent: float) -> Predicted:
@@ -145,14 +145,14 @@ def result(device: str, error: float, doubt: str = "", unseen: float | None = No
     program = Program("bert", "inf", 16, 4)
     published = {"neusight": Times(1.1, 1.1)} if error > 0 else {}
     one = Times(1.0, 1.0)
-    case = Case(program, device, "none", load_target(device), one, published, {}, doubt)
+    case = Case(program, device, "none", load_target(device), one, published, {}, suspect)
     return Result(case, off(error), None if unseen is None else off(unseen))
 
 
-def test_groups_are_by_gpu_and_vendor_with_doubted_cases_apart():
+def test_groups_are_by_gpu_and_vendor_with_suspect_cases_apart():
     found = [result("a100-pcie-40gb", e, unseen=2 * e) for e in (10, -20)]
     found += [result("t4", 30), result("mi100", 1), result("t4", 99, "slower than its operators")]
-    by = {(g.device, g.doubted): g for g in models.groups(found)}
+    by = {(g.device, g.suspect): g for g in models.groups(found)}
     assert set(by) == {
         *(("a100-pcie-40gb", False), ("t4", False), ("mi100", False)),
         *(("all NVIDIA", False), ("all AMD", False), ("t4", True), ("all NVIDIA", True)),

@@ -36,13 +36,13 @@ def test_a_trace_adds_up_by_kind_less_what_a_view_takes(tmp_path: Path):
     assert whole["accumulate", "backward"] == pytest.approx((3 * 30 + 50) * 1e-6)
     assert whole["matmul", "forward"] == pytest.approx(3 * 50e-6)
     assert whole["pointwise", "backward"] == pytest.approx(3 * 40e-6)
-    assert not found.doubted
+    assert not found.suspect
 
 
 def test_dropout_launches_nothing_where_nothing_is_trained(tmp_path: Path):
     found = traces(tmp_path)["NVIDIA_A100-PCIE-40GB", "bert_large", "inf", 16, 4]
     assert found.whole(1) == {("norm", "forward"): pytest.approx(30e-6)}
-    assert found.doubted
+    assert found.suspect
 
 
 def test_another_table_is_refused(tmp_path: Path):

@@ -164,11 +164,11 @@ def test_a_stack_timed_eagerly_has_a_floor(tmp_path: Path):
     assert (free.clock.floor_s, len(free)) == (0, 8)
 
 
-def test_a_trace_keeps_doubted_rows_apart(tmp_path: Path):
+def test_a_trace_keeps_suspect_rows_apart(tmp_path: Path):
     table = read(tmp_path, "model_ops")
-    doubted = {b.device: b.suspect for b in table.batches if b.op == "linear"}
-    assert doubted["NVIDIA_A100-PCIE-40GB"]
-    assert not doubted["Tesla_T4"]
+    suspect = {b.device: b.suspect for b in table.batches if b.op == "linear"}
+    assert suspect["NVIDIA_A100-PCIE-40GB"]
+    assert not suspect["Tesla_T4"]
     (work,) = batch(table, "matmul").works
     assert {d: float(n[0]) for d, n in work.dims} == {"b": 128, "m": 512, "n": 512, "k": 64}
     # a row of the mask is read again and again: the sum reads one large tensor

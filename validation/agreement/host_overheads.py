@@ -5,9 +5,9 @@
 
 DATA holds kernels/host_overheads.csv, kernels/dlrm_e2e.csv and neusight/model_ops.parquet. Printed
 are T1 to T4 as measured, what share of them current hosts take, and the [host] table of
-specs/profiles/eager.toml; then two checks against measured times of training iterations: the traced
-parts added up, and what gpuir's timeline says of DLRM on the machine that was traced. Needs
-gpuir[torch,eval].
+specs/profiles/eager.toml; then the traced parts of training iterations added up, beside the
+measured time. (`gpuir eval dlrm` says what the timeline makes of the same iterations.) Needs
+gpuir[eval].
 
 --here measures what of a host's time needs no GPU, on tiny tensors on this machine's CPU: what
 onnxruntime's executor takes for a node, what torch.compile's guards take for a param, what the
@@ -20,7 +20,6 @@ import argparse
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -131,113 +130,6 @@ def iterations(overheads: pd.DataFrame, measured: pd.DataFrame) -> Iterator[tupl
         launched = count[rows.kind == "t2"].sum()
         total += launched * (found["t3"] + found["t4"])
         yield model, batch, round(launched), total / 1e3, timed.iloc[0]
-
-
-# Recommendation models as they were trained (owensgroup/ml_perf_model, dlrm_benchmark.sh): widths
-# of the bottom and the top perceptron, tables of embeddings, numbers in a row, rows a lookup adds,
-# rows of a table. (Of DLRM_MLPerf the script states no table that fits the GPU: its rows are
-# assumed, and say only how much a cache may keep.)
-DLRM = {
-    "DLRM_default": ((512, 512, 64), (1024, 1024, 1024, 1), 8, 64, 100, 1_000_000),
-    "DLRM_MLPerf": ((13, 512, 256, 128), (1024, 1024, 512, 256, 1), 26, 128, 1, 10_000),
-    "DLRM_DDP": ((128, 128, 128, 128), (512, 512, 512, 256, 1), 8, 128, 10, 80_000),
-}
-TRACED = "v100-sxm-16gb+clock_hz=1.297e9"  # at the clock that init_vars.sh there sets
-# Copies of inputs from pinned memory (--pin-memory) take a call, traced, and 6.2 of 8 GB/s: Harris,
-# How to Optimize Data Transfers in CUDA C/C++, NVIDIA 2012.
-PINNED_SHARE = 6.2 / 8
-
-
-def dlrm(name: str, batch: int) -> tuple[Any, tuple[Any, ...]]:
-    """The model with its loss, and arguments of that batch. All tables are looked up by one op."""
-    import torch
-    from torch import nn
-
-    bottom, top, tables, width, looked_up, rows = DLRM[name]
-
-    def perceptron(widths: tuple[int, ...], last: nn.Module) -> nn.Module:
-        layers: list[nn.Module] = []
-        for a, b in pairwise(widths):
-            layers += [nn.Linear(a, b), nn.ReLU()]
-        return nn.Sequential(*layers[:-1], last)
-
-    class Dlrm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            pairs = tables * (tables + 1) // 2
-            self.bottom = perceptron(bottom, nn.ReLU())
-            self.top = perceptron((width + pairs, *top), nn.Sigmoid())
-            self.tables = nn.EmbeddingBag(tables * rows, width, mode="sum", device="meta")
-            self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
-            self.loss = nn.BCELoss()
-
-        def forward(self, dense: Any, chosen: Any, target: Any) -> Any:
-            x = self.bottom(dense)
-            found = self.tables(chosen).view(-1, tables, width)
-            both = torch.cat([x.unsqueeze(1), found], dim=1)
-            dots = torch.bmm(both, both.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
-            return self.loss(self.top(torch.cat([x, dots], dim=1)), target)
-
-    chosen = torch.zeros(batch * tables, looked_up, dtype=torch.long)
-    return Dlrm(), (torch.randn(batch, bottom[0]), chosen, torch.rand(batch, 1))
-
-
-def trained(name: str, batch: int, in_place: bool) -> Any:
-    """A training step as a graph. With `in_place` the rows that were looked up are changed where
-    they are, by one kernel, as the traced programs do (LookupFunctionBackward of batched
-    embeddings): as far as its bytes go, a difference of those rows and their bags' gradients. Else
-    the table has a gradient, and PyTorch's kernels make and apply it."""
-    import gpuir
-    from gpuir.ir.build import begin, prune
-    from gpuir.ir.phases import in_phase
-    from gpuir.ir.types import TensorType
-    from gpuir.ops import tensor as t
-
-    model, args = dlrm(name, batch)
-    g = gpuir.load(model, args=args, train=True, warn=lambda _: None)
-    if in_place:
-        sums = (n.op for n in g.nodes if isinstance(n.op, t.Routine) and n.op.fn == "part_sums")
-        dy = next(sums).args[0]
-        bags, width = dy.type.shape
-        b = begin(g, g.level)
-        rows = b.param("rows", TensorType((bags, args[1].shape[1], width), dy.type.dtype))
-        for node in g.nodes:
-            b.put(node)
-        b.locs = in_phase((f"{g.name}:tables/update",), "backward")
-        step = b(t.Reshape(dy, (bags, 1, width)))
-        new = b(t.Map("sub", (rows, step)))
-        outputs = {v: None for v in g.outputs if v.name != "tables.weight.grad"} | {new: rows}
-        g = prune(b.finish(outputs, outputs.values()))
-    return gpuir.pipeline('accumulate,optimizer{kind="sgd"}').run(g)
-
-
-def predicted(
-    measured: pd.DataFrame, share: float, memcpy_us: float
-) -> Iterator[tuple[object, ...]]:
-    """For each timed run on a V100: measured, predicted with the host that was traced, the error in
-    percent, the share of the time that the device waits; then what its authors' model missed by,
-    and what is predicted of PyTorch's own embeddings instead."""
-    import gpuir
-    from gpuir.targets.profile import Copies
-
-    eager = gpuir.load_profile("eager")
-    traced = replace(
-        eager, host=eager.host.scaled(1 / share), copies=Copies(1e-6 * memcpy_us, PINNED_SHARE)
-    )
-    for _, row in measured[(measured.gpu == "V100") & measured.model.isin(DLRM)].iterrows():
-        runs = [
-            gpuir.timeline(
-                gpuir.analyze(trained(row.model, int(row.batch), how), TRACED, profile="eager"),
-                traced,
-            )
-            for how in (True, False)
-        ]
-        run, plain = runs
-        ms = 1e3 * run.time_s
-        error = 100 * (ms / row.measured_iter_ms - 1)
-        waits = 100 * run.gaps_s / run.time_s
-        numbers = (row.measured_iter_ms, ms, error, waits, row.err_e2e_pct, 1e3 * plain.time_s)
-        yield row.model, row.batch, *numbers
 
 
 def derived(data: Path) -> dict[str, float]:
@@ -357,10 +249,6 @@ def main() -> None:
     measured = pd.read_csv(data / "kernels/dlrm_e2e.csv")
     print("\ntraced parts of an iteration beside its measured time, ms:")
     show(iterations(overheads, measured), ["model", "batch", "ops", "host", "measured"])
-    print("\nan iteration of DLRM as the timeline has it, ms, and errors, %:")
-    share = shares(times, overheads, found)[list(CURRENT)].mean()
-    columns = ["model", "batch", "measured", "predicted", "error", "waits", "theirs", "PyTorch's"]
-    show(predicted(measured, share, found["memcpy"]), columns)
 
 
 def show(rows: Iterator[tuple[object, ...]], columns: list[str]) -> None:

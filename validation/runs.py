@@ -1,0 +1,333 @@
+"""Published runs of training on many GPUs: lines of a table, and the facts of their models.
+
+What a page is silent about is empty in the table, and assumed by whoever predicts the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gpuir.files import read_json
+from gpuir.fit.columns import TableFile
+from gpuir.fit.tables import target_of
+from gpuir.ir.errors import UsageError
+from validation.eager import DEVICES
+
+MODELS_FILE = "models.json"
+WORDS = ("id", "model", "task", "gpu", "interconnect", "sharding", "dtype", "framework", "version")
+MORE_WORDS = ("activation_checkpointing", "doubt", "notes")
+COUNTS = ("seq", "gpus", "gpus_per_node", "dp", "tp", "pp", "vp", "cp", "ep", "global_batch")
+MORE_COUNTS = ("micro_batch", "grad_accum")
+COLUMNS = (*WORDS, *MORE_WORDS, *COUNTS, *MORE_COUNTS, "step_time_s")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A decoder, or an encoder like BERT: sizes that models.json gives. `pattern` and the like of
+    hybrids are not read."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    ffn: int
+    vocab: int
+    gated: bool
+    activation: str
+    rms: bool
+    rope: bool
+    tied: bool
+    bias: bool
+    encoder: bool = False
+    predicted: float = 1.0  # share of tokens whose words are
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> Facts | str:
+        """The facts, or why they are none that a graph is made from."""
+        kind = str(found.get("kind", "no kind"))
+        if kind != "dense decoder":
+            return f"a {kind} is not modelled"
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+        layers, hidden, heads, kv_heads, head, ffn, vocab = (int(found[n]) for n in sizes)
+        return Facts(
+            *(layers, hidden, heads, kv_heads, head, ffn, vocab),
+            gated=bool(found["gated"]),
+            activation=str(found["activation"]),
+            rms=found["norm"] == "rmsnorm",
+            rope=found["position"] == "rope",
+            tied=bool(found["tied_embedding"]),
+            bias=bool(found["bias"]),
+        )
+
+    @property
+    def layer_weights(self) -> int:
+        """Cells of a layer's weights, without biases and norms."""
+        attention = self.hidden * self.head * 2 * (self.heads + self.kv_heads)
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def end_weights(self) -> int:
+        """Cells of the embedding, and of the head where that has its own."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: what ran, how it was laid out, and the seconds of an optimizer step, measured.
+
+    `micro` is sequences a rank and pass, 0 where that is not printed; `vp` the model chunks of a
+    pipeline's rank, 0 where they are not. `lines` are those of equal configuration, in other
+    releases of the software.
+    """
+
+    id: str
+    model: str
+    facts: Facts
+    task: str
+    seq: int
+    gpu: str
+    target: str
+    gpus: int
+    node: int
+    network: str
+    dp: int
+    tp: int
+    pp: int
+    vp: int
+    cp: int
+    sharding: str
+    micro: int
+    batch: int
+    dtype: str
+    recomputed: str
+    framework: str
+    version: str
+    is_pure: bool  # gradients are reduced in 16 bits: FSDP's mixed precision PURE
+    measured_s: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is the same in each release of one configuration."""
+        return (
+            *(self.model, self.task, self.seq, self.gpu, self.gpus, self.dp, self.tp, self.pp),
+            *(self.vp, self.cp, self.sharding, self.micro, self.batch, self.dtype),
+            *(self.recomputed, self.framework, self.is_pure),
+        )
+
+    @property
+    def family(self) -> str:
+        return self.model.partition("-")[0]
+
+    @property
+    def is_fsdp(self) -> bool:
+        return self.sharding.startswith(("FSDP", "Megatron FSDP"))
+
+    @property
+    def layout(self) -> str:
+        """The kinds of parallelism: `fsdp`, `tp+pp`."""
+        found = [n for n, v in (("tp", self.tp), ("pp", self.pp), ("cp", self.cp)) if v > 1]
+        if self.dp > 1:
+            found.insert(0, "fsdp" if self.is_fsdp else "dp")
+        return "+".join(found) or "one GPU"
+
+
+def are_in(path: str | Path) -> bool:
+    names = TableFile(Path(path)).names
+    return all(name in names for name in COLUMNS)
+
+
+def read_facts(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The models of a file, by name. UsageError where it has none."""
+    content = read_json(path, "the models")
+    models = cast("dict[str, dict[str, Any]]", content) if isinstance(content, dict) else {}
+    if not models or not all("kind" in m for m in models.values()):
+        raise UsageError(
+            "no models of training runs",
+            where=str(path),
+            expected='{"llama3-8b": {"kind": "dense decoder", "layers": 32, ...}}',
+        )
+    return models
+
+
+def read(
+    path: str | Path, models: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Run], dict[str, int]]:
+    """The runs of a table, and why lines are none. UsageError where columns are missing."""
+    file = TableFile(Path(path))
+    missing = [name for name in COLUMNS if name not in file.names]
+    if missing:
+        raise UsageError(
+            "not a table of training runs",
+            where=str(path),
+            expected=f"the columns {', '.join(COLUMNS)}",
+            found=f"no {', '.join(missing)}",
+        )
+    columns = file.read(COLUMNS)
+    words = {n: columns.words(n) for n in (*WORDS, *MORE_WORDS)}
+    numbers = {n: columns.numbers(n) for n in (*COUNTS, *MORE_COUNTS, "step_time_s")}
+    runs: list[Run] = []
+    skipped: dict[str, int] = {}
+    for i in range(columns.count):
+        cells: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
+        cells |= {n: float(values[i]) for n, values in numbers.items()}
+        run = _run(cells, models)
+        if isinstance(run, str):
+            skipped[run] = skipped.get(run, 0) + 1
+        else:
+            runs.append(run)
+    return runs, skipped
+
+
+def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Run | str:
+    """The run of a line, or why it is none that is predicted."""
+    if line["doubt"]:
+        return "the page contradicts itself (doubt)"
+    if line["model"] not in models:
+        return f"no facts of {line['model']}"
+    facts = Facts.of(models[line["model"]])
+    if isinstance(facts, str):
+        return facts
+    target = target_of(line["gpu"])
+    if target is None:
+        return f"no target is called {line['gpu']}"
+    if line["task"] == "lora":
+        return "LoRA is not modelled"
+    if line["dtype"] not in ("bf16", "fp16", "fp8", "mxfp8"):
+        return f"training in {line['dtype']} is not modelled"
+    if not line["step_time_s"] > 0:
+        return "no measurement"
+    counts = {n: _count(line[n]) for n in (*COUNTS, "micro_batch")}
+    for name in ("seq", "gpus", "dp", "tp", "pp", "cp", "global_batch"):
+        if not counts[name]:
+            return f"{name} is no count"
+    if counts["global_batch"] % counts["dp"]:
+        return "the batch does not divide over data ranks"
+    return Run(
+        *(line["id"], line["model"], facts, line["task"], counts["seq"], line["gpu"], target.name),
+        *(counts["gpus"], counts["gpus_per_node"] or 8, line["interconnect"]),
+        *(counts["dp"], counts["tp"], counts["pp"], counts["vp"], counts["cp"]),
+        *(line["sharding"], counts["micro_batch"], counts["global_batch"], line["dtype"]),
+        *(line["activation_checkpointing"], line["framework"], line["version"]),
+        "PURE" in line["notes"],
+        line["step_time_s"],
+    )
+
+
+# BERT-large (arXiv 1810.04805), its vocabulary padded to 8; words are predicted where they are
+# masked, 20 of 128 tokens and 80 of 512, or spans of an answer alone (DeepLearningExamples,
+# PyTorch/LanguageModeling/BERT: max_predictions_per_seq, dense_sequence_output).
+BERT = (24, 1024, 16, 16, 64, 4096, 30528, False, "gelu", False, False, True, True, True)
+BERTS = {"bert-large": 20 / 128, "bert-large-squad": 1 / 384}
+# Of sequences that are this long a step of V100 in f32 would run at 19 Tflop/s, above its peak of
+# 15.7: 2,048 of them take 107.8 s on the page. So they must be shorter; how short is not printed.
+SHORTER = 512
+OTHERS = ("model", "gpu", "gpus", "dtype", "batch_per_gpu", "grad_accum", "seq", "step_time_s")
+EXAMPLES = "DeepLearningExamples / PyTorch"
+
+
+def are_others(path: str | Path) -> bool:
+    """Whether a table is of data-parallel training of models that are no decoders."""
+    names = TableFile(Path(path)).names
+    return all(name in names for name in (*OTHERS, "items_per_s"))
+
+
+def read_others(path: str | Path) -> tuple[list[Run], dict[str, int]]:
+    """The runs of BERT, and why others are not read."""
+    columns = TableFile(Path(path)).read((*OTHERS, "id", "version"))
+    words = {n: columns.words(n) for n in ("id", "model", "gpu", "dtype", "version")}
+    counts = ("gpus", "batch_per_gpu", "grad_accum", "seq", "step_time_s")
+    numbers = {n: columns.numbers(n) for n in counts}
+    runs: list[Run] = []
+    skipped: dict[str, int] = {}
+    for i in range(columns.count):
+        named: list[Any] = [w.names[w.codes[i]] for w in words.values()]
+        key, model, gpu, dtype, version = map(str, named)
+        gpus, batch, passes, seq, seconds = (float(values[i]) for values in numbers.values())
+        target = target_of(gpu)
+        if model not in BERTS or target is None:
+            why = f"{model} is not built here" if target else f"no target is called {gpu}"
+            skipped[why] = skipped.get(why, 0) + 1
+            continue
+        if seq == SHORTER:
+            why = f"{seq:.0f} tokens are printed, and sequences must be shorter"
+            skipped[why] = skipped.get(why, 0) + 1
+            continue
+        ranks = int(gpus)
+        runs.append(
+            Run(
+                *(key, model, Facts(*BERT, BERTS[model]), "pretrain", int(seq), gpu, target.name),
+                *(ranks, 8, "", ranks, 1, 1, 1, 1, "DDP", int(batch)),
+                *(int(batch * passes) * ranks, dtype, "none", EXAMPLES, version, False, seconds),
+            )
+        )
+    return runs, skipped
+
+
+LABELS = ("device", "model", "mode", "seqlen", "batch", "option", "e2e_ms")
+MEGATRON_ON_FOUR = "accelerate / Megatron-LM core 0.5.0"
+
+
+def are_labels(path: str | Path) -> bool:
+    """Whether a table is of whole models, some of them on several GPUs (NeuSight's labels)."""
+    names = TableFile(Path(path)).names
+    return all(name in names for name in LABELS)
+
+
+def read_labels(
+    path: str | Path, configs: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Run], dict[str, int]]:
+    """The lines of several GPUs, `dp4`, `tp4` and `pp4_1` (one microbatch), and why others are not
+    read. They are Megatron-LM's GPT in f32, a whole step (README of the labels)."""
+    columns = TableFile(Path(path)).read(LABELS)
+    words = {n: columns.words(n) for n in ("device", "model", "mode", "option")}
+    numbers = {n: columns.numbers(n) for n in ("seqlen", "batch", "e2e_ms")}
+    runs: list[Run] = []
+    skipped: dict[str, int] = {}
+    for i in range(columns.count):
+        named: list[Any] = [w.names[w.codes[i]] for w in words.values()]
+        device, model, mode, option = map(str, named)
+        seq, batch, ms = (float(values[i]) for values in numbers.values())
+        ways = re.fullmatch(r"(dp|tp|pp)(\d+)(?:_(\d+))?", option)
+        target = target_of(DEVICES.get(device, device))
+        config: Mapping[str, Any] = configs.get(model, {})
+        if ways is None or mode != "train":
+            why = "one GPU: gpuir eval models"
+        elif target is None:
+            why = f"no target is called {device}"
+        elif config.get("model_type") != "gpt2":
+            why = f"no config of a GPT-2 is called {model}"
+        elif not ms > 0:
+            why = "no measurement"
+        else:
+            degrees = {"dp": 1, "tp": 1, "pp": 1, ways[1]: int(ways[2])}
+            passes = int(ways[3] or 1)
+            runs.append(
+                Run(
+                    *(f"{device} {model} {option}", model, _gpt2(config), "pretrain", int(seq)),
+                    *(device, target.name, int(ways[2]), int(ways[2]), "one node"),
+                    *(degrees["dp"], degrees["tp"], degrees["pp"], 1, 1, "DDP"),
+                    *(int(batch) // degrees["dp"] // passes, int(batch), "fp32", "none"),
+                    *(MEGATRON_ON_FOUR, "core 0.5.0", False, ms * 1e-3),
+                )
+            )
+            continue
+        skipped[why] = skipped.get(why, 0) + 1
+    return runs, skipped
+
+
+def _gpt2(config: Mapping[str, Any]) -> Facts:
+    hidden, heads = int(config["n_embd"]), int(config["n_head"])
+    vocab = -(-int(config["vocab_size"]) // 128) * 128  # make_vocab_size_divisible_by
+    return Facts(
+        *(int(config["n_layer"]), hidden, heads, heads, hidden // heads, 4 * hidden, vocab),
+        *(False, "gelu", False, False, True, True),
+    )
+
+
+def _count(number: float) -> int:
+    return int(number) if number >= 1 and number.is_integer() else 0
