@@ -212,8 +212,8 @@ def predictions() -> Table:
     CPU seconds are of all threads."""
     import numpy as np
 
-    from gpuir.cost import work
     from gpuir.cost.tile import predict
+    from gpuir.fit import sized
     from gpuir.ir.types import f16, f32
     from gpuir.stacks.table import pipeline
     from gpuir.targets.load import load_target
@@ -229,8 +229,8 @@ def predictions() -> Table:
     count, rng, target = 1_000_000, np.random.default_rng(0), load_target("a100")
     m, n, k = (rng.integers(1, 8192, count).astype(float) for _ in range(3))
     for dtype in (f32, f16):
-        predict(work.gemm(m[:1000], n[:1000], k[:1000], dtype), target)  # what is found once
-        products = partial(predict, work.gemm(m, n, k, dtype), target)
+        predict(sized.gemm(m[:1000], n[:1000], k[:1000], dtype), target)  # what is found once
+        products = partial(predict, sized.gemm(m, n, k, dtype), target)
         row(f"{dtype.name} products", count, products)
     tiles, annotate = pipeline("tile{target=a100}"), pipeline("annotate")
     annotate.run(tiles.run(kernels(50)))

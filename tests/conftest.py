@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -39,11 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """How many examples a property is tried on. Machines are shared: no test asserts a time. A run
     draws what the last one drew, so that a change is judged by itself, unless it is told to
     `--hypothesis-profile explore`."""
-    examples = 200 if is_whole(config) else 30
+    examples = 80 if is_whole(config) else 30
     same = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     settings.register_profile("explore", same)
     settings.register_profile("gpuir", same, derandomize=True)
     settings.load_profile(config.getoption("--hypothesis-profile") or "gpuir")
+    gc.set_threshold(200_000, 50, 100)  # as gpuir.__main__ has it: a tenth of a run's time
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

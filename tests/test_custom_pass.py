@@ -64,9 +64,9 @@ def test_merging_projections_saves_launches_and_time(tmp_path: Path):
     shutil.copy(ROOT / "examples/merge_projections.py", tmp_path)
     shutil.copy(ROOT / "examples/encoder.onnx", tmp_path)
     common = ("analyze", "encoder.onnx", "--target", "t4", "--dims", "batch=1,seq=128")
-    every = ("--profile", "ideal", "--format", "json")
+    every = ("--profile", "tensorrt", "--format", "json")
     (plain,) = json.loads(gpuir(*common, *every, cwd=tmp_path))["reports"]
-    first, _, rest = load_profile("ideal").passes.partition(",")
+    first, _, rest = load_profile("tensorrt").passes.partition(",")
     passes = f"{first},merge_projections,{rest}"
     mine = ("--load", "merge_projections.py", "--pipeline", passes)
     (merged,) = json.loads(gpuir(*common, *mine, *every, cwd=tmp_path))["reports"]

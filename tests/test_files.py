@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpuir.files import read_json, read_text, read_toml
+from gpuir.files import Folder, read_json, read_text, read_toml, write_folder
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 
 
@@ -88,3 +89,26 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path):
     os.close(found)
     assert read_json(f"/dev/fd/{reader}", "the report") == {"a": 1}
     os.close(reader)
+
+
+def test_a_folder_is_whole_or_as_it_was(tmp_path: Path):
+    place = tmp_path / "out"
+    write_folder(place, Folder([("a", b"1"), ("b", b"2")]))
+
+    def breaking() -> Iterator[tuple[str, bytes]]:
+        yield "a", b"3"
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError):
+        write_folder(place, Folder(breaking()))
+    assert {x.name: x.read_bytes() for x in place.iterdir()} == {"a": b"1", "b": b"2"}
+    write_folder(place, Folder([("a", b"4"), ("b", b"5"), ("c", b"6")]))
+    assert {x.name: x.read_bytes() for x in place.iterdir()} == {"a": b"4", "b": b"5", "c": b"6"}
+    with pytest.raises(UsageError, match="other files"):
+        write_folder(place, Folder([("a", b"7")]))
+    assert [x.name for x in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path):
+    with pytest.raises(UsageError, match="cannot write the folder"):
+        write_folder(tmp_path / "no" / "such", Folder([("a", b"1")]))

@@ -32,9 +32,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gpuir
-from gpuir.cost import work
+from gpuir.cost import routing
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
+from gpuir.fit import sized
 from gpuir.ir.types import DType, bf16, f8e4m3, f16, f32, tf32
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.tile import TilePass
@@ -94,44 +95,44 @@ def corpus() -> dict[str, Work]:
     m, n, k = (a.ravel() for a in _crossed(wide, sides))
     for dtype in (f32, f16, bf16, f8e4m3):
         out = bf16 if dtype == f8e4m3 else dtype
-        found[f"gemm {dtype.name}"] = work.gemm(m, n, k, dtype, out=out)
-    found["layer f32"] = work.gemm(m, n, k, f32, bias=True)
+        found[f"gemm {dtype.name}"] = sized.gemm(m, n, k, dtype, out=out)
+    found["layer f32"] = sized.gemm(m, n, k, f32, bias=True)
     some = m > 1  # a matrix times a vector never runs in TF32 (`passes.math`)
-    found["gemm tf32"] = work.gemm(m[some], n[some], k[some], f32, math=tf32)
-    found["gemm f16, lopsided"] = work.gemm(
+    found["gemm tf32"] = sized.gemm(m[some], n[some], k[some], f32, math=tf32)
+    found["gemm f16, lopsided"] = sized.gemm(
         *np.array([(1, 64, 25088), (8, 64, 25088), (64, 32000, 4096), (100000, 64, 64)], float).T,
         f16,
     )
-    found["gemm f32, lopsided"] = work.gemm(
+    found["gemm f32, lopsided"] = sized.gemm(
         *np.array([(1, 64, 25088), (8, 64, 25088), (64, 32000, 4096), (100000, 64, 64)], float).T,
         f32,
     )
     b, s = (a.ravel() for a in np.meshgrid([8.0, 96.0], [64.0, 197.0, 512.0, 1024.0]))
     for dtype in (f32, f16):
-        found[f"bmm {dtype.name}"] = work.gemm(s, s, 64.0 + 0 * s, dtype, b=b)
+        found[f"bmm {dtype.name}"] = sized.gemm(s, s, 64.0 + 0 * s, dtype, b=b)
     cells = np.round(2.0 ** np.arange(10, 29, 1.5))
     for dtype in (f32, f16):
-        found[f"add {dtype.name}"] = work.pointwise(cells, (dtype, dtype), (dtype,))
-        found[f"gelu {dtype.name}"] = work.mapped("gelu", cells, (dtype,), dtype)
-        found[f"copy {dtype.name}"] = work.pointwise(cells, (dtype,), (dtype,), kind="copy")
+        found[f"add {dtype.name}"] = sized.pointwise(cells, (dtype, dtype), (dtype,))
+        found[f"gelu {dtype.name}"] = sized.mapped("gelu", cells, (dtype,), dtype)
+        found[f"copy {dtype.name}"] = sized.pointwise(cells, (dtype,), (dtype,), kind="copy")
         o, r = (a.ravel() for a in np.meshgrid(4.0 ** np.arange(0, 9), [64.0, 777.0, 4096.0, 5e4]))
         for kind in ("softmax", "norm", "sum"):
-            found[f"{kind} {dtype.name}"] = work.rows(o, r, dtype, kind)
-        found[f"gather {dtype.name}"] = work.gather(cells // 256, 256.0, dtype, 50_000.0)
+            found[f"{kind} {dtype.name}"] = sized.rows(o, r, dtype, kind)
+        found[f"gather {dtype.name}"] = sized.gather(cells // 256, 256.0, dtype, 50_000.0)
     for dtype in (f32, f16):
         found[f"conv {dtype.name}"] = _convolutions(dtype)
     for dtype in (f16, bf16):
         b, s = (a.ravel() for a in np.meshgrid([1.0, 8.0], [128.0, 512.0, 2048.0, 8192.0]))
-        found[f"prefill {dtype.name}"] = work.attention(
+        found[f"prefill {dtype.name}"] = sized.attention(
             b, 32.0, s, s, 128.0, dtype, kv_heads=8.0, causal=True
         )
         b, s = (a.ravel() for a in np.meshgrid([1.0, 8.0, 64.0], [128.0, 1024.0, 8192.0]))
-        found[f"decode {dtype.name}"] = work.attention(
+        found[f"decode {dtype.name}"] = sized.attention(
             b, 32.0, 1.0 + 0 * s, s, 128.0, dtype, kv_heads=8.0
         )
-    found["encoder f32"] = work.attention(8.0, 12.0, s, s, 64.0, f32)
+    found["encoder f32"] = sized.attention(8.0, 12.0, s, s, 64.0, f32)
     for stack in ("cutlass", "vllm"):
-        found[f"experts {stack}"] = work.experts(
+        found[f"experts {stack}"] = routing.mixture(
             np.array([1.0, 4, 16, 64, 256, 1024, 4096]), 4096.0, 14336.0, 2, 8, bf16, stack=stack
         )
     return found
@@ -147,7 +148,7 @@ def _convolutions(dtype: DType) -> Work:
     shapes = [(b, c, f) for b in (1.0, 8.0, 64.0) for c, f in ((64.0, 64.0), (256.0, 512.0))]
     b, c, f = np.array([s for s in shapes for _ in range(2)]).T
     side = np.tile([14.0, 56.0], len(shapes))
-    return work.conv(b, c, (side, side), f, (3.0, 3.0), dtype, padding=1)
+    return sized.conv(b, c, (side, side), f, (3.0, 3.0), dtype, padding=1)
 
 
 def label(many: Work, i: int) -> str:

@@ -25,9 +25,10 @@ os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")  # before numpy
 
 import numpy as np
 
-from gpuir.cost.doubt import OPAQUE
+from gpuir.cost.reading import work_of
 from gpuir.cost.tile import best_tiles, cost_of
-from gpuir.cost.work import Work, work_of
+from gpuir.cost.uncertainty import OPAQUE
+from gpuir.cost.work import Work
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Level, Op, Value
 from gpuir.ir.types import TensorType, c64, f32, i64
@@ -177,7 +178,7 @@ def summary(found: list[dict[str, Any]]) -> None:
     low, middle, high = np.quantile(over, (0.1, 0.5, 0.9))
     inside = np.mean((over >= np.exp(-OPAQUE[0])) & (over <= np.exp(OPAQUE[1])))
     print(f"as unknown operators, measured over bytes once: {middle:.1f}, {low:.1f} to {high:.1f}; "
-          f"{100 * inside:.0f} % within cost.doubt.OPAQUE")  # fmt: skip
+          f"{100 * inside:.0f} % within cost.uncertainty.OPAQUE")  # fmt: skip
 
 
 if __name__ == "__main__":
