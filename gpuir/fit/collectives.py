@@ -21,7 +21,7 @@ from gpuir.cost.collective import (
 )
 from gpuir.cost.kriging import BANDS, NOISE, Curve, Ends, Field, Knots, covariance
 from gpuir.cost.sheet import Sheet
-from gpuir.fit.columns import Floats, TableFile
+from gpuir.fit.columns import Floats, Ints, TableFile
 from gpuir.ir.errors import TargetError, UsageError
 from gpuir.targets.cluster import Cluster, load_cluster
 from gpuir.targets.load import load_target
@@ -216,9 +216,9 @@ def batches(series: Sequence[Series]) -> list[Batch]:
             name: np.repeat([getattr(s.group, name) for s in some], lengths)
             for name in Group.__dataclass_fields__
         }
-        rows = np.concatenate([np.arange(first[i], first[i + 1]) for i in these])
+        parts: list[Ints] = [np.arange(first[i], first[i + 1]) for i in these]
         nbytes = np.concatenate([s.nbytes for s in some])
-        found.append(Batch(rows, Group(**columns), nbytes, custom, mode))
+        found.append(Batch(np.concatenate(parts), Group(**columns), nbytes, custom, mode))
     return found
 
 

@@ -36,7 +36,7 @@ def beside_gradients(held: Memory) -> tuple[dict[MemoryKind, int], int]:
     live[row] = live[row].max()
     total = live.sum(axis=0)
     at = int(total.argmax())
-    parts = {kind: int(n) for kind, n in zip(MEMORY_KINDS, live[:, at], strict=True)}
+    parts: dict[MemoryKind, int] = {k: int(n) for k, n in zip(MEMORY_KINDS, live[:, at], strict=True)}
     return parts, held.reserved_bytes + int(total[at]) - held.peak_bytes
 
 
