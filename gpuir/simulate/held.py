@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuir.ir.graph import Graph
-from gpuir.simulate.memory import KIND_OF, MEMORY_KINDS, Memory, MemoryKind, memory
+from gpuir.simulate.memory import KIND_OF, MEMORY_KINDS, Memory, MemoryKind, by_kind, memory
 from gpuir.simulate.microbatches import Order
 from gpuir.stacks.allocators import BLOCK, rounded
 from gpuir.targets.target import Target
@@ -36,8 +36,7 @@ def beside_gradients(held: Memory) -> tuple[dict[MemoryKind, int], int]:
     live[row] = live[row].max()
     total = live.sum(axis=0)
     at = int(total.argmax())
-    parts: dict[MemoryKind, int] = {k: int(n) for k, n in zip(MEMORY_KINDS, live[:, at], strict=True)}
-    return parts, held.reserved_bytes + int(total[at]) - held.peak_bytes
+    return by_kind(live[:, at]), held.reserved_bytes + int(total[at]) - held.peak_bytes
 
 
 def part_bytes(

@@ -41,6 +41,11 @@ CONTEXT_BYTES = 512 * MIB  # assumed: the CUDA context and the libraries' code, 
 DRIVER_SHARE = 0.015  # assumed: what the driver keeps of a GPU's memory for itself
 
 
+def by_kind(bytes_: NDArray[np.int64]) -> dict[MemoryKind, int]:
+    """Bytes of each kind, of an array in the order of `MEMORY_KINDS`."""
+    return {kind: int(n) for kind, n in zip(MEMORY_KINDS, bytes_, strict=True)}
+
+
 class Moment(NamedTuple):
     """The time while a node runs: its results are there, its operands still. `path` names the
     node as a schedule does; it is empty before the first node."""
@@ -96,7 +101,7 @@ class Memory:
     @property
     def parts(self) -> dict[MemoryKind, int]:
         """The bytes of each kind at the peak."""
-        return {kind: int(n) for kind, n in zip(MEMORY_KINDS, self.live[:, self.at], strict=True)}
+        return by_kind(self.live[:, self.at])
 
     @cached_property
     def largest(self) -> tuple[Holder, ...]:
