@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log
 
-from gpuir.cost.collective import BY, Time, collective_time
+from gpuir.cost.collective import BY, NCCL, Library, Time, collective_time
 from gpuir.ir.notes import Bound, Cost
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -33,7 +33,9 @@ def time_of(kernel: k.Collective, cluster: Cluster) -> Time:
     op = kernel.collective
     nbytes = sum(map(counted_bytes, kernel.collectives))
     kind, dtype = op.carried_by, op.x.type.dtype
-    return collective_time(kind, nbytes, dtype, op.sizes, op.strides, cluster)
+    # Engines decode in CUDA graphs, and no host's time is in a kernel's.
+    library = Library(kernel.library, "cuda_graph") if kernel.library else NCCL
+    return collective_time(kind, nbytes, dtype, op.sizes, op.strides, cluster, library)
 
 
 def collective_cost(kernel: k.Collective, cluster: Cluster) -> Cost:

@@ -750,14 +750,29 @@ class Routine(BodyKernel):
         return self.held(t.Routine, t.TopK)
 
 
+# Whose kernel a collective is: NCCL's where none is named; the all-reduce of an engine that serves
+# language models.
+COLLECTIVE_LIBRARIES = ("", "vllm", "sglang", "trtllm")
+
+
 @dataclass(frozen=True)
 class Collective(BodyKernel):
     """What ranks do together over the links between their devices: its time is the cluster's. The
-    body holds one collective, or several of one kind and group that are launched together."""
+    body holds one collective, or several of one kind and group that are launched together.
+    `library` says whose kernel it is (`COLLECTIVE_LIBRARIES`)."""
 
     name: ClassVar[str] = "k.collective"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Collective,)
     beside: ClassVar[tuple[type[Op], ...]] = (t.Layout,)
+    library: str = ""
+
+    def types(self) -> tuple[TensorType, ...]:
+        if self.library not in COLLECTIVE_LIBRARIES:
+            raise ModelError(
+                f"{self.name}: no library of collectives is called {self.library!r}",
+                fix=nearest(self.library, [name for name in COLLECTIVE_LIBRARIES if name]),
+            )
+        return super().types()
 
     @property
     def collective(self) -> t.Collective:

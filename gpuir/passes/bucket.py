@@ -176,7 +176,7 @@ class _Bucket:
             outputs += [new[v] for v in op.body.outputs]
         args = tuple(v for op in self.ops for v in op.args)
         return Node(
-            k.Collective(args, b.finish(outputs)),
+            replace(self.ops[0], args=args, body=b.finish(outputs)),
             tuple(v for n in self.nodes for v in n.results),
             tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs)),
         )
@@ -190,11 +190,12 @@ class _Kind(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     bits: int
+    library: str
 
 
 def _kind(op: k.Collective) -> _Kind:
     x = op.collective
-    return _Kind(x.fn, x.combine, x.sizes, x.strides, x.x.type.dtype.bits)
+    return _Kind(x.fn, x.combine, x.sizes, x.strides, x.x.type.dtype.bits, op.library)
 
 
 def _sent(op: k.Collective) -> int:

@@ -3,9 +3,10 @@
 import pytest
 
 import gpuir
-from gpuir.cost.collective import collective_time
-from gpuir.ir.errors import TargetError, UsageError
+from gpuir.cost.collective import MODES, NCCL, Library, collective_time
+from gpuir.ir.errors import GpuirError, TargetError, UsageError
 from gpuir.ir.types import f16
+from gpuir.ops.kernel import COLLECTIVE_LIBRARIES
 
 TEXT = """
 graph @two {
@@ -57,6 +58,32 @@ def test_rows_that_are_routed_cost_what_travels():
     cluster = gpuir.load_cluster("dgx-a100")
     time = collective_time("all_to_all", 65536, f16, (4,), (1,), cluster)
     assert found["all"].time_s == pytest.approx(time.time_s)
+
+
+@pytest.mark.parametrize("engine", COLLECTIVE_LIBRARIES[1:])
+def test_ranks_of_an_engine_add_up_by_its_own_all_reduce(engine: str):
+    """A decoding step's few rows take less by it than by NCCL."""
+    found = {n.results[0].name: n.cost for n in costed(cluster="dgx-h100", profile=engine).nodes}
+    cluster, nbytes = gpuir.load_cluster("dgx-h100"), 64 * 1024 * 2
+    own, nccl = (
+        collective_time("all_reduce", nbytes, f16, (4,), (1,), cluster, library).time_s
+        for library in (Library(engine, "cuda_graph"), NCCL)
+    )
+    assert found["sum"].time_s == pytest.approx(own) and own < nccl
+    other = collective_time("all_gather", 4 * nbytes, f16, (4,), (1,), cluster)
+    assert found["all"].time_s == pytest.approx(other.time_s)
+
+
+def test_libraries_of_kernels_are_those_with_measured_modes():
+    assert {name or "nccl" for name in COLLECTIVE_LIBRARIES} == set(MODES)
+
+
+def test_a_library_that_is_not_known_says_the_nearest():
+    g = gpuir.lower(costed(cluster="dgx-h100", profile="vllm"))
+    text = gpuir.show(g).replace('library="vllm"', 'library="vlm"')
+    with pytest.raises(GpuirError, match="no library of collectives is called 'vlm'") as e:
+        gpuir.parse(text)
+    assert "vllm" in str(e.value)
 
 
 def test_its_lines_lead_to_its_time():
