@@ -1,4 +1,5 @@
-"""Tables of whole decoders for `gpuir eval models`: layers of a profile, and deployments."""
+"""Tables of whole decoders for `gpuir eval models`: layers of a profile, deployments, and
+batches of several GPUs."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 # Columns that tell such a table → what evaluates it.
 LAYERS = ("gpu", "model", "op", "tokens", "tp", "hidden", "latency_us")
+BATCHES = ("engine", "model", "workload", "prefill_ms", "decode_ms", "output_len")
 DEPLOYMENTS = ("model", "system", "framework", "ttft_ms", "tpot_ms", "concurrency")
 
 
 def are_in(path: str | Path) -> bool:
-    """Whether a table is of decoders: their layers, or deployments of them."""
+    """Whether a table is of decoders: their layers, batches, or deployments."""
     return _kind(path) is not None
 
 
@@ -35,6 +37,8 @@ def _kind(path: str | Path) -> Callable[[str | Path, str | None], tuple[Table, S
     names = TableFile(Path(path)).names
     if set(LAYERS).issubset(names):
         return _layers
+    if set(BATCHES).issubset(names):
+        return _batches
     return _deployments if set(DEPLOYMENTS).issubset(names) else None
 
 
@@ -46,7 +50,7 @@ def evaluate(path: str | Path, unseen: str | None = None) -> tuple[Table, Scores
         raise UsageError(
             "no table of decoders",
             where=str(path),
-            expected=f"the columns {', '.join(LAYERS)}, or {', '.join(DEPLOYMENTS)}",
+            expected=" or ".join(", ".join(x) for x in (LAYERS, BATCHES, DEPLOYMENTS)),
         )
     return kind(path, unseen)
 
@@ -116,6 +120,17 @@ def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
     made = deployments.forecast(runs, served, note, weights)
     errors = deployments.score(made, read.file)
     return Table(read.file, "deployments of language models", read.count, (), read.skipped), errors
+
+
+def _batches(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
+    from gpuir.fit.tables import Table
+    from validation import batches
+
+    if unseen is not None:
+        raise UsageError("--unseen is not for batches", where=str(path), fix="leave it out")
+    read = batches.read(path)
+    errors = batches.score(batches.forecast(read.cases, note), read.file)
+    return Table(read.file, "batches of language models", read.count, (), read.skipped), errors
 
 
 def build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:

@@ -159,8 +159,8 @@ def _families(page: Page, families: Sequence[Score]) -> None:
                 f"{e.mape:.1f}",
                 f"{sum(by_gpu) / len(by_gpu):.1f}",
                 f"{e.bias:+.1f}",
-                f"{e.roofline_mape:.1f}",
-                "-" if e.coverage is None else f"{e.coverage:.0f}",
+                _or_dash(e.roofline_mape, 1),
+                _or_dash(e.coverage),
             )
         )
     page.line()
@@ -195,7 +195,11 @@ def _cells(s: Score, besides: int) -> tuple[str, ...]:
         f"{e.median_ape:.1f}",
         f"{e.p90_ape:.1f}",
         f"{e.bias:+.1f}",
-        f"{e.roofline_mape:.1f}",
-        "-" if e.coverage is None else f"{e.coverage:.0f}",
-        "-" if e.spread is None else f"{e.spread:.1f}",
+        _or_dash(e.roofline_mape, 1),
+        _or_dash(e.coverage),
+        _or_dash(e.spread, 1),
     )
+
+
+def _or_dash(x: float | None, digits: int = 0) -> str:
+    return "-" if x is None else f"{x:.{digits}f}"

@@ -72,9 +72,9 @@ class RowErrors(Errors):
     their 80 % interval, None where there are no intervals. `spread` is how far rows are, on
     average, from the median of those that ran the same kernels in the same shape: what nobody can
     predict who is not told which library, version or session it was; None where each shape was
-    measured once."""
+    measured once. `roofline_mape` is None where no roofline was asked."""
 
-    roofline_mape: float
+    roofline_mape: float | None
     coverage: float | None
     spread: float | None = None
 
@@ -190,15 +190,17 @@ def pooled(scores: Sequence[Score]) -> RowErrors:
     def mean(of: str) -> float:
         return float(np.average([getattr(s.errors, of) for s in scores], weights=n))
 
-    covered = [s for s in scores if s.errors.coverage is not None]
+    def if_all(of: str) -> float | None:
+        return None if any(getattr(s.errors, of) is None for s in scores) else mean(of)
+
     return RowErrors(
         n=int(n.sum()),
         mape=mean("mape"),
         median_ape=np.nan,
         p90_ape=np.nan,
         bias=mean("bias"),
-        roofline_mape=mean("roofline_mape"),
-        coverage=mean("coverage") if len(covered) == len(scores) else None,
+        roofline_mape=if_all("roofline_mape"),
+        coverage=if_all("coverage"),
     )
 
 
@@ -281,7 +283,7 @@ def row_errors(numbers: NDArray[np.float64]) -> RowErrors:
     again = np.isfinite(apart)
     return RowErrors(
         **asdict(errors_of(signed)),
-        roofline_mape=float(np.mean(roofline)),
+        roofline_mape=float(np.mean(roofline)) if np.isfinite(roofline).all() else None,
         coverage=float(np.mean(inside)) if np.any(numbers[2] < numbers[3]) else None,
         spread=float(np.mean(apart[again])) if again.any() else None,
     )

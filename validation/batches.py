@@ -1,0 +1,208 @@
+"""Measured batches of prompts and tokens, on one GPU and on several, against the engines' profiles.
+
+Prompts of a batch have lengths of their own. Products count their tokens, attention the sum of
+their squares, so a batch of prompts is costed as prompts of one length, the mean that tokens see:
+sum of squares / sum. Of a token of each request, attention counts the sum of what lies behind them,
+so their mean is exact; half of the tokens to generate count as there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from gpuir.distributed import simulate_ranks
+from gpuir.fit.columns import Floats, TableFile
+from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
+from gpuir.fit.tables import target_of
+from gpuir.loading import load
+from gpuir.simulate.parallel import Parallel
+
+WORDS = ("gpu", "engine", "model", "workload")
+NUMBERS = ("tp", "pp", "batch", "output_len", "prefill_ms", "decode_ms", "total_ms")
+COLUMNS = (*WORDS, *NUMBERS)
+# The nodes that the README of the tables describes; of other GPUs, what a name like `2xa40` means.
+NODES = {
+    "a100-sxm-80gb": "dgx-a100",
+    "h100-sxm-80gb": "4xh100-mesh",
+    "h20-sxm-96gb": "h20-node",
+    "rtx-6000-ada": "rtx6000-ada-pcie",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A measured batch: seconds of all prompts, of one token of each request, and of all, NaN where
+    they were not measured."""
+
+    device: str
+    target: str
+    engine: str
+    model: str
+    config: Mapping[str, Any] = field(hash=False)
+    prompts: tuple[int, ...]
+    output: int
+    tp: int
+    pp: int
+    prefill_s: float
+    decode_s: float
+    total_s: float
+
+    @property
+    def cluster(self) -> str:
+        ranks = self.tp * self.pp
+        return NODES.get(self.target, f"{ranks}x{self.target}")
+
+
+@dataclass(frozen=True)
+class Cases:
+    file: str
+    count: int
+    cases: tuple[Case, ...]
+    skipped: Mapping[str, int]
+
+
+def read(path: str | Path) -> Cases:
+    """The batches of a table, with the lengths of their prompts from `workloads/` beside it."""
+    file = TableFile(Path(path))
+    columns = file.read(COLUMNS)
+    folder = Path(path).parent / "workloads"
+    facts = json.loads((folder / "models.json").read_text())
+    words = {n: columns.words(n) for n in WORDS}
+    numbers = {n: columns.numbers(n) for n in NUMBERS}
+    found: list[Case] = []
+    skipped: Counter[str] = Counter()
+    for i in range(columns.count):
+        word: dict[str, str] = {n: w.names[w.codes[i]] for n, w in words.items()}
+        target = target_of(word["gpu"])
+        if target is None:
+            skipped[f"no target is called {word['gpu']}"] += 1
+            continue
+        number = {n: float(v[i]) for n, v in numbers.items()}
+        with (folder / f"{word['workload']}.csv").open(newline="") as f:
+            prompts = tuple(int(line["input_len"]) for line in csv.DictReader(f))
+        found.append(
+            Case(
+                device=word["gpu"],
+                target=target.name,
+                engine=word["engine"],
+                model=word["model"],
+                config=config_of(facts[word["model"]]),
+                prompts=prompts,
+                output=int(number["output_len"]),
+                tp=int(number["tp"]),
+                pp=int(number["pp"]),
+                prefill_s=number["prefill_ms"] * 1e-3,
+                decode_s=number["decode_ms"] * 1e-3,
+                total_s=number["total_ms"] * 1e-3,
+            )
+        )
+    return Cases(columns.file, columns.count, tuple(found), dict(skipped))
+
+
+def config_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's config as transformers names its fields."""
+    architecture: str = facts["architecture"]
+    return {
+        "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "num_hidden_layers": facts["layers"],
+        "hidden_size": facts["hidden"],
+        "num_attention_heads": facts["heads"],
+        "num_key_value_heads": facts["kv_heads"],
+        "head_dim": facts["head_dim"],
+        "intermediate_size": facts["intermediate"],
+        "vocab_size": facts["vocab"],
+        "hidden_act": facts["activation"],
+        "tie_word_embeddings": facts["tied_embeddings"],
+        "dtype": facts["dtype"],
+    }
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds of a case, each predicted, low and high."""
+
+    case: Case
+    prefill_s: Floats
+    decode_s: Floats
+
+    @property
+    def total_s(self) -> Floats:
+        return self.prefill_s + (self.case.output - 1) * self.decode_s
+
+
+def forecast(cases: Iterable[Case], watch: Callable[[str], None]) -> Iterator[Forecast]:
+    for case in cases:
+        watch(f"{case.model}, {case.engine}, {case.tp * case.pp} x {case.target}")
+        tokens, behind = sum(case.prompts), np.mean(case.prompts) + case.output / 2
+        count = max(1, round(tokens**2 / sum(n * n for n in case.prompts)))
+        yield Forecast(
+            case,
+            seconds(case, {"batch": count, "seq": round(tokens / count)}, None),
+            seconds(case, {"batch": len(case.prompts)}, round(behind)),
+        )
+
+
+def seconds(case: Case, dims: Mapping[str, int], past: int | None) -> Floats:
+    """Of prompts, or of a token of each sequence behind `past` others: predicted, low and high."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(case.config))
+        phase = "prefill" if past is None else "decode"
+        graph = load(
+            f"hf:{folder}",
+            phase=phase,
+            past=past,
+            dims=dict(dims),
+            profile=case.engine,
+            warn=lambda text: None,
+        )
+    parallel = Parallel(tp=case.tp, pp=case.pp)
+    step = simulate_ranks(graph, case.cluster, parallel, profile=case.engine)
+    return np.array([step.time_s, *(step.interval or (step.time_s, step.time_s))])
+
+
+# ---------------------------------------------------------------------------- scores
+
+
+def score(forecasts: Iterable[Forecast], file: str) -> Scores:
+    """Errors of prompts, of tokens and of whole batches: by model, engine, GPU and ranks."""
+    groups: dict[Group, list[Floats]] = {}
+    totals: dict[Group, list[Floats]] = {}
+    for f in forecasts:
+        case = f.case
+        by = (("model", case.model), ("engine", case.engine), ("ranks", ranks_of(case)))
+        for op in ("prefill", "decode", "total"):
+            measured: float = getattr(case, f"{op}_s")
+            if not np.isfinite(measured):
+                continue
+            row = np.array([measured, *getattr(f, f"{op}_s"), np.nan, np.nan])
+            one = Group(file, op, case.device, "bf16", case.target, by)
+            groups.setdefault(one, []).append(row)
+            several = "several GPUs" if case.tp * case.pp > 1 else "one GPU"
+            for ranks in (several, ALL):
+                every = (("model", ALL), ("engine", ALL), ("ranks", ranks))
+                totals.setdefault(Group(file, op, ALL, ALL, ALL, every), []).append(row)
+    return Scores(groups=_scores(groups), totals=_scores(totals))
+
+
+def ranks_of(case: Case) -> str:
+    return f"tp{case.tp}" + (f" pp{case.pp}" if case.pp > 1 else "")
+
+
+def _scores(rows: Mapping[Group, list[Floats]]) -> tuple[Score, ...]:
+    return tuple(
+        Score(group, row_errors(np.stack(found, axis=1)), {})
+        for group, found in sorted(rows.items())
+    )
