@@ -126,9 +126,10 @@ def drawn(spread: Spread, lookups: int, rows: int) -> tuple[float, tuple[float, 
 
 
 def between(xp: Any, share: Number, values: tuple[Number, ...]) -> Number:
-    """What a curve given at `CACHED` is at a share, lines between, by the functions of a sheet."""
-    total = values[0] + 0.0 * share
+    """What a falling curve given at `CACHED` is at a share, lines between, by the functions of a
+    sheet. Added up from its end, so that rounding leaves nothing below it."""
+    total = values[-1] + 0.0 * share
     for low, high, a, b in zip(CACHED, CACHED[1:], values, values[1:], strict=False):
-        within = xp.minimum(xp.maximum(share - low, 0.0), high - low)
-        total = total + (b - a) / (high - low) * within
+        left = xp.minimum(xp.maximum(high - share, 0.0), high - low)
+        total = total + (a - b) / (high - low) * left
     return total
