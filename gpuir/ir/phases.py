@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from gpuir.ir.graph import Graph, Loc, Node
@@ -29,7 +30,12 @@ def beside(locs: tuple[Loc, ...], part: str) -> tuple[Loc, ...]:
 def phase_of(node: Node) -> Phase | None:
     """The phase of a node; None is the forward pass. What a compiler computes once more within a
     backward launch has locations of both: it is backward."""
-    words = {loc.rpartition("/")[2] for loc in node.locs}
+    return _phase_at(node.locs)
+
+
+@lru_cache(maxsize=1 << 16)
+def _phase_at(locs: tuple[Loc, ...]) -> Phase | None:
+    words = {loc.rpartition("/")[2] for loc in locs}
     return next((phase for phase in PHASES if phase in words), None)
 
 

@@ -105,12 +105,13 @@ class Optimizer(Pass):
         lists = (params, grads, *kept)
         changed = (self.fused_step if self.fused else self.foreach_step)(b, lists)
         renamed: dict[Value, Value] = {}
+        weights = frozenset(params)
         for old, new in zip((params, *kept), changed, strict=True):
             for before, after in zip(old, new, strict=True):
                 value = Value(b.names.fresh(f"{before.name}.new"), after.type)
                 renamed[after] = value
-                b.roles[value.name] = "weight" if before in params else "optimizer"
-                if before not in params:
+                b.roles[value.name] = "weight" if before in weights else "optimizer"
+                if before not in weights:
                     b.roles[before.name] = "optimizer"
                 yield value, before
         b.rename(0, renamed)
