@@ -206,7 +206,9 @@ def cuts(parallel: Parallel) -> Iterator[Pass]:
     """The passes that cut a graph so: neighbours share the weights of a layer, as their links are
     the fastest."""
     if parallel.tp > 1:
-        yield Shard(parallel.tp, "tensor", sequence=parallel.sequence, pad=WORDS)
+        replicas = parallel.dp * parallel.cp * parallel.ep
+        sequence = parallel.sequence
+        yield Shard(parallel.tp, "tensor", sequence=sequence, pad=WORDS, replicas=replicas)
     if parallel.cp > 1:
         yield Shard(parallel.cp, "context")
     if parallel.ep > 1:

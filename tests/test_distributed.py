@@ -385,3 +385,15 @@ def test_the_command_says_which_part_is_on_which_gpu(tmp_path: Path):
         rest = [str(ENCODER), "--cluster", BOTH, "--dims", "batch=64,seq=64"]
         refused = CliRunner().invoke(main, [*command, *rest])
         assert refused.exit_code == 2 and "several kinds of GPU" in refused.output
+
+
+def test_a_table_is_cut_by_what_each_replica_looks_up():
+    """A batch that many groups share looks up more than a table holds, each group less."""
+    held = []
+    for batch, options in ((64, ""), (4096, ""), (4096, ",replicas=64")):
+        g = gpuir.load(ENCODER, dims={"batch": batch, "seq": 64})
+        cut = gpuir.pipeline(f"shard{{ranks=2{options}}}").run(g)
+        held.append(sum(v.type.size for v in cut.params))
+    assert held[0] == held[2] < held[1]
+    with pytest.raises(UsageError, match="groups of ranks that share the batch later"):
+        gpuir.pipeline("shard{ranks=2,by=data,replicas=2}")

@@ -37,8 +37,9 @@ class Planner:
     weights are updated that are whole else. `data` says that it is the batch that is cut: it stays
     so, and so do results, and weights are gathered where they are needed, but for those that
     `stay`; otherwise weights are cut where that pays and stay so, and results are gathered.
-    `inside` gives the ways to run an op in which ranks exchange what they have. `own` are the first
-    results of nodes that take statistics of a rank's own part of the batch."""
+    `replicas` share the batch later on: weights are held and read by each of them, and what is sent
+    is of all. `inside` gives the ways to run an op in which ranks exchange what they have. `own`
+    are the first results of nodes that take statistics of a rank's own part of the batch."""
 
     g: Graph
     ranks: int
@@ -47,6 +48,7 @@ class Planner:
     hints: Mapping[Value, Place] = field(default_factory=dict[Value, Place])
     sums_whole: bool = False  # gradients are added up whole, even where they are read in parts
     sequence: bool = False  # sums of activations may be added up in parts of their rows
+    replicas: int = 1
     inside: Callable[[Op, int], Iterable[Way]] = lambda op, ranks: ()
     stay: Collection[Value] = ()
     own: Collection[Value] = ()
@@ -305,7 +307,7 @@ class Planner:
         what is looked up."""
         table, place = op.x, part(op.axis)
         whole = table in self.params and self.homes.get(table, WHOLE) == WHOLE
-        spares = table.type.nbytes > op.result_types[0].nbytes
+        spares = self.replicas * table.type.nbytes > op.result_types[0].nbytes
         fits = place.fits(table.type, self.ranks)
         if whole and spares and fits and self.looks_up(table, op.axis):
             self.homes[table] = place
@@ -370,7 +372,7 @@ class Planner:
                 sent += sum(self.gathered(v, known[v]) for v in given)
                 continue
             saved += repeated_bytes(reader.op, WHOLE_WAY, self.ranks)
-            sent += cost + (EACH if cost or then.axis == "rows" else 0.0)
+            sent += cost + (self.each if cost or then.axis == "rows" else 0.0)
             for v, p in zip(reader.results, then.gives, strict=True):
                 known[v] = p
                 if p.is_part:
@@ -382,7 +384,12 @@ class Planner:
     def gathered(self, v: Value, place: Place) -> float:
         """What it takes to have all of a value everywhere."""
         cost = moved_bytes(v.type, place, WHOLE, self.ranks)
-        return cost + EACH if cost else 0.0
+        return cost + self.each if cost else 0.0
+
+    @property
+    def each(self) -> float:
+        """What the begin of a collective costs, of all replicas together."""
+        return EACH * self.replicas
 
     def ends_in(self, op: Op, known: Mapping[Value, Place]) -> bool:
         """Whether an op is a product that can be cut by rows, as an operand of it is."""
@@ -400,7 +407,7 @@ class Planner:
 
     def saved(self, op: Op) -> float:
         """What a rank need not do of a product when it is cut, in bytes over a link."""
-        read = sum(v.type.nbytes for v in weights_of(op))
+        read = self.replicas * sum(v.type.nbytes for v in weights_of(op))
         return (1 - 1 / self.ranks) * (op.flops() / FLOPS_A_BYTE + read / MEMORY_A_BYTE)
 
     def source(self, v: Value) -> list[Node] | None:

@@ -61,7 +61,8 @@ class Shard(Pass):
 
     `pad`, of tensor, pads a vocabulary that does not divide by the ranks to a multiple of `pad`
     words a rank, where its table is cut then (Megatron-LM's make-vocab-size-divisible-by, which is
-    128).
+    128). `replicas`, of tensor, are how many such groups of ranks will share the batch, by passes
+    that come later: each holds the weights, and sends what is of its own part of the batch alone.
 
     expert: experts, whole ones, and the inputs as for data. Tokens travel to their experts and back
     as `dispatch` says: a row each by `all_to_all` (Lepikhin et al.: GShard, 2020), or all of them
@@ -77,6 +78,7 @@ class Shard(Pass):
     dispatch: Dispatch = ""
     imbalance: float = 1.0
     pad: int = 0
+    replicas: int = 1
     statistics: Statistics = "batch"
 
     name = "shard"
@@ -109,6 +111,12 @@ class Shard(Pass):
                 "pass 'shard': vocabularies are padded to be cut",
                 expected="0 or more words, by=tensor",
                 found=f"pad={self.pad}, by={self.by}",
+            )
+        if self.replicas < 1 or (self.replicas > 1 and self.by != "tensor"):
+            raise UsageError(
+                "pass 'shard': groups of ranks that share the batch later",
+                expected="1 or more, by=tensor",
+                found=f"replicas={self.replicas}, by={self.by}",
             )
         for name, by, kinds in (
             ("attention", "context", get_args(Exchange)),
@@ -173,8 +181,8 @@ class Shard(Pass):
                 hints[v] = place
         data, ways = self.by != "tensor", self.inside(g).ways
         own = frozenset(statistics.of_ranks(g) if self.statistics == "rank" else ())
-        settings = (data, hints, self.zero == 1, self.sequence, ways, stay, own)
-        plan = Planner(g, self.ranks, homes, *settings)
+        settings = (data, hints, self.zero == 1, self.sequence, self.replicas)
+        plan = Planner(g, self.ranks, homes, *settings, ways, stay, own)
         plan.run()
         if not any(p.is_part for p in plan.homes.values()):
             raise UsageError(
