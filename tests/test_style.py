@@ -20,7 +20,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "types" else n for n in COMMANDS]
+)
 def test_tool_has_no_complaint(name: str):
     tool, *args = COMMANDS[name]
     if find_spec(tool) is None:

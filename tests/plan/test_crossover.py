@@ -104,6 +104,7 @@ def analyze(*args: str, status: int = 0) -> Result:
     return done
 
 
+@pytest.mark.slow
 def test_the_encoder_stops_being_host_bound_at_some_batch():
     args = ("--dims", "seq=64", "--crossover", "batch", "--profile", "eager,ideal")
     found = json.loads(analyze(*args, "--format", "json").stdout)

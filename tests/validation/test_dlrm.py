@@ -89,6 +89,7 @@ def test_scores_are_by_family_and_gpu():
 
 
 @pytest.mark.skipif(not MEASURED.exists(), reason="the measurements are not here")
+@pytest.mark.slow
 def test_measured_iterations_are_met():
     """The largest and the smallest batch on each GPU: 6 % in the geometric mean of eight."""
     cases = [c for c in read(MEASURED)[0] if c.batch in (512, 4096) and c.model != "DLRM_MLPerf"]
@@ -151,6 +152,7 @@ def test_models_of_steps_are_asked_for(tmp_path: Path):
 
 
 @pytest.mark.skipif(not SHARDED.exists(), reason="the measurements are not here")
+@pytest.mark.slow
 def test_published_steps_of_dlrm_are_met():
     runs = [r for r in sharded.read(SHARDED)[0] if r.model.startswith("dlrm")]
     models = sharded.read_models(SHARDED.with_name("embedding_models.json"))
