@@ -93,9 +93,8 @@ class _Program:
     ) -> tuple[np.ndarray[Any, Any] | None, float | None]:
         import highspy
 
-        h: Any = highspy.Highs()
+        h = _silent()
         for name, value in (
-            ("output_flag", False),
             ("time_limit", float(seconds)),
             ("mip_rel_gap", GAP),
             ("random_seed", 0),
@@ -234,6 +233,21 @@ class _Program:
 
 
 _MICRO, _MIB = 1e-6, 2.0**20  # seconds and bytes in which the program's numbers are near 1
+
+
+def _silent() -> Any:
+    """A solver that writes nothing to stdout. Switching callbacks on, which its constructor does,
+    is the first call that prints HiGHS's header, so the option has to be set before that."""
+    import highspy
+
+    class Silent(highspy.Highs):
+        def enableCallbacks(self) -> None:
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    h = Silent()
+    h.setOptionValue("output_flag", False)  # of versions whose constructor calls nothing
+    return h
 
 
 def solver(seconds: float) -> Highs:

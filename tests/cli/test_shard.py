@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import gpuir
 from gpuir.cli.main import main
 from gpuir.plan.milp import is_there
 
@@ -48,6 +52,17 @@ def test_json_has_every_table_and_gpu():
     assert len(found["gpus"]) == 8
     assert found["time_s"] == pytest.approx(sum(found["parts"].values()))
     assert found["least_s"] > 0 and found["time_s"] <= found["greedy_s"] * (1 + 1e-9)
+
+
+@pytest.mark.skipif(not is_there(), reason="highspy is not installed")
+def test_the_solver_writes_nothing_to_stdout():
+    """In a process of its own, as HiGHS prints past Python's `sys.stdout`."""
+    command = [sys.executable, "-m", "gpuir", "shard", "t.json", "--cluster", "dgx-a100"]
+    env = os.environ | {"PYTHONPATH": str(Path(gpuir.__file__).parents[1])}
+    done = subprocess.run(
+        [*command, "--format", "json"], capture_output=True, text=True, env=env, timeout=120
+    )
+    assert json.loads(done.stdout)["schema"] == "gpuir.shard/1"
 
 
 def test_one_gpu_and_inference():
