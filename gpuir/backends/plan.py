@@ -31,10 +31,12 @@ def best_of(found: Found) -> Tried:
     """The quickest; UsageError where none fits, with why."""
     if not found.best:
         why = "; ".join(f"{count} plans: {text}" for text, count in found.reasons[:3])
+        full = any(text.startswith("memory") for text, _ in found.reasons)
+        fix = "more GPUs, GPUs with more memory, --recompute, smaller --microbatch, or --cp"
         raise UsageError(
-            "no plan fits",
+            "no plan fits" if full else "the model cannot be cut by any plan",
             found=why,
-            fix="more GPUs, GPUs with more memory, --recompute, smaller --microbatch, or --cp",
+            fix=fix if full else "other degrees, or none: what divides the GPUs is tried then",
         )
     return found.best[0]
 
@@ -87,7 +89,8 @@ def report(
         million = usd / 3600 * best.time_s / model.batch * 1e6
         page.wrapped("money", f"{usd:,.2f} USD an hour, {million:,.2f} a million items ({price})")
     skipped = len(found.tried) - found.simulated
-    page.wrapped("tried", f"{found.simulated:,} simulated, {skipped:,} left out by bounds")
+    kept = f" ({found.kept:,} of them by an earlier search)" if found.kept else ""
+    page.wrapped("tried", f"{found.simulated:,} simulated{kept}, {skipped:,} left out by bounds")
     page.line()
     columns = [("step", True), ("MFU", True), ("kernels", True), ("exposed", True)]
     columns += [("waits", True), ("memory", True), ("plan", False)]

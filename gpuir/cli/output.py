@@ -104,7 +104,7 @@ def check_ahead(path: str | None, folder: bool = False) -> None:
                 )
 
 
-OUTPUTS = ("output", "out", "plot", "json_path")  # options that name what is written
+OUTPUTS = ("output", "out", "plot", "json_path", "resume")  # options that name what is written
 
 
 def _outputs() -> Iterator[str]:

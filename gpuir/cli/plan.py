@@ -3,51 +3,60 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuir.cli import options
+from gpuir.cli.kept import Kept, decides
 from gpuir.cli.lowering import once
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import check_ahead, emit, layout, note, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.parallel import Choice, Model, Tried
+    from gpuir.plan.parallel import Choice, Model
     from gpuir.simulate.step import Step
     from gpuir.targets.cluster import Cluster
+    from gpuir.targets.prices import Price
 
 RECOMPUTED = "every=1"  # as --checkpoint has it: each block by itself
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]
-    """`1,2,4`."""
+    """`1,2,4`: whole numbers within bounds, each once."""
 
     name = "1,2,4"
+
+    def __init__(self, least: int = 1, most: int = 1 << 20):
+        self.least, self.most = least, most
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value  # pyright: ignore[reportUnknownVariableType]
-        try:
-            return tuple(options.extent(part) for part in value.split(","))
-        except ValueError:
+        words = [part.strip() for part in value.split(",")]
+        if not all(word.isascii() and word.isdecimal() for word in words):
             self.fail(f"{options.shorter(value)!r} is not like 1,2,4", param, ctx)
+        for word in words:
+            if len(word) > 20 or not self.least <= int(word) <= self.most:
+                asked = f"{self.least:,} to {self.most:,}"
+                self.fail(f"{options.shorter(word)} is not from {asked}", param, ctx)
+        return tuple(dict.fromkeys(map(int, words)))
+
+
+DEGREES = Numbers()
 
 
 @click.command()
 @options.model
 @click.option("--cluster", required=True, help="A cluster: dgx-a100, 8xdgx-h100, my.toml.")
-@click.option("--tp", type=Numbers(), help="Degrees to try.  [those that divide a node's GPUs]")
-@click.option("--pp", type=Numbers(), help="Degrees to try.  [those that divide the GPUs]")
-@click.option("--dp", type=Numbers(), help="Degrees to try.  [what is left]")
-@click.option("--cp", type=Numbers(), help="Degrees to try.  [1]")
-@click.option("--ep", type=Numbers(), help="Degrees to try.  [1]")
-@click.option("--zero", type=Numbers(), help="Stages of ZeRO to try.  [0, 1, without pp 3]")
-@click.option(
-    "--microbatch", type=Numbers(), help="Sequences of a rank at a time to try.  [1,2,4,8]"
-)
+@click.option("--tp", type=DEGREES, help="Degrees to try.  [those that divide a node's GPUs]")
+@click.option("--pp", type=DEGREES, help="Degrees to try.  [those that divide the GPUs]")
+@click.option("--dp", type=DEGREES, help="Degrees to try.  [what is left]")
+@click.option("--cp", type=DEGREES, help="Degrees to try.  [1]")
+@click.option("--ep", type=DEGREES, help="Degrees to try.  [1]")
+@click.option("--zero", type=Numbers(0, 3), help="Stages of ZeRO to try.  [0, 1, without pp 3]")
+@click.option("--microbatch", type=DEGREES, help="Sequences of a rank at a time to try.  [1,2,4,8]")
 @click.option(
     "--recompute",
     type=click.Choice(["try", "never", "always"]),
@@ -86,13 +95,17 @@ def command(**given: Any) -> None:
     gpuir plan model.onnx --cluster dgx-a100 --dims batch=64 --train --optimizer adamw
     """
     from gpuir.backends.plan import chosen, forms, json_text, report
-    from gpuir.plan.parallel import search, space
+    from gpuir.ir.phases import is_training
+    from gpuir.plan.degrees import choices_of, left_out
+    from gpuir.plan.parallel import search
     from gpuir.targets.cluster import load_cluster
     from gpuir.targets.prices import price_of
 
     check_ahead(given["output"])
     forms(given["format"])
+    kept = Kept(given["resume"])
     machine = load_cluster(given["cluster"])
+    price = price_of(machine.target, _prices(given, machine))
     warnings: list[str] = []
     graphs = _Graphs(given, warnings)
     whole = graphs.model(False)
@@ -105,8 +118,13 @@ def command(**given: Any) -> None:
     again = {"try": (False, True), "never": (False,), "always": (True,)}[given["recompute"]]
     if not given["train"] or given["checkpoint"]:
         again = (False,)
-    choices = list(space(model, degrees, again))
-    kept = _Kept(given["resume"], str((whole.name, model, given["cluster"], given["profile"])))
+    if not is_training(whole):
+        _no_zero(given["zero"])
+        degrees["zero"] = (0,)
+    choices = choices_of(whole, model, degrees, again)
+    warnings += left_out(model, degrees)
+    if given["resume"]:
+        kept.open(given, decides(whole, machine, given, graphs.loaded))
 
     def simulate(choice: Choice) -> Step:
         note(f"{choice}")
@@ -122,7 +140,6 @@ def command(**given: Any) -> None:
     )
     for text in warnings:
         warn(text)
-    price = price_of(machine.target, options.prices_of(given))
     title = f"{whole.name} on {machine.gpus:,} GPUs of {machine.name}"
     if given["format"] == "json":
         emit(json_text(found, model, machine, price, whole.name), given["output"])
@@ -132,6 +149,32 @@ def command(**given: Any) -> None:
     else:
         text = chosen(found, given["format"], model.batch, whole.name, machine.name)
         emit(text, given["output"])
+
+
+def _no_zero(stages: tuple[int, ...] | None) -> None:
+    from gpuir.ir.errors import UsageError
+
+    if any(stages or ()):
+        raise UsageError(
+            "ZeRO is of training",
+            found=f"--zero {','.join(map(str, stages or ()))}",
+            fix="--train --optimizer adamw, or leave --zero out",
+        )
+
+
+def _prices(given: dict[str, Any], machine: Cluster) -> dict[str, Price]:
+    """Prices of one's own; UsageError for one of a GPU that the cluster has not."""
+    from gpuir.ir.errors import UsageError
+
+    prices, target = options.prices_of(given), machine.target
+    for name, price in prices.items():
+        if name not in (target.name, target.device):
+            raise UsageError(
+                f"{machine.name} has no GPU of that name",
+                where=f"--price {name}={price.usd_per_hour:g}",
+                fix=f"--price {target.name}={price.usd_per_hour:g}, or leave it out",
+            )
+    return prices
 
 
 def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
@@ -210,37 +253,3 @@ class _Graphs:
             predictor=predictor,
             tf32=given["tf32"],
         )
-
-
-class _Kept:
-    """What has been simulated, in a file whose first line says of what."""
-
-    def __init__(self, path: str | None, of: str):
-        import json
-
-        from gpuir.ir.errors import UsageError
-        from gpuir.plan.parallel import read_lines
-
-        self.path, self.known = path, dict[str, "Tried"]()
-        if path is None:
-            return
-        head = json.dumps({"schema": "gpuir.plans/1", "of": of}) + "\n"
-        file = Path(path)
-        text = file.read_text("utf-8") if file.exists() else ""
-        if not text:
-            file.write_text(head, "utf-8")
-        elif not text.startswith(head):
-            raise UsageError(
-                "this search is of something else",
-                where=path,
-                expected=of,
-                fix="name another file, or delete this one",
-            )
-        self.known = read_lines(text.removeprefix(head), path)
-
-    def add(self, tried: Tried) -> None:
-        from gpuir.plan.parallel import line_of
-
-        if self.path is not None:
-            with open(self.path, "a", encoding="utf-8") as out:
-                out.write(line_of(tried))

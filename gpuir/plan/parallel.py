@@ -87,10 +87,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """The choices, the quickest that fit first, and how many were `simulated`."""
+    """The choices, the quickest that fit first, and how many were `simulated`, those among them
+    that an earlier search has `kept`."""
 
     tried: tuple[Tried, ...]
     simulated: int
+    kept: int = 0
 
     @property
     def best(self) -> tuple[Tried, ...]:
@@ -112,14 +114,19 @@ def space(
     and "microbatch" (sequences of a rank at a time) to some numbers; what it leaves out is any that
     divides: of tp as many as share the fastest links, of cp and ep one.
     """
+    for base in bases(model, degrees):
+        yield from _choices(model, base, degrees, recompute, schedules)
+
+
+def bases(model: Model, degrees: Mapping[str, Sequence[int]]) -> Iterator[Parallel]:
+    """Degrees of which the product is all GPUs."""
     for tp in _allowed(degrees, "tp", divisors(model.node_gpus)):
         for cp in _allowed(degrees, "cp", (1,)):
             for ep in _allowed(degrees, "ep", (1,)):
                 left, rest = divmod(model.gpus, tp * cp * ep)
                 for pp in _allowed(degrees, "pp", divisors(left)) if not rest else ():
                     if left % pp == 0 and left // pp in _allowed(degrees, "dp", (left // pp,)):
-                        base = Parallel(left // pp, tp, pp, cp, ep, sequence=tp > 1)
-                        yield from _choices(model, base, degrees, recompute, schedules)
+                        yield Parallel(left // pp, tp, pp, cp, ep, sequence=tp > 1)
 
 
 def _choices(
@@ -231,14 +238,7 @@ def search(
             found.append(Tried(choice, least_s(choice, model), held, "memory: weights and states"))
         else:
             left.append(choice)
-    if not left and not found:
-        raise UsageError(
-            "no plan uses all GPUs",
-            expected="degrees whose product is the number of GPUs, and a batch that divides",
-            found=f"{model.gpus} GPUs, a batch of {model.batch}",
-            fix="another --dims batch=, or fewer limits",
-        )
-    simulated = 0
+    simulated = kept = 0
     while left:
         full = [c for c in left if least_bytes(c, model, found) > model.available_bytes]
         if full and not exhaustive:
@@ -251,10 +251,12 @@ def search(
             break
         choice = left.pop(i)
         tried = (known or {}).get(str(choice))
+        simulated += 1
         if tried is None:
             tried = _tried(choice, simulate)
-            simulated += 1
             done(tried)
+        else:
+            kept += 1
         found.append(tried)
     for choice in left:
         least = least_s(choice, model, found)
@@ -262,7 +264,7 @@ def search(
         why = "time: bubble of the pipeline" if waits else "time: kernels alone take longer"
         found.append(Tried(choice, least, least_bytes(choice, model), why))
     ordered = sorted(found, key=lambda x: (bool(x.why), x.time_s))
-    return Found(tuple(ordered), simulated)
+    return Found(tuple(ordered), simulated, kept)
 
 
 def _too_full(choice: Choice, model: Model, known: Sequence[Tried]) -> Tried:
@@ -310,10 +312,10 @@ def line_of(tried: Tried) -> str:
     return json.dumps({"name": str(tried.choice), **record}) + "\n"
 
 
-def read_lines(text: str, where: str) -> dict[str, Tried]:
-    """What an earlier search has simulated, by name; a last line that is not whole is left out."""
+def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
+    """What an earlier search has simulated, by name, from that line of a file on."""
     found: dict[str, Tried] = {}
-    for number, line in enumerate(lines := text.splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), first):
         try:
             raw: dict[str, Any] = json.loads(line)
             name = raw.pop("name")
@@ -326,13 +328,11 @@ def read_lines(text: str, where: str) -> dict[str, Tried]:
                 interval=None if interval is None else (interval[0], interval[1]),
                 **raw,
             )
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) > 0 and not text.endswith("\n"):
-                break
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 "not a line of an earlier search",
                 where=f"{where}:{number}",
-                found=str(error),
-                fix="name another file, or delete this one",
+                found=line[:60],
+                fix="delete this line, or name another file",
             ) from error
     return found

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from gpuir.ir.errors import TargetError
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.spec import read_spec, refuse, spec_folder
 from gpuir.targets.target import Target
@@ -41,8 +42,12 @@ def price_of(target: Target, own: Mapping[str, Price] | None = None) -> Price | 
 def own_price(name: str, usd_per_hour: float) -> tuple[str, Price]:
     """A price of the user's own under the name that the target has; TargetError for a wrong one."""
     where = f"--price {name}={usd_per_hour:g}"
-    target = load_target(name)
-    _check_amount(usd_per_hour, where, target.name)
+    try:
+        target = load_target(name)
+    except TargetError as error:
+        error.where = error.where or where
+        raise
+    _check_amount(usd_per_hour, where, "", "")
     return target.name, Price(usd_per_hour)
 
 
@@ -92,19 +97,19 @@ def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
     for name, amount in cast(dict[str, Any], raw.get("usd_per_hour") or {}).items():
         if name not in target_names():
             refuse(f"{path}: no target is called {name}", where, name, fix="`gpuir targets`")
-        _check_amount(amount, where, name)
+        _check_amount(amount, where, name, f"{name}: ")
         found[name] = Price(
             float(amount), raw["vendor"], raw["what"], raw["date"].isoformat(), raw["page"]
         )
     return found
 
 
-def _check_amount(amount: Any, where: str, name: str) -> None:
+def _check_amount(amount: Any, where: str, path: str, named: str) -> None:
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount <= HIGHEST:
         refuse(
-            f"{name}: not the price of an hour",
+            f"{named}not the price of an hour",
             where,
-            name,
+            path,
             expected=f"US dollars, more than 0, up to {HIGHEST:g}",
             found=str(amount),
             fix="write the price of one GPU, not of a machine or a month",

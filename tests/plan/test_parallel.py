@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 import gpuir
 from gpuir.cli.main import main
 from gpuir.cli.plan import measured
-from gpuir.ir.errors import UsageError
 from gpuir.passes.microbatch import Microbatch
 from gpuir.plan.parallel import Choice, Model, least_bytes, least_s, search, space
 from gpuir.simulate.parallel import Parallel
@@ -78,28 +77,105 @@ def test_every_choice_uses_all_gpus_and_divides_the_batch(training: gpuir.Graph)
         p = choice.parallel
         assert p.ranks == 4 and p.tp == 2 and p.dp == 2
         assert model.batch % (p.dp * p.microbatches) == 0
-    with pytest.raises(UsageError, match="no plan uses all GPUs"):
-        search(space(model, {"tp": (3,)}), model, lambda _: pytest.fail("nothing to simulate"))
+
+
+ADAMW = ("--train", "--optimizer", "adamw")
+COMMON = ("plan", str(ENCODER), "--cluster", CLUSTER, *ADAMW, "--dims", "batch=32,seq=256")
 
 
 def run(*args: str) -> Result:
-    common = ["plan", str(ENCODER), "--cluster", CLUSTER, "--train", "--optimizer", "adamw"]
-    common += ["--dims", "batch=32,seq=256", "--microbatch", "8", "--tp", "1,2", "--pp", "1"]
-    return CliRunner().invoke(main, [*common, "--recompute", "never", *args])
+    few = ("--microbatch", "8", "--tp", "1,2", "--pp", "1", "--recompute", "never")
+    return CliRunner().invoke(main, [*COMMON, *few, *args])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--tp", "0"), "0 is not from 1 to"),
+        (("--pp", "0"), "0 is not from 1 to"),
+        (("--microbatch", "0"), "0 is not from 1 to"),
+        (("--zero", "5"), "5 is not from 0 to 3"),
+        (("--tp", "3"), "--tp 2 or --tp 4"),
+        (("--tp", "4", "--pp", "4"), "leave out --tp or leave out --pp"),
+        (("--microbatch", "3"), "--dims batch=33 or leave out --microbatch"),
+        (("--ep", "2"), "leave --ep out"),
+        (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: not the price"),
+        (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or leave it out"),
+        (("--resume", "gone/plan.jsonl"), "mkdir -p gone"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_simulated(args: tuple[str, ...], message: str):
+    done = CliRunner().invoke(main, [*COMMON, *args])
+    assert done.exit_code == 2 and message in done.stderr
+    assert "tp=2, dp=2" not in done.stderr  # each plan that is simulated is named
+
+
+def test_zero_is_refused_without_training():
+    refused = CliRunner().invoke(main, [*(x for x in COMMON if x not in ADAMW), "--zero", "1"])
+    assert refused.exit_code == 2 and "leave --zero out" in refused.stderr
 
 
 def test_a_search_goes_on_from_its_file(tmp_path: Path):
     kept = tmp_path / "plan.jsonl"
     first = run("--resume", str(kept), "--format", "json")
     assert first.exit_code == 0, first.output
-    found = json.loads(first.stdout)
-    lines = kept.read_text().splitlines()
-    assert found["simulated"] == len(lines) - 1 > 0
+    text = kept.read_text()
+    lines = text.splitlines()
+    assert json.loads(first.stdout)["simulated"] == len(lines) - 1 > 0
+    assert run("--format", "json").stdout == first.stdout
     kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:30])  # stopped while writing
-    again = json.loads(run("--resume", str(kept), "--format", "json").stdout)
-    assert again["simulated"] == 1 and again["plans"] == found["plans"]
-    other = run("--resume", str(kept), "--dims", "seq=128")
-    assert other.exit_code == 2 and "this search is of something else" in other.output
+    again = run("--resume", str(kept), "--format", "json")
+    assert again.stdout == first.stdout and kept.read_text() == text
+    assert "by an earlier search" in run("--resume", str(kept)).stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "expected", "found"),
+    [
+        (("--dims", "seq=128"), "--dims batch=32 seq=256 seq=128", "--dims batch=32 seq=256"),
+        (("--no-tf32",), "--no-tf32", "no --tf32"),
+        (("--predictor", "roofline"), "--predictor roofline", "--predictor tile"),
+        (("--optimizer", "sgd"), "--optimizer sgd", "--optimizer adamw"),
+        (("--cluster", "my.toml"), "--cluster my.toml", f"--cluster {CLUSTER}"),
+    ],
+)
+def test_a_search_of_something_else_does_not_go_on(kept: Path, args, expected: str, found: str):
+    (kept.parent / "my.toml").write_text(SLOW)
+    refused = run("--resume", "plan.jsonl", *args)
+    assert refused.exit_code == 2, refused.output
+    assert f"  expected: {expected}\n  found:    {found}\n  fix:      --resume" in refused.stderr
+
+
+def test_an_edited_cluster_is_another(kept: Path):
+    own = ("--cluster", "my.toml", "--resume", "own.jsonl")
+    (kept.parent / "my.toml").write_text(SLOW.replace("5e9", "300e9"))
+    assert run(*own).exit_code == 0
+    (kept.parent / "my.toml").write_text(SLOW)
+    assert "what --cluster my.toml says now" in run(*own).stderr
+
+
+SLOW = """
+name = "slow"
+base = "dgx-a100"
+domain.joins = 4
+domain.bytes_per_s = 5e9
+[sources]
+"domain" = "our own"
+"""
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("searched") / "plan.jsonl"
+    assert run("--resume", str(path)).exit_code == 0
+    return path
+
+
+@pytest.fixture
+def kept(searched: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a search, in the folder that one is in."""
+    monkeypatch.chdir(searched.parent)
+    return searched
 
 
 def test_the_report_says_why_others_lost():

@@ -143,7 +143,7 @@ def homes(g: Graph, ranks: int) -> dict[Value, Place]:
         raise UsageError(
             "shard: the graph has no experts",
             expected="a mixture of experts, or products by weights [experts, rows, columns]",
-            fix="take by=tensor or by=data",
+            fix="leave --ep out; of the pass, take by=tensor or by=data",
         )
     odd = sorted(n for n in counts if n % ranks)
     if odd:

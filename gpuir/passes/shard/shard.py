@@ -283,7 +283,7 @@ def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Place]:
             "shard: no input has sequences",
             expected="inputs [batch, tokens, ..] of several tokens",
             found=", ".join(f"{v.name}: {v.type}" for v in g.inputs),
-            fix="take by=tensor or by=data",
+            fix="leave --cp out; of the pass, take by=tensor or by=data",
         )
     odd = next((v for v in long if v.type.shape[1] % (ranks * parts)), None)
     if odd is not None:
