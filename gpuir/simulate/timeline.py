@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -185,26 +185,38 @@ def _whole_ops(found: Iterable[Launch | Repeat]) -> Iterator[Launch | Repeat]:
 
 
 def _nodes(graph: Graph, path: tuple[str, ...]) -> Iterator[Launch | Repeat]:
-    added = any(v is not None and graph.role_of(v) == "gradient" for v in graph.over)
-    handed = {name for name, role in graph.roles if role == "gradient" and not added}
+    handed = _handed(graph)
     for node in graph.nodes:
-        here = (*path, node.results[0].name) if node.results else path
-        op = node.op
-        if isinstance(op, k.Loop):
-            body = tuple(steps(op.body, here))
-            inner = {loc for x in op.body.nodes for loc in x.locs} <= set(node.locs)
-            yield Repeat(here, body, op.trips, inner)
-            cost = node.cost
-            rest = cost.time_s - op.trips * op.body.time_s if cost else 0.0
-            if cost and rest > 1e-9 * cost.time_s:
-                yield replace(_launch(here, node, cost), time_s=rest, between_s=None)
-        elif isinstance(op, k.Cond):
-            yield from _nodes(op.dearer, here)
-        elif node.cost is not None:
-            yield _launch(here, node, node.cost)
-            for v in node.results:
-                if v.name in handed:
-                    yield Launch(here, f"{v.name} accumulated", 0.0, empty=True, lane=AUTOGRAD)
+        yield from _of_node(node, path, handed)
+
+
+def _handed(graph: Graph) -> frozenset[str]:
+    """The gradients that are handed to their params when they are done."""
+    if any(v is not None and graph.role_of(v) == "gradient" for v in graph.over):
+        return frozenset()
+    return frozenset(name for name, role in graph.roles if role == "gradient")
+
+
+def _of_node(
+    node: Node, path: tuple[str, ...], handed: Collection[str]
+) -> Iterator[Launch | Repeat]:
+    here = (*path, node.results[0].name) if node.results else path
+    op = node.op
+    if isinstance(op, k.Loop):
+        body = tuple(steps(op.body, here))
+        inner = {loc for x in op.body.nodes for loc in x.locs} <= set(node.locs)
+        yield Repeat(here, body, op.trips, inner)
+        cost = node.cost
+        rest = cost.time_s - op.trips * op.body.time_s if cost else 0.0
+        if cost and rest > 1e-9 * cost.time_s:
+            yield replace(_launch(here, node, cost), time_s=rest, between_s=None)
+    elif isinstance(op, k.Cond):
+        yield from _nodes(op.dearer, here)
+    elif node.cost is not None:
+        yield _launch(here, node, node.cost)
+        for v in node.results:
+            if v.name in handed:
+                yield Launch(here, f"{v.name} accumulated", 0.0, empty=True, lane=AUTOGRAD)
 
 
 def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
@@ -254,8 +266,9 @@ def dependent(graph: Graph) -> Iterator[Launch]:
         )
     made: dict[str, tuple[int, ...]] = {}  # launches that a value comes from
     count, computed = 0, -1  # launches, the last kernel of them
+    handed = _handed(graph)
     for node in graph.nodes:
-        inner = list(_flat(_nodes(replace(graph, nodes=(node,)), ())))
+        inner = list(_flat(_of_node(node, (), handed)))
         after = tuple(dict.fromkeys(i for v in node.op.operands for i in made.get(v.name, ())))
         if node.op.control:
             after = tuple(range(count))
