@@ -39,6 +39,11 @@ class Choice:
         smaller = p.tp >= q.tp and p.cp >= q.cp and p.ep >= q.ep and self.share <= other.share
         return smaller and self.recompute >= other.recompute
 
+    def is_cut_as(self, other: Choice) -> bool:
+        """Whether each layer is cut over as many ranks as in another choice."""
+        p, q = self.parallel, other.parallel
+        return (p.tp, p.cp, p.ep) == (q.tp, q.cp, q.ep)
+
     def __str__(self) -> str:
         p = self.parallel
         words = [str(p), f"{p.microbatches} microbatches"]
@@ -77,6 +82,7 @@ class Tried:
     exposed_s: float = 0.0
     idle_s: float = 0.0
     microbatch_s: float = 0.0
+    waits_s: float = 0.0
     activations: int = 0
     interval: tuple[float, float] | None = None
 
@@ -197,7 +203,8 @@ def least_s(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> float:
     `known` ones have them, on each part's rank one microbatch after another; and until the last
     part of a pipeline has something to do, and the first has its last gradient.
 
-    Kernels that are cut into smaller ones are taken for no quicker together than they were.
+    Kernels that are cut into smaller ones are taken for no quicker together than they were, and so
+    are the collectives between them that they wait for, where as many ranks share a layer.
     """
     p = choice.parallel
     alone = model.flops / (p.ranks * model.peak_flops_per_s)
@@ -205,7 +212,8 @@ def least_s(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> float:
         if x.microbatch_s and choice.is_part_of(x.choice):
             q = x.choice.parallel
             cut = (q.tp * q.cp) / (p.tp * p.cp) * choice.share / x.choice.share
-            alone = max(alone, cut * x.microbatch_s * p.microbatches / p.pp)
+            took = x.microbatch_s + (x.waits_s if choice.is_cut_as(x.choice) else 0.0)
+            alone = max(alone, cut * took * p.microbatches / p.pp)
     waits = (p.pp - 1) / (p.chunks * p.microbatches)
     return alone * (1 + (waits if p.schedule != "zero-bubble" else 0.0))
 
@@ -297,6 +305,7 @@ def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
         step.exposed_s,
         step.idle_s,
         step.microbatch_s,
+        step.waits_s,
         dict(full.holds).get("activations", 0),
         step.interval,
     )

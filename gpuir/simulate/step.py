@@ -145,6 +145,14 @@ class Step:
         return sum(n.cost.time_s for n in nodes if n.cost and not isinstance(n.op, k.Collective))
 
     @property
+    def waits_s(self) -> float:
+        """How long the kernels of one microbatch wait for collectives of ranks that share its
+        sequences or layers (all but those of dp), in all parts together."""
+        runs = (r for part in self.parts for r in _passes(part.runs))
+        traffic = (x for r in runs for x in r.timeline.traffic)
+        return sum(x.exposed_s for x in traffic if x.group != "dp")
+
+    @property
     def is_mixed(self) -> bool:
         """Whether ranks have several kinds of GPU."""
         return len({x.gpu for part in self.parts for x in part.where}) > 1
