@@ -94,13 +94,15 @@ class Op:
         fields = (_values(getattr(self, name)) for name in field_names(type(self)))
         return tuple(v for values in fields for v in values)
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Graph, ...]:
         values = (getattr(self, name) for name in field_names(type(self)))
         return tuple(v for v in values if type(v) is Graph)
 
     def substitute(self, values: Mapping[Value, Value]) -> Self:
         """This op with operands replaced; itself when none is."""
+        if values.keys().isdisjoint(self.operands):
+            return self
         changes: dict[str, Any] = {}
         for name in field_names(type(self)):
             field = getattr(self, name)
