@@ -79,7 +79,8 @@ def write_whole(path: str | Path, data: bytes) -> None:
             _replace(target, data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cannot write the file", where=str(path), found=reason) from error
+        fix = "name a file elsewhere"
+        raise UsageError("cannot write the file", where=str(path), found=reason, fix=fix) from error
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,10 @@ def write_folder(path: str | Path, folder: Folder) -> None:
         _replace_folder(target, part)
     except OSError as error:
         raise UsageError(
-            "cannot write the folder", where=str(path), found=error.strerror or str(error)
+            "cannot write the folder",
+            where=str(path),
+            found=error.strerror or str(error),
+            fix="name a folder elsewhere",
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -229,7 +233,8 @@ def read_json(
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise kind("not a JSON file", where=str(path), found=str(error)) from error
+        fix = "correct it there"
+        raise kind("not a JSON file", where=str(path), found=str(error), fix=fix) from error
 
 
 def read_toml(

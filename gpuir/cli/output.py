@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuir.files import Folder
 
 PIPED_WIDTH = 120  # columns
+ELSEWHERE = "name one elsewhere"
 
 
 def emit(text: str | bytes | Folder, path: str | None = None) -> None:
@@ -78,16 +79,20 @@ def check_ahead(path: str | None, folder: bool = False) -> None:
     except FileNotFoundError:
         mode = None
     except OSError as error:
-        raise UsageError("cannot write the file", where=path, found=str(error.strerror)) from error
+        found = str(error.strerror)
+        raise UsageError("cannot write the file", where=path, found=found, fix=ELSEWHERE) from error
     if not os.path.isdir(parent):
         raise UsageError(
             "there is no such folder to write to", where=path, fix=f"mkdir -p {parent}"
         )
     if mode is not None and stat.S_ISDIR(mode) != folder:
         found = "not a directory" if folder else "Is a directory"
-        raise UsageError("cannot write the file", where=path, found=found)
+        fix = "name a folder" if folder else "name a file in it, or another"
+        raise UsageError("cannot write the file", where=path, found=found, fix=fix)
     if not os.access(parent if mode is None or folder else path, os.W_OK):
-        raise UsageError("cannot write the file", where=path, found="Permission denied")
+        raise UsageError(
+            "cannot write the file", where=path, found="Permission denied", fix=ELSEWHERE
+        )
     same = [x for x in _outputs() if os.path.realpath(x) == os.path.realpath(path)]
     if len(same) > 1 and (mode is None or stat.S_ISREG(mode)):
         raise UsageError(

@@ -180,7 +180,7 @@ def _options(table: EmbeddingTable, setting: Setting) -> Iterator[Option]:
         return
     if "column" in setting.ways:
         parts = 2
-        least = max(1, ceil(LEAST_WIDTH * 8 / table.dtype.bits))
+        least = _least_width(table)
         while parts <= n and table.width % parts == 0 and table.width // parts >= least:
             took = part(table.rows, table.width // parts, bag, sums)
             own = table.nbytes * (1 + dense) / parts + table.rows * of_row * 4
@@ -197,37 +197,74 @@ def _options(table: EmbeddingTable, setting: Setting) -> Iterator[Option]:
         yield Option("data", n, *took, memory, 0.0, reduced_bytes=reduced)
 
 
+def _least_width(table: EmbeddingTable) -> int:
+    """The cells of a part's rows that columns may be cut down to."""
+    return max(1, ceil(LEAST_WIDTH * 8 / table.dtype.bits))
+
+
 def check(tables: Sequence[EmbeddingTable], setting: Setting) -> list[tuple[Option, ...]]:
     """Every table's options. UsageError where a table has none, or all do not fit together."""
     found = [options(t, setting) for t in tables]
     for table, ways in zip(tables, found, strict=True):
         if ways:
             continue
-        free = replace(setting, ways=WAYS, memory_bytes=float("inf"))
-        least = min(_options(table, free), key=lambda o: o.memory_bytes)
-        fits = least.memory_bytes <= setting.memory_bytes
-        raise UsageError(
-            f"table {table.name} is larger than a GPU",
-            expected=f"{_gb(setting.memory_bytes)} a GPU, cut by {', '.join(setting.ways)}",
-            found=f"{_gb(table.nbytes)} in {table.rows:,} rows of {table.width}",
-            fix=f"--cut {least.way}: {_gb(least.memory_bytes)} on each of {least.parts} GPUs"
-            if fits
-            else f"at least {ceil(table.nbytes / setting.memory_bytes)} GPUs, or a narrower dtype",
-        )
+        raise _unplaced(table, setting)
     least_of_all = sum(min(o.parts * o.memory_bytes for o in ways) for ways in found)
     if least_of_all > setting.gpus * setting.memory_bytes:
         raise UsageError(
             "the tables do not fit all GPUs together",
-            expected=f"{_gb(setting.gpus * setting.memory_bytes)} on {setting.gpus} GPUs",
-            found=f"{_gb(least_of_all)}, the optimizer's state included",
+            expected=f"{_size(setting.gpus * setting.memory_bytes)} on {setting.gpus} GPUs",
+            found=f"{_size(least_of_all)}, the optimizer's state included",
             fix=f"at least {ceil(least_of_all / setting.memory_bytes)} GPUs, a narrower dtype, or"
             " an optimizer with less state",
         )
     return found
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.2f} GB"
+def _unplaced(table: EmbeddingTable, setting: Setting) -> UsageError:
+    """Why no allowed way places a table, and which would."""
+    n, ways = setting.gpus, ", ".join(setting.ways)
+    least = min(_options(table, replace(setting, ways=WAYS)), key=lambda o: o.memory_bytes)
+    fits = least.memory_bytes <= setting.memory_bytes
+    on = f"each of {least.parts} GPUs" if least.parts > 1 else "a GPU"
+    other = f"--cut {_also(setting, least.way)}: {_size(least.memory_bytes)} on {on}"
+    if not any(_options(table, setting)):
+        cells = 2 * _least_width(table)
+        needs = {
+            "column": f"for columns a width of {cells} or more that divides by 2",
+            "row": f"for rows as many as GPUs, {n}",
+        }
+        return UsageError(
+            f"table {table.name} cannot be cut by {ways}",
+            expected=", ".join(needs[way] for way in setting.ways if way in needs),
+            found=f"{table.rows:,} rows of {table.width}",
+            fix=other if fits else "allow all ways: leave --cut out",
+        )
+    dense, of_row = STATES[setting.optimizer] if setting.train else (0, 0)
+    state = table.nbytes * dense + table.rows * of_row * 4
+    needed = ceil((table.nbytes + state) / setting.memory_bytes)
+    by_rows = f"at least {needed:,} GPUs, or a narrower dtype"
+    if "row" not in setting.ways:
+        by_rows = f"--cut {_also(setting, 'row')} on {by_rows}"
+    return UsageError(
+        f"table {table.name} is larger than a GPU",
+        expected=f"{_size(setting.memory_bytes)} a GPU, cut by {ways}",
+        found=f"{_size(table.nbytes)} in {table.rows:,} rows of {table.width}"
+        + (f", and {_size(state)} of the optimizer's state" if state else ""),
+        fix=other if fits else by_rows if table.rows >= needed else "a narrower dtype",
+    )
+
+
+def _also(setting: Setting, way: Way) -> str:
+    return ",".join(dict.fromkeys((*setting.ways, way)))
+
+
+def _size(count: float) -> str:
+    """`5.12 TB`: plan stands above backends, which have the units."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:,.2f} {unit}"
+    return f"{count:,.0f} bytes"
 
 
 # ---- choosing ------------------------------------------------------------------------------------
@@ -278,8 +315,8 @@ def shard(tables: Sequence[EmbeddingTable], setting: Setting, solve: Solver | No
     if best is None:
         raise UsageError(
             "no placement was found in which every GPU has room",
-            expected=f"{_gb(setting.memory_bytes)} a GPU",
-            found=f"{_gb(sum(t.nbytes for t in tables))} of tables on {setting.gpus} GPUs",
+            expected=f"{_size(setting.memory_bytes)} a GPU",
+            found=f"{_size(sum(t.nbytes for t in tables))} of tables on {setting.gpus} GPUs",
             fix="allow more ways to cut, or add a GPU",
         )
     return Found(best, greedy, least, how)
@@ -477,7 +514,7 @@ def _reason(p: Placement, plan: Plan, fair: float) -> str:
         case "table":
             return f"whole: {share:.0%} of what a GPU has to do on average"
         case _ if whole is None:
-            size = _gb(p.table.nbytes)
+            size = _size(p.table.nbytes)
             return f"cut by {o.way}s, {o.parts} parts: {size} and its state is more than a GPU has"
         case "column" | "row":
             alone = (whole.forward_s + whole.backward_s) / max(fair, 1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpuir.files import read_json, read_text, read_toml
-from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.errors import GpuirError, UsageError, nearest
 from gpuir.ir.types import DTYPES, DType
 from gpuir.ops.spread import MOST_SHARES, UNIFORM, Spread, parse_spread, spread_of_shares
 
@@ -53,7 +54,7 @@ def read_tables(path: str | Path) -> tuple[EmbeddingTable, ...]:
     where = str(path)
     suffix = Path(path).suffix.lower()
     if suffix == ".csv":
-        entries = [{k: v for k, v in line.items() if v not in (None, "")} for line in _lines(where)]
+        entries = [{k: v for k, v in line.items() if v != ""} for line in _lines(where)]
     elif suffix in (".json", ".toml"):
         content: Any = (read_json if suffix == ".json" else read_toml)(where, "the tables")
         if isinstance(content, dict):
@@ -63,34 +64,52 @@ def read_tables(path: str | Path) -> tuple[EmbeddingTable, ...]:
                 "no list of tables",
                 where=where,
                 expected='{"tables": [{"rows": 1000, "width": 64}]}',
+                fix="write them under the name tables",
             )
         entries = cast("list[Any]", content)
     else:
         raise UsageError(
-            "what the file is cannot be told", where=where, expected=".json, .toml or .csv"
+            "what the file is cannot be told",
+            where=where,
+            expected=".json, .toml or .csv",
+            fix="rename it to what it is",
         )
     found = [t for i, entry in enumerate(entries) for t in _tables(entry, i, where)]
     if not found:
-        raise UsageError("no tables are in it", where=where)
+        one = "rows,width\n1000,64" if suffix == ".csv" else '{"rows": 1000, "width": 64}'
+        raise UsageError("no tables are in it", where=where, fix=f"add one:\n{one}")
     if len(found) > MOST_TABLES:
         raise UsageError(
             "too many tables",
             where=where,
             expected=f"at most {MOST_TABLES:,}",
             found=f"{len(found):,}",
+            fix="state tables that are alike once, with features in place of count",
         )
-    names = [t.name for t in found]
-    if len(set(names)) != len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise UsageError(f"two tables are called {twice!r}", where=where)
+    (name, count), *_ = Counter(t.name for t in found).most_common(1)
+    if count > 1:
+        fix = "give each a name of its own, or none"
+        raise UsageError(f"{count} tables are called {name!r}", where=where, fix=fix)
     return tuple(found)
 
 
 def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
     place = f"{where}, table {i + 1}"
     if not isinstance(entry, dict):
-        raise UsageError("no table", where=place, expected='{"rows": 1000, "width": 64}')
-    given = {OTHERS.get(str(k), str(k)): v for k, v in cast("dict[Any, Any]", entry).items()}
+        example = '{"rows": 1000, "width": 64}'
+        raise UsageError("no table", where=place, found=repr(entry)[:60], fix=f"write {example}")
+    given: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for k, v in cast("dict[Any, Any]", entry).items():
+        key = OTHERS.get(str(k), str(k))
+        if key in given:
+            raise UsageError(
+                f"{key} is stated twice",
+                where=place,
+                found=f"{said[key]} = {given[key]}, {k} = {v}",
+                fix="leave one out: they mean the same",
+            )
+        given[key], said[key] = v, str(k)
     if unknown := [k for k in given if k not in KEYS]:
         raise UsageError(
             f"no field of a table is called {unknown[0]!r}",
@@ -99,7 +118,12 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
             fix=nearest(unknown[0], KEYS),
         )
     if missing := [k for k in REQUIRED if k not in given]:
-        raise UsageError(f"a table needs its {missing[0]}", where=place, found=", ".join(given))
+        raise UsageError(
+            f"a table needs its {missing[0]}",
+            where=place,
+            found=", ".join(given) or "nothing",
+            fix=f"add {missing[0]}",
+        )
     numbers = {
         key: _number(given[key], key, place, whole=key != "lookups")
         for key in ("rows", "width", "lookups", "features", "count")
@@ -110,8 +134,14 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
     dtype = {"fp32": "f32", "fp16": "f16", "float32": "f32", "float16": "f16"}.get(dtype, dtype)
     if dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}", where=place, fix=nearest(dtype, list(DTYPES)))
-    name = str(given.get("name", f"table{i + 1}"))
-    spread = read_spread(str(given.get("indices", "")), Path(where).parent)
+    name = given.get("name", f"table{i + 1}")
+    if not isinstance(name, str):
+        raise UsageError("a name is text", where=place, found=repr(name)[:60], fix="quote it")
+    try:
+        spread = read_spread(str(given.get("indices", "")), Path(where).parent)
+    except GpuirError as error:
+        error.where = error.where or f"{place}: indices"
+        raise
     table = EmbeddingTable(
         name,
         int(numbers["rows"]),
@@ -138,6 +168,7 @@ def _number(value: Any, key: str, where: str, whole: bool) -> float:
             where=where,
             expected="a whole number above 0" if whole else "a number above 0",
             found=repr(value)[:60],
+            fix=f"correct {key}",
         )
     return number
 
@@ -181,7 +212,31 @@ def read_spread(text: str, folder: Path = Path()) -> Spread:
 
 
 def _lines(where: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(read_text(where, "the table", UsageError))))
+    """The lines of a CSV file by column; UsageError where a line has more cells than columns."""
+    reader = csv.DictReader(io.StringIO(read_text(where, "the table", UsageError)))
+    try:
+        titles = list(reader.fieldnames or ())
+        if twice := [t for t, n in Counter(titles).items() if n > 1]:
+            raise UsageError(
+                f"two columns are called {twice[0]!r}", where=where, fix="leave one of them out"
+            )
+        lines: list[dict[str, str]] = []
+        for line in reader:
+            more = cast("dict[str | None, Any]", line).pop(None, None)
+            if more:
+                raise UsageError(
+                    "a line has more cells than there are columns",
+                    where=f"{where}:{reader.line_num}",
+                    expected=f"{len(titles)}: {', '.join(titles)}"[:80],
+                    found=f"{len(titles) + len(more)}",
+                    fix="leave the last out, or name their columns in the first line",
+                )
+            lines.append({k: v for k, v in line.items() if v is not None})  # of a short line
+    except csv.Error as error:
+        raise UsageError(
+            "not a CSV file", where=f"{where}:{reader.line_num}", found=str(error), fix="correct it"
+        ) from error
+    return lines
 
 
 def _share(cell: str | None, where: str, most: float = 1.0) -> float:

@@ -78,7 +78,13 @@ def test_one_gpu_and_inference():
         (("t.json", "--cluster", "dgx-a101"), "dgx-a100"),
         (("t.json", "--cluster", "dgx-a100", "--cut", "colunm"), "did you mean column"),
         (("t.json", "--cluster", "dgx-a100", "--batch", "0"), "--batch"),
-        (("large.json", "--cluster", "dgx-a100", "--cut", "table"), "--cut row"),
+        (("large.json", "--cluster", "dgx-a100", "--cut", "table"), "--cut table,row: 19.35 GB on"),
+        (("huge.json", "--cluster", "dgx-a100"), "fix:      at least 76 GPUs, or a narrower"),
+        (
+            ("huge.json", "--cluster", "dgx-a100", "--cut", "table"),
+            "--cut table,row on at least 76",
+        ),
+        (("one.csv", "--cluster", "dgx-a100", "--cut", "column"), "cannot be cut by column"),
         (("more.json", "--cluster", "dgx-a100"), "do not fit all GPUs together"),
         (("t.json", "--cluster", "dgx-a100", "-o", "gone/x"), "no such folder"),
         (("t.txt", "--cluster", "dgx-a100"), "what the file is cannot be told"),
@@ -87,6 +93,8 @@ def test_one_gpu_and_inference():
 def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     (folder / "t.txt").write_text(TABLES)
     (folder / "large.json").write_text('[{"rows": 300000000, "width": 128}]')
+    (folder / "huge.json").write_text('[{"rows": 10000000000, "width": 128}]')
+    (folder / "one.csv").write_text("rows,width\n100,1\n")
     (folder / "more.json").write_text('[{"rows": 100000000, "width": 128, "count": 40}]')
     result = run(*args)
     assert result.exit_code == 2, result.stdout

@@ -51,6 +51,9 @@ def test_one_meaning_in_three_formats(tmp_path: Path):
         ('[{"rows": 10, "width": 4, "indices": "zip:1"}]', "no distribution of indices"),
         ('[{"rows": 9, "width": 4, "name": "a"}, {"rows": 9, "width": 4, "name": "a"}]', "'a'"),
         ('[{"rows": 9, "width": 4, "count": 1000000}]', "too many tables"),
+        ('[{"rows": 9, "width": 4, "indices": "zip:1"}]', "table 1: indices: no distribution"),
+        ('[{"rows": 9, "num_embeddings": 5, "width": 4}]', "rows is stated twice"),
+        ('[{"rows": 9, "width": 4, "name": null}]', "a name is text"),
         ("[]", "no tables are in it"),
         ("[3]", "no table"),
         ("3", "no list of tables"),
@@ -61,6 +64,24 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str):
     (path := tmp_path / "t.json").write_text(text)
     with pytest.raises(GpuirError, match=message):
         read_tables(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows,width\n100,64,3\n", r"t.csv:2: a line has more cells than there are columns"),
+        ("rows,width,rows\n100,64,3\n", "two columns are called 'rows'"),
+        ("rows,num_embeddings,width\n100,100,64\n", "rows is stated twice"),
+        ("rows,width\n100\n", "a table needs its width"),
+        ("rows,width\n", "no tables are in it"),
+        ('rows,width\n"' + "1" * 200_000 + '",3\n', "not a CSV file"),
+    ],
+)
+def test_what_is_wrong_in_a_csv_is_said(tmp_path: Path, text: str, message: str):
+    (path := tmp_path / "t.csv").write_text(text)
+    with pytest.raises(GpuirError, match=message) as error:
+        read_tables(path)
+    assert "fix:" in str(error.value)
 
 
 def test_counts_of_rows(tmp_path: Path):
