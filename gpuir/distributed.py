@@ -347,7 +347,8 @@ class _Maker:
         for part, place, times in zip(made.parts, own, found[1].times, strict=True):
             slow = max(factor for _, factor in place.factors)  # no plan knows of stragglers
             took[place.gpus] += (times.forward + times.backward + times.weights) / slow
-            nodes = (n for g in part.graphs if g is not part.update for n in g.nodes)
+            passes = (g for g in part.graphs if g not in (part.norm, part.update))
+            nodes = (n for g in passes for n in g.nodes)
             alone[place.gpus] += sum(map(weighs[place.gpus], nodes))
         weighs = {
             gpus: paced(weigh, took[gpus] / alone[gpus] if alone[gpus] else 1.0)
@@ -369,7 +370,7 @@ class _Maker:
         back = [self.send_s(part.sends_back, i) for i, part in enumerate(made.parts[1:])]
         shared = self.shared_s(made)
         found = [
-            run_pipeline(orders, _part_times(runs, shared, end), sends, back)
+            run_pipeline(orders, _part_times(runs, shared, end), sends, back, self.norm_s(made))
             for end in (None, 0, 1)
         ]
         parts = tuple(
@@ -388,6 +389,7 @@ class _Maker:
             "forward": (m, part.forward),
             "backward": (m, part.backward),
             "weights": (m, part.weights),
+            "norm": (1, part.norm),
             "update": (1, part.update),
         }
         return {
@@ -419,16 +421,24 @@ class _Maker:
         seconds = [0.0] * len(made.parts)
         pp = self.parallel.pp
         for x in made.shared:
-            ranks = sorted({part % pp for part in x.parts})
-            if len(ranks) > 1:
-                step = self.stride * ((ranks[-1] - ranks[0]) // (len(ranks) - 1))  # evenly apart
-                time = collective_time(
-                    "all_reduce", x.value.type.nbytes, x.value.type.dtype, (len(ranks),), (step,),
-                    self.between(ranks[0], ranks[-1]),
-                )  # fmt: skip
-                for part in x.parts:
-                    seconds[part] += time.time_s
+            time_s = self.added_up_s(x.value, sorted({part % pp for part in x.parts}))
+            for part in x.parts:
+                seconds[part] += time_s
         return seconds
+
+    def norm_s(self, made: Partition) -> float:
+        """Seconds in which all ranks of a pipeline add up what they have of a norm."""
+        every = range(self.parallel.pp)
+        return sum(self.added_up_s(x.value, every) for x in made.norms)
+
+    def added_up_s(self, value: Value, ranks: Sequence[int]) -> float:
+        """Seconds in which ranks of a pipeline, evenly apart, add up what they have."""
+        if len(ranks) < 2:
+            return 0.0
+        step = self.stride * ((ranks[-1] - ranks[0]) // (len(ranks) - 1))
+        machine, dtype = self.between(ranks[0], ranks[-1]), value.type.dtype
+        groups = (len(ranks),), (step,)
+        return collective_time("all_reduce", value.type.nbytes, dtype, *groups, machine).time_s
 
     def held(
         self,
@@ -473,15 +483,20 @@ def _part_times(
             return run.timeline.time_s
         return run.timeline.interval[end]
 
-    return [
-        PartTimes(
-            seconds(some["forward"]),
-            seconds(some.get("backward")),
-            seconds(some.get("weights")),
-            seconds(some.get("update")) + more,
+    found: list[PartTimes] = []
+    for some, more in zip(runs, shared, strict=True):
+        norm, update = seconds(some.get("norm")), seconds(some.get("update"))
+        first = "norm" in some  # of both, what gradients that parts share are added up for
+        found.append(
+            PartTimes(
+                seconds(some["forward"]),
+                seconds(some.get("backward")),
+                seconds(some.get("weights")),
+                update + (0.0 if first else more),
+                norm + (more if first else 0.0),
+            )
         )
-        for some, more in zip(runs, shared, strict=True)
-    ]
+    return found
 
 
 def _part(

@@ -60,9 +60,10 @@ class LoadOptions(TypedDict, total=False):
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
     in it, or `gpuir`), of the output `loss`, the first by default. `optimizer` adds
-    its step (`sgd`, `adam`, `adamw`), in `fused` kernels or not; `accumulate` adds gradients to
-    those of earlier batches; `autocast` is mixed precision in a dtype; `checkpoint` recomputes
-    modules: a glob of their paths, or `every=2`."""
+    its step (`sgd`, `adam`, `adamw`), in `fused` kernels or not, behind gradients scaled down to a
+    norm of `clip` together; `accumulate` adds gradients to those of earlier batches; `autocast` is
+    mixed precision in a dtype; `checkpoint` recomputes modules: a glob of their paths, or
+    `every=2`."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
@@ -86,6 +87,7 @@ class LoadOptions(TypedDict, total=False):
     loss: str | None
     optimizer: str | None
     fused: bool
+    clip: float
     accumulate: bool
     autocast: str | None
     checkpoint: str | None
@@ -100,7 +102,9 @@ TAKES = {  # which options each kind of model has a use for
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict",
 }
-TRAINING = ("autodiff", "loss", "optimizer", "fused", "accumulate", "autocast", "checkpoint")
+TRAINING = (
+    *("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "autocast", "checkpoint"),
+)
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
 
@@ -177,6 +181,7 @@ class _Step:
     loss: str | None = None
     optimizer: str | None = None
     fused: bool = False
+    clip: float = 0.0
     accumulate: bool = False
     autocast: str | None = None
     checkpoint: str | None = None
@@ -200,6 +205,8 @@ class _Step:
             )
         if made.fused and not made.optimizer:
             raise UsageError("fused is how an optimizer runs", fix="add --optimizer adamw")
+        if made.clip and not made.optimizer:
+            raise UsageError("clip is of an optimizer's step", fix="add --optimizer adamw")
         return made
 
     def of_outputs(self, loaded: Model, path: str) -> _Step:
@@ -268,7 +275,8 @@ class _Step:
         if self.accumulate:
             found.append("accumulate")
         if self.optimizer:
-            found.append(_pass("optimizer", kind=self.optimizer, fused=self.fused or None, **scale))
+            given = {"fused": self.fused or None, "clip": self.clip or None}
+            found.append(_pass("optimizer", kind=self.optimizer, **given, **scale))
         return ",".join(found)
 
 
@@ -344,6 +352,10 @@ def _is_number(given: Any) -> bool:
     return isinstance(given, int | float)
 
 
+def _is_norm(given: Any) -> bool:
+    return _is_number(given) and 0 <= given < float("inf")
+
+
 def _is_spread(given: Any) -> bool:
     named = cast("Mapping[str, Any]", given).values() if isinstance(given, Mapping) else [given]
     return all(isinstance(x, str) for x in named)
@@ -372,6 +384,7 @@ WORDS: Mapping[str, Rule] = {
     ),
     "past": (_is_count, "a whole number", "4096"),
     "expert_skew": (_is_number, "a number", "0.5"),
+    "clip": (_is_norm, "a number above 0", "1.0"),
     "indices": (_is_spread, "text, or text by table", '"zipf:1.05"'),
 }
 

@@ -148,6 +148,24 @@ def test_a_pipeline_waits_for_its_ends(training: Graph):
     assert steps["gpipe"].fullest.held_bytes > steps["1f1b"].fullest.held_bytes
 
 
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"dp": 2, "zero": 3}, {"pp": 2, "microbatches": 4}])
+def test_a_norm_of_all_gradients_takes_a_little_and_no_memory(
+    training: Graph, degrees: dict[str, int]
+):
+    """Gradients are read twice more and written once more; ranks add up one number."""
+    options: dict[str, Any] = {"dims": {"batch": 64, "seq": 64}, "train": True, "clip": 1.0}
+    g = gpuir.load(ENCODER, **options, optimizer="adamw")
+    plain, clipped = step(training, **degrees), step(g, **degrees)
+    assert clipped.flops == plain.flops and clipped.params == plain.params
+    assert plain.time_s < clipped.time_s < 1.05 * plain.time_s
+    assert clipped.fullest.held_bytes <= 1.01 * plain.fullest.held_bytes
+    if clipped.pipelined is not None:
+        assert clipped.pipelined.norm_s > 0
+        assert {order[-2].kind for order in clipped.pipelined.orders} == {"norm"}
+        starts = [s[-1] for s in clipped.pipelined.starts]
+        assert starts[0] == starts[1]
+
+
 def test_an_inference_goes_through_a_pipeline_one_way():
     g = gpuir.load(ENCODER, dims={"batch": 8, "seq": 64})
     s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=2, tp=2, microbatches=4))

@@ -88,7 +88,7 @@ def _passes(s: Step, rank: int) -> Iterator[Shown]:
     for task, (start, end) in zip(order, clock, strict=True):
         run = s.run_of(rank, task)
         chunk = f", chunk {task.chunk}" if s.parallel.chunks > 1 else ""
-        named = task.kind if task.kind == "update" else f"{task.kind} {task.microbatch}"
+        named = task.kind if task.kind in ("norm", "update") else f"{task.kind} {task.microbatch}"
         yield Shown(f"{named}{chunk}", start, end, run)
 
 

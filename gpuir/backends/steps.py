@@ -134,7 +134,10 @@ def _links(s: Step) -> Iterator[tuple[float, float, str]]:
         end = 0.0
         for x in s.pipelined.critical:
             if x.start_s > end:
-                yield end, x.start_s - end, "send between parts"
+                what = (
+                    "sum of a norm over parts" if x.task.kind == "update" else "send between parts"
+                )
+                yield end, x.start_s - end, what
             yield x.start_s, x.end_s - x.start_s, f"{_rank(s, x.rank, x.task)}, {x.task.kind}"
             end = x.end_s
         return

@@ -137,6 +137,11 @@ training = (
     click.option("--loss", help="The output to differentiate.  [the first float one]"),
     click.option("--optimizer", help="Its step too: sgd, adam, adamw."),
     click.option("--fused", is_flag=True, help="The optimizer's step in fused kernels."),
+    click.option(
+        "--clip",
+        type=float,
+        help="Gradients scaled down to this norm together, before the optimizer's step.",
+    ),
     click.option("--accumulate", is_flag=True, help="Add gradients to those of earlier batches."),
     click.option("--autocast", help="Mixed precision: bf16 or f16, with f32 weights."),
     click.option(
@@ -223,6 +228,7 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
         "loss": given["loss"],
         "optimizer": given["optimizer"],
         "fused": given["fused"],
+        "clip": given["clip"] or 0.0,
         "accumulate": given["accumulate"],
         "autocast": given["autocast"],
         "checkpoint": given["checkpoint"],

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from gpuir.interp.arrays import Array, wide
 def multi_tensor(attrs: Mapping[str, Any], *tensors: Array) -> tuple[Array, ...]:
     """fn(numbers, a[i], b[i], ...) for each i, where the operands are all of a, then all of b ...
     Results are all of the first result, then all of the second ..., in the dtypes of a, b ..."""
+    if attrs["fn"] == "squares":
+        return _squares(attrs["numbers"], tensors)
     fn, count = FUNCTIONS[attrs["fn"]], len(tensors) // attrs["lists"]
     rows = [tensors[i::count] for i in range(count)]
     found = [fn(attrs["numbers"], *map(wide, row)) for row in rows]
@@ -24,6 +26,16 @@ def multi_tensor(attrs: Mapping[str, Any], *tensors: Array) -> tuple[Array, ...]
         np.asarray(made).astype(given.dtype)
         for j in range(len(found[0]))
         for made, given in zip((f[j] for f in found), tensors[j * count :], strict=False)
+    )
+
+
+def _squares(shares: tuple[float, ...], tensors: Sequence[Array]) -> tuple[Array, ...]:
+    """The sum of the squares of each tensor's cells, in 32 bits or more: of each its share, where
+    several ranks have the same and add up what they have."""
+    dtype = np.result_type(np.float32, *{wide(x).dtype for x in tensors})
+    sums = (np.square(x.astype(dtype)).sum().reshape(1) for x in tensors)
+    return tuple(
+        x * dtype.type(n) for x, n in zip(sums, shares or (1,) * len(tensors), strict=True)
     )
 
 
@@ -61,6 +73,7 @@ FUNCTIONS: dict[str, Callable[..., tuple[Array, ...]]] = {
     "add_number": lambda n, a: (a + n[0],),
     "mul": lambda n, a: (a * n[0],),
     "div": lambda n, a: (a / n[0],),
+    "times": lambda n, a, b: (a * b.astype(a.dtype),),
     "sqrt": lambda n, a: (np.sqrt(a),),
     "lerp": lambda n, a, b: (a + n[0] * (b - a),),
     "addcmul": lambda n, a, b, c: (a + n[0] * b * c,),

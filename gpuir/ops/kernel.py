@@ -745,6 +745,15 @@ class Routine(BodyKernel):
     name: ClassVar[str] = "k.routine"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Routine, t.TopK)
 
+    def space(self) -> Space:
+        """Sums of squares of tensors write next to nothing: of them every cell that is read."""
+        match self.routine:
+            case t.Routine("multi_tensor", args) as op if dict(op.attrs).get("fn") == "squares":
+                space = super().space()
+                return replace(space, dims={"i": max(v.type.size for v in args)})
+            case _:
+                return super().space()
+
     @property
     def routine(self) -> t.Routine | t.TopK:
         return self.held(t.Routine, t.TopK)

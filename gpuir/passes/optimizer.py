@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, isfinite
 
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.graph import Graph, Level, Op, Value
 from gpuir.ir.phases import in_phase, phase_of
+from gpuir.ir.types import TensorType, f32, f64
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
@@ -21,7 +22,9 @@ MOST_BLOCKS = 320
 CHUNK = 65_536
 
 # Operations a cell: counted in the formulas of interp.multi_tensor.
-FLOPS = {"sgd": 6, "adam": 15, "add": 2, "lerp": 3, "addcmul": 3, "addcdiv": 3}
+FLOPS = {"sgd": 6, "adam": 15, "add": 2, "lerp": 3, "addcmul": 3, "addcdiv": 3, "squares": 2}
+NORM = "grad_norm"
+CLIP_EPS = 1e-6  # torch/nn/utils/clip_grad.py: what is added to the norm before it divides
 STATES = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
 
 
@@ -37,6 +40,9 @@ class Optimizer(Pass):
     (`foreach=False` there, and the default before PyTorch 2.0). `step` is the number of this
     update: what corrects the bias is computed on the host, and costs nothing. Gradients are
     divided by `loss_scale`, which fused kernels do on the way.
+
+    `clip`, where it is not 0, is the most that the norm of all gradients together may be: they are
+    scaled down to it before the step, as torch.nn.utils.clip_grad_norm_ does.
     """
 
     kind: str = "adamw"
@@ -51,6 +57,7 @@ class Optimizer(Pass):
     weight_decay: float | None = None
     step: int = 1
     loss_scale: float = 1.0
+    clip: float = 0.0
 
     name = "optimizer"
     takes = gives = Level.graph
@@ -67,6 +74,12 @@ class Optimizer(Pass):
             raise UsageError(f"pass 'optimizer': no optimiser {self.kind!r}", fix=fix)
         if self.step < 1:
             raise UsageError("pass 'optimizer': steps count from 1", found=f"step={self.step}")
+        if not (isfinite(self.clip) and self.clip >= 0):
+            raise UsageError(
+                "pass 'optimizer': no such norm to clip gradients to",
+                expected="a number above 0, or 0 for no clipping",
+                found=f"clip={self.clip:g}",
+            )
 
     @property
     def decay(self) -> float:
@@ -88,13 +101,46 @@ class Optimizer(Pass):
             b.put(node)
         b.locs = in_phase((f"{g.name}:{self.kind}",), "optimizer")
         made: list[tuple[Value, Value]] = []
+        scale = self.loss_scale
+        if self.clip:
+            pairs, scale = self.clipped(b, pairs), 1.0
         for alike in by_dtype(pairs):
-            made += self.update(b, alike)
+            made += replace(self, loss_scale=scale).update(b, alike)
         olds = dict(made)
         outputs = [*g.outputs, *olds]
         over = (*g.over, *(None,) * (len(g.outputs) - len(g.over)), *olds.values())
         b.folded = list(g.folded)
         return b.finish(outputs, over)
+
+    def clipped(
+        self, b: Builder, pairs: Sequence[tuple[Value, Value]]
+    ) -> list[tuple[Value, Value]]:
+        """Appends the scaling of all gradients to a norm of `clip` at most; gives the params with
+        the gradients that are left.
+
+        As PyTorch does, and unlike it with one square root for all: what each gradient adds to the
+        square of the norm is a sum, so that ranks may each have a part of it.
+        """
+        kinds = by_dtype(pairs)
+        grads = [[g for _, g in alike] for alike in kinds]
+        if self.loss_scale != 1.0:
+            by = (self.loss_scale,)
+            grads = [launch(b, "div", [some], by, one=not self.foreach)[0] for some in grads]
+        squares: list[Value] = []
+        for some in grads:
+            gives = TensorType((1,), f64 if some[0].type.dtype == f64 else f32)
+            squares += launch(b, "squares", [some], (), one=not self.foreach, gives=gives)[0]
+        if len({v.type.dtype for v in squares}) > 1:
+            squares = [b(t.Cast(v, f64)) for v in squares]
+        norm = b(t.Map("sqrt", (b(t.Reduce("sum", b(t.Concat(tuple(squares), 0)), (0,))),)), NORM)
+        below = b(t.Map("reciprocal", (b(t.Map("add", (norm,), (CLIP_EPS,))),)))
+        factor = b(t.Map("min", (b(t.Map("mul", (below,), (self.clip,))),), (1.0,)))
+        found: list[tuple[Value, Value]] = []
+        for alike, some in zip(kinds, grads, strict=True):
+            lists = (some, [factor] * len(some))
+            (less,) = launch(b, "times", lists, (), one=not self.foreach)
+            found += [(w, g) for (w, _), g in zip(alike, less, strict=True)]
+        return found
 
     def update(
         self, b: Builder, pairs: Sequence[tuple[Value, Value]]
@@ -155,6 +201,11 @@ class Optimizer(Pass):
         return [each("addcdiv", params, m, root, by=-self.lr / (1 - self.beta1**self.step)), m, v]
 
 
+def adds_squares(op: Op) -> bool:
+    """Whether an op gives of each tensor of a list the sum of its squares."""
+    return isinstance(op, t.Routine) and dict(op.attrs).get("fn") == "squares"
+
+
 def with_gradients(g: Graph) -> list[tuple[Value, Value]]:
     """Each param with its gradient: of those that a buffer adds up, the sum. UsageError where there
     are none, or the step has been made."""
@@ -193,9 +244,10 @@ def launch(
     numbers: tuple[float, ...],
     results: Sequence[int] = (0,),
     one: bool = False,
+    gives: TensorType | None = None,
 ) -> list[list[Value]]:
     """fn on lists of tensors, in as many launches as PyTorch takes, or `one` for each tensor: the
-    lists that it changes, in their places `results`."""
+    lists that it changes, in their places `results`, or what it `gives` of each tensor."""
     changed: list[list[Value]] = [[] for _ in results]
     each = (slice(i, i + 1) for i in range(len(lists[0])))
     for part in each if one else launches(lists[0], len(lists)):
@@ -207,8 +259,8 @@ def launch(
             ("numbers", numbers),
         )
         args = tuple(v for values in some for v in values)
-        gives = tuple(v.type.with_shape(v.type.shape) for i in results for v in some[i])
-        made = b.add(t.Routine("multi_tensor", args, gives, attrs, FLOPS.get(fn, 1) * size))
+        types = tuple(gives or v.type.with_shape(v.type.shape) for i in results for v in some[i])
+        made = b.add(t.Routine("multi_tensor", args, types, attrs, FLOPS.get(fn, 1) * size))
         for i, values in enumerate(changed):
             values += made[i * len(some[0]) : (i + 1) * len(some[0])]
     return changed

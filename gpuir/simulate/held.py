@@ -62,7 +62,7 @@ def part_bytes(
         own = params_of((g,))
         there = sum(n for _, n in own.values())
         there += sum(rounded(v.type.nbytes, BLOCK) for v in g.inputs if v.name in given)
-        if kind == "update":  # gradients are inputs, which other passes have as params
+        if kind in ("norm", "update"):  # gradients are inputs, which other passes have as params
             there += sum(rounded(v.type.nbytes, BLOCK) for v in g.inputs)
         needs[kind] = max(memory(g, target, spent=spent).peak_bytes - there, 0)
         params |= own
@@ -112,7 +112,7 @@ def held_bytes(order: Order, chunks: Sequence[PartBytes]) -> dict[MemoryKind, in
                 now -= part.saved - (part.later if apart else 0)
             case "weights":
                 now -= part.later
-            case "update":
+            case "norm" | "update":
                 pass
     found["activations"] = most
     return found

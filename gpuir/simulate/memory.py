@@ -410,10 +410,16 @@ class _Run:
     def __init__(self, graph: Graph, held: Held):
         self.graph, self.held = graph, held
         self.uses = Counter(v for n in graph.nodes for v in dict.fromkeys(n.op.operands))
-        self.uses.update(set(graph.outputs))
+        self.outputs = set(graph.outputs)
+        self.uses.update(self.outputs)
         self.roles: dict[str, MemoryKind] = {name: KIND_OF[role] for name, role in graph.roles}
         self.strided: dict[Value, Strided] = {}  # of values that are not packed
         self.updated = dict(pair for node in graph.nodes for pair in _updated(node))
+        self.clipped = set(_clipped(graph))  # gradients that are written over gradients
+        for value in self.clipped:
+            if (before := self.updated[value]) in self.outputs:
+                self.uses[before] -= 1
+                self.uses[value] += 1
         self.over = dict(_over(graph, self.updated)) if graph.over else {}
 
     def hold(self, value: Value, storage: _Storage) -> None:
@@ -460,7 +466,7 @@ class _Run:
         if taken is None:
             return None
         storage = self.held[taken]
-        if storage.resident and value not in self.over:
+        if storage.resident and value not in self.over and value not in self.clipped:
             return None
         read = [v for v in dict.fromkeys(node.op.operands) if self.held[v] is storage]
         last = storage.refs == len(read)
@@ -474,17 +480,37 @@ def joins(op: k.View) -> bool:
 
 
 def _updated(node: Node) -> Iterator[tuple[Value, Value]]:
-    """Results of a kernel on lists of tensors, each with what of the first list it is written over:
-    PyTorch's `_foreach_mul_` and its like work in place."""
+    """Results of a kernel on lists of tensors, each with what it is written over: PyTorch's
+    `_foreach_mul_` and its like work in place, on the first list, and an optimiser's fused kernel
+    on its states as well, which are behind the gradients."""
     op = node.op
-    if isinstance(op, t.Routine) and op.fn == "multi_tensor":
-        yield from zip(node.results, op.args, strict=False)
+    if isinstance(op, t.Routine) and op.fn == "multi_tensor" and function_of(op) != "squares":
+        lists = dict(op.attrs)["lists"]
+        count = len(op.args) // lists if isinstance(lists, int) else 1
+        states = op.args[2 * count :]
+        yield from zip(node.results, (*op.args[:count], *states), strict=False)
     elif isinstance(op, t.Fused | k.Routine | k.Opaque) and len(op.body.nodes) == 1:
         inner = dict(_updated(op.body.nodes[0]))
         outer = dict(zip(op.body.inputs, op.args, strict=True))
         for value, output in zip(node.results, op.body.outputs, strict=True):
             if output in inner:
                 yield value, outer[inner[output]]
+
+
+def function_of(op: t.Routine) -> t.Scalar | str | tuple[t.Scalar, ...]:
+    """What a kernel on lists of tensors does to each."""
+    return dict(op.attrs).get("fn", "")
+
+
+def _clipped(graph: Graph) -> Iterator[Value]:
+    """Gradients scaled down to a norm: in PyTorch they are the gradients from then on."""
+    for node in graph.nodes:
+        body = node.op.body.nodes if isinstance(node.op, t.Fused | k.Routine) else (node,)
+        match body:
+            case (Node(op=t.Routine("multi_tensor") as op),) if function_of(op) == "times":
+                yield from node.results
+            case _:
+                pass
 
 
 def _over(graph: Graph, updated: Mapping[Value, Value]) -> Iterator[tuple[Value, Value]]:

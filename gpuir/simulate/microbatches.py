@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple, get_args
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.simulate.parallel import PipelineSchedule
 
-TaskKind = Literal["forward", "backward", "weights", "update"]
+TaskKind = Literal["forward", "backward", "weights", "norm", "update"]
 
 
 class Task(NamedTuple):
     """What a rank does at a time: of one microbatch the forward or the backward pass of one chunk,
-    or its gradients of weights by themselves (`weights`); at the end of a step the `update`.
+    or its gradients of weights by themselves (`weights`); at the end of a step the `update`, which
+    waits for each rank's share of a `norm` of all gradients, where they are clipped.
 
     Rank r of p has the parts r, r + p, r + 2p ... of the model, its chunks 0, 1, 2 ...
     """
@@ -39,6 +40,7 @@ class PartTimes:
     backward: float
     weights: float = 0.0
     update: float = 0.0
+    norm: float = 0.0
 
 
 # ---- in which order ----------------------------------------------------------------------------
@@ -159,6 +161,7 @@ class Pipelined:
 
     `starts` and `ends` go along `orders`. `sends` and `sends_back` are what a result takes from
     part i to part i + 1, and a gradient back; `sent` and `sent_back` their bytes, where known.
+    `norm_s` is what ranks take to add up their shares of a norm.
     """
 
     orders: tuple[Order, ...] = field(repr=False)
@@ -167,6 +170,7 @@ class Pipelined:
     sends_back: tuple[float, ...] = field(repr=False)
     starts: tuple[tuple[float, ...], ...] = field(repr=False)
     ends: tuple[tuple[float, ...], ...] = field(repr=False)
+    norm_s: float = 0.0
     sent: tuple[int, ...] = ()
     sent_back: tuple[int, ...] = ()
 
@@ -220,11 +224,18 @@ class Pipelined:
     ) -> tuple[tuple[int, int], float]:
         """The task of another part that a task had to wait for, and how long its result took."""
         ranks = len(self.orders)
+        if task.kind == "update":
+            norms = ((r, i) for r in range(ranks) for i in places_of("norm", self.orders[r]))
+            return max(norms, key=lambda at: self.ends[at[0]][at[1]]), self.norm_s
         part = rank + ranks * task.chunk
         before = part - 1 if task.kind == "forward" else part + 1
         there, other = before % ranks, task._replace(chunk=before // ranks)
         sent = self.sends[before] if before < part else self.sends_back[part]
         return (there, places[there][other]), sent
+
+
+def places_of(kind: TaskKind, order: Order) -> Iterator[int]:
+    return (i for i, task in enumerate(order) if task.kind == kind)
 
 
 def most_in_flight(order: Iterable[Task]) -> int:
@@ -241,6 +252,7 @@ def run_pipeline(
     times: Sequence[PartTimes],
     sends: Sequence[float] = (),
     sends_back: Sequence[float] | None = None,
+    norm_s: float = 0.0,
 ) -> Pipelined:
     """When ranks that keep to their `orders` run each task.
 
@@ -248,7 +260,8 @@ def run_pipeline(
     ... as its chunks. `sends` are the seconds from part i to part i + 1, none by default, and
     `sends_back` those of gradients, the same by default. A task starts when the rank is done with
     the one before, and what it needs has come; ranks compute while they send. A rank updates its
-    weights behind its last task, if any of its parts takes time for it.
+    weights behind its last task, if any of its parts takes time for it: where some have a norm,
+    when all have, and `norm_s` later.
 
     UsageError where the numbers do not go together, or ranks wait for each other for ever.
     """
@@ -262,15 +275,16 @@ def run_pipeline(
             found=f"{parts} parts, {len(sends)} sends, {len(back)} back",
         )
     orders = tuple(map(_with_update(times, ranks), range(ranks), orders))
-    starts, ends = _simulate(orders, _task_seconds(orders, times), sends, back)
-    return Pipelined(orders, tuple(times), sends, back, starts, ends)
+    starts, ends = _simulate(orders, _task_seconds(orders, times), sends, back, norm_s)
+    return Pipelined(orders, tuple(times), sends, back, starts, ends, norm_s)
 
 
 def _with_update(times: Sequence[PartTimes], ranks: int):
     def added(rank: int, order: Order) -> Order:
         own = range(rank, len(times), ranks)
+        norms = (Task("norm", 0, c) for c, part in enumerate(own) if times[part].norm)
         updates = (Task("update", 0, c) for c, part in enumerate(own) if times[part].update)
-        return (*order, *updates)
+        return (*order, *norms, *updates)
 
     return added
 
@@ -284,6 +298,7 @@ def _task_seconds(
         "forward": [t.forward for t in times],
         "backward": [t.backward + (0.0 if apart else t.weights) for t in times],
         "weights": [t.weights for t in times],
+        "norm": [t.norm for t in times],
         "update": [t.update for t in times],
     }
 
@@ -296,6 +311,7 @@ def _simulate(
     seconds: dict[TaskKind, list[float]],
     sends: Sequence[float],
     back: Sequence[float],
+    norm_s: float,
 ) -> tuple[Clock, Clock]:
     """Each rank goes on until what its next task needs is not there; whoever makes it wakes it."""
     ranks, parts = len(orders), len(seconds["forward"])
@@ -305,6 +321,7 @@ def _simulate(
         "backward": [[0.0 if part == parts - 1 else None] * count for part in range(parts)],
     }
     done: list[list[float | None]] = [[None] * count for _ in range(parts)]  # forward passes
+    norms_left, all_norms = sum(kind == "norm" for order in orders for kind, *_ in order), 0.0
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
     waiting = deque(range(ranks))
@@ -321,6 +338,10 @@ def _simulate(
                 if ready is None or (kind == "backward" and done[part][m] is None):
                     break
                 start = max(now, ready)
+            elif kind == "update":
+                if norms_left:
+                    break
+                start = max(now, all_norms)
             now = start + seconds[kind][part]
             begun.append(start)
             ended.append(now)
@@ -329,6 +350,10 @@ def _simulate(
                 if part + 1 < parts:
                     arrived["forward"][part + 1][m] = now + sends[part]
                     waiting.append((rank + 1) % ranks)
+            elif kind == "norm":
+                norms_left, all_norms = norms_left - 1, max(all_norms, now + norm_s)
+                if not norms_left:
+                    waiting.extend(range(ranks))
             elif kind == "backward" and part:
                 arrived["backward"][part - 1][m] = now + back[part - 1]
                 waiting.append((rank - 1) % ranks)

@@ -15,6 +15,7 @@ from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType, f64
 from gpuir.ops import tensor as t
 from gpuir.passes.optimizer import Optimizer, launches
+from gpuir.simulate.memory import memory
 from gpuir.stacks.table import pipeline
 
 torch = pytest.importorskip("torch")
@@ -86,6 +87,48 @@ def test_three_steps_are_those_of_torch(name, scale, fused):
     )
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("clip", [0.01, 0.5, 1e3])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_gradients_are_clipped_as_by_torch(fused: bool, foreach: bool, clip: float, scale: float):
+    """The largest is above the norm of these gradients, which then stay as they are."""
+    if fused and not foreach:
+        return
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 3))
+    given = {n: rng.normal(size=s) for n, s in zip("wbv", SHAPES, strict=True)}
+    tensors = {n: torch.tensor(a, requires_grad=True) for n, a in given.items()}
+    w, b, v = tensors.values()
+    (((torch.tanh(torch.tensor(x) @ w + b) @ v) ** 2).mean()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(list(tensors.values()), clip)
+    assert (float(norm) > clip) == (clip < 1e3)
+    torch.optim.SGD(tensors.values(), lr=0.1).step()
+
+    ours = Optimizer("sgd", fused, foreach, lr=0.1, loss_scale=scale, clip=clip)
+    g = ours.run(pipeline(f"autodiff{{loss_scale={scale}}}").run(model()))
+    for graph in (g, pipeline("canonicalize,fuse,legalize").run(g)):
+        made = interp.run(graph, {"x": x, **given})
+        for n, value in tensors.items():
+            np.testing.assert_allclose(made[f"{n}.new"], value.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_clipped_gradients_are_written_over_gradients():
+    """As clip_grad_norm_ does: a step holds no second copy of them."""
+    b = Builder(Level.graph, "one")
+    b.locs = ("m:one",)
+    x, w = b.input("x", TensorType((8, 512), f64)), b.param("w", TensorType((512, 512), f64))
+    y = b(t.Matmul(x, w))
+    g = b.finish([b(t.Reduce("sum", b(t.Map("mul", (y, y))), (0, 1)), "loss")])
+    for rest in ("", ",canonicalize,fuse,legalize"):
+        plain, clipped = (
+            memory(pipeline(f"autodiff,optimizer{{kind=adam,fused=true{more}}}{rest}").run(g))
+            for more in ("", ",clip=1.0")
+        )
+        assert plain.peak_bytes > 5 * 512 * 512 * 8 * 0.79
+        assert clipped.peak_bytes - plain.peak_bytes < 4096
+
+
 def test_launches_are_cut_as_pytorch_cuts_them():
     b = Builder(Level.graph, "many")
     small = [b.param("w", TensorType((10,), f64)) for _ in range(100)]
@@ -123,6 +166,8 @@ def test_what_it_cannot_do_it_says():
         pipeline("optimizer").run(model())
     with pytest.raises(UsageError, match="no optimiser 'adamax'"):
         pipeline("optimizer{kind=adamax}")
+    with pytest.raises(UsageError, match="no such norm to clip gradients to"):
+        pipeline("optimizer{clip=-1.0}")
     with pytest.raises(UsageError, match="option 'step' is out of range"):
         pipeline("optimizer{step=0}")
 

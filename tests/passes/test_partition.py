@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,9 +108,19 @@ def run_parts(
         for p in shared.parts:
             buffers[p][name] = np.asarray(total)
     done: Arrays = {name: x for own in buffers for name, x in own.items()}
+    norms: list[Arrays] = [{} for _ in parts]
+    for p, part in enumerate(parts):
+        if part.norm is not None:
+            known = {**weights, **buffers[p]}
+            ends = (*part.norm.inputs, *part.norm.params)
+            norms[p] = run(part.norm, {v.name: known[v.name] for v in ends})
+            done |= norms[p]
+    for total in made.norms:
+        name = total.value.name
+        norms = [{**own, name: sum(norms[p][name] for p in total.parts)} for own in norms]
     for p, part in enumerate(parts):
         if part.update is not None:
-            known = {**weights, **buffers[p]}
+            known = {**weights, **buffers[p], **norms[p]}
             ends = (*part.update.inputs, *part.update.params)
             for name, x in run(part.update, {v.name: known[v.name] for v in ends}).items():
                 if name in done and made.shared:
@@ -137,8 +147,8 @@ SHAPES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)]
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(), st.integers(1, 4), st.sampled_from(SHAPES))
-def test_any_graph_in_parts_trains_as_the_whole(g: Graph, parts: int, shape):
+@given(graphs(), st.integers(1, 4), st.sampled_from(SHAPES), st.sampled_from([0.0, 0.5]))
+def test_any_graph_in_parts_trains_as_the_whole(g: Graph, parts: int, shape, clip: float):
     """In f64: outputs of each microbatch, gradients of inputs, sums of gradients, the update."""
     schedule, chunks = shape
     g = gpuir.parse(gpuir.show(g).replace("f32", "f64").replace("f16", "f64"))
@@ -150,7 +160,8 @@ def test_any_graph_in_parts_trains_as_the_whole(g: Graph, parts: int, shape):
     grads = {f"{n}.grad" for n in params} & {v.name for v in whole.outputs}
     step = whole
     if grads:
-        step = gpuir.pipeline("optimizer{kind=sgd,lr=0.5,momentum=0.5}").run(whole)
+        options = f"kind=sgd,lr=0.5,momentum=0.5,clip={clip}"
+        step = gpuir.pipeline(f"optimizer{{{options}}}").run(whole)
     count = 2 * parts
     try:
         made = in_parts(step, parts * chunks, apart=schedule == "zero-bubble")
@@ -166,18 +177,26 @@ def test_any_graph_in_parts_trains_as_the_whole(g: Graph, parts: int, shape):
         for one, all in zip(found, wanted, strict=True):
             for name in all.keys() - grads:
                 close(one[name], all[name], 1e-9, name)
-        for name in grads:
-            total = sum(x[name] for x in wanted)
+        totals = {name: sum(x[name] for x in wanted) for name in grads}
+        factor = clipped(totals.values(), clip)
+        for name, total in totals.items():
             w = name.removesuffix(".grad")
-            buffer = 0.5 * weights[f"{w}.momentum_buffer"] + total
-            if all_finite(total):
+            buffer = 0.5 * weights[f"{w}.momentum_buffer"] + factor * total
+            if all_finite(list(totals.values()) if clip else total):
                 close(done[name], total, 1e-9, name)
                 close(done[f"{w}.new"], weights[w] - 0.5 * buffer, 1e-9, name)
                 close(done[f"{w}.momentum_buffer.new"], buffer, 1e-9, name)
 
 
+def clipped(gradients: Iterable[Any], clip: float) -> float:
+    """What torch's clip_grad_norm_ multiplies gradients by; 1 without."""
+    norm = sum(float(np.square(np.asarray(x, np.float64)).sum()) for x in gradients) ** 0.5
+    return min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+
+
 def all_finite(x) -> bool:
-    return bool(np.isfinite(np.asarray(x)).all())
+    some = x if isinstance(x, list) else [x]
+    return all(bool(np.isfinite(np.asarray(each)).all()) for each in some)
 
 
 @settings(deadline=None)
@@ -367,10 +386,11 @@ TWO = """graph @two {
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("tensor", ["", "shard{ranks=2},"])
-def test_parts_of_a_graph_that_is_sharded(tensor: str, zero: int):
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_parts_of_a_graph_that_is_sharded(tensor: str, zero: int, clip: float):
     """Gradients are summed over ranks once a step, behind the sum over microbatches and over the
-    two parts that have the same weight."""
-    steps = "autodiff,optimizer{kind=sgd,lr=0.5,momentum=0.5}"
+    two parts that have the same weight, which counts once in a norm."""
+    steps = f"autodiff,optimizer{{kind=sgd,lr=0.5,momentum=0.5,clip={clip}}}"
     whole = gpuir.pipeline(steps).run(gpuir.parse(TWO))
     made = gpuir.pipeline(f"{tensor}shard{{ranks=2,by=data,zero={zero}}}").run(whole)
     parts = in_parts(made, 2)
@@ -379,7 +399,9 @@ def test_parts_of_a_graph_that_is_sharded(tensor: str, zero: int):
         assert part.backward is not None and part.update is not None
         sums = [n.op.group for n in part.backward.nodes if n.op.name == "t.collective"]  # pyright: ignore
         assert "dp" not in sums or zero == 3
-        assert any(n.op.name == "t.collective" for n in part.update.nodes)
+        nodes = [*(part.norm.nodes if part.norm else ()), *part.update.nodes]
+        assert any(n.op.name == "t.collective" for n in nodes)
+    assert [x.parts for x in parts.norms] == [(0, 1)] * bool(clip)
     values = arrays(whole)
     inputs = [{"x": arrays(whole, seed)["x"]} for seed in range(3)]
     weights = {n: x for n, x in values.items() if n != "x"}
@@ -399,7 +421,10 @@ def test_parts_of_a_graph_that_is_sharded(tensor: str, zero: int):
     for n in weights:
         if f"{n}.grad" in grads[0]:
             wanted[f"{n}.grad"] = sum(x[f"{n}.grad"] for x in grads)  # pyright: ignore
-            buffer = 0.5 * values[f"{n}.momentum_buffer"] + wanted[f"{n}.grad"]
+    factor = clipped(list(wanted.values()), clip)
+    for n in weights:
+        if f"{n}.grad" in grads[0]:
+            buffer = 0.5 * values[f"{n}.momentum_buffer"] + factor * wanted[f"{n}.grad"]
             wanted[f"{n}.momentum_buffer.new"] = buffer
             wanted[f"{n}.new"] = values[n] - 0.5 * buffer
     found = run_ranks(work, ranks)

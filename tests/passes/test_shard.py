@@ -257,6 +257,63 @@ def test_a_training_step(zero: int):
     is_the_same(g, both)
 
 
+CLIPPED = """graph @clipped {
+  in %x: f32[4, 6]
+  param %w: f32[6, 8]
+  param %c: f32[8]
+  param %v: f32[8, 6]
+  param %n: f32[6]
+  %a: f32[4, 8] = t.matmul(%x, %w) at "m:a"
+  %d: f32[4, 8] = t.map("add", [%a, %c]) at "m:d"
+  %h: f32[4, 8] = t.map("tanh", [%d]) at "m:h"
+  %b: f32[4, 6] = t.matmul(%h, %v) at "m:b"
+  %y: f32[4, 6] = t.map("mul", [%b, %n]) at "m:y"
+  out %y
+}"""
+
+
+@pytest.mark.parametrize("clip", [0.25, 1e4])
+@pytest.mark.parametrize(
+    ("how", "groups"),
+    [
+        ("shard{ranks=2}", ["tp"]),
+        ("shard{ranks=2,by=data}", []),
+        ("shard{ranks=2,by=data,zero=1}", []),
+        ("shard{ranks=2,by=data,zero=2}", ["dp"]),
+        ("shard{ranks=2,by=data,zero=3}", ["dp"]),
+        ("shard{ranks=2},shard{ranks=2,by=data,zero=3}", ["tp+dp"]),
+        ("shard{ranks=2},shard{ranks=2,by=data}", ["tp"]),
+    ],
+)
+def test_ranks_add_up_what_they_have_of_a_norm(how: str, groups: list[str], clip: float):
+    """One number, over the ranks that have parts; what all of them have whole counts once."""
+    step = f"autodiff,optimizer{{kind=adamw,lr=0.5,clip={clip}}}"
+    g = gpuir.pipeline(step).run(gpuir.parse(CLIPPED))
+    values = {n: np.abs(x) for n, x in arrays(g).items()}
+    plain = run(gpuir.parse(gpuir.show(g).replace(f"imm=[{clip}]", "imm=[1e9]")), values)
+    changed = np.abs(plain["w.exp_avg.new"] - run(g, values)["w.exp_avg.new"]).max()
+    assert (changed > 1e-3) == (clip < 1)
+    made = sharded(g, how)
+    sums = [n.op for n in made.nodes if n.op.name == "t.collective" and phase_of(n) == "optimizer"]
+    numbers = [op for op in sums if isinstance(op, t.Collective) and op.fn == "all_reduce"]
+    assert [(op.group, op.x.type.size) for op in numbers] == [(name, 1) for name in groups]
+    is_the_same(g, made, 1e-4, values)
+
+
+def test_experts_of_all_ranks_count_in_a_norm():
+    text = gpuir.show(mixture("plain", False)).replace("%dup", "%up.grad")
+    text = text.replace("%ddown", "%down.grad").replace(
+        "  out ", "  role gradient %up.grad, %down.grad\n  out "
+    )
+    g = gpuir.pipeline("optimizer{kind=sgd,lr=0.5,clip=0.1}").run(gpuir.parse(text))
+    made = sharded(g, "shard{ranks=2,by=expert}")
+    (total,) = [n.op for n in made.nodes if n.op.operands and n.op.name == "t.collective"
+                and phase_of(n) == "optimizer"]  # fmt: skip
+    assert isinstance(total, t.Collective) and (total.group, total.x.type.size) == ("ep", 1)
+    values = arrays(g) | {"which": np.arange(16).reshape(8, 2) % 4}
+    is_the_same(g, made, values=values)
+
+
 def words(rows: int = 8) -> Graph:
     """A lookup, a product with all words and the loss of those that were meant."""
     return gpuir.parse(f"""graph @g {{

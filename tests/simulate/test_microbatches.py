@@ -32,7 +32,11 @@ def cases(draw):
     microbatches = ranks * rounds if schedule == "interleaved" else draw(st.integers(1, 9))
     parts = ranks * chunks
     times = [
-        PartTimes(draw(SECONDS), draw(SECONDS), draw(SECONDS), draw(st.sampled_from([0.0, 1.5])))
+        PartTimes(
+            *(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
+            draw(st.sampled_from([0.0, 1.5])),
+            draw(st.sampled_from([0.0, 0.5])),
+        )
         for _ in range(parts)
     ]
     sends = [draw(st.floats(0, 3)) for _ in range(parts - 1)]
@@ -78,7 +82,7 @@ def test_orders_and_times_keep_their_laws(case):
     ends, starts = {}, {}
     for rank, order in enumerate(found.orders):
         kinds = ["forward", "backward"] + ["weights"] * (schedule == "zero-bubble")
-        assert sorted(t for t in order if t.kind != "update") == sorted(
+        assert sorted(t for t in order if t.kind not in ("norm", "update")) == sorted(
             Task(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)
         )  # each once
         one_at_a_time = list(zip(found.starts[rank], found.ends[rank], strict=True))
@@ -96,6 +100,8 @@ def test_orders_and_times_keep_their_laws(case):
             assert part == last or start >= ends[kind, part + 1, m] + sends[part]
         if kind == "weights":
             assert start >= ends["backward", part, m]
+        if kind == "update":
+            assert start >= max((end for (k, *_), end in ends.items() if k == "norm"), default=0)
     assert found.time_s == max(ends.values())
     assert all(idle >= -1e-9 for idle in found.idle_s)
     assert found.in_flight == tuple(map(most_in_flight, found.orders))
@@ -121,7 +127,7 @@ def test_a_slower_part_or_send_never_ends_the_step_earlier(case, data):
     orders = task_orders(*shape)
     before = run_pipeline(orders, times, sends).time_s
     i = data.draw(st.integers(0, len(times) - 1))
-    what = data.draw(st.sampled_from(["forward", "backward", "weights", "update"]))
+    what = data.draw(st.sampled_from(["forward", "backward", "weights", "norm", "update"]))
     slower = replace(times[i], **{what: getattr(times[i], what) + data.draw(SECONDS)})
     assert run_pipeline(orders, [*times[:i], slower, *times[i + 1 :]], sends).time_s >= before
     late = [s + 1 for s in sends]
@@ -136,7 +142,7 @@ def test_no_step_is_shorter_than_a_rank_s_own_work(case):
     ranks, m = shape[1:3]
     for rank in range(ranks):
         own = [times[i] for i in range(rank, len(times), ranks)]
-        work = sum(m * (t.forward + t.backward + t.weights) + t.update for t in own)
+        work = sum(m * (t.forward + t.backward + t.weights) + t.norm + t.update for t in own)
         assert found.busy_s[rank] == pytest.approx(work) and found.time_s >= work * (1 - 1e-9)
     there_and_back = sum(t.forward + t.backward for t in times) + 2 * sum(sends)
     assert found.time_s >= there_and_back * (1 - 1e-9)
@@ -147,6 +153,19 @@ def test_the_owner_of_the_critical_path_is_the_slow_rank():
     found = run_pipeline(task_orders("1f1b", 4, 16), times)
     by_rank = [sum(x.end_s - x.start_s for x in found.critical if x.rank == r) for r in range(4)]
     assert max(by_rank) == by_rank[2] > 0.8 * found.time_s
+
+
+def test_updates_wait_for_each_rank_s_share_of_a_norm():
+    """The last rank is done with its microbatch first, and waits for the first one."""
+    times = [PartTimes(1, 2, update=1, norm=0.5), PartTimes(1, 2, update=1, norm=3)]
+    found = run_pipeline(task_orders("1f1b", 2, 1), times, [0.25], norm_s=0.125)
+    assert [[t.kind for t in order] for order in found.orders] == [
+        ["forward", "backward", "norm", "update"]
+    ] * 2
+    assert found.ends[0][:3] == (1, 6.5, 7.0) and found.ends[1][:3] == (2.25, 4.25, 7.25)
+    assert found.starts[0][3] == found.starts[1][3] == 7.25 + 0.125 and found.time_s == 8.375
+    *_, norm, update = found.critical
+    assert (norm.task.kind, norm.rank, update.sent_s) == ("norm", 1, 0.125)
 
 
 def test_many_ranks_and_microbatches():

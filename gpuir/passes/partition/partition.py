@@ -21,7 +21,8 @@ from gpuir.passes.partition.update import Updates, gradient
 class Part:
     """What one part of a model runs, as graphs.
 
-    `forward` and `backward` are of one microbatch, `update` is once a step. What crosses from part
+    `forward` and `backward` are of one microbatch, `update` is once a step, and before it `norm`,
+    where gradients are clipped to a norm of all of them. What crosses from part
     to part is under one name on both sides: the outputs `sends` of `forward` are inputs of the next
     part's, the outputs `sends_back` of `backward` of the one before. `saved` are inputs and outputs
     of `forward` that its `backward` reads. With `weights` the backward pass is in two: `backward`
@@ -32,6 +33,7 @@ class Part:
     forward: Graph
     backward: Graph | None = None
     weights: Graph | None = None
+    norm: Graph | None = None
     update: Graph | None = None
     sends: tuple[Value, ...] = ()
     sends_back: tuple[Value, ...] = ()
@@ -41,14 +43,17 @@ class Part:
     @property
     def graphs(self) -> tuple[Graph, ...]:
         return tuple(
-            g for g in (self.forward, self.backward, self.weights, self.update) if g is not None
+            g
+            for g in (self.forward, self.backward, self.weights, self.norm, self.update)
+            if g is not None
         )
 
 
 @dataclass(frozen=True)
 class Shared:
     """A gradient that several parts have terms of: before they update the weight, each of which has
-    a copy, they add up what they have under this name."""
+    a copy, they add up what they have under this name. Or what `norm` gives of a square of a norm,
+    which `update` takes of all."""
 
     value: Value
     parts: tuple[int, ...]
@@ -57,11 +62,13 @@ class Shared:
 @dataclass(frozen=True)
 class Partition:
     """The parts of a model, first to last. `lengths` is what each weighs in forward and backward
-    passes, in the unit in which nodes were weighed."""
+    passes, in the unit in which nodes were weighed. `shared` are gradients, `norms` what adds up to
+    the norm that all are clipped to: what each `norm` gives, every `update` takes the sum of."""
 
     parts: tuple[Part, ...]
     shared: tuple[Shared, ...]
     lengths: tuple[float, ...]
+    norms: tuple[Shared, ...] = ()
 
 
 def partition(
@@ -96,6 +103,7 @@ class _Maker:
     def __init__(self, homes: Homes, apart: bool):
         self.homes, self.g, self.count, self.apart = homes, homes.g, homes.parts, apart
         self.order = {v: i for i, n in enumerate(self.g.nodes) for v in n.results}
+        self.named = {v.name: i for v, i in self.order.items()}
         self.params = {v: i for i, v in enumerate(self.g.params)}
         self.roles = dict(self.g.roles)
         self.over = dict(zip(self.g.outputs, self.g.over, strict=True)) if self.g.over else {}
@@ -152,7 +160,9 @@ class _Maker:
             ends = (outputs[p], others[p], received, returned, sent[p], sent_back[p], saved)
             parts.append(self.part(p, *ends))
         shared = tuple(Shared(s.own, s.parts) for s in self.sums if len(s.parts) > 1)
-        return Partition(tuple(parts), shared, self.homes.lengths)
+        having = tuple(p for p, part in enumerate(parts) if part.norm is not None)
+        norms = tuple(Shared(v, having) for v in self.updates.totals)
+        return Partition(tuple(parts), shared, self.homes.lengths, norms)
 
     def outputs(self) -> tuple[list[list[Value]], list[list[Value]]]:
         """The graph's outputs that each part's forward and backward passes give. What no node with
@@ -265,7 +275,7 @@ class _Maker:
         outside = [*saved, *returned]
         both = self.graph(f"part{p}.backward", outside, nodes, [*gradients, *others, *sends_back])
         both = with_roles(both, gradients)
-        update = self.update(p)
+        norm, update = self.update(p)
         kept: tuple[Value, ...] = ()
         weights = None
         if self.apart:
@@ -275,6 +285,7 @@ class _Maker:
             forward,
             accumulated(both),
             weights,
+            norm,
             update,
             tuple(sends),
             tuple(sends_back),
@@ -292,18 +303,42 @@ class _Maker:
     def output_order(self) -> dict[Value, int]:
         return {v: i for i, v in enumerate(self.g.outputs)}
 
-    def update(self, part: int) -> Graph | None:
+    def update(self, part: int) -> tuple[Graph | None, Graph | None]:
+        """What a part does once a step: its share of a norm, where there is one, and the rest."""
         own = [s for s in self.sums if part in s.parts]
-        nodes = [*(n for s in own for n in s.once), *self.updates.of(part)]
+        gradients = [s.own for s in own]
+        once = [n for s in own for n in s.once]
+        early, late = self.updates.of(part)
+        if not early:
+            return None, self.at_the_end(f"part{part}.update", gradients, [*once, *late])
+        totals = [v for n in early for v in n.results if v in self.updates.totals]
+        for n in early:  # one with fewer terms than the whole graph's has another type
+            self.order.setdefault(n.results[0], self.named[n.results[0].name])
+        early = [*once, *early]
+        made = {v for n in early for v in n.results}
+        passed = [v for v in reads_of(late) if v in made and v not in totals]
+        norm = self.at_the_end(f"part{part}.norm", gradients, early, [*totals, *passed])
+        gradients += [v for v in passed if v in self.roots]
+        given = [*passed, *self.updates.totals]
+        return norm, self.at_the_end(f"part{part}.update", gradients, late, given=given)
+
+    def at_the_end(
+        self,
+        name: str,
+        gradients: Sequence[Value],
+        nodes: Sequence[Node],
+        more: Sequence[Value] = (),
+        given: Sequence[Value] = (),
+    ) -> Graph | None:
+        """Nodes that run behind all microbatches: None of what gives no output, and no `more`."""
         made = {v for n in nodes for v in n.results}
         order = self.output_order
         outputs = sorted((v for v in made if v in order), key=order.__getitem__)
-        if not outputs:
+        if not outputs and not more:
             return None
-        inputs = [s.own for s in own]
+        inputs = [*gradients, *given]
         nodes = self.pulled(nodes, outputs, made.union(inputs))
-        found = self.graph(f"part{part}.update", inputs, nodes, outputs)
-        return with_roles(found, inputs)
+        return with_roles(self.graph(name, inputs, nodes, [*outputs, *more]), gradients)
 
     def graph(
         self,

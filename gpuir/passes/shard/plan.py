@@ -12,6 +12,7 @@ from typing import Any
 from gpuir.ir.graph import Graph, Node, Op, Value, field_names
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
+from gpuir.passes.optimizer import adds_squares
 from gpuir.passes.shard import statistics
 from gpuir.passes.shard.axes import axes_of
 from gpuir.passes.shard.place import (
@@ -253,7 +254,8 @@ class Planner:
         if v in self.outputs and not (place == SUM and is_gradient):
             leaves = not self.data and self.g.role_of(v) == "activation"
             return WHOLE if leaves or place == SUM else place
-        if place != SUM or not readers:
+        made = self.producers.get(v)
+        if place != SUM or not readers or (made is not None and adds_squares(made.op)):
             return place
         if self.sums_whole and any(is_update(r.op) for r in readers):
             return WHOLE
@@ -264,6 +266,8 @@ class Planner:
         others = (x for r in readers for x in r.op.operands if x != v)
         alike = (x for x in others if x.type.shape == v.type.shape)
         parts = [p for x in alike for p in self.places.get(x, ()) if p.is_part]
+        if (w := self.weight_of.get(v)) is not None:
+            parts.append(self.hints.get(w, self.homes.get(w, WHOLE)))
         rows = part(v.type.rank - 2)
         # of two axes the rows are those of all sequences, which data parallelism cuts
         if self.sequence and v.type.rank > 2 and rows.fits(v.type, self.ranks):
@@ -520,7 +524,9 @@ def updated(g: Graph) -> dict[Value, Value]:
             lists = dict(node.op.attrs)["lists"]
             count = len(node.op.args) // lists if isinstance(lists, int) else 1
             for i in range(count):
-                row = set[Value]((*node.op.args[i::count], *node.results[i::count]))
+                some = (*node.op.args[i::count], *node.results[i::count])
+                row = {v for v in some if v.type.shape == some[0].type.shape}
+                row -= set(node.results) if adds_squares(node.op) else set()
                 row = row.union(*(rows[v] for v in row if v in rows))
                 rows |= dict.fromkeys(row, row)
     weights = (v for v in (*g.inputs, *g.params) if g.role_of(v) == "weight" and v in rows)

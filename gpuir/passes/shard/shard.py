@@ -23,7 +23,7 @@ from gpuir.passes.shard.plan import Planner
 from gpuir.passes.shard.rows import closed, opened
 from gpuir.passes.shard.sequences import Exchange
 from gpuir.passes.shard.statistics import Statistics
-from gpuir.passes.shard.ways import Inside, Way
+from gpuir.passes.shard.ways import Inside, Way, of_each
 
 By = Literal["data", "tensor", "context", "expert"]
 MOST_TRIED = 32  # ranks, for which it is worth looking for a number that fits
@@ -376,6 +376,7 @@ class Maker:
             elif way.axis == "between":
                 op = experts.between_products(op, self.b, self.group)
             elif way.axis:
+                op = of_each(op, way, self.ranks) if way.axis == "tensors" else op
                 op = local(op, way.axis, tuple(x.shape for x in types), self.ranks)
             results = self.add(op, node, way)
         for v, p, made in zip(node.results, way.gives, results, strict=True):

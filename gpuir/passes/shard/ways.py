@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Op, Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
+from gpuir.passes.optimizer import adds_squares
 from gpuir.passes.shard import rows
 from gpuir.passes.shard.axes import Axes, Names, axes_of, is_packed
 from gpuir.passes.shard.place import (
@@ -203,14 +204,37 @@ def _unpacked(op: t.Slice, place: Place) -> Iterator[Way]:
 
 
 def _tensor_by_tensor(op: t.Routine, have: Sequence[Sequence[Place]]) -> Way:
-    """Each tensor of the lists as one of its row, a weight with its gradient and state, is cut."""
+    """Each tensor of the lists as one of its row, a weight with its gradient and state, is cut;
+    what all rows have one of is whole. Of sums of squares each rank has terms, of its parts."""
     lists = dict(op.attrs)["lists"]
     assert isinstance(lists, int)
     count = len(op.args) // lists
     rows = [[p for places in have[i::count] for p in places if p.is_part] for i in range(count)]
     row = [places[0] if places else WHOLE for places in rows]
-    results = len(op.result_types) // count
-    return Way(tuple(row) * lists, tuple(row) * results, "tensors")
+
+    def like_first(types: Sequence[TensorType]) -> tuple[Place, ...]:
+        shapes = [v.type.shape for v in op.args[:count]]
+        return tuple(
+            row[i % count] if x.shape == shapes[i % count] else WHOLE for i, x in enumerate(types)
+        )
+
+    gives = like_first(op.result_types)
+    if adds_squares(op):
+        gives = (SUM if any(p.is_part for p in row) else WHOLE,) * count
+    return Way(like_first([v.type for v in op.args]), gives, "tensors")
+
+
+def of_each(op: Op, way: Way, ranks: int) -> Op:
+    """A kernel on lists of tensors as a rank runs it. Of the squares of what all ranks have whole,
+    each counts its share."""
+    if not isinstance(op, t.Routine) or not adds_squares(op):
+        return op
+    attrs = dict(op.attrs)
+    before = attrs["numbers"]
+    assert isinstance(before, tuple)
+    pairs = zip(before or (1.0,) * len(op.args), way.takes, strict=True)
+    shares = tuple(float(n) if p.is_part else float(n) / ranks for n, p in pairs)
+    return replace(op, attrs=tuple({**attrs, "numbers": shares}.items()))
 
 
 def linear(op: Op) -> list[set[int]]:
