@@ -209,13 +209,16 @@ class Planner:
         operand is cut for, and that is not `wanted` so."""
         if op.control:  # whole on each rank; what is inside is not looked at
             return 0.0, next(ways(op, self.ranks, self.is_zero))
-        known = known or {}
-        have = [(known[v],) if v in known else tuple(self.places.get(v, ())) for v in op.operands]
+        places = self.places
+        if known:
+            have = [(known[v],) if v in known else tuple(places.get(v, ())) for v in op.operands]
+        else:
+            have = [tuple(places.get(v, ())) for v in op.operands]
         if is_update(op):
             hints = ((self.hints[v],) if v in self.hints else () for v in op.operands)
             return self.best(op, [x + y for x, y in zip(have, hints, strict=True)], wanted)
-        weights = tuple((p := self.param_of(v)) and p in self.stay for v in op.operands)
-        key = (self.signature(op), *have, weights, *wanted)
+        staying = self.stay and tuple(self.param_of(v) in self.stay for v in op.operands)
+        key = (self.signature(op), *have, staying, *wanted)
         if key not in self.known_best:
             self.known_best[key] = self.best(op, have, wanted)
         return self.known_best[key]
@@ -247,9 +250,11 @@ class Planner:
         """Where a value is wanted that is a sum of terms: it stays so for a single reader that
         takes it so, else it is added up at once, whole or in the parts that readers have others in.
         """
-        readers = self.uses.get(v, [])
         if v in self.over:
             return self.homes.get(self.over[v], WHOLE)
+        if place != SUM and v not in self.outputs:
+            return place
+        readers = self.uses.get(v, [])
         is_gradient = bool(readers) and self.g.role_of(v) == "gradient"
         if v in self.outputs and not (place == SUM and is_gradient):
             leaves = not self.data and self.g.role_of(v) == "activation"
