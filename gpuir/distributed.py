@@ -43,6 +43,7 @@ from gpuir.simulate.step import (
     Where,
     interval_of,
     model_flops,
+    shared_by_tp,
     total_s,
     whole_step,
 )
@@ -110,7 +111,14 @@ def _simulated(
 ) -> Step:
     machine = load_cluster(cluster)
     check(graph, machine, parallel, slow)
-    cut = Pipeline(tuple(cuts(parallel))).run(graph, watch=watch)
+    after: list[Graph] = []  # each cut
+
+    def see(made: Pass, g: Graph) -> None:
+        after.append(g)
+        if watch:
+            watch(made, g)
+
+    cut = Pipeline(tuple(cuts(parallel))).run(graph, watch=see)
     maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, watch)
     if parallel.pp > 1:
         parts, pipelined, interval = maker.pipeline(cut)
@@ -142,6 +150,7 @@ def _simulated(
         interval=interval,
         pipelined=pipelined,
         assumed=tuple(dict.fromkeys(assumed)),
+        tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
     )
 
 
@@ -171,6 +180,7 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
                 "no such slow rank",
                 expected=f"a rank from 0 to {parallel.ranks - 1}, and a factor of 1 or more",
                 found=f"{rank}={factor:g}",
+                fix=f"{parallel.ranks - 1}=1.3, say",
             )
     check_batch(graph, parallel)
     if parallel.pp == 1 and (parallel.chunks > 1 or parallel.schedule != "1f1b"):
@@ -180,9 +190,13 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
             fix="pp=2, say, or leave them out",
         )
     if parallel.zero and parallel.dp == 1:
-        raise UsageError("ZeRO is within data parallelism", found=f"zero={parallel.zero}, dp=1")
+        raise UsageError(
+            "ZeRO is within data parallelism",
+            found=f"zero={parallel.zero}, dp=1",
+            fix="dp=2, say, or leave zero out",
+        )
     if parallel.zero and not is_training(graph):
-        raise UsageError("ZeRO is of training", fix="--train --optimizer adamw")
+        raise UsageError("ZeRO is of training", fix="--train --optimizer adamw, or leave zero out")
 
 
 def check_batch(graph: Graph, parallel: Parallel) -> None:

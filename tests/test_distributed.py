@@ -26,7 +26,8 @@ from gpuir.passes.partition.partition import Partition, partition
 from gpuir.simulate.memory import memory
 from gpuir.targets.target import Target
 
-ENCODER = Path(__file__).parent / "encoder.onnx"
+ROOT = Path(__file__).parents[1]
+ENCODER = ROOT / "tests/encoder.onnx"
 
 
 TIED = """graph @g {
@@ -415,3 +416,21 @@ def test_a_table_is_cut_by_what_each_replica_looks_up():
     assert held[0] == held[2] < held[1]
     with pytest.raises(UsageError, match="groups of ranks that share the batch later"):
         gpuir.pipeline("shard{ranks=2,by=data,replicas=2}")
+
+
+def test_a_cut_that_shares_little_out_is_said():
+    """Twelve heads, and 3072 columns, divide by 6, and by 5 neither."""
+    shared: list[gpuir.Step] = []
+    for tp in (6, 5):
+        g = gpuir.load(ROOT / "examples/encoder.onnx", dims={"batch": 8, "seq": 64})
+        shared.append(step(g, tp=tp))
+    six, five = (s.tp_shared for s in shared)
+    assert six and six.flops == pytest.approx(1.0) and six.weights > 0.99
+    assert five and five.flops < 0.01 and 0.2 < five.weights < 0.25 and five.is_little
+    assert step(gpuir.load(ENCODER, dims={"batch": 8, "seq": 64}), dp=2).tp_shared is None
+    for command in (["simulate", "--tp", "5"], ["plan", "--tp", "5", "--pp", "1"]):
+        args = [*command, str(ROOT / "examples/encoder.onnx"), "--cluster", "5xa100-sxm"]
+        said = CliRunner().invoke(main, [*args, "--dims", "batch=8,seq=64"])
+        assert said.exit_code == 0, said.output
+        assert "tp=5 cuts only 22 % of the weights and 0 % of the products" in said.stderr
+        assert "tp cuts" in said.stdout

@@ -60,7 +60,7 @@ def json_text(found: Found, model: Model, machine: Cluster, price: Price | None,
         plans=[
             record(
                 x,
-                "why mfu held_bytes kernels_s exposed_s idle_s interval",
+                "why mfu held_bytes kernels_s exposed_s idle_s interval tp_shared",
                 time_s=x.time_s if x.time_s < float("inf") else None,
                 parallel=x.choice.parallel,
                 recompute=x.choice.recompute,
@@ -90,6 +90,8 @@ def report(
         page.wrapped("money", f"{usd:,.2f} USD an hour, {million:,.2f} a million items ({price})")
     skipped = len(found.tried) - found.simulated
     kept = f" ({found.kept:,} of them by an earlier search)" if found.kept else ""
+    if best.tp_shared is not None:
+        page.wrapped("tp cuts", f"{best.tp_shared}, by bytes and by flops")
     page.wrapped("tried", f"{found.simulated:,} simulated{kept}, {skipped:,} left out by bounds")
     page.line()
     columns = [("step", True), ("MFU", True), ("kernels", True), ("exposed", True)]

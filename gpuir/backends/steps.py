@@ -24,7 +24,7 @@ def json_text(s: Step, batch: int | None) -> str:
         **record(
             s,
             "model cluster target parallel time_s interval flops peak_flops_per_s mfu params "
-            "exposed_s idle_s assumed",
+            "exposed_s idle_s assumed tp_shared",
         ),
         ranks=s.parallel.ranks,
         profile=s.profile.name,
@@ -126,6 +126,8 @@ def head(s: Step, batch: int | None) -> Iterator[tuple[str, str]]:
         )
     yield "memory", memory(s.fullest)
     yield "weights", f"{s.params:,}, of which a rank has {max(x.params for x in s.parts):,}"
+    if s.tp_shared is not None:
+        yield "tp cuts", f"{s.tp_shared}, by bytes and by flops; each rank has the rest whole"
 
 
 def _links(s: Step) -> Iterator[tuple[float, float, str]]:

@@ -12,6 +12,7 @@ from gpuir.cli.kept import Kept, decides
 from gpuir.cli.lowering import once
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import check_ahead, emit, layout, note, warn
+from gpuir.cli.simulate import few_cut
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -138,6 +139,8 @@ def command(**given: Any) -> None:
         known=kept.known,
         done=kept.add,
     )
+    little = {x.choice.parallel.tp: x.tp_shared for x in found.best[: given["best"]]}
+    warnings += [few_cut(tp, x) for tp, x in sorted(little.items()) if x and x.is_little]
     for text in warnings:
         warn(text)
     title = f"{whole.name} on {machine.gpus:,} GPUs of {machine.name}"

@@ -14,7 +14,7 @@ from gpuir.cli.output import emit, layout, warn
 from gpuir.simulate.parallel import PipelineSchedule
 
 if TYPE_CHECKING:
-    from gpuir.simulate.step import Step
+    from gpuir.simulate.step import Shared, Step
 
 DEGREE = click.IntRange(1, 1 << 20)
 PLANS = ("plan", "pytorch", "megatron", "deepspeed")
@@ -117,6 +117,8 @@ def command(**given: Any) -> None:
         slow=_slow(given["slow"]),
         watch=progress.made,
     )
+    if step.tp_shared and step.tp_shared.is_little:
+        warnings.append(few_cut(parallel.tp, step.tp_shared))
     for warning in warnings:
         warn(warning)
     batch = options.batch(given["dims"])
@@ -140,13 +142,23 @@ def command(**given: Any) -> None:
     emit(report(step, batch, shape, given["critical_path"]), given["output"])
 
 
+def few_cut(tp: int, shared: Shared) -> str:
+    """A warning that tensor parallelism cuts little of a model."""
+    return (
+        f"tp={tp} cuts only {shared}: heads or columns that do not divide by {tp}, or that are not "
+        "worth it, are whole on each rank"
+    )
+
+
 def _slow(given: tuple[tuple[tuple[str, float], ...], ...]) -> dict[int, float]:
     from gpuir.ir.errors import UsageError
 
     found: dict[int, float] = {}
     for rank, factor in (pair for pairs in given for pair in pairs):
         if not rank.isdecimal():
-            raise UsageError("a slow rank is a number", found=f"--slow {rank}={factor:g}")
+            raise UsageError(
+                "a slow rank is a number", found=f"--slow {rank}={factor:g}", fix="--slow 0=1.3"
+            )
         found[int(rank)] = factor
     return found
 

@@ -41,6 +41,9 @@ class Microbatch(Pass):
             raise UsageError(
                 f"microbatch: a batch of {batch} cannot be cut into {self.count} microbatches",
                 expected=f"a number that divides it: {', '.join(map(str, near))}",
+                fix=f"a batch of {self.count * -(-batch // self.count)}, say"
+                if batch
+                else "inputs with a batch",
             )
         cut = Shard(self.count, "data", statistics="rank").run(g)
         return replace(renamed(rewrite(cut, self._alone), cut), mesh=(), cuts=())

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.simulate.parallel import Parallel
-from gpuir.simulate.step import Step
+from gpuir.simulate.step import Shared, Step
 
 MICROBATCH = (1, 2, 4, 8)  # sequences of a rank that are tried
 INTERLEAVED = 2  # chunks a rank that are tried beside one
@@ -85,6 +85,7 @@ class Tried:
     waits_s: float = 0.0
     activations: int = 0
     interval: tuple[float, float] | None = None
+    tp_shared: Shared | None = None
 
     @property
     def wins(self) -> bool:
@@ -308,6 +309,7 @@ def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
         step.waits_s,
         dict(full.holds).get("activations", 0),
         step.interval,
+        step.tp_shared,
     )
 
 
@@ -331,10 +333,12 @@ def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
             choice = raw.pop("choice")
             interval = raw.pop("interval")
             time_s = raw.pop("time_s")
+            shared = raw.pop("tp_shared")
             found[name] = Tried(
                 choice=Choice(Parallel(**choice["parallel"]), choice["recompute"]),
                 time_s=inf if time_s is None else time_s,
                 interval=None if interval is None else (interval[0], interval[1]),
+                tp_shared=None if shared is None else Shared(**shared),
                 **raw,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

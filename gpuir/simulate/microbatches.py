@@ -90,13 +90,17 @@ def _check(schedule: str, ranks: int, microbatches: int, chunks: int) -> None:
             "interleaved takes several chunks a rank", found="chunks=1", fix="chunks=2, or 1f1b"
         )
     if schedule != "interleaved" and chunks > 1:
-        raise UsageError(f"{schedule} has one chunk a rank", found=f"chunks={chunks}")
+        raise UsageError(
+            f"{schedule} has one chunk a rank",
+            found=f"chunks={chunks}",
+            fix="the schedule interleaved, or leave chunks out",
+        )
     if schedule == "interleaved" and microbatches % ranks:
         near = sorted({max(microbatches // ranks, 1) * ranks, (microbatches // ranks + 1) * ranks})
         raise UsageError(
             f"interleaved takes microbatches in rounds of {ranks}, one a rank",
-            expected=f"{' or '.join(map(str, near))} microbatches",
-            found=f"{microbatches}",
+            found=f"{microbatches} microbatches",
+            fix=f"{' or '.join(map(str, near))} microbatches, or 1f1b",
         )
 
 

@@ -13,6 +13,8 @@ from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.timeline import Timeline, Traffic, timeline
 from gpuir.targets.profile import Profile
 
+LITTLE = 0.75  # of products: about 2/3 are those between the layers of a block's MLP
+
 
 @dataclass(frozen=True)
 class Run:
@@ -98,6 +100,24 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What ranks of tp share out: so much of the weights' bytes, and of the flops of the model's
+    products. The rest each of them has, and does, whole."""
+
+    weights: float
+    flops: float
+
+    @property
+    def is_little(self) -> bool:
+        """Whether ranks mostly do the same: heads or columns do not divide by them."""
+        return self.flops < LITTLE
+
+    def __str__(self) -> str:
+        weights, flops = 100 * self.weights, 100 * self.flops
+        return f"{weights:.0f} % of the weights and {flops:.0f} % of the products"
+
+
+@dataclass(frozen=True)
 class Step:
     """One step, of training or of inference, of a model over the ranks of a cluster.
 
@@ -105,7 +125,8 @@ class Step:
     `interval`, if all of it is off alike. `parts` are those of the pipeline, one without; of
     them `slowest` is the one that is busy longest. `pipelined` is when each runs which microbatch.
     `flops` are those of the model's products for all ranks and microbatches together, recomputed
-    ones left out; `peak_flops_per_s` is what all GPUs could do.
+    ones left out; `peak_flops_per_s` is what all GPUs could do. `tp_shared` is what a cut by tp
+    comes to, where there is one.
     """
 
     model: str
@@ -121,6 +142,7 @@ class Step:
     interval: tuple[float, float] | None = None
     pipelined: Pipelined | None = field(default=None, repr=False)
     assumed: tuple[str, ...] = ()
+    tp_shared: Shared | None = None
 
     @property
     def slowest(self) -> Part:
@@ -190,6 +212,19 @@ def model_flops(graph: Graph) -> int:
         n.op.flops()
         for n in graph.nodes
         if (n.op.contraction or n.op.control) and phase_of(n) != "recomputed"
+    )
+
+
+def shared_by_tp(graph: Graph, cut: Graph, ranks: int) -> Shared:
+    """What a cut over so many ranks of tp shares out of a graph."""
+    parts = {name for name, cut in cut.cuts if cut.group == "tp"}
+    weights = [v for v in graph.params if graph.role_of(v) == "weight"]
+    total = sum(v.type.nbytes for v in weights)
+    each, all = model_flops(cut), model_flops(graph)
+    flops = (1 - each / all) / (1 - 1 / ranks) if all else 0.0
+    return Shared(
+        weights=sum(v.type.nbytes for v in weights if v.name in parts) / total if total else 0.0,
+        flops=min(max(flops, 0.0), 1.0),  # words that a vocabulary is padded with are flops too
     )
 
 

@@ -689,7 +689,7 @@ def test_a_training_step_of_experts(pipeline: str):
 @pytest.mark.parametrize(
     ("pipeline", "message"),
     [
-        ("shard{ranks=3}", "no weight can be cut over 3 ranks"),
+        ("shard{ranks=3}", "no weight is cut over 3 ranks"),
         ("shard{ranks=3,by=data}", "a batch of 4 cannot be cut over 3 ranks"),
         ("shard{ranks=2},shard{ranks=2}", "have an axis tp already"),
         ("shard{ranks=2,by=columns}", "nothing is cut by 'columns'"),

@@ -70,6 +70,7 @@ class Homes:
             raise UsageError(
                 f"@{self.g.name} cannot be cut in {self.parts} parts",
                 expected=f"at most {len(allowed) + 1}, as many as it has {what} in a row",
+                fix=f"pp x chunks of {len(allowed) + 1} or less",
             )
         alive = bytes_between(self.forward, self.place)
         return best_cuts(self.weights, allowed, alive)

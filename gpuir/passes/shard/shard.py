@@ -185,11 +185,7 @@ class Shard(Pass):
         plan = Planner(g, self.ranks, homes, *settings, ways, stay, own)
         plan.run()
         if not any(p.is_part for p in plan.homes.values()):
-            raise UsageError(
-                f"shard: no weight can be cut over {self.ranks} ranks",
-                expected="products by weights of which columns, or heads, divide by the ranks",
-                fix=nearest_degrees(g, self.ranks),
-            )
+            raise no_weight(g, self.ranks)
         return plan
 
     def seeds(self, g: Graph) -> tuple[dict[Value, Place], frozenset[Value]]:
@@ -233,6 +229,22 @@ class Shard(Pass):
                 return Inside()
 
 
+def no_weight(g: Graph, ranks: int) -> UsageError:
+    """That tensor parallelism cuts nothing: no weight divides, or those that do do not pay."""
+    weights = [v for v in g.params if g.role_of(v) == "weight" and v.type.rank > 1]
+    fit = [v for v in weights if first_part(v, ranks) is not None]
+    largest = max(fit, key=lambda v: v.type.nbytes, default=None)
+    return UsageError(
+        f"shard: no weight is cut over {ranks} ranks",
+        expected="products by weights of which columns, or heads, divide by the ranks, that no "
+        "other product reads, and that spare more than ranks then send",
+        found=f"of {len(fit)} that divide {largest.name}: {largest.type} is the largest"
+        if largest
+        else f"none of {len(weights)} weights divides",
+        fix=nearest_degrees(g, ranks) or "--dp in place of --tp; of the pass, by=data",
+    )
+
+
 def nearest_degrees(g: Graph, ranks: int) -> str:
     """The numbers of ranks, up to twice as many, that weights can be cut over."""
 
@@ -242,7 +254,7 @@ def nearest_degrees(g: Graph, ranks: int) -> str:
         return any(p.is_part for p in plan.homes.values())
 
     found = [n for n in range(2, 2 * ranks + 1) if cuts(n)][:8] if ranks <= MOST_TRIED else []
-    return f"{', '.join(map(str, found))} ranks" if found else ""
+    return f"take {', '.join(map(str, found))} ranks" if found else ""
 
 
 def by_inputs(g: Graph, ranks: int) -> dict[Value, Place]:
@@ -254,6 +266,7 @@ def by_inputs(g: Graph, ranks: int) -> dict[Value, Place]:
         raise UsageError(
             f"shard: a batch of {batch} cannot be cut over {ranks} ranks",
             expected=f"a number of ranks that divides it: {', '.join(map(str, near))}",
+            fix=f"a batch of {ranks * -(-batch // ranks)}, say" if batch else "inputs with a batch",
         )
     return {v: part(0) for v in inputs if v.type.shape[0] == batch}
 
@@ -293,6 +306,7 @@ def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Place]:
         raise UsageError(
             f"shard: a sequence of {odd.type.shape[1]} cannot be cut over {ranks} ranks",
             expected=f"a number of ranks that divides it: {', '.join(map(str, near))}",
+            fix=f"sequences of {ranks * parts * -(-min(lengths) // (ranks * parts))}, say",
         )
     each = {v: (v.type.shape[1] // parts,) * parts if parts > 1 else () for v in long}
     return {v: part(1, extents) for v, extents in each.items()}
