@@ -183,7 +183,7 @@ class _Bucket:
 
 
 class _Kind(NamedTuple):
-    """What collectives of one launch have in common."""
+    """What collectives of one launch have in common: sums their width, which gathers need not."""
 
     fn: str
     combine: str
@@ -195,7 +195,8 @@ class _Kind(NamedTuple):
 
 def _kind(op: k.Collective) -> _Kind:
     x = op.collective
-    return _Kind(x.fn, x.combine, x.sizes, x.strides, x.x.type.dtype.bits, op.library)
+    bits = x.x.type.dtype.bits if x.fn in SUMS else 0
+    return _Kind(x.fn, x.combine, x.sizes, x.strides, bits, op.library)
 
 
 def _sent(op: k.Collective) -> int:

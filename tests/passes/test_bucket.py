@@ -83,6 +83,23 @@ def test_weights_are_gathered_one_block_ahead():
     assert places["gather 1"] < places["work 0"] < places["work 1"]
 
 
+def test_weights_of_several_widths_are_gathered_together():
+    """A block's weights of products, in 16 bits, and of norms, in 32."""
+    dims = {"batch": 4, "seq": 8}
+    g = gpuir.load(ENCODER, dims=dims, train=True, optimizer="adamw", autocast="bf16")
+    cut = gpuir.lower(gpuir.pipeline("shard{ranks=2,by=data,zero=3}").run(g))
+    gathers = [
+        n.op.collectives
+        for n in bucketed(cut, "{blocks=true}").nodes
+        if isinstance(n.op, k.Collective)
+        and n.op.collective.fn == "all_gather"
+        and re.search(r"layer\.1/", n.locs[0])
+        and not n.locs[0].endswith("backward")
+    ]
+    assert len(gathers) == 1
+    assert {x.x.type.dtype.bits for x in gathers[0]} == {16, 32}
+
+
 def test_what_is_read_at_once_is_not_joined():
     """Products cut over ranks wait for their sums: order and number stay."""
     g = step("shard{ranks=2}")
