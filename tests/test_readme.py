@@ -28,6 +28,27 @@ def test_main_job_of_the_readme(monkeypatch: pytest.MonkeyPatch):
     assert "latency" in done.output
 
 
+def lines_of(page: str) -> list[str]:
+    """The commands of a page that name a model of the repository."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    return [line.removeprefix("gpuir ") for line in lines if " examples/" in line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=[pytest.mark.slow] if line.startswith("plan") else [])
+        for line in lines_of("docs/parallel.md")
+    ],
+)
+def test_commands_of_several_gpus_work_as_printed(line: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(main, shlex.split(line))
+    assert done.exit_code == 0, done.output
+    assert done.stdout
+
+
 @pytest.mark.parametrize("link", re.findall(r"\]\((docs/[^)]+)\)", README))
 def test_links_lead_somewhere(link: str):
     assert (ROOT / link).is_file()

@@ -29,6 +29,11 @@ from gpuir.targets.spec import (
 from gpuir.targets.target import Quantity, Row, Table, Target, rows_of, source_of
 
 TOPOLOGIES = ("switch", "mesh", "ring", "bridge", "pcie", "host", "fabric")
+# What a technology begins with; its generation, lanes or rate follow: "NVLink 4", "RoCE 400GbE".
+TECHNOLOGIES = (
+    *("NVLink", "Infinity Fabric", "Xe Link", "PCIe", "CXL"),
+    *("InfiniBand", "RoCE", "Ethernet", "Omni-Path", "Slingshot", "EFA"),
+)
 _NONE: Table[str] = Table()
 _RULE = re.compile(r"(?:([1-9][0-9]{0,5})x)?(.*)")
 _JOINED = re.compile(r"\+(?![\w.]+=)")  # but for the numbers behind a target: a100+sms=120
@@ -451,6 +456,14 @@ def _check_levels(cluster: Cluster, where: str) -> None:
                 f"{name}.topology",
                 expected=", ".join(TOPOLOGIES),
                 fix=nearest(level.topology, TOPOLOGIES),
+            )
+        if not level.technology.lower().startswith(tuple(x.lower() for x in TECHNOLOGIES)):
+            refuse(
+                f"no technology is called {level.technology[:60]!r}",
+                where,
+                f"{name}.technology",
+                expected=f"{', '.join(TECHNOLOGIES)}, and behind it a generation or a rate",
+                fix=nearest(level.technology, TECHNOLOGIES),
             )
         if (level.topology == "fabric") != (name == "fabric"):
             refuse(

@@ -76,6 +76,8 @@ def test_ones_own_is_a_file_and_may_change_a_shipped_one(tmp_path):
         ('node = "my own"', 'fabric = "my own"', "no source"),
         ('gpu = "l4"', 'gpu = "l5"', "no target is called 'l5'"),
         ('"pcie"', '"star"', "no topology is called 'star'"),
+        ('"PCIe 4 x16"', '"Carrier Pigeon"', "no technology is called 'Carrier Pigeon'"),
+        ('"PCIe 4 x16"', '"Infniband HDR"', "did you mean InfiniBand"),
         ('"pcie"', '"fabric"', "node has the topology fabric"),
         ("31.5e9", "31.5", "out of range"),
     ],
