@@ -195,6 +195,10 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
             found=f"zero={parallel.zero}, dp=1",
             fix="dp=2, say, or leave zero out",
         )
+    if parallel.exchange and parallel.cp == 1:
+        raise UsageError(
+            "ranks of cp exchange heads or keys", found=f"exchange={parallel.exchange}, cp=1"
+        )
     if parallel.zero and not is_training(graph):
         raise UsageError("ZeRO is of training", fix="--train --optimizer adamw, or leave zero out")
 
@@ -224,7 +228,7 @@ def cuts(parallel: Parallel) -> Iterator[Pass]:
         sequence = parallel.sequence
         yield Shard(parallel.tp, "tensor", sequence=sequence, pad=WORDS, replicas=replicas)
     if parallel.cp > 1:
-        yield Shard(parallel.cp, "context")
+        yield Shard(parallel.cp, "context", attention=parallel.exchange)
     if parallel.ep > 1:
         yield Shard(parallel.ep, "expert")
     if parallel.dp > 1:

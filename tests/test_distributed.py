@@ -24,6 +24,7 @@ from gpuir.ops.kernel import Collective, KernelOp
 from gpuir.passes.partition.balance import roofline_s
 from gpuir.passes.partition.partition import Partition, partition
 from gpuir.simulate.memory import memory
+from gpuir.simulate.parallel import ContextExchange
 from gpuir.targets.target import Target
 
 ROOT = Path(__file__).parents[1]
@@ -165,6 +166,42 @@ def test_a_norm_of_all_gradients_takes_a_little_and_no_memory(
         assert {order[-2].kind for order in clipped.pipelined.orders} == {"norm"}
         starts = [s[-1] for s in clipped.pipelined.starts]
         assert starts[0] == starts[1]
+
+
+@pytest.fixture(scope="module")
+def decoding() -> Graph:
+    """A causal attention of 32,768 tokens, between two products."""
+    long, heads = "bf16[1, 32768, 1024]", "bf16[1, 8, 32768, 128]"
+    return gpuir.parse(f"""graph @g {{
+      in %x: {long}
+      param %w: bf16[1024, 1024]
+      param %u: bf16[1024, 1024]
+      %a: {long} = t.matmul(%x, %w) at "m:a"
+      %b: bf16[1, 32768, 8, 128] = t.reshape(%a, [1, 32768, 8, 128]) at "m:b"
+      %h: {heads} = t.transpose(%b, [0, 2, 1, 3]) at "m:h"
+      %y: {heads} = t.attention(%h, %h, %h, causal=true) at "m:y"
+      %t: bf16[1, 32768, 8, 128] = t.transpose(%y, [0, 2, 1, 3]) at "m:t"
+      %r: {long} = t.reshape(%t, [1, 32768, 1024]) at "m:r"
+      %z: {long} = t.matmul(%r, %u) at "m:z"
+      out %z
+    }}""")
+
+
+def test_keys_go_round_a_ring_while_attention_runs(decoding: Graph):
+    """Of what is sent to gather keys, much is waited for; round a ring next to nothing."""
+    exchanges: tuple[ContextExchange, ...] = ("keys", "ring")
+    steps = {
+        name: gpuir.simulate_ranks(
+            decoding, "dgx-h100", gpuir.Parallel(cp=8, exchange=name), profile="compiled"
+        )
+        for name in exchanges
+    }
+    exposed = {n: sum(x.exposed_s for x in s.slowest.traffic) for n, s in steps.items()}
+    assert exposed["ring"] < 0.5 * exposed["keys"]
+    assert steps["ring"].flops == steps["keys"].flops
+    assert str(steps["ring"].parallel) == "cp=8, exchange=ring"
+    with pytest.raises(UsageError, match="ranks of cp exchange heads or keys"):
+        step(decoding, exchange="ring")
 
 
 def test_an_inference_goes_through_a_pipeline_one_way():

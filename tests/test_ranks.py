@@ -72,6 +72,7 @@ def test_a_product_by_rows_of_its_weight(profile: str):
             lambda x, i: np.concatenate(x)[:, [i]],
         ),
         ('"broadcast", %x, "dp", [3], [2]', "2, 3", lambda x, i: x[0]),
+        ('"shift", %x, "dp", [3], [2]', "2, 3", lambda x, i: x[(i + 2) % 3]),
         ('"all_reduce", %x, "dp", [3], [2], combine="max"', "2, 3", lambda x, i: np.max(x, 0)),
     ],
 )

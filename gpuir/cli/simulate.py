@@ -11,7 +11,7 @@ from gpuir.cli import options
 from gpuir.cli.lowering import Progress, once
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import emit, layout, warn
-from gpuir.simulate.parallel import PipelineSchedule
+from gpuir.simulate.parallel import ContextExchange, PipelineSchedule
 
 if TYPE_CHECKING:
     from gpuir.simulate.step import Shared, Step
@@ -44,6 +44,12 @@ FORMATS = ("table", "json", "trace", "chakra", *PLANS)
     help="In which order ranks of pp run microbatches.",
 )
 @click.option("--chunks", type=DEGREE, default=1, help="Groups of layers a rank: interleaved.  [1]")
+@click.option(
+    "--exchange",
+    type=click.Choice(get_args(ContextExchange)[1:]),
+    help="What ranks of cp send in attention: heads, keys to all, keys round a ring.  [the fewest "
+    "bytes of the first two]",
+)
 @click.option(
     "--slow",
     type=options.Assignments("RANK=1.3", float),
@@ -91,6 +97,7 @@ def command(**given: Any) -> None:
     parallel = gpuir.Parallel(
         **{name: given[name] for name in ("dp", "tp", "pp", "cp", "ep", "zero", "sequence")},
         **{name: given[name] for name in ("microbatches", "schedule", "chunks")},
+        exchange=given["exchange"] or "",
     )
     gpuir.load_cluster(given["cluster"])
     profile = loaded.profile(given["profile"]) if given["profile"] else None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -26,9 +26,10 @@ from gpuir.targets.cluster import Cluster, Level
 
 BY = "collective@1"
 Kind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "send", "recv"
 ]
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
+KINDS: tuple[str, ...] = get_args(Kind)
+SINGLE = ("shift", "send", "recv")  # each rank sends to one, and receives of one
 CLOCK_HZ = 1.98e9  # of H100: latencies go with the clock from there
 NVLS_RANKS = 5  # stas00/ml-engineering, network: all-reduces of 4 GPUs are rings, those of 5 NVLS
 NOT_IN_SWITCH = 8  # bits: multimem instructions add up floats of 16 bits and more
@@ -244,8 +245,8 @@ def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -
         far_steps=float(far_steps),
         wire=wire,
         far_wire=far_wire,
-        ring=float(kind not in ("all_to_all", "send", "recv")),
-        single=float(kind in ("send", "recv")),
+        ring=float(kind not in ("all_to_all", *SINGLE)),
+        single=float(kind in SINGLE),
         all_reduce=float(kind == "all_reduce"),
         reduces=float(level.reduces and near >= NVLS_RANKS and kind == "all_reduce"),
         peers=float(level.topology != "host"),
@@ -498,7 +499,7 @@ def timed(
 
 def curve_of(g: Group, kind: str, bits: int, c: Cluster, library: Library) -> Curve:
     """Where among the measurements a group stands."""
-    op = {"recv": "send"}.get(kind, kind)
+    op = "send" if kind in SINGLE else kind
     level = next((x for n, x in c.levels if n != "fabric" and x.bytes_per_s >= float(g.rate)), None)
     way = level.topology if level and g.nvlink else ("pcie" if g.peers else "host")
     return Curve(
@@ -508,8 +509,8 @@ def curve_of(g: Group, kind: str, bits: int, c: Cluster, library: Library) -> Cu
         mode=library.mode,
         op=f"{op}.8" if bits <= NOT_IN_SWITCH and op == "all_reduce" else op,
         run=library.run,
-        ranks=int(g.ranks),
-        nodes=int(g.nodes),
+        ranks=min(int(g.ranks), 2) if kind in SINGLE else int(g.ranks),
+        nodes=min(int(g.nodes), 2) if kind in SINGLE else int(g.nodes),
     )
 
 

@@ -451,9 +451,10 @@ def call_of(op: k.Attention) -> SdpaCall:
 
 def is_masked(op: k.Attention) -> bool:
     """Whether PyTorch's attention is given a mask: its own, or one that says what its flag for a
-    square causal one cannot, a window or a past."""
+    square causal one cannot, a window or a past. A mask of one cell says whether it is called."""
     past = op.causal and op.offset != 0 and op.q.type.shape[-2] > 1
-    return op.mask is not None or op.window is not None or past
+    masked = op.mask is not None and op.mask.type.size > 1
+    return masked or op.window is not None or past
 
 
 def density_of(op: k.Attention) -> float:

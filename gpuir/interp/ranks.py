@@ -169,6 +169,8 @@ def _collective(op: t.Collective, at: Operands) -> Array:
             return np.concatenate([np.split(x, n, op.axis)[place] for x in given], op.to)
         case "broadcast":
             return given[0]
+        case "shift":
+            return given[place - 1]
         case _:
             return at(op.x)
 

@@ -1202,7 +1202,7 @@ class Opaque(TensorOp):
 # ---------------------------------------------------------------------------- ranks
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "send", "recv"
 ]
 
 
@@ -1247,7 +1247,8 @@ class Collective(Call):
     all_reduce: the sum of all x (or what `combine` says). all_gather: all x side by side along
     `axis`. reduce_scatter: part i of n, along `axis`, of the sum, for rank i of the group.
     all_to_all: part i of each rank's x, cut along `axis`, side by side along `to`. broadcast: x of
-    the first. send and recv: x as it is, on its way from one stage of a pipeline to another.
+    the first. shift: x of the rank before, that of the last for the first, as round a ring. send
+    and recv: x as it is, on its way from one stage of a pipeline to another.
 
     With `routed`, not all cells go to all ranks: only some are read of an all_gather's result, and
     of a reduce_scatter's operand most are zero (rows of tokens on their way to experts and back).

@@ -7,6 +7,7 @@ from math import prod
 from typing import Literal
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+ContextExchange = Literal["", "heads", "keys", "ring"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Parallel:
     layers, `dp` the batch; `zero` is the stage of ZeRO within `dp` (3 is FSDP). Ranks that are
     neighbours differ in `tp` first, then in `cp`, `ep`, `dp`, `pp`. A step runs each rank's part of
     the batch in `microbatches`, in the order of `schedule`, where `pp` is above 1; `chunks` is how
-    many groups of layers each rank has (`interleaved`).
+    many groups of layers each rank has (`interleaved`). `exchange` is what ranks of `cp` send each
+    other in attention, where it is not what takes the fewest bytes.
     """
 
     dp: int = 1
@@ -30,6 +32,7 @@ class Parallel:
     microbatches: int = 1
     schedule: PipelineSchedule = "1f1b"
     chunks: int = 1
+    exchange: ContextExchange = ""
 
     @property
     def ranks(self) -> int:
@@ -41,4 +44,6 @@ class Parallel:
         ]
         if self.zero:
             degrees.append(f"zero={self.zero}")
+        if self.exchange:
+            degrees.append(f"exchange={self.exchange}")
         return ", ".join(degrees) or "one rank"

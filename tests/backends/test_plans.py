@@ -42,6 +42,7 @@ PARALLEL = st.builds(
     microbatches=DEGREE,
     schedule=st.sampled_from(("gpipe", "1f1b", "interleaved", "zero-bubble")),
     chunks=DEGREE,
+    exchange=st.sampled_from(("", "heads", "keys", "ring")),
 )
 
 
@@ -139,6 +140,7 @@ def megatron_arguments(plan: Plan) -> argparse.Namespace:
     parser.add_argument("--recompute-granularity", choices=("full", "selective"))
     parser.add_argument("--recompute-method", choices=("uniform", "block"))
     parser.add_argument("--recompute-num-layers", type=int)
+    parser.add_argument("--cp-comm-type", choices=("p2p", "a2a", "all_gather", "a2a+p2p"))
     parser.add_argument("--data-parallel-sharding-strategy", choices=strategies)
     parser.add_argument("--ckpt-format", choices=("torch_dist", "fsdp_dtensor"))
     return parser.parse_args(done.stdout.split())
@@ -156,6 +158,14 @@ def test_megatron_gets_the_degrees_the_batch_and_the_schedule():
     assert found.sequence_parallel
     assert found.use_distributed_optimizer
     assert not found.use_megatron_fsdp
+
+
+def test_megatron_gets_what_contexts_exchange():
+    found = [megatron_arguments(Plan(Parallel(cp=2, exchange=x), 8)) for x in ("", "keys", "ring")]
+    assert [x.cp_comm_type for x in found] == [None, "all_gather", "p2p"]
+    assert "not as planned" not in PLAN_FORMATS["deepspeed"](
+        Plan(Parallel(cp=2, exchange="heads"), 8)
+    )
 
 
 @pytest.mark.parametrize(("zero", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])

@@ -269,6 +269,16 @@ def test_a_group_lies_where_its_ranks_are():
         collective_time("all_reduce", 8, F16, (4,), (8,), whole)
 
 
+def test_a_shift_round_a_ring_is_a_send_of_each_rank():
+    """All at once, and as slow as that from node to node where there are several."""
+    for cluster, ranks, stride in (("dgx-h100", 8, 1), ("dgx-a100", 4, 1)):
+        shift = seconds("shift", 1 << 26, ranks, cluster).time_s
+        assert shift == pytest.approx(seconds("send", 1 << 26, 2, cluster, stride).time_s, rel=1e-9)
+    across = seconds("shift", 1 << 26, 16, "2xdgx-h100").time_s
+    assert across > 2 * seconds("shift", 1 << 26, 8, "2xdgx-h100").time_s
+    assert across == pytest.approx(seconds("send", 1 << 26, 2, "2xdgx-h100", 8).time_s, rel=0.05)
+
+
 def test_the_slower_of_rail_and_fabric_counts(tmp_path):
     """Where a file says that the fabric is slower than the rails; within a kind its own rail."""
     (tmp_path / "both.toml").write_text(

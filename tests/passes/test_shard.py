@@ -500,6 +500,56 @@ def test_queries_meet_the_keys_of_all_ranks(how: str, mask: str):
     is_the_same(g, keys)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("how", ["causal=true", "causal=true, window=3", "scale=0.5"])
+@pytest.mark.parametrize("mask", ["", "mask=%mask"])
+def test_keys_go_round_a_ring(ranks: int, how: str, mask: str):
+    """Keys and values to all others in both passes, and their gradients all the way round; before
+    each attention, so that they travel meanwhile. Blocks together are the work of the whole."""
+    g = meeting(how, mask)
+    made = sharded(g, f"shard{{ranks={ranks},by=context,attention=ring}}")
+    assert collectives(made) == {"shift": 4 * (ranks - 1) + 2 * ranks}
+    kinds = [n.op.name for n in made.nodes if "attention" in n.op.name or "coll" in n.op.name]
+    forward = ["t.collective", "t.collective", "t.attention"] * (ranks - 1) + ["t.attention"]
+    assert kinds[: 3 * ranks - 2] == forward
+    if "window" not in how:
+        assert ranks * attention_flops(made) == attention_flops(g)
+    assert ("keys on average" in str(made.assumed)) == ("causal" in how)
+    is_the_same(g, made)
+
+
+def test_a_ring_of_which_a_query_sees_no_key():
+    """Rows that a mask hides whole are zeros, whichever blocks they meet; and numbers that would
+    overflow, if each block's sums were taken as they are, do not."""
+    text = gpuir.show(meeting("scale=1.0", "mask=%mask"))
+    text = text.replace("mask: f32[1, 4, 8, 8]", "mask: bool[1, 4, 8, 8]")
+    g = gpuir.parse(text)
+    made = sharded(g, "shard{ranks=4,by=context,attention=ring}")
+    mask = np.random.default_rng(0).random((1, 4, 8, 8)) < 0.3
+    mask[..., 2, :] = False
+    values = arrays(g) | {"mask": mask}
+    with np.errstate(divide="ignore"):
+        assert not run(g, values)["out"].reshape(2, 8, -1)[:, 2].any()
+        is_the_same(g, made, values=values)
+        is_the_same(g, made, values=values | {"q": 300 * values["q"]})
+
+
+def test_a_ring_puts_narrow_numbers_together_in_f32():
+    text = gpuir.show(meeting()).replace("f32", "bf16")
+    g = gpuir.parse(text.replace("%s: bf16", "%s: f32"))
+    made = sharded(g, "shard{ranks=4,by=context,attention=ring}")
+    terms = [n for n in made.nodes if n.op.name == "t.map" and n.results[0].type.rank == 4]
+    assert {str(n.results[0].type.dtype) for n in terms if phase_of(n) is None} == {"f32"}
+    is_the_same(g, made, 3e-2)
+
+
+def test_a_ring_needs_attention_as_one_op():
+    g = gpuir.parse("graph @g { in %x: f32[2, 8, 4] param %w: f32[4, 4]\n"
+                    "%y: f32[2, 8, 4] = t.matmul(%x, %w) at \"m:y\" out %y }")  # fmt: skip
+    with pytest.raises(UsageError, match="no attention whose keys could go round a ring"):
+        gpuir.pipeline("shard{ranks=2,by=context,attention=ring}").run(g)
+
+
 def test_heads_that_are_too_few_leave_keys_to_gather():
     g = meeting(heads=3, groups=3)
     made = sharded(g, "shard{ranks=2,by=context}")
@@ -539,7 +589,7 @@ def test_a_gradient_is_added_up_once_over_two_axes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["heads", "keys"])
+@pytest.mark.parametrize("attention", ["heads", "keys", "ring"])
 def test_sequences_in_parts_of_two_axes(attention: str):
     """Between products each rank of `tp` has a part of the rows that its rank of `cp` has, which
     are some of each such part: nothing but keys or heads goes over `cp` in the forward pass."""
@@ -555,7 +605,7 @@ def test_sequences_in_parts_of_two_axes(attention: str):
         for n in made.nodes
         if isinstance(n.op, t.Collective) and n.op.group == "cp" and phase_of(n) is None
     )
-    moves = {"heads": {"all_to_all": 8}, "keys": {"all_gather": 4}}[attention]
+    moves = {"heads": {"all_to_all": 8}, "keys": {"all_gather": 4}, "ring": {"shift": 4}}[attention]
     assert over - Counter({"all_reduce": 2, "all_gather": 1}) == moves  # of the loss, and labels
     is_the_same(g, made)
 

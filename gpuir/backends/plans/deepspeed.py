@@ -43,7 +43,7 @@ def deepspeed(plan: Plan) -> str:
         notes.append(
             "not as planned: sequence; AutoTP keeps norms and residuals whole on each rank"
         )
-    if p.cp > 1:
+    if p.cp > 1 and p.exchange != "heads":
         notes.append(
             "not as planned: cp; DeepSpeed-Ulysses exchanges heads by all-to-all, the plan passes "
             "keys and values around"

@@ -11,6 +11,8 @@ from gpuir.backends.plans.record import Plan
 
 SHARDED = {2: "optim_grads", 3: "optim_grads_params"}  # the strategy by the stage of ZeRO
 
+EXCHANGES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
+
 
 def megatron(plan: Plan) -> str:
     """Arguments for Megatron-LM's training scripts, as an array of the shell."""
@@ -24,6 +26,8 @@ def megatron(plan: Plan) -> str:
         f"--global-batch-size {plan.batch}",
     ]
     notes: list[str] = []
+    if p.cp > 1 and p.exchange:
+        given.append(f"--cp-comm-type {EXCHANGES[p.exchange]}")
     if p.sequence and p.tp > 1:
         given.append("--sequence-parallel")
     if p.dp * p.ep * p.cp > 1:

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 from gpuir.backends.plans.cuts import CUT_KINDS, Cuts
 from gpuir.backends.structured import json_text, plain
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.simulate.parallel import Parallel, PipelineSchedule
+from gpuir.simulate.parallel import ContextExchange, Parallel, PipelineSchedule
 
 SCHEMA = "gpuir.plan/1"
 AXES = ("tp", "cp", "ep", "dp", "pp")  # neighbours differ in the first
@@ -136,6 +136,10 @@ def _degrees(given: dict[str, Any], where: str) -> Parallel:
         raise UsageError(
             "no such schedule", where=where, expected=", ".join(schedules), found=repr(schedule)
         )
+    exchanges = get_args(ContextExchange)
+    if (exchange := values.get("exchange", "")) not in exchanges:
+        named = ", ".join(x for x in exchanges if x)
+        raise UsageError("no such exchange", where=where, expected=named, found=repr(exchange))
     return Parallel(**values)
 
 

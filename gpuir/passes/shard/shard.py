@@ -57,7 +57,9 @@ class Shard(Pass):
 
     context: the inputs, along their second axis, that of a sequence's tokens. In attention ranks
     exchange `heads` (all_to_all: Jacobs et al.: DeepSpeed-Ulysses, 2023) or gather `keys` and
-    values (Llama team, 2024, section 3.3.2), as `attention` says; else what sends fewer bytes.
+    values (Llama team, 2024, section 3.3.2), as `attention` says; else what sends fewer bytes. Or
+    keys and values go round a `ring`, and attention to those of one rank runs while those of the
+    next are on their way (Liu et al.: Ring Attention, 2023).
 
     `pad`, of tensor, pads a vocabulary that does not divide by the ranks to a multiple of `pad`
     words a rank, where its table is cut then (Megatron-LM's make-vocab-size-divisible-by, which is
@@ -148,6 +150,8 @@ class Shard(Pass):
             raise UsageError(f"shard: the ranks have an axis {axis} already", found=mesh)
         if self.attention == "heads":
             sequences.check_heads(g, self.ranks)
+        if self.attention == "ring":
+            sequences.check_blocks(g)
         return self.with_words(g) or self.planned(g)
 
     def with_words(self, g: Graph) -> Planner | None:

@@ -15,7 +15,8 @@ from gpuir.passes.manager import Pass
 @dataclass(frozen=True)
 class Masks(Pass):
     """Makes numbers of masks of truth values, ahead of each attention that reads one: 0 where it is
-    true, minus infinity elsewhere. (PyTorch, aten/src/ATen/native/transformers/attention.cpp,
+    true, minus infinity elsewhere. One of a single cell says whether the attention is called, and
+    no kernel is given it. (PyTorch, aten/src/ATen/native/transformers/attention.cpp,
     convert_boolean_attn_mask.)"""
 
     name = "masks"
@@ -28,7 +29,9 @@ class Masks(Pass):
 def in_numbers(n: Node, b: Builder) -> tuple[Value, ...] | None:
     """attention(mask)  →  attention(where(mask, 0, -inf))"""
     match n.op:
-        case t.Attention(q=q, mask=Value() as mask) as op if mask.type.dtype == bool_:
+        case t.Attention(q=q, mask=Value() as mask) as op if (
+            mask.type.dtype == bool_ and mask.type.size > 1
+        ):
             dtype = q.type.dtype
             seen = b(t.Constant(TensorType((), dtype), (0.0,)))
             return b.add(replace(op, mask=b(t.Map("where", (mask, seen), (-inf,)))))
