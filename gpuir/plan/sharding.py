@@ -512,20 +512,15 @@ def _reason(p: Placement, plan: Plan, fair: float) -> str:
     share = (o.forward_s + o.backward_s) / max(fair, 1e-12)
     match o.way:
         case "table":
-            return f"whole: {share:.0%} of what a GPU has to do on average"
+            return f"{share:.0%} of a GPU's mean load"
         case _ if whole is None:
-            size = _size(p.table.nbytes)
-            return f"cut by {o.way}s, {o.parts} parts: {size} and its state is more than a GPU has"
+            return f"{_size(p.table.nbytes)} and its state exceed a GPU"
         case "column" | "row":
             alone = (whole.forward_s + whole.backward_s) / max(fair, 1e-12)
-            text = f"cut by {o.way}s, {o.parts} parts"
-            return f"{text}: whole it were {alone:.0%} of what a GPU has to do on average"
+            return f"whole, {alone:.0%} of a GPU's mean load"
         case "data":
-            apart = whole.sent_bytes
-            return (
-                f"on every GPU: its gradients, {o.reduced_bytes / 1e6:.2f} MB, cost less than"
-                f" {apart / 1e6:.2f} MB of sums sent both ways"
-            )
+            mine, apart = o.reduced_bytes / 1e6, whole.sent_bytes / 1e6
+            return f"sends {mine:.2f} MB of gradients, not {apart:.2f} MB"
 
 
 def ways_of(plan: Plan) -> Mapping[str, int]:

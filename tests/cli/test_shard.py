@@ -37,7 +37,7 @@ def test_a_report_has_placements_reasons_and_gpus():
     assert result.exit_code == 0, result.stderr
     text = result.stdout
     assert text.startswith("t.json: 4 tables on ")
-    for word in ("items", "small.0", "whole: ", "lookups", "all-to-all", "assumed"):
+    for word in ("items", "small.0", "mean load", "lookups", "all-to-all", "assumed"):
         assert word in text
     assert "not proven to be the quickest" in text
 
