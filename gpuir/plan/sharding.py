@@ -512,15 +512,15 @@ def _reason(p: Placement, plan: Plan, fair: float) -> str:
     share = (o.forward_s + o.backward_s) / max(fair, 1e-12)
     match o.way:
         case "table":
-            return f"{share:.0%} of a GPU's mean load"
+            return f"{share:.0%} of mean load"
         case _ if whole is None:
-            return f"{_size(p.table.nbytes)} and its state exceed a GPU"
+            return f"{_size(p.table.nbytes)} is more than a GPU has"
         case "column" | "row":
             alone = (whole.forward_s + whole.backward_s) / max(fair, 1e-12)
-            return f"whole, {alone:.0%} of a GPU's mean load"
+            return f"whole: {alone:.0%} of mean load"
         case "data":
             mine, apart = o.reduced_bytes / 1e6, whole.sent_bytes / 1e6
-            return f"sends {mine:.2f} MB of gradients, not {apart:.2f} MB"
+            return f"sends {mine:.2g}, not {apart:.2g} MB"
 
 
 def ways_of(plan: Plan) -> Mapping[str, int]:
