@@ -90,11 +90,16 @@ def decides(g: Graph, machine: Cluster, given: Mapping[str, Any], loaded: Loaded
 
     return {
         "model": _digest(gpuir.show(g)),
-        "cluster": _digest(repr((machine, machine.target))),
+        "cluster": _digest(repr((machine, *_parts(machine)))),
         "profile": _digest(repr(profile_of(g))),
         "predictor": _predictor(given["predictor"], loaded),
         "gpuir": gpuir.__version__,
     }
+
+
+def _parts(machine: Cluster) -> tuple[object, ...]:
+    """Its GPU; of several kinds also the cluster of each."""
+    return (machine.stretches, machine.targets) if machine.kinds else (machine.target,)
 
 
 def _predictor(name: str, loaded: Loaded) -> str:

@@ -100,13 +100,12 @@ def command(**given: Any) -> None:
     from gpuir.plan.degrees import choices_of, left_out
     from gpuir.plan.parallel import search
     from gpuir.targets.cluster import load_cluster
-    from gpuir.targets.prices import price_of
 
     check_ahead(given["output"])
     forms(given["format"])
     kept = Kept(given["resume"])
     machine = load_cluster(given["cluster"])
-    price = price_of(machine.target, _prices(given, machine))
+    price = _price(machine, _prices(given, machine))
     warnings: list[str] = []
     graphs = _Graphs(given, warnings)
     whole = graphs.model(False)
@@ -169,15 +168,31 @@ def _prices(given: dict[str, Any], machine: Cluster) -> dict[str, Price]:
     """Prices of one's own; UsageError for one of a GPU that the cluster has not."""
     from gpuir.ir.errors import UsageError
 
-    prices, target = options.prices_of(given), machine.target
+    prices, targets = options.prices_of(given), machine.targets
     for name, price in prices.items():
-        if name not in (target.name, target.device):
+        if not any(name in (target.name, target.device) for target in targets):
+            own = " or ".join(f"--price {x.name}={price.usd_per_hour:g}" for x in targets)
             raise UsageError(
                 f"{machine.name} has no GPU of that name",
                 where=f"--price {name}={price.usd_per_hour:g}",
-                fix=f"--price {target.name}={price.usd_per_hour:g}, or leave it out",
+                fix=f"{own}, or leave it out",
             )
     return prices
+
+
+def _price(machine: Cluster, own: dict[str, Price]) -> Price | None:
+    """What one GPU is an hour: of several kinds the mean over all. None where one has no price."""
+    from gpuir.targets.load import load_target
+    from gpuir.targets.prices import Price, price_of
+
+    each = [(price_of(load_target(x.cluster.gpu), own), x.end - x.first) for x in machine.stretches]
+    known = [(price, count) for price, count in each if price is not None]
+    if len(known) < len(each):
+        return None
+    if len({price for price, _ in known}) == 1:
+        return known[0][0]
+    mean = sum(price.usd_per_hour * count for price, count in known) / machine.gpus
+    return Price(mean, "the mean of " + " and ".join(dict.fromkeys(str(p) for p, _ in known)))
 
 
 def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
@@ -193,7 +208,7 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
             "which dimension is the batch is not known",
             fix="--dims batch=256, of a whole step, all GPUs together",
         )
-    target = machine.target
+    targets, dtype = machine.targets, product_dtype(g, rounded=True)
     sizes: dict[str, int] = {"weight": 0, "optimizer": 0}
     for v in g.params:
         role = g.role_of(v)
@@ -206,8 +221,9 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
         batch=batch,
         gpus=machine.gpus,
         node_gpus=machine.node_gpus,
-        peak_flops_per_s=target.peak("tensor", product_dtype(g, rounded=True)),
-        available_bytes=available_bytes(target),
+        peak_flops_per_s=max(target.peak("tensor", dtype) for target in targets),
+        available_bytes=max(map(available_bytes, targets)),
+        alike=not machine.kinds,
     )
 
 

@@ -56,7 +56,8 @@ class Choice:
 class Model:
     """What bounds need of a model: flops of a step's products, bytes of weights and of the
     optimizer's states, the items of a batch; and of the GPUs: how many, how many share the fastest
-    links, the peak of one, what one has for allocations."""
+    links, the peak of one, what one has for allocations. Where they are not `alike`, both are those
+    of the GPU with most, and what one choice takes on its GPUs bounds no other."""
 
     flops: float
     weight_bytes: int
@@ -66,6 +67,7 @@ class Model:
     node_gpus: int
     peak_flops_per_s: float
     available_bytes: int
+    alike: bool = True
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def least_bytes(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> in
     weights = model.weight_bytes / (shared * (p.dp if p.zero > 2 else 1))
     states = model.state_bytes / (shared * (p.dp if p.zero else 1))
     left = 0.0
-    for x in known:
+    for x in known if model.alike else ():
         if x.activations and choice.is_part_of(x.choice) and choice.recompute == x.choice.recompute:
             cut = in_flight(p) / in_flight(x.choice.parallel) * choice.share / x.choice.share
             q = x.choice.parallel
@@ -209,7 +211,7 @@ def least_s(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> float:
     """
     p = choice.parallel
     alone = model.flops / (p.ranks * model.peak_flops_per_s)
-    for x in known:
+    for x in known if model.alike else ():
         if x.microbatch_s and choice.is_part_of(x.choice):
             q = x.choice.parallel
             cut = (q.tp * q.cp) / (p.tp * p.cp) * choice.share / x.choice.share

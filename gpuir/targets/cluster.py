@@ -123,7 +123,8 @@ class Cluster:
                 f"{self.name} has several kinds of GPU",
                 expected="a cluster of one kind, or the GPU that is meant (--target)",
                 found=", ".join(target.name for target in self.targets),
-                fix=f"`gpuir simulate` takes all; or take {self.stretches[0].cluster.name} alone",
+                fix="`gpuir simulate` and `plan` take all; or take "
+                f"{self.stretches[0].cluster.name} alone",
             )
         return self.stretches[0].cluster.gpu
 

@@ -62,6 +62,48 @@ def test_bounds_leave_out_nothing_that_would_win(training: gpuir.Graph, steps):
         assert least_s(x.choice, model, others) <= x.time_s
 
 
+BOTH = "dgx-h100+dgx-a100"
+
+
+def test_on_several_kinds_of_gpu_no_choice_bounds_another():
+    """Of layers cut unevenly over two kinds another choice has more on the quick one: bounds are
+    those of the quickest alone, and leave out nothing that would win."""
+    g = gpuir.load(ENCODER, dims={"batch": 64, "seq": 64}, train=True, optimizer="adamw")
+    model = measured(g, gpuir.load_cluster(BOTH), 64)
+    assert not model.alike and model.gpus == 16
+    assert (
+        model.peak_flops_per_s == measured(g, gpuir.load_cluster("dgx-h100"), 64).peak_flops_per_s
+    )
+    known: dict[Choice, gpuir.Step] = {}
+
+    def simulate(choice: Choice) -> gpuir.Step:
+        if choice not in known:
+            part = Microbatch(choice.parallel.microbatches).run(g)
+            known[choice] = gpuir.simulate_ranks(part, BOTH, choice.parallel)
+        return known[choice]
+
+    limits = {"tp": (1,), "pp": (1, 2), "zero": (0,), "microbatch": (1, 4)}
+    choices = list(space(model, limits, recompute=(False,), schedules=("1f1b",)))
+    assert {c.parallel.pp for c in choices} == {1, 2}
+    every = search(choices, model, simulate, exhaustive=True)
+    some = search(choices, model, simulate)
+    assert some.best[0] == every.best[0] and every.simulated == len(choices)
+    for x in every.tried:
+        assert least_s(x.choice, model, every.tried) <= x.time_s
+        assert least_bytes(x.choice, model, every.tried) <= x.held_bytes
+
+
+def test_a_plan_of_several_kinds_has_the_mean_price():
+    args = ["plan", str(ENCODER), "--cluster", BOTH, "--dims", "batch=64,seq=64", "--tp", "8"]
+    args += ["--pp", "2", "--microbatch", "8", "--price", "h100-sxm-80gb=3"]
+    done = CliRunner().invoke(main, [*args, "--price", "a100-sxm-80gb=1", "--format", "json"])
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert made["usd_per_gpu_hour"] == 2.0 and made["cluster"] == BOTH and made["gpus"] == 16
+    refused = CliRunner().invoke(main, [*args, "--price", "l4=1"])
+    assert refused.exit_code == 2 and "--price a100-sxm-80gb=1" in refused.output
+
+
 def test_what_does_not_fit_loses_by_memory(training: gpuir.Graph, steps):
     model = the_model(training)
     least = least_bytes(Choice(Parallel(dp=4, zero=3)), model)

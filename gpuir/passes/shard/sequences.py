@@ -119,7 +119,8 @@ def check_blocks(g: Graph) -> None:
         raise UsageError(
             "shard: no attention whose keys could go round a ring",
             expected="attention as one op",
-            fix="put recognize before it, or take --attention sdpa",
+            fix="--attention sdpa of a config; else first `gpuir opt MODEL --pipeline "
+            "canonicalize,recognize -o model.gir`",
         )
 
 
