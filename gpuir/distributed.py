@@ -7,7 +7,6 @@ from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
 from os import PathLike, fspath
 
 from gpuir.analysis import analyze, lower
@@ -55,6 +54,7 @@ from gpuir.targets.target import Target
 
 SHARES = "ranks of dp, tp, cp and ep have equal shares, so quick GPUs wait for slow ones"
 
+SLOWEST = 1000.0  # times as long as another: beyond lies a slip of the pen
 WORDS = 128  # a rank: Megatron-LM's default for what a padded vocabulary divides by
 
 
@@ -175,14 +175,20 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
             fix=f"a cluster of {nodes} nodes, or degrees whose product is {machine.gpus} at most",
         )
     for rank, factor in slow.items():
-        if not 0 <= rank < parallel.ranks or not (isfinite(factor) and factor >= 1):
+        if not 0 <= rank < parallel.ranks or not 1 <= factor <= SLOWEST:
             raise UsageError(
                 "no such slow rank",
-                expected=f"a rank from 0 to {parallel.ranks - 1}, and a factor of 1 or more",
+                expected=f"a rank from 0 to {parallel.ranks - 1}, a factor from 1 to {SLOWEST:g}",
                 found=f"{rank}={factor:g}",
                 fix=f"{parallel.ranks - 1}=1.3, say",
             )
     check_batch(graph, parallel)
+    if parallel.sequence and parallel.tp == 1:
+        raise UsageError(
+            "sequences are cut beside weights, over tp",
+            found="sequence, tp=1",
+            fix="tp=2, say, or leave sequence out",
+        )
     if parallel.pp == 1 and (parallel.chunks > 1 or parallel.schedule != "1f1b"):
         raise UsageError(
             "schedules and chunks are of a pipeline",

@@ -80,7 +80,9 @@ def write_whole(path: str | Path, data: bytes) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fix = "name a file elsewhere"
-        raise UsageError("cannot write the file", where=str(path), found=reason, fix=fix) from error
+        raise UsageError(
+            "cannot write the file", where=str(path), found=reason, fix=fix or "check the path"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ def read_text(
                 raise kind(f"cannot read {what}", where=str(path), found="a pipe without a writer")
     except (OSError, ValueError) as error:  # no path has a null in it
         reason = getattr(error, "strerror", None) or str(error)
-        raise kind(f"cannot read {what}", where=str(path), found=reason, fix=fix) from error
+        raise kind(
+            f"cannot read {what}", where=str(path), found=reason, fix=fix or "check the path"
+        ) from error
     return decoded(data, path, kind)
 
 

@@ -231,9 +231,14 @@ class _Graphs:
     """The model, loaded once, and once more with blocks computed again."""
 
     def __init__(self, given: dict[str, Any], warnings: list[str]):
+        from gpuir.cost.table import find_predictor
+
         self.given, self.warnings = given, warnings
         self.loaded = load_modules(given["modules"])
         self.profile = self.loaded.profile(given["profile"]) if given["profile"] else None
+        name = given["predictor"]
+        found = find_predictor(name, self.loaded.predictors)
+        self.predictor: Any = found if name.partition("@")[0] in self.loaded.predictors else name
         self.model = lru_cache(maxsize=2)(self._model)
         self.part = lru_cache(maxsize=4)(self._part)
 
@@ -258,17 +263,13 @@ class _Graphs:
 
     def step(self, choice: Choice) -> Step:
         import gpuir
-        from gpuir.cost.table import find_predictor
 
         given = self.given
-        predictor: Any = find_predictor(given["predictor"], self.loaded.predictors)
-        if given["predictor"].partition("@")[0] not in self.loaded.predictors:
-            predictor = given["predictor"]
         return gpuir.simulate_ranks(
             self.part(choice.recompute, choice.parallel.microbatches),
             given["cluster"],
             choice.parallel,
             profile=self.profile,
-            predictor=predictor,
+            predictor=self.predictor,
             tf32=given["tf32"],
         )

@@ -29,11 +29,11 @@ OPTIMIZERS = ("sgd", "rowwise-adagrad", "adagrad", "adam")
 @click.option("--inference", is_flag=True, help="Lookups alone: no gradients, no state.")
 @click.option("--cut", help="Ways to place a table, of table,column,row,data.  [all]")
 @click.option(
-    "--memory", type=click.FloatRange(0.01, 1),
+    "--memory", type=options.Finite(0.01, 1),
     default=0.8, show_default=True, help="The share of a GPU's memory that tables may take.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(0, 3600), default=20.0, show_default=True,
+    "--seconds", type=options.Finite(0, 3600), default=20.0, show_default=True,
     help="For the exact solver; 0 leaves it out.",
 )  # fmt: skip
 @click.option(

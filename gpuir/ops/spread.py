@@ -89,4 +89,5 @@ def _number(text: str, word: str) -> float:
 
 
 def _wrong(text: str, expected: str) -> ModelError:
-    return ModelError("no distribution of indices", expected=expected, found=text[:80])
+    fix = "zipf:1.05, say"
+    return ModelError("no distribution of indices", expected=expected, found=text[:80], fix=fix)

@@ -77,7 +77,7 @@ def _nothing(model: Model, degrees: Degrees) -> UsageError:
         f"a batch of {model.batch:,} cannot be cut so",
         expected=f"a multiple of dp x ep x the sequences of a rank at a time: of {least:,}, say",
         found=f"{gpus}, {named}" if named else gpus,
-        fix=" or ".join((f"--dims batch={least * -(-model.batch // least)}", *fixes[:3])),
+        fix=" or ".join((f"--dims batch={least * max(1, -(-model.batch // least))}", *fixes[:3])),
     )
 
 

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from math import inf, isqrt
 from typing import Any
 
 from gpuir.ir.errors import GpuirError, UsageError
@@ -173,7 +173,8 @@ def _allowed(
 
 
 def divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return tuple(dict.fromkeys((*small, *(n // d for d in reversed(small)))))
 
 
 # ---- bounds ------------------------------------------------------------------------------------
@@ -336,13 +337,17 @@ def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
             interval = raw.pop("interval")
             time_s = raw.pop("time_s")
             shared = raw.pop("tp_shared")
+            why = raw.pop("why")
             found[name] = Tried(
                 choice=Choice(Parallel(**choice["parallel"]), choice["recompute"]),
-                time_s=inf if time_s is None else time_s,
-                interval=None if interval is None else (interval[0], interval[1]),
+                time_s=inf if time_s is None else float(time_s),
+                why=str(why),
+                interval=None if interval is None else (float(interval[0]), float(interval[1])),
                 tp_shared=None if shared is None else Shared(**shared),
-                **raw,
+                **{key: x + 0 for key, x in raw.items()},  # TypeError where one is no number
             )
+            if name != str(found[name].choice):
+                raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 "not a line of an earlier search",

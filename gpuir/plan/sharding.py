@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import ModelError, UsageError
 from gpuir.plan.lookups import STATES, busiest, times
 from gpuir.plan.tables import EmbeddingTable
 from gpuir.targets.target import Target
@@ -204,7 +204,7 @@ def _least_width(table: EmbeddingTable) -> int:
 
 def check(tables: Sequence[EmbeddingTable], setting: Setting) -> list[tuple[Option, ...]]:
     """Every table's options. UsageError where a table has none, or all do not fit together."""
-    found = [options(t, setting) for t in tables]
+    found = [_known(t, setting) for t in tables]
     for table, ways in zip(tables, found, strict=True):
         if ways:
             continue
@@ -219,6 +219,15 @@ def check(tables: Sequence[EmbeddingTable], setting: Setting) -> list[tuple[Opti
             " an optimizer with less state",
         )
     return found
+
+
+def _known(table: EmbeddingTable, setting: Setting) -> tuple[Option, ...]:
+    try:
+        return options(table, setting)
+    except ModelError as error:  # of tensors that nobody can have
+        error.where = f"table {table.name}, of {setting.batch:,} samples"
+        error.fix = "fewer rows, columns, lookups, features or samples"
+        raise
 
 
 def _unplaced(table: EmbeddingTable, setting: Setting) -> UsageError:

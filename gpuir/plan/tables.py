@@ -124,6 +124,10 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
             found=", ".join(given) or "nothing",
             fix=f"add {missing[0]}",
         )
+    for key in ("name", "dtype", "indices"):
+        if not isinstance(given.get(key, ""), str):
+            found = repr(given[key])[:60]
+            raise UsageError(f"{key} is text", where=place, found=found, fix="quote it")
     numbers = {
         key: _number(given[key], key, place, whole=key != "lookups")
         for key in ("rows", "width", "lookups", "features", "count")
@@ -134,9 +138,7 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
     dtype = {"fp32": "f32", "fp16": "f16", "float32": "f32", "float16": "f16"}.get(dtype, dtype)
     if dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}", where=place, fix=nearest(dtype, list(DTYPES)))
-    name = given.get("name", f"table{i + 1}")
-    if not isinstance(name, str):
-        raise UsageError("a name is text", where=place, found=repr(name)[:60], fix="quote it")
+    name = str(given.get("name", f"table{i + 1}"))
     try:
         spread = read_spread(str(given.get("indices", "")), Path(where).parent)
     except GpuirError as error:
@@ -208,12 +210,14 @@ def read_spread(text: str, folder: Path = Path()) -> Spread:
         where=where,
         expected="columns `count`, or `row_share` and `index_share`, or shares by reuse",
         found=", ".join(names)[:80] or "nothing",
+        fix="name its columns so, and write lines below",
     )
 
 
 def _lines(where: str) -> list[dict[str, str]]:
     """The lines of a CSV file by column; UsageError where a line has more cells than columns."""
-    reader = csv.DictReader(io.StringIO(read_text(where, "the table", UsageError)))
+    text = read_text(where, "the table", UsageError)
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     try:
         titles = list(reader.fieldnames or ())
         if twice := [t for t, n in Counter(titles).items() if n > 1]:
@@ -245,7 +249,13 @@ def _share(cell: str | None, where: str, most: float = 1.0) -> float:
     except ValueError:
         value = float("nan")
     if not 0 <= value <= most:
-        raise UsageError("no share, or no count", where=where, found=repr(cell)[:60])
+        raise UsageError(
+            "no share, or no count",
+            where=where,
+            expected=f"a number from 0 to {most:g}",
+            found=repr(cell)[:60],
+            fix="correct this cell",
+        )
     return value
 
 
@@ -253,7 +263,7 @@ def _of_counts(counts: Sequence[float], where: str) -> Spread:
     """Rows that are looked up about as often are one class."""
     total, ordered = sum(counts), sorted(counts, reverse=True)
     if not total:
-        raise UsageError("no row is ever looked up", where=where)
+        raise UsageError("no row is ever looked up", where=where, fix="count some, or leave it out")
     pairs: list[tuple[float, float]] = []
     start = 0
     while start < len(ordered):

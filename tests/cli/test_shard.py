@@ -78,6 +78,8 @@ def test_one_gpu_and_inference():
         (("t.json", "--cluster", "dgx-a101"), "dgx-a100"),
         (("t.json", "--cluster", "dgx-a100", "--cut", "colunm"), "did you mean column"),
         (("t.json", "--cluster", "dgx-a100", "--batch", "0"), "--batch"),
+        (("t.json", "--cluster", "dgx-a100", "--memory", "nan"), "--memory"),
+        (("wide.json", "--cluster", "dgx-a100"), "table table1, of 65,536 samples: an impossible"),
         (("large.json", "--cluster", "dgx-a100", "--cut", "table"), "--cut table,row: 19.35 GB on"),
         (("huge.json", "--cluster", "dgx-a100"), "fix:      at least 76 GPUs, or a narrower"),
         (
@@ -94,6 +96,7 @@ def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     (folder / "t.txt").write_text(TABLES)
     (folder / "large.json").write_text('[{"rows": 300000000, "width": 128}]')
     (folder / "huge.json").write_text('[{"rows": 10000000000, "width": 128}]')
+    (folder / "wide.json").write_text('[{"rows": 1000, "width": 1099511627776}]')
     (folder / "one.csv").write_text("rows,width\n100,1\n")
     (folder / "more.json").write_text('[{"rows": 100000000, "width": 128, "count": 40}]')
     result = run(*args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,6 +145,8 @@ def run(*args: str) -> Result:
         (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: not the price"),
         (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or leave it out"),
         (("--resume", "gone/plan.jsonl"), "mkdir -p gone"),
+        (("--predictor", "tiles"), "did you mean tile?"),
+        (("--dims", "batch=0"), "--dims batch=1"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_simulated(args: tuple[str, ...], message: str):
@@ -186,6 +189,21 @@ def test_a_search_of_something_else_does_not_go_on(kept: Path, args, expected: s
     refused = run("--resume", "plan.jsonl", *args)
     assert refused.exit_code == 2, refused.output
     assert f"  expected: {expected}\n  found:    {found}\n  fix:      --resume" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "by"),
+    [
+        (r'"time_s": [^,]*', '"time_s": "quick"'),
+        (r'"held_bytes": [^,]*', '"held_bytes": null'),
+        (r'"tp": \d', '"tp": "2"'),
+        (r'"why": .*', ""),
+    ],
+)
+def test_a_line_that_was_changed_is_refused(kept: Path, what: str, by: str):
+    (kept.parent / "bad.jsonl").write_text(re.sub(what, by, kept.read_text()))
+    refused = run("--resume", "bad.jsonl")
+    assert refused.exit_code == 2 and "bad.jsonl:2: not a line of an earlier" in refused.stderr
 
 
 def test_an_edited_cluster_is_another(kept: Path):
