@@ -37,7 +37,8 @@ class Choice:
         these and more of them."""
         p, q = self.parallel, other.parallel
         smaller = p.tp >= q.tp and p.cp >= q.cp and p.ep >= q.ep and self.share <= other.share
-        return smaller and self.recompute >= other.recompute
+        alike = q.cp == 1 or p.exchange == q.exchange  # a ring has kernels of its own
+        return smaller and alike and self.recompute >= other.recompute
 
     def is_cut_as(self, other: Choice) -> bool:
         """Whether each layer is cut over as many ranks as in another choice."""
@@ -135,7 +136,10 @@ def bases(model: Model, degrees: Mapping[str, Sequence[int]]) -> Iterator[Parall
                 left, rest = divmod(model.gpus, tp * cp * ep)
                 for pp in _allowed(degrees, "pp", divisors(left)) if not rest else ():
                     if left % pp == 0 and left // pp in _allowed(degrees, "dp", (left // pp,)):
-                        yield Parallel(left // pp, tp, pp, cp, ep, sequence=tp > 1)
+                        base = Parallel(left // pp, tp, pp, cp, ep, sequence=tp > 1)
+                        yield base
+                        if cp > 1:
+                            yield replace(base, exchange="ring")
 
 
 def _choices(

@@ -244,3 +244,20 @@ def test_the_report_says_why_others_lost():
     megatron = run("--format", "megatron").stdout
     assert "--tensor-model-parallel-size" in megatron
     assert run("--format", "nothing").exit_code == 2
+
+
+def test_contexts_are_tried_round_a_ring_too(training: gpuir.Graph):
+    """Beside what sends the fewest bytes; what the one takes bounds the other only where no context
+    is cut in it: a ring puts blocks together, which takes kernels more."""
+    choices = list(space(the_model(training), LIMITS | {"cp": (1, 2)}, recompute=(False,)))
+    assert {(c.parallel.cp, c.parallel.exchange) for c in choices} == {
+        (1, ""),
+        (2, ""),
+        (2, "ring"),
+    }
+    whole, gathered, ring = (
+        Choice(Parallel(dp=2, cp=cp, exchange=exchange))
+        for cp, exchange in ((1, ""), (2, ""), (2, "ring"))
+    )
+    assert gathered.is_part_of(whole) and ring.is_part_of(whole)
+    assert not gathered.is_part_of(ring) and not ring.is_part_of(gathered)
