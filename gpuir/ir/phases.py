@@ -9,6 +9,7 @@ from gpuir.ir.graph import Graph, Loc, Node
 
 Phase = Literal["backward", "recomputed", "optimizer"]
 PHASES: tuple[Phase, ...] = ("backward", "recomputed", "optimizer")
+SUM = "sum"  # the part `beside` an operator that adds its gradient to that of another reader
 
 
 def in_phase(locs: tuple[Loc, ...], phase: Phase) -> tuple[Loc, ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Value
+from gpuir.ir.phases import SUM, beside
 from gpuir.ir.types import DType, TensorType
 from gpuir.ops import tensor as t
 
@@ -40,7 +41,15 @@ class Reverse:
         value = self.original.get(value, value)
         gradient = self.cast(self.sum_to(gradient, value.type.shape), value.type.dtype)
         before = self._gradients.get(value)
-        self._gradients[value] = self.map("add", before, gradient) if before else gradient
+        self._gradients[value] = self._sum(before, gradient) if before else gradient
+
+    def _sum(self, a: Value, b: Value) -> Value:
+        """Autograd adds two gradients of a value in a kernel of its own, beside the operator that
+        gives the second (PyTorch, torch/csrc/autograd/input_buffer.cpp)."""
+        own, self.b.locs = self.b.locs, beside(self.b.locs, SUM)
+        added = self.map("add", a, b)
+        self.b.locs = own
+        return added
 
     def give_part(self, part: t.Slice, gradient: Value) -> None:
         """Adds to the gradient of the cells that `part` takes of its operand. Parts wait for each

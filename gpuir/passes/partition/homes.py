@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Loc, Node, Value
-from gpuir.ir.phases import PHASES, phase_of
+from gpuir.ir.phases import PHASES, SUM, phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.partition.balance import Weigh, best_cuts, bytes_between, lengths
 
@@ -95,9 +95,10 @@ class Homes:
     def located(self, node: Node) -> list[Node]:
         """The forward nodes of a backward node's operator, or else of its module."""
         for index, names in ((self._by_loc, node.locs), (self._by_module, map(module, node.locs))):
-            found = [n for name in names for n in index.get(name_of_forward(name), ())]
-            if found:
-                return found
+            plain = [name_of_forward(name) for name in names]
+            for some in (plain, [name.removesuffix(f".{SUM}") for name in plain]):
+                if found := [n for name in some for n in index.get(name, ())]:
+                    return found
         return []
 
     @cached_property
