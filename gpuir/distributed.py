@@ -19,6 +19,7 @@ from gpuir.ir.notes import Cost
 from gpuir.ir.phases import is_training
 from gpuir.ir.types import DType, f32, tf32
 from gpuir.ops.kernel import Collective
+from gpuir.passes.accumulate import additions
 from gpuir.passes.bucket import Bucket
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
@@ -333,6 +334,9 @@ class _Maker:
                 holds, taken = beside_gradients(found)
             held.append((holds, taken, target))
         runs = tuple(map(slowest_of, zip(*every, strict=True)))
+        if p.microbatches > 1 and (sums := additions(g)).nodes:
+            added = self.run("sums of gradients", p.microbatches - 1, sums, place)
+            runs = (runs[0], added, *runs[1:])
         holds, taken, target = min(held, key=lambda x: available_bytes(x[2]) - x[1])
         return _part(runs, holds, taken, target, (g,), place)
 

@@ -108,11 +108,14 @@ def test_gradients_of_earlier_microbatches_are_there_all_the_time():
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_microbatch_is_a_graph_by_itself(training: Graph, zero: int):
     """What is done once a step is left out, and nothing that is left reads it."""
-    first, last = step(training, dp=2, zero=zero, microbatches=4).slowest.runs
+    first, sums, last = step(training, dp=2, zero=zero, microbatches=4).slowest.runs
+    assert (first.times, sums.times, last.times) == (3, 3, 1)
     verify(first.graph)
     assert 0 < memory(first.graph).peak_bytes <= memory(last.graph).peak_bytes
     gradients = [v for v in first.graph.outputs if first.graph.role_of(v) == "gradient"]
     assert len(gradients) == sum(role == "gradient" for _, role in training.roles)
+    added = [v.type for v in sums.graph.params]
+    assert added == [v.type for v in last.graph.outputs if last.graph.role_of(v) == "gradient"]
     assert not any(phase_of(n) == "optimizer" for n in first.graph.nodes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpuir.ir.build import begin
+from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Value
 from gpuir.ir.phases import in_phase
@@ -45,3 +45,18 @@ class Accumulate(Pass):
         left = dict(buffers)  # an output that is given twice takes a buffer over once
         over = [left.pop(v, o) for v, o in zip(g.outputs, over, strict=True)]
         return b.finish((sums.get(v, v) for v in g.outputs), over)
+
+
+def additions(g: Graph) -> Graph:
+    """A graph of nothing but the kernels that add each gradient of another to its buffer: what a
+    microbatch takes besides its own passes, where earlier ones have left gradients."""
+    b = Builder(Level.graph, g.name)
+    b.framework, b.profile = g.framework, g.profile
+    sums: list[Value] = []
+    buffers: list[Value] = []
+    for v in dict.fromkeys(v for v in g.outputs if g.role_of(v) == "gradient"):
+        b.locs = in_phase((f"{g.name}:{v.name}/accumulate",), "backward")
+        buffers.append(b.param(v.name, v.type))
+        sums.append(b(t.Map("add", (buffers[-1], b.input(f"{v.name}.step", v.type))), f"{v.name}.new"))
+        b.roles |= {v.name: "gradient", f"{v.name}.step": "gradient", sums[-1].name: "gradient"}
+    return b.finish(sums, buffers)
