@@ -362,14 +362,27 @@ class Kernels:
     least, rounds lost, and how the cost grows with k. The library is taken to compare
     ((rounds + lost) * cells * exp(cost) * (k / split + least) + join) * (k / 1024) ** grows; of an
     unfilled round `quantum` counts, and a split costs `join` and `join_each` for each share of
-    each result cell. `whole` is a kernel taken instead where n and k are multiples of four.
+    each result cell. `even` is what is taken instead where n and k are multiples of four.
     """
 
     rows: tuple[tuple[float, ...], ...]
     quantum: float = 0.0
     join: float = 0.0
     join_each: float = 0.0
-    whole: tuple[float, float, float, float] | None = None
+    even: Even | None = None
+
+
+@dataclass(frozen=True)
+class Even:
+    """Columns, rows, parts of a step and warps of a kernel that does not share out k, taken where
+    its blocks are `blocks` an SM or more; and of the one taken of fewer, whose blocks have up to
+    `depth` cells of k each.
+    """
+
+    whole: tuple[float, float, float, float]
+    blocks: float
+    few: tuple[float, float, float, float]
+    depth: float
 
 
 # What cuBLAS 12.1 took, as the kernel names in the NeuSight GEMM table say: of one product, there
@@ -391,7 +404,8 @@ SINGLE = {
         0.16,
         2.1e5,
         4.1,
-        whole=(128, 128, 1, 8),
+        # From 48 blocks on P4's 20 SMs on; the parts are those of all 28 layers of fewer.
+        Even((128, 128, 1, 8), 2.4, (128, 64, 1, 4), 512.0),
     ),
     "sm_70": Kernels(
         (
@@ -566,20 +580,35 @@ def cheapest(
         joined = known.join + known.join_each / target.sms * (m * n) * split
         time = time + np.where(split > 1, joined, 0.0)
         time = time * np.exp(grows * np.log(np.maximum(k, 1.0) / 1024))
+    if known.even is not None:
+        taken, told, even = _evenly(rows, known.even, target)
+        tn, tm, slices, warps = map(np.append, (tn, tm, slices, warps), taken)
+        split = np.append(split, told, axis=-1)
+        time = np.append(time, even, axis=-1)
     best: Number = np.argmin(time, axis=-1)
     if p is not None:
         kernels = (tn, tm, slices, warps, split)
-        told_s = times_of(rows, target, p, kernels)
+        told_s = _where(time < np.inf, times_of(rows, target, p, kernels), np.inf)
         there = _named(target)
-        judged_s = told_s if there is target else times_of(rows, there, p, kernels)
+        judged_s = told_s
+        if there is not target:
+            judged_s = _where(time < np.inf, times_of(rows, there, p, kernels), np.inf)
         far = _at(judged_s, best) > (1 + SLACK) * judged_s.min(axis=-1)
         unread = (rows.extents["m"] <= FEW_ROWS) | (target.isa not in NAMED)
         best = _where(far | unread, told_s.argmin(axis=-1), best)
-    taken = (tn[best], tm[best], slices[best], warps[best], _at(split, best))
-    if known.whole is not None:
-        even = (n % 4 == 0) & (k % 4 == 0)
-        taken = either(even[..., 0], (*known.whole, 1.0), taken)
-    return taken
+    return tn[best], tm[best], slices[best], warps[best], _at(split, best)
+
+
+def _evenly(rows: Work, even: Even, target: Target) -> tuple[Number, Number, Number]:
+    """The two kernels that n and k in fours have, their splits and costs: where n and k are such,
+    one of them is the cheapest of all; elsewhere there is neither."""
+    m, n, k = (rows.extents[d][..., None] for d in "mnk")
+    columns, height, *_ = even.whole
+    blocks = rows.extents["b"][..., None] * np.ceil(m / height) * np.ceil(n / columns)
+    full = blocks >= even.blocks * target.sms
+    split = np.append(np.ones_like(k), np.ceil(k / even.depth), axis=-1)
+    there = ((n % 4 == 0) & (k % 4 == 0)) & np.append(full, ~full, axis=-1)
+    return np.transpose([even.whole, even.few]), split, _where(there, -np.inf, np.inf)
 
 
 def _named(target: Target) -> Target:

@@ -58,6 +58,8 @@ def test_lanes_and_amds_matrix_cores_are_two_families():
         (A100, 1, 8192, 50272, 1024, (128, 64, 8)),
         (load_target("p100-pcie-16gb"), 320, 384, 384, 64, (128, 64, 8)),
         (load_target("p4"), 1, 4096, 3072, 768, (128, 128, 8)),
+        (load_target("p4"), 1, 1024, 768, 3072, (128, 128, 8)),
+        (load_target("p4"), 1, 512, 768, 3072, (128, 64, 8)),
         (load_target("t4"), 640, 196, 64, 196, (64, 64, 8)),
         (load_target("t4"), 1, 2048, 50272, 960, (128, 128, 8)),
         (V100, 1, 4096, 3840, 960, (128, 64, 8)),
@@ -66,6 +68,23 @@ def test_lanes_and_amds_matrix_cores_are_two_families():
 )
 def test_the_kernel_is_the_librarys(target, b, m, n, k, taken):
     assert kernel(gemm(m, n, k, f32, b=b, bias=b == 1), target) == taken
+
+
+def test_few_blocks_share_out_k():
+    # neusight/gemm.parquet, P4: 12 x 4 blocks of 64 x 128, grid_z 6
+    tiles = simt.choose(gemm(512, 768, 3072, f32, bias=True), load_target("p4"), FACTORS)
+    assert tiles.split == 6
+    # The gradient of 3 x 3 filters, 64 channels, 64 images of 56 x 56: five tiles of 128 x 128
+    work = gemm(576.0, 64.0, 200704.0, f32)
+    for name in ("titan-xp", "p4", "v100-sxm-16gb"):
+        target = load_target(name)
+        assert predict(work, target).time_s[0] < 3 * work.flops / target.flops_per_s.vector["f32"]
+
+
+def test_few_rows_run_no_tile_for_many():
+    target = load_target("titan-xp")
+    one, many = (predict(gemm(m, 4096.0, 4096.0, f32), target).time_s[0] for m in (1.0, 128.0))
+    assert one < many / 2
 
 
 @pytest.mark.parametrize("target", [A100, V100, MI100, load_target("t4")], ids=lambda t: t.name)
