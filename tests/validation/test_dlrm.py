@@ -15,6 +15,7 @@ import gpuir
 from gpuir.cli.main import main
 from gpuir.ir.errors import UsageError
 from gpuir.ir.phases import phase_of
+from gpuir.ops import tensor as t
 from validation import convnets, dlrm, recommenders, sharded
 from validation.dlrm import Case, Result, Table, predicted, read, scores
 from validation.models import is_loss
@@ -184,3 +185,27 @@ def test_convolutional_nets_are_timed_in_three_spans():
     assert all(phase_of(n) is None and not is_loss(n) for n in forward.nodes)
     assert any(is_loss(n) for n in backward.nodes)
     assert {phase_of(n) for n in optimizer.nodes} == {"optimizer"}
+
+
+def test_inception_v3_has_its_papers_sizes():
+    import torch
+
+    with torch.device("meta"):
+        net, images = convnets.inception_v3(), torch.zeros(2, 3, 299, 299)
+        early = net.early(net.stem(images))
+        assert early.shape == (2, 768, 17, 17)
+        assert net.late(early).shape == (2, 2048, 8, 8)
+        logits, auxiliary = net(images)
+    assert logits.shape == auxiliary.shape == (2, 1000)
+    assert isinstance(net.eval()(images), torch.Tensor)
+    params = {name: p.numel() for name, p in net.named_parameters()}
+    assert sum(params.values()) == 27_161_264
+    head = sum(n for name, n in params.items() if name.startswith("auxiliary"))
+    assert sum(params.values()) - head == 23_834_568
+
+
+@pytest.mark.slow
+def test_inception_v3_is_trained_without_its_auxiliary_head():
+    g = convnets.step("Inception-V3", 2)
+    assert sum(isinstance(n.op, t.Conv) for n in g.nodes) == 94
+    assert not any("auxiliary" in v.name for v in g.outputs)
