@@ -14,7 +14,7 @@ from gpuir.cost.collective import collective_time
 from gpuir.cost.table import Predictor
 from gpuir.ir.alike import shape_of
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import is_training
 from gpuir.ir.types import DType, f32, tf32
@@ -190,6 +190,12 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
             found="sequence, tp=1",
             fix="tp=2, say, or leave sequence out",
         )
+    if parallel.overlap and not parallel.sequence:
+        raise UsageError(
+            "gathers and sums beside products are those of sequences cut over tp",
+            found="overlap without sequence",
+            fix="sequence, or leave overlap out",
+        )
     if parallel.pp == 1 and (parallel.chunks > 1 or parallel.schedule != "1f1b"):
         raise UsageError(
             "schedules and chunks are of a pipeline",
@@ -294,7 +300,8 @@ class _Maker:
         found = analyze(
             made, target=gpu, predictor=self.predictor, cluster=place.name, watch=self.watch
         )
-        return slowed(found, factor)
+        found = slowed(found, factor)
+        return in_pieces(found, self.parallel.tp) if self.parallel.overlap else found
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
@@ -568,17 +575,36 @@ def slowed(costed: Graph, factor: float) -> Graph:
     """The graph with kernels that take so many times as long; collectives take what they took."""
     if factor == 1.0:
         return costed
-
-    def times(cost: Cost) -> Cost:
-        ends = cost.interval and (factor * cost.interval[0], factor * cost.interval[1])
-        terms = tuple((name, factor * s) for name, s in cost.terms)
-        return replace(cost, time_s=factor * cost.time_s, terms=terms, interval=ends)
-
     nodes = (
-        n if n.cost is None or isinstance(n.op, Collective) else replace(n, cost=times(n.cost))
+        n
+        if n.cost is None or isinstance(n.op, Collective)
+        else replace(n, cost=scaled(n.cost, factor))
         for n in costed.nodes
     )
     return replace(costed, nodes=tuple(nodes))
+
+
+def scaled(cost: Cost, factor: float) -> Cost:
+    """A cost of so many times as long."""
+    ends = cost.interval and (factor * cost.interval[0], factor * cost.interval[1])
+    terms = tuple((name, factor * s) for name, s in cost.terms)
+    return replace(cost, time_s=factor * cost.time_s, terms=terms, interval=ends)
+
+
+def in_pieces(costed: Graph, ranks: int) -> Graph:
+    """The graph with gathers and sums of tp in pieces, as many as ranks, each beside the product of
+    another piece: one of them shows, the others are taken to be hidden (Transformer Engine's
+    userbuffers; PyTorch's asynchronous tensor parallelism). Along sequences all of them lie next to
+    a product, but those of the embedding."""
+
+    def shown(n: Node) -> Node:
+        if n.cost is None or not isinstance(n.op, Collective):
+            return n
+        x = n.op.collective
+        pieces = x.group == "tp" and x.fn in ("all_gather", "reduce_scatter")
+        return replace(n, cost=scaled(n.cost, 1 / ranks)) if pieces else n
+
+    return replace(costed, nodes=tuple(map(shown, costed.nodes)))
 
 
 def is_rounded(costed: Graph) -> bool:

@@ -134,6 +134,15 @@ def test_a_weight_of_three_parts_of_four_is_added_up_within_the_cluster():
     assert [part.params for part in s.parts] == [1024 * 1024] * 4
 
 
+def test_collectives_beside_products_show_a_piece(training: Graph):
+    """Of four ranks a quarter: the rest is hidden, and kernels take what they took."""
+    plain, pieces = (step(training, tp=4, sequence=True, overlap=x) for x in (False, True))
+    (alone,), (beside,) = plain.slowest.traffic, pieces.slowest.traffic
+    assert alone.time_s / 4 < beside.time_s < alone.time_s / 2  # all-reduces of norms are whole
+    assert pieces.slowest.kernels_s == pytest.approx(plain.slowest.kernels_s)
+    assert pieces.time_s < plain.time_s
+
+
 def test_a_pipeline_waits_for_its_ends(training: Graph):
     """Parts hold the model between them; of two orders that wait less, each is quicker."""
     one = step(training, microbatches=8)
@@ -272,6 +281,7 @@ def test_what_cannot_be_is_refused(training: Graph):
         ({"dp": 5, "microbatches": 64}, "a multiple of 5"),
         ({"chunks": 2}, "of a pipeline"),
         ({"sequence": True}, "over tp"),
+        ({"tp": 2, "overlap": True}, "overlap without sequence"),
         ({"schedule": "gpipe"}, "of a pipeline"),
     ):
         with pytest.raises(UsageError, match=text):

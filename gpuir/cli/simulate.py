@@ -34,6 +34,9 @@ FORMATS = ("table", "json", "trace", "chakra", *PLANS)
 )
 @click.option("--sequence", is_flag=True, help="With tp: norms and residuals by sequence, too.")
 @click.option(
+    "--overlap", is_flag=True, help="With sequence: products and collectives of tp side by side."
+)
+@click.option(
     "--microbatches", type=DEGREE, default=1, help="Into which a step's batch is cut.  [1]"
 )
 @click.option(
@@ -95,8 +98,9 @@ def command(**given: Any) -> None:
 
     loaded = load_modules(given["modules"])
     parallel = gpuir.Parallel(
-        **{name: given[name] for name in ("dp", "tp", "pp", "cp", "ep", "zero", "sequence")},
-        **{name: given[name] for name in ("microbatches", "schedule", "chunks")},
+        **{name: given[name] for name in ("dp", "tp", "pp", "cp", "ep", "zero")},
+        **{name: given[name] for name in ("sequence", "overlap", "microbatches")},
+        **{name: given[name] for name in ("schedule", "chunks")},
         exchange=given["exchange"] or "",
     )
     gpuir.load_cluster(given["cluster"])

@@ -56,7 +56,9 @@ def additions(g: Graph) -> Graph:
     buffers: list[Value] = []
     for v in dict.fromkeys(v for v in g.outputs if g.role_of(v) == "gradient"):
         b.locs = in_phase((f"{g.name}:{v.name}/accumulate",), "backward")
-        buffers.append(b.param(v.name, v.type))
-        sums.append(b(t.Map("add", (buffers[-1], b.input(f"{v.name}.step", v.type))), f"{v.name}.new"))
-        b.roles |= {v.name: "gradient", f"{v.name}.step": "gradient", sums[-1].name: "gradient"}
+        buffer, step = b.param(v.name, v.type), b.input(f"{v.name}.step", v.type)
+        total = b(t.Map("add", (buffer, step)), f"{v.name}.new")
+        buffers.append(buffer)
+        sums.append(total)
+        b.roles |= dict.fromkeys((buffer.name, step.name, total.name), "gradient")
     return b.finish(sums, buffers)

@@ -15,7 +15,8 @@ class Parallel:
     """Degrees of parallelism, of which the product is the number of ranks.
 
     `tp` cuts weights (with `sequence`, norms and residuals too), `cp` sequences, `ep` experts, `pp`
-    layers, `dp` the batch; `zero` is the stage of ZeRO within `dp` (3 is FSDP). Ranks that are
+    layers, `dp` the batch; `zero` is the stage of ZeRO within `dp` (3 is FSDP). With `overlap`
+    products and the collectives of `tp` beside them run in pieces, at the same time. Ranks that are
     neighbours differ in `tp` first, then in `cp`, `ep`, `dp`, `pp`. A step runs each rank's part of
     the batch in `microbatches`, in the order of `schedule`, where `pp` is above 1; `chunks` is how
     many groups of layers each rank has (`interleaved`). `exchange` is what ranks of `cp` send each
@@ -33,6 +34,7 @@ class Parallel:
     schedule: PipelineSchedule = "1f1b"
     chunks: int = 1
     exchange: ContextExchange = ""
+    overlap: bool = False
 
     @property
     def ranks(self) -> int:
@@ -44,6 +46,8 @@ class Parallel:
         ]
         if self.zero:
             degrees.append(f"zero={self.zero}")
+        if self.overlap:
+            degrees.append("overlap")
         if self.exchange:
             degrees.append(f"exchange={self.exchange}")
         return ", ".join(degrees) or "one rank"

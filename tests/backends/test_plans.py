@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ PARALLEL = st.builds(
     ep=DEGREE,
     zero=st.integers(0, 3),
     sequence=st.booleans(),
+    overlap=st.booleans(),
     microbatches=DEGREE,
     schedule=st.sampled_from(("gpipe", "1f1b", "interleaved", "zero-bubble")),
     chunks=DEGREE,
@@ -129,6 +131,7 @@ def megatron_arguments(plan: Plan) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     for name in (
         "sequence-parallel",
+        "tp-comm-overlap",
         "overlap-grad-reduce",
         "overlap-param-gather",
         "use-distributed-optimizer",
@@ -155,7 +158,8 @@ def test_megatron_gets_the_degrees_the_batch_and_the_schedule():
     assert found.pipeline_model_parallel_size == 2
     assert found.num_virtual_stages_per_pipeline_rank == 3
     assert (found.micro_batch_size, found.global_batch_size) == (4, 64)
-    assert found.sequence_parallel
+    assert found.sequence_parallel and not found.tp_comm_overlap
+    assert megatron_arguments(Plan(replace(p, overlap=True), 64)).tp_comm_overlap
     assert found.use_distributed_optimizer
     assert not found.use_megatron_fsdp
 
@@ -188,6 +192,7 @@ def test_megatron_shards_gradients_and_weights(zero: int, strategy: str):
         ("deepspeed", Parallel(pp=4, schedule="zero-bubble", microbatches=8), "zero-bubble"),
         ("deepspeed", Parallel(pp=2, dp=2, zero=3), "ZeRO stage 3"),
         ("deepspeed", Parallel(tp=2, sequence=True), "sequence"),
+        ("deepspeed", Parallel(tp=2, sequence=True, overlap=True), "overlap"),
         ("deepspeed", Parallel(cp=2), "Ulysses"),
         ("pytorch", Parallel(ep=2), "ep"),
         ("pytorch", Parallel(cp=2), "cp"),

@@ -43,6 +43,8 @@ def deepspeed(plan: Plan) -> str:
         notes.append(
             "not as planned: sequence; AutoTP keeps norms and residuals whole on each rank"
         )
+    if p.overlap:
+        notes.append("not as planned: overlap; AutoTP waits for its all-reduces")
     if p.cp > 1 and p.exchange != "heads":
         notes.append(
             "not as planned: cp; DeepSpeed-Ulysses exchanges heads by all-to-all, the plan passes "

@@ -30,6 +30,8 @@ def megatron(plan: Plan) -> str:
         given.append(f"--cp-comm-type {EXCHANGES[p.exchange]}")
     if p.sequence and p.tp > 1:
         given.append("--sequence-parallel")
+        if p.overlap:
+            given.append("--tp-comm-overlap")
     if p.dp * p.ep * p.cp > 1:
         given.append("--overlap-grad-reduce")
     if p.zero:

@@ -104,6 +104,8 @@ def _known_cuts(made: _Module, plan: Plan) -> None:
             "sequence: styles of norms (SequenceParallel) and layouts between modules are to be "
             "added"
         )
+    if plan.parallel.overlap:
+        made.notes.append("overlap: torch.compile with torch._inductor.config._micro_pipeline_tp")
 
 
 def _spread(made: _Module, p: Parallel, data: list[str]) -> None:

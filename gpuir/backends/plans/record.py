@@ -129,8 +129,9 @@ def _degrees(given: dict[str, Any], where: str) -> Parallel:
             _whole(values[name], name, 0 if name == "zero" else 1, where)
     if values.get("zero", 0) > 3:
         raise UsageError("no such stage of ZeRO", where=where, expected="0 to 3")
-    if not isinstance(values.get("sequence", False), bool):
-        raise UsageError("sequence is not true or false", where=where)
+    for name in ("sequence", "overlap"):
+        if not isinstance(values.get(name, False), bool):
+            raise UsageError(f"{name} is not true or false", where=where)
     schedules = get_args(PipelineSchedule)
     if (schedule := values.get("schedule", "1f1b")) not in schedules:
         raise UsageError(
