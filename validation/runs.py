@@ -18,6 +18,11 @@ from gpuir.ir.errors import UsageError
 from validation.eager import DEVICES
 
 MODELS_FILE = "models.json"
+# Software, as tables call it.
+LLM_FOUNDRY = "llm-foundry / Composer / PyTorch FSDP"
+MEGATRON_LM = "Megatron-LM"
+MEGATRON_ON_FOUR = "accelerate / Megatron-LM core 0.5.0"
+EXAMPLES = "DeepLearningExamples / PyTorch"
 WORDS = ("id", "model", "task", "gpu", "interconnect", "sharding", "dtype", "framework", "version")
 MORE_WORDS = ("activation_checkpointing", "doubt", "notes")
 COUNTS = ("seq", "gpus", "gpus_per_node", "dp", "tp", "pp", "vp", "cp", "ep", "global_batch")
@@ -227,7 +232,6 @@ BERTS = {"bert-large": 20 / 128, "bert-large-squad": 1 / 384}
 # 15.7: 2,048 of them take 107.8 s on the page. So they must be shorter; how short is not printed.
 SHORTER = 512
 OTHERS = ("model", "gpu", "gpus", "dtype", "batch_per_gpu", "grad_accum", "seq", "step_time_s")
-EXAMPLES = "DeepLearningExamples / PyTorch"
 
 
 def are_others(path: str | Path) -> bool:
@@ -269,7 +273,6 @@ def read_others(path: str | Path) -> tuple[list[Run], dict[str, int]]:
 
 
 LABELS = ("device", "model", "mode", "seqlen", "batch", "option", "e2e_ms")
-MEGATRON_ON_FOUR = "accelerate / Megatron-LM core 0.5.0"
 
 
 def are_labels(path: str | Path) -> bool:
