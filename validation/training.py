@@ -16,6 +16,7 @@ from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note
 from validation import runs
 from validation.runs import Run
+from validation.software import is_fitted
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout, Page
@@ -29,6 +30,7 @@ GROUPS: Mapping[str, Callable[[Run], str]] = {
     "gpu": lambda r: r.target,
     "dtype": lambda r: r.dtype,
     "framework": lambda r: r.framework,
+    "constants": lambda r: "fitted to these" if is_fitted(r) else "not fitted to these",
 }
 CONFIGS_FILE = "model_configs.json"
 SCALES = (1, 8, 16, 64, 128)  # GPUs up to which runs are of one scale
