@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpuir.frontends.model import Model, Weights
+from gpuir.frontends.torch.contraction import NO_DROPOUT
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.precision import unreached
 from gpuir.frontends.torch.program import Program, traced_inputs, unheard
@@ -23,7 +24,6 @@ from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-NO_DROPOUT = "dropout inside attention takes no time"
 
 
 def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Model:

@@ -131,6 +131,14 @@ def test_no_more_layers_are_exported_of_a_deeper_model(
     assert {f"model.layers.{layers - 1}.mlp.up_proj.weight"} <= {v.name for v in graph.params}
 
 
+def test_what_all_layers_assume_is_said_once(tmp_path: Path, exported: list[int]):
+    """A note that named its node would keep a model with dropout from being grown."""
+    graph = load(program(tmp_path, GPT2, **WORDS, train=True), train=True).graph
+    assert exported == [2, 4]
+    assert graph.assumed[0] == "dropout inside attention takes no time"
+    assert len(graph.assumed) == 2
+
+
 @pytest.mark.parametrize(
     "keys",
     [
