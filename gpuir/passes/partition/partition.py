@@ -123,7 +123,7 @@ class _Maker:
         self.own = {found.own for found in self.sums}
         self.roots = {gradient(found) for found in self.sums}
         self.is_training = bool(homes.backward or self.sums)
-        self.updates = Updates(self.g, self.sums)
+        self.updates = Updates(self.g, self.sums, self.count)
 
     def weight_readers(self, backward: Sequence[Sequence[Node]]) -> dict[Value, set[int]]:
         """The parts that read each param."""

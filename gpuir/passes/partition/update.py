@@ -12,6 +12,8 @@ from gpuir.ops import tensor as t
 from gpuir.passes.optimizer import adds_squares
 from gpuir.passes.partition.sums import Sum, is_linear
 
+RowParts = list[tuple[int, ...] | None]  # the parts of each row of a node; None of what all have
+
 
 class Updates:
     """Which parts need each node of an optimiser's step: tensors belong together where a node reads
@@ -22,7 +24,7 @@ class Updates:
     what follows from these alone is `common` to all.
     """
 
-    def __init__(self, g: Graph, sums: Sequence[Sum]):
+    def __init__(self, g: Graph, sums: Sequence[Sum], count: int):
         before = {v for found in sums for n in found.once for v in n.results}
         steps = (n for n in g.nodes if phase_of(n) == "optimizer")
         self.nodes = [n for n in steps if not before.intersection(n.results)]
@@ -47,6 +49,12 @@ class Updates:
                     found=f"%{found.weight.name}, of {_named(found.parts)}, with {_named(parts)}",
                     fix="cut the graph before the optimiser's step is added",
                 )
+        self.wanted: list[list[tuple[Node, RowParts]]] = [[] for _ in range(count)]
+        for node in self.nodes:
+            places = self.row_parts(node)
+            every = not places or None in places
+            for part in range(count) if every else {p for x in places if x for p in x}:
+                self.wanted[part].append((node, places))
 
     def top(self, v: Value) -> Value:
         """The one that stands for all that belong together."""
@@ -59,29 +67,37 @@ class Updates:
         """The nodes of a part, each with its own tensors alone: up to the totals, and behind."""
         early, late = list[Node](), list[Node]()
         terms: dict[Value, Value] = {}  # what the part has of what it adds up
-        for node in self.nodes:
-            if node.results[0] in self.summed and not adds_squares(node.op):
+        for node, places in self.wanted[part]:
+            if not places:
                 made = _of_terms(node, terms)
             else:
-                made = self.own(node, part)
+                made = own(node, places, part)
                 if made is not None and adds_squares(made.op):
                     terms.update((v, v) for v in made.results)
             if made is not None:
                 (early if node.results[0] in self.early else late).append(made)
         return early, late
 
-    def own(self, node: Node, part: int) -> Node | None:
-        """A node with a part's own rows; those that belong to no weight, all parts have."""
-        of_rows = [self.parts.get(self.top(row[0]), (part,)) for row in rows(node)]
+    def row_parts(self, node: Node) -> RowParts:
+        """The parts of each row of a node, of its squares the first alone; none of what adds up
+        terms."""
         one = adds_squares(node.op)
-        kept = [i for i, p in enumerate(of_rows) if (part == p[0] if one else part in p)]
-        if len(kept) == len(of_rows) or not kept:
-            return node if kept else None
-        match node.op:
-            case t.Routine("multi_tensor") as op:
-                return _less(node, op, kept)
-            case _:
-                return node
+        if node.results[0] in self.summed and not one:
+            return []
+        found = (self.parts.get(self.top(row[0])) for row in rows(node))
+        return [parts[:1] if parts and one else parts for parts in found]
+
+
+def own(node: Node, places: RowParts, part: int) -> Node | None:
+    """A node with a part's own rows; those that belong to no weight, all parts have."""
+    kept = [i for i, parts in enumerate(places) if parts is None or part in parts]
+    if len(kept) == len(places) or not kept:
+        return node if kept else None
+    match node.op:
+        case t.Routine("multi_tensor") as op:
+            return _less(node, op, kept)
+        case _:
+            return node
 
 
 def gradient(found: Sum) -> Value:
