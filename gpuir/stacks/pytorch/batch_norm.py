@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from gpuir.fusion.flow import Flow
@@ -31,9 +31,12 @@ class BatchNorm(Pass):
         flow = Flow(g)
         joined: dict[int, Node | None] = {}
         for places in own.values():
-            places = [i for i in places if not is_only_reshape(g, i, places)]
+            if len(places) < 2 or not any(is_of_batch(g.nodes[i]) for i in places):
+                continue
+            made = {v for i in places for v in g.nodes[i].results}
+            places = [i for i in places if not is_only_reshape(g.nodes[i], made)]
             nodes = [g.nodes[i] for i in places]
-            if len(nodes) > 1 and any(is_of_batch(n) for n in nodes) and is_free(g, places):
+            if len(nodes) > 1 and is_free(g, places):
                 joined |= dict.fromkeys(places)
                 joined[places[0]] = together(nodes, flow.leaving(places, set(places)))
         b = begin(g, Level.fused)
@@ -56,10 +59,8 @@ def is_of_ranks(node: Node) -> bool:
     return any(isinstance(n.op, t.Collective) for n in inner(node))
 
 
-def is_only_reshape(g: Graph, place: int, places: Sequence[int]) -> bool:
-    """Whether a launch does no more than to reshape what the others do not make: a weight."""
-    made = {v for i in places for v in g.nodes[i].results}
-    node = g.nodes[place]
+def is_only_reshape(node: Node, made: Set[Value]) -> bool:
+    """Whether a launch does no more than to reshape what is not made with it: a weight."""
     reshapes = all(isinstance(n.op, t.Reshape) for n in inner(node))
     return reshapes and made.isdisjoint(node.op.operands)
 
