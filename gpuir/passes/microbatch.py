@@ -76,7 +76,8 @@ def renamed(g: Graph, of: Graph) -> Graph:
     }
     b = begin(replace(g, roles=()), g.level)
     for n in g.nodes:
-        results = tuple(names.get(v, v) for v in n.results)
-        b.put(replace(n, op=n.op.substitute(names), results=results))
+        op, results = n.op.substitute(names), tuple(names.get(v, v) for v in n.results)
+        same = op is n.op and results == n.results
+        b.put(n if same else replace(n, op=op, results=results))
     made = b.finish(names.get(v, v) for v in g.outputs)
     return replace(made, roles=of.roles)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
@@ -17,8 +16,7 @@ Group = tuple[str, tuple[int, ...], tuple[int, ...]]  # as a `t.collective` has 
 Kept = dict[tuple[Value, str], Value]  # what a rank has of others' values, by how it came
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What each rank of a group has: the whole tensor, its own part along `axis`, or a term of the
     sum that the tensor is. With `parts`, the extents of what lies packed along the axis, a rank has
     its part of each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -65,12 +65,15 @@ class Planner:
         self.weight_of = updated(g)
         self.zeros: dict[Value, bool] = {}
         self.alone = {id(n.op) for n in g.nodes if n.results and n.results[0] in self.own}
-        self.signatures: dict[int, Hashable] = {}  # by the identity of ops, which the graph keeps
+        self.signatures: dict[int, int] = {}  # by the identity of ops, which the graph keeps
+        self.numbered: dict[Hashable, int] = {}
         self.known_ways: dict[Hashable, tuple[Way, ...]] = {}
         self.known_best: dict[Hashable, tuple[float, Way]] = {}
         self.weights: dict[Value, Value | None] = {}
         self.params, self.inputs = frozenset(g.params), frozenset(g.inputs)
         self.numbers = {n.results[0]: i for i, n in enumerate(g.nodes) if n.results}
+        forward = (n for n in g.nodes if phase_of(n) is None)
+        self.ahead = replace(g, nodes=tuple(forward)).uses()
 
     def run(self) -> None:
         """Fills `places`, the first of which is where a value is made, and `chosen`."""
@@ -182,21 +185,22 @@ class Planner:
             self.known_ways[key] = (*found, *self.inside(op, self.ranks), *own)
         return self.known_ways[key]
 
-    def signature(self, op: Op) -> Hashable:
-        """What an op has in common with those that differ in the names of values alone."""
+    def signature(self, op: Op) -> int:
+        """A number that an op has in common with those that differ in the names of values alone."""
         found = self.signatures.get(id(op))
         if found is None:
             fields = (getattr(op, name) for name in field_names(type(op)))
             zeros = isinstance(op, t.ScatterND) and self.is_zero(op.x)
-            found = (type(op), *map(_but_names, fields), zeros, id(op) in self.alone)
+            alike = (type(op), *map(_but_names, fields), zeros, id(op) in self.alone)
+            found = self.numbered.setdefault(alike, len(self.numbered))
             self.signatures[id(op)] = found
         return found
 
-    def wanted(self, node: Node) -> set[Place]:
+    def wanted(self, node: Node) -> Collection[Place]:
         """The parts that the weights are in whose gradients a node gives."""
-        if self.data:
-            return set()
-        weights = (self.weight_of[v] for v in node.results if v in self.weight_of)
+        weights = [self.weight_of[v] for v in node.results if v in self.weight_of]
+        if self.data or not weights:
+            return ()
         return {p for w in weights if (p := self.homes.get(w, WHOLE)).is_part}
 
     def choose(
@@ -214,11 +218,13 @@ class Planner:
             have = [(known[v],) if v in known else tuple(places.get(v, ())) for v in op.operands]
         else:
             have = [tuple(places.get(v, ())) for v in op.operands]
-        if is_update(op):
+        if self.hints and is_update(op):
             hints = ((self.hints[v],) if v in self.hints else () for v in op.operands)
-            return self.best(op, [x + y for x, y in zip(have, hints, strict=True)], wanted)
-        staying = self.stay and tuple(self.param_of(v) in self.stay for v in op.operands)
-        key = (self.signature(op), *have, staying, *wanted)
+            have = [x + y for x, y in zip(have, hints, strict=True)]
+        whose: Hashable = ()
+        if self.stay or is_update(op):
+            whose = tuple((p := self.param_of(v)) and p in self.stay for v in op.operands)
+        key = (self.signature(op), *have, whose, *wanted)
         if key not in self.known_best:
             self.known_best[key] = self.best(op, have, wanted)
         return self.known_best[key]
@@ -325,9 +331,7 @@ class Planner:
     def looks_up(self, v: Value, axis: int) -> bool:
         """Whether the forward pass only looks rows up in a table, or multiplies by it so that they
         are columns."""
-        for reader in self.uses.get(v, ()):
-            if phase_of(reader) is not None:
-                continue
+        for reader in self.ahead.get(v, ()):
             match reader.op:
                 case t.Gather(x, _, found) if x == v and found == axis:
                     continue
@@ -360,9 +364,9 @@ class Planner:
         seen: set[int] = set()
 
         def follow(v: Value) -> None:
-            for reader in self.uses.get(v, ()):
+            for reader in self.ahead.get(v, ()):
                 i = self.numbers[reader.results[0]] if reader.results else -1
-                if i >= 0 and i not in seen and phase_of(reader) is None:
+                if i >= 0 and i not in seen:
                     seen.add(i)
                     heappush(open_, i)
 
@@ -424,7 +428,7 @@ class Planner:
         None where it is none, or something else in the forward pass reads it too."""
         chain: list[Node] = []
         while True:
-            if sum(phase_of(n) is None for n in self.uses.get(v, ())) != 1:
+            if len(self.ahead.get(v, ())) != 1:
                 return None
             if v in self.params:
                 return chain[::-1] if self.homes.get(v, WHOLE) == WHOLE else None
@@ -481,7 +485,7 @@ class Planner:
     def slices(self, v: Value, axis: int) -> tuple[int, ...]:
         """The extents of the slices that a value is cut up into along an axis, with ops between
         that keep it; empty where something else reads it."""
-        readers = [n for n in self.uses.get(v, ()) if phase_of(n) is None]
+        readers = self.ahead.get(v, ())
         ends: set[int] = {0, v.type.shape[axis]}
         for reader in readers:
             match reader.op:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from typing import Any, Literal, get_args
 
 from gpuir.ir.build import Builder, prune
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Cut, Graph, Level, Node, Op, Value
+from gpuir.ir.graph import Cut, Graph, Level, Node, Op, Value, field_names
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
@@ -552,14 +552,16 @@ def is_spread(x: TensorType, to: TensorType, axis: int) -> bool:
 
 def with_operands(op: Op, operands: list[Value]) -> Op:
     """An op with other operands, one by one: the same value may be replaced by several."""
+    if [*op.operands] == operands:
+        return op
     left = iter(operands)
     changes: dict[str, Any] = {}
-    for f in fields(op):
-        match getattr(op, f.name):
+    for name in field_names(type(op)):
+        match getattr(op, name):
             case Value():
-                changes[f.name] = next(left)
+                changes[name] = next(left)
             case (Value(), *rest):
-                changes[f.name] = (next(left), *islice(left, len(rest)))
+                changes[name] = (next(left), *islice(left, len(rest)))
             case _:
                 pass
     return replace(op, **changes)
