@@ -11,7 +11,7 @@ def run() -> None:
     Its data has no cycles, so that Python's search for them, a quarter of the time otherwise, is
     made rare, and left out at the end. Nor does it multiply large matrices: numpy needs no threads.
     """
-    gc.set_threshold(200_000, 50, 100)
+    gc.set_threshold(1_000_000, 50, 100)
     atexit.register(gc.freeze)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

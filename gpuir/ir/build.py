@@ -150,7 +150,8 @@ class Builder:
 
     def put(self, node: Node) -> None:
         """Appends a node as it is; its result names must be free."""
-        self.names.taken.update(v.name for v in node.results)
+        for value in node.results:
+            self.names.taken.add(value.name)
         self._append(node)
 
     def rename(self, start: int, names: Mapping[Value, Value]) -> None:

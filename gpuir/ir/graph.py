@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache
 from math import prod
 from typing import Any, ClassVar, Literal, Self, cast
 
+from gpuir.ir.lazy import lazy
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
 
@@ -79,22 +80,24 @@ class Op:
         """The loop nest of a kernel."""
         raise NotImplementedError
 
-    @cached_property
+    @lazy
     def result_types(self) -> tuple[TensorType, ...]:
         """`types()`, computed once: an op never changes."""
         return self.types()
 
-    @cached_property
+    @lazy
     def nest(self) -> Space:
         """`space()`, computed once."""
         return self.space()
 
-    @cached_property
+    @lazy
     def operands(self) -> tuple[Value, ...]:
-        fields = (_values(getattr(self, name)) for name in field_names(type(self)))
-        return tuple(v for values in fields for v in values)
+        found: list[Value] = []
+        for name in field_names(type(self)):
+            found += _values(getattr(self, name))
+        return tuple(found)
 
-    @cached_property
+    @lazy
     def regions(self) -> tuple[Graph, ...]:
         values = (getattr(self, name) for name in field_names(type(self)))
         return tuple(v for v in values if type(v) is Graph)
@@ -188,7 +191,7 @@ class Graph:
     mesh: tuple[tuple[str, int], ...] = ()
     cuts: tuple[tuple[str, Cut], ...] = ()
 
-    @cached_property
+    @lazy
     def _roles(self) -> dict[str, Role]:
         inputs: dict[str, Role] = {v.name: "input" for v in self.inputs}
         return {**inputs, **{v.name: "weight" for v in self.params}, **dict(self.roles)}
@@ -206,7 +209,7 @@ class Graph:
         """How a value's parts lie on the ranks."""
         return tuple(cut for name, cut in self.cuts if name == value.name)
 
-    @cached_property
+    @lazy
     def time_s(self) -> float:
         """What the kernels of a costed graph take, one after another."""
         return sum(n.cost.time_s for n in self.nodes if n.cost)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Literal
 
 from gpuir.ir.errors import ModelError
+from gpuir.ir.lazy import lazy
 
 LARGEST = 1 << 50  # bytes of a tensor, 1 PiB: more than any device has, and sums stay in 64 bits
 
@@ -91,12 +91,12 @@ class TensorType:
         if self.order is not None and self.order == tuple(range(len(self.shape))):
             object.__setattr__(self, "order", None)
 
-    @cached_property
+    @lazy
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
-    @cached_property
+    @lazy
     def nbytes(self) -> int:
         """Bytes in memory; sub-byte dtypes pack, the last byte is rounded up."""
         return (self.size * self.dtype.bits + 7) // 8

@@ -8,8 +8,9 @@ from math import isfinite
 from typing import NoReturn, get_args
 from weakref import WeakValueDictionary
 
+from gpuir.ir.build import ROLES
 from gpuir.ir.errors import GpuirError, VerifyError
-from gpuir.ir.graph import DEEPEST, Graph, Level, Node, Op, Role, Value
+from gpuir.ir.graph import DEEPEST, Graph, Level, Node, Op, Value
 from gpuir.ir.notes import Bound, Cost
 from gpuir.ir.types import TensorType
 
@@ -70,8 +71,8 @@ class _Verifier:
         for name, role in graph.roles:
             if name not in defined:
                 self.fail(None, f"%{name} has a role and is not defined")
-            if role not in get_args(Role):
-                self.fail(None, f"%{name} has no such role", ", ".join(get_args(Role)), role)
+            if role not in ROLES:
+                self.fail(None, f"%{name} has no such role", ", ".join(ROLES), role)
         if len(dict(graph.roles)) < len(graph.roles):
             self.fail(None, "a value has two roles")
         self.cuts(graph)
@@ -112,7 +113,7 @@ class _Verifier:
             known = defined.get(value.name)
             if known is None:
                 self.fail(node, f"%{value.name} is used before it is defined")
-            elif known != value:
+            elif known is not value and known != value:
                 self.fail(
                     node, f"%{value.name} has two types", str(known.type), found=str(value.type)
                 )
