@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -88,7 +89,7 @@ class Planner:
     def node(self, node: Node) -> None:
         if not self.data and phase_of(node) is None:
             self.cut_weights(node)
-        _, way = self.choose(node.op, wanted=self.wanted(node))
+        way = self.way(node)
         if node.results:
             self.chosen[node.results[0]] = way
         for v, p in zip(node.op.operands, way.takes, strict=True):
@@ -96,6 +97,14 @@ class Planner:
         for v, p in zip(node.results, way.gives, strict=True):
             self.places[v] = [p]
             self.fetched(v, self.settled(v, p))
+
+    def way(self, node: Node) -> Way:
+        """The way of a node. Nothing pays of what is whole everywhere: what no operand is cut for
+        is not cut, and a sum of shares is added up again."""
+        op, wanted = node.op, self.wanted(node)
+        if wanted or self.hints or any(self.places[v] != ALONE for v in op.operands):
+            return self.choose(op, wanted=wanted)[1]
+        return whole_way(len(op.operands), len(node.results))
 
     def repeated(self) -> list[Node]:
         """The nodes whose work each rank does whole; of others all ranks together do it once."""
@@ -543,6 +552,13 @@ def updated(g: Graph) -> dict[Value, Value]:
 
 
 WHOLE_WAY = Way((), ())
+ALONE = [WHOLE]
+
+
+@cache
+def whole_way(operands: int, results: int) -> Way:
+    """To run an op whole on each rank."""
+    return Way((WHOLE,) * operands, (WHOLE,) * results)
 
 
 def weights_of(op: Op) -> tuple[Value, ...]:

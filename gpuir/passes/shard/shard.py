@@ -384,11 +384,15 @@ class Maker:
             self.b.put(node)
             return
         taken = [self.at(v, p) for v, p in zip(node.op.operands, way.takes, strict=True)]
-        types = [p.type(v.type, self.ranks) for v, p in zip(node.results, way.gives, strict=True)]
         op = with_operands(node.op, taken)
         if way.sends:
             results = self.exchanged(op, node, way)
+        elif op is node.op and self.is_whole(node, way):
+            self.b.put(node)
+            results = node.results
         else:
+            pairs = zip(node.results, way.gives, strict=True)
+            types = [p.type(v.type, self.ranks) for v, p in pairs]
             if way.axis == "rows":
                 op = rows.made(op, self.b, self.group)
             elif way.axis == "between":
@@ -400,6 +404,11 @@ class Maker:
         for v, p, made in zip(node.results, way.gives, results, strict=True):
             self.here[v] = {p: made}
             self.settle(v, p)
+
+    def is_whole(self, node: Node, way: Way) -> bool:
+        """Whether all ranks have the results, under their own names."""
+        own = all(self.home(v) == WHOLE for v in node.results)
+        return own and not way.axis and all(p == WHOLE for p in way.gives)
 
     def add(self, op: Op, node: Node, way: Way) -> tuple[Value, ...]:
         """Appends an op; a mean over the part that a rank has counts for that part."""
@@ -423,10 +432,13 @@ class Maker:
         self.b.put(Node(op, results, self.b.locs))
         return results
 
+    def home(self, v: Value) -> Place:
+        """Where a value has its own name: an output where it is left, another where it is made."""
+        return self.plan.ends.get(v) or self.plan.places[v][0]
+
     def name(self, v: Value, place: Place) -> str:
-        """An output's own name is for how it is left; another value's for how it is made."""
-        own = self.plan.ends.get(v, self.plan.places[v][0])
-        return v.name if place == own else self.b.names.fresh(f"{v.name}.{place.kind}")
+        own = place == self.home(v)
+        return v.name if own else self.b.names.fresh(f"{v.name}.{place.kind}")
 
     def settle(self, v: Value, place: Place) -> None:
         """Adds terms up where the plan says that a value is not left as a sum."""
