@@ -18,6 +18,7 @@ from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import is_training
 from gpuir.ir.types import DType, f32, tf32
+from gpuir.ir.verify import verify
 from gpuir.ops.kernel import Collective
 from gpuir.passes.accumulate import additions
 from gpuir.passes.bucket import Bucket
@@ -69,6 +70,7 @@ def simulate_ranks(
     tf32: bool | None = None,
     slow: Mapping[int, float] | None = None,
     watch: Watch | None = None,
+    common: Common | None = None,
 ) -> Step:
     """One step of a model over the ranks of a cluster.
 
@@ -79,13 +81,48 @@ def simulate_ranks(
     inference. Ranks that do the same are simulated once, and so are parts of a pipeline that are
     alike. On a cluster of several kinds of GPU each rank has its own: parts of a pipeline are cut
     for theirs, and ranks that share a part wait for the slowest. `slow` are ranks whose kernels
-    take so many times as long: stragglers.
+    take so many times as long: stragglers. `common` keeps what plans of a model share.
     UsageError where the cluster has too few GPUs, or the model cannot be cut so.
     """
     with _no_collection():
         return _simulated(
-            graph, fspath(cluster), parallel, profile, predictor, tf32, slow or {}, watch
+            graph,
+            fspath(cluster),
+            parallel,
+            profile,
+            predictor,
+            tf32,
+            slow or {},
+            watch,
+            common or Common(),
         )
+
+
+KEPT = 6  # graphs that are cut
+
+
+@dataclass
+class Common:
+    """What plans of one model have in common, kept from one to the next: graphs cut over ranks, the
+    last few, for those that begin with the same cuts; and of the last plan what parts of a pipeline
+    take. All are of one predictor, profile and choice of TF32."""
+
+    graphs: dict[tuple[int, tuple[Pass, ...]], tuple[Graph, Graph]] = field(
+        default_factory=dict[tuple[int, tuple[Pass, ...]], tuple[Graph, Graph]]
+    )
+    runs: Mapping[Hashable, Run] = field(default_factory=dict[Hashable, Run])
+
+    def cut(self, graph: Graph, passes: Sequence[Pass], watch: Watch | None) -> Iterator[Graph]:
+        """The graph after each of the passes."""
+        g = graph
+        for i, made in enumerate(passes, 1):
+            key = id(graph), tuple(passes[:i])
+            _, found = self.graphs.pop(key, (graph, None))
+            g = found or Pipeline((made,)).run(g, watch=watch)
+            self.graphs[key] = graph, g  # with the graph whose identity is the key
+            yield g
+        for key in list(self.graphs)[:-KEPT]:
+            del self.graphs[key]
 
 
 @contextmanager
@@ -109,18 +146,14 @@ def _simulated(
     tf32: bool | None,
     slow: Mapping[int, float],
     watch: Watch | None,
+    common: Common,
 ) -> Step:
     machine = load_cluster(cluster)
     check(graph, machine, parallel, slow)
-    after: list[Graph] = []  # each cut
-
-    def see(made: Pass, g: Graph) -> None:
-        after.append(g)
-        if watch:
-            watch(made, g)
-
-    cut = Pipeline(tuple(cuts(parallel))).run(graph, watch=see)
-    maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, watch)
+    verify(graph)
+    after = list(common.cut(graph, tuple(cuts(parallel)), watch))
+    cut = after[-1] if after else graph
+    maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, watch, common.runs)
     if parallel.pp > 1:
         parts, pipelined, interval = maker.pipeline(cut)
         time_s = pipelined.time_s
@@ -128,6 +161,7 @@ def _simulated(
         part = maker.whole(cut)
         parts, pipelined = (part,), None
         time_s, interval = total_s(part.runs), interval_of(part.runs)
+    common.runs = maker.known
     first = parts[0].runs[0].graph
     dtype = product_dtype(graph, is_rounded(first))
     used = [x for part in parts for x in part.where]
@@ -290,6 +324,7 @@ class _Maker:
     tf32: bool | None
     slow: Mapping[int, float]
     watch: Watch | None
+    before: Mapping[Hashable, Run]  # what another plan has found
     known: dict[Hashable, Run] = field(default_factory=dict[Hashable, Run])
     bytes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
 
@@ -349,15 +384,17 @@ class _Maker:
 
     def run(self, name: str, times: int, g: Graph, place: Place) -> Run:
         """A graph that ranks run so many times; of those that are alike, one is looked at."""
-        shape = shape_of(g), place.key
-        if shape not in self.known:
+        p = self.parallel
+        shape = shape_of(g), place.key, p.zero > 2, p.overlap and p.tp
+        known = self.known.get(shape) or self.before.get(shape)
+        if known is None:
             found: list[Run] = []
             for gpu, factor in place.factors:
                 costed = self.costed(g, place, gpu, factor)
                 profile = replace(profile_of(costed), copies=None)
                 found.append(Run(name, times, costed, timeline(costed, profile)))
-            self.known[shape] = slowest_of(found)
-        known = self.known[shape]
+            known = slowest_of(found)
+        self.known[shape] = known
         quicker = tuple(replace(x, name=name, times=times) for x in known.quicker)
         return replace(known, name=name, times=times, quicker=quicker)
 

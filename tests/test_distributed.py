@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import gpuir
 import gpuir.distributed
+from gpuir.backends.steps import json_text
 from gpuir.cli.main import main
 from gpuir.cost.tile import tile_cost
 from gpuir.ir.alike import shape_of
@@ -23,6 +24,7 @@ from gpuir.ir.verify import verify
 from gpuir.ops.kernel import Collective, KernelOp
 from gpuir.passes.partition.balance import roofline_s
 from gpuir.passes.partition.partition import Partition, partition
+from gpuir.passes.shard.shard import Shard
 from gpuir.simulate.memory import memory
 from gpuir.simulate.parallel import ContextExchange
 from gpuir.targets.target import Target
@@ -141,6 +143,33 @@ def test_collectives_beside_products_show_a_piece(training: Graph):
     assert alone.time_s / 4 < beside.time_s < alone.time_s / 2  # all-reduces of norms are whole
     assert pieces.slowest.kernels_s == pytest.approx(plain.slowest.kernels_s)
     assert pieces.time_s < plain.time_s
+
+
+def test_plans_of_a_model_share_what_they_have_in_common(
+    training: Graph, monkeypatch: pytest.MonkeyPatch
+):
+    """Weights are cut once for all stages of ZeRO, and forward and backward passes costed once."""
+    calls: list[str] = []
+    cut, costed = Shard.run, gpuir.distributed.analyze
+
+    def counted(self: Shard, g: Graph) -> Graph:
+        calls.append(self.by)
+        return cut(self, g)
+
+    def analyzed(g: Graph, **given: Any) -> Graph:
+        calls.append("kernels")
+        return costed(g, **given)
+
+    monkeypatch.setattr(Shard, "run", counted)
+    monkeypatch.setattr(gpuir.distributed, "analyze", analyzed)
+    plans = [gpuir.Parallel(tp=2, dp=2, pp=2, microbatches=2, zero=zero) for zero in (0, 1)]
+    alone = [gpuir.simulate_ranks(training, "dgx-a100", plan) for plan in plans]
+    assert calls == ["tensor", "data", *["kernels"] * 6] * 2
+    calls.clear()
+    common = gpuir.distributed.Common()
+    both = [gpuir.simulate_ranks(training, "dgx-a100", plan, common=common) for plan in plans]
+    assert calls == ["tensor", "data", *["kernels"] * 6, "data", *["kernels"] * 2]
+    assert [json_text(s, 64) for s in both] == [json_text(s, 64) for s in alone]
 
 
 def test_a_pipeline_waits_for_its_ends(training: Graph):

@@ -232,6 +232,7 @@ class _Graphs:
 
     def __init__(self, given: dict[str, Any], warnings: list[str]):
         from gpuir.cost.table import find_predictor
+        from gpuir.distributed import Common
 
         self.given, self.warnings = given, warnings
         self.loaded = load_modules(given["modules"])
@@ -239,6 +240,7 @@ class _Graphs:
         name = given["predictor"]
         found = find_predictor(name, self.loaded.predictors)
         self.predictor: Any = found if name.partition("@")[0] in self.loaded.predictors else name
+        self.common = Common()
         self.model = lru_cache(maxsize=2)(self._model)
         self.part = lru_cache(maxsize=4)(self._part)
 
@@ -272,4 +274,5 @@ class _Graphs:
             profile=self.profile,
             predictor=self.predictor,
             tf32=given["tf32"],
+            common=self.common,
         )
