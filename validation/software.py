@@ -176,12 +176,16 @@ def software_of(run: Run) -> Software:
         dtype = torch.float32 if wide else torch.float16
         # Megatron's fused softmax, which masks too, is of 16 bits.
         form = Form(dtype, dtype, "scores", masked=wide, dropout=0.1)
+        if wide and run.pp == 1:
+            # Gradients are added to buffers, which are summed over ranks when all are there
+            # (megatron/core/distributed: main_grad; overlap_grad_reduce is off by default).
+            fused["accumulate"] = True
         if run.recomputed.startswith("selective"):
             full = {"checkpoint": "layers.*.core"}
         profile = "eager"
         return Software(
             *(form, profile, {**fused, **full}, parallel, micro, Kernels(), assumed),
-            reentrant="checkpoint" in full,
+            reentrant=run.recomputed.startswith("full"),
         )
     if run.framework == EXAMPLES:
         form = Form(torch.float32, torch.float32, "scores", dropout=0.1, gelu="none")
