@@ -142,6 +142,7 @@ def group_of(kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Clu
 
 
 def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> np.ndarray[Any, Any]:
+    """The ranks in order, so that those of a node lie side by side."""
     offsets = np.zeros(1, np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         offsets = (offsets[:, None] + np.arange(size)[None, :] * stride).reshape(-1)
@@ -152,7 +153,7 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> np
             found=f"groups of sizes {sizes} at strides {strides}",
             fix="take more nodes, or a smaller group",
         )
-    return offsets
+    return np.sort(offsets)
 
 
 @lru_cache(maxsize=1024)

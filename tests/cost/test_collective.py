@@ -94,6 +94,14 @@ def test_groups_find_the_links_between_their_ranks():
     assert both == flat_group("all_reduce", 8, 4, load_cluster("2xdgx-h100"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_ranks_are_the_same_group(kind):
+    """Those of ep and dp together, near ones named first or last, are all ranks."""
+    c = load_cluster("4xdgx-h100")
+    every = group_of(kind, (32,), (1,), c)
+    assert group_of(kind, (8, 4), (1, 8), c) == group_of(kind, (4, 8), (8, 1), c) == every
+
+
 def test_ranks_that_the_cluster_has_not_are_refused():
     with pytest.raises(TargetError, match="no rank 15"):
         seconds("all_reduce", 1024, 16, "dgx-h100")
