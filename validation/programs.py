@@ -1,5 +1,5 @@
-"""Models of published training runs, as torch modules without weights: decoders, and encoders like
-BERT, written from the facts that `runs` reads."""
+"""Models of published training runs, as torch modules without weights: decoders, mixtures of
+experts too, and encoders like BERT, written from the facts that `runs` reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 Attention = Literal["library", "scores"]
+# What experts compute between their products: GPT-OSS (arXiv 2508.10925, section 2.2; its config).
+CLAMPED = {"interleaved": True, "alpha": 1.702, "beta": 1.0, "limit": 7.0}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
     import torch.nn.functional as F
     from torch import Tensor, nn
 
+    from gpuir.frontends.torch.attention import attention as windowed
+    from gpuir.frontends.torch.experts import experts as mixed
+
     def read(weight: Tensor | None) -> Tensor | None:
         return None if weight is None else weight.to(form.compute)
 
@@ -71,21 +76,25 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
         def forward(self, x: Tensor) -> Tensor:
             return F.rms_norm(x, self.normalized_shape, read(self.weight), 1e-5)
 
-    def norm() -> nn.Module:
-        return RMSNorm(f.hidden) if f.rms else LayerNorm(f.hidden, bias=f.bias)
+    def norm(width: int = f.hidden) -> nn.Module:
+        return RMSNorm(width) if f.rms else LayerNorm(width, bias=f.bias)
 
     def linear(a: int, b: int) -> nn.Linear:
         return Linear(a, b, bias=f.bias)
 
     class Core(nn.Module):
-        """Attention of each token to those before it; of an encoder to all."""
+        """Attention of each token to those before it, within a `window` if there is one; of an
+        encoder to all."""
 
-        def __init__(self) -> None:
+        def __init__(self, window: int) -> None:
             super().__init__()
+            self.window = window
             self.mask: Tensor
             self.register_buffer("mask", torch.zeros(seq, seq, dtype=torch.bool))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+            if self.window:
+                return windowed(q, k, v, f.head**-0.5, self.window - 1)
             if form.attention == "library":
                 grouped = q.shape[1] != k.shape[1]
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
@@ -96,31 +105,99 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
                 scores = scores.masked_fill(self.mask, -1e4)
             return F.dropout(F.softmax(scores, dim=-1), form.dropout) @ v
 
-    class Layer(nn.Module):
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+    class Heads(nn.Module):
+        """Queries, keys and values, each by a product with the same tokens."""
+
         def __init__(self) -> None:
             super().__init__()
-            self.n1, self.n2 = norm(), norm()
             self.qkv = linear(f.hidden, (f.heads + 2 * f.kv_heads) * f.head)
-            self.o = linear(f.heads * f.head, f.hidden)
-            self.up = linear(f.hidden, f.ffn * (2 if f.gated else 1))
-            self.down = linear(f.ffn, f.hidden)
-            self.core = Core()
+            self.norms = nn.ModuleList(norm(f.head) for _ in range(2 * f.normed))
 
-        def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            a, b = x.chunk(2, dim=-1)
-            return x * cos + torch.cat([-b, a], dim=-1) * sin
-
-        def attention(self, n: Tensor, cos: Tensor, sin: Tensor, padding: Tensor) -> Tensor:
+        def forward(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
             b, t, _ = n.shape
             widths = [f.heads * f.head, f.kv_heads * f.head, f.kv_heads * f.head]
-            parts = self.qkv(n).split(widths, dim=-1)
-            q, k, v = (y.view(b, t, -1, f.head).transpose(1, 2) for y in parts)
-            if f.rope:
-                q, k = self.rotated(q, cos, sin), self.rotated(k, cos, sin)
-            a = self.core(q, k, v, padding).transpose(1, 2)
-            return self.o(a.reshape(b, t, f.heads * f.head))
+            q, k, v = (x.view(b, t, -1, f.head) for x in self.qkv(n).split(widths, dim=-1))
+            if f.normed:
+                q, k = self.norms[0](q), self.norms[1](k)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return (rotated(q, cos, sin), rotated(k, cos, sin), v) if f.rope else (q, k, v)
+
+    class LatentHeads(nn.Module):
+        """The same from few numbers a token. Of a key, what says its place is that of all heads."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            assert f.latent
+            self.x = x = f.latent
+            self.q_down, self.q_norm = linear(f.hidden, x.q_rank), norm(x.q_rank)
+            self.kv_down, self.kv_norm = linear(f.hidden, x.kv_rank + x.placed), norm(x.kv_rank)
+            self.q_up = linear(x.q_rank, f.heads * (x.plain + x.placed))
+            self.kv_up = linear(x.kv_rank, f.heads * (x.plain + x.value))
+
+        def forward(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+            x, (b, t, _) = self.x, n.shape
+            queries = self.q_up(self.q_norm(self.q_down(n)))
+            latent, place = self.kv_down(n).split([x.kv_rank, x.placed], dim=-1)
+            pairs = self.kv_up(self.kv_norm(latent))
+            queries, pairs = (y.view(b, t, f.heads, -1).transpose(1, 2) for y in (queries, pairs))
+            q, q_place = queries.split([x.plain, x.placed], dim=-1)
+            k, v = pairs.split([x.plain, x.value], dim=-1)
+            place = rotated(place.view(b, 1, t, x.placed), cos, sin).expand(b, f.heads, t, x.placed)
+            q = torch.cat([q, rotated(q_place, cos, sin)], dim=-1)
+            return q, torch.cat([k, place], dim=-1), v
+
+    class Experts(nn.Module):
+        """A mixture of experts: the router's choice, and one call of ours for the rest."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            assert f.mixture
+            self.top_k, count, width = f.mixture.top_k, f.mixture.experts, f.mixture.ffn
+            rows = width * (2 if f.gated else 1)
+            self.router = linear(f.hidden, count)
+            self.up = nn.Parameter(torch.zeros(count, rows, f.hidden))
+            self.down = nn.Parameter(torch.zeros(count, f.hidden, width))
+            self.up_bias = nn.Parameter(torch.zeros(count, rows)) if f.bias else None
+            self.down_bias = nn.Parameter(torch.zeros(count, f.hidden)) if f.bias else None
+
+        def forward(self, n: Tensor) -> Tensor:
+            rows = n.flatten(0, 1)
+            chances = F.softmax(self.router(rows).float(), dim=-1)
+            shares, which = chances.topk(self.top_k, dim=-1)
+            shares = (shares / shares.sum(-1, keepdim=True)).to(form.compute)
+            weights = (read(w) for w in (self.up, self.down, self.up_bias, self.down_bias))
+            how = CLAMPED if f.activation == "clamped swiglu" else {}
+            return mixed(rows, which, shares, *weights, **how).view_as(n)
+
+    class Layer(nn.Module):
+        def __init__(self, at: int) -> None:
+            super().__init__()
+            self.n1, self.n2 = norm(), norm()
+            self.heads = LatentHeads() if f.latent else Heads()
+            value = f.latent.value if f.latent else f.head
+            self.o = linear(f.heads * value, f.hidden)
+            self.experts = Experts() if f.mixture and at >= f.mixture.dense else None
+            width = f.mixture.shared if f.mixture and self.experts else f.ffn
+            self.up = linear(f.hidden, width * (2 if f.gated else 1)) if width else None
+            self.down = linear(width, f.hidden) if width else None
+            self.core = Core(0 if at % 2 else f.window)
+
+        def attention(self, n: Tensor, cos: Tensor, sin: Tensor, padding: Tensor) -> Tensor:
+            q, k, v = self.heads(n, cos, sin)
+            return self.o(self.core(q, k, v, padding).transpose(1, 2).flatten(2))
 
         def feed_forward(self, n: Tensor) -> Tensor:
+            if self.experts is None:
+                return self.every(n)
+            return self.experts(n) if self.up is None else self.experts(n) + self.every(n)
+
+        def every(self, n: Tensor) -> Tensor:
+            """What all tokens go through."""
+            assert self.up is not None and self.down is not None
             up = self.up(n)
             if f.gated:
                 gate, up = up.chunk(2, dim=-1)
@@ -135,27 +212,52 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
             x = x + F.dropout(self.attention(self.n1(x), cos, sin, padding), form.dropout)
             return x + F.dropout(self.feed_forward(self.n2(x)), form.dropout)
 
+    class Further(nn.Module):
+        """A layer that predicts one word more, from what the last layer gives and the words there
+        (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.n1, self.n2, self.layer = norm(), norm(), Layer(layers)
+            self.joined = linear(2 * f.hidden, f.hidden)
+
+        def forward(self, x: Tensor, words: Tensor, *rest: Tensor) -> Tensor:
+            return self.layer(self.joined(torch.cat([self.n1(words), self.n2(x)], dim=-1)), *rest)
+
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embedding = Embedding(f.vocab, f.hidden)
             self.places = None if f.rope else Embedding(seq, f.hidden)
-            self.layers = nn.ModuleList(Layer() for _ in range(layers))
+            self.layers = nn.ModuleList(Layer(i) for i in range(layers))
+            self.further = nn.ModuleList(Further() for _ in range(f.further))
             self.norm = norm()
             self.head = None if f.tied else Linear(f.hidden, f.vocab, bias=False)
             self.cos: Tensor
             self.sin: Tensor
             self.padding: Tensor
-            self.register_buffer("cos", torch.zeros(seq, f.head))
-            self.register_buffer("sin", torch.zeros(seq, f.head))
+            placed = f.latent.placed if f.latent else f.head
+            self.register_buffer("cos", torch.zeros(seq, placed))
+            self.register_buffer("sin", torch.zeros(seq, placed))
             self.register_buffer("padding", torch.zeros(batch, 1, 1, seq))
 
         def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-            x = self.embedding(ids)
+            words = x = self.embedding(ids)
             if self.places is not None:
                 x = x + self.places.weight.to(form.compute)
+            ends = self.cos, self.sin, self.padding
             for layer in self.layers:
-                x = layer(x, self.cos, self.sin, self.padding)
+                x = layer(x, *ends)
+            logits, known = self.words(x, labels)
+            loss = F.cross_entropy(logits, known)
+            more = (F.cross_entropy(logits.detach(), known) for _ in range(form.metrics))
+            for layer in self.further:
+                x = layer(x, words, *ends)
+                loss = loss + 0.1 * F.cross_entropy(*self.words(x, labels))
+            return loss, *more
+
+        def words(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            """The scores of all words, and which are right."""
             x = self.norm(x)
             if f.predicted < 1:
                 kept = math.ceil(x.shape[1] * f.predicted)
@@ -164,10 +266,7 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
                 logits = F.linear(x, self.embedding.weight.to(form.compute))
             else:
                 logits = self.head(x)
-            logits, labels = logits.flatten(0, 1), labels.flatten()
-            logits = logits.float() if form.wide_loss else logits
-            loss = F.cross_entropy(logits, labels)
-            known = logits.detach()
-            return loss, *(F.cross_entropy(known, labels) for _ in range(form.metrics))
+            logits = logits.flatten(0, 1)
+            return logits.float() if form.wide_loss else logits, labels.flatten()
 
     return Model()

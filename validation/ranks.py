@@ -1,8 +1,8 @@
 """A step of a published run, predicted by what users run: `gpuir.load` of a program with its
 backward pass and optimizer, and `gpuir.simulate_ranks` of it on a cluster.
 
-Layers are alike. Without a pipeline two short models, of FEW and MANY layers, are simulated, and
-say what one more layer adds: a line through both gives the whole model
+Layers are alike, or by turns. Without a pipeline two short models, of FEW layers and of one turn
+more, are simulated, and say what one more turn adds: a line through both gives the whole model
 (`tests/validation/test_training.py` compares it with the whole). Pipelines are simulated whole.
 """
 
@@ -21,7 +21,7 @@ from validation.programs import program
 from validation.runs import Run
 from validation.software import Software, software_of
 
-FEW, MANY = 2, 3
+FEW = 2  # and first ones of another kind
 LAST = ".down/"  # in the location of a block's last product
 NETWORK = "the network between nodes"
 
@@ -58,12 +58,14 @@ class Forecast:
 def forecast(run: Run) -> Forecast:
     software = software_of(run)
     cluster, silent = cluster_of(run)
-    layers = run.facts.layers
-    if run.pp > 1 or layers <= MANY:
+    layers, turn = run.facts.layers, 2 if run.facts.window else 1
+    least = FEW + (run.facts.mixture.dense if run.facts.mixture else 0)
+    if run.pp > 1 or layers <= least + turn:
         parts = parts_of(simulated(run, software, cluster, layers), software)
     else:
-        few, many = (parts_of(simulated(run, software, cluster, n), software) for n in (FEW, MANY))
-        more = (layers - MANY) / (MANY - FEW)
+        depths = least, least + turn
+        few, many = (parts_of(simulated(run, software, cluster, n), software) for n in depths)
+        more = (layers - depths[1]) / turn
         parts = {n: many[n] + more * (many[n] - few[n]) for n in many}
     ends = parts.pop("low"), parts.pop("high")
     return Forecast(run, parts, ends, (*software.assumed, *silent))

@@ -31,9 +31,34 @@ COLUMNS = (*WORDS, *MORE_WORDS, *COUNTS, *MORE_COUNTS, "step_time_s")
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Experts in place of a feed-forward, but for the first `dense` layers: how many there are, and
+    each token has, how wide one is, and what all tokens go through beside them (0: nothing)."""
+
+    experts: int
+    top_k: int
+    ffn: int
+    shared: int
+    dense: int
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention whose queries, keys and values come from few numbers a token (DeepSeek-V2, arXiv
+    2405.04434, section 2.1): the ranks of both, and what a head has without and with its place, and
+    of a value."""
+
+    q_rank: int
+    kv_rank: int
+    plain: int
+    placed: int
+    value: int
+
+
+@dataclass(frozen=True)
 class Facts:
     """A decoder, or an encoder like BERT: sizes that models.json gives. `pattern` and the like of
-    hybrids are not read."""
+    hybrids are not read, nor sinks of attention: a number a head."""
 
     layers: int
     hidden: int
@@ -50,12 +75,17 @@ class Facts:
     bias: bool
     encoder: bool = False
     predicted: float = 1.0  # share of tokens whose words are
+    mixture: Mixture | None = None
+    latent: Latent | None = None
+    window: int = 0  # keys that a token sees in every second layer (0: all)
+    normed: bool = False  # queries and keys, head by head
+    further: int = 0  # layers behind, that predict the word after the next
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> Facts | str:
         """The facts, or why they are none that a graph is made from."""
         kind = str(found.get("kind", "no kind"))
-        if kind != "dense decoder":
+        if kind not in ("dense decoder", "MoE decoder"):
             return f"a {kind} is not modelled"
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
         layers, hidden, heads, kv_heads, head, ffn, vocab = (int(found[n]) for n in sizes)
@@ -67,13 +97,31 @@ class Facts:
             rope=found["position"] == "rope",
             tied=bool(found["tied_embedding"]),
             bias=bool(found["bias"]),
+            mixture=_mixture(found),
+            latent=_latent(found),
+            window=int(found.get("sliding_window", 0)) if found.get("sliding_layers") else 0,
+            normed=bool(found.get("qk_norm")),
+            further=int(found.get("mtp_layers", 0)),
         )
 
     @property
-    def layer_weights(self) -> int:
-        """Cells of a layer's weights, without biases and norms."""
-        attention = self.hidden * self.head * 2 * (self.heads + self.kv_heads)
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+    def attention_weights(self) -> int:
+        """Cells of the weights of a layer's attention, without biases and norms."""
+        if self.latent is None:
+            return self.hidden * self.head * 2 * (self.heads + self.kv_heads)
+        x = self.latent
+        queries = x.q_rank * (self.hidden + self.heads * (x.plain + x.placed))
+        keys = self.hidden * (x.kv_rank + x.placed) + x.kv_rank * self.heads * (x.plain + x.value)
+        return queries + keys + self.heads * x.value * self.hidden
+
+    def layer_weights(self, at: int) -> int:
+        """Cells of the weights of a layer, without biases and norms."""
+        width, router = self.ffn, 0
+        if self.mixture and at >= self.mixture.dense:
+            x = self.mixture
+            width, router = x.experts * x.ffn + x.shared, x.experts * self.hidden
+        products = 3 if self.gated else 2
+        return self.attention_weights + products * self.hidden * width + router
 
     @property
     def end_weights(self) -> int:
@@ -81,13 +129,27 @@ class Facts:
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
 
+def _mixture(found: Mapping[str, Any]) -> Mixture | None:
+    if "experts" not in found:
+        return None
+    shared = int(found.get("shared_experts", 0)) * int(found.get("shared_ffn", 0))
+    names = ("experts", "top_k", "moe_ffn", "dense_layers")
+    experts, top_k, ffn, dense = (int(found[n]) for n in names)
+    return Mixture(experts, top_k, ffn, shared, dense)
+
+
+def _latent(found: Mapping[str, Any]) -> Latent | None:
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return Latent(*(int(found[n]) for n in names)) if found.get("attention") == "MLA" else None
+
+
 @dataclass(frozen=True)
 class Run:
     """A run: what ran, how it was laid out, and the seconds of an optimizer step, measured.
 
     `micro` is sequences a rank and pass, 0 where that is not printed; `vp` the model chunks of a
-    pipeline's rank, 0 where they are not. `lines` are those of equal configuration, in other
-    releases of the software.
+    pipeline's rank, 0 where they are not. Of `dp` ranks, which have tokens of their own, each `ep`
+    share the experts.
     """
 
     id: str
@@ -114,13 +176,14 @@ class Run:
     version: str
     is_pure: bool  # gradients are reduced in 16 bits: FSDP's mixed precision PURE
     measured_s: float
+    ep: int = 1
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What is the same in each release of one configuration."""
         return (
             *(self.model, self.task, self.seq, self.gpu, self.gpus, self.dp, self.tp, self.pp),
-            *(self.vp, self.cp, self.sharding, self.micro, self.batch, self.dtype),
+            *(self.vp, self.cp, self.ep, self.sharding, self.micro, self.batch, self.dtype),
             *(self.recomputed, self.framework, self.is_pure),
         )
 
@@ -134,9 +197,11 @@ class Run:
 
     @property
     def layout(self) -> str:
-        """The kinds of parallelism: `fsdp`, `tp+pp`."""
-        found = [n for n, v in (("tp", self.tp), ("pp", self.pp), ("cp", self.cp)) if v > 1]
-        if self.dp > 1:
+        """The kinds of parallelism: `fsdp`, `tp+pp`; `ep` alone where no rank has the same experts
+        as another."""
+        degrees = (("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("ep", self.ep))
+        found = [n for n, v in degrees if v > 1]
+        if self.dp > self.ep:
             found.insert(0, "fsdp" if self.is_fsdp else "dp")
         return "+".join(found) or "one GPU"
 
@@ -212,6 +277,9 @@ def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Ru
             return f"{name} is no count"
     if counts["global_batch"] % counts["dp"]:
         return "the batch does not divide over data ranks"
+    ep = counts["ep"] or 1
+    if counts["dp"] % ep or (ep > 1 and facts.mixture is None):
+        return "its ranks do not share experts as the page says"
     return Run(
         *(line["id"], line["model"], facts, line["task"], counts["seq"], line["gpu"], target.name),
         *(counts["gpus"], counts["gpus_per_node"] or 8, line["interconnect"]),
@@ -220,6 +288,7 @@ def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Ru
         *(line["activation_checkpointing"], line["framework"], line["version"]),
         "PURE" in line["notes"],
         line["step_time_s"],
+        ep,
     )
 
 

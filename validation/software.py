@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gpuir.cost.reading import work_of
 from gpuir.cost.tile import tile_cost
 from gpuir.cost.work import Work
 from gpuir.distributed import scaled
@@ -36,13 +36,17 @@ BEFORE_THIRD = ("NeMo container 24", "r0.8.0, July 2024")  # releases with the s
 
 NARROW = ("fp8", "mxfp8")
 BLOCKS = "mxfp8"  # its scales are those of blocks
+
 # What llm-foundry's stack of 2023 takes beyond gpuir's times: kernels bound by memory, by
 # architecture, so many times as long, and so much of the time of collectives that are hidden. Least
 # squares on its runs of MPT-1B and MPT-7B; the others are scored and not fitted.
 FOUNDRY_MEMORY = (("sm_80", 1.2), ("sm_90", 1.95))
 FOUNDRY_FELT = 0.4
 FOUNDRY_FITTED = ("mpt-1b", "mpt-7b")
-STREAMS = k.Map | k.Copy | k.Reduce | k.Gather | k.Scatter  # kernels that memory bounds
+
+# Experts in narrow floats. With scales of blocks DeepGEMM's, which on sm_100 are factors of the
+# matrix units' own instruction, as those of mxfp8 are (DeepGEMM's README).
+GROUPED = {"fp8": "cutlass f8", "mxfp8": "deepgemm f8 block"}
 
 # Megatron Core: products and collectives of tensor ranks in pieces that run beside each other, and
 # the distributed optimizer (its README; docs of NeMo, performance).
@@ -51,6 +55,7 @@ CORE = (
     "Megatron-LM / Megatron Core",
 )
 PASS_TOKENS = 16384  # assumed, of a rank and pass, where a page does not print them
+EXCHANGE = "tokens go to experts by all_to_all, a row for each, and nothing runs beside it"
 ONE_BY_ONE = ("September 2020", "April 2021")  # before norms were cut along the sequence
 
 
@@ -79,14 +84,14 @@ class Kernels:
 
     Attention is the `first` FlashAttention, on sequences whose padding is taken out before and put
     in behind, or on Hopper the `second` (`flash`). Products within layers are in `narrow` floats
-    (`fp8`, `mxfp8`), and what they read is cast; `vocab` tells products of the vocabulary, which
-    are not narrow. Kernels that memory bounds take as many times as long as `memory` says of an
-    architecture.
+    (`fp8`, `mxfp8`), and what they read is cast; `wide` are extents that tell products that are not
+    narrow, of the vocabulary and of routers. Kernels that memory bounds take as many times as long
+    as `memory` says of an architecture.
     """
 
     flash: str = ""
     narrow: str = ""
-    vocab: int = 0
+    wide: frozenset[int] = frozenset()
     memory: tuple[tuple[str, float], ...] = ()
     __name__ = "kernels"  # what errors call a predictor
 
@@ -95,14 +100,16 @@ class Kernels:
             self.flash == "first" or (self.flash and target.isa == "sm_90")
         ):
             return _flash(op, self.flash, target)
-        if self.narrow and isinstance(op, k.Gemm) and self.vocab not in op.space().dims.values():
-            return _narrow(op, self.narrow, target)
-        cost = tile_cost(op, tile, target)
-        return scaled(cost, self.slower.get(target.isa, 1.0)) if isinstance(op, STREAMS) else cost
-
-    @cached_property
-    def slower(self) -> dict[str, float]:
-        return dict(self.memory)
+        match op:
+            case k.Experts() | k.ExpertsGradient() if self.narrow:
+                return _narrow_experts(op, self.narrow, target)
+            case k.Gemm() if self.narrow and self.wide.isdisjoint(op.space().dims.values()):
+                return _narrow(op, self.narrow, target)
+            case k.Map() | k.Copy() | k.Reduce() | k.Gather() | k.Scatter() if self.memory:
+                factor = dict(self.memory).get(target.isa, 1.0)
+                return scaled(tile_cost(op, tile, target), factor)
+            case _:
+                return tile_cost(op, tile, target)
 
 
 def _cost(time_s: float, low_s: float, high_s: float) -> Cost:
@@ -140,6 +147,15 @@ def _narrow(op: k.Gemm, narrow: str, target: Target) -> Cost:
     return _cost(*times)
 
 
+def _narrow_experts(op: k.Experts | k.ExpertsGradient, narrow: str, target: Target) -> Cost:
+    """Experts in fp8: what their products read is cast by kernels that count to them."""
+    work = work_of(op)
+    x, weights, y = work.operands
+    weights = replace(weights, cell_bytes=1.0, nbytes=weights.nbytes / weights.cell_bytes)
+    work = replace(work, dtype=f8e4m3, operands=(x, weights, y), kind=GROUPED[narrow])
+    return _cost(*_times(work, target))
+
+
 def _pointwise(cells: float, target: Target, dtype: DType = bf16) -> tuple[float, ...]:
     """A kernel that reads and writes as many cells."""
     return _times(sized.pointwise(np.full(1, cells), (dtype,), (dtype,)), target)
@@ -157,34 +173,33 @@ def software_of(run: Run) -> Software:
     micro, assumed = _micro(run)
     full = {"checkpoint": "layers.*"} if run.recomputed.startswith("full") else {}
     parallel = _parallel(run, micro)
-    f = run.facts
+    narrow = run.dtype if run.dtype in NARROW else ""
+    wide = frozenset({run.facts.vocab, run.facts.mixture.experts if run.facts.mixture else 0})
     if run.framework == LLM_FOUNDRY:
         # FSDP's mixed precision: weights in f32, gathered and read in bf16; PURE has all in bf16.
         weights = torch.bfloat16 if run.is_pure else torch.float32
         form = Form(weights, torch.bfloat16, wide_loss=False, metrics=2, gelu="none")
         # Composer's DecoupledAdamW goes tensor by tensor (decoupled_weight_decay.py).
         adamw = {"optimizer": "adamw", "foreach": False, "clip": 1.0}
-        narrow = run.dtype if run.dtype in NARROW else ""
-        kernels = Kernels("first", narrow, f.vocab, FOUNDRY_MEMORY)
+        kernels = Kernels("first", narrow, wide, FOUNDRY_MEMORY)
         options = {**adamw, **full}
         return Software(
             form, "eager", options, parallel, micro, kernels, assumed, felt=FOUNDRY_FELT
         )
     fused = {"optimizer": "adamw", "fused": True, "clip": 1.0}
     if run.framework in (MEGATRON_LM, MEGATRON_ON_FOUR):
-        wide = run.framework == MEGATRON_ON_FOUR
-        dtype = torch.float32 if wide else torch.float16
+        in_f32 = run.framework == MEGATRON_ON_FOUR
+        dtype = torch.float32 if in_f32 else torch.float16
         # Megatron's fused softmax, which masks too, is of 16 bits.
-        form = Form(dtype, dtype, "scores", masked=wide, dropout=0.1)
-        if wide and run.pp == 1:
+        form = Form(dtype, dtype, "scores", masked=in_f32, dropout=0.1)
+        if in_f32 and run.pp == 1:
             # Gradients are added to buffers, which are summed over ranks when all are there
             # (megatron/core/distributed: main_grad; overlap_grad_reduce is off by default).
             fused["accumulate"] = True
         if run.recomputed.startswith("selective"):
             full = {"checkpoint": "layers.*.core"}
-        profile = "eager"
         return Software(
-            *(form, profile, {**fused, **full}, parallel, micro, Kernels(), assumed),
+            *(form, "eager", {**fused, **full}, parallel, micro, Kernels(), assumed),
             reentrant=run.recomputed.startswith("full"),
         )
     if run.framework == EXAMPLES:
@@ -193,8 +208,8 @@ def software_of(run: Run) -> Software:
         return Software(form, "eager", {**fused, **amp}, parallel, micro, Kernels(), assumed)
     form = Form(torch.bfloat16, torch.bfloat16)
     flash = "second" if run.version.startswith(BEFORE_THIRD) else ""
-    kernels = Kernels(flash, run.dtype if run.dtype in NARROW else "", f.vocab)
-    assumed = ("no recomputation", *assumed)
+    kernels = Kernels(flash, narrow, wide)
+    assumed = ("no recomputation", *(EXCHANGE,) * (run.ep > 1), *assumed)
     return Software(form, "compiled", fused, parallel, micro, kernels, assumed)
 
 
@@ -214,13 +229,15 @@ def is_fitted(run: Run) -> bool:
 
 def _parallel(run: Run, micro: int) -> Parallel:
     """FSDP is stage 3: `SHARD_GRAD_OP` too, though it gathers weights once a pass and not twice.
-    Megatron Core's distributed optimizer is stage 1."""
-    zero = 0
-    if run.dp > 1:
+    Megatron Core's distributed optimizer is stage 1. Ranks that share experts have tokens of their
+    own, and count to the table's dp."""
+    zero, dp = 0, run.dp // run.ep
+    if dp > 1:
         zero = 3 if run.is_fsdp else 1 if run.framework in CORE else 0
     chunks = max(run.vp, 1) if run.pp > 1 else 1
     return Parallel(
-        dp=run.dp,
+        dp=dp,
+        ep=run.ep,
         tp=run.tp,
         pp=run.pp,
         cp=run.cp,

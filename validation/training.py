@@ -176,7 +176,7 @@ def json_text(tables: Sequence[Table]) -> str:
 
 
 def _case(file: str, f: Forecast) -> dict[str, Any]:
-    names = "id model task seq target gpus dp tp pp vp cp micro batch dtype framework version"
+    names = "id model task seq target gpus dp tp pp vp cp ep micro batch dtype framework version"
     run = {n: getattr(f.run, n) for n in names.split()}
     numbers = {"measured_s": f.run.measured_s, "predicted_s": f.time_s, "error": f.error}
     return {

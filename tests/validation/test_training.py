@@ -15,6 +15,7 @@ import gpuir
 from gpuir.cli.main import main
 from gpuir.ir.errors import UsageError
 from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
 from validation import ranks, runs, training
 from validation.programs import program
 from validation.ranks import Forecast
@@ -37,6 +38,40 @@ DENSE: dict[str, object] = {
     "position": "learned",
     "tied_embedding": True,
     "bias": True,
+}
+MIXED: dict[str, object] = DENSE | {
+    "kind": "MoE decoder",
+    "gated": True,
+    "activation": "silu",
+    "norm": "rmsnorm",
+    "qk_norm": True,
+    "position": "rope",
+    "tied_embedding": False,
+    "bias": False,
+    "dense_layers": 0,
+    "moe_ffn": 128,
+    "experts": 16,
+    "top_k": 4,
+}
+CLAMPED: dict[str, object] = MIXED | {
+    "activation": "clamped swiglu",
+    "bias": True,
+    "qk_norm": False,
+    "sliding_window": 64,
+    "sliding_layers": 2,
+}
+LATENT: dict[str, object] = MIXED | {
+    "dense_layers": 1,
+    "shared_experts": 1,
+    "shared_ffn": 128,
+    "mtp_layers": 1,
+    "qk_norm": False,
+    "attention": "MLA",
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
 }
 LINE: dict[str, str] = {
     "id": "t-1",
@@ -66,7 +101,7 @@ LINE: dict[str, str] = {
 def table(folder: Path, *lines: dict[str, str]) -> Path:
     rows = [",".join(({**LINE, **x}).get(c, "") for c in runs.COLUMNS) for x in lines]
     (path := folder / "runs.csv").write_text("\n".join((",".join(runs.COLUMNS), *rows)) + "\n")
-    models = {"small": DENSE, "mixed": {"kind": "MoE decoder"}}
+    models = {"small": DENSE, "mixed": MIXED, "hybrid": {"kind": "hybrid Mamba-2 MoE decoder"}}
     (folder / "models.json").write_text(json.dumps(models))
     return path
 
@@ -81,12 +116,13 @@ def test_lines_are_runs_or_say_why_not(tmp_path: Path):
     nothing: dict[str, str] = {}
     path = table(
         tmp_path,
-        *(nothing, {"doubt": "y"}, {"model": "mixed"}, {"gpu": "nobody's"}, {"task": "lora"}),
+        *(nothing, {"doubt": "y"}, {"model": "hybrid"}, {"gpu": "nobody's"}, {"task": "lora"}),
+        {"ep": "2"},
         *({"dtype": "nvfp4"}, {"global_batch": "63"}, {"model": "nobody's"}, {"step_time_s": ""}),
     )
     (found,), skipped = runs.read(path, runs.read_facts(path.with_name("models.json")))
     assert (found.layout, found.family, found.micro, found.node) == ("fsdp", "small", 4, 8)
-    assert sum(skipped.values()) == 8 and len(skipped) == 8
+    assert sum(skipped.values()) == 9 and len(skipped) == 9
 
 
 def test_labels_of_several_gpus_are_runs(tmp_path: Path):
@@ -132,11 +168,12 @@ def test_releases_of_one_configuration_are_one_case(tmp_path: Path):
     other = replace(one, id="t-2", version="2", measured_s=0.7)
     (found,) = training.grouped([one, other])
     assert found.measured_s == pytest.approx(0.6)
-    assert len(training.grouped([one, replace(other, tp=2)])) == 2
+    for changes in ({"tp": 2}, {"ep": 2}):
+        assert len(training.grouped([one, replace(other, **changes)])) == 2
 
 
-def facts(**changes: object) -> Facts:
-    found = Facts.of({**DENSE, **changes})
+def facts(model: dict[str, object] = DENSE, **changes: object) -> Facts:
+    found = Facts.of({**model, **changes})
     assert isinstance(found, Facts)
     return found
 
@@ -152,13 +189,79 @@ def test_a_line_through_two_short_models_gives_a_long_one(tmp_path: Path):
 
 
 def test_a_program_has_the_weights_of_its_facts(tmp_path: Path):
-    for changes in ({}, {"gated": True, "position": "rope", "norm": "rmsnorm", "kv_heads": 2}):
-        made = facts(**changes, bias=False, tied_embedding=False)
+    gated: dict[str, object] = {"gated": True, "position": "rope", "norm": "rmsnorm", "kv_heads": 2}
+    for model in (DENSE, DENSE | gated):
+        made = facts(model, bias=False, tied_embedding=False)
         form = software_of(run(tmp_path)).form
         module, _ = program(made, 3, 2, 64, form)
         cells = sum(p.numel() for p in module.parameters() if p.dim() > 1)
         places = 0 if made.rope else 64 * made.hidden
-        assert cells == 3 * made.layer_weights + made.end_weights + places
+        assert cells == 3 * made.layer_weights(0) + made.end_weights + places
+
+
+@pytest.mark.parametrize("model", [MIXED, CLAMPED, LATENT])
+def test_a_mixture_has_the_weights_of_its_facts(tmp_path: Path, model: dict[str, object]):
+    made = facts(model)
+    module, _ = program(made, 3, 2, 64, software_of(run(tmp_path, framework="NeMo")).form)
+    cells = sum(p.numel() for n, p in module.named_parameters() if p.dim() > 1 and "bias" not in n)
+    further = made.further * (made.layer_weights(3) + 2 * made.hidden**2)
+    assert cells == sum(map(made.layer_weights, range(3))) + made.end_weights + further
+
+
+@pytest.mark.parametrize("model", [MIXED, CLAMPED, LATENT])
+def test_experts_are_one_call_and_windows_are_known(tmp_path: Path, model: dict[str, object]):
+    made = facts(model)
+    module, args = program(made, 3, 2, 128, software_of(run(tmp_path, framework="NeMo")).form)
+    g = gpuir.load(module, args=args, train=True, autodiff="gpuir", warn=lambda _: None)
+    assert not any(n.op.name == "t.opaque" for n in g.nodes)
+    count = 3 - (made.mixture.dense if made.mixture else 0) + made.further
+    for kind in (t.Experts, t.ExpertsGradient):
+        found = [n.op for n in g.nodes if isinstance(n.op, kind)]
+        assert len(found) == count
+        assert {(x.limit, x.interleaved) for x in found} == {
+            (7.0, True) if model is CLAMPED else (None, False)
+        }
+    seen = [n.op.window for n in g.nodes if isinstance(n.op, t.Attention)]
+    assert seen == ([63, None, 63] if made.window else [None] * (3 + made.further))
+
+
+def test_ranks_of_ep_share_experts_and_have_tokens_of_their_own(tmp_path: Path):
+    """Rows go to experts and back in each pass; weights of experts are summed over dp alone."""
+    shape = {"model": "mixed", "ep": "4", "micro_batch": "1", "framework": "NeMo / Megatron Core"}
+    one = run(tmp_path, **shape, sharding="DDP")
+    assert one.layout == "dp+ep" and replace(one, ep=8).layout == "ep"
+    software = software_of(one)
+    assert (software.parallel.dp, software.parallel.ep, software.parallel.zero) == (2, 4, 1)
+    assert any("experts" in text for text in software.assumed)
+    assert software_of(replace(one, ep=8)).parallel.zero == 0
+    step = ranks.simulated(one, software, ranks.cluster_of(one)[0], 2)
+    sent: list[tuple[str, str, int | None, int]] = []
+    for n in step.slowest.runs[-1].graph.nodes:
+        if isinstance(n.op, k.Collective):
+            sent += [(x.fn, x.group, x.routed, x.x.type.rank) for x in n.op.collectives]
+        if isinstance(n.op, k.Experts):
+            assert (n.op.experts.ranks, n.op.experts.up.type.shape[0]) == (4, 4)
+    assert len([x for x in sent if x[2]]) == 2 * 4
+    assert {x[2] for x in sent if x[2]} == {512 * 4 * 256 * 2}
+    assert {x[1] for x in sent if x[0] == "all_reduce" and x[3] == 3} == {"dp"}
+    assert {x[1] for x in sent if x[0] == "all_reduce" and x[3] == 2} == {"ep+dp"}
+
+
+def test_a_line_through_short_mixtures_gives_a_long_one(tmp_path: Path):
+    """Of layers by turns, and behind a first one of another kind: within 1 %."""
+    shape = {"model": "mixed", "ep": "8", "micro_batch": "1", "framework": "NeMo / Megatron Core"}
+    for model in (CLAMPED, LATENT):
+        one = replace(run(tmp_path, **shape, sharding="DDP"), facts=facts(model, layers=8))
+        software, (cluster, _) = software_of(one), ranks.cluster_of(one)
+        whole = ranks.parts_of(ranks.simulated(one, software, cluster, 8), software)
+        found = ranks.forecast(one)
+        assert found.time_s == pytest.approx(sum(whole[n] for n in found.parts), rel=0.01)
+
+
+def test_a_pipeline_of_experts_is_run(tmp_path: Path):
+    shape = {"model": "mixed", "dp": "4", "pp": "2", "vp": "2", "ep": "4", "micro_batch": "1"}
+    one = run(tmp_path, **shape, sharding="DDP", framework="NeMo / Megatron Core")
+    assert one.layout == "pp+ep" and ranks.forecast(one).parts["bubble"] > 0
 
 
 def test_fsdp_gathers_in_16_bits_and_sums_in_32(tmp_path: Path):
@@ -177,29 +280,32 @@ def test_fsdp_gathers_in_16_bits_and_sums_in_32(tmp_path: Path):
 
 
 def test_other_kernels_take_other_times(tmp_path: Path):
-    """The first FlashAttention is slower, fp8 quicker, but not for products of the vocabulary."""
-    wide = facts(hidden=4096, heads=32, ffn=16384, head_dim=128, kv_heads=32)
+    """The first FlashAttention is slower, fp8 quicker, but not of the vocabulary and the router."""
+    wide = facts(MIXED, hidden=4096, heads=32, ffn=16384, head_dim=128, kv_heads=32, moe_ffn=8192)
     module, args = program(wide, 1, 1, 8192, software_of(run(tmp_path, framework="NeMo")).form)
     g = gpuir.load(module, args=args, train=True, profile="compiled", warn=lambda _: None)
+
+    kept = frozenset({wide.vocab, 16})  # experts
 
     def seconds(kernels: Kernels) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
         for n in gpuir.analyze(g, "h100-sxm", predictor=kernels).nodes:
             kind = type(n.op).__name__
-            if isinstance(n.op, k.Gemm) and wide.vocab in n.op.space().dims.values():
-                kind = "vocabulary"
+            if isinstance(n.op, k.Gemm) and not kept.isdisjoint(n.op.space().dims.values()):
+                kind = "kept"
             found.setdefault(kind, []).append(n.cost.time_s if n.cost else 0.0)
         return found
 
     plain, first, narrow = (
         seconds(Kernels()),
         seconds(Kernels("first")),
-        seconds(Kernels(narrow="fp8", vocab=wide.vocab)),
+        seconds(Kernels(narrow="fp8", wide=kept)),
     )
     for kind in ("Attention", "AttentionGradient"):
         assert min(first[kind]) > max(plain[kind])
-    assert sum(narrow["Gemm"]) < 0.8 * sum(plain["Gemm"])
-    assert narrow["vocabulary"] == plain["vocabulary"] and first["Map"] == plain["Map"]
+    for kind in ("Gemm", "Experts", "ExpertsGradient"):
+        assert sum(narrow[kind]) < 0.8 * sum(plain[kind])
+    assert narrow["kept"] == plain["kept"] and first["Map"] == plain["Map"]
 
 
 def test_layouts_are_what_pages_print(tmp_path: Path):
