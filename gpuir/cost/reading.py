@@ -67,8 +67,7 @@ def _work(op: k.KernelOp) -> Work:
         case k.AttentionGradient():
             return _attention_gradient(op)
         case k.ExpertsGradient():
-            work = _experts(op.forward())
-            return _in_turns(work, op, 2.0)
+            return _experts_gradient(op)
         case k.Experts():
             return _experts(op)
         case k.Gather() | k.Scatter():
@@ -412,6 +411,7 @@ def _experts(op: k.Experts) -> Work:
         skew=mix.skew,
         stack=op.library or "cutlass",
         block=op.compute_dtype.bits == 8 and any(map(is_of_blocks, stored)),
+        routed=mix.routed,
     )
     x, w, y = work.operands
     cells = sum(v.type.size for v in mix.weights)
@@ -419,6 +419,15 @@ def _experts(op: k.Experts) -> Work:
     read = w.nbytes / w.cell_bytes * cell
     operands = (x, replace(w, cell_bytes=cell, nbytes=read), y)
     return replace(work, operands=operands, flops=op.flops(), math=op.math)
+
+
+def _experts_gradient(op: k.ExpertsGradient) -> Work:
+    """Twice the experts. Of x, dy and dx that is there which was routed there."""
+    work = _in_turns(_experts(op.forward()), op, 2.0)
+    if work.own_bytes is None or not op.gradient.routed:
+        return work
+    away = op.gradient.x.type.nbytes - work.operands[0].nbytes
+    return replace(work, own_bytes=work.own_bytes - 3 * away)
 
 
 def is_of_blocks(v: Value) -> bool:

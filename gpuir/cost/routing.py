@@ -154,6 +154,7 @@ def mixture(
     stack: str = "cutlass",
     block: bool = False,
     strays: bool = False,
+    routed: bool = False,
 ) -> Work:
     """A mixture of experts on one rank, from the router's choice to its sum: `tokens` of `hidden`
     cells, each to `topk` of `experts`, which are `inter` wide and lie on `ranks` ranks; each expert
@@ -163,6 +164,7 @@ def mixture(
     says that scales belong to blocks along k. `skew`: see `shares`. With `strays`, the rank
     is given the tokens it has an expert for alone, and computes their rows for other ranks' experts
     too, as one more expert's: so SGLang up to 0.5.10 was measured, on GPUs before Blackwell.
+    Where tokens were `routed`, those that have no row on the rank are not there.
     Between kernels rows lie in 16 bits, or as wide as they are multiplied.
     """
     width, local = inter / shards, experts // ranks
@@ -174,6 +176,8 @@ def mixture(
     if strays:
         sent, share = with_strays(share, sent, topk, ranks)
     weights = share.active * (into + 1) * width * hidden * cell
+    if routed:
+        tokens = share.touched
     row_cell = max(dtype.bits, 16) / 8
     moved = tokens * hidden * row_cell
     products = 2 * share.rows * (into + 1) * width * hidden

@@ -1014,6 +1014,7 @@ class Experts(Contraction):
 
     The experts here may be one rank's of `ranks` that have as many each: rows of others' experts
     add nothing, and costs expect one rank's share, times `imbalance`, the busiest's over the mean.
+    With `routed`, all_to_all brought the tokens: costs leave out those without a row here.
     """
 
     name: ClassVar[str] = "t.experts"
@@ -1039,6 +1040,7 @@ class Experts(Contraction):
     dtype: DType | None = None
     ranks: int = 1
     imbalance: float = 1.0
+    routed: bool = False
 
     @property
     def rows(self) -> int:
@@ -1405,6 +1407,7 @@ class ExpertsGradient(Contraction):
     skew: float = 0.0
     ranks: int = 1
     imbalance: float = 1.0
+    routed: bool = False
 
     def direct(self) -> Experts:
         """The experts whose gradient this is."""
@@ -1412,7 +1415,7 @@ class ExpertsGradient(Contraction):
             *(self.x, self.which, self.shares, self.up, self.down, self.gate),
             *(self.up_bias, self.down_bias, self.gate_bias, self.fn, self.interleaved),
             *(self.alpha, self.beta, self.limit, self.skew, self.dy.type.dtype),
-            *(self.ranks, self.imbalance),
+            *(self.ranks, self.imbalance, self.routed),
         )
 
     @property

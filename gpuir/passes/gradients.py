@@ -312,7 +312,7 @@ def _experts(r: Reverse, op: t.Experts, results: Sequence[Value], dy: Value) -> 
     gradient = t.ExpertsGradient(
         *(dy, op.x, op.which, op.shares, op.up, op.down, op.gate),
         *(op.up_bias, op.down_bias, op.gate_bias, op.fn, op.interleaved),
-        *(op.alpha, op.beta, op.limit, op.skew, op.ranks, op.imbalance),
+        *(op.alpha, op.beta, op.limit, op.skew, op.ranks, op.imbalance, op.routed),
     )
     for x, dx in zip(gradient.subjects, r.b.add(gradient), strict=True):
         r.give(x, dx)

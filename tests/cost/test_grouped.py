@@ -68,6 +68,15 @@ def test_strays_are_computed_too():
     assert rows(moe(64, strays=True)) == rows(moe(64))
 
 
+def test_tokens_that_were_not_routed_here_are_no_work():
+    """Of 64 tokens 16 have a row on a rank of 1/32: those are read, and written."""
+    every, routed = moe(64, ranks=32), moe(64, ranks=32, routed=True)
+    assert every.operands[0].nbytes == 64 * 4096 * 2
+    assert routed.operands[0].nbytes == routed.operands[2].nbytes == 16 * 4096 * 2
+    assert routed.products == every.products and rows(routed) == rows(every)
+    assert moe(64, routed=True).operands == moe(64).operands
+
+
 def test_families():
     assert grouped.family_of(moe(1)).name == "experts cutlass f16"
     assert grouped.family_of(moe(1, dtype=f8e4m3, block=True)).name == "experts cutlass f8 block"
@@ -150,6 +159,8 @@ def test_a_kernel_is_the_work_of_its_extents():
     assert found.likeness == wanted.likeness
     assert (found.products, found.detail) == (wanted.products, wanted.detail)
     assert found.nbytes == wanted.nbytes
+    routed = work_of(kernel_of(MIX.replace("%down)", "%down, ranks=2, routed=true)")))
+    assert routed.detail == moe(64, experts=256, ranks=2, routed=True).detail
     skewed = work_of(kernel_of(MIX.replace("%down)", "%down, skew=1.2)")))
     assert skewed.detail == moe(64, skew=1.2).detail
 

@@ -691,6 +691,7 @@ def test_experts_are_shared_out():
     assert {op.routed for op in moves if op.routed} == {int(1.5 * 2 * 2) * 4 * 4}
     mixes: list[Any] = [n.op for n in made.nodes if n.op.name.startswith("t.experts")]
     assert {(op.ranks, op.imbalance, op.up.type.shape[0]) for op in mixes} == {(4, 1.5, 1)}
+    assert all(op.routed for op in mixes)
     assert cells(made) * 4 == cells(g)
     gathered_all = sharded(g, "shard{ranks=4,by=expert,dispatch=all_gather}")
     assert not any(getattr(n.op, "routed", None) for n in gathered_all.nodes)
