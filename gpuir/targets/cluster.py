@@ -498,6 +498,7 @@ RAILS = {"sm_80": ("InfiniBand HDR", 25e9), "sm_90": ("InfiniBand NDR", 50e9)}
 LATER = ("InfiniBand XDR", 100e9)
 EARLIER = ("InfiniBand EDR", 12.5e9)
 NO_PEERS = ("sm_89",)  # as measured on nodes of L40S and of RTX 6000 Ada
+NO_PEER_TITLES = ("GeForce",)  # NVIDIA's driver gives these cards no peer access over PCIe
 REDUCES = ("sm_90", "sm_100", "sm_103")  # NVSwitch from its third generation on
 
 
@@ -542,7 +543,8 @@ def usual(target: Target, count: int) -> Cluster:
                 "pair.latency_s": HOP,
             }
             assumed.append("cards are bridged in pairs")
-        topology = "host" if target.isa in NO_PEERS and not bridged else "pcie"
+        alone = target.isa in NO_PEERS or target.title.startswith(NO_PEER_TITLES)
+        topology = "host" if alone and not bridged else "pcie"
         node = Level(size // 2 if bridged else size, "PCIe", topology, bytes_per_s, PCIE_S)
         sources |= {
             "node": what,
