@@ -17,9 +17,10 @@ from gpuir.cost.collective import (
     chosen,
     curve_of,
     flat_group,
+    floor,
     ways,
 )
-from gpuir.cost.kriging import BANDS, NOISE, Curve, Ends, Field, Knots, covariance
+from gpuir.cost.kriging import BANDS, NOISE, WAITS, Curve, Ends, Field, Knots, covariance
 from gpuir.cost.sheet import Sheet
 from gpuir.fit.columns import Floats, Ints, TableFile
 from gpuir.ir.errors import TargetError, UsageError
@@ -67,6 +68,9 @@ SYSTEMS = {
     "vidur_h100_nvl_pair": "h100-nvl-pairs",
     "vidur_a40_pair_nvlink": "a40-pairs",
 }
+
+# What tables call a node of these is a tray of four GPUs; NVLink joins all trays of a rack.
+RACKS = ("gb200", "gb300")
 
 
 @dataclass(frozen=True)
@@ -146,11 +150,10 @@ def read(path: str | Path) -> Table:
         rows = np.flatnonzero((which.reshape(-1) == i) & good)
         if not len(rows):
             continue
-        named: list[str] = [w.names[k] for w, k in zip(words, key[:5], strict=True)]
-        system, library, mode, op, dtype = named
-        run = f"{system} {version.names[key[5]]}".strip()
+        named: list[str] = [w.names[k] for w, k in zip((*words, version), key[:6], strict=True)]
+        system, library, mode, op, dtype, release = named
         try:
-            one = _series(system, library, mode, op, dtype, run, int(key[7]), int(key[8]))
+            one = _series(system, library, mode, op, dtype, release, int(key[7]), int(key[8]))
         except (TargetError, UsageError) as error:
             skipped[error.what] = skipped.get(error.what, 0) + len(rows)
             continue
@@ -159,7 +162,7 @@ def read(path: str | Path) -> Table:
             replace(
                 one,
                 file=c.file,
-                version=version.names[key[5]],
+                version=release,
                 nbytes=numbers["bytes"][rows],
                 time_s=numbers["latency_us"][rows] * 1e-6,
                 spread=spread[rows],
@@ -169,13 +172,13 @@ def read(path: str | Path) -> Table:
 
 
 def _series(
-    system: str, library: str, mode: str, op: str, dtype: str, run: str, ranks: int, near: int
+    system: str, library: str, mode: str, op: str, dtype: str, release: str, ranks: int, near: int
 ) -> Series:
     if library not in LIBRARIES:
         raise UsageError(f"library {library}: not modelled")
     if op not in OPS:
         raise UsageError(f"collective {op}: not modelled")
-    near = min(near, ranks)
+    near = ranks if system in RACKS else min(near, ranks)
     cluster = cluster_of(system, ranks, near)
     kind, bits = OPS[op], 8 if dtype in EIGHT else 16
     if near > cluster.node_gpus:
@@ -183,7 +186,9 @@ def _series(
     group = flat_group(kind, ranks, near, cluster)
     if bits <= NOT_IN_SWITCH:
         group = replace(group, reduces=0.0)
-    curve = curve_of(group, kind, bits, cluster, Library(library, mode, run))
+    known = "" if release == "unknown" else release
+    run = f"{system} {release}".strip()
+    curve = curve_of(group, kind, bits, cluster, Library(library, mode, known, run))
     none = np.zeros(0)
     return Series("", system, "", op, dtype, near, group, curve, cluster.name, none, none, none)
 
@@ -228,9 +233,7 @@ def seconds(some: Sequence[Batch], factors: Mapping[str, Any]) -> Floats:
     found = np.zeros((*k, sum(len(b.rows) for b in some)))
     for b in some:
         total, _ = chosen(ways(Sheet(), b.group, b.nbytes, factors, b.custom, b.mode))
-        if b.mode == "eager":
-            total = np.maximum(total, factors["eager floor_s"])
-        found[..., b.rows] = total
+        found[..., b.rows] = np.maximum(total, floor(b.group, factors, b.mode))
     return found
 
 
@@ -377,8 +380,15 @@ def covariance_of(points: Sequence[Series]) -> Floats:
     knots = knots_of(points)
     k = covariance(knots, knots)
     spread = np.concatenate([s.spread for s in points])
+    waits = [np.where(s.nbytes <= BANDS[1], float(is_trace(s)), 0.0) for s in points]
     k[np.diag_indices(len(k))] += NOISE**2 + (0.5 * spread) ** 2
+    k[np.diag_indices(len(k))] += (WAITS * np.concatenate(waits)) ** 2
     return k
+
+
+def is_trace(s: Series) -> bool:
+    """Whether times are those of kernels in a profile."""
+    return s.curve.mode == "kernel_trace"
 
 
 def differences(points: Sequence[Series], factors: Mapping[str, float]) -> Floats:

@@ -16,7 +16,9 @@ from gpuir.cost.collective import (
     Library,
     chosen,
     collective_time,
+    curve_of,
     flat_group,
+    floor,
     group_of,
     groups_of,
     ways,
@@ -50,13 +52,15 @@ def test_one_rank_communicates_nothing():
 
 
 def test_a_ring_by_hand():
-    """NCCL's PERFORMANCE.md: an all-reduce moves 2 (n - 1) / n of its bytes over each link."""
+    """NCCL's PERFORMANCE.md: an all-reduce moves 2 (n - 1) / n of its bytes over each link. Each
+    GPU's own eighth is copied by the same channels."""
     g = group_of("all_reduce", (8,), (1,), load_cluster("dgx-a100"))
     assert (g.steps, g.wire) == (14, 2 * 7 / 8)
     p = {**FACTORS, "ramp": 1e-12}
     simple = {w.name: w for w in ways(Sheet(), g, 1e9, p, False, "eager_loop")}["ring Simple"]
     rate = 300e9 * FACTORS["Simple rate"]
-    assert simple.transfer == pytest.approx(2 * 7 / 8 * 1e9 / rate)
+    own = FACTORS["own share"] / 8
+    assert simple.transfer == pytest.approx((2 * 7 / 8 + own) * 1e9 / rate)
     assert simple.hops == pytest.approx(14 * FACTORS["Simple hop"] * 0.47e-6 * 1.98 / 1.41)
 
 
@@ -69,6 +73,63 @@ def test_one_peer_by_hand():
     assert simple.transfer == pytest.approx(1e9 / (300e9 * FACTORS["send rate"]))
     many = group_of("all_to_all", (4,), (1,), load_cluster("dgx-a100"))
     assert ways(Sheet(), many, 1e9, FACTORS, False, "eager_loop")[-1].ramp > 0
+
+
+def test_one_peer_needs_one_start():
+    """What a send starts for each peer it starts once: Simple is then no later than LL."""
+    c = load_cluster("dgx-a100")
+    simple, low = (
+        {w.name: w for w in ways(Sheet(), g, 1e3, FACTORS, False, "kernel_trace")}[name]
+        for g in (group_of("send", (2,), (1,), c),)
+        for name in ("pairs Simple", "pairs LL")
+    )
+    assert simple.start == low.start
+    many = ways(Sheet(), group_of("all_to_all", (4,), (1,), c), 1e3, FACTORS, False, "eager_loop")
+    late, early = ({w.name: w for w in many}[n].start for n in ("pairs Simple", "pairs LL"))
+    assert late > early
+
+
+def test_the_host_copies_what_it_launches_out_of_place():
+    """Of a large tensor, a copy at the memory's rate on top; of a small one, the host's floor."""
+    modes = ("cuda_graph", "eager")
+    c = load_cluster("dgx-h100")
+    g = group_of("all_reduce", (2,), (1,), c)
+    p = read_weights().factors
+    graph, eager = (chosen(ways(Sheet(), g, 1e9, p, True, m))[0] for m in modes)
+    assert eager - graph == pytest.approx(p["eager copy"] * 1e9 / c.target.dram.bytes_per_s)
+    assert floor(g, p, "eager") > floor(g, p, "cuda_graph") == 0
+
+
+def test_a_profile_waits_for_peers_but_in_sends():
+    c, p = load_cluster("dgx-h100"), read_weights().factors
+    assert floor(group_of("all_reduce", (2,), (1,), c), p, "kernel_trace") == pytest.approx(20e-6)
+    assert floor(group_of("send", (2,), (1,), c), p, "kernel_trace") == 0
+
+
+def test_the_switch_adds_up_at_its_architecture_s_share():
+    """NVIDIA/nccl src/graph/tuning.cc, nvlsEfficiency: 0.85 on Hopper, 0.74 on Blackwell."""
+    for name, share in (("dgx-h100", 0.85), ("dgx-b200", 0.74), ("8xb300-sxm-288gb", 0.74)):
+        assert group_of("all_reduce", (8,), (1,), load_cluster(name)).reduces == share
+    assert group_of("all_reduce", (4,), (1,), load_cluster("dgx-h100")).reduces == 0
+
+
+def test_gpus_of_a_family_share_what_was_measured():
+    def arch(name):
+        c = load_cluster(name)
+        return curve_of(group_of("all_reduce", (2,), (1,), c), "all_reduce", 16, c, Library()).arch
+
+    assert arch("8xb300-sxm-288gb") == arch("gb200-nvl72") == arch("dgx-b200") == "sm_100/nvlink"
+    assert arch("a100-pcie-pairs") == arch("dgx-a100") == "sm_80/nvlink"
+    assert arch("8xrtx5090") == "sm_120/host"
+
+
+def test_a_node_of_cards_without_peers_is_in_a_believable_range():
+    """Cards that copy through the host share its memory: eight have less each than two."""
+    rates = [
+        (1 << 30) / seconds("all_reduce", 1 << 30, n, "8xrtx4090").time_s * 2 * (n - 1) / n
+        for n in (2, 4, 8)
+    ]
+    assert 25e9 > rates[0] > rates[1] > rates[2] > 1e9
 
 
 def test_pcie_carries_what_nccl_takes_it_for():
@@ -162,8 +223,9 @@ def test_formulas_grow_with_bytes_and_fall_with_rates(kind, nbytes, group, mode)
 
 
 def curve(**changes):
-    known = Curve("g/1/switch", "sm_90/switch", "nccl", "eager_loop", "all_reduce", "a", 8, 1)
-    return known._replace(**changes)
+    known = {"gpu": "g/1/switch", "arch": "sm_90/nvlink", "library": "nccl", "version": "2"}
+    known |= {"mode": "eager_loop", "op": "all_reduce", "run": "a", "ranks": 8, "nodes": 1}
+    return Curve(**(known | changes))
 
 
 def field(curves, points, differences):
@@ -181,10 +243,21 @@ def test_a_measured_curve_is_followed_and_others_less():
         f.at(curve(run="b"), 10),
         f.at(curve(run="b", ranks=4), 10),
         f.at(curve(run="b", gpu="h/1/switch"), 10),
-        f.at(curve(run="b", gpu="h/1/switch", arch="sm_100/switch"), 10),
+        f.at(curve(run="b", gpu="h/1/switch", arch="sm_100/nvlink"), 10),
     )
     assert 0.4 > other_run > other_ranks > 0 and other_run > other_gpu > other_arch > 0
     assert f.at(curve(nodes=2), 10) == 0
+
+
+def test_a_release_is_the_same_code_on_all_gpus():
+    """One that is not said is no release in common."""
+    f = field([curve()], [(0, 10)], [0.4])
+    far = curve(run="b", gpu="h/1/switch", arch="sm_100/nvlink")
+    assert f.at(far, 10) > f.at(far._replace(version="1"), 10) == 0
+    unsaid = field([curve(version="")], [(0, 10)], [0.4])
+    assert unsaid.at(far._replace(version=""), 10) == 0
+    over_pcie = far._replace(arch="sm_100/pcie")
+    assert f.at(over_pcie, 10) == 0
 
 
 def test_sites_share_what_networks_do_to_a_mode():
@@ -192,7 +265,7 @@ def test_sites_share_what_networks_do_to_a_mode():
     collectives in a loop."""
     trace = curve(mode="kernel_trace", nodes=2)
     f = field([trace], [(0, 20)], [1.5])
-    other = trace._replace(gpu="h/1/bridge", arch="sm_80/bridge", run="b")
+    other = trace._replace(gpu="h/1/bridge", arch="sm_80/nvlink", run="b")
     assert 0.2 < f.at(other, 20) < f.at(trace, 20)
     assert f.at(other._replace(mode="eager_loop"), 20) == 0
 
@@ -204,7 +277,7 @@ def test_covariances_are_positive_definite():
         for run in ("a", "b")
         for op in ("all_reduce", "send")
         for n in (1, 2)
-        for arch in ("sm_90/switch", "sm_89/host")
+        for arch in ("sm_90/nvlink", "sm_89/host")
     ]
     points = [(i, x) for i in range(len(curves)) for x in (9, 20, 30)]
     which, x = (np.array(c) for c in zip(*points, strict=True))

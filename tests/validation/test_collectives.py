@@ -63,6 +63,14 @@ def test_scores_by_system_and_collective(tmp_path):
     assert sum(text["files"][0]["skipped"].values()) == 4
 
 
+def test_trays_of_a_rack_are_one_domain(tmp_path):
+    """A tray of GB200 holds four GPUs; NVLink joins the trays, no network."""
+    rows = [row("gb200", near=4, ranks=8), row("h100_sxm", near=8, ranks=16)]
+    rack, nodes = sorted(fit.read(table(tmp_path, rows)).series, key=lambda s: s.system)
+    assert (rack.system, rack.curve.nodes, rack.near) == ("gb200", 1, 8)
+    assert nodes.curve.nodes == 2
+
+
 def test_protocols_leave_out_what_they_say(tmp_path):
     rows = curves("h100_sxm", (2, 4, 8)) + curves("a100_sxm", (2, 4, 8), 2.0)
     series = fit.read(table(tmp_path, rows)).series
