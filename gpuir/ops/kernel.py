@@ -864,3 +864,16 @@ KERNELS: dict[str, type[Op]] = {
 
 # Kernels whose products may run in another dtype than their operands'.
 PRODUCTS = (Gemm, Conv, Attention, AttentionGradient, Experts, ExpertsGradient)
+
+
+def sums_of_gradients(g: Graph) -> frozenset[Value]:
+    """What collectives give that no kernel of a graph reads, nor leaves it but as a gradient: only
+    an update that comes later waits for them."""
+    needed = {v for v in g.outputs if g.role_of(v) != "gradient"}
+    found: set[Value] = set()
+    for n in reversed(g.nodes):
+        if not isinstance(n.op, Collective | View) or not needed.isdisjoint(n.results):
+            needed.update(n.op.operands)
+        elif isinstance(n.op, Collective):
+            found.update(n.results)
+    return frozenset(found)

@@ -24,7 +24,8 @@ class Bucket(Pass):
     or with `blocks` those of one numbered module, whatever their bytes.
 
     Sums wait for the last of their bucket, unless a kernel reads one before (PyTorch's
-    DistributedDataParallel, bucket_cap_mb: 25 MiB). Gathers of weights, and what these read, go
+    DistributedDataParallel, bucket_cap_mb: 25 MiB); without `early` each stays where it is, and not
+    right behind what makes its terms. Gathers of weights, and what these read, go
     to the first of their bucket, and `ahead` buckets earlier, so that they are on their way while
     kernels run that come before (FSDP's prefetching, of one module).
     """
@@ -32,6 +33,7 @@ class Bucket(Pass):
     bytes: int = 25 << 20
     blocks: bool = False
     ahead: int = 1
+    early: bool = True
 
     name: ClassVar[str] = "bucket"
     takes: ClassVar[Level | None] = Level.kernel
@@ -47,7 +49,9 @@ class Bucket(Pass):
     def run(self, g: Graph) -> Graph:
         b = begin(g, g.level)
         read = {v for n in g.nodes for v in n.op.operands}
-        for n in self._waiting(_early(self._gathered(g)), read):
+        nodes = self._gathered(g)
+        late = k.sums_of_gradients(g)
+        for n in self._waiting(_early(nodes) if self.early else nodes, read, late):
             b.put(replace(n, op=within(n.op, self.run, b.folded)) if n.op.control else n)
         return b.finish(g.outputs)
 
@@ -80,11 +84,14 @@ class Bucket(Pass):
             if i not in moved:
                 yield n
 
-    def _waiting(self, nodes: Iterable[Node], read: Collection[Value]) -> Iterator[Node]:
+    def _waiting(
+        self, nodes: Iterable[Node], read: Collection[Value], late: Collection[Value]
+    ) -> Iterator[Node]:
         """The nodes, with sums in buckets, and what nobody reads, as weights after their update:
-        each bucket where its last is."""
+        each bucket where its last is. Who reads a sum does not wait for those that are read `late`,
+        behind the graph."""
         found = list(nodes)
-        filling: dict[_Kind, _Bucket] = {}
+        filling: dict[tuple[_Kind, bool], _Bucket] = {}
         bucket_of: dict[int, _Bucket] = {}
         last: dict[int, int] = {}  # of each bucket, by identity, the place of its last
         for i, n in enumerate(found):
@@ -93,7 +100,7 @@ class Bucket(Pass):
             waits = _is_sum(n) or not any(v in read for v in n.results)
             if not isinstance(n.op, k.Collective) or not waits:
                 continue
-            kind = _kind(n.op)
+            kind = _kind(n.op), n.results[0] in late
             if kind in filling and not self._takes(filling[kind], n, n.op):
                 del filling[kind]
             bucket = bucket_of[i] = filling.setdefault(kind, _Bucket())

@@ -110,3 +110,53 @@ def test_what_is_read_at_once_is_not_joined():
 def test_a_bucket_holds_something():
     with pytest.raises(UsageError, match="bytes"):
         gpuir.pipeline("bucket{bytes=0}")
+
+
+SUMS = """kernel @g {
+  in %x: f32[8, 8]
+  param %u: f32[8, 8]
+  %a: f32[8, 8] = k.map([%x], body={
+    in %x: f32[8, 8]
+    %a: f32[8, 8] = t.map("relu", [%x]) at "m:x/backward"
+    out %a
+  }) at "m:x/backward"
+  %a.sum: f32[8, 8] = k.collective([%a], body={
+    in %a: f32[8, 8]
+    %a.sum: f32[8, 8] = t.collective("all_reduce", %a, "dp", [2], [1]) at "m:x/backward"
+    out %a.sum
+  }) at "m:x/backward"
+  %b: f32[8, 8] = k.map([%a, %u], body={
+    in %a: f32[8, 8]
+    in %u: f32[8, 8]
+    %b: f32[8, 8] = t.map("add", [%a, %u]) at "m:x/backward"
+    out %b
+  }) at "m:x/backward"
+  %u.grad: f32[8, 8] = k.collective([%a], body={
+    in %a: f32[8, 8]
+    %u.grad: f32[8, 8] = t.collective("all_reduce", %a, "dp", [2], [1]) at "m:x/backward"
+    out %u.grad
+  }) at "m:x/backward"
+  %w.grad: f32[8, 8] = k.collective([%b], body={
+    in %b: f32[8, 8]
+    %w.grad: f32[8, 8] = t.collective("all_reduce", %b, "dp", [2], [1]) at "m:x/backward"
+    out %w.grad
+  }) at "m:x/backward"
+  role gradient %u.grad, %w.grad
+  mesh dp=2
+  out %a.sum, %b, %u.grad, %w.grad
+}"""
+
+
+@pytest.mark.parametrize("early", ["true", "false"])
+def test_who_waits_for_a_sum_waits_for_no_gradients(early: str):
+    """Gradients that are read behind the graph are together, what else leaves it is apart."""
+    made = bucketed(gpuir.parse(SUMS), f"{{early={early}}}")
+    names = [[v.name for v in n.results] for n in made.nodes]
+    assert names == [["a"], ["a.sum"], ["b"], ["u.grad", "w.grad"]]
+
+
+@pytest.mark.parametrize(("early", "order"), [("true", "a s u b w"), ("false", "a s b u w")])
+def test_sums_stay_where_they_are_unless_they_go_early(early: str, order: str):
+    made = bucketed(gpuir.parse(SUMS), f"{{bytes=1,early={early}}}")
+    short = {"a": "a", "a.sum": "s", "b": "b", "u.grad": "u", "w.grad": "w"}
+    assert " ".join(short[n.results[0].name] for n in made.nodes) == order
