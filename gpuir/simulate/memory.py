@@ -514,12 +514,16 @@ def _clipped(graph: Graph) -> Iterator[Value]:
 
 
 def _over(graph: Graph, updated: Mapping[Value, Value]) -> Iterator[tuple[Value, Value]]:
-    """The values that are written over an input or param: outputs, and what they are views or
-    updates of."""
+    """The values that are written over an input or param: outputs, and what they are views, updates
+    or sums over ranks of."""
     before = dict(updated)
     for node in graph.nodes:
         if isinstance(node.op, t.Reshape | t.Transpose | k.View) or is_same(node.op):
             before[node.results[0]] = node.op.operands[0]
+        elif isinstance(node.op, k.Collective) and node.op.collective.fn == "all_reduce":
+            outer = dict(zip(node.op.body.inputs, node.op.args, strict=True))
+            calls = zip(node.results, node.op.collectives, strict=False)
+            before.update((v, outer[x.x]) for v, x in calls if x.x in outer)
     for value, taken in zip(graph.outputs, graph.over, strict=True):
         at: Value | None = value
         while taken is not None and at is not None and at.type.nbytes == taken.type.nbytes:
@@ -557,7 +561,8 @@ def _readers(op: t.Fused | k.BodyKernel, value: Value) -> Iterator[tuple[Value, 
 
 def is_in_place(op: Op, value: Value) -> bool:
     """Whether a kernel may write its result where it reads `value`: cell by cell, or updates to
-    what is there. A product may over an operand of its epilogue; a routine is taken to."""
+    what is there. A product may over an operand of its epilogue; a routine is taken to, and NCCL
+    sums in place where both buffers are one."""
     match op:
         case k.Gemm(a, b):
             return value not in (a, b, *op.weights)
@@ -567,6 +572,8 @@ def is_in_place(op: Op, value: Value) -> bool:
             return True
         case t.Fused():
             return all(is_in_place(reader, v) for v, reader in _readers(op, value))
+        case k.Collective():
+            return op.collective.fn == "all_reduce"
         case k.BodyKernel():
             return all(
                 isinstance(reader, t.Scattering) and reader.operands.count(v) == 1 and reader.x == v
