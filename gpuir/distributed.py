@@ -35,14 +35,23 @@ from gpuir.simulate.held import (
     part_bytes,
 )
 from gpuir.simulate.memory import MemoryKind, available_bytes, memory
-from gpuir.simulate.microbatches import Order, PartTimes, Pipelined, run_pipeline, task_orders
+from gpuir.simulate.microbatches import (
+    LastPass,
+    Order,
+    PartTimes,
+    Pipelined,
+    run_pipeline,
+    task_orders,
+)
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import (
     Part,
     Run,
     Step,
     Where,
+    exposed,
     interval_of,
+    last_pass,
     model_flops,
     shared_by_tp,
     total_s,
@@ -328,10 +337,11 @@ class _Maker:
     known: dict[Hashable, Run] = field(default_factory=dict[Hashable, Run])
     bytes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
 
-    def costed(self, g: Graph, place: Place, gpu: str, factor: float) -> Graph:
+    def costed(self, g: Graph, place: Place, gpu: str, factor: float, early: bool = True) -> Graph:
         made = lower(g, profile=self.profile, tf32=self.tf32, target=gpu, watch=self.watch)
         if made.mesh:
-            made = Pipeline((Bucket(blocks=self.parallel.zero > 2),)).run(made, watch=self.watch)
+            bucket = Bucket(blocks=self.parallel.zero > 2, early=early)
+            made = Pipeline((bucket,)).run(made, watch=self.watch)
         found = analyze(
             made, target=gpu, predictor=self.predictor, cluster=place.name, watch=self.watch
         )
@@ -382,15 +392,15 @@ class _Maker:
         holds, taken, target = min(held, key=lambda x: available_bytes(x[2]) - x[1])
         return _part(runs, holds, taken, target, (g,), place)
 
-    def run(self, name: str, times: int, g: Graph, place: Place) -> Run:
+    def run(self, name: str, times: int, g: Graph, place: Place, early: bool = True) -> Run:
         """A graph that ranks run so many times; of those that are alike, one is looked at."""
         p = self.parallel
-        shape = shape_of(g), place.key, p.zero > 2, p.overlap and p.tp
+        shape = shape_of(g), place.key, p.zero > 2, p.overlap and p.tp, early
         known = self.known.get(shape) or self.before.get(shape)
         if known is None:
             found: list[Run] = []
             for gpu, factor in place.factors:
-                costed = self.costed(g, place, gpu, factor)
+                costed = self.costed(g, place, gpu, factor, early)
                 profile = replace(profile_of(costed), copies=None)
                 found.append(Run(name, times, costed, timeline(costed, profile)))
             known = slowest_of(found)
@@ -419,8 +429,8 @@ class _Maker:
         for part, place, times in zip(made.parts, own, found[1].times, strict=True):
             slow = max(factor for _, factor in place.factors)  # no plan knows of stragglers
             took[place.gpus] += (times.forward + times.backward + times.weights) / slow
-            passes = (g for g in part.graphs if g not in (part.norm, part.update))
-            nodes = (n for g in passes for n in g.nodes)
+            passes = (part.forward, part.backward, part.weights)
+            nodes = (n for g in passes if g for n in g.nodes)
             alone[place.gpus] += sum(map(weighs[place.gpus], nodes))
         weighs = {
             gpus: paced(weigh, took[gpus] / alone[gpus] if alone[gpus] else 1.0)
@@ -446,8 +456,8 @@ class _Maker:
             for end in (None, 0, 1)
         ]
         parts = tuple(
-            self.held(made.parts[r :: p.pp], runs[r :: p.pp], order, own[r])
-            for r, order in enumerate(found[0].orders)
+            self.held(made.parts[r :: p.pp], runs[r :: p.pp], order, own[r], sums_s)
+            for r, (order, sums_s) in enumerate(zip(found[0].orders, found[0].sums_s, strict=True))
         )
         ends = [run.timeline.interval for some in runs for run in some.values()]
         interval = None if any(e is None for e in ends) else (found[1].time_s, found[2].time_s)
@@ -456,16 +466,18 @@ class _Maker:
         return parts, replace(found[0], sent=sent, sent_back=sent_back), interval
 
     def part_runs(self, part: PartGraphs, place: Place) -> dict[str, Run]:
+        """What runs of a part. The last microbatch's pass sums gradients beside its kernels, which
+        are slower then, where no other part waits for it; else behind them, beside what follows. So
+        does Megatron-LM, whose ranks but the first sum in their bubble (`enable_grad_sync` in its
+        schedules.py)."""
         m = self.parallel.microbatches
-        graphs = {
-            "forward": (m, part.forward),
-            "backward": (m, part.backward),
-            "weights": (m, part.weights),
-            "norm": (1, part.norm),
-            "update": (1, part.update),
-        }
+        times = {"forward": m, "backward": m, "weights": m}
+        if part.last is not None:
+            times["weights" if part.weights is not None else "backward"] -= 1
+        beside = part.weights is not None or not part.sends_back
         return {
-            n: self.run(n, times, g, place) for n, (times, g) in graphs.items() if g is not None
+            name: self.run(name, times.get(name, 1), g, place, beside or name != "last")
+            for name, g in part.passes.items()
         }
 
     @property
@@ -518,12 +530,13 @@ class _Maker:
         runs: Sequence[dict[str, Run]],
         order: Order,
         place: Place,
+        sums_s: float,
     ) -> Part:
-        """What a rank holds of its parts when it is at its fullest."""
+        """What a rank of a pipeline runs, and holds when it is at its fullest."""
         own = place.smallest
         chunks = [self.part_bytes(part, some, own) for part, some in zip(parts, runs, strict=True)]
         holds = held_bytes(order, chunks)
-        every = tuple(run for some in runs for run in some.values())
+        every = exposed([run for some in runs for run in some.values()], sums_s)
         total = sum(holds.values())
         return _part(every, holds, total, own, [g for x in parts for g in x.graphs], place)
 
@@ -566,9 +579,16 @@ def _part_times(
                 seconds(some.get("weights")),
                 update + (0.0 if first else more),
                 norm + (more if first else 0.0),
+                _last_pass(some, end),
             )
         )
     return found
+
+
+def _last_pass(runs: dict[str, Run], end: int | None) -> LastPass | None:
+    if "last" not in runs:
+        return None
+    return last_pass(runs["last"], runs.get("weights") or runs["backward"], end)
 
 
 def _part(

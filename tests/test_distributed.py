@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gpuir.passes.partition.balance import roofline_s
 from gpuir.passes.partition.partition import Partition, partition
 from gpuir.passes.shard.shard import Shard
 from gpuir.simulate.memory import memory
+from gpuir.simulate.microbatches import PartTimes, run_pipeline, task_orders
 from gpuir.simulate.parallel import ContextExchange
 from gpuir.targets.target import Target
 
@@ -164,11 +166,11 @@ def test_plans_of_a_model_share_what_they_have_in_common(
     monkeypatch.setattr(gpuir.distributed, "analyze", analyzed)
     plans = [gpuir.Parallel(tp=2, dp=2, pp=2, microbatches=2, zero=zero) for zero in (0, 1)]
     alone = [gpuir.simulate_ranks(training, "dgx-a100", plan) for plan in plans]
-    assert calls == ["tensor", "data", *["kernels"] * 6] * 2
+    assert calls == ["tensor", "data", *["kernels"] * 8] * 2
     calls.clear()
     common = gpuir.distributed.Common()
     both = [gpuir.simulate_ranks(training, "dgx-a100", plan, common=common) for plan in plans]
-    assert calls == ["tensor", "data", *["kernels"] * 6, "data", *["kernels"] * 2]
+    assert calls == ["tensor", "data", *["kernels"] * 8, "data", *["kernels"] * 2]
     assert [json_text(s, 64) for s in both] == [json_text(s, 64) for s in alone]
 
 
@@ -207,6 +209,59 @@ def test_a_norm_of_all_gradients_takes_a_little_and_no_memory(
         assert {order[-2].kind for order in clipped.pipelined.orders} == {"norm"}
         starts = [s[-1] for s in clipped.pipelined.starts]
         assert starts[0] == starts[1]
+
+
+PIPELINES: list[dict[str, Any]] = [
+    {"pp": 2, "dp": 4, "microbatches": 4},
+    {"pp": 2, "dp": 4, "zero": 1, "microbatches": 1},
+    {"pp": 2, "dp": 2, "tp": 2, "microbatches": 4, "schedule": "gpipe"},
+    {"pp": 2, "dp": 4, "microbatches": 4, "schedule": "interleaved", "chunks": 2},
+    {"pp": 2, "dp": 4, "microbatches": 4, "schedule": "zero-bubble"},
+]
+
+
+@pytest.mark.parametrize("degrees", PIPELINES, ids=str)
+def test_gradients_are_summed_with_the_last_microbatch(training: Graph, degrees: dict[str, Any]):
+    """Beside its pass where nobody waits for that, else beside what follows: a step is no slower
+    than if sums took their time behind all passes, but by what they take from later kernels."""
+    s = step(training, **degrees)
+    assert s.pipelined is not None
+    before: list[PartTimes] = []
+    for t in s.pipelined.times:
+        assert t.last is not None
+        before.append(replace(t, last=None, update=t.update + sum(x.time_s for x in t.last.sums)))
+    shape = s.parallel.schedule, s.parallel.pp, s.parallel.microbatches, s.parallel.chunks
+    sends = s.pipelined.sends, s.pipelined.sends_back
+    behind = run_pipeline(task_orders(*shape), before, *sends)
+    beside = [t.last for t in s.pipelined.times[:: s.parallel.pp] if t.last]
+    taken = sum((x.slows - 1) * y.time_s for x in beside for y in x.sums)
+    assert s.time_s < behind.time_s + taken
+    for rank, part in enumerate(s.parts):
+        (dp,) = (x for x in part.traffic if x.group == "dp")
+        assert s.pipelined.sums_s[rank] <= dp.exposed_s <= dp.time_s * (1 + 1e-9)
+        runs = {run.name: run.times for run in part.runs}
+        base = "weights" if "weights" in runs else "backward"
+        assert (runs[base], runs["last"]) == (s.parallel.microbatches - 1, 1)
+        update = next(run for run in part.runs if run.name == "update")
+        assert all(x.group != "dp" for x in update.timeline.traffic) or s.parallel.zero
+        assert s.run_of(rank, s.pipelined.orders[rank][-1]).name == "update"
+        last = [t for t in s.pipelined.orders[rank] if s.run_of(rank, t).name == "last"]
+        assert [t.kind for t in last] == [*[base] * s.parallel.chunks, "sums"]
+    first = s.parts[0].traffic[-1]
+    sums = sum(y.time_s for x in beside for y in x.sums)
+    assert s.pipelined.sums_s[0] < 0.9 * sums and first.exposed_s < 0.9 * first.time_s
+
+
+def test_sums_are_in_place(training: Graph):
+    """The last microbatch's pass holds no more than others: NCCL sums in the buffers."""
+    one, two = (step(training, pp=2, dp=dp, microbatches=4) for dp in (1, 2))
+    half = gpuir.load(ENCODER, dims={"batch": 32, "seq": 64}, train=True, optimizer="adamw")
+    alone = step(half, pp=2, microbatches=4)
+    for a, b in zip(alone.parts, two.parts, strict=True):
+        assert dict(b.holds) == pytest.approx(dict(a.holds), rel=0.01)
+    assert {run.name for part in one.parts for run in part.runs} == {
+        *("forward", "backward", "update"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +347,28 @@ def test_a_trace_has_a_group_of_lanes_for_ranks_alike(tmp_path: Path):
         own = sorted((e["ts"], e["dur"]) for e in spans if e["pid"] == pid)
         for (a, took), (b, _) in pairwise(own):
             assert a + took <= b + 0.01
+
+
+def test_sums_in_a_trace_run_on_beside_what_follows(tmp_path: Path):
+    """No two on one lane at a time; an update's kernels start behind the last of them."""
+    out = tmp_path / "step.json"
+    args = ["simulate", str(ENCODER), "--cluster", "dgx-a100", "--pp", "2", "--dp", "4"]
+    args += ["--schedule", "interleaved", "--chunks", "2", "--microbatches", "4", "--train"]
+    args += ["--optimizer", "adamw", "--dims", "batch=256,seq=64", "-o", str(out)]
+    CliRunner().invoke(main, [*args, "--format", "trace"], catch_exceptions=False)
+    events = json.loads(out.read_text())["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    for pid in (0, 1):
+        spans = [e for e in events if e["ph"] == "X" and e["pid"] == pid]
+        passes = {e["name"]: e for e in spans if e["tid"] == 0}
+        assert "sums, chunk 0" in passes
+        sums = [e for e in spans if lanes[pid, e["tid"]] == "communication dp"]
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in sums)
+        assert len(own) > 1 and all(a[1] <= b[0] + 0.01 for a, b in pairwise(own))
+        assert own[-1][1] <= passes["update, chunk 0"]["ts"] + 0.01
+        first = [e for e in sums if e["args"]["pass"] == "backward 3, chunk 1"]
+        following = passes["backward 0, chunk 0"]
+        assert max(e["ts"] + e["dur"] for e in first) > following["ts"]
 
 
 def test_slower_links_make_slower_steps(training: Graph):

@@ -16,12 +16,13 @@ Event = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """A pass of a rank, from when to when, and the run whose kernels it launches."""
+    """A pass of a rank, from when to when, and the run whose kernels it launches: none where it
+    waits for sums of gradients."""
 
     name: str
     start_s: float
     end_s: float
-    run: Run
+    run: Run | None
 
 
 def step_trace(s: Step, layout: Layout) -> str | bytes:
@@ -41,7 +42,7 @@ def step_trace(s: Step, layout: Layout) -> str | bytes:
 
 def _events(s: Step) -> Iterator[Event]:
     ranks = [list(_passes(s, r)) for r in range(len(s.parts))]
-    kernels = sum(len(x.run.timeline.launches) for some in ranks for x in some)
+    kernels = sum(len(x.run.timeline.launches) for some in ranks for x in some if x.run)
     stride = s.parallel.ranks // len(s.parts)
     for r, some in enumerate(ranks):
         first, last = r * stride, (r + 1) * stride - 1
@@ -52,8 +53,11 @@ def _events(s: Step) -> Iterator[Event]:
         yield _named("thread_name", r, 0, PASSES)
         lanes: dict[str, int] = {PASSES: 0}
         seen: set[int] = set()
+        free: dict[str, float] = {}  # of lanes of collectives, which may go on beside what follows
         for x in some:
             yield _complete(x.name, r, 0, x.start_s, x.end_s, {})
+            if x.run is None:
+                continue
             if kernels > MOST and id(x.run.graph) in seen:
                 continue
             seen.add(id(x.run.graph))
@@ -63,7 +67,10 @@ def _events(s: Step) -> Iterator[Event]:
                 if span.lane not in lanes:
                     lanes[span.lane] = len(lanes)
                     yield _named("thread_name", r, lanes[span.lane], span.lane)
-                start, end = x.start_s + span.start_s, x.start_s + span.end_s
+                start = x.start_s + span.start_s
+                if span.lane.startswith("communication"):
+                    start = max(start, free.get(span.lane, 0.0))
+                free[span.lane] = end = start + span.end_s - span.start_s
                 yield _complete(span.name, r, lanes[span.lane], start, end, {"pass": x.name})
 
 
@@ -86,9 +93,10 @@ def _passes(s: Step, rank: int) -> Iterator[Shown]:
     order = s.pipelined.orders[rank]
     clock = zip(s.pipelined.starts[rank], s.pipelined.ends[rank], strict=True)
     for task, (start, end) in zip(order, clock, strict=True):
-        run = s.run_of(rank, task)
+        run = None if task.kind == "sums" else s.run_of(rank, task)
         chunk = f", chunk {task.chunk}" if s.parallel.chunks > 1 else ""
-        named = task.kind if task.kind in ("norm", "update") else f"{task.kind} {task.microbatch}"
+        once = task.kind in ("sums", "norm", "update")
+        named = task.kind if once else f"{task.kind} {task.microbatch}"
         yield Shown(f"{named}{chunk}", start, end, run)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuir.ir.graph import Graph
 from gpuir.simulate.memory import KIND_OF, MEMORY_KINDS, Memory, MemoryKind, by_kind, memory
-from gpuir.simulate.microbatches import Order
+from gpuir.simulate.microbatches import Order, last_passes
 from gpuir.stacks.allocators import BLOCK, rounded
 from gpuir.targets.target import Target
 
@@ -54,16 +54,22 @@ def part_bytes(
     params: dict[str, tuple[MemoryKind, int]] = {}
     needs: dict[str, int] = {}
     left = {*saved, *kept}
-    weights = passes.get("weights")
+    weights, last = passes.get("weights"), passes.get("last")
     late = {v.name for v in weights.inputs} & left if weights else set[str]()
+    summed = 0  # what `last` gives the update in no buffer
+    if last is not None:
+        over = last.over or (None,) * len(last.outputs)
+        own = (v for v, x in zip(last.outputs, over, strict=True) if x is None)
+        summed = sum(rounded(v.type.nbytes, BLOCK) for v in own if last.role_of(v) == "gradient")
     for kind, g in passes.items():
-        given = {v.name for v in g.inputs} & left if kind in ("backward", "weights") else set[str]()
-        spent = given if kind == "weights" else given - late
+        is_backward = kind in ("backward", "weights", "last")
+        given = {v.name for v in g.inputs} & left if is_backward else set[str]()
+        spent = given - late if kind == "backward" else given
         own = params_of((g,))
         there = sum(n for _, n in own.values())
         there += sum(rounded(v.type.nbytes, BLOCK) for v in g.inputs if v.name in given)
         if kind in ("norm", "update"):  # gradients are inputs, which other passes have as params
-            there += sum(rounded(v.type.nbytes, BLOCK) for v in g.inputs)
+            there += sum(rounded(v.type.nbytes, BLOCK) for v in g.inputs) - summed
         needs[kind] = max(memory(g, target, spent=spent).peak_bytes - there, 0)
         params |= own
     forward, backward = passes["forward"], passes.get("backward")
@@ -101,10 +107,11 @@ def held_bytes(order: Order, chunks: Sequence[PartBytes]) -> dict[MemoryKind, in
     for kind, size in {k: x for part in chunks for k, x in part.params.items()}.values():
         found[kind] = found.get(kind, 0) + size
     now = most = 0
-    apart = any(task.kind == "weights" for task in order)
+    apart, last = any(task.kind == "weights" for task in order), last_passes(order)
     for task in order:
         part = chunks[task.chunk]
-        most = max(most, now + part.needs.get(task.kind, 0))
+        kind = "last" if task in last and "last" in part.needs else task.kind
+        most = max(most, now + part.needs.get(kind, 0))
         match task.kind:
             case "forward":
                 now += part.saved
@@ -112,7 +119,7 @@ def held_bytes(order: Order, chunks: Sequence[PartBytes]) -> dict[MemoryKind, in
                 now -= part.saved - (part.later if apart else 0)
             case "weights":
                 now -= part.later
-            case "norm" | "update":
+            case "sums" | "norm" | "update":
                 pass
     found["activations"] = most
     return found

@@ -11,13 +11,14 @@ from typing import Literal, NamedTuple, get_args
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.simulate.parallel import PipelineSchedule
 
-TaskKind = Literal["forward", "backward", "weights", "norm", "update"]
+TaskKind = Literal["forward", "backward", "weights", "sums", "norm", "update"]
 
 
 class Task(NamedTuple):
     """What a rank does at a time: of one microbatch the forward or the backward pass of one chunk,
-    or its gradients of weights by themselves (`weights`); at the end of a step the `update`, which
-    waits for each rank's share of a `norm` of all gradients, where they are clipped.
+    or its gradients of weights by themselves (`weights`); at the end of a step the wait for `sums`
+    of gradients that are still under way, and the `update`, which waits for each rank's share of a
+    `norm` of all gradients, where they are clipped.
 
     Rank r of p has the parts r, r + p, r + 2p ... of the model, its chunks 0, 1, 2 ...
     """
@@ -30,17 +31,38 @@ class Task(NamedTuple):
 Order = tuple[Task, ...]
 
 
+class Sums(NamedTuple):
+    """Collectives of one group of ranks that sum gradients, beside the pass that makes them: what
+    they take together, and when after its start the last of them ends, if none had to wait for
+    those of an earlier pass."""
+
+    group: str
+    time_s: float
+    end_s: float
+
+
+class LastPass(NamedTuple):
+    """The pass that makes gradients of the last microbatch: how long its kernels take beside its
+    `sums`, which nobody waits for but the update. While these run, kernels of passes that follow
+    take `slows` times as long."""
+
+    time_s: float
+    sums: tuple[Sums, ...]
+    slows: float = 1.0
+
+
 @dataclass(frozen=True)
 class PartTimes:
     """Seconds that the passes of a part take. `weights` is what of the backward pass are gradients
     of weights alone: not in `backward`. Where an order has no tasks `weights`, a task `backward`
-    does both."""
+    does both. `last` is the last of them that makes gradients, where ranks sum these."""
 
     forward: float
     backward: float
     weights: float = 0.0
     update: float = 0.0
     norm: float = 0.0
+    last: LastPass | None = None
 
 
 # ---- in which order ----------------------------------------------------------------------------
@@ -145,6 +167,12 @@ def _put_off(order: Order, rank: int, microbatches: int) -> Order:
     return (*found, *(Task("weights", m) for m in left))
 
 
+def last_passes(order: Order) -> frozenset[Task]:
+    """Of each chunk, the task that makes the last gradients."""
+    found = {task.chunk: task for task in order if task.kind in ("backward", "weights")}
+    return frozenset(found.values())
+
+
 # ---- when --------------------------------------------------------------------------------------
 
 
@@ -194,6 +222,20 @@ class Pipelined:
     def idle_s(self) -> tuple[float, ...]:
         """How long each rank has none: its bubble."""
         return tuple(self.time_s - busy for busy in self.busy_s)
+
+    @cached_property
+    def last(self) -> tuple[frozenset[Task], ...]:
+        """Of each rank the tasks that make the last gradients of its chunks."""
+        return tuple(map(last_passes, self.orders))
+
+    @cached_property
+    def sums_s(self) -> tuple[float, ...]:
+        """How long each rank waits for sums of gradients when all its passes are done."""
+        clocks = zip(self.orders, self.starts, self.ends, strict=True)
+        return tuple(
+            sum(ends[i] - starts[i] for i in places_of("sums", order))
+            for order, starts, ends in clocks
+        )
 
     @property
     def bubble(self) -> float:
@@ -263,8 +305,9 @@ def run_pipeline(
     `times` are those of the parts of the model, first to last; rank r of p has the parts r, r + p
     ... as its chunks. `sends` are the seconds from part i to part i + 1, none by default, and
     `sends_back` those of gradients, the same by default. A task starts when the rank is done with
-    the one before, and what it needs has come; ranks compute while they send. A rank updates its
-    weights behind its last task, if any of its parts takes time for it: where some have a norm,
+    the one before, and what it needs has come; ranks compute while they send. Sums of gradients run
+    beside whatever follows, one after another within their group. Behind its last task, and its
+    sums, a rank updates its weights, if any of its parts takes time for it: where some have a norm,
     when all have, and `norm_s` later.
 
     UsageError where the numbers do not go together, or ranks wait for each other for ever.
@@ -279,16 +322,18 @@ def run_pipeline(
             found=f"{parts} parts, {len(sends)} sends, {len(back)} back",
         )
     orders = tuple(map(_with_update(times, ranks), range(ranks), orders))
-    starts, ends = _simulate(orders, _task_seconds(orders, times), sends, back, norm_s)
+    seconds, last = _task_seconds(orders, times), [t.last for t in times]
+    starts, ends = _simulate(orders, seconds, last, sends, back, norm_s)
     return Pipelined(orders, tuple(times), sends, back, starts, ends, norm_s)
 
 
 def _with_update(times: Sequence[PartTimes], ranks: int):
     def added(rank: int, order: Order) -> Order:
         own = range(rank, len(times), ranks)
+        sums = [Task("sums", 0, c) for c, part in enumerate(own) if times[part].last][:1]
         norms = (Task("norm", 0, c) for c, part in enumerate(own) if times[part].norm)
         updates = (Task("update", 0, c) for c, part in enumerate(own) if times[part].update)
-        return (*order, *norms, *updates)
+        return (*order, *sums, *norms, *updates)
 
     return added
 
@@ -302,6 +347,7 @@ def _task_seconds(
         "forward": [t.forward for t in times],
         "backward": [t.backward + (0.0 if apart else t.weights) for t in times],
         "weights": [t.weights for t in times],
+        "sums": [0.0 for _ in times],
         "norm": [t.norm for t in times],
         "update": [t.update for t in times],
     }
@@ -313,11 +359,14 @@ Clock = tuple[tuple[float, ...], ...]
 def _simulate(
     orders: Sequence[Order],
     seconds: dict[TaskKind, list[float]],
+    last: Sequence[LastPass | None],
     sends: Sequence[float],
     back: Sequence[float],
     norm_s: float,
 ) -> tuple[Clock, Clock]:
-    """Each rank goes on until what its next task needs is not there; whoever makes it wakes it."""
+    """Each rank goes on until what its next task needs is not there; whoever makes it wakes it.
+    Sums of a group are a queue: of those of a pass the last is done as late as by themselves, or
+    as all of them take behind those before (Lindley, 1952)."""
     ranks, parts = len(orders), len(seconds["forward"])
     count = 1 + max((task.microbatch for order in orders for task in order), default=0)
     arrived: dict[str, list[list[float | None]]] = {  # when what a task needs is on its rank
@@ -325,6 +374,9 @@ def _simulate(
         "backward": [[0.0 if part == parts - 1 else None] * count for part in range(parts)],
     }
     done: list[list[float | None]] = [[None] * count for _ in range(parts)]  # forward passes
+    ending = [last_passes(order) for order in orders]
+    summed: list[dict[str, float]] = [{} for _ in orders]  # by group, when sums so far are done
+    slows = [1.0] * ranks  # how many times as long kernels take until then
     norms_left, all_norms = sum(kind == "norm" for order in orders for kind, *_ in order), 0.0
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
@@ -346,7 +398,18 @@ def _simulate(
                 if norms_left:
                     break
                 start = max(now, all_norms)
-            now = start + seconds[kind][part]
+            own = last[part] if order[i] in ending[rank] else None
+            alone = seconds[kind][part] if own is None else own.time_s
+            until = max(summed[rank].values(), default=0.0)
+            later = (1 - 1 / slows[rank]) * min(max(until - start, 0.0), slows[rank] * alone)
+            now = start + alone + later
+            if kind == "sums":
+                now = max(start, until)
+            elif own is not None:
+                slows[rank] = own.slows
+                for group, time_s, end_s in own.sums:
+                    before = summed[rank].get(group, 0.0)
+                    summed[rank][group] = max(start + later + end_s, before + time_s)
             begun.append(start)
             ended.append(now)
             if kind == "forward":

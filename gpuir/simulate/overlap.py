@@ -20,6 +20,14 @@ class Overlap(NamedTuple):
     exposed_s: tuple[float, ...]
 
 
+def rate_beside(taken: float, share: float) -> float:
+    """How fast a kernel runs that would fill a `share` of the device, of which collectives have
+    `taken` theirs: 1 alone."""
+    if not taken or share + taken <= 1.0:
+        return 1.0
+    return max((1.0 - taken) / share, LEAST_RATE)
+
+
 def overlapped(jobs: Sequence[Job], lanes: Sequence[int], count: int) -> Overlap:
     """Jobs in order on each of `count` lanes, each after those it waits for.
 
@@ -74,9 +82,7 @@ def overlapped(jobs: Sequence[Job], lanes: Sequence[int], count: int) -> Overlap
         finish, rate = float("inf"), 1.0
         kernel = running[COMPUTE]
         if kernel >= 0:
-            share = jobs[kernel].share
-            if taken and share + taken > 1.0:
-                rate = max((1.0 - taken) / share, LEAST_RATE)
+            rate = rate_beside(taken, jobs[kernel].share)
             finish = t + left / rate
         next_t = min(coming, finish, *(ends[i] for i in running[1:] if i >= 0))
         left -= (next_t - t) * rate

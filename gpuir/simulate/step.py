@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
-from gpuir.simulate.microbatches import Pipelined, Task
+from gpuir.simulate.microbatches import LastPass, Pipelined, Sums, Task
+from gpuir.simulate.overlap import rate_beside
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.timeline import Timeline, Traffic, timeline
 from gpuir.targets.profile import Profile
@@ -180,11 +181,16 @@ class Step:
         return len({x.gpu for part in self.parts for x in part.where}) > 1
 
     def run_of(self, rank: int, task: Task) -> Run:
-        """What runs on a rank of the pipeline as that task."""
-        runs = self.parts[rank].runs
-        each = len(runs) // self.parallel.chunks
-        own = runs[task.chunk * each : (task.chunk + 1) * each]
-        return next(run for run in own if run.name == task.kind)
+        """What runs on a rank of the pipeline as that task, or is waited for."""
+        assert self.pipelined is not None
+        chunks: list[dict[str, Run]] = []
+        for run in self.parts[rank].runs:
+            if run.name == "forward":
+                chunks.append({})
+            chunks[-1][run.name] = run
+        own = chunks[task.chunk]
+        is_last = task.kind == "sums" or (task in self.pipelined.last[rank] and "last" in own)
+        return own["last" if is_last else task.kind]
 
     @property
     def idle_s(self) -> float:
@@ -198,6 +204,54 @@ class Step:
         """The model's flop/s over what the GPUs could do: model flop utilisation (Chowdhery et al.,
         PaLM, 2022, appendix B)."""
         return self.flops / (self.time_s * self.peak_flops_per_s) if self.time_s else 0.0
+
+
+# ---- the pass of the last microbatch, with sums of gradients beside it ---------------------------
+
+
+def last_pass(run: Run, plain: Run, end: int | None = None) -> LastPass:
+    """Of a pass with sums of gradients, when its kernels are done, and the host as in the `plain`
+    pass without sums, and when its sums are; at one `end` of the intervals, off alike."""
+    line, names = run.timeline, {v.name for v in k.sums_of_gradients(run.graph)}
+    times = list(zip(line.launches, line.starts, line.marks.ends, strict=True))
+    sums = [x for x in times if x[0].path[0] in names]
+    kernels = [x for x, *_ in times if not x.group]
+    others = (until for x, _, until in times if x.path[0] not in names)
+    done = max(plain.timeline.host_s, max(others, default=0.0))
+    by = by_sums = 1.0
+    if end is not None and plain.timeline.interval is not None:
+        by = plain.timeline.interval[end] / plain.timeline.time_s
+        ends = (x.between_s[end] if x.between_s else x.time_s for x, *_ in sums)
+        by_sums = sum(ends) / sum(x.time_s for x, *_ in sums) if sums else 1.0
+    found: dict[str, Sums] = {}
+    for x, since, until in sums:
+        before = found.get(x.group, Sums(x.group, 0.0, 0.0))
+        end_s = by * min(until, done) + by_sums * max(until - done, 0.0)
+        time_s = before.time_s + by_sums * (until - since)
+        found[x.group] = Sums(x.group, time_s, max(before.end_s, end_s))
+    taken = max((x.share for x, *_ in sums), default=0.0)
+    alone = sum(x.time_s for x in kernels)
+    beside = sum(x.time_s / rate_beside(taken, x.share) for x in kernels)
+    return LastPass(by * done, tuple(found.values()), beside / alone if alone else 1.0)
+
+
+def exposed(runs: Sequence[Run], sums_s: float) -> tuple[Run, ...]:
+    """A rank's runs, with what it waits for sums behind all its passes, `sums_s`, in place of what
+    each last pass would by itself: they run beside passes that follow."""
+    found: list[Run] = []
+    for run in runs:
+        own = last_pass(run, plain=found[-1]) if run.name == "last" else None
+        if own and own.sums:
+            final = max(own.sums, key=lambda x: x.end_s)
+            more = sums_s - max(final.end_s - own.time_s, 0.0)
+            traffic = tuple(
+                replace(x, exposed_s=x.exposed_s + more * (x.group == final.group))
+                for x in run.timeline.traffic
+            )
+            run = replace(run, timeline=replace(run.timeline, traffic=traffic))
+            sums_s = 0.0
+        found.append(run)
+    return tuple(found)
 
 
 def _passes(runs: Sequence[Run]) -> Sequence[Run]:

@@ -398,6 +398,8 @@ PIPELINES = [
     gpuir.Parallel(pp=2, microbatches=4, schedule="interleaved", chunks=2),
     gpuir.Parallel(pp=2, microbatches=3, schedule="zero-bubble"),
     gpuir.Parallel(pp=2, tp=2, dp=2, microbatches=2, zero=1),
+    gpuir.Parallel(pp=2, dp=2, microbatches=4, schedule="interleaved", chunks=2),
+    gpuir.Parallel(pp=2, dp=2, microbatches=3, schedule="zero-bubble"),
 ]
 
 

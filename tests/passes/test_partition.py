@@ -22,7 +22,9 @@ from gpuir.interp import run, to_numpy_dtype
 from gpuir.interp.ranks import gathered, run_ranks, scattered
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
+from gpuir.ir.phases import phase_of
 from gpuir.ir.verify import verify
+from gpuir.ops import tensor as t
 from gpuir.passes.partition.partition import Partition, partition
 from gpuir.simulate.microbatches import PartTimes, run_pipeline, task_orders
 
@@ -66,7 +68,10 @@ def run_parts(
     made: Partition, order: Sequence[Any], microbatches: Sequence[Arrays], weights: Arrays
 ) -> tuple[list[Arrays], Arrays]:
     """Each part with memory of its own: what crosses between them is what they say they send.
-    Gives what each microbatch's passes give, and what the gradients add up to and the updates."""
+    Of the last microbatch, where there is one, the graph runs that sums gradients over ranks. Gives
+    what each microbatch's passes give, and what the gradients add up to and the updates."""
+    order = list(order)
+    ends = {p: (p, kind, m) for p, kind, m in order if kind in ("backward", "weights")}
     parts, last = made.parts, len(made.parts) - 1
     here: list[list[Arrays]] = [[dict(m) for _ in parts] for m in microbatches]
     buffers: list[Arrays] = [
@@ -89,10 +94,17 @@ def run_parts(
         buffers[p].update({taken[k]: x for k, x in made.items() if taken.get(k) in buffers[p]})
         here[m][p] |= made
         found[m] |= made
+        if g is parts[p].last:
+            sums = {v.name for v in g.outputs if g.role_of(v) == "gradient"}
+            buffers[p].update({name: made[name] for name in sums})
 
     for p, kind, m in order:
         part = parts[p]
-        if kind == "forward":
+        if part.last is not None and ends[p] == (p, kind, m):
+            pass_of(part.last, p, m)
+            if p and kind == "backward":
+                here[m][p - 1] |= {v.name: here[m][p][v.name] for v in part.sends_back}
+        elif kind == "forward":
             pass_of(part.forward, p, m)
             if p < last:
                 here[m][p + 1] |= {v.name: here[m][p][v.name] for v in part.sends}
@@ -384,28 +396,48 @@ TWO = """graph @two {
 }"""
 
 
+def sums_over(g: Graph | None) -> list[str]:
+    """The groups of a graph's collectives."""
+    return [n.op.group for n in g.nodes if isinstance(n.op, t.Collective)] if g else []
+
+
+def test_a_graph_without_sums_has_no_last_pass():
+    whole = gpuir.pipeline("autodiff,optimizer{kind=sgd},shard{ranks=2}").run(gpuir.parse(TWO))
+    assert all(part.last is None for part in in_parts(whole, 2).parts)
+    assert all(part.last is None for part in in_parts(gpuir.parse(TWO), 2).parts)
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("tensor", ["", "shard{ranks=2},"])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_parts_of_a_graph_that_is_sharded(tensor: str, zero: int, clip: float):
-    """Gradients are summed over ranks once a step, behind the sum over microbatches and over the
-    two parts that have the same weight, which counts once in a norm."""
+@pytest.mark.parametrize(
+    ("schedule", "count"), [("1f1b", 2), ("zero-bubble", 2), ("zero-bubble", 1)]
+)
+def test_parts_of_a_graph_that_is_sharded(
+    tensor: str, zero: int, clip: float, schedule: str, count: int
+):
+    """Gradients are summed over ranks once a step, with the last microbatch, before the sum over
+    two parts that have the same weight, which counts once in a norm. In one part by itself that
+    weight's gradient is no later than what goes back."""
     steps = f"autodiff,optimizer{{kind=sgd,lr=0.5,momentum=0.5,clip={clip}}}"
     whole = gpuir.pipeline(steps).run(gpuir.parse(TWO))
     made = gpuir.pipeline(f"{tensor}shard{{ranks=2,by=data,zero={zero}}}").run(whole)
-    parts = in_parts(made, 2)
-    assert [x.parts for x in parts.shared] == [(0, 1)]
+    parts = in_parts(made, count, schedule == "zero-bubble")
+    assert [x.parts for x in parts.shared] == [(0, 1)] * (count > 1)
     for part in parts.parts:
-        assert part.backward is not None and part.update is not None
-        sums = [n.op.group for n in part.backward.nodes if n.op.name == "t.collective"]  # pyright: ignore
-        assert "dp" not in sums or zero == 3
-        nodes = [*(part.norm.nodes if part.norm else ()), *part.update.nodes]
-        assert any(n.op.name == "t.collective" for n in nodes)
-    assert [x.parts for x in parts.norms] == [(0, 1)] * bool(clip)
+        for g in (part.backward, part.weights):
+            assert "dp" not in sums_over(g) or zero == 3
+        assert "dp" in sums_over(part.last) and part.update is not None
+        assert not any(
+            n.op.name == "t.collective" and phase_of(n) == "backward"
+            for g in (part.norm, part.update)
+            for n in (g.nodes if g else ())
+        )
+    assert [x.parts for x in parts.norms] == [tuple(range(count))] * bool(clip)
     values = arrays(whole)
     inputs = [{"x": arrays(whole, seed)["x"]} for seed in range(3)]
     weights = {n: x for n, x in values.items() if n != "x"}
-    order = tasks("1f1b", 2, 3)
+    order = tasks(schedule, count, 3)
     given = [scattered(made, {**values, **x}) for x in inputs]
 
     def work(own: Arrays) -> Arrays:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from gpuir.ir.errors import UsageError
 from gpuir.simulate.microbatches import (
+    LastPass,
     PartTimes,
     Pipelined,
+    Sums,
     Task,
     most_in_flight,
     run_pipeline,
@@ -23,8 +25,16 @@ SECONDS = st.floats(0.1, 10)
 
 
 @st.composite
+def last_passes(draw):
+    time_s, sums_s = draw(SECONDS), draw(SECONDS)
+    end_s = max(sums_s, draw(st.floats(0, 1)) * time_s + sums_s)
+    return LastPass(time_s, (Sums("dp", sums_s, end_s),), draw(st.floats(1, 2)))
+
+
+@st.composite
 def cases(draw):
-    """A schedule, ranks, microbatches, chunks, the times of the parts and of sends."""
+    """A schedule, ranks, microbatches, chunks, the times of the parts and of sends. Of some parts
+    the last pass sums gradients."""
     ranks = draw(st.integers(1, 5))
     schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]))
     chunks = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
@@ -36,6 +46,7 @@ def cases(draw):
             *(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
             draw(st.sampled_from([0.0, 1.5])),
             draw(st.sampled_from([0.0, 0.5])),
+            draw(st.none() | last_passes()),
         )
         for _ in range(parts)
     ]
@@ -82,7 +93,7 @@ def test_orders_and_times_keep_their_laws(case):
     ends, starts = {}, {}
     for rank, order in enumerate(found.orders):
         kinds = ["forward", "backward"] + ["weights"] * (schedule == "zero-bubble")
-        assert sorted(t for t in order if t.kind not in ("norm", "update")) == sorted(
+        assert sorted(t for t in order if t.kind not in ("sums", "norm", "update")) == sorted(
             Task(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)
         )  # each once
         one_at_a_time = list(zip(found.starts[rank], found.ends[rank], strict=True))
@@ -143,8 +154,15 @@ def test_no_step_is_shorter_than_a_rank_s_own_work(case):
     for rank in range(ranks):
         own = [times[i] for i in range(rank, len(times), ranks)]
         work = sum(m * (t.forward + t.backward + t.weights) + t.norm + t.update for t in own)
-        assert found.busy_s[rank] == pytest.approx(work) and found.time_s >= work * (1 - 1e-9)
-    there_and_back = sum(t.forward + t.backward for t in times) + 2 * sum(sends)
+        for t in own:
+            if t.last is not None:
+                apart = shape[0] == "zero-bubble"
+                work += t.last.time_s - t.weights - (0.0 if apart else t.backward)
+        assert found.busy_s[rank] >= work * (1 - 1e-9) and found.time_s >= work * (1 - 1e-9)
+        if all(t.last is None for t in own):
+            assert found.busy_s[rank] == pytest.approx(work)
+    back = (min(t.backward, t.last.time_s if t.last else t.backward) for t in times)
+    there_and_back = sum(t.forward for t in times) + sum(back) + 2 * sum(sends)
     assert found.time_s >= there_and_back * (1 - 1e-9)
 
 
@@ -166,6 +184,46 @@ def test_updates_wait_for_each_rank_s_share_of_a_norm():
     assert found.starts[0][3] == found.starts[1][3] == 7.25 + 0.125 and found.time_s == 8.375
     *_, norm, update = found.critical
     assert (norm.task.kind, norm.rank, update.sent_s) == ("norm", 1, 0.125)
+
+
+def test_sums_run_beside_what_follows_and_the_update_waits():
+    """Of two chunks of one rank: the second chunk's sums of 4 s begin 1 s into its pass of 2 s, and
+    take from the first chunk's, which takes half as long again beside them. Its own sums of 3 s
+    wait until then, and the update for both."""
+    last = LastPass(2, (Sums("dp", 4, 5),), slows=1.5)
+    times = [
+        PartTimes(1, 2, update=1, last=LastPass(2, (Sums("dp", 3, 4),), slows=1.5)),
+        PartTimes(1, 2, update=1, last=last),
+    ]
+    found = run_pipeline(task_orders("interleaved", 1, 1, 2), times)
+    assert [x.kind for x in found.orders[0]] == [
+        *("forward", "forward", "backward", "backward", "sums", "update", "update"),
+    ]
+    assert found.ends[0] == (1, 2, 4, 7, 10, 11, 12) and found.sums_s == (3,)
+    assert [x.task.kind for x in found.critical] == [x.kind for x in found.orders[0]]
+
+
+@given(cases())
+def test_sums_beside_passes_are_never_slower_than_behind_them(case):
+    """If they take nothing from kernels."""
+    shape, times, sends = case
+    apart = shape[0] == "zero-bubble"
+    behind, beside = list[PartTimes](), list[PartTimes]()
+    for t in times:
+        if t.last is None:
+            behind.append(t)
+            beside.append(t)
+            continue
+        (x,) = t.last.sums
+        own = t.weights if apart else t.backward + t.weights
+        sums = (x._replace(end_s=own + x.time_s),)
+        beside.append(replace(t, last=LastPass(own, sums)))
+        first = "norm" if t.norm else "update"
+        behind.append(replace(t, last=None, **{first: getattr(t, first) + x.time_s}))
+    orders = task_orders(*shape)
+    before, after = (run_pipeline(orders, x, sends).time_s for x in (behind, beside))
+    if all(t.update for t in times):
+        assert after <= before * (1 + 1e-9)
 
 
 def test_many_ranks_and_microbatches():

@@ -64,32 +64,21 @@ def step_traces(step: Step) -> Folder:
                 fix="--pp by kinds of nodes, or a cluster of one kind",
             )
 
-    def ran(run: Run) -> _Ran:
-        return _Ran(run.gpu, run.graph, run.timeline, kernels_of(run.graph))
-
     if step.pipelined is None:
-        whole = [(ran(r), r.times) for part in step.parts for r in part.runs]
+        whole = [(_ran(r), r.times) for part in step.parts for r in part.runs]
         return traces([Program.of([r for r, times in whole for _ in range(times)])])
-    known = {id(r): ran(r) for part in step.parts for r in part.runs}
-    return traces(
-        [
-            _stage(step.pipelined, rank, [(r.name, known[id(r)]) for r in part.runs])
-            for rank, part in enumerate(step.parts)
-        ]
-    )
+    return traces([_stage(step, step.pipelined, rank) for rank in range(len(step.parts))])
 
 
-def _stage(pipelined: Pipelined, rank: int, runs: Sequence[tuple[str, _Ran]]) -> Program:
+def _stage(step: Step, pipelined: Pipelined, rank: int) -> Program:
     """What a rank of a pipeline does: it has the parts `rank`, `rank` plus the number of ranks,
-    and so on of the model, whose runs come one part after another."""
+    and so on of the model."""
     count, parts = len(pipelined.orders), len(pipelined.times)
-    chunks: list[dict[str, _Ran]] = []
-    for name, run in runs:
-        if name == "forward":
-            chunks.append({})
-        chunks[-1][name] = run
+    known = {id(run): _ran(run) for run in step.parts[rank].runs}
     walk, entries = _Walk(), list[Entry]()
     for task in pipelined.orders[rank]:
+        if task.kind == "sums":  # nothing runs: what follows waits
+            continue
         part = rank + count * task.chunk
         ahead, back = task.kind == "forward", task.kind == "backward"
         arrived: tuple[int, ...] = ()
@@ -104,7 +93,9 @@ def _stage(pipelined: Pipelined, rank: int, runs: Sequence[tuple[str, _Ran]]) ->
             message = Message((part + 1) % count, nbytes, tag + 2 * part + 1, False)
             entries.append(walk.received(message))
             arrived = (walk.count,)
-        entries += walk.steps(chunks[task.chunk][task.kind], arrived)
+        if task.kind in ("norm", "update"):
+            arrived = walk.sums.after()
+        entries += walk.steps(known[id(step.run_of(rank, task))], arrived)
         if ahead and part + 1 < parts:
             message = Message((part + 1) % count, pipelined.sent[part], tag + 2 * part, True)
             entries.append(walk.sent(message, pipelined.sends[part]))
@@ -112,23 +103,31 @@ def _stage(pipelined: Pipelined, rank: int, runs: Sequence[tuple[str, _Ran]]) ->
             nbytes = pipelined.sent_back[part - 1]
             message = Message((part - 1) % count, nbytes, tag + 2 * part - 1, True)
             entries.append(walk.sent(message, pipelined.sends_back[part - 1]))
-    return Program([run for _, run in runs], tuple(entries))
+    return Program(tuple(known.values()), tuple(entries))
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """A costed graph, and when its kernels run."""
+    """A costed graph, and when its kernels run; `sums` are collectives that only the update waits
+    for, by their first result."""
 
     target: str
     graph: Graph
     timeline: Timeline
     kernels: tuple[Kernel, ...]
+    sums: frozenset[str] = frozenset()
 
     @property
     def is_launched(self) -> bool:
         """Whether the timeline has each launch, and none as more trips of a loop."""
         launches = sum(x.launches + x.rest for x in self.kernels if x.runs)
         return len(self.timeline.launches) == launches
+
+
+def _ran(run: Run) -> _Ran:
+    found = k.sums_of_gradients(run.graph) if run.name == "last" else ()
+    sums = frozenset(v.name for v in found)
+    return _Ran(run.gpu, run.graph, run.timeline, kernels_of(run.graph), sums)
 
 
 def traces(stages: Sequence[Program]) -> Folder:
@@ -328,6 +327,7 @@ class _Walk:
     host: _Lane = field(default_factory=_Lane)
     compute: _Lane = field(default_factory=_Lane)
     network: _Lane = field(default_factory=_Lane)
+    sums: _Lane = field(default_factory=_Lane)
 
     def steps(self, ran: _Ran, arrived: tuple[int, ...] = ()) -> Iterator[Entry]:
         """What one rank runs, in the order of launches; kernels that read no result wait for what
@@ -348,6 +348,8 @@ class _Walk:
                 control = self.host.after(*(() if waits is None else (ids[waits],)))
                 yield self._next(Entry(self.count + 1, "host", (), control, micros), self.host)
             lane = self.network if launch.group else self.compute
+            if launch.path[0] in ran.sums:
+                lane = self.sums
             read = launch.after
             if launch.group and len(launch.path) == 1:  # it waits for kernels before it, too
                 read = {x for v in kernel.node.op.operands for x in made.get(v.name, ())}

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal, get_args
 
-from gpuir.ir.build import Builder
+from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.accumulate import Accumulate
 from gpuir.passes.partition.balance import Weigh, work
 from gpuir.passes.partition.homes import Homes, parts_in_order
-from gpuir.passes.partition.sums import sums_of
-from gpuir.passes.partition.update import Updates, gradient
+from gpuir.passes.partition.sums import Sum, sums_of
+from gpuir.passes.partition.update import Updates
+
+PassName = Literal["forward", "backward", "weights", "last", "norm", "update"]
 
 
 @dataclass(frozen=True)
@@ -22,17 +25,19 @@ class Part:
     """What one part of a model runs, as graphs.
 
     `forward` and `backward` are of one microbatch, `update` is once a step, and before it `norm`,
-    where gradients are clipped to a norm of all of them. What crosses from part
+    where gradients are clipped to a norm of all of them. `last` is the backward pass of the last
+    microbatch where ranks sum gradients, which it does beside. What crosses from part
     to part is under one name on both sides: the outputs `sends` of `forward` are inputs of the next
     part's, the outputs `sends_back` of `backward` of the one before. `saved` are inputs and outputs
     of `forward` that its `backward` reads. With `weights` the backward pass is in two: `backward`
     gives what is sent back, `weights` gradients of weights alone, from what is saved, and from
-    the outputs `kept` of `backward`.
+    the outputs `kept` of `backward`; `last` is then of `weights`.
     """
 
     forward: Graph
     backward: Graph | None = None
     weights: Graph | None = None
+    last: Graph | None = None
     norm: Graph | None = None
     update: Graph | None = None
     sends: tuple[Value, ...] = ()
@@ -42,11 +47,13 @@ class Part:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        return tuple(
-            g
-            for g in (self.forward, self.backward, self.weights, self.norm, self.update)
-            if g is not None
-        )
+        return tuple(self.passes.values())
+
+    @property
+    def passes(self) -> dict[PassName, Graph]:
+        """Each graph, under its name, in the order in which they first run."""
+        found = {name: getattr(self, name) for name in get_args(PassName)}
+        return {name: g for name, g in found.items() if g is not None}
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,8 @@ def partition(
 
     A training step becomes that of one microbatch: gradients are added up in buffers from one to
     the next (the pass `accumulate`), so a step has the gradient of the sum of the microbatches'
-    losses. For that of their mean, `autodiff{loss_scale=...}` is one through their number. Behind
-    the last one, collectives sum gradients over ranks, and the optimiser runs. With `apart`
+    losses. For that of their mean, `autodiff{loss_scale=...}` is one through their number. With the
+    last one, collectives sum gradients over ranks, and behind it the optimiser runs. With `apart`
     gradients of weights are a graph of their own.
 
     UsageError for a graph that has fewer operators than parts, adds up gradients already, or has an
@@ -121,7 +128,7 @@ class _Maker:
                 if term.called is not None:
                     self.called[term.part][term.called] = found.own
         self.own = {found.own for found in self.sums}
-        self.roots = {gradient(found) for found in self.sums}
+        self.roots = {found.gradient for found in self.sums}
         self.is_training = bool(homes.backward or self.sums)
         self.updates = Updates(self.g, self.sums, self.count)
 
@@ -159,7 +166,7 @@ class _Maker:
             saved = [v for v in dict.fromkeys(wanted) if v in here]
             ends = (outputs[p], others[p], received, returned, sent[p], sent_back[p], saved)
             parts.append(self.part(p, *ends))
-        shared = tuple(Shared(s.own, s.parts) for s in self.sums if len(s.parts) > 1)
+        shared = tuple(Shared(s.passed, s.parts) for s in self.sums if len(s.parts) > 1)
         having = tuple(p for p, part in enumerate(parts) if part.norm is not None)
         norms = tuple(Shared(v, having) for v in self.updates.totals)
         return Partition(tuple(parts), shared, self.homes.lengths, norms)
@@ -271,7 +278,8 @@ class _Maker:
             )
             for n in self.backward[p]
         ]
-        gradients = [s.own for s in self.sums if any(x.part == p for x in s.terms)]
+        sums = [s for s in self.sums if any(x.part == p for x in s.terms)]
+        gradients = [s.own for s in sums]
         outside = [*saved, *returned]
         both = self.graph(f"part{p}.backward", outside, nodes, [*gradients, *others, *sends_back])
         both = with_roles(both, gradients)
@@ -281,10 +289,12 @@ class _Maker:
         if self.apart:
             both, weights, kept = apart(both, gradients, [*others, *sends_back])
             weights = accumulated(weights)
+        backward = accumulated(both)
         return Part(
             forward,
-            accumulated(both),
+            backward,
             weights,
+            self.last(p, weights or backward, [s for s in sums if s.sent]),
             norm,
             update,
             tuple(sends),
@@ -292,6 +302,31 @@ class _Maker:
             tuple(saved),
             kept,
         )
+
+    def last(self, part: int, g: Graph, sums: Sequence[Sum]) -> Graph | None:
+        """A backward pass with collectives that sum what the microbatches have added up, in its
+        buffer where that is as large."""
+        if not sums:
+            return None
+        b = begin(g, g.level)
+        b.name = f"{self.g.name}.part{part}.last"
+        ends = dict(zip(g.outputs, g.over or (None,) * len(g.outputs), strict=True))
+        added = {v.name: total for total, v in ends.items() if v is not None}
+        for x in sums:
+            if x.own.name not in added:  # gradients of weights are apart, but `backward` adds it up
+                b.param(x.own.name, x.own.type)
+        for node in g.nodes:
+            b.put(node)
+        for x in sums:
+            own = added.get(x.own.name, x.own)
+            for node in x.sent:
+                b.put(replace(node, op=node.op.substitute({x.own: own})))
+            in_place = own.type == x.passed.type
+            ends[x.passed] = ends.pop(own, x.own) if in_place else None
+            b.roles |= dict.fromkeys((x.own.name, x.passed.name), "gradient")
+        found = b.finish(ends, ends.values())
+        cuts = (cut for cut in self.g.cuts if cut[0] in {x.passed.name for x in sums})
+        return replace(found, cuts=(*g.cuts, *cuts))
 
     @property
     def unread(self) -> tuple[Value, ...]:
@@ -306,7 +341,7 @@ class _Maker:
     def update(self, part: int) -> tuple[Graph | None, Graph | None]:
         """What a part does once a step: its share of a norm, where there is one, and the rest."""
         own = [s for s in self.sums if part in s.parts]
-        gradients = [s.own for s in own]
+        gradients = [s.passed for s in own]
         once = [n for s in own for n in s.once]
         early, late = self.updates.of(part)
         if not early:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
@@ -26,16 +27,27 @@ class Term:
 @dataclass(frozen=True)
 class Sum:
     """The gradient of a weight: what each part in `terms` makes of a microbatch, called `own` in
-    all of them. What the nodes `once` make of it, the last of which gives the gradient itself, is
-    done once a step: collectives of ranks that have the same weight. `parts` have the weight: where
-    there are several they add up what they own, as Megatron-LM does for the embedding and the head
-    that share a table."""
+    all of them. What follows is done once a step: the collectives `sent`, of ranks that have the
+    same weight, with the last microbatch, and behind it the nodes `once`. The last of all gives the
+    gradient itself. `parts` have the weight: where there are several they add up what they have
+    `sent`, as Megatron-LM does for the embedding and the head that share a table."""
 
     weight: Value
     own: Value
     terms: tuple[Term, ...]
+    sent: tuple[Node, ...]
     once: tuple[Node, ...]
     parts: tuple[int, ...]
+
+    @property
+    def passed(self) -> Value:
+        """What backward passes leave of it, the last one included."""
+        return self.sent[-1].results[0] if self.sent else self.own
+
+    @property
+    def gradient(self) -> Value:
+        """The gradient of a whole step."""
+        return self.once[-1].results[0] if self.once else self.passed
 
 
 def sums_of(homes: Homes, readers: dict[Value, set[int]]) -> tuple[list[Sum], set[Value]]:
@@ -67,7 +79,8 @@ def _sum(homes: Homes, w: Value, root: Value, readers: set[int]) -> tuple[Sum, s
     last = max((i for i, n in enumerate(chain) if is_once(n)), default=-1)
     once, each = chain[: last + 1], chain[last + 1 :]
     own = once[-1].op.operands[0] if once else root
-    behind = tuple(reversed(once))
+    sent = tuple(takewhile(lambda n: isinstance(n.op, t.Collective), reversed(once)))
+    behind = sent, tuple(reversed(once))[len(sent) :]
     adds: list[Node] = []
     by_part: dict[int, list[Value]] = {}
     for term in _terms(homes, value, adds):
@@ -75,10 +88,10 @@ def _sum(homes: Homes, w: Value, root: Value, readers: set[int]) -> tuple[Sum, s
     if len(by_part) == 1:
         part = homes.part.get(own, default)
         gone = {v for n in once for v in n.results}
-        return Sum(w, own, (Term(part),), behind, tuple(sorted({*readers, part}))), gone
+        return Sum(w, own, (Term(part),), *behind, tuple(sorted({*readers, part}))), gone
     terms = (_term(homes.g, p, some, adds, each, own) for p, some in sorted(by_part.items()))
     gone = {v for n in (*chain, *adds) for v in n.results}
-    return Sum(w, own, tuple(terms), behind, tuple(sorted(readers | set(by_part)))), gone
+    return Sum(w, own, tuple(terms), *behind, tuple(sorted(readers | set(by_part)))), gone
 
 
 def is_once(node: Node) -> bool:

@@ -25,7 +25,7 @@ class Updates:
     """
 
     def __init__(self, g: Graph, sums: Sequence[Sum], count: int):
-        before = {v for found in sums for n in found.once for v in n.results}
+        before = {v for found in sums for n in (*found.sent, *found.once) for v in n.results}
         steps = (n for n in g.nodes if phase_of(n) == "optimizer")
         self.nodes = [n for n in steps if not before.intersection(n.results)]
         self.summed, self.totals = summed(self.nodes)
@@ -39,7 +39,7 @@ class Updates:
                     if v not in self.common:
                         self.above[self.top(v)] = self.top(row[0])
         for found in sums:
-            self.above[self.top(gradient(found))] = self.top(found.weight)
+            self.above[self.top(found.gradient)] = self.top(found.weight)
         self.parts: dict[Value, tuple[int, ...]] = {}
         for found in sums:
             parts = self.parts.setdefault(self.top(found.weight), found.parts)
@@ -98,11 +98,6 @@ def own(node: Node, places: RowParts, part: int) -> Node | None:
             return _less(node, op, kept)
         case _:
             return node
-
-
-def gradient(found: Sum) -> Value:
-    """The gradient of a whole step."""
-    return found.once[-1].results[0] if found.once else found.own
 
 
 def rows(node: Node) -> list[tuple[Value, ...]]:
