@@ -193,7 +193,15 @@ def test_a_pipeline_waits_for_its_ends(training: Graph):
     assert steps["gpipe"].fullest.held_bytes > steps["1f1b"].fullest.held_bytes
 
 
-@pytest.mark.parametrize("degrees", [{"tp": 2}, {"dp": 2, "zero": 3}, {"pp": 2, "microbatches": 4}])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"tp": 2},
+        {"dp": 2, "zero": 3},
+        {"pp": 2, "microbatches": 4},
+        {"tp": 2, "sequence": True, "dp": 2, "pp": 2, "microbatches": 4},
+    ],
+)
 def test_a_norm_of_all_gradients_takes_a_little_and_no_memory(
     training: Graph, degrees: dict[str, int]
 ):

@@ -286,8 +286,8 @@ class Planner:
         others = (x for r in readers for x in r.op.operands if x != v)
         alike = (x for x in others if x.type.shape == v.type.shape)
         parts = [p for x in alike for p in self.places.get(x, ()) if p.is_part]
-        if (w := self.weight_of.get(v)) is not None:
-            parts.append(self.hints.get(w, self.homes.get(w, WHOLE)))
+        if (w := self.weight_of.get(v)) is not None:  # the lists of an update have other weights
+            parts = [self.hints.get(w, self.homes.get(w, WHOLE))]
         rows = part(v.type.rank - 2)
         # of two axes the rows are those of all sequences, which data parallelism cuts
         if self.sequence and v.type.rank > 2 and rows.fits(v.type, self.ranks):
