@@ -769,3 +769,22 @@ def test_experts_that_do_not_divide_are_refused():
     one = gpuir.parse('graph @g { in %x: f32[4] %y: f32[4] = t.map("neg", [%x]) at "m:y" out %y }')
     with pytest.raises(UsageError, match="no input has sequences"):
         gpuir.pipeline("shard{ranks=2,by=context}").run(one)
+
+
+def test_rows_that_a_rank_has_not_are_no_reason_to_add_up_early():
+    """Of a table over tp the gradients of a rank's own rows are added up over dp, and not those of
+    all lookups before others are masked: 16 rows a rank, 20 lookups."""
+    text = """graph @g {
+      in %x: f32[8, 20, 16]
+      in %i: i64[1, 20]
+      param %w: f32[32, 16]
+      %e: f32[1, 20, 16] = t.gather(%w, %i, 0) at "m:e"
+      %h: f32[8, 20, 16] = t.map("add", [%x, %e]) at "m:h"
+      %s: f32[8, 20, 16] = t.map("mul", [%h, %h]) at "m:s"
+      %l: f32[] = t.reduce("mean", %s, [0, 1, 2]) at "m:l"
+      out %l
+    }"""
+    steps = "autodiff,optimizer{kind=sgd},shard{ranks=2},shard{ranks=2,by=data}"
+    g = gpuir.pipeline(steps).run(gpuir.parse(text))
+    summed = {n.results[0].name for n in g.nodes if getattr(n.op, "group", "") == "dp"}
+    assert summed == {"l", "w.grad"}

@@ -65,7 +65,7 @@ def ways(
     if isinstance(op, t.Routine) and op.fn == "multi_tensor" and have:
         yield _tensor_by_tensor(op, have)
         return
-    for taken in linear(op):
+    for taken in linear(op, is_zero):
         takes = tuple(SUM if i in taken else WHOLE for i in range(len(op.operands)))
         yield Way(takes, (SUM,) * len(op.result_types))
     if isinstance(op, t.Concat):
@@ -237,7 +237,7 @@ def of_each(op: Op, way: Way, ranks: int) -> Op:
     return replace(op, attrs=tuple({**attrs, "numbers": shares}.items()))
 
 
-def linear(op: Op) -> list[set[int]]:
+def linear(op: Op, is_zero: Callable[[Value], bool]) -> list[set[int]]:
     """Which operands may be terms of sums, so that results are too; the others are whole."""
     match op:
         case t.Concat():
@@ -254,6 +254,10 @@ def linear(op: Op) -> list[set[int]]:
             return [{0}, {1}]
         case t.Map("mul" | "div" | "neg", (_, *_)):
             return [{0}]
+        case t.Map("where", (_, _), (0,)):
+            return [{1}]
+        case t.ScatterND(x, _, _, "add") if is_zero(x):
+            return [{2}]
         case t.Cast(x, dtype) if x.type.dtype.is_float and dtype.is_float:
             return [{0}]
         case t.Reduce("sum" | "mean"):
