@@ -138,9 +138,11 @@ class Memory:
 
 def available_bytes(target: Target) -> int:
     """The memory that a process may allocate: all, but for the driver's share and the context. Of
-    a CPU's memory, all."""
+    a MIG slice the driver states what it leaves. Of a CPU's memory, all."""
     if target.is_cpu:
         return target.dram.bytes
+    if target.slice is not None:
+        return target.dram.bytes - CONTEXT_BYTES
     return round(target.dram.bytes * (1 - DRIVER_SHARE)) - CONTEXT_BYTES
 
 

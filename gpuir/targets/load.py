@@ -11,6 +11,7 @@ from typing import Any, cast
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import DTYPES
 from gpuir.plugins import installed
+from gpuir.targets.mig import nested, sliced
 from gpuir.targets.spec import (
     SI,
     Raw,
@@ -49,7 +50,9 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
     `overrides` sets single numbers by their dotted path in the file, as `--set sms=120` does; they
     may also follow the name: `a100+sms=120+dram.bytes_per_s=2e12`, which is the name that the
     result has. Setting `sms` or `clock_hz` scales what hangs on them (see `scaled`); any other
-    field is changed alone. TargetError when nothing has that name or a value is impossible.
+    field is changed alone. A name may be that of a MIG slice: `a30:1g.6gb`, `a100:1c.3g.20gb`, and
+    `a100:mig` with MIG on and one instance. TargetError when nothing has that name or a value is
+    impossible.
     """
     base, *sets = re.split(r"\+(?=[\w.]+=)", str(name))
     chosen: dict[str, str | float] = {}
@@ -57,21 +60,36 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
         path, _, value = text.partition("=")
         chosen[path] = value
     chosen.update(overrides or {})
-    path = _find(base)
-    target = _shipped(path) if path in _spec_files() else _read(path)
+    whole, part = _divided(base)
+    path = _find(whole)
+    target = _shipped(path, part) if path in _spec_files() else _read(path, part)
     if chosen:
-        raw = scaled(whole_spec(path), _numbers(chosen, target))
+        raw = scaled(_spec(path, part), _numbers(chosen, target))
         target = target_of(raw, raw["name"])
     return target
 
 
+def _divided(name: str) -> tuple[str, str]:
+    """A GPU's name and that of a slice of it, empty for the whole GPU: `a30:1g.6gb`."""
+    whole, colon, part = name.rpartition(":")
+    is_slice = whole and not re.search(r"[\\/]", part)  # a colon may be a drive's
+    return (whole, part) if colon and is_slice else (name, "")
+
+
+def _spec(path: Path, part: str) -> Raw:
+    """The tables of a target's file, or of a slice of it."""
+    raw = whole_spec(path)
+    return sliced(raw, target_of(raw, str(path)), part) if part else raw
+
+
 @cache
-def _shipped(path: Path) -> Target:
-    return _read(path)
+def _shipped(path: Path, part: str) -> Target:
+    return _read(path, part)
 
 
-def _read(path: Path) -> Target:
-    return target_of(whole_spec(path), str(path))
+def _read(path: Path, part: str) -> Target:
+    raw = _spec(path, part)
+    return target_of(raw, raw["name"] if part else str(path))
 
 
 def target_names() -> tuple[str, ...]:
@@ -259,7 +277,7 @@ _KIND = SpecKind("target", "a100", _spec_files, _find_base, target_of)
 
 
 def _check_names(target: Target, where: str) -> None:
-    check_name(target.name.partition("+")[0], "target", where)
+    check_name(re.split("[:+]", target.name)[0], "target", where)
     if not _ISA.fullmatch(target.isa):
         refuse(
             "no instruction set is called so",
@@ -394,20 +412,8 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     for path in chosen:
         old = f", instead of {number_text(flat[path])}" if path in flat else ""
         sources[path] = f"set by the user{old}"
-    result = _nested(new)
+    result = nested(new)
     result["name"] = "+".join(
         [str(raw["name"]), *(f"{p}={number_text(float(v))}" for p, v in sorted(chosen.items()))]
     )
     return {**result, "sources": sources, "discrepancies": raw.get("discrepancies", {})}
-
-
-def _nested(flat: Mapping[str, Any]) -> Raw:
-    """`{"l2.bytes": 1}` → `{"l2": {"bytes": 1}}`."""
-    result: Raw = {}
-    for path, value in flat.items():
-        *tables, name = path.split(".")
-        inner = result
-        for table in tables:
-            inner = inner.setdefault(table, {})
-        inner[name] = value
-    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -34,9 +34,17 @@ class Price:
 
 def price_of(target: Target, own: Mapping[str, Price] | None = None) -> Price | None:
     """The price of a target: one's own, by the target's name, else the lowest listed for it or the
-    shipped target that it is a variant of. None where no list has it."""
+    shipped target that it is a variant of. None where no list has it. A MIG slice without a price
+    of its own has its share of its GPU's."""
     known = {**list_prices(), **(own or {})}
-    return known.get(target.name) or known.get(target.device)
+    if target.name in known or target.slice is None:
+        return known.get(target.name) or known.get(target.device)
+    whole = known.get(target.slice.gpu) or known.get(target.device)
+    if whole is None:
+        return None
+    share = target.slice.share
+    what = f"{share:.3g} of {whole.what or 'the GPU'}"
+    return replace(whole, usd_per_hour=whole.usd_per_hour * share, what=what)
 
 
 def own_price(name: str, usd_per_hour: float) -> tuple[str, Price]:

@@ -147,6 +147,23 @@ class Pcie:
     bytes_per_s: Annotated[float, Quantity("bytes/s", 1e8, 1e15, "one direction")]
 
 
+@dataclass(frozen=True)
+class Slice:
+    """What a MIG slice is a part of: its GPU, the profile of its instance, and the slices it has.
+
+    `share` is the part of the GPU that nobody else can have then, the larger one of compute and
+    memory: what it counts in a bill.
+    """
+
+    gpu: str
+    profile: str
+    compute_slices: Count
+    memory_slices: Count
+    copy_engines: Annotated[int, Quantity("", 0, 1 << 10)]
+    decoders: Annotated[int, Quantity("", 0, 1 << 10)]
+    share: Annotated[float, Quantity("", 0, 1)]
+
+
 class Row(NamedTuple):
     """One field of a target, for a reader."""
 
@@ -169,7 +186,8 @@ class Target:
     `factors` multiply constants of the cost model for this device alone, each named by family and
     constant (`stream.dram share`): what calibration found. `local` says by how much the model, with
     those, still misses kernels that were measured (`gpuir.cost.local`). `base` is the shipped
-    target whose file this one's starts from, and whose constants it therefore shares.
+    target whose file this one's starts from, and whose constants it therefore shares. `slice` says
+    of what this is a MIG slice (`gpuir.targets.mig`): one has all numbers of a GPU.
     """
 
     name: str
@@ -193,6 +211,7 @@ class Target:
     l3: Cache | None = None
     link: Link | None = None
     pcie: Pcie | None = None
+    slice: Slice | None = None
     base: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
     local: Table[Multiplier] = _NO_FACTORS
@@ -354,7 +373,7 @@ def _spec(hint: Any, f: Any) -> Spec:
 _ORDER = (
     *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
     *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
-    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "factors", "local"),
+    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "slice", "factors", "local"),
 )
 
 
