@@ -10,24 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from gpuir.ir.errors import UsageError
 from gpuir.plan import sharding
+from gpuir.plan.highs import Program, Row, require, solve
 from gpuir.plan.sharding import Option, Placement, Plan, Setting
 from gpuir.plan.tables import EmbeddingTable
 
 MOST_COLUMNS = 60_000
-GAP = 1e-6
 # What of an option needs indices, sums sent, sums over ranks, an all-reduce.
 NEEDS = ("index_bytes", "sent_bytes", "summed_bytes", "reduced_bytes")
-
-
-def is_there() -> bool:
-    return find_spec("highspy") is not None
 
 
 @dataclass(frozen=True)
@@ -91,42 +85,13 @@ class _Program:
     def solve(
         self, seconds: float, start: Plan | None
     ) -> tuple[np.ndarray[Any, Any] | None, float | None]:
-        import highspy
-
-        h = _silent()
-        for name, value in (
-            ("time_limit", float(seconds)),
-            ("mip_rel_gap", GAP),
-            ("random_seed", 0),
-        ):
-            h.setOptionValue(name, value)
-        lp: Any = highspy.HighsLp()
-        rows = self._rows()
         cost, upper, whole = self._columns()
-        lp.num_col_, lp.num_row_ = self.columns, len(rows)
-        lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, np.zeros(self.columns), upper
-        low, high, entries = zip(*rows, strict=True)
-        lp.row_lower_, lp.row_upper_ = np.array(low), np.array(high)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lengths = [len(e) for e in entries]
-        lp.a_matrix_.start_ = np.cumsum([0, *lengths]).astype(np.int32)
-        lp.a_matrix_.index_ = np.array([i for e in entries for i, _ in e], np.int32)
-        lp.a_matrix_.value_ = np.array([v for e in entries for _, v in e], float)
-        kinds = highspy.HighsVarType
-        lp.integrality_ = [kinds.kInteger if w else kinds.kContinuous for w in whole]
-        h.passModel(lp)
-        if start is not None:
-            known = highspy.HighsSolution()
-            known.col_value = list(self._values(start))
-            h.setSolution(known)
-        h.run()
-        info = h.getInfo()
-        bound = float(info.mip_dual_bound)
+        known = None if start is None else self._values(start)
+        program = Program(cost, upper, whole, self._rows())
+        values, bound = solve(program, seconds, known)
         waits = self.setting.waits_s * (2 if self.setting.train else 1)
-        least = bound * _MICRO + waits if np.isfinite(bound) and bound > 0 else None
-        if not np.isfinite(info.objective_function_value) or info.primal_solution_status != 2:
-            return None, least
-        return np.array(h.getSolution().col_value), least
+        least = bound * _MICRO + waits if bound is not None and bound > 0 else None
+        return values, least
 
     def _columns(self) -> tuple[Any, Any, list[bool]]:
         """What each column costs, in microseconds, its bound, and whether it is whole."""
@@ -152,9 +117,9 @@ class _Program:
             cost[column], upper[column] = start / _MICRO, 1.0
         return cost, upper, whole
 
-    def _rows(self) -> list[tuple[float, float, list[tuple[int, float]]]]:
+    def _rows(self) -> list[Row]:
         inf = float("inf")
-        found: list[tuple[float, float, list[tuple[int, float]]]] = []
+        found: list[Row] = []
         for c, some in enumerate(self.ways):
             n = float(len(self.tables[c]))
             found.append((n, n, [(self.taken[c, o], 1.0) for o in range(len(some))]))
@@ -235,25 +200,7 @@ class _Program:
 _MICRO, _MIB = 1e-6, 2.0**20  # seconds and bytes in which the program's numbers are near 1
 
 
-def _silent() -> Any:
-    """A solver that writes nothing to stdout. Switching callbacks on, which its constructor does,
-    is the first call that prints HiGHS's header, so the option has to be set before that."""
-    import highspy
-
-    class Silent(highspy.Highs):
-        def enableCallbacks(self) -> None:
-            self.setOptionValue("output_flag", False)
-            super().enableCallbacks()
-
-    h = Silent()
-    h.setOptionValue("output_flag", False)  # of versions whose constructor calls nothing
-    return h
-
-
 def solver(seconds: float) -> Highs:
     """UsageError where HiGHS is not installed."""
-    if not is_there():
-        raise UsageError(
-            "the solver HiGHS is not installed", fix="pip install 'gpuir[solve]', or --seconds 0"
-        )
+    require("pip install 'gpuir[solve]', or --seconds 0")
     return Highs(seconds)

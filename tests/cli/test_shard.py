@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import gpuir
 from gpuir.cli.main import main
-from gpuir.plan.milp import is_there
+from gpuir.plan.highs import is_there
 
 TABLES = """[
   {"name": "items", "rows": 2000000, "width": 128, "lookups": 20, "indices": "zipf:1.2"},

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from gpuir.ir.errors import UsageError
 from gpuir.ops.spread import UNIFORM, Spread
 from gpuir.plan.exchange import collective_of
+from gpuir.plan.highs import is_there
 from gpuir.plan.lookups import busiest, times
-from gpuir.plan.milp import Highs, is_there
+from gpuir.plan.milp import Highs
 from gpuir.plan.sharding import (
     Collective,
     Found,
