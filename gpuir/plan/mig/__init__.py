@@ -1,0 +1,1 @@
+"""Dividing a GPU: which models on which slices, or together on the whole."""

@@ -1,0 +1,150 @@
+"""What is asked for, what a run of it takes on a part of a GPU, and how parts are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gpuir.cost.power import IDLE_SHARE
+from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
+from gpuir.simulate.sharing import Common, Load, Mode, Tenant
+from gpuir.targets.load import load_target
+from gpuir.targets.target import Target
+
+# The share of the device's time that is lost while several processes have it in time slices: their
+# contexts change, and each finds the caches full of another's. Fitted to one measurement: four
+# BERT fine-tunings on an A30 at once took 1.39 / 1.27 times as long as one after another (NVIDIA,
+# Dividing NVIDIA A30 GPUs and Conquering Multiple Workloads).
+SWITCH_SHARE = 0.085
+POWER_BEND = 1 / 2  # assumed: power goes with the clock and its voltage, nearly the clock squared
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model that is to run, `count` times, each for itself: what is asked of it and which model
+    that is, by the index `model`."""
+
+    name: str
+    model: int
+    count: int = 1
+    load: Load = field(default_factory=Load)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One run of a model, alone on a target: seconds from the host's start to the end, of that
+    seconds in which a kernel runs (`device_s`), in which the host works (`host_s`) and copies
+    (`copies_s`); the part of the SMs that its kernels fill while they run, and of the memory's
+    bandwidth over the whole run; watts at the full clock; and the memory it reserves."""
+
+    time_s: float
+    device_s: float
+    host_s: float
+    copies_s: float
+    filled: float
+    bandwidth: float
+    watts: float
+    reserved_bytes: int
+
+
+Runs = Callable[[int, str], Alone]  # of a model, by its index, on a target, by its name
+
+
+class DoesNotFit(Exception):
+    """Models need more memory than a part has, by so many bytes."""
+
+    def __init__(self, target: str, missing_bytes: int):
+        super().__init__(target, missing_bytes)
+        self.target, self.missing_bytes = target, missing_bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice, or a whole GPU, as a target of this name, and how models share it. With a
+    `percentage` each of them has that much of the SMs, under MPS."""
+
+    target: str
+    mode: Mode = "serial"
+    percentage: float | None = None
+
+    @property
+    def how(self) -> str:
+        """`MPS, 25 % of the SMs each`."""
+        if self.percentage is not None:
+            return f"MPS, {self.percentage:.0f} % of the SMs each"
+        return {"serial": "one at a time", "time-slicing": "time slicing", "mps": "MPS"}[self.mode]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is made for: the workloads, what their runs take, and how many threads of the
+    host launch them, each process one; None where there are enough."""
+
+    workloads: tuple[Workload, ...]
+    runs: Runs
+    host_threads: int | None = None
+    seed: int = 0
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """The index of the workload of each that is to run."""
+        return tuple(i for i, w in enumerate(self.workloads) for _ in range(w.count))
+
+    def alone(self, workload: int, target: str) -> Alone:
+        return self.runs(self.workloads[workload].model, target)
+
+    def tenants(self, part: Part, place: str, members: Sequence[int]) -> tuple[Tenant, ...]:
+        """Workloads, by index, in a part at a `place`; DoesNotFit where its memory is too small."""
+        names = self._targets(part, len(members))
+        found = [(self.workloads[i], self.alone(i, names)) for i in members]
+        after = part.mode == "serial" and all(w.load.rate is None for w, _ in found)
+        check_memory(load_target(part.target), [a for _, a in found], one_after_another=after)
+        return tuple(self._tenant(w, a, part, place, len(members)) for w, a in found)
+
+    def _targets(self, part: Part, count: int) -> str:
+        """The part as one of so many has it: of the L2 its share where others run too."""
+        if count == 1 or part.mode != "mps":
+            return part.target
+        target = load_target(part.target)
+        changes = f"+l2.bytes={target.l2.bytes // count}"
+        if part.percentage is not None:
+            changes += f"+sms={max(1, round(target.sms * part.percentage / 100))}"
+        return part.target + changes
+
+    def _tenant(self, w: Workload, a: Alone, part: Part, place: str, count: int) -> Tenant:
+        needs = {"host": a.host_s / a.time_s} if self.host_threads is not None else {}
+        if a.copies_s:
+            needs[f"PCIe of {place.partition(':')[0]}"] = a.copies_s / a.time_s
+        device = f"time of {place}"
+        if count > 1 and part.mode == "time-slicing":
+            needs[device] = a.device_s / a.time_s
+        if count > 1 and part.mode == "mps":
+            needs[f"bandwidth of {place}"] = a.bandwidth
+            if part.percentage is None:
+                needs[f"SMs of {place}"] = a.filled * a.device_s / a.time_s
+        return Tenant(
+            name=w.name,
+            load=w.load,
+            time_s=a.time_s,
+            needs=needs,
+            watts=a.watts,
+            turn=place if part.mode == "serial" and count > 1 else "",
+            sliced=device if count > 1 and part.mode == "time-slicing" else "",
+        )
+
+    def common(self, target: Target, share: float = 1.0) -> Common:
+        """What parts of a GPU have in common, or a `share` of its power."""
+        watts = None if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE) * share
+        limits = {} if self.host_threads is None else {"host": float(self.host_threads)}
+        return Common(limits, SWITCH_SHARE, watts, POWER_BEND)
+
+
+def check_memory(target: Target, runs: Sequence[Alone], *, one_after_another: bool) -> None:
+    """DoesNotFit where a part is too small for models: for all at once, each process with a context
+    of its own, or for the largest of jobs that run one after another."""
+    sizes = [a.reserved_bytes + CONTEXT_BYTES for a in runs]
+    needed = (max(sizes) if one_after_another else sum(sizes)) - CONTEXT_BYTES
+    missing = needed - available_bytes(target)
+    if missing > 0:
+        raise DoesNotFit(target.name, missing)
