@@ -19,9 +19,11 @@ from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, Watch
 from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
+from gpuir.plan.mig.workloads import Alone
 from gpuir.report.find import find_kernel
 from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.memory import memory
+from gpuir.simulate.timeline import filled
 from gpuir.stacks.table import pipeline
 from gpuir.targets.cluster import load_cluster
 from gpuir.targets.load import load_target
@@ -227,3 +229,21 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
         return () if x.rest else _explained(graph, x.node)
 
     return summarize(graph, device, tuple(warnings), batch, held, explain)
+
+
+def run_alone(graph: Graph) -> Alone:
+    """What one run of a costed graph takes of its target, alone there."""
+    found = summary(graph)
+    target, clock = load_target(str(graph.target)), found.timeline
+    moved = found.dram_bytes / target.dram_bytes_per_s
+    kernels = [x for x in found.running if x.time_s > 0]
+    return Alone(
+        time_s=found.latency_s,
+        device_s=clock.busy_s,
+        host_s=min(clock.host_s, found.latency_s),
+        copies_s=clock.copies_s,
+        filled=sum(x.time_s * filled(x.cost) for x in kernels) / max(found.device_s, 1e-12),
+        bandwidth=min(1.0, moved / found.latency_s),
+        watts=0.0,
+        reserved_bytes=found.memory.reserved_bytes,
+    )

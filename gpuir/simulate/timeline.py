@@ -241,7 +241,7 @@ def _sizes_itself(op: k.Routine) -> bool:
     return any(isinstance(x, t.Routine) and x.fn in SIZED_BY_DATA for x in inside)
 
 
-def _share(cost: Cost) -> float:
+def filled(cost: Cost) -> float:
     """The part of the device that a kernel keeps busy: of the blocks it can hold, of its bandwidth,
     of its peak, the largest. All of it where the predictor does not say."""
     if (taken := cost.fact("device_share")) is not None:
@@ -275,7 +275,7 @@ def dependent(graph: Graph) -> Iterator[Launch]:
         for launch in inner:
             if launch.group and computed >= 0:
                 after = tuple(dict.fromkeys((*after, computed)))
-            share = _share(node.cost) if node.cost and not node.op.control else 1.0
+            share = filled(node.cost) if node.cost and not node.op.control else 1.0
             yield replace(launch, after=after, share=share)
             after = after if launch.empty else (count,)
             computed = computed if launch.empty or launch.group else count

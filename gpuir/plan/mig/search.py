@@ -52,7 +52,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Divided:
+class Seated:
     """One GPU, by its index, and its seats, empty slices among them; without a geometry it is not
     divided, and MIG is off."""
 
@@ -71,7 +71,7 @@ class Outcome:
     """A plan and what came of it. `served` are in the order of GPUs, seats and members; `progress`
     is how much of what each would do with a whole GPU alone it does, or of what is asked."""
 
-    gpus: tuple[Divided, ...]
+    gpus: tuple[Seated, ...]
     served: tuple[Served, ...]
     progress: tuple[float, ...]
     slowdowns: tuple[float, ...]
@@ -108,7 +108,7 @@ class Outcome:
         }
         return (self.missed, *first[objective])
 
-    def seats(self) -> Iterator[tuple[Divided, Seat, tuple[Served, ...]]]:
+    def seats(self) -> Iterator[tuple[Seated, Seat, tuple[Served, ...]]]:
         """Each seat that is taken, with what became of its models."""
         at = 0
         for gpu in self.gpus:
@@ -277,10 +277,10 @@ class _Search:
     def _is_one(self) -> bool:
         return sum(kind.count for kind in self.kinds) == 1
 
-    def _of_one(self) -> list[tuple[Divided, ...]]:
+    def _of_one(self) -> list[tuple[Seated, ...]]:
         gpu, everyone = self.kinds[0].gpu, self.setting.members
         plans = [
-            (Divided(0, gpu, None, (Seat(part, everyone),)),)
+            (Seated(0, gpu, None, (Seat(part, everyone),)),)
             for part in parts_of(gpu, len(everyone))
             if self._served(part, everyone) is not None
         ]
@@ -289,7 +289,7 @@ class _Search:
         mig = mig_of(load_target(gpu))
         kinds = geometries(mig)
         columns = self._slices(0, gpu)
-        chosen: list[tuple[float, tuple[Divided, ...]]] = []
+        chosen: list[tuple[float, tuple[Seated, ...]]] = []
         for geometry in kinds:
             found = self._chosen(columns, {0: {geometry: 1}})
             if found is not None:
@@ -323,7 +323,7 @@ class _Search:
                         return
                     yield some
 
-    def _of_several(self) -> list[tuple[Divided, ...]]:
+    def _of_several(self) -> list[tuple[Seated, ...]]:
         columns: list[_Column] = []
         options: _Ways = {}
         sets = list(self._sets(MOST_TOGETHER))
@@ -334,7 +334,7 @@ class _Search:
             if load_target(kind.gpu).device in mig_specs():
                 columns += self._slices(k, kind.gpu)
                 options[k] |= dict.fromkeys(geometries(mig_of(load_target(kind.gpu))), kind.count)
-        plans: list[tuple[Divided, ...]] = []
+        plans: list[tuple[Seated, ...]] = []
         undivided: _Ways = {k: {None: kind.count} for k, kind in enumerate(self.kinds)}
         for some in (options, undivided):
             found = self._chosen(columns, some)
@@ -344,9 +344,7 @@ class _Search:
                     plans.append(plan)
         return plans
 
-    def _chosen(
-        self, columns: Sequence[_Column], options: _Ways
-    ) -> list[_Column] | None:
+    def _chosen(self, columns: Sequence[_Column], options: _Ways) -> list[_Column] | None:
         """The seats that together are worth most, where each GPU is divided in one of these ways;
         None where not all models find one."""
         if self.objective != "fairness":
@@ -363,9 +361,7 @@ class _Search:
                 best, low = found, middle + 1
         return best
 
-    def _solved(
-        self, columns: Sequence[_Column], options: _Ways
-    ) -> list[_Column] | None:
+    def _solved(self, columns: Sequence[_Column], options: _Ways) -> list[_Column] | None:
         """Columns of the program: how often each seat is taken, then how many GPUs of each kind are
         divided in each way."""
         ways = [(k, g, most) for k, some in options.items() for g, most in some.items()]
@@ -409,10 +405,10 @@ class _Search:
 
     def _laid(
         self, columns: Sequence[_Column], gpus: Sequence[tuple[int, Geometry]]
-    ) -> tuple[Divided, ...]:
+    ) -> tuple[Seated, ...]:
         """The seats on slices of GPUs: one after another on those that are left."""
         rest = sorted(columns, key=lambda c: c.seat.members)
-        made: list[Divided] = []
+        made: list[Seated] = []
         for index, (k, geometry) in enumerate(gpus):
             gpu, seats = self.kinds[k].gpu, list[Seat]()
             for placement in geometry.layout:
@@ -423,30 +419,30 @@ class _Search:
                     continue
                 rest.remove(taken)
                 seats.append(Seat(taken.seat.part, taken.seat.members, placement))
-            made.append(Divided(index, gpu, geometry, tuple(seats)))
+            made.append(Seated(index, gpu, geometry, tuple(seats)))
         return tuple(made)
 
-    def _several_laid(self, columns: Sequence[_Column]) -> tuple[Divided, ...]:
+    def _several_laid(self, columns: Sequence[_Column]) -> tuple[Seated, ...]:
         """GPUs for the seats that were chosen: of each kind the undivided ones, then geometries
         that have the slices which are still to be had, the fewest first."""
-        made: list[Divided] = []
+        made: list[Seated] = []
         for k, kind in enumerate(self.kinds):
             mine = [c for c in columns if c.kind == k]
             left = kind.count
             for c in [c for c in mine if c.is_whole]:
-                made.append(Divided(len(made), kind.gpu, None, (c.seat,)))
+                made.append(Seated(len(made), kind.gpu, None, (c.seat,)))
                 left -= 1
             slices = [c for c in mine if not c.is_whole]
             if slices:
                 used = _covering(kind.gpu, [c.target for c in slices], left)
                 for x in self._laid(slices, [(k, g) for g in used]):
-                    made.append(Divided(len(made), x.gpu, x.geometry, x.seats))
+                    made.append(Seated(len(made), x.gpu, x.geometry, x.seats))
                 left -= len(used)
             for _ in range(left):
-                made.append(Divided(len(made), kind.gpu, None, (Seat(Part(kind.gpu), ()),)))
+                made.append(Seated(len(made), kind.gpu, None, (Seat(Part(kind.gpu), ()),)))
         return tuple(made)
 
-    def _plain(self, gpu: str, kinds: Sequence[Geometry]) -> tuple[Divided, ...] | None:
+    def _plain(self, gpu: str, kinds: Sequence[Geometry]) -> tuple[Seated, ...] | None:
         """What one would do by hand: the fewest slices that are enough, the longest runs on the
         largest."""
         members = sorted(self.setting.members, key=lambda i: -self.references[i].time_s)
@@ -464,10 +460,10 @@ class _Search:
                     if x not in seats
                 }
                 both = seats | empty
-                return (Divided(0, gpu, geometry, tuple(both[x] for x in geometry.layout)),)
+                return (Seated(0, gpu, geometry, tuple(both[x] for x in geometry.layout)),)
         return None
 
-    def outcome(self, gpus: tuple[Divided, ...]) -> Outcome:
+    def outcome(self, gpus: tuple[Seated, ...]) -> Outcome:
         """A plan simulated whole: GPUs by themselves, or together where they share a host."""
         groups = [gpus] if self.setting.host_threads is not None else [(gpu,) for gpu in gpus]
         served: list[Served] = []
