@@ -19,6 +19,7 @@ COMMANDS = (
     "plan",
     "diff",
     "advise",
+    "mig",
     "opt",
     "schedule",
     "targets",

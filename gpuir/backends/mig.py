@@ -1,0 +1,323 @@
+"""How MIG divides a GPU: a picture of it, its geometries, one layout; as text, JSON and SVG."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import escape
+
+from gpuir.backends import structured, terminal
+from gpuir.backends.terminal import Page, cell_width, printable
+from gpuir.backends.units import quantity
+from gpuir.targets.mig import Geometry, Layout, Mig, Profile, is_packed
+from gpuir.targets.target import Target
+
+SCHEMA = "gpuir.mig.layouts/1"
+LABEL_LINES = 4  # of what runs in an instance, in a picture
+WIDEST_PLACE = 14  # columns of a place in a picture
+IDLE = "idle"
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A GPU as it is to be divided: MIG is off where `layout` is None.
+
+    `gpu` is its number on the node (`nvidia-smi -L` has it), None for every GPU there. `parts` has
+    the compute instances of each instance of the layout, by their slices: `(1, 2)`; none, or no
+    tuple at all, is one that has the whole instance.
+    """
+
+    target: Target
+    layout: Layout | None = None
+    gpu: int | None = None
+    parts: tuple[tuple[int, ...], ...] = ()
+
+    def names(self) -> list[list[str]]:
+        """The compute instances of each instance, as the driver calls them: `1c.3g.20gb`, or the
+        profile's name for one that has all of it."""
+        return [
+            [part_name(x.profile, n) for n in self._parts(i) or (x.profile.compute_slices,)]
+            for i, x in enumerate(self.layout or ())
+        ]
+
+    def is_parted(self, i: int) -> bool:
+        """Whether an instance has compute instances other than one that is all of it."""
+        whole = (self.layout or ())[i].profile.compute_slices
+        return self._parts(i) not in ((), (whole,))
+
+    def _parts(self, i: int) -> tuple[int, ...]:
+        return self.parts[i] if i < len(self.parts) else ()
+
+
+def part_name(profile: Profile, slices: int) -> str:
+    """What the driver calls a compute instance of so many slices."""
+    return profile.name if slices == profile.compute_slices else f"{slices}c.{profile.name}"
+
+
+def counted(profiles: Sequence[Profile]) -> str:
+    """`3g.20gb+2x2g.10gb`: names in the order given, equal ones counted."""
+    counts = Counter(p.name for p in profiles)
+    return "+".join(f"{n}x{name}" if n > 1 else name for name, n in counts.items())
+
+
+# ---- pictures -----------------------------------------------------------------------------------
+
+
+def picture(mig: Mig, layout: Layout, labels: Sequence[str] = (), width: int = 80) -> list[str]:
+    """The GPU from its first place to its last, a box an instance: name, SMs, memory, and the label
+    of what runs in it; idle places are dotted. No line is longer than `width` columns, unless a
+    place would have fewer than three."""
+    unit = min(max((width - 1) // mig.grid, 4), WIDEST_PLACE)
+    boxes = list(_boxes(mig, layout, labels))
+    shown = [_wrapped(lines, size * unit - 2, labelled) for _, size, lines, labelled in boxes]
+    height = max(map(len, shown))
+    edge = "+".join(("-" if lines else ".") * (size * unit - 1) for _, size, lines, _ in boxes)
+    ruler = "".join(f"{place:<{unit}}" for place in range(mig.grid))
+    rows = [
+        "|"
+        + "|".join(
+            " " + _padded(text[i] if i < len(text) else "", size * unit - 2)
+            for (_, size, _, _), text in zip(boxes, shown, strict=True)
+        )
+        + "|"
+        for i in range(height)
+    ]
+    return [ruler.rstrip(), f"+{edge}+", *rows, f"+{edge}+"]
+
+
+def _boxes(
+    mig: Mig, layout: Layout, labels: Sequence[str]
+) -> Iterator[tuple[int, int, tuple[str, ...], str]]:
+    """First place, places, lines and label of each box; an idle stretch has no lines."""
+    at = 0
+    for i, x in enumerate(layout):
+        if x.start > at:
+            yield at, x.start - at, (), IDLE
+        p = x.profile
+        name = (p.plain, p.variant) if p.variant else (p.plain,)
+        lines = (*name, f"{p.sms} SMs", quantity(p.bytes, "bytes"))
+        yield x.start, p.size, lines, labels[i] if i < len(labels) else ""
+        at = x.end
+    if at < mig.grid:
+        yield at, mig.grid - at, (), IDLE
+
+
+def _wrapped(lines: Sequence[str], room: int, label: str) -> list[str]:
+    room = max(room, 1)
+    text = [part for line in lines for part in textwrap.wrap(line, room)]
+    if not label:
+        return text
+    labelled = textwrap.wrap(terminal.short_words(printable(label)), room)
+    if len(labelled) > LABEL_LINES:
+        last = terminal.cut(" ".join(labelled[LABEL_LINES - 1 :]), room)
+        labelled = [*labelled[: LABEL_LINES - 1], last]
+    return [*text, *labelled]
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_width(text))
+
+
+def strip(mig: Mig, layout: Layout) -> str:
+    """The picture in one line: `|3g         |2g   |1g|..|`."""
+    unit = 3 // min(3, *(p.size for p in mig.profiles))
+    text = "|"
+    for start, size, lines, _ in _boxes(mig, layout, ()):
+        name = next((f"{x.profile.compute_slices}g" for x in layout if x.start == start), "")
+        text += (f"{name:{size * unit - 1}}" if lines else "." * (size * unit - 1)) + "|"
+    return text
+
+
+WIDTH_PX, LETTER_PX, ROW_PX, TOP_PX = 768, 8, 18, 44
+
+
+def svg(mig: Mig, layout: Layout, labels: Sequence[str] = (), title: str = "") -> str:
+    """The picture as SVG: the same bytes for the same layout."""
+    place = WIDTH_PX // mig.grid
+    boxes = list(_boxes(mig, layout, labels))
+    texts = [
+        _wrapped(lines, size * place // LETTER_PX - 1, label) for _, size, lines, label in boxes
+    ]
+    height = max(map(len, texts)) * ROW_PX + 14
+    parts = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH_PX + 20}" '
+        f'height="{TOP_PX + height + 12}" font-family="sans-serif" font-size="13">',
+        f"<title>{escape(printable(title))}</title>",
+        f'<text x="10" y="18" font-size="14">{escape(printable(title))}</text>',
+    ]
+    parts += [
+        f'<text x="{12 + i * place}" y="{TOP_PX - 6}" fill="#666">{i}</text>'
+        for i in range(mig.grid)
+    ]
+    for (start, size, lines, _), text in zip(boxes, texts, strict=True):
+        left, fill = 10 + start * place, "#dbe9f6" if lines else "none"
+        dashed = "" if lines else ' stroke-dasharray="4 3"'
+        parts.append(
+            f'<rect x="{left}" y="{TOP_PX}" width="{size * place - 2}" height="{height}" '
+            f'fill="{fill}" stroke="#4a6f94"{dashed}/>'
+        )
+        for row, line in enumerate(text):
+            y = TOP_PX + 17 + row * ROW_PX
+            weight = ' font-weight="bold"' if lines and not row else ""
+            parts.append(f'<text x="{left + 6}" y="{y}"{weight}>{escape(line)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+# ---- lists --------------------------------------------------------------------------------------
+
+
+def geometries_text(
+    target: Target,
+    mig: Mig,
+    found: Sequence[Geometry],
+    kinds: Sequence[Profile],
+    screen: terminal.Layout,
+    *,
+    packed: bool,
+) -> str:
+    """A row a geometry, what the columns mean, and which profiles are not in it."""
+    page = Page(screen.width, screen.color)
+    which = "packed " if packed else ""
+    total = sum(g.layouts for g in found)
+    page.heading(f"{_title(target)}: {len(found)} geometries, {total:,} {which}layouts")
+    page.line()
+    columns = [("instances", False), ("layouts", True), ("SMs", True), ("idle", True)]
+    columns += [("compute", True), ("memory", True), ("one layout", False)]
+    page.table(
+        columns,
+        [
+            (
+                counted(g.profiles),
+                str(g.layouts),
+                str(g.sms),
+                str(target.sms - g.sms),
+                f"{g.compute_slices}/{mig.compute_slices}",
+                f"{g.memory_slices}/{mig.memory_slices}",
+                strip(mig, g.layout),
+            )
+            for g in found
+        ],
+        drop=("idle", "layouts"),
+    )
+    page.line()
+    page.wrapped("SMs", f"of the instances, of the {target.sms} of the GPU; idle are the others", 9)
+    page.wrapped("compute", "slices that the instances have; memory likewise", 9)
+    if packed:
+        text = "beside such a layout no further instance fits; --all has the others"
+        page.wrapped("packed", text, 9)
+    if without := [p.name for p in mig.profiles if p not in kinds]:
+        page.wrapped("without", f"{', '.join(without)}: --profiles takes any", 9)
+    return page.text()
+
+
+def layout_text(mig: Mig, divided: Divided, screen: terminal.Layout) -> str:
+    """One layout: its picture, where each instance lies, and what is left."""
+    page, layout = Page(screen.width, screen.color), divided.layout or ()
+    target, names = divided.target, divided.names()
+    page.heading(f"{_title(target)}: {counted([x.profile for x in layout])}")
+    page.line()
+    for line in picture(mig, layout, part_labels(divided), screen.width):
+        page.line(line)
+    page.line()
+    columns = [("target", False), ("places", False), ("id", True), ("SMs", True)]
+    columns += [("memory", True), ("compute", True), ("copy", True), ("decode", True)]
+    page.table(
+        columns,
+        [
+            (
+                f"{target.name}:{x.profile.name}",
+                str(x.start) if x.profile.size == 1 else f"{x.start}-{x.end - 1}",
+                str(x.profile.id),
+                str(x.profile.sms),
+                quantity(x.profile.bytes, "bytes"),
+                f"{x.profile.compute_slices}/{mig.compute_slices}",
+                str(x.profile.copy_engines),
+                str(x.profile.decoders),
+            )
+            for x in layout
+        ],
+        drop=("decode", "copy"),
+    )
+    page.line()
+    for i, x in enumerate(layout):
+        if divided.is_parted(i):
+            page.wrapped("parts", f"of {x}: {', '.join(names[i])}; they share its memory")
+    page.wrapped("idle", _idle(target, mig, layout))
+    full = is_packed(mig, layout)
+    page.wrapped("packed", f"{'yes: no' if full else 'no: a'} further instance fits")
+    return page.text()
+
+
+def part_labels(divided: Divided) -> list[str]:
+    """Of each instance that has several, its compute instances: `1c 2c`."""
+    return [
+        " ".join(f"{n}c" for n in divided.parts[i]) if divided.is_parted(i) else ""
+        for i, _ in enumerate(divided.layout or ())
+    ]
+
+
+def _idle(target: Target, mig: Mig, layout: Layout) -> str:
+    sms = target.sms - sum(x.profile.sms for x in layout)
+    compute = mig.compute_slices - sum(x.profile.compute_slices for x in layout)
+    memory = mig.memory_slices - sum(x.profile.memory_slices for x in layout)
+    never = target.sms - mig.whole.sms
+    text = f"{sms} of {target.sms} SMs"
+    if never:
+        text += f" ({never} of them no instance can have)"
+    return (
+        f"{text}; {compute} of {mig.compute_slices} compute slices, "
+        f"{memory} of {mig.memory_slices} memory slices"
+    )
+
+
+def _title(target: Target) -> str:
+    return f"{target.title} ({target.name})" if target.title else target.name
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def json_text(
+    target: Target, mig: Mig, found: Sequence[Geometry], parts: tuple[tuple[int, ...], ...] = ()
+) -> str:
+    """`{"schema", "gpu", .., "geometries": [{"instances", .., "layouts"}]}`; `parts` are compute
+    instances, where one layout is given."""
+    return structured.json_text(
+        SCHEMA,
+        gpu=target.name,
+        sms=target.sms,
+        mig_sms=mig.whole.sms,
+        compute_slices=mig.compute_slices,
+        memory_slices=mig.memory_slices,
+        places=mig.grid,
+        geometries=[_record(target, mig, g, parts) for g in found],
+    )
+
+
+def _record(
+    target: Target, mig: Mig, g: Geometry, parts: tuple[tuple[int, ...], ...]
+) -> dict[str, Any]:
+    names = Divided(target, g.layout, parts=parts).names()
+    return structured.record(
+        g,
+        "layouts sms compute_slices memory_slices",
+        name=counted(g.profiles),
+        idle_sms=target.sms - g.sms,
+        idle_compute_slices=mig.compute_slices - g.compute_slices,
+        idle_memory_slices=mig.memory_slices - g.memory_slices,
+        packed=is_packed(mig, g.layout),
+        instances=[
+            {
+                "target": f"{target.name}:{x.profile.name}",
+                **structured.record(x.profile, "name id sms bytes compute_slices memory_slices"),
+                "start": x.start,
+                "size": x.profile.size,
+                "compute_instances": inside,
+            }
+            for x, inside in zip(g.layout, names, strict=True)
+        ],
+    )

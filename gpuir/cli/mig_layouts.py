@@ -1,0 +1,193 @@
+"""`gpuir mig layouts`: what a GPU can be divided into, or where given instances go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.output import emit, layout
+
+if TYPE_CHECKING:
+    from gpuir.backends.mig import Divided
+    from gpuir.targets.mig import Geometry, Mig, Profile
+    from gpuir.targets.target import Target
+
+FORMATS = ("table", "json", "svg", "mig-parted", "nvidia-smi")
+OF_ONE_LAYOUT = ("svg", "nvidia-smi")
+MOST = 64  # instances that are named, and GPUs: more than any node has
+ITEM = re.compile(r"(?:(\d{1,3})x)?([^/\s]+)((?:/\d+c)*)")
+
+
+@click.command()
+@click.argument("gpu")
+@click.option("--all", "everything", is_flag=True, help="Also those with room for more.")
+@click.option("--profiles", help="These alone, variants too: 3g.20gb,1g.5gb,1g.5gb+me.")
+@click.option("--place", help="One layout: 3g.20gb+2g.10gb+2x1g.5gb. In parts: 3g.20gb/1c/2c.")
+@click.option(
+    "--devices", help="The GPUs' numbers on the node, for mig-parted and nvidia-smi: 0,1.  [all; 0]"
+)
+@click.option("--format", type=click.Choice(FORMATS), default="table", show_default=True)
+@options.width
+@options.output
+def command(gpu: str, **given: Any) -> None:
+    """List what GPU can be divided into by MIG, or show where given instances go on it.
+
+    \b
+    gpuir mig layouts a30                                 each set of instances it is full with
+    gpuir mig layouts a100 --profiles 3g.20gb,1g.5gb      of these profiles alone
+    gpuir mig layouts a100 --place 3g.20gb+2g.10gb        where they go, with a picture
+    gpuir mig layouts a100 --place 3g.20gb+2g.10gb --format nvidia-smi   the commands that do it
+    gpuir mig layouts a30 --format mig-parted             every geometry, for NVIDIA's mig-parted
+    """
+    import gpuir
+    from gpuir.ir.errors import UsageError
+    from gpuir.targets.mig import geometries, mig_of
+
+    target = gpuir.load_target(gpu)
+    mig = mig_of(target)
+    if given["place"] is not None:
+        if given["everything"] or given["profiles"]:
+            raise UsageError("--place is one layout", fix="leave --all and --profiles out")
+        emit(_of_one(target, mig, given), given["output"])
+        return
+    if given["format"] in OF_ONE_LAYOUT:
+        raise UsageError(
+            f"format {given['format']!r} is of one layout",
+            fix=f"name one: gpuir mig layouts {gpu} --place {mig.profiles[0].name}",
+        )
+    kinds = _kinds(target, mig, given["profiles"])
+    packed = not given["everything"]
+    emit(
+        _of_many(target, mig, kinds, geometries(mig, kinds, packed=packed), given),
+        given["output"],
+    )
+
+
+def _kinds(target: Target, mig: Mig, text: str | None) -> list[Profile]:
+    """The profiles that are named, or all without a variant."""
+    if text is None:
+        return [p for p in mig.profiles if not p.variant]
+    names = [name.strip() for name in text.split(",")]
+    return list(dict.fromkeys(mig.find(name, f"{target.name}:{name}") for name in names))
+
+
+def _of_many(
+    target: Target,
+    mig: Mig,
+    kinds: Sequence[Profile],
+    found: Sequence[Geometry],
+    given: dict[str, Any],
+) -> str:
+    from gpuir.backends import mig as shown
+
+    if given["format"] == "json":
+        return shown.json_text(target, mig, found)
+    if given["format"] == "mig-parted":
+        from gpuir.backends.mig_parted import config_name, mig_parted
+
+        devices = _devices(given["devices"], [None])
+        configs = {
+            config_name(g.profiles): [shown.Divided(target, g.layout, n) for n in devices]
+            for g in found
+        }
+        return mig_parted(configs)
+    screen = layout(given["width"], given["output"])
+    return shown.geometries_text(target, mig, found, kinds, screen, packed=not given["everything"])
+
+
+def _of_one(target: Target, mig: Mig, given: dict[str, Any]) -> str:
+    from gpuir.backends import mig as shown
+
+    divided = _placed(target, mig, given["place"])
+    if given["format"] == "json":
+        geometry = _geometry(mig, divided)
+        return shown.json_text(target, mig, [geometry], divided.parts)
+    if given["format"] == "svg":
+        title = f"{target.title or target.name}: {given['place']}"
+        return shown.svg(mig, divided.layout or (), shown.part_labels(divided), title)
+    if given["format"] == "table":
+        return shown.layout_text(mig, divided, layout(given["width"], given["output"]))
+    return _commands(divided, given)
+
+
+def _commands(divided: Divided, given: dict[str, Any]) -> str:
+    """The layout on each of `--devices`, for the tool that divides them."""
+    from dataclasses import replace
+
+    from gpuir.backends.mig_parted import config_name, mig_parted, nvidia_smi
+
+    if given["format"] == "nvidia-smi":
+        numbers = _devices(given["devices"], [0])
+        return nvidia_smi([replace(divided, gpu=n) for n in numbers])
+    numbers = _devices(given["devices"], [None])
+    name = config_name([x.profile for x in divided.layout or ()])
+    return mig_parted({name: [replace(divided, gpu=n) for n in numbers]})
+
+
+def _devices(text: str | None, default: Sequence[int | None]) -> list[int | None]:
+    from gpuir.ir.errors import UsageError
+
+    if text is None:
+        return list(default)
+    names = [name.strip() for name in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,3}", name) for name in names):
+        raise UsageError("--devices are numbers", expected="like 0,1", found=options.shorter(text))
+    return list(dict.fromkeys(map(int, names)))
+
+
+def _placed(target: Target, mig: Mig, text: str) -> Divided:
+    """Where the instances of `--place` go; those of one profile in parts take the first places."""
+    from gpuir.backends.mig import Divided
+    from gpuir.targets.mig import place
+
+    named = list(_items(target, mig, text))
+    found = place(mig, [profile.name for profile, _ in named], target.name)
+    waiting: dict[str, list[tuple[int, ...]]] = {}
+    for profile, parts in named:
+        waiting.setdefault(profile.name, []).append(parts)
+    return Divided(target, found, parts=tuple(waiting[x.profile.name].pop(0) for x in found))
+
+
+def _items(target: Target, mig: Mig, text: str) -> list[tuple[Profile, tuple[int, ...]]]:
+    """`3g.20gb/1c/2c+2x1g.5gb`: the profile of each instance, and the slices of its compute
+    instances where it has several."""
+    from gpuir.ir.errors import TargetError, UsageError
+
+    named: list[tuple[Profile, tuple[int, ...]]] = []
+    for item in re.split(r"\+(?=\d|mig\b)", text):
+        found = ITEM.fullmatch(item.strip())
+        if found is None:
+            raise UsageError(
+                "--place is not a list of instances",
+                expected="like 3g.20gb+2x1g.5gb, or 3g.20gb/1c/2c",
+                found=options.shorter(text),
+            )
+        profile = mig.find(found[2], f"{target.name}:{found[2]}")
+        parts = tuple(int(part[:-1]) for part in found[3].split("/")[1:])
+        if 0 in parts or sum(parts) > profile.compute_slices:
+            raise TargetError(
+                f"the compute instances do not fit {profile.name}",
+                where=f"{target.name}:{item.strip()}",
+                expected=f"each of 1c or more, {profile.compute_slices}c together",
+                found=f"{sum(parts)}c",
+                fix="take smaller ones or fewer",
+            )
+        named += [(profile, parts)] * min(int(found[1] or 1), MOST)
+    if not 0 < len(named) <= MOST:
+        raise UsageError("no GPU has so many instances", where="--place", found=str(len(named)))
+    return named
+
+
+def _geometry(mig: Mig, divided: Divided) -> Geometry:
+    """A layout as a geometry, with how many layouts have the same instances."""
+    from collections import Counter
+
+    from gpuir.targets.mig import Geometry, geometries
+
+    held = Counter(x.profile for x in divided.layout or ())
+    same = next(g for g in geometries(mig, list(held), packed=False) if Counter(g.profiles) == held)
+    return Geometry(same.profiles, divided.layout or (), same.layouts)
