@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from gpuir.targets.target import Target
 SCHEMA = "gpuir.mig.layouts/1"
 LABEL_LINES = 4  # of what runs in an instance, in a picture
 WIDEST_PLACE = 14  # columns of a place in a picture
+NARROWEST = 9  # columns of the smallest instance, for its name
+MARGIN = 3  # columns for the places' numbers, where boxes stand below each other
 IDLE = "idle"
 
 
@@ -68,37 +69,53 @@ def counted(profiles: Sequence[Profile]) -> str:
 
 def picture(mig: Mig, layout: Layout, labels: Sequence[str] = (), width: int = 80) -> list[str]:
     """The GPU from its first place to its last, a box an instance: name, SMs, memory, and the label
-    of what runs in it; idle places are dotted. No line is longer than `width` columns, unless a
-    place would have fewer than three."""
-    unit = min(max((width - 1) // mig.grid, 4), WIDEST_PLACE)
+    of what runs in it; idle places are dotted. Where `width` columns are too few for boxes beside
+    each other, they stand below each other."""
+    unit = min((width - 1) // mig.grid, WIDEST_PLACE)
+    if unit * min(p.size for p in mig.profiles) < NARROWEST:
+        return _upright(mig, layout, labels, width)
     boxes = list(_boxes(mig, layout, labels))
-    shown = [_wrapped(lines, size * unit - 2, labelled) for _, size, lines, labelled in boxes]
-    height = max(map(len, shown))
+    shown = [_wrapped(lines, size * unit - 2, label) for _, size, lines, label in boxes]
     edge = "+".join(("-" if lines else ".") * (size * unit - 1) for _, size, lines, _ in boxes)
     ruler = "".join(f"{place:<{unit}}" for place in range(mig.grid))
     rows = [
-        "|"
-        + "|".join(
-            " " + _padded(text[i] if i < len(text) else "", size * unit - 2)
+        "".join(
+            f"| {_padded(text[i] if i < len(text) else '', size * unit - 2)}"
             for (_, size, _, _), text in zip(boxes, shown, strict=True)
         )
         + "|"
-        for i in range(height)
+        for i in range(max(map(len, shown)))
     ]
     return [ruler.rstrip(), f"+{edge}+", *rows, f"+{edge}+"]
+
+
+def _upright(mig: Mig, layout: Layout, labels: Sequence[str], width: int) -> list[str]:
+    """Boxes below each other, as many lines high as they have places, or more if the text is."""
+    room = width - MARGIN - 3
+    page, edge = list[str](), ""
+    for start, size, lines, label in _boxes(mig, layout, labels):
+        text = _wrapped(
+            [", ".join((lines[0] + lines[1], *lines[2:]))] if lines else (), room, label
+        )
+        edge = f"{'':{MARGIN}}+{('-' if lines else '.') * (room + 1)}+"
+        page.append(edge)
+        for i in range(max(size, len(text))):
+            place = str(start + i) if i < size else ""
+            page.append(f"{place:{MARGIN}}| {_padded(text[i] if i < len(text) else '', room)}|")
+    return [*page, edge]
 
 
 def _boxes(
     mig: Mig, layout: Layout, labels: Sequence[str]
 ) -> Iterator[tuple[int, int, tuple[str, ...], str]]:
-    """First place, places, lines and label of each box; an idle stretch has no lines."""
+    """First place, places, lines (name, variant, SMs, memory) and label of each box; a stretch that
+    is idle has no lines."""
     at = 0
     for i, x in enumerate(layout):
         if x.start > at:
             yield at, x.start - at, (), IDLE
         p = x.profile
-        name = (p.plain, p.variant) if p.variant else (p.plain,)
-        lines = (*name, f"{p.sms} SMs", quantity(p.bytes, "bytes"))
+        lines = (p.plain, p.variant, f"{p.sms} SMs", quantity(p.bytes, "bytes"))
         yield x.start, p.size, lines, labels[i] if i < len(labels) else ""
         at = x.end
     if at < mig.grid:
@@ -106,15 +123,27 @@ def _boxes(
 
 
 def _wrapped(lines: Sequence[str], room: int, label: str) -> list[str]:
-    room = max(room, 1)
-    text = [part for line in lines for part in textwrap.wrap(line, room)]
-    if not label:
-        return text
-    labelled = textwrap.wrap(terminal.short_words(printable(label)), room)
+    """Lines in `room` columns, then the label in a few more."""
+    labelled = _broken(terminal.short_words(printable(label)), room)
     if len(labelled) > LABEL_LINES:
         last = terminal.cut(" ".join(labelled[LABEL_LINES - 1 :]), room)
         labelled = [*labelled[: LABEL_LINES - 1], last]
-    return [*text, *labelled]
+    return [*(part for line in lines for part in _broken(line, room)), *labelled]
+
+
+def _broken(text: str, room: int) -> list[str]:
+    """A text in lines of no more than `room` columns, broken between words or else letters."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and cell_width(f"{lines[-1]} {word}") <= room:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for letter in word:
+            if cell_width(lines[-1] + letter) > room:
+                lines.append("")
+            lines[-1] += letter
+    return lines
 
 
 def _padded(text: str, width: int) -> str:
@@ -122,13 +151,14 @@ def _padded(text: str, width: int) -> str:
 
 
 def strip(mig: Mig, layout: Layout) -> str:
-    """The picture in one line: `|3g         |2g   |1g|..|`."""
-    unit = 3 // min(3, *(p.size for p in mig.profiles))
-    text = "|"
-    for start, size, lines, _ in _boxes(mig, layout, ()):
-        name = next((f"{x.profile.compute_slices}g" for x in layout if x.start == start), "")
-        text += (f"{name:{size * unit - 1}}" if lines else "." * (size * unit - 1)) + "|"
-    return text
+    """The picture in one line, with each instance's compute slices: `|3      |2  |1|.|`."""
+    unit = 2 if min(p.size for p in mig.profiles) == 1 else 1
+    slices = {x.start: str(x.profile.compute_slices) for x in layout}
+    cells = [
+        f"{slices[start]:{size * unit - 1}}" if lines else "." * (size * unit - 1)
+        for start, size, lines, _ in _boxes(mig, layout, ())
+    ]
+    return f"|{'|'.join(cells)}|"
 
 
 WIDTH_PX, LETTER_PX, ROW_PX, TOP_PX = 768, 8, 18, 44
@@ -185,26 +215,31 @@ def geometries_text(
     total = sum(g.layouts for g in found)
     page.heading(f"{_title(target)}: {len(found)} geometries, {total:,} {which}layouts")
     page.line()
-    columns = [("instances", False), ("layouts", True), ("SMs", True), ("idle", True)]
-    columns += [("compute", True), ("memory", True), ("one layout", False)]
+    columns = [("instances", False), ("one layout", False), ("layouts", True), ("SMs", True)]
+    columns += [("idle", True), ("compute", True), ("memory", True)]
     page.table(
         columns,
         [
             (
                 counted(g.profiles),
+                strip(mig, g.layout),
                 str(g.layouts),
                 str(g.sms),
                 str(target.sms - g.sms),
                 f"{g.compute_slices}/{mig.compute_slices}",
                 f"{g.memory_slices}/{mig.memory_slices}",
-                strip(mig, g.layout),
             )
             for g in found
         ],
-        drop=("idle", "layouts"),
+        drop=("idle", "layouts", "compute"),
     )
     page.line()
-    page.wrapped("SMs", f"of the instances, of the {target.sms} of the GPU; idle are the others", 9)
+    page.wrapped(
+        "layout", "along the memory: the compute slices of each instance; dots are idle", 9
+    )
+    never = target.sms - mig.whole.sms
+    text = f"that the instances have, of the GPU's {target.sms}"
+    page.wrapped("SMs", text + (f"; no instance can have {never} of them" if never else ""), 9)
     page.wrapped("compute", "slices that the instances have; memory likewise", 9)
     if packed:
         text = "beside such a layout no further instance fits; --all has the others"

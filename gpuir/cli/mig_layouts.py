@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "svg", "mig-parted", "nvidia-smi")
 OF_ONE_LAYOUT = ("svg", "nvidia-smi")
-MOST = 64  # instances that are named, and GPUs: more than any node has
+OF_A_NODE = ("mig-parted", "nvidia-smi")
+MOST = 64  # instances that are named: more than any GPU has
 ITEM = re.compile(r"(?:(\d{1,3})x)?([^/\s]+)((?:/\d+c)*)")
 
 
@@ -49,6 +50,10 @@ def command(gpu: str, **given: Any) -> None:
 
     target = gpuir.load_target(gpu)
     mig = mig_of(target)
+    if given["devices"] is not None and given["format"] not in OF_A_NODE:
+        raise UsageError(
+            "--devices has no use here", fix=f"leave it out, or --format {' or '.join(OF_A_NODE)}"
+        )
     if given["place"] is not None:
         if given["everything"] or given["profiles"]:
             raise UsageError("--place is one layout", fix="leave --all and --profiles out")
@@ -158,7 +163,7 @@ def _items(target: Target, mig: Mig, text: str) -> list[tuple[Profile, tuple[int
     from gpuir.ir.errors import TargetError, UsageError
 
     named: list[tuple[Profile, tuple[int, ...]]] = []
-    for item in re.split(r"\+(?=\d|mig\b)", text):
+    for item in re.split(r"\s*\+\s*(?=\d|mig\b)", text):
         found = ITEM.fullmatch(item.strip())
         if found is None:
             raise UsageError(
@@ -176,9 +181,12 @@ def _items(target: Target, mig: Mig, text: str) -> list[tuple[Profile, tuple[int
                 found=f"{sum(parts)}c",
                 fix="take smaller ones or fewer",
             )
-        named += [(profile, parts)] * min(int(found[1] or 1), MOST)
-    if not 0 < len(named) <= MOST:
-        raise UsageError("no GPU has so many instances", where="--place", found=str(len(named)))
+        count = int(found[1] or 1)
+        if not 0 < count <= MOST - len(named):
+            raise UsageError(
+                "no GPU has so many instances", where=f"--place {item.strip()}", found=str(count)
+            )
+        named += [(profile, parts)] * count
     return named
 
 
