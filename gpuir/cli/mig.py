@@ -9,6 +9,8 @@ import click
 # Of each subcommand, the module whose function `command` it is.
 COMMANDS = {
     "layouts": "gpuir.cli.mig_layouts",
+    "plan": "gpuir.cli.mig_plan",
+    "timetable": "gpuir.cli.mig_timetable",
 }
 
 

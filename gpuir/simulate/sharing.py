@@ -33,8 +33,8 @@ MOST_ROUNDS = 50
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a model: `rate` requests a second, which arrive at random (Poisson), or a
-    closed loop, which asks again as soon as it is served. A request is one run.
+    """What is asked of a model: `rate` requests a second, which arrive at random (Poisson), none
+    with 0, or a closed loop, which asks again as soon as it is served. A request is one run.
 
     `deadline_s` is what 99 % of the requests are to be done within."""
 
@@ -169,7 +169,14 @@ def simulate(
         raise UsageError(
             "queues are simulated by SimPy, which is not installed", fix="pip install 'gpuir[mig]'"
         ) from None
-    return _Simulation(simpy, tenants, common, requests, seed).served()
+    asked = [x for x in tenants if x.load.rate != 0]
+    found = iter(_Simulation(simpy, asked, common, requests, seed).served() if asked else ())
+    return tuple(next(found) if x.load.rate != 0 else _unasked(x) for x in tenants)
+
+
+def _unasked(x: Tenant) -> Served:
+    """Of a model that nobody asks: as if one request had been alone."""
+    return Served(x.name, x.load, x.time_s, 0.0, np.array([x.time_s]), 0.0, x.time_s, {}, True)
 
 
 class _Simulation:

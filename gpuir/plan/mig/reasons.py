@@ -17,7 +17,8 @@ NOTABLE = 0.02  # of the time alone, or of a plan's worth: less is not worth a w
 @dataclass(frozen=True)
 class Cause:
     """What makes requests longer than alone on a whole GPU, by how many seconds on average: a
-    smaller `part`, the wait for their `turn`, or what they share, by its name."""
+    smaller `part`, the wait for their `turn`, or what they share: `time` on the device, `SMs`,
+    `bandwidth`, `power`, the `host`, `PCIe`."""
 
     name: str
     seconds: float
@@ -38,7 +39,8 @@ class Reason:
 def causes(served: Served, reference: Alone) -> tuple[Cause, ...]:
     """What adds to a request's time, the largest first."""
     found = [Cause(PART, served.alone_s - reference.time_s), Cause(TURN, served.waiting_s)]
-    found += [Cause(name, share * served.alone_s) for name, share in served.lost.items()]
+    for name, share in served.lost.items():  # `SMs of GPU 0`
+        found.append(Cause(name.partition(" of ")[0], share * served.alone_s))
     notable = [x for x in found if x.seconds > NOTABLE * reference.time_s]
     return tuple(sorted(notable, key=lambda x: -x.seconds))
 

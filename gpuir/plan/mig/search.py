@@ -18,13 +18,14 @@ import numpy as np
 from gpuir.ir.errors import UsageError
 from gpuir.plan.highs import Program, Row, require, solve
 from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting
-from gpuir.simulate.sharing import Mode, Served, Tenant, simulate
+from gpuir.simulate.sharing import MODES, Mode, Served, Tenant, simulate
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import Geometry, Placement, geometries, mig_of, mig_specs
 
 Objective = Literal["throughput", "latency", "fairness", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "fairness", "cost")
-ON_SLICE: tuple[Mode, ...] = ("serial", "time-slicing")
+Way = Mode | Literal["mig"]
+WAYS: tuple[Way, ...] = ("mig", *MODES)
 MOST_ON_SLICE = 3  # models that share a slice
 MOST_TOGETHER = 4  # models that share one of several whole GPUs
 MOST_SEATS = 20_000
@@ -160,31 +161,37 @@ def search(
     *,
     requests: int = 2000,
     whole: int = 8,
+    ways: Sequence[Way] = WAYS,
     watch: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """The plans for a node's GPUs, the best first: of one GPU the best of each geometry and of each
-    mode without MIG; of several the best, and without MIG. `whole` of them are simulated whole
-    beside those. UsageError where a model fits nowhere, or HiGHS is not installed."""
-    require("pip install 'gpuir[mig]'")
-    return _Search(kinds, setting, objective, requests, whole, watch).found()
+    mode without MIG; of several the best, and without MIG. `whole` of the geometries are simulated
+    whole. With `ways` fewer ways to share are tried: with `mig` alone every model has a slice to
+    itself. UsageError where a model fits nowhere, or HiGHS is not installed."""
+    return Search(kinds, setting, objective, requests, whole, ways, watch).found()
 
 
 # For each kind of GPU the ways to divide one, and how many may be divided so; None: not divided.
 _Ways = dict[int, dict[Geometry | None, int]]
 
 
-class _Search:
+class Search:
+    """`found` gives the plans; `outcome` simulates any plan under the search's load."""
+
     def __init__(
         self,
         kinds: Sequence[Kind],
         setting: Setting,
         objective: Objective,
         requests: int,
-        whole: int,
-        watch: Callable[[str], None],
+        whole: int = 8,
+        ways: Sequence[Way] = WAYS,
+        watch: Callable[[str], None] = lambda text: None,
     ):
-        self.kinds, self.setting, self.objective = kinds, setting, objective
-        self.requests, self.whole, self.watch = requests, whole, watch
+        require("pip install 'gpuir[mig]'")
+        self.kinds, self.setting = kinds, setting
+        self.objective: Objective = objective
+        self.requests, self.whole, self.ways, self.watch = requests, whole, ways, watch
         self.left: dict[tuple[str, str], int] = {}
         self.references = tuple(map(self._reference, range(len(setting.workloads))))
         self.known: dict[tuple[Part, tuple[int, ...]], tuple[Served, ...] | None] = {}
@@ -237,7 +244,7 @@ class _Search:
         for members in sets:
             ways = [
                 self._column(kind, target, Seat(part, members), served)
-                for part in parts_of(target, len(members))
+                for part in parts_of(target, len(members), self.ways)
                 if (served := self._served(part, members)) is not None
             ]
             if ways:
@@ -254,7 +261,7 @@ class _Search:
     def _progress(self, workload: int, served: Served) -> float:
         asked = served.load.rate
         if asked is not None:
-            return min(1.0, served.rate / asked)
+            return min(1.0, served.rate / asked) if asked else 1.0
         return served.rate * self.references[workload].time_s
 
     # ---- choosing -------------------------------------------------------------------------------
@@ -268,10 +275,13 @@ class _Search:
                 "the models fit no division of these GPUs together",
                 fix="smaller batches, fewer models, or more GPUs",
             )
-        outcomes.sort(key=lambda x: x.order(self.objective))
+        outcomes.sort(key=self._order)
         names = [(w, t, b) for (w, t), b in self.left.items()]
         left = tuple(Left(*x) for x in names)
         return Found(tuple(outcomes), len(outcomes), left, self.references)
+
+    def _order(self, outcome: Outcome) -> tuple[float, ...]:
+        return outcome.order(self.objective)
 
     @property
     def _is_one(self) -> bool:
@@ -281,10 +291,10 @@ class _Search:
         gpu, everyone = self.kinds[0].gpu, self.setting.members
         plans = [
             (Seated(0, gpu, None, (Seat(part, everyone),)),)
-            for part in parts_of(gpu, len(everyone))
+            for part in parts_of(gpu, len(everyone), self.ways)
             if self._served(part, everyone) is not None
         ]
-        if load_target(gpu).device not in mig_specs():
+        if not self._divides(gpu):
             return plans
         mig = mig_of(load_target(gpu))
         kinds = geometries(mig)
@@ -298,6 +308,9 @@ class _Search:
         plans += [plan for _, plan in chosen[: self.whole]]
         plain = self._plain(gpu, kinds)
         return plans + ([plain] if plain and plain not in plans else [])
+
+    def _divides(self, gpu: str) -> bool:
+        return "mig" in self.ways and load_target(gpu).device in mig_specs()
 
     def _slices(self, kind: int, gpu: str) -> list[_Column]:
         """Every way to take a slice of a GPU."""
@@ -331,7 +344,7 @@ class _Search:
             self.watch(f"{kind.gpu}: {len(sets)} sets of models on the whole GPU")
             columns += self._columns(k, kind.gpu, sets)
             options[k] = {None: kind.count}
-            if load_target(kind.gpu).device in mig_specs():
+            if self._divides(kind.gpu):
                 columns += self._slices(k, kind.gpu)
                 options[k] |= dict.fromkeys(geometries(mig_of(load_target(kind.gpu))), kind.count)
         plans: list[tuple[Seated, ...]] = []
@@ -495,14 +508,14 @@ class _Search:
         return next(kind.usd_per_hour for kind in self.kinds if kind.gpu == gpu)
 
 
-def parts_of(target: str, count: int) -> tuple[Part, ...]:
-    """The ways in which so many models can share a part."""
+def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[Part, ...]:
+    """The ways in which so many models can share a part. MPS is for whole GPUs."""
     if count == 1:
         return (Part(target),)
-    if ":" in target:
-        return tuple(Part(target, mode) for mode in ON_SLICE)
-    equal = Part(target, "mps", 100 / count)
-    return (Part(target), Part(target, "time-slicing"), Part(target, "mps"), equal)
+    found = [Part(target, mode) for mode in MODES if mode in ways and mode != "mps"]
+    if "mps" in ways and ":" not in target:
+        found += [Part(target, "mps"), Part(target, "mps", 100 / count)]
+    return tuple(found)
 
 
 def _targets(gpu: str, geometry: Geometry | None) -> dict[str, int]:

@@ -1,0 +1,99 @@
+"""`gpuir mig timetable`: when to divide GPUs anew over a day."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gpuir.cli import mig_plan, options
+from gpuir.cli.output import check_ahead, emit, layout, note, warn
+
+
+@click.command()
+@mig_plan.gpus
+@mig_plan.models
+@mig_plan.ways
+@click.option(
+    "--day",
+    type=click.Path(),
+    required=True,
+    help="CSV of a day: time, and for each model requests a second.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["throughput", "latency", "fairness", "cost"]),
+    default="throughput",
+    show_default=True,
+    help="What is best, once all keep up and in time.",
+)
+@click.option(
+    "--change",
+    type=click.FloatRange(0, 86_400),
+    help="Seconds that a model which moves is away.  [30]",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(50, 100_000),
+    default=1000,
+    show_default=True,
+    help="Simulated of each model with a rate.",
+)
+@click.option(
+    "--host-threads", type=click.IntRange(1, 4096), help="That launch kernels.  [enough for all]"
+)
+@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn.")
+@options.price
+@click.option("--format", default="table", show_default=True, help="table, json.")
+@options.loading
+@options.profile
+@options.predictor
+@options.tf32
+@options.width
+@options.output
+@options.load_modules
+def command(**given: Any) -> None:
+    """When to divide GPUs anew, as the load of models changes over a day.
+
+    \b
+    gpuir mig timetable --gpu a30 --model resnet50.onnx:deadline=20ms --model bert.onnx:batch=8 \\
+        --day rates.csv
+    with rates.csv:
+        time,resnet50
+        0:00,50
+        8:00,800
+        20:00,200
+    """
+    from gpuir.backends.mig_timetable import json_text, report
+    from gpuir.ir.errors import UsageError, nearest
+    from gpuir.plan.mig.timetable import CHANGE_S, read_day, timetable
+    from gpuir.plan.mig.workloads import Setting
+
+    check_ahead(given["output"])
+    if given["format"] not in ("table", "json"):
+        close = nearest(given["format"], ("table", "json"))
+        raise UsageError(f"a timetable has no form {given['format']!r}", fix=close)
+    kinds = mig_plan.kinds_of(given)
+    found = mig_plan.Runner(given)
+    day = read_day(given["day"], [w.name for w in found.workloads])
+    setting = Setting(found.workloads, found.runs, given["host_threads"], given["seed"])
+    change = CHANGE_S if given["change"] is None else given["change"]
+    made = timetable(
+        day,
+        kinds,
+        setting,
+        given["objective"],
+        requests=given["requests"],
+        change_s=change,
+        ways=given["ways"],
+        watch=note,
+    )
+    for text in found.warnings:
+        warn(text)
+    assumed = "" if given["change"] is not None else " (assumed), and 30 s more where MIG is "
+    assumed += "" if given["change"] is not None else "switched on or off on Ampere"
+    said = (*mig_plan.notes(given, found), f"a model that moves is away for {change:g} s{assumed}")
+    if given["format"] == "json":
+        emit(json_text(made, setting, said), given["output"])
+    else:
+        emit(report(made, setting, said, layout(given["width"], given["output"])), given["output"])
