@@ -31,17 +31,17 @@ def json_text(made: Timetable, setting: Setting, notes: Sequence[str]) -> str:
                 "seats": _seats(x.outcome.gpus, setting),
                 "throughput": x.outcome.throughput,
                 "missed": x.outcome.missed,
-                "moved": list(x.moved),
-                "away_s": x.away_s,
+                "moved": list(x.move.names),
+                "away_s": x.move.away_s,
             }
             for x in made.entries
         ],
         changes=made.changes,
-        missed_s=made.missed_s,
-        progress_s=made.progress_s,
+        missed_s=made.spent.missed_s,
+        progress_s=made.spent.progress_s,
         fixed=structured.record(
             made, seats=_seats(made.fixed, setting),
-            missed_s=made.fixed_missed_s, progress_s=made.fixed_progress_s,
+            missed_s=made.fixed_spent.missed_s, progress_s=made.fixed_spent.progress_s,
         ),
         notes=list(notes),
     )  # fmt: skip
@@ -76,18 +76,18 @@ def report(made: Timetable, setting: Setting, notes: Sequence[str], layout: Layo
             _division(x.outcome, setting),
             significant(x.outcome.throughput),
             str(x.outcome.missed or "-"),
-            ", ".join(dict.fromkeys(x.moved)) or "-",
-            f"{x.away_s:.0f} s" if x.moved else "-",
+            ", ".join(dict.fromkeys(x.move.names)) or "-",
+            f"{x.move.away_s:.0f} s" if x.move.names else "-",
         )
         for x in made.entries
     ]
     page.table(columns, rows, drop=("throughput", "away"))
     page.line()
     page.wrapped("changes", str(made.changes), 14)
-    page.wrapped("missed", _missed(made.missed_s, setting), 14)
-    average = f"{significant(made.fixed_progress_s / DAY_S)} instead of "
-    average += significant(made.progress_s / DAY_S)
-    missed = _missed(made.fixed_missed_s, setting)
+    page.wrapped("missed", _missed(made.spent.missed_s, setting), 14)
+    average = f"{significant(made.fixed_spent.progress_s / DAY_S)} instead of "
+    average += significant(made.spent.progress_s / DAY_S)
+    missed = _missed(made.fixed_spent.missed_s, setting)
     text = f"{_named(made.fixed, setting)}: {missed}, progress {average} on average"
     page.wrapped("one division", f"the best for all day is {text}", 14)
     for text in notes:

@@ -2,8 +2,8 @@
 
 For each stretch of the day the best plans are found; each of them is simulated under the load of
 every other stretch. Which one to have when is then the shortest path through the day: a stretch
-counts the time of models that miss what is asked, and what the others get; a change counts the time
-in which the models that move are not there.
+counts what models get, less `MISSED` times the time of those that miss what is asked; a change
+counts the time in which the models that move are not there in the same way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import pairwise
 
 from gpuir.files import read_text
 from gpuir.ir.errors import UsageError, nearest
@@ -25,6 +26,7 @@ DAY_S = 86_400.0
 # libraries and weights of ten or more. A change of the mode itself resets GPUs of Ampere.
 CHANGE_S = 30.0
 RESET_S = 30.0
+MISSED = 10.0  # seconds of progress that a second counts in which a model misses what is asked
 KEPT = 3  # of the best plans of each stretch, that are tried in all others
 MOST_STRETCHES = 1440
 
@@ -44,31 +46,50 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """Model-seconds of a stretch or a day: in which requests are missed, and of progress."""
+
+    missed_s: float = 0.0
+    progress_s: float = 0.0
+
+    @property
+    def worth(self) -> float:
+        return self.progress_s - MISSED * self.missed_s
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.missed_s + other.missed_s, self.progress_s + other.progress_s)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Models that move, by name, how long each is away, and what is lost by it."""
+
+    names: tuple[str, ...] = ()
+    away_s: float = 0.0
+    spent: Spent = Spent()
+
+
+@dataclass(frozen=True)
 class Entry:
-    """What a timetable says of a stretch: the plan, what comes of it, which models move at its
-    begin, by name, and for how long they are not there."""
+    """What a timetable says of a stretch: the plan, what comes of it, and who moves before it."""
 
     stretch: Stretch
     outcome: Outcome
-    moved: tuple[str, ...]
-    away_s: float
+    move: Move
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """The entries of a day, and the best that a single division does all day: model-seconds of
-    missed requests and of progress, of both."""
+    """The entries of a day and what they come to, and the same of the best single division."""
 
     entries: tuple[Entry, ...]
-    missed_s: float
-    progress_s: float
+    spent: Spent
     fixed: tuple[Seated, ...]
-    fixed_missed_s: float
-    fixed_progress_s: float
+    fixed_spent: Spent
 
     @property
     def changes(self) -> int:
-        return sum(bool(entry.moved) for entry in self.entries)
+        return sum(bool(entry.move.names) for entry in self.entries)
 
 
 # ---- the table of rates -------------------------------------------------------------------------
@@ -170,24 +191,22 @@ def timetable(
     outcomes = {
         rates: [search.outcome(plan) for plan in candidates] for rates, search in searches.items()
     }
-    costs = [[_cost(x, s) for x in outcomes[s.rates]] for s in stretches]
-    moves = [[_moved(a, b, setting, change_s) for b in candidates] for a in candidates]
-    chosen = _path(costs, moves)
-    entries: list[Entry] = []
-    for i, (stretch, at) in enumerate(zip(stretches, chosen, strict=True)):
-        moved, away = moves[chosen[i - 1]][at] if i else ((), 0.0)
-        entries.append(Entry(stretch, outcomes[stretch.rates][at], moved, away))
-    sums = [_total([row[j] for row in costs]) for j in range(len(candidates))]
-    fixed = min(range(len(candidates)), key=lambda j: sums[j])
-    spent = _total([costs[i][at] for i, at in enumerate(chosen)])
-    away = sum(len(x.moved) * x.away_s for x in entries)
+    spent = [[_spent(x, s) for x in outcomes[s.rates]] for s in stretches]
+    moves = [[_move(a, b, setting, change_s) for b in candidates] for a in candidates]
+    chosen = _path(spent, moves)
+    came = [Move(), *(moves[a][b] for a, b in pairwise(chosen))]
+    entries = [
+        Entry(stretch, outcomes[stretch.rates][at], move)
+        for stretch, at, move in zip(stretches, chosen, came, strict=True)
+    ]
+    sums = [sum((row[j] for row in spent), Spent()) for j in range(len(candidates))]
+    fixed = max(range(len(candidates)), key=lambda j: sums[j].worth)
+    own = (spent[i][at] for i, at in enumerate(chosen))
     return Timetable(
         entries=tuple(entries),
-        missed_s=spent[0] + away,
-        progress_s=-spent[1],
+        spent=sum((*own, *(move.spent for move in came)), Spent()),
         fixed=candidates[fixed],
-        fixed_missed_s=sums[fixed][0],
-        fixed_progress_s=-sums[fixed][1],
+        fixed_spent=sums[fixed],
     )
 
 
@@ -200,23 +219,16 @@ def _under(setting: Setting, stretch: Stretch) -> Setting:
     return replace(setting, workloads=tuple(workloads))
 
 
-Cost = tuple[float, float]  # model-seconds of missed requests, and less progress
+def _spent(outcome: Outcome, stretch: Stretch) -> Spent:
+    return Spent(outcome.missed * stretch.seconds, outcome.throughput * stretch.seconds)
 
 
-def _cost(outcome: Outcome, stretch: Stretch) -> Cost:
-    return outcome.missed * stretch.seconds, -outcome.throughput * stretch.seconds
-
-
-def _total(costs: Sequence[Cost]) -> Cost:
-    return sum(c[0] for c in costs), sum(c[1] for c in costs)
-
-
-def _moved(
+def _move(
     before: tuple[Seated, ...], after: tuple[Seated, ...], setting: Setting, change_s: float
-) -> tuple[tuple[str, ...], float]:
-    """Which models move between two divisions, and how long they are away: a model stays where its
-    seat is the same, on a GPU whose mode is. Turning MIG on or off resets some GPUs."""
-    names: list[str] = []
+) -> Move:
+    """Which models move between two divisions: one stays where its seat is the same, on a GPU whose
+    mode is. Turning MIG on or off resets some GPUs."""
+    members: list[int] = []
     away = change_s
     for old, new in zip(before, after, strict=True):
         switched = (old.geometry is None) != (new.geometry is None)
@@ -227,28 +239,32 @@ def _moved(
             if seat in same:
                 same.remove(seat)
             else:
-                names += [setting.workloads[i].name for i in seat.members]
-    return tuple(names), away if names else 0.0
+                members += seat.members
+    if not members:
+        return Move()
+    asked = sum(setting.workloads[i].load.rate is not None for i in members)
+    names = tuple(setting.workloads[i].name for i in members)
+    return Move(names, away, Spent(asked * away, -(len(members) - asked) * away))
 
 
-def _path(
-    costs: Sequence[Sequence[Cost]], moves: Sequence[Sequence[tuple[tuple[str, ...], float]]]
-) -> list[int]:
-    """The candidate of each stretch with which the day's costs are least."""
-    reached = list(costs[0])
+def _path(spent: Sequence[Sequence[Spent]], moves: Sequence[Sequence[Move]]) -> list[int]:
+    """The candidate of each stretch with which the day is worth most."""
+    reached = [x.worth for x in spent[0]]
     back: list[list[int]] = []
-    for row in costs[1:]:
-        step: list[Cost] = []
-        came: list[int] = []
-        for j, own in enumerate(row):
-            ways = [(c[0] + len(m[j][0]) * m[j][1], c[1]) for c, m in zip(reached, moves)]
-            best = min(range(len(ways)), key=lambda i: (ways[i], i != j))
-            came.append(best)
-            step.append(_total([ways[best], own]))
-        reached = step
+    for row in spent[1:]:
+        came = [
+            max(
+                range(len(row)),
+                key=lambda i, j=j: (reached[i] + moves[i][j].spent.worth, i == j),
+            )
+            for j in range(len(row))
+        ]
+        reached = [
+            reached[i] + moves[i][j].spent.worth + own.worth
+            for j, (i, own) in enumerate(zip(came, row, strict=True))
+        ]
         back.append(came)
-    at = min(range(len(reached)), key=lambda j: reached[j])
-    chosen = [at]
+    chosen = [max(range(len(reached)), key=lambda j: reached[j])]
     for came in reversed(back):
         chosen.append(came[chosen[-1]])
     return chosen[::-1]
