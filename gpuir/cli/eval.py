@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from gpuir.fit.tables import Table
     from gpuir.targets.target import Target
 
-TO_COME = ("mig",)
 # Of a checkout: the module of `validation` that has the command.
 IN_CHECKOUT = {
     "models": "whole",
     "dlrm": "dlrm",
     "collectives": "collectives",
     "training": "training",
+    "mig": "mig",
 }
 
 
@@ -62,10 +62,6 @@ def _refuse(kind: str, known: Sequence[str]) -> None:
             found="it reads tables of others, and configs that stand in no package",
             fix="run it in a checkout of the repository, which has `validation/`",
         )
-    if kind in TO_COME:
-        raise UsageError(
-            f"`gpuir eval {kind}` does not exist yet", fix="gpuir eval kernels FILE..."
-        )
     raise UsageError(
         f"nothing called {kind!r} can be evaluated",
         expected=", ".join(known),
@@ -83,6 +79,7 @@ def command() -> None:
     gpuir eval dlrm dlrm_e2e.csv                                  (in a checkout)
     gpuir eval collectives collectives*.parquet                   (in a checkout)
     gpuir eval training llm_training.csv                          (in a checkout)
+    gpuir eval mig mig_measurements.csv                           (in a checkout)
     """
 
 

@@ -1,8 +1,17 @@
-"""The rate a board sustains: boards whose power does not feed every unit at the boost clock slow
-their clock down under load."""
+"""Power: the rate that a board sustains, and what kernels draw.
+
+Boards whose power does not feed every unit at the boost clock slow their clock down under load.
+Slices of a board share its power and its clock.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from gpuir.cost import tensor
+from gpuir.cost.learned import factors, shipped
+from gpuir.cost.nest import instruction
+from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
 # Joules a flop at the boost clock, on-chip operand movement included: f32 on the lanes, f16 on the
@@ -35,3 +44,38 @@ def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> float:
     lane, matrix = JOULES.get(target.isa, OTHER_JOULES)
     joules = matrix * bits / 16 if on_tensor else lane * max(bits, 16) / 32
     return min(1.0, target.tdp_w * (1 - IDLE_SHARE) / (joules * peak))
+
+
+def drawn(kernels: Iterable[tuple[Work, float]], target: Target) -> float:
+    """Watts that kernels draw for arithmetic, on average over their seconds: what each computes,
+    and how long it takes at the full clock (of a target whose `tdp_w` does not slow it).
+
+    A flop on the matrix units takes what the products' power limit reckons with (factor `joules` of
+    the family tensor, times the target's own); one on the lanes what JOULES has. Memory, fans and
+    leakage are the share IDLE_SHARE of the board, whatever runs: bytes draw nothing more.
+    """
+    joules = total_s = 0.0
+    for work, time_s in kernels:
+        joules += _energy(work, target)
+        total_s += time_s
+    return joules / total_s if total_s else 0.0
+
+
+def shares(wanted_w: Sequence[float], tdp_w: float) -> tuple[float, ...]:
+    """Watts of the board that each of several slices has, from what each draws by itself (`drawn`):
+    in proportion, so that one clock is left to all; the whole board where it feeds them all."""
+    total = sum(wanted_w)
+    if total <= tdp_w * (1 - IDLE_SHARE):
+        return (tdp_w,) * len(wanted_w)
+    return tuple(tdp_w * w / total for w in wanted_w)
+
+
+def _energy(work: Work, target: Target) -> float:
+    lane, _ = JOULES.get(target.isa, OTHER_JOULES)
+    rest = float(work.flops) - float(work.products)
+    bits = work.dtype.bits
+    if work.pipe == "tensor":
+        p = factors(tensor.FAMILY, target, shipped())
+        matrix = float(p[f"joules {instruction(target)}"]) * 1e-12 * bits / 16
+        return matrix * float(work.products) + lane / 2 * max(rest, 0.0)
+    return lane * max(bits, 16) / 32 * float(work.flops)

@@ -82,7 +82,7 @@ def test_calibrated_rows_are_not_scored(folder: Path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("mig", "gemm.csv"), "`gpuir eval mig` does not exist yet"),
+        (("migs", "gemm.csv"), "nothing called 'migs' can be evaluated"),
         (("kernel", "gemm.csv"), "did you mean kernels?"),
         (("kernels",), "no table is given"),
         (("kernels", "gone.csv"), "cannot read the table"),

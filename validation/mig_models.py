@@ -1,0 +1,130 @@
+"""Models that were run on MIG slices and are in no library, as programs that gpuir reads.
+
+SSD with a ResNet-34 is MLPerf's: of 300 pixels a side as it is trained, of 1200 as inference has
+it (mlcommons/training, single_stage_detector; mlcommons/inference, ssd_r34.py). SSD with a
+MobileNet is that of 300 pixels (arXiv 1704.04861, 1512.02325). Weights are those that torch makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+CLASSES = 81  # of COCO, with the background
+BOXES = (4, 6, 6, 6, 4, 4)  # a place, by map
+
+
+def _bert(hidden: int, layers: int, heads: int, vocab: int, architecture: str) -> dict[str, Any]:
+    return {
+        "model_type": "xlm-roberta" if architecture.startswith("XLM") else "bert",
+        "architectures": [architecture],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "max_position_embeddings": 514,
+        "vocab_size": vocab,
+    }
+
+
+_DISTIL = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertModel"],
+    "vocab_size": 119547,
+    **{"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072},
+}
+# Encoders as their published configs have them. Of what sentence-transformers add, pooling and one
+# small layer, nothing is here.
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "bert-base": _bert(768, 12, 12, 30522, "BertForQuestionAnswering"),
+    "bert-large": _bert(1024, 24, 16, 30522, "BertForQuestionAnswering"),
+    "bert-base-multilingual-cased": _bert(768, 12, 12, 119547, "BertModel"),
+    "distiluse-base-multilingual-cased-v1": _DISTIL,
+    "distiluse-base-multilingual-cased-v2": _DISTIL,
+    "paraphrase-multilingual-MiniLM-L12-v2": _bert(384, 12, 12, 250037, "BertModel"),
+    "paraphrase-multilingual-mpnet-base-v2": _bert(768, 12, 12, 250002, "XLMRobertaModel"),
+    "vision_transformer": {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "num_labels": 1000,
+    },
+}
+
+
+def ssd_resnet34(side: int, *, with_loss: bool = False) -> Any:
+    """The detector of 300 pixels, or of 1200: there the first heads look at every third place.
+    With its loss it takes, of each box, a class and where it lies: which boxes are hard is not
+    asked."""
+    from torch import cat, nn
+    from torch.nn import functional as F
+
+    def conv(a: int, b: int, size: int, stride: int = 1, pad: int | None = None) -> Any:
+        padding = size // 2 if pad is None else pad
+        return nn.Sequential(nn.Conv2d(a, b, size, stride, padding, bias=False), nn.BatchNorm2d(b))
+
+    class Block(nn.Module):
+        def __init__(self, a: int, b: int, stride: int) -> None:
+            super().__init__()
+            self.first, self.second = conv(a, b, 3, stride), conv(b, b, 3)
+            self.beside = conv(a, b, 1, stride) if a != b or stride != 1 else nn.Identity()
+
+        def forward(self, x: Any) -> Any:
+            return F.relu(self.second(F.relu(self.first(x))) + self.beside(x))
+
+    def blocks(a: int, b: int, count: int, stride: int) -> list[Any]:
+        return [Block(a, b, stride), *(Block(b, b, 1) for _ in range(count - 1))]
+
+    def further(a: int, mid: int, b: int, stride: int, pad: int) -> Any:
+        relu = nn.ReLU()
+        return nn.Sequential(nn.Conv2d(a, mid, 1), relu, nn.Conv2d(mid, b, 3, stride, pad), relu)
+
+    large = side > 300
+    widths = (256, 512, 512, 256, 256, 256)
+    steps = ((2, 1), (2, 1), (2, 1), (2, 0) if large else (1, 0), (1, 0))
+    head_steps = (3, 3, 2, 2, 2, 2) if large else (1,) * 6
+
+    class Ssd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                *(conv(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+                *(*blocks(64, 64, 3, 1), *blocks(64, 128, 4, 2), *blocks(128, 256, 6, 1)),
+            )
+            self.further = nn.ModuleList(
+                further(a, mid, b, *step)
+                for (a, b), mid, step in zip(
+                    pairwise(widths), (256, 256, 128, 128, 128), steps, strict=True
+                )
+            )
+            self.places, self.classes = (
+                nn.ModuleList(
+                    nn.Conv2d(w, n * cells, 3, s, 1)
+                    for w, n, s in zip(widths, BOXES, head_steps, strict=True)
+                )
+                for cells in (4, CLASSES)
+            )
+
+        def forward(self, images: Any, *wanted: Any) -> Any:
+            maps = [self.body(images)]
+            for layer in self.further:
+                maps.append(layer(maps[-1]))
+            places = self._joined(self.places, maps, 4)
+            classes = self._joined(self.classes, maps, CLASSES)
+            if not wanted:
+                return places, classes
+            where, which = wanted
+            return F.smooth_l1_loss(places, where) + F.cross_entropy(classes, which)
+
+        def _joined(self, heads: Any, maps: Any, cells: int) -> Any:
+            found = (h(m) for h, m in zip(heads, maps, strict=True))
+            return cat([x.reshape(x.shape[0], cells, -1) for x in found], 2)
+
+    net = Ssd()
+    return net.train() if with_loss else net.eval()
+
+
+def boxes(side: int) -> int:
+    """Boxes of an image of the detector with a ResNet-34."""
+    maps = (50, 25, 13, 7, 3, 3) if side > 300 else (38, 19, 10, 5, 3, 1)
+    return sum(n * n * of for n, of in zip(maps, BOXES, strict=True))
