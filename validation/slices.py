@@ -8,9 +8,9 @@ many. Attention stays in f16.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,9 +58,23 @@ ENGINES: Mapping[str, Engine] = {
     "bert-99.9": Engine("bert-large", 64, False),
     "resnet50": Engine("resnet50", 128, True),
     "ssd-resnet34": Engine("ssd-resnet34", 8, True),
+    "ssd-mobilenet": Engine("ssd-mobilenet", 128, True),
+    "3d-unet-99": Engine("3d-unet", 1, True),
+    "3d-unet-99.9": Engine("3d-unet", 1, True),
 }
 SEQ = 384  # tokens: MLPerf's longest. Engines drop the padding, so that most are of fewer.
-SIDES = {"resnet50": 224, "ssd-resnet34": 1200}
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "resnet50": (3, 224, 224),
+    "ssd-resnet34": (3, 1200, 1200),
+    "ssd-mobilenet": (3, 300, 300),
+    "3d-unet": (1, 128, 128, 128),
+}
+NETS: Mapping[str, Callable[[], Any]] = {
+    "resnet50": convnets.resnet50,
+    "ssd-resnet34": partial(mig_models.ssd_resnet34, 1200),
+    "ssd-mobilenet": mig_models.ssd_mobilenet,
+    "3d-unet": mig_models.unet_3d,
+}
 
 
 @cache
@@ -70,9 +84,8 @@ def engine_graph(model: str, batch: int) -> Graph:
 
     if model in CONFIGS:
         return encoder(model, batch, SEQ, "f16")
-    net = convnets.resnet50() if model == "resnet50" else mig_models.ssd_resnet34(SIDES[model])
-    images = torch.zeros(batch, 3, SIDES[model], SIDES[model], dtype=torch.half)
-    return gpuir.load(net.half().eval(), args=(images,), warn=_quiet)
+    images = torch.zeros(batch, *SHAPES[model], dtype=torch.half)
+    return gpuir.load(NETS[model]().half().eval(), args=(images,), warn=_quiet)
 
 
 def encoder(
@@ -135,8 +148,9 @@ def wanted_w(engine: Engine, target: str) -> float:
 
 def others_w(model: str, target: str) -> tuple[float, ...]:
     """Watts that three neighbours want, when which of the other models they run is not stated: each
-    the mean of those."""
-    some = [wanted_w(e, target) for name, e in ENGINES.items() if name != model]
+    the mean of those built here."""
+    others = {e for e in ENGINES.values() if e.model != ENGINES[model].model}
+    some = [wanted_w(e, target) for e in others]
     return (sum(some) / len(some),) * 3
 
 
