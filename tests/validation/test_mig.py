@@ -159,6 +159,17 @@ def test_a_board_is_shared_by_what_each_wants_once_that_is_too_much():
     assert one == board / 2 and sum((one, *others)) == pytest.approx(board)
 
 
+def test_a_factor_of_power_is_no_calibration():
+    from gpuir.cost.local import calibrated
+    from gpuir.targets.target import Table
+
+    a30, work = load_target("a30"), work_of(gemm())
+    assert list(a30.factors) == ["tensor.joules mma"]
+    assert not calibrated(work, "tensor", a30)
+    more = Table({**a30.factors, "tensor.l2 share mma": 1.1})
+    assert calibrated(work, "tensor", replace(a30, factors=more))
+
+
 def test_the_a30_slows_down_under_products_and_its_lone_slice_does_not():
     from gpuir.cost.tile import predict
 
