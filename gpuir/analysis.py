@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gpuir.cost.attention import is_written_out
 from gpuir.cost.explain import Line, explained
+from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.table import Predictor
 from gpuir.ir.errors import GpuirError, UsageError
@@ -244,6 +245,13 @@ def run_alone(graph: Graph) -> Alone:
         copies_s=clock.copies_s,
         filled=sum(x.time_s * filled(x.cost) for x in kernels) / max(found.device_s, 1e-12),
         bandwidth=min(1.0, moved / found.latency_s),
-        watts=0.0,
+        watts=_watts(kernels, target),
         reserved_bytes=found.memory.reserved_bytes,
     )
+
+
+def _watts(kernels: Iterable[Kernel], target: Target) -> float:
+    """What kernels draw, on average over their time."""
+    ops = [(x.node.op, x.time_s) for x in kernels]
+    computing = ((op, t) for op, t in ops if isinstance(op, KernelOp) and not isinstance(op, View))
+    return drawn(((work_of(op), t) for op, t in computing), target)

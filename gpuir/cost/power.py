@@ -70,6 +70,11 @@ def shares(wanted_w: Sequence[float], tdp_w: float) -> tuple[float, ...]:
     return tuple(tdp_w * w / total for w in wanted_w)
 
 
+def bend(target: Target) -> float:
+    """The power of the watts with which the clock goes, as products have it."""
+    return float(factors(tensor.FAMILY, target, shipped())["power bend"])
+
+
 def _energy(work: Work, target: Target) -> float:
     lane, _ = JOULES.get(target.isa, OTHER_JOULES)
     rest = float(work.flops) - float(work.products)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpuir.cost.power import IDLE_SHARE
+from gpuir.cost.power import IDLE_SHARE, bend
 from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant
 from gpuir.targets.load import load_target
@@ -17,7 +17,6 @@ from gpuir.targets.target import Target
 # BERT fine-tunings on an A30 at once took 1.39 / 1.27 times as long as one after another (NVIDIA,
 # Dividing NVIDIA A30 GPUs and Conquering Multiple Workloads).
 SWITCH_SHARE = 0.085
-POWER_BEND = 1 / 2  # assumed: power goes with the clock and its voltage, nearly the clock squared
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class Setting:
         """What parts of a GPU have in common, or a `share` of its power."""
         watts = None if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE) * share
         limits = {} if self.host_threads is None else {"host": float(self.host_threads)}
-        return Common(limits, SWITCH_SHARE, watts, POWER_BEND)
+        return Common(limits, SWITCH_SHARE, watts, bend(target))
 
 
 def check_memory(target: Target, runs: Sequence[Alone], *, one_after_another: bool) -> None:
