@@ -24,8 +24,7 @@ def json_text(made: Timetable, setting: Setting, notes: Sequence[str]) -> str:
                 "start_s": x.stretch.start_s,
                 "end_s": x.stretch.end_s,
                 "rates_per_s": {
-                    w.name: rate
-                    for w, rate in zip(setting.workloads, x.stretch.rates, strict=True)
+                    w.name: rate for w, rate in zip(setting.workloads, x.stretch.rates, strict=True)
                 },
                 "plan": name_of(x.outcome),
                 "seats": _seats(x.outcome.gpus, setting),
@@ -39,12 +38,13 @@ def json_text(made: Timetable, setting: Setting, notes: Sequence[str]) -> str:
         changes=made.changes,
         missed_s=made.spent.missed_s,
         progress_s=made.spent.progress_s,
-        fixed=structured.record(
-            made, seats=_seats(made.fixed, setting),
-            missed_s=made.fixed_spent.missed_s, progress_s=made.fixed_spent.progress_s,
-        ),
+        fixed={
+            "seats": _seats(made.fixed, setting),
+            "missed_s": made.fixed_spent.missed_s,
+            "progress_s": made.fixed_spent.progress_s,
+        },
         notes=list(notes),
-    )  # fmt: skip
+    )
 
 
 def _seats(gpus: Sequence[Seated], setting: Setting) -> list[dict[str, object]]:
@@ -97,6 +97,8 @@ def report(made: Timetable, setting: Setting, notes: Sequence[str], layout: Layo
 
 def _missed(seconds: float, setting: Setting) -> str:
     whole = DAY_S * len(setting.members)
+    if not seconds:
+        return "nothing that is asked"
     return f"{percent(seconds, whole)} of the models' time without what is asked"
 
 

@@ -336,7 +336,7 @@ def notes(given: dict[str, Any], found: Runner) -> tuple[str, ...]:
     return (
         f"profile {', '.join(found.profiles)}",
         "requests with a rate arrive at random (Poisson); each is one run at the model's batch",
-        f"processes in time slices lose {SWITCH_SHARE:.1%} of the device's time (one measurement, "
+        f"processes in time slices lose {SWITCH_SHARE:.0%} of the device's time (one measurement, "
         "four BERT fine-tunings on an A30)",
         "under MPS each model has an equal share of the L2",
         "the host has a thread for each model"
