@@ -81,8 +81,8 @@ def correction(work: Work, target: Target) -> Number:
 
 
 def calibrated(work: Work, family: str, target: Target) -> bool:
-    """Whether a calibration covers kernels of a family like this one. What a flop takes of a board's
-    power is not one: whole models say it, and nothing of how far off kernels are."""
+    """Whether a calibration covers kernels of a family like this one. What a flop takes of the
+    board's power is none: whole models tell it, and not how far off kernels are."""
     factors = (path for path in target.factors if ".joules" not in path)
     return any(path.partition(".")[0] == family for path in factors) or label(work) in groups(
         target.local
