@@ -241,7 +241,7 @@ def run_alone(graph: Graph) -> Alone:
     return Alone(
         time_s=found.latency_s,
         device_s=clock.busy_s,
-        host_s=min(clock.host_s, found.latency_s),
+        host_s=min(clock.launched_s, found.latency_s),
         copies_s=clock.copies_s,
         filled=sum(x.time_s * filled(x.cost) for x in kernels) / max(found.device_s, 1e-12),
         bandwidth=min(1.0, moved / found.latency_s),

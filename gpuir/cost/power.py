@@ -6,7 +6,7 @@ Slices of a board share its power and its clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from gpuir.cost import tensor
 from gpuir.cost.learned import factors, shipped
@@ -59,15 +59,6 @@ def drawn(kernels: Iterable[tuple[Work, float]], target: Target) -> float:
         joules += _energy(work, target)
         total_s += time_s
     return joules / total_s if total_s else 0.0
-
-
-def shares(wanted_w: Sequence[float], tdp_w: float) -> tuple[float, ...]:
-    """Watts of the board that each of several slices has, from what each draws by itself (`drawn`):
-    in proportion, so that one clock is left to all; the whole board where it feeds them all."""
-    total = sum(wanted_w)
-    if total <= tdp_w * (1 - IDLE_SHARE):
-        return (tdp_w,) * len(wanted_w)
-    return tuple(tdp_w * w / total for w in wanted_w)
 
 
 def bend(target: Target) -> float:

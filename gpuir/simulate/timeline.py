@@ -114,6 +114,12 @@ class Timeline:
     traffic: tuple[Traffic, ...] = ()
 
     @property
+    def launched_s(self) -> float:
+        """When the host has launched all, by whatever thread, and is done."""
+        last = max(self.marks.begins, default=0.0) + self.marks.launch_s
+        return max(self.host_s, last)
+
+    @property
     def is_host_bound(self) -> bool:
         """Whether the device waits for the host for more than a tenth of the time."""
         return self.gaps_s > HOST_BOUND * self.time_s

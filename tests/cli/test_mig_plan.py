@@ -58,7 +58,10 @@ def test_json():
     assert live["rate_per_s"] == pytest.approx(100, rel=0.2)
     assert all((x["missed"], -x["throughput"]) >= (0, -best["throughput"]) for x in others)
     assert any(x["reasons"] for x in others)
-    assert {x["gpus"][0]["geometry"] for x in found["plans"]} >= {None, "1g.6gb+1g.6gb+1g.6gb+1g.6gb"}
+    assert {x["gpus"][0]["geometry"] for x in found["plans"]} >= {
+        None,
+        "1g.6gb+1g.6gb+1g.6gb+1g.6gb",
+    }
 
 
 def test_mig_parted_reads_the_plan():

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuir.cli.main import main
-from gpuir.cost.power import IDLE_SHARE, drawn, shares
+from gpuir.cost.power import IDLE_SHARE, bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import i8
@@ -150,13 +150,15 @@ def test_what_kernels_draw_is_their_energy_over_their_time():
     assert drawn([], a30) == 0
 
 
-def test_a_board_is_shared_by_what_each_wants_once_that_is_too_much():
-    board = 165.0
-    assert shares((10.0, 20.0), board) == (board, board)
-    assert shares((board * (1 - IDLE_SHARE), 0.0), board) == (board, board)
-    assert shares((50.0,) * 4, board) == (board / 4,) * 4
-    one, *others = shares((100.0, 50.0, 50.0), board)
-    assert one == board / 2 and sum((one, *others)) == pytest.approx(board)
+def test_neighbours_slow_a_slice_once_they_want_more_than_the_board_has(monkeypatch):
+    engine = slices.Engine("bert-large", 1, False)
+    monkeypatch.setattr(slices, "seconds", lambda *_: 0.01)
+    monkeypatch.setattr(slices, "wanted_w", lambda *_: 50.0)
+    board = 165.0 * (1 - IDLE_SHARE)
+    assert slices.beside(engine, slices.SLICE, ()) == 0.01
+    assert slices.beside(engine, slices.SLICE, (board - 50.0,)) == pytest.approx(0.01)
+    clock = (board / 200.0) ** bend(load_target("a30"))
+    assert slices.beside(engine, slices.SLICE, (50.0,) * 3) == pytest.approx(0.01 / clock)
 
 
 def test_a_factor_of_power_is_no_calibration():
