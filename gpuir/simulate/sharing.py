@@ -180,6 +180,9 @@ def _unasked(x: Tenant) -> Served:
 
 
 class _Simulation:
+    """Between two events the same tenants run, at the same speeds. An event is the end of a run, or
+    a request that begins one; the end that was foreseen before is stale then, and passed over."""
+
     def __init__(
         self, simpy: Any, tenants: Sequence[Tenant], common: Common, requests: int, seed: int
     ):
@@ -187,21 +190,23 @@ class _Simulation:
         self.tenants, self.common = tenants, common
         count = range(len(tenants))
         self.wanted = [requests if x.load.rate else max(requests // 10, 20) for x in tenants]
+        self.short = set(count)  # tenants that have not had as many
         self.waiting: list[deque[float]] = [deque() for _ in count]  # arrivals of each
         self.turns: dict[str, deque[int]] = {x.turn: deque() for x in tenants if x.turn}
+        self.taken: set[str] = set()  # turns of those that run
         self.left: dict[int, float] = {}  # alone-seconds, of the run of each that runs
-        self.begun: dict[int, float] = {}
-        self.arrived: dict[int, float] = {}
-        self.taken: set[str] = set()
+        self.begun = [0.0] * len(tenants)
+        self.arrived = [0.0] * len(tenants)
         self.latencies: list[list[float]] = [[] for _ in count]
         self.ends: list[list[float]] = [[] for _ in count]
         self.waited, self.ran = [0.0] * len(tenants), [0.0] * len(tenants)
-        self.lost: list[dict[str, float]] = [{} for _ in count]
         self.known: dict[tuple[int, ...], tuple[Speed, ...]] = {}
-        self.at = 0.0
-        self.changed: Any = self.env.event()
-        self.done: Any = self.env.event()
+        self.passed: dict[tuple[int, ...], float] = {}  # seconds in which these ran
+        self.running: tuple[int, ...] = ()
+        self.at = 0.0  # the last event
+        self.foreseen = 0  # ends that were foreseen: the last counts
         self.events = 0
+        self.done: Any = self.env.event()
         self.rng = np.random.default_rng(seed)
 
     def served(self) -> tuple[Served, ...]:
@@ -210,17 +215,25 @@ class _Simulation:
                 self.env.process(self._arrivals(i, x.load.rate))
             else:
                 self._ask(i)
-        self.env.process(self._device())
+        self._foresee()
         self.env.run(until=self.done)
         return tuple(self._result(i) for i in range(len(self.tenants)))
 
     def _arrivals(self, i: int, rate: float) -> Iterator[Any]:
         rng = np.random.default_rng(self.rng.integers(1 << 32))
         while True:
-            for gap in rng.exponential(1 / rate, 256):
+            for gap in rng.exponential(1 / rate, 256).tolist():
                 yield self.env.timeout(gap)
-                self._ask(i)
-                self._wake()
+                if self._would_begin(i):
+                    self._advance()
+                    self._ask(i)
+                    self._foresee()
+                else:
+                    self._ask(i)
+
+    def _would_begin(self, i: int) -> bool:
+        turn = self.tenants[i].turn
+        return turn not in self.taken if turn else i not in self.left
 
     def _ask(self, i: int) -> None:
         turn = self.tenants[i].turn
@@ -244,54 +257,59 @@ class _Simulation:
         self.left[i] = self.tenants[i].time_s
         self.waited[i] += self.env.now - self.arrived[i]
 
-    def _wake(self) -> None:
-        if not self.changed.triggered:
-            self.changed.succeed()
-
-    def _device(self) -> Iterator[Any]:
-        """Lets everything that runs go on until the first of it ends, or something arrives."""
-        while not self.done.triggered:
-            running = tuple(sorted(self.left))
-            found = self._speeds(running)
-            self.at = self.env.now
-            self.changed = self.env.event()
-            if running:
-                ends = min(self.left[i] / x.of for i, x in zip(running, found, strict=True))
-                yield self.env.timeout(ends) | self.changed
-            else:
-                yield self.changed
-            self._advance(running, found)
-
-    def _speeds(self, running: tuple[int, ...]) -> tuple[Speed, ...]:
+    def _foresee(self) -> None:
+        """Plans the event at which the first of those that run now ends."""
+        self.running = running = tuple(sorted(self.left))
         if running not in self.known:
             self.known[running] = speeds([self.tenants[i] for i in running], self.common)
-        return self.known[running]
+        self.foreseen += 1
+        if running:
+            found = self.known[running]
+            first = min(self.left[i] / x.of for i, x in zip(running, found, strict=True))
+            self.env.timeout(first, self.foreseen).callbacks.append(self._ended)
 
-    def _advance(self, running: tuple[int, ...], found: tuple[Speed, ...]) -> None:
-        passed = self.env.now - self.at
-        for i, x in zip(running, found, strict=True):
-            self.left[i] -= passed * x.of
-            for cause, more in x.lost.items():
-                self.lost[i][cause] = self.lost[i].get(cause, 0.0) + passed * x.of * more
-        for i in running:
+    def _ended(self, event: Any) -> None:
+        if event.value != self.foreseen or self.done.triggered:
+            return
+        self._advance()
+        for i in self.running:
             if self.left[i] <= EPSILON * self.tenants[i].time_s:
                 self._end(i)
         self.events += 1
-        if self.events >= MOST_EVENTS or all(
-            len(some) >= wanted for some, wanted in zip(self.latencies, self.wanted, strict=True)
-        ):
+        if self.events >= MOST_EVENTS or not self.short:
             self.done.succeed()
+        self._foresee()
+
+    def _advance(self) -> None:
+        """Lets those that run go on until now."""
+        passed = self.env.now - self.at
+        self.at = self.env.now
+        if passed:
+            for i, x in zip(self.running, self.known[self.running], strict=True):
+                self.left[i] -= passed * x.of
+            self.passed[self.running] = self.passed.get(self.running, 0.0) + passed
 
     def _end(self, i: int) -> None:
         del self.left[i]
         self.latencies[i].append(self.env.now - self.arrived[i])
         self.ends[i].append(self.env.now)
         self.ran[i] += self.env.now - self.begun[i]
-        turn = self.tenants[i].turn
-        self.taken.discard(turn)
+        if len(self.ends[i]) == self.wanted[i]:
+            self.short.discard(i)
+        self.taken.discard(self.tenants[i].turn)
         if self.tenants[i].load.rate is None:
             self._ask(i)
         self._begin(i)
+
+    def _lost(self, i: int) -> dict[str, float]:
+        """Seconds that a tenant's runs lost, by cause."""
+        found: dict[str, float] = {}
+        for running, passed in self.passed.items():
+            if i in running:
+                x = self.known[running][running.index(i)]
+                for cause, more in x.lost.items():
+                    found[cause] = found.get(cause, 0.0) + passed * x.of * more
+        return found
 
     def _result(self, i: int) -> Served:
         x, now = self.tenants[i], float(self.env.now)
@@ -311,6 +329,6 @@ class _Simulation:
             latencies_s=found[first:],
             waiting_s=self.waited[i] / runs,
             running_s=self.ran[i] / runs,
-            lost={cause: s / runs / x.time_s for cause, s in self.lost[i].items()},
+            lost={cause: s / runs / x.time_s for cause, s in self._lost(i).items()},
             keeps_up=x.load.rate is None or count >= KEEPS_UP * arrived - 3,
         )
