@@ -216,7 +216,8 @@ def report(planned: Planned, best: int, layout: Layout) -> str:
     for x in shown[1:]:
         why = "; ".join(map(reason_text, planned.why(x)[:NAMED])) or "within 2 % of the best"
         page.wrapped(f"{outcomes.index(x) + 1:2}", why, 4)
-    page.line()
+    if len(shown) > 1:
+        page.line()
     page.wrapped("throughput", "of all models, each in runs of it alone on a whole GPU", 12)
     page.wrapped("least", "the same, of the model that gets least", 12)
     page.wrapped("latency", "how many times longer requests take than alone on a whole GPU", 12)
@@ -296,19 +297,37 @@ def _best(planned: Planned, page: Page, layout: Layout) -> None:
     page.line()
     columns = [("model", False), ("in", False), ("runs/s", True), ("alone", True)]
     columns += [("p50", True), ("p90", True), ("p99", True), ("asked", True), ("longer for", False)]
-    rows = [
-        (
-            one.name,
-            _place(gpu, seat, len(best.gpus) > 1),
-            significant(one.rate),
-            quantity(one.alone_s, "s"),
-            *(quantity(one.percentile_s(p), "s") for p in PERCENTILES),
-            asked(one.load) + ("" if one.in_time else " !"),
-            longer(one, planned.found.references[member].time_s, planned, member),
-        )
-        for gpu, seat, member, one in _each(best)
-    ]
+    rows = [_row(planned, some) for some in _alike(best)]
     page.table(columns, rows, drop=("p50", "p90", "alone"))
+
+
+_Sat = tuple[Seated, Seat, int, Served]
+
+
+def _alike(outcome: Outcome) -> list[list[_Sat]]:
+    """The models of a plan, those together that have the same kind of seat with the same others."""
+    found: dict[object, list[_Sat]] = {}
+    for sat in _each(outcome):
+        _, seat, member, _ = sat
+        found.setdefault((member, seat.part, seat.members), []).append(sat)
+    return list(found.values())
+
+
+def _row(planned: Planned, some: Sequence[_Sat]) -> tuple[str, ...]:
+    """How models fare that sit alike: on average, and by their slowest."""
+    _, _, member, one = some[0]
+    served = [x for _, _, _, x in some]
+    slowest = max(served, key=lambda x: x.percentile_s(99))
+    late = "" if all(x.in_time for x in served) else " !"
+    return (
+        one.name if len(some) == 1 else f"{len(some)} x {one.name}",
+        _places([(gpu, seat) for gpu, seat, _, _ in some], len(planned.best.gpus) > 1),
+        significant(sum(x.rate for x in served) / len(served)),
+        quantity(one.alone_s, "s"),
+        *(quantity(max(x.percentile_s(p) for x in served), "s") for p in PERCENTILES),
+        asked(one.load) + late,
+        longer(slowest, planned, member),
+    )
 
 
 def labels(planned: Planned, gpu: Seated) -> list[str]:
@@ -320,10 +339,19 @@ def labels(planned: Planned, gpu: Seated) -> list[str]:
     ]
 
 
-def _place(gpu: Seated, seat: Seat, many: bool) -> str:
-    where = "whole GPU" if seat.placement is None else str(seat.placement)
-    where = f"GPU {gpu.index} {where}" if many else where
-    return where if len(seat.members) < 2 else f"{where}, {seat.part.how}"
+def _places(some: Sequence[tuple[Seated, Seat]], many: bool) -> str:
+    """`1g.6gb@0,1` or `whole of GPU 2,3`, and how it is shared."""
+    _, seat = some[0]
+    where, share = "whole", f", {seat.part.how}" if len(seat.members) > 1 else ""
+    numbers = list(dict.fromkeys(gpu.index for gpu, _ in some))
+    if seat.placement is not None:
+        starts = sorted({x.placement.start for _, x in some if x.placement})
+        where = f"{seat.placement.profile.name}@{_listed(starts)}"
+    return where + (f" of GPU {_listed(numbers)}" if many else "") + share
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def asked(load: Load) -> str:
@@ -333,14 +361,16 @@ def asked(load: Load) -> str:
     return " ".join(filter(None, (rate, within))) or "loop"
 
 
-def longer(one: Served, alone_s: float, planned: Planned, member: int) -> str:
+def longer(one: Served, planned: Planned, member: int) -> str:
     """What makes it slower than alone on a whole GPU: `part 120 %, turn 30 %`."""
-    found = causes(one, planned.found.references[member])[:NAMED]
-    return ", ".join(f"{c.name} {percent(c.seconds, alone_s)}" for c in found) or "-"
+    alone = planned.found.references[member]
+    found = causes(one, alone)[:2]
+    return ", ".join(f"{c.name} {percent(c.seconds, alone.time_s)}" for c in found) or "-"
 
 
 def _notes(planned: Planned, page: Page) -> None:
     page.line()
+    page.wrapped("runs/s", "of each, on average; latencies are those of the slowest", 12)
     page.wrapped("longer for", "more time than alone on a whole GPU: part, a smaller one; turn, "
                  "the wait for it; else what is shared", 12)  # fmt: skip
     smallest: dict[str, tuple[str, int]] = {}

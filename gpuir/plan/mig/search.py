@@ -165,7 +165,8 @@ def search(
     watch: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """The plans for a node's GPUs, the best first: of one GPU the best of each geometry and of each
-    mode without MIG; of several the best, and without MIG. `whole` of the geometries are simulated
+    mode without MIG; of several the best, without MIG, and with MIG on
+    all that have it. `whole` of the geometries are simulated
     whole. With `ways` fewer ways to share are tried: with `mig` alone every model has a slice to
     itself. UsageError where a model fits nowhere, or HiGHS is not installed."""
     return Search(kinds, setting, objective, requests, whole, ways, watch).found()
@@ -349,7 +350,11 @@ class Search:
                 options[k] |= dict.fromkeys(geometries(mig_of(load_target(kind.gpu))), kind.count)
         plans: list[tuple[Seated, ...]] = []
         undivided: _Ways = {k: {None: kind.count} for k, kind in enumerate(self.kinds)}
-        for some in (options, undivided):
+        divided: _Ways = {
+            k: {g: n for g, n in some.items() if g is not None or len(some) == 1}
+            for k, some in options.items()
+        }
+        for some in (options, undivided, divided):
             found = self._chosen(columns, some)
             if found is not None:
                 plan = self._several_laid(found)
