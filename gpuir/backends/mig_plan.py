@@ -55,7 +55,7 @@ def text_of(planned: Planned, form: str, best: int, layout: Layout) -> str:
     if form == "json":
         return json_text(planned)
     if form == "mig-parted":
-        return mig_parted({config(planned.best): divided(planned.best)}, planned.notes)
+        return mig_parted({config(planned.best): divided(planned.best)}, seated(planned))
     if form == "nvidia-smi":
         return nvidia_smi(divided(planned.best))
     if form == "svg":
@@ -76,6 +76,19 @@ def divided(outcome: Outcome) -> list[Divided]:
         )
         for gpu in outcome.gpus
     ]
+
+
+def seated(planned: Planned) -> list[str]:
+    """Which models run where, a line a GPU."""
+    lines: list[str] = []
+    for gpu in planned.best.gpus:
+        seats = [
+            f"{seat.placement or 'whole'}: {_names(planned, seat)}"
+            for seat in gpu.seats
+            if seat.members
+        ]
+        lines.append(f"GPU {gpu.index}, {gpu.gpu}: {'; '.join(seats) or 'unused'}")
+    return lines
 
 
 def config(outcome: Outcome) -> str:
@@ -198,7 +211,9 @@ def report(planned: Planned, best: int, layout: Layout) -> str:
     page.line()
     shown = _shown(outcomes, best)
     columns = [("", True), ("plan", False), ("throughput", True), ("least", True)]
-    columns += [("latency", True), ("missed", True), ("$/h", True)]
+    columns += [("latency", True), ("missed", True)]
+    priced = any(x.usd_per_hour is not None for x in shown)
+    columns += [("$/h", True)] if priced else []
     rows = [
         (
             str(outcomes.index(x) + 1),
@@ -207,11 +222,11 @@ def report(planned: Planned, best: int, layout: Layout) -> str:
             significant(x.fairness),
             significant(x.latency),
             str(x.missed or "-"),
-            "-" if x.usd_per_hour is None else significant(x.usd_per_hour),
+            *([significant(x.usd_per_hour)] if x.usd_per_hour is not None else ["-"] * priced),
         )
         for x in shown
     ]
-    page.table(columns, rows, drop=("$/h", "least", "latency"))
+    page.table(columns, rows, drop=(*(["$/h"] * priced), "least", "latency"))
     page.line()
     for x in shown[1:]:
         why = "; ".join(map(reason_text, planned.why(x)[:NAMED])) or "within 2 % of the best"
@@ -265,7 +280,7 @@ def reason_text(reason: Reason) -> str:
         what = f"{significant(reason.here)} of {significant(reason.best)} runs/s"
     elif reason.what == "latency":
         what = f"takes {quantity(reason.here, 's')}, there {quantity(reason.best, 's')}"
-    elif reason.cause is None and reason.here < reason.best:
+    elif reason.what == "served":
         what = f"serves {significant(reason.here)} of {significant(reason.best)} requests/s"
     else:
         what = f"99 % within {quantity(reason.here, 's')}, asked {quantity(reason.best, 's')}"
@@ -282,10 +297,10 @@ def _cause(cause: Cause) -> str:
 
 def _best(planned: Planned, page: Page, layout: Layout) -> None:
     best = planned.best
+    many = len(best.gpus) > 1
     for gpu in best.gpus:
         if not gpu.is_used:
             continue
-        many = len(best.gpus) > 1
         if gpu.geometry is not None:
             page.heading(f"GPU {gpu.index}, {gpu.gpu}" if many else gpu.gpu)
             placed = tuple(seat.placement for seat in gpu.seats if seat.placement)
@@ -294,7 +309,8 @@ def _best(planned: Planned, page: Page, layout: Layout) -> None:
                 page.line(line)
         elif many:
             page.heading(f"GPU {gpu.index}, {gpu.gpu}: not divided")
-    page.line()
+    if many or best.gpus[0].geometry is not None:
+        page.line()
     columns = [("model", False), ("in", False), ("runs/s", True), ("alone", True)]
     columns += [("p50", True), ("p90", True), ("p99", True), ("asked", True), ("longer for", False)]
     rows = [_row(planned, some) for some in _alike(best)]
@@ -332,11 +348,11 @@ def _row(planned: Planned, some: Sequence[_Sat]) -> tuple[str, ...]:
 
 def labels(planned: Planned, gpu: Seated) -> list[str]:
     """What runs in each slice."""
-    return [
-        ", ".join(planned.setting.workloads[i].name for i in seat.members)
-        for seat in gpu.seats
-        if seat.placement
-    ]
+    return [_names(planned, seat) for seat in gpu.seats if seat.placement]
+
+
+def _names(planned: Planned, seat: Seat) -> str:
+    return ", ".join(planned.setting.workloads[i].name for i in seat.members)
 
 
 def _places(some: Sequence[tuple[Seated, Seat]], many: bool) -> str:

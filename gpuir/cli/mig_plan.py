@@ -338,7 +338,8 @@ def notes(given: dict[str, Any], found: Runner) -> tuple[str, ...]:
         "requests with a rate arrive at random (Poisson); each is one run at the model's batch",
         f"processes in time slices lose {SWITCH_SHARE:.0%} of the device's time (one measurement, "
         "four BERT fine-tunings on an A30)",
-        "under MPS each model has an equal share of the L2",
+        "under MPS each model has an equal share of the L2; no measurement of MPS was compared",
+        "without MIG, models share memory and faults: --ways mig gives each a slice of its own",
         "the host has a thread for each model"
         if threads is None
         else f"the host has {threads} threads for all models",

@@ -14,6 +14,10 @@ PART, TURN = "part", "turn"  # causes beside what is shared: a smaller part, the
 NOTABLE = 0.02  # of the time alone, or of a plan's worth: less is not worth a word
 
 
+# A deadline that is missed, requests that pile up (`served` of those asked), a rate, a latency.
+What = Literal["deadline", "served", "rate", "latency", "price"]
+
+
 @dataclass(frozen=True)
 class Cause:
     """What makes requests longer than alone on a whole GPU, by how many seconds on average: a
@@ -26,11 +30,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a plan lost, by one workload of it: what it gets there and what in the best plan, in
-    requests a second or seconds, and the largest cause."""
+    """Why a plan lost, by one workload of it: what it gets there, and what in the best plan or
+    what is asked, in requests a second or seconds, and the largest cause."""
 
     workload: str
-    what: Literal["deadline", "rate", "latency", "price"]
+    what: What
     here: float
     best: float
     cause: Cause | None
@@ -43,6 +47,12 @@ def causes(served: Served, reference: Alone) -> tuple[Cause, ...]:
         found.append(Cause(name.partition(" of ")[0], share * served.alone_s))
     notable = [x for x in found if x.seconds > NOTABLE * reference.time_s]
     return tuple(sorted(notable, key=lambda x: -x.seconds))
+
+
+def _largest(served: Served, reference: Alone) -> Cause | None:
+    """The largest cause. Where something is shared, a queue is the effect of slower runs."""
+    found = causes(served, reference)
+    return next((x for x in found if x.name != TURN or not served.lost), None)
 
 
 def by_workload(outcome: Outcome) -> dict[int, list[Served]]:
@@ -70,24 +80,24 @@ def reasons(
     for member, some in here.items():
         pairs = _compared(some, there[member], objective)
         for weight, what, one, value, other in pairs:
-            cause = next(iter(causes(one, references[member])), None)
+            cause = _largest(one, references[member])
             reason = Reason(setting.workloads[member].name, what, value, other, cause)
             found.append((weight, reason))
     found.sort(key=lambda x: -x[0])
-    late = tuple(r for _, r in found if r.what == "deadline")
+    late = tuple(r for _, r in found if r.what in ("deadline", "served"))
     return late or tuple(r for weight, r in found if weight > NOTABLE)
 
 
 def _compared(
     some: list[Served], best: list[Served], objective: Objective
-) -> Iterator[tuple[float, Literal["deadline", "rate", "latency"], Served, float, float]]:
+) -> Iterator[tuple[float, What, Served, float, float]]:
     """How much worse a workload's requests fare: a weight, what of them, of which, here, best."""
     slowest = max(some, key=lambda x: x.mean_s)
     if sum(not x.in_time for x in some) > sum(not x.in_time for x in best):
         late = next(x for x in some if not x.in_time)
         if not late.keeps_up:
             asked = late.load.rate or 0.0
-            yield 1e6, "deadline", late, late.rate, asked
+            yield 1e6, "served", late, late.rate, asked
         else:
             yield 1e6, "deadline", late, late.percentile_s(99), late.load.deadline_s or 0.0
         return

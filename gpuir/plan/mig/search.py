@@ -262,7 +262,7 @@ class Search:
     def _progress(self, workload: int, served: Served) -> float:
         asked = served.load.rate
         if asked is not None:
-            return min(1.0, served.rate / asked) if asked else 1.0
+            return 1.0 if served.keeps_up else min(1.0, served.rate / asked)
         return served.rate * self.references[workload].time_s
 
     # ---- choosing -------------------------------------------------------------------------------
@@ -308,7 +308,8 @@ class Search:
         chosen.sort(key=lambda x: -x[0])
         plans += [plan for _, plan in chosen[: self.whole]]
         plain = self._plain(gpu, kinds)
-        return plans + ([plain] if plain and plain not in plans else [])
+        known = set(map(_kind_of, plans))
+        return plans + ([plain] if plain and _kind_of(plain) not in known else [])
 
     def _divides(self, gpu: str) -> bool:
         return "mig" in self.ways and load_target(gpu).device in mig_specs()
@@ -358,7 +359,7 @@ class Search:
             found = self._chosen(columns, some)
             if found is not None:
                 plan = self._several_laid(found)
-                if plan not in plans:
+                if _kind_of(plan) not in map(_kind_of, plans):
                     plans.append(plan)
         return plans
 
@@ -521,6 +522,12 @@ def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[Part,
     if "mps" in ways and ":" not in target:
         found += [Part(target, "mps"), Part(target, "mps", 100 / count)]
     return tuple(found)
+
+
+def _kind_of(plan: tuple[Seated, ...]) -> object:
+    """What two plans have in common that differ by which of equal slices a model has."""
+    seats = (sorted((str(s.part), s.members) for s in x.seats) for x in plan)
+    return tuple((x.gpu, x.geometry, tuple(some)) for x, some in zip(plan, seats, strict=True))
 
 
 def _targets(gpu: str, geometry: Geometry | None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpuir.cost.power import IDLE_SHARE, bend
@@ -100,6 +100,10 @@ class Setting:
         found = [(self.workloads[i], self.alone(i, names)) for i in members]
         after = part.mode == "serial" and all(w.load.rate is None for w, _ in found)
         check_memory(load_target(part.target), [a for _, a in found], one_after_another=after)
+        most_w = self.common(load_target(part.target)).watts  # alone it has what it needs
+        found = [
+            (w, a if most_w is None else replace(a, watts=min(a.watts, most_w))) for w, a in found
+        ]
         return tuple(self._tenant(w, a, part, place, len(members)) for w, a in found)
 
     def _targets(self, part: Part, count: int) -> str:
