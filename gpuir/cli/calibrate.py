@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -68,7 +69,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     target = target or gpu_name()
     base = gpuir.load_target(cpu_level() if target == OWN and not tables else target)
     path = Path(out) if out and out != "-" else Path("-")
-    name = given["name"] or (slug(path.stem) or f"{base.name}-mine")
+    name = given["name"] or (slug(path.stem) or f"{slug(base.name)}-mine")
     check_ahead(out)
     head = {"base": _base(base, target, path), "name": name}
     head["title"] = base.title or base.name
@@ -106,7 +107,7 @@ def _base(base: Target, target: str, out: Path) -> str:
     from gpuir.ir.errors import UsageError
     from gpuir.targets.spec import is_path
 
-    if "+" in base.name:
+    if re.search(r"\+[\w.]+=", base.name):
         raise UsageError(
             f"{target} is a target with numbers changed",
             fix="write them into a file: gpuir targets NAME --set ... --format toml -o FILE",

@@ -248,6 +248,12 @@ def load_cluster(name: str | Path) -> Cluster:
         return _read(Path(text))
     if len(names := _JOINED.split(text)) > 1:
         return _of_kinds(names, text)
+    if ":" in text:
+        refuse(
+            "MIG slices cannot reach each other's memory: no cluster is of them",
+            text,
+            fix=f"{text.partition(':')[0]}, of whole GPUs; `gpuir mig plan` is for slices",
+        )
     files = {path.stem: path for path in _spec_files()}
     wanted = slug(text)
     if wanted in files:

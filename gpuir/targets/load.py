@@ -78,8 +78,12 @@ def _divided(name: str) -> tuple[str, str]:
 
 def _spec(path: Path, part: str) -> Raw:
     """The tables of a target's file, or of a slice of it."""
-    raw = whole_spec(path)
-    return sliced(raw, target_of(raw, str(path)), part) if part else raw
+    return _cut(whole_spec(path), part, str(path))
+
+
+def _cut(raw: Raw, part: str, where: str) -> Raw:
+    """The tables of a slice, from those of its GPU; of the GPU itself where no part is named."""
+    return sliced(raw, target_of(raw, where), part) if part else raw
 
 
 @cache
@@ -273,7 +277,7 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
 
 
 _ISA = re.compile(r"sm_[0-9]{2,4}[a-z]?|(?!sm_)[A-Za-z0-9_.-]{0,32}")  # the number is counted with
-_KIND = SpecKind("target", "a100", _spec_files, _find_base, target_of)
+_KIND = SpecKind("target", "a100", _spec_files, _find_base, target_of, _divided, _cut)
 
 
 def _check_names(target: Target, where: str) -> None:

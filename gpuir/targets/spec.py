@@ -109,13 +109,16 @@ class Sourced(Protocol):
 @dataclass(frozen=True)
 class SpecKind:
     """A kind of spec files: `what` they describe, one that is shipped as an `example`, the files
-    that are, how one is found by its name, and what a whole file's tables are read as."""
+    that are, how one is found by its name, and what a whole file's tables are read as. A name may
+    be that of a part (`divided` gives the whole's and the part), which `cut` makes of the whole."""
 
     what: str
     example: str
     shipped: Callable[[], Collection[Path]]
     find: Callable[[str], Path]
     read: Callable[[Raw, str], Sourced]
+    divided: Callable[[str], tuple[str, str]] = lambda name: (name, "")
+    cut: Callable[[Raw, str, str], Raw] = lambda raw, part, where: raw
 
 
 MOST_BASES = 32  # on one another
@@ -133,12 +136,13 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
     if not isinstance(name, str):
         fix = f'write base = "{kind.example}"'
         refuse("base is not text", where, "base", found=shown(name), fix=fix)
+    whole, part = kind.divided(name)
     try:
-        file = kind.find(name)
+        file = kind.find(whole)
     except TargetError as error:
         error.where = error.where or f"{where}:base"
         raise
-    file = path.parent / file if is_path(name) else file
+    file = path.parent / file if is_path(whole) else file
     if len(above) == MOST_BASES:
         expected, fix = f"at most {MOST_BASES}", "start from one of the lower ones"
         refuse("too many bases on one another", where, "base", expected=expected, fix=fix)
@@ -146,6 +150,7 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
         what = f"a {kind.what} cannot be its own base"
         refuse(what, where, "base", found=name, fix="name another")
     below = on_base(read_spec(file), file, kind, (realpath(path), *above))
+    below = kind.cut(below, part, str(file))
     found = kind.read(below, str(file))  # what is wrong there is not blamed on this file
     given = {path for path, _ in leaves(raw)}
     numbers = (path for path, quantity, _ in walk(found) if quantity)

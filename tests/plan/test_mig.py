@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -288,3 +290,11 @@ def test_not_divided_anew_where_that_costs_more_than_it_gives():
 
 def test_equal_load_all_day_never_changes():
     assert changing([5.0, 5.0, 5.0, 5.0]).changes == 0
+
+
+def test_example_of_the_documents(monkeypatch, capsys):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "mig.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.strip().endswith(" 0")

@@ -11,6 +11,7 @@ import pytest
 from gpuir.ir.errors import TargetError
 from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
 from gpuir.targets.check import check_target
+from gpuir.targets.cluster import load_cluster
 from gpuir.targets.load import dump_target, load_target, parse_target
 from gpuir.targets.mig import geometries, is_packed, layouts, mig_of, mig_specs, place
 from gpuir.targets.order import is_at_least
@@ -160,6 +161,25 @@ def test_slice_of_ones_own_gpu(tmp_path):
     one = load_target(f"{path}:1g.6gb")
     assert one.name == "my-a30:1g.6gb" and one.clock_hz == 1.2e9
     assert one.factors["stream.dram share"] == 0.9
+
+
+def test_file_of_ones_own_may_start_from_a_slice(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'base = "a30:1g.6gb"\nname = "my-slice"\ndram.bytes_per_s = 2.2e11\n'
+        '[sources]\n"dram.bytes_per_s" = "measured"\n'
+    )
+    one = load_target(path)
+    assert (one.name, one.sms, one.dram.bytes_per_s) == ("my-slice", 14, 2.2e11)
+    assert one.device == "a30" and one.slice.profile == "1g.6gb"
+    assert one.source("sms") == load_target("a30:1g.6gb").source("sms")
+    with pytest.raises(TargetError, match="is a slice itself"):
+        load_target(f"{path}:1g.6gb")
+
+
+def test_no_cluster_is_of_slices():
+    with pytest.raises(TargetError, match="no cluster is of them"):
+        load_cluster("2xa30:1g.6gb")
 
 
 def test_price_is_the_share_of_the_gpu():
