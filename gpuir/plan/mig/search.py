@@ -274,12 +274,30 @@ class Search:
         if not outcomes:
             raise UsageError(
                 "the models fit no division of these GPUs together",
-                fix="smaller batches, fewer models, or more GPUs",
+                found="\n".join(self._too_small()),
+                fix="smaller batches, fewer models, more GPUs, or other --ways to share",
             )
         outcomes.sort(key=self._order)
         names = [(w, t, b) for (w, t), b in self.left.items()]
         left = tuple(Left(*x) for x in names)
         return Found(tuple(outcomes), len(outcomes), left, self.references)
+
+    def _too_small(self) -> Iterator[str]:
+        """More models than slices, and the largest slices that a model does not fit."""
+        if tuple(self.ways) == ("mig",):
+            most = {
+                k.gpu: max(map(_slices_of, geometries(mig_of(load_target(k.gpu)))))
+                for k in self.kinds
+                if self._divides(k.gpu)
+            }
+            slices = sum(most.get(k.gpu, 1) * k.count for k in self.kinds)
+            if len(self.setting.members) > slices:
+                yield f"{len(self.setting.members)} models, and at most {slices} slices"
+        least: dict[str, tuple[int, str]] = {}
+        for (name, target), missing in self.left.items():
+            least[name] = min(least.get(name, (missing, target)), (missing, target))
+        for name, (missing, target) in least.items():
+            yield f"{name} needs {missing / 2**30:.2f} GiB more than {target} has"
 
     def _order(self, outcome: Outcome) -> tuple[float, ...]:
         return outcome.order(self.objective)
@@ -522,6 +540,10 @@ def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[Part,
     if "mps" in ways and ":" not in target:
         found += [Part(target, "mps"), Part(target, "mps", 100 / count)]
     return tuple(found)
+
+
+def _slices_of(geometry: Geometry) -> int:
+    return len(geometry.profiles)
 
 
 def _kind_of(plan: tuple[Seated, ...]) -> object:
