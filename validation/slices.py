@@ -17,7 +17,7 @@ from typing import Any
 
 import gpuir
 from gpuir.analysis import run_alone
-from gpuir.cost.power import IDLE_SHARE, bend, drawn
+from gpuir.cost.power import bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.tile import cost_of, predict
 from gpuir.cost.work import Work
@@ -25,7 +25,7 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import i8
 from gpuir.ops import kernel as k
-from gpuir.plan.mig.workloads import Alone, Part, Setting, Workload
+from gpuir.plan.mig.workloads import Alone, Part, Setting, Workload, board_watts
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
@@ -164,8 +164,7 @@ def beside(engine: Engine, target: str, others: Sequence[float]) -> float:
     time_s, on = seconds(engine, target), load_target(target)
     own = Tenant("", Load(), time_s, {}, watts=wanted_w(engine, target))
     some = [own, *(replace(own, watts=w) for w in others)]
-    board_w = None if on.tdp_w is None else on.tdp_w * (1 - IDLE_SHARE)
-    return time_s / speeds(some, Common({}, 0.0, board_w, bend(on)))[0].of
+    return time_s / speeds(some, Common({}, 0.0, {"": board_watts(on)}, bend(on)))[0].of
 
 
 # ---------------------------------------------------------------------------- PyTorch
@@ -235,9 +234,9 @@ def steps_per_s(gpu: str, mode: Mode | None) -> float:
     mode."""
     setting = Setting((Workload("bert", 0, JOBS),), lambda _, target: job(target))
     if mode is None:
-        slices = [f"{SLICE} ({i})" for i in range(JOBS)]
+        slices = [f"GPU: slice {i}" for i in range(JOBS)]
         tenants = [x for place in slices for x in setting.tenants(Part(SLICE), place, (0,))]
     else:
-        tenants = list(setting.tenants(Part(gpu, mode), gpu, setting.members))
-    found = simulate(tenants, setting.common(load_target(gpu)), requests=JOB_REQUESTS)
+        tenants = list(setting.tenants(Part(gpu, mode), "GPU", setting.members))
+    found = simulate(tenants, setting.common({"GPU": load_target(gpu)}), requests=JOB_REQUESTS)
     return sum(x.rate for x in found)

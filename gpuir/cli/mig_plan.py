@@ -231,6 +231,7 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
     from gpuir.plan.mig.search import Kind
     from gpuir.targets.load import load_target
     from gpuir.targets.prices import price_of
+    from gpuir.targets.spec import is_path
 
     prices = options.prices_of(given)
     counts: dict[str, int] = {}
@@ -242,9 +243,16 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
             raise UsageError(
                 "a plan is for whole GPUs", found=text, fix=f"--gpu {target.slice.gpu}"
             )
+        if re.search(r"\+[\w.]+=", found[2]):
+            raise UsageError(
+                "a plan is for GPUs as they are",
+                found=text,
+                fix="write the numbers into a file: gpuir targets NAME --set ... --format toml",
+            )
         if not 0 < int(found[1] or 1) <= 64:
             raise UsageError("that many GPUs make no node", found=text, fix="from 1 to 64")
-        counts[target.name] = counts.get(target.name, 0) + int(found[1] or 1)
+        name = found[2] if is_path(found[2]) else target.name
+        counts[name] = counts.get(name, 0) + int(found[1] or 1)
     found = {name: price_of(load_target(name), prices) for name in counts}
     unknown = [name for name, price in found.items() if price is None]
     if given["objective"] == "cost" and unknown:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -46,7 +46,8 @@ class Load:
 class Tenant:
     """A model in its place: how long one run takes alone there, and for which shares of that time
     it uses what is common (0 to 1). Of tenants with one `turn` a single one runs at a time, in the
-    order of arrival. `sliced` is the resource that is had in time slices, if there is one."""
+    order of arrival. `sliced` is the resource that is had in time slices, if there is one, `board`
+    whose power and clock it has."""
 
     name: str
     load: Load
@@ -55,17 +56,19 @@ class Tenant:
     watts: float = 0.0
     turn: str = ""
     sliced: str = ""
+    board: str = ""
 
 
 @dataclass(frozen=True)
 class Common:
     """What tenants have in common: `limits` of the resources that have another one than 1, the
     share of the time that is lost where several have one in time slices (`switch_share`), and the
-    watts that are there for arithmetic. A clock slows with the power that is missing, to `bend`."""
+    watts that each board has for arithmetic. A clock slows with the power that is missing, to
+    `bend`."""
 
     limits: Mapping[str, float]
     switch_share: float
-    watts: float | None = None
+    watts: Mapping[str, float] = field(default_factory=dict[str, float])
     bend: float = 1.0
 
 
@@ -131,17 +134,26 @@ def speeds(running: Sequence[Tenant], common: Common) -> tuple[Speed, ...]:
         if np.allclose(more, before, rtol=1e-4):
             break
     times = 1.0 + needs @ more
-    clock = 1.0
-    if common.watts is not None:
-        wanted = sum(x.watts / t for x, t in zip(running, times, strict=True))
-        clock = min(1.0, (common.watts / wanted) ** common.bend) if wanted else 1.0
+    clocks = _clocks(running, times.tolist(), common)
     found: list[Speed] = []
-    for row, time in zip(needs, times.tolist(), strict=True):
+    for x, row, time in zip(running, needs, times.tolist(), strict=True):
         lost = {names[j]: float(row[j] * more[j]) for j in short if row[j] * more[j] > 0}
-        if clock < 1.0:
+        if (clock := clocks.get(x.board, 1.0)) < 1.0:
             lost[POWER] = time / clock - time
         found.append(Speed(clock / time, lost))
     return tuple(found)
+
+
+def _clocks(running: Sequence[Tenant], times: Sequence[float], common: Common) -> dict[str, float]:
+    """The clock of each board whose power does not feed all that run on it, of the full one."""
+    wanted: dict[str, float] = {}
+    for x, time in zip(running, times, strict=True):
+        wanted[x.board] = wanted.get(x.board, 0.0) + x.watts / time
+    return {
+        board: (watts / wanted[board]) ** common.bend
+        for board, watts in common.watts.items()
+        if wanted.get(board, 0.0) > watts
+    }
 
 
 def _stretched(needs: NDArray[np.float64], others: NDArray[np.float64], limit: float) -> float:

@@ -125,10 +125,10 @@ def test_jobs_one_after_another_need_the_memory_of_one():
 
 def test_memory_counts_a_context_for_each_process():
     one = setting(Workload("a", 0, 2), models=((0.01, 0, 6.0),))
-    one.tenants(Part("t4", "mps"), "t4", (0, 0))
+    one.tenants(Part("t4", "mps"), "GPU", (0, 0))
     with pytest.raises(DoesNotFit):
         setting(Workload("a", 0, 2), models=((0.01, 0, 7.5),)).tenants(
-            Part("t4", "mps"), "t4", (0, 0)
+            Part("t4", "mps"), "GPU", (0, 0)
         )
 
 
@@ -183,6 +183,27 @@ def test_several_gpus_hold_what_one_cannot():
     assert len(best.gpus) == 3 and len(best.served) == 8
     members = sorted(i for gpu in best.gpus for seat in gpu.seats for i in seat.members)
     assert members == [0] * 6 + [1] * 2
+
+
+def test_more_models_than_seats_take_turns():
+    """Ten models on two GPUs, and fourteen on an A30: more than the sets that are tried first."""
+    many = setting(Workload("a", 0, 10), models=((0.01, 0.001, 0.3),))
+    found = search([Kind("t4", 2)], many, requests=100)
+    assert {len(s.members) for g in found.outcomes[0].gpus for s in g.seats} == {5}
+    many = setting(Workload("a", 0, 14), models=((0.01, 0.001, 0.3),))
+    found = search([Kind("a30")], many, requests=100, ways=("mig", "serial"))
+    assert any(x.gpus[0].geometry is not None for x in found.outcomes)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(speeds, min_size=3, max_size=5))
+def test_several_gpus_never_do_worse_than_dealing_models_out(models):
+    some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
+    made = Search([Kind("a30"), Kind("t4")], some, "throughput", 100)
+    dealt = made._dealt()
+    assert dealt is not None
+    best = made.found().outcomes[0]
+    assert best.order("throughput") <= made.outcome(dealt).order("throughput")
 
 
 def test_cost_takes_the_fewest_gpus_that_serve():

@@ -51,10 +51,16 @@ def test_limits_of_the_host():
 
 def test_power_slows_the_clock_of_all():
     two = [tenant(watts=100.0), tenant(watts=100.0)]
-    found = speeds(two, Common({}, 0.0, watts=128.0, bend=0.5))
+    found = speeds(two, Common({}, 0.0, watts={"": 128.0}, bend=0.5))
     assert [x.of for x in found] == pytest.approx([0.8, 0.8])
     assert found[0].lost == pytest.approx({POWER: 0.25})
-    assert speeds(two[:1], Common({}, 0.0, watts=128.0))[0].of == 1.0
+    assert speeds(two[:1], Common({}, 0.0, watts={"": 128.0}))[0].of == 1.0
+
+
+def test_each_board_has_its_own_power():
+    some = [tenant(watts=100.0, board="a"), tenant(watts=100.0, board="a"), tenant(board="b")]
+    found = speeds(some, Common({}, 0.0, watts={"a": 100.0, "b": 10.0}))
+    assert [x.of for x in found] == pytest.approx([0.5, 0.5, 1.0])
 
 
 needs = st.dictionaries(st.sampled_from(["sm", "dram", "host"]), st.floats(0.01, 1.0))

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from math import ceil
 from typing import Literal
 
 import numpy as np
 
 from gpuir.ir.errors import UsageError
 from gpuir.plan.highs import Program, Row, require, solve
-from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting
+from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, board_of
 from gpuir.simulate.sharing import MODES, Mode, Served, Tenant, simulate
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import Geometry, Placement, geometries, mig_of, mig_specs
@@ -26,8 +27,8 @@ Objective = Literal["throughput", "latency", "fairness", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "fairness", "cost")
 Way = Mode | Literal["mig"]
 WAYS: tuple[Way, ...] = ("mig", *MODES)
-MOST_ON_SLICE = 3  # models that share a slice
-MOST_TOGETHER = 4  # models that share one of several whole GPUs
+MOST_ON_SLICE = 3  # models that share a slice, or more where there are more for each
+MOST_TOGETHER = 4  # models that share one of several whole GPUs, likewise
 MOST_SEATS = 20_000
 MISSED = 1e3  # what a model that misses what is asked costs, in the units of any objective
 SOLVE_S = 20.0
@@ -151,7 +152,7 @@ class _Column:
 
     @property
     def is_whole(self) -> bool:
-        return ":" not in self.target
+        return not is_slice(self.target)
 
 
 def search(
@@ -164,11 +165,14 @@ def search(
     ways: Sequence[Way] = WAYS,
     watch: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """The plans for a node's GPUs, the best first: of one GPU the best of each geometry and of each
-    mode without MIG; of several the best, without MIG, and with MIG on
-    all that have it. `whole` of the geometries are simulated
-    whole. With `ways` fewer ways to share are tried: with `mig` alone every model has a slice to
-    itself. UsageError where a model fits nowhere, or HiGHS is not installed."""
+    """The plans for a node's GPUs, the best first.
+
+    Of one GPU: the best of each geometry, of which `whole` are simulated whole, and each way to
+    share the GPU without MIG. Of several: the best, the best without MIG and with MIG on all that
+    have it. Beside these a plain choice by size. With `ways` fewer ways to share are tried: with
+    `mig` alone every model has a slice to itself. UsageError where a model fits nowhere, or HiGHS
+    is not installed.
+    """
     return Search(kinds, setting, objective, requests, whole, ways, watch).found()
 
 
@@ -204,7 +208,7 @@ class Search:
         missing: dict[str, int] = {}
         for kind in self.kinds:
             try:
-                self.setting.tenants(Part(kind.gpu), kind.gpu, (workload,))
+                self.setting.tenants(Part(kind.gpu), "GPU", (workload,))
             except DoesNotFit as error:
                 missing[kind.gpu] = error.missing_bytes
                 continue
@@ -228,15 +232,16 @@ class Search:
 
     def _sketch(self, part: Part, members: tuple[int, ...]) -> tuple[Served, ...] | None:
         target = load_target(part.target)
+        place = "GPU: a part"
         try:
-            tenants = self.setting.tenants(part, part.target, members)
+            tenants = self.setting.tenants(part, place, members)
         except DoesNotFit as error:
             if len(members) == 1:
                 name = self.setting.workloads[members[0]].name
                 self.left[name, part.target] = error.missing_bytes
             return None
         share = target.sms / load_target(target.slice.gpu).sms if target.slice else 1.0
-        common = self.setting.common(target, share)
+        common = self.setting.common({board_of(place): target}, share)
         return simulate(tenants, common, requests=SKETCHED, seed=self.setting.seed)
 
     def _columns(self, kind: int, target: str, sets: Sequence[tuple[int, ...]]) -> list[_Column]:
@@ -268,7 +273,7 @@ class Search:
     # ---- choosing -------------------------------------------------------------------------------
 
     def found(self) -> Found:
-        plans = self._of_one() if self._is_one else self._of_several()
+        plans = self._of_one() if self._gpus == 1 else self._of_several()
         self.watch(f"{len(plans)} plans are simulated whole")
         outcomes = [self.outcome(plan) for plan in plans]
         if not outcomes:
@@ -303,8 +308,8 @@ class Search:
         return outcome.order(self.objective)
 
     @property
-    def _is_one(self) -> bool:
-        return sum(kind.count for kind in self.kinds) == 1
+    def _gpus(self) -> int:
+        return sum(kind.count for kind in self.kinds)
 
     def _of_one(self) -> list[tuple[Seated, ...]]:
         gpu, everyone = self.kinds[0].gpu, self.setting.members
@@ -322,7 +327,10 @@ class Search:
         for geometry in kinds:
             found = self._chosen(columns, {0: {geometry: 1}})
             if found is not None:
-                chosen.append((sum(c.worth for c in found), self._laid(found, [(0, geometry)])))
+                worth = sum(c.worth for c in found)
+                if self.objective == "fairness":
+                    worth = min(c.least for c in found)
+                chosen.append((worth, self._laid(found, [(0, geometry)])))
         chosen.sort(key=lambda x: -x[0])
         plans += [plan for _, plan in chosen[: self.whole]]
         plain = self._plain(gpu, kinds)
@@ -335,7 +343,8 @@ class Search:
     def _slices(self, kind: int, gpu: str) -> list[_Column]:
         """Every way to take a slice of a GPU."""
         mig = mig_of(load_target(gpu))
-        sets = list(self._sets(MOST_ON_SLICE))
+        each = len(self.setting.members) / (max(map(_slices_of, geometries(mig))) * self._gpus)
+        sets = list(self._sets(max(MOST_ON_SLICE, ceil(each))))
         profiles = [p for p in mig.profiles if not p.variant]
         self.watch(f"{gpu}: {len(sets)} sets of models on {len(profiles)} profiles")
         return [
@@ -353,13 +362,15 @@ class Search:
                 if all(some.count(i) <= workloads[i].count for i in set(some)):
                     count += 1
                     if count > MOST_SEATS:
+                        self.watch(f"sets of more than {size} models are not tried: too many")
                         return
                     yield some
 
     def _of_several(self) -> list[tuple[Seated, ...]]:
         columns: list[_Column] = []
         options: _Ways = {}
-        sets = list(self._sets(MOST_TOGETHER))
+        each = len(self.setting.members) / self._gpus
+        sets = list(self._sets(max(MOST_TOGETHER, ceil(each) + 1)))
         for k, kind in enumerate(self.kinds):
             self.watch(f"{kind.gpu}: {len(sets)} sets of models on the whole GPU")
             columns += self._columns(k, kind.gpu, sets)
@@ -379,7 +390,30 @@ class Search:
                 plan = self._several_laid(found)
                 if _kind_of(plan) not in map(_kind_of, plans):
                     plans.append(plan)
-        return plans
+        dealt = self._dealt()
+        new = dealt is not None and _kind_of(dealt) not in map(_kind_of, plans)
+        return [*plans, dealt] if dealt is not None and new else plans
+
+    def _dealt(self) -> tuple[Seated, ...] | None:
+        """What one would do by hand with several GPUs: none divided, the longest runs first, each
+        to the GPU that has least to do."""
+        gpus = [kind.gpu for kind in self.kinds for _ in range(kind.count)]
+        hands: list[list[int]] = [[] for _ in gpus]
+        for i in sorted(self.setting.members, key=lambda i: -self.references[i].time_s):
+            busy = [
+                sum(self.setting.alone(j, gpu).time_s for j in hand)
+                for gpu, hand in zip(gpus, hands)
+            ]
+            hands[min(range(len(gpus)), key=busy.__getitem__)].append(i)
+        made: list[Seated] = []
+        for index, (gpu, hand) in enumerate(zip(gpus, hands, strict=True)):
+            members = tuple(sorted(hand))
+            found = self._columns(0, gpu, [members]) if members else []
+            if members and not found:
+                return None
+            seat = found[0].seat if found else Seat(Part(gpu), ())
+            made.append(Seated(index, gpu, None, (seat,)))
+        return tuple(made)
 
     def _chosen(self, columns: Sequence[_Column], options: _Ways) -> list[_Column] | None:
         """The seats that together are worth most, where each GPU is divided in one of these ways;
@@ -509,13 +543,12 @@ class Search:
             for gpu in group:
                 for j, seat in enumerate(gpu.seats):
                     if seat.members:
-                        place = f"GPU {gpu.index}"
-                        if seat.placement is not None:
-                            place += f":{seat.placement.profile.name} ({j})"
+                        place = f"GPU {gpu.index}: part {j}"
                         tenants += self.setting.tenants(seat.part, place, seat.members)
             if not tenants:
                 continue
-            common = self.setting.common(load_target(group[0].gpu), float(len(group)))
+            boards = {f"GPU {gpu.index}": load_target(gpu.gpu) for gpu in group}
+            common = self.setting.common(boards)
             served += simulate(tenants, common, requests=self.requests, seed=self.setting.seed)
         members = [i for gpu in gpus for seat in gpu.seats for i in seat.members]
         prices = [self._price(gpu.gpu) for gpu in gpus if gpu.is_used]
@@ -537,9 +570,13 @@ def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[Part,
     if count == 1:
         return (Part(target),)
     found = [Part(target, mode) for mode in MODES if mode in ways and mode != "mps"]
-    if "mps" in ways and ":" not in target:
+    if "mps" in ways and not is_slice(target):
         found += [Part(target, "mps"), Part(target, "mps", 100 / count)]
     return tuple(found)
+
+
+def is_slice(target: str) -> bool:
+    return load_target(target).slice is not None
 
 
 def _slices_of(geometry: Geometry) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 from gpuir.cost.power import IDLE_SHARE, bend
 from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
@@ -100,10 +101,8 @@ class Setting:
         found = [(self.workloads[i], self.alone(i, names)) for i in members]
         after = part.mode == "serial" and all(w.load.rate is None for w, _ in found)
         check_memory(load_target(part.target), [a for _, a in found], one_after_another=after)
-        most_w = self.common(load_target(part.target)).watts  # alone it has what it needs
-        found = [
-            (w, a if most_w is None else replace(a, watts=min(a.watts, most_w))) for w, a in found
-        ]
+        most_w = board_watts(load_target(part.target))  # alone it has what it needs
+        found = [(w, replace(a, watts=min(a.watts, most_w))) for w, a in found]
         return tuple(self._tenant(w, a, part, place, len(members)) for w, a in found)
 
     def _targets(self, part: Part, count: int) -> str:
@@ -118,8 +117,9 @@ class Setting:
 
     def _tenant(self, w: Workload, a: Alone, part: Part, place: str, count: int) -> Tenant:
         needs = {"host": a.host_s / a.time_s} if self.host_threads is not None else {}
+        board = board_of(place)
         if a.copies_s:
-            needs[f"PCIe of {place.partition(':')[0]}"] = a.copies_s / a.time_s
+            needs[f"PCIe of {board}"] = a.copies_s / a.time_s
         device = f"time of {place}"
         if count > 1 and part.mode == "time-slicing":
             needs[device] = a.device_s / a.time_s
@@ -135,13 +135,25 @@ class Setting:
             watts=a.watts,
             turn=place if part.mode == "serial" and count > 1 else "",
             sliced=device if count > 1 and part.mode == "time-slicing" else "",
+            board=board,
         )
 
-    def common(self, target: Target, share: float = 1.0) -> Common:
-        """What parts of a GPU have in common, or a `share` of its power."""
-        watts = None if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE) * share
+    def common(self, boards: Mapping[str, Target], share: float = 1.0) -> Common:
+        """What parts of GPUs have in common, whose places begin with the names of these boards; of
+        their power a `share`."""
+        watts = {board: board_watts(target) * share for board, target in boards.items()}
         limits = {} if self.host_threads is None else {"host": float(self.host_threads)}
-        return Common(limits, SWITCH_SHARE, watts, bend(target))
+        return Common(limits, SWITCH_SHARE, watts, bend(next(iter(boards.values()))))
+
+
+def board_of(place: str) -> str:
+    """The GPU of a place: `GPU 0` of `GPU 0: 3g.20gb at 4`."""
+    return place.partition(":")[0]
+
+
+def board_watts(target: Target) -> float:
+    """The watts that a board has for arithmetic."""
+    return inf if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE)
 
 
 def check_memory(target: Target, runs: Sequence[Alone], *, one_after_another: bool) -> None:
