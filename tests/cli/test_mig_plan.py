@@ -91,6 +91,21 @@ def test_several_gpus_and_their_price():
     assert best["usd_per_hour"] == 0.3 and len(best["gpus"]) == 3
 
 
+def test_gpu_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'base = "a30"\nname = "my-a30"\nclock_hz = 1.2e9\n[sources]\nclock_hz = "measured"\n'
+    )
+    args = ("--model", BATCH, "--requests", "100", "--ways", "mig,serial", "--format", "json")
+    found = run("plan", "--gpu", f"2x{path}", *args)
+    assert found.exit_code == 0, found.stderr
+    found = run("plan", "--gpu", str(path), *args)
+    assert found.exit_code == 0, found.stderr
+    slow = json.loads(found.stdout)["models"][0]["alone"]["time_s"]
+    quick = json.loads(run("plan", "--gpu", "a30", *args).stdout)["models"][0]["alone"]["time_s"]
+    assert slow > quick
+
+
 TRAINED = f"{ENCODER}:batch=4:seq=64:train"
 
 
@@ -112,6 +127,7 @@ def test_training_is_a_model_too():
         (["--model", "nowhere.onnx:batch=1"], ["nowhere.onnx"]),
         (["--model", f"{ENCODER}:batch=1"], ["dimensions of the inputs are not known", "seq"]),
         (["--model", ENCODER, "--gpu", "a30:1g.6gb"], ["a plan is for whole GPUs", "--gpu a30"]),
+        (["--model", ENCODER, "--gpu", "a30+sms=20"], ["a plan is for GPUs as they are"]),
         (["--model", ENCODER, "--objective", "cost"], ["no price of a30", "--price a30="]),
         (
             ["--model", f"{ENCODER}:batch=200000:seq=512"],

@@ -22,6 +22,7 @@ from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, board_of
 from gpuir.simulate.sharing import MODES, Mode, Served, Tenant, simulate
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import Geometry, Placement, geometries, mig_of, mig_specs
+from gpuir.targets.target import Target
 
 Objective = Literal["throughput", "latency", "fairness", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "fairness", "cost")
@@ -240,7 +241,8 @@ class Search:
                 name = self.setting.workloads[members[0]].name
                 self.left[name, part.target] = error.missing_bytes
             return None
-        share = target.sms / load_target(target.slice.gpu).sms if target.slice else 1.0
+        gpu = next(k.gpu for k in self.kinds if part.target in (k.gpu, _slice_of(k.gpu, target)))
+        share = target.sms / load_target(gpu).sms
         common = self.setting.common({board_of(place): target}, share)
         return simulate(tenants, common, requests=SKETCHED, seed=self.setting.seed)
 
@@ -573,6 +575,11 @@ def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[Part,
     if "mps" in ways and not is_slice(target):
         found += [Part(target, "mps"), Part(target, "mps", 100 / count)]
     return tuple(found)
+
+
+def _slice_of(gpu: str, target: Target) -> str:
+    """What a slice like this one is called on a GPU."""
+    return f"{gpu}:{target.slice.profile}" if target.slice is not None else ""
 
 
 def is_slice(target: str) -> bool:
