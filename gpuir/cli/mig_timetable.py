@@ -6,14 +6,12 @@ from typing import Any
 
 import click
 
-from gpuir.cli import mig_plan, options
+from gpuir.cli.mig_asked import Runner, asked, kinds_of, notes
 from gpuir.cli.output import check_ahead, emit, layout, note, warn
 
 
 @click.command()
-@mig_plan.gpus
-@mig_plan.models
-@mig_plan.ways
+@asked(requests=1000)
 @click.option(
     "--day",
     type=click.Path(),
@@ -21,37 +19,11 @@ from gpuir.cli.output import check_ahead, emit, layout, note, warn
     help="CSV of a day: time, and for each model requests a second.",
 )
 @click.option(
-    "--objective",
-    type=click.Choice(["throughput", "latency", "fairness", "cost"]),
-    default="throughput",
-    show_default=True,
-    help="What is best, once all keep up and in time.",
-)
-@click.option(
     "--change",
     type=click.FloatRange(0, 86_400),
     help="Seconds that a model which moves is away.  [30]",
 )
-@click.option(
-    "--requests",
-    type=click.IntRange(50, 100_000),
-    default=1000,
-    show_default=True,
-    help="Simulated of each model with a rate.",
-)
-@click.option(
-    "--host-threads", type=click.IntRange(1, 4096), help="That launch kernels.  [enough for all]"
-)
-@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn.")
-@options.price
 @click.option("--format", default="table", show_default=True, help="table, json.")
-@options.loading
-@options.profile
-@options.predictor
-@options.tf32
-@options.width
-@options.output
-@options.load_modules
 def command(**given: Any) -> None:
     """When to divide GPUs anew, as the load of models changes over a day.
 
@@ -73,8 +45,8 @@ def command(**given: Any) -> None:
     if given["format"] not in ("table", "json"):
         close = nearest(given["format"], ("table", "json"))
         raise UsageError(f"a timetable has no form {given['format']!r}", fix=close)
-    kinds = mig_plan.kinds_of(given)
-    found = mig_plan.Runner(given)
+    kinds = kinds_of(given)
+    found = Runner(given)
     day = read_day(given["day"], [w.name for w in found.workloads])
     setting = Setting(found.workloads, found.runs, given["host_threads"], given["seed"])
     change = CHANGE_S if given["change"] is None else given["change"]
@@ -92,7 +64,7 @@ def command(**given: Any) -> None:
         warn(text)
     assumed = "" if given["change"] is not None else " (assumed), and 30 s more where MIG is "
     assumed += "" if given["change"] is not None else "switched on or off on Ampere"
-    said = (*mig_plan.notes(given, found), f"a model that moves is away for {change:g} s{assumed}")
+    said = (*notes(given, found), f"a model that moves is away for {change:g} s{assumed}")
     if given["format"] == "json":
         emit(json_text(made, setting, said), given["output"])
     else:

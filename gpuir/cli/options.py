@@ -122,7 +122,7 @@ INDICES = ByTable()
 SETTING = Assignments("FIELD=NUMBER", str, many=True)
 
 
-def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return lambda f: reduce(lambda g, decorate: decorate(g), reversed(decorators), f)
 
 
@@ -152,7 +152,7 @@ training = (
 
 def loading(f: F) -> F:
     """What a model leaves open."""
-    return _stacked(
+    return stacked(
         click.option(
             "--dims", type=DIMS, multiple=True, help="Symbolic dimensions: batch=8,seq=128."
         ),
@@ -296,12 +296,12 @@ cluster = click.option(
 
 def costing(f: F) -> F:
     """How kernels are tiled and costed."""
-    return _stacked(settings, predictor, schedule, profile, tf32, pipeline, cluster)(f)
+    return stacked(settings, predictor, schedule, profile, tf32, pipeline, cluster)(f)
 
 
 def running(f: F) -> F:
     """How a model is run where many runs are tried."""
-    return _stacked(settings, predictor, profile, tf32, pipeline)(f)
+    return stacked(settings, predictor, profile, tf32, pipeline)(f)
 
 
 load_modules = click.option(

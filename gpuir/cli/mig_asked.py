@@ -1,0 +1,313 @@
+"""What `gpuir mig plan` and `gpuir mig timetable` are asked: GPUs, models, and how they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuir.cli import options
+from gpuir.cli.modules import Loaded, load_modules
+
+if TYPE_CHECKING:
+    from gpuir.ir.graph import Graph
+    from gpuir.plan.mig.search import Kind
+    from gpuir.plan.mig.workloads import Alone, Runs, Workload
+
+MOST_COUNT = 64
+SETTING = re.compile(r"(.*?)((?::[A-Za-z_]\w*=[^:]*|:train)*)", re.DOTALL)
+WORDS = ("dtype", "optimizer", "autocast", "phase", "task", "attention", "cache_dtype")
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model as `--model` names it: its source, what is asked of it, and how it is loaded."""
+
+    text: str
+    source: str
+    workload: Workload
+    dims: tuple[tuple[str, int], ...]
+    words: tuple[tuple[str, str], ...]
+    profile: str | None
+    train: bool
+
+
+class Models(click.ParamType):  # type: ignore[type-arg]
+    """`bert.onnx:batch=8:count=4`: a model, and behind colons what is asked of it."""
+
+    name = "MODEL[:KEY=VALUE]..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Asked:
+        if isinstance(value, Asked):
+            return value
+        found = SETTING.fullmatch(value)
+        assert found
+        source, rest = found[1], [x for x in found[2].split(":") if x]
+        given: dict[str, str] = {key: text for key, _, text in (x.partition("=") for x in rest)}
+        if not source:
+            self.fail(f"{options.shorter(value)!r} names no model", param, ctx)
+
+        def number(key: str, low: float, high: float, whole: bool = False) -> float | None:
+            text = given.pop(key, None)
+            if text is None:
+                return None
+            try:
+                read = int(text) if whole else float(text)
+            except ValueError:
+                read = float("nan")
+            if not low <= read <= high:
+                kind = "a whole number" if whole else "a number"
+                wanted = f"{kind} from {low:g} to {high:g}"
+                self.fail(f"{key}={options.shorter(text)} is not {wanted}", param, ctx)
+            return read
+
+        count = number("count", 1, MOST_COUNT, whole=True)
+        rate = number("rate", 1e-3, 1e7)
+        deadline = self._deadline(given.pop("deadline", None), param, ctx)
+        name = given.pop("name", None) or _short(source)
+        profile, train = given.pop("profile", None), given.pop("train", None) is not None
+        words = tuple((key, given.pop(key)) for key in WORDS if key in given)
+        dims: list[tuple[str, int]] = []
+        for key, text in given.items():
+            if not text.isdecimal() or len(text) > 12:
+                self.fail(f"{key}={options.shorter(text)} is no size: {KEYS}", param, ctx)
+            dims.append((key, int(text)))
+        workload = _workload(name, int(count or 1), rate, deadline)
+        return Asked(value, source, workload, tuple(dims), words, profile, train)
+
+    def _deadline(self, text: str | None, param: Any, ctx: Any) -> float | None:
+        if text is None:
+            return None
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", text)
+        if found is None or not float(found[1]):
+            shown = options.shorter(text)
+            self.fail(f"deadline={shown} is no time: write 50ms or 0.2s", param, ctx)
+        return float(found[1]) * UNITS[found[2]]
+
+
+KEYS = "keys are count, rate, deadline, name, profile, train, dtype and the like, or dimensions"
+
+
+def _short(source: str) -> str:
+    """`models/bert.onnx` → `bert`."""
+    last = re.split(r"[/\\]", source.removeprefix("hf:").rstrip("/\\"))[-1]
+    stem = re.sub(r"\.(onnx|pt2|gir|json)$", "", last)
+    return stem.rpartition(":")[2] or source
+
+
+def _workload(name: str, count: int, rate: float | None, deadline_s: float | None) -> Workload:
+    from gpuir.plan.mig.workloads import Workload
+    from gpuir.simulate.sharing import Load
+
+    return Workload(name, 0, count, Load(rate, deadline_s))
+
+
+class Ways(click.ParamType):  # type: ignore[type-arg]
+    """`mig,serial`: ways to share a GPU."""
+
+    name = "mig,serial,time-slicing,mps"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        from gpuir.ir.errors import nearest
+        from gpuir.plan.mig.search import WAYS
+
+        if isinstance(value, tuple):
+            return value  # pyright: ignore[reportUnknownVariableType]
+        found = options.split_names(value)
+        for name in found:
+            if name not in WAYS:
+                self.fail(f"no way to share is called {name!r}: {nearest(name, WAYS)}", param, ctx)
+        return tuple(found) or WAYS
+
+
+def asked(requests: int) -> Callable[[options.F], options.F]:
+    """The options of a plan, with so many requests simulated."""
+    return options.stacked(
+        click.option(
+            "--gpu",
+            "gpus",
+            multiple=True,
+            required=True,
+            help="A GPU, or several: a30, 2xa100-80gb.",
+        ),
+        click.option(
+            "--model",
+            "models",
+            type=Models(),
+            multiple=True,
+            required=True,
+            help="A model and what is asked of it: count=4 (so many, each for itself), rate=200 "
+            "(requests a second, at random; without it a closed loop), deadline=50ms (for 99 % of "
+            "requests), sizes (batch=8), train, name=, profile=, dtype= and the like.",
+        ),
+        click.option(
+            "--ways",
+            type=Ways(),
+            default=Ways.name,
+            help="Ways to share that are tried; mig alone: a slice for each model.  [all]",
+        ),
+        click.option(
+            "--objective",
+            type=click.Choice(["throughput", "latency", "fairness", "cost"]),
+            default="throughput",
+            show_default=True,
+            help="What is best, once all keep up and in time.",
+        ),
+        click.option(
+            "--requests",
+            type=click.IntRange(50, 100_000),
+            default=requests,
+            show_default=True,
+            help="Simulated of each model with a rate.",
+        ),
+        click.option(
+            "--host-threads",
+            type=click.IntRange(1, 4096),
+            help="That launch kernels.  [enough for all]",
+        ),
+        click.option(
+            "--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn."
+        ),
+        options.price,
+        options.loading,
+        options.profile,
+        options.predictor,
+        options.tf32,
+        options.width,
+        options.output,
+        options.load_modules,
+    )
+
+
+def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
+    """The GPUs, equal ones together, with their prices."""
+    from gpuir.ir.errors import UsageError
+    from gpuir.plan.mig.search import Kind
+    from gpuir.targets.load import load_target
+    from gpuir.targets.prices import price_of
+    from gpuir.targets.spec import is_path
+
+    prices = options.prices_of(given)
+    counts: dict[str, int] = {}
+    for text in (name for some in given["gpus"] for name in options.split_names(some)):
+        found = re.fullmatch(r"(?:(\d{1,4})x)?(.+)", text)
+        assert found
+        target = load_target(found[2])
+        if target.slice is not None:
+            raise UsageError(
+                "a plan is for whole GPUs", found=text, fix=f"--gpu {target.slice.gpu}"
+            )
+        if re.search(r"\+[\w.]+=", found[2]):
+            raise UsageError(
+                "a plan is for GPUs as they are",
+                found=text,
+                fix="write the numbers into a file: gpuir targets NAME --set ... --format toml",
+            )
+        if not 0 < int(found[1] or 1) <= 64:
+            raise UsageError("that many GPUs make no node", found=text, fix="from 1 to 64")
+        name = found[2] if is_path(found[2]) else target.name
+        counts[name] = counts.get(name, 0) + int(found[1] or 1)
+    found = {name: price_of(load_target(name), prices) for name in counts}
+    unknown = [name for name, price in found.items() if price is None]
+    if given["objective"] == "cost" and unknown:
+        raise UsageError(
+            f"no price of {', '.join(unknown)} is known",
+            fix=f"--price {unknown[0]}=1.5, US dollars an hour",
+        )
+    return tuple(
+        Kind(name, count, None if (p := found[name]) is None else p.usd_per_hour)
+        for name, count in counts.items()
+    )
+
+
+class Runner:
+    """The models that a command names: each loaded and lowered once, its runs predicted where they
+    are asked for."""
+
+    def __init__(self, given: dict[str, Any]):
+        self.given, self.asked = given, _told_apart(given["models"])
+        self.loaded: Loaded = load_modules(given["modules"])
+        self.warnings: list[str] = []
+        self.assumed: dict[str, None] = {}
+        self.profiles: dict[str, None] = {}
+        self.lowered = lru_cache(maxsize=None)(self._lowered)
+        self.runs: Runs = lru_cache(maxsize=None)(self._run)
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return tuple(replace(x.workload, model=i) for i, x in enumerate(self.asked))
+
+    def _graph(self, model: int, profile: str | None) -> Graph:
+        import gpuir
+        from gpuir.cli.lowering import once
+
+        asked, given = self.asked[model], dict(self.given)
+        given["dims"] = (*given["dims"], asked.dims)
+        given |= dict(asked.words)
+        given["train"] = given["train"] or asked.train
+        return gpuir.load(
+            asked.source,
+            warn=once(self.warnings),
+            profile=profile,
+            tf32=given["tf32"],
+            **options.load_options(given, self.loaded),
+        )
+
+    def _lowered(self, model: int, device: str) -> Graph:
+        """The kernels of a model on a GPU: its slices have the same."""
+        import gpuir
+
+        name = self.asked[model].profile or self.given["profile"]
+        profile = self.loaded.profile(name) if name else None
+        graph = self._graph(model, profile)
+        made = gpuir.lower(graph, target=device, profile=profile, tf32=self.given["tf32"])
+        self.profiles.setdefault(str(made.profile))
+        return made
+
+    def _run(self, model: int, target: str) -> Alone:
+        from gpuir.analysis import analyze, run_alone
+        from gpuir.cost.table import find_predictor
+        from gpuir.targets.load import load_target
+
+        name = self.given["predictor"]
+        found = find_predictor(name, self.loaded.predictors)
+        predictor: Any = found if name.partition("@")[0] in self.loaded.predictors else name
+        kernels = self.lowered(model, load_target(target).device)
+        costed = analyze(kernels, target=target, predictor=predictor)
+        self.assumed.update(dict.fromkeys(costed.assumed))
+        return run_alone(costed)
+
+
+def _told_apart(asked: tuple[Asked, ...]) -> list[Asked]:
+    """The models, those of one name with a number behind it."""
+    names = [x.workload.name for x in asked]
+    made: list[Asked] = []
+    for i, x in enumerate(asked):
+        name = x.workload.name
+        if names.count(name) > 1:
+            name = f"{name}-{names[: i + 1].count(name)}"
+        made.append(replace(x, workload=replace(x.workload, name=name)))
+    return made
+
+
+def notes(given: dict[str, Any], found: Runner) -> tuple[str, ...]:
+    """What a plan takes for granted."""
+    from gpuir.plan.mig.workloads import SWITCH_SHARE
+
+    threads = given["host_threads"]
+    return (
+        f"profile {', '.join(found.profiles)}",
+        "requests with a rate arrive at random (Poisson); each is one run at the model's batch",
+        f"processes in time slices lose {SWITCH_SHARE:.0%} of the device's time (one measurement, "
+        "four BERT fine-tunings on an A30)",
+        "under MPS each model has an equal share of the L2; no measurement of MPS was compared",
+        "without MIG, models share memory and faults: --ways mig gives each a slice of its own",
+        "the host has a thread for each model"
+        if threads is None
+        else f"the host has {threads} threads for all models",
+    )
