@@ -1,14 +1,15 @@
 """`gpuir eval mig`: measurements on MIG slices and on the same GPUs whole.
 
 Absolute times depend on much that the table does not state, so what is judged first is how slices
-compare: ratios to the whole GPU, or curves over profiles after one scale for each model.
+compare: ratios to the whole GPU, or curves over profiles after one scale for each model. What is
+made of a row follows from what it says (`mig_rows`), not from its series.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,61 +19,27 @@ import numpy as np
 
 from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note
-from gpuir.fit.columns import Floats, TableFile
+from gpuir.fit.columns import Floats
 from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import GpuirError, UsageError
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
+    from gpuir.simulate.sharing import Mode
+    from validation.mig_rows import Row
+    from validation.slices import Job
 
-WORDS = (
-    *("id", "series", "gpu", "mode", "profile", "co_runners", "scope", "model", "phase"),
-    *("framework", "precision", "metric", "quality"),
-)
-FIELDS = tuple("beside" if n == "co_runners" else n for n in WORDS)  # of a row
-NUMBERS = ("n_gpus", "batch", "seq_len", "value")
-COLUMNS = (*WORDS, *NUMBERS)
-A30 = "a30"
-A100 = "a100-sxm-40gb"
-SLICES = 4  # of an A30, 1g.6gb
-THROUGHPUT = "throughput"
-LATENCIES = {"latency p90": "one query", "latency p99 (8-sample query)": "queries of 8"}
-IDLE, BUSY = "other instances idle", "all other instances busy with other MLPerf models"
-BESIDE = "one instance, others busy"
-SAME = "same workload on every instance"
-# Images a second that the node of `redhat` prepares for all its jobs: the middle of the 7,300 to
-# 8,000 near which it saturates (README of the table).
-NODE_IMAGES_PER_S = 7650.0
+# Images a second that a series' node prepares for all its jobs: of `redhat` the middle of the
+# 7,300 to 8,000 near which it saturates (README of the table).
+NODES: Mapping[str, float] = {"redhat": 7650.0}
 HOST_BOUND = "host-bound"
-RATIO = "published ratio"
-USED = ("ok", "official submission", RATIO, HOST_BOUND)
+USED = ("", "ok", "official submission", "published ratio", HOST_BOUND)
 WHY = {
     "unstable": "unstable: over 10 % standard deviation",
     "anecdotal": "anecdotal: no page to cite",
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table; `gpus` is n_gpus, of `batch` and `seq` 0 is not stated."""
-
-    id: str
-    series: str
-    gpu: str
-    mode: str
-    profile: str
-    beside: str
-    scope: str
-    model: str
-    phase: str
-    framework: str
-    precision: str
-    metric: str
-    quality: str
-    gpus: int
-    batch: int
-    seq: int
-    value: float
+HOST = "the host is slower than the device"
+SCALED = "one scale a model"
 
 
 @dataclass(frozen=True)
@@ -115,203 +82,253 @@ class Found:
     skipped: Mapping[str, int]
 
 
-# ---------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------- all of it
 
 
-def read(path: str | Path) -> tuple[Row, ...]:
-    """The rows of a table; UsageError for one of other columns."""
-    file = TableFile(Path(path))
-    if missing := [name for name in COLUMNS if name not in file.names]:
-        raise UsageError(
-            "not a table of MIG measurements",
-            where=str(path),
-            expected=f"the columns {', '.join(COLUMNS)}",
-            found=f"no {', '.join(missing)}",
-            fix="gpuir eval mig mig_measurements.csv",
-        )
-    columns = file.read(COLUMNS)
-    words = [columns.words(n) for n in WORDS]
-    numbers = [columns.numbers(n, 0.0) for n in NUMBERS]
-    rows: list[Row] = []
-    for i in range(columns.count):
-        text: list[str] = [w.names[w.codes[i]] for w in words]
-        gpus, batch, seq, value = (float(n[i]) if n[i] > 0 else 0.0 for n in numbers)
-        cells: dict[str, Any] = dict(zip(FIELDS, text, strict=True))
-        rows.append(Row(**cells, gpus=int(gpus), batch=int(batch), seq=int(seq), value=value))
-    return tuple(rows)
+def evaluate(path: str | Path) -> Found:
+    from validation.mig_rows import NotScored, read
+
+    rows = read(path)
+    cases: list[Case] = []
+    fits: list[Fit] = []
+    skipped: Counter[str] = Counter()
+    for row in rows:
+        try:
+            found = answer(row, rows)
+        except NotScored as why:
+            skipped[str(why)] += 1
+            continue
+        except GpuirError as error:
+            skipped[f"{row.model}: {error.what}"] += 1
+            continue
+        if isinstance(found, Fit):
+            fits.append(found)
+            continue
+        cases.append(found)
+        note(f"{row.model}, {found.op}: {found.error:+.1f} %")
+    every = (*cases, *scaled(cases))
+    return Found(str(path), len(rows), every, tuple(fits), dict(skipped))
+
+
+def answer(row: Row, rows: Sequence[Row]) -> Case | Fit:
+    """What is predicted of a row; NotScored where that is nothing. `rows` are those of its
+    table."""
+    from validation import mig_rows
+
+    if row.odd or row.quality not in USED:
+        raise mig_rows.NotScored(row.odd or WHY.get(row.quality, f"quality: {row.quality}"))
+    if is_relative(row):
+        return together(row, rows)
+    if mig_rows.is_offline(row):
+        return ratio(row, rows)
+    return absolute(row)
 
 
 # ---------------------------------------------------------------------------- ratios to the GPU
 
 
-def ratios(rows: Sequence[Row]) -> tuple[list[Case], Counter[str]]:
-    """MLPerf's rows of slices, each over the same of a whole GPU."""
-    wholes = whole_gpus(rows)
-    cases: list[Case] = []
-    skipped: Counter[str] = Counter()
-    for row in rows:
-        found = _ratio(row, wholes)
-        if isinstance(found, Case):
-            cases.append(found)
-            note(f"{row.model}, {found.op}: {found.error:+.1f} %")
-        else:
-            skipped[found] += 1
-    return cases, skipped
+def ratio(row: Row, rows: Iterable[Row]) -> Case:
+    """A slice of MLPerf's over the same of the whole GPU."""
+    from validation import mig_rows, slices
+    from validation.mig_rows import IDLE, SAME, SERVER, NotScored
 
-
-def whole_gpus(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """By model and metric, what one whole GPU does: measured alone where that was, else its part of
-    what several do."""
-    found: dict[tuple[str, str], float] = {}
-    for row in sorted(rows, key=lambda r: -r.gpus):
-        if row.mode == "full" and row.gpu == "A30":
-            part = row.gpus if row.metric == THROUGHPUT else 1
-            found[row.model, row.metric] = row.value / part
-    return found
-
-
-def _ratio(row: Row, wholes: Mapping[tuple[str, str], float]) -> Case | str:
-    from validation import slices
-
+    gpu = mig_rows.gpu_of(row)
     if row.mode == "full":
-        return "a whole GPU: what slices are compared with" if row.gpu == "A30" else "no MIG GPU"
-    if row.metric == "server throughput":
-        return "server: how many queries a second meet a deadline is not predicted"
-    engine = slices.ENGINES.get(row.model)
-    if engine is None:
-        return f"{row.model} is not built here"
-    whole = wholes.get((row.model, row.metric))
+        reason = "a whole GPU: what slices are compared with"
+        raise NotScored(reason if mig_rows.has_mig(gpu) else "no MIG GPU")
+    metric = row.metric.lower()
+    if metric.startswith("server"):
+        raise NotScored(SERVER)
+    target, job = mig_rows.target_of(row), mig_rows.offline_job(row)
+    whole = whole_gpu(row, gpu, rows)
     if whole is None:
-        return f"no whole GPU has {row.model}, {row.metric}"
-    if row.metric in LATENCIES:
-        one = replace(engine, batch=1 if row.metric == "latency p90" else 8)
-        slower = slices.seconds(one, slices.SLICE) / slices.seconds(one, A30)
-        op = f"latency, {LATENCIES[row.metric]}"
-        return Case(row, op, slices.SLICE, "of the GPU's", row.value / whole, slower)
+        raise NotScored(f"no whole GPU has {row.model}, {row.metric}")
+    if not row.value > 0:
+        raise NotScored("no value is stated")
+    if metric.startswith("latency"):
+        several = re.search(r"(\d+)-sample", metric)
+        one = replace(job, batch=int(several[1]) if several else 1)
+        slower = slices.seconds(one, target) / slices.seconds(one, gpu)
+        op = f"latency, {f'queries of {one.batch}' if several else 'one query'}"
+        return Case(row, op, target, "of the GPU's", row.value / whole, slower)
+    if not metric.startswith("throughput"):
+        raise NotScored(f"metric {row.metric}: not predicted")
+    together = mig_rows.active(row)
+    count = together if together > 1 else mig_rows.most(target)
+    kind = mig_rows.company(row)
     others: tuple[float, ...] = ()
-    if row.beside == IDLE:
+    if kind == IDLE:
         op = "one instance, others idle"
-    elif row.beside == BUSY:
-        others, op = slices.others_w(row.model, slices.SLICE, SLICES - 1), BESIDE
+    elif kind == SAME:
+        others, op = (slices.wanted_w(job, target),) * (count - 1), "all instances"
     else:
-        others, op = (slices.wanted_w(engine, slices.SLICE),) * (SLICES - 1), "all instances"
-    share = slices.seconds(engine, A30) / slices.beside(engine, slices.SLICE, others)
-    count = SLICES if row.scope == "per instance" else 1 / row.gpus
-    return Case(row, op, slices.SLICE, "of the GPU's", count * row.value / whole, SLICES * share)
+        others, op = slices.others_w(job.model, target, count - 1), "one instance, others busy"
+    share = slices.seconds(job, gpu) / slices.beside(job, target, others)
+    of = 1 / row.n_gpus if row.scope.startswith("aggregate") and row.n_gpus else count
+    return Case(row, op, target, "of the GPU's", of * row.value / whole, count * share)
+
+
+def whole_gpu(row: Row, gpu: str, rows: Iterable[Row]) -> float | None:
+    """What one whole GPU does of what a row measures: alone where that was measured, else its part
+    of what several do."""
+    from validation import mig_rows
+
+    def of(r: Row) -> tuple[str, ...]:
+        return r.series, r.model, r.metric, r.precision
+
+    same = [
+        r for r in rows if r.mode == "full" and not r.batch and r.value > 0 and of(r) == of(row)
+    ]
+    for r in sorted(same, key=lambda r: r.n_gpus):
+        if r.gpu == row.gpu and mig_rows.gpu_of(r) == gpu:
+            return r.value / (max(r.n_gpus, 1) if r.metric.startswith("throughput") else 1)
+    return None
 
 
 # ---------------------------------------------------------------------------- jobs together
 
+AFTER: Mapping[Mode, str] = {
+    "serial": "one after another",
+    "time-slicing": "at once",
+    "mps": "under MPS",
+}
 
-def together(rows: Sequence[Row]) -> tuple[list[Case], Counter[str]]:
-    """Four jobs, each on a slice of its own, over the same four without slices."""
+
+def is_relative(row: Row) -> bool:
+    return row.unit == "ratio" or bool(re.match(r"relative|normali", row.metric.lower()))
+
+
+def together(row: Row, rows: Iterable[Row]) -> Case:
+    """Jobs that share a GPU or have a slice each, over the same jobs as the row's reference has
+    them: what the reference does, over what they do."""
+    from validation import mig_rows
+    from validation.mig_rows import NotScored
+
+    what, rate = arranged(row)
+    reference = reference_of(row, rows)
+    if reference is row:
+        raise NotScored(f"{what}: what is compared with the rest")
+    if reference is None:
+        raise NotScored(f"relative to {row.relative_to or 'nothing stated'}: no such row")
+    times = _times(row)
+    if not times > 0:
+        raise NotScored("no value is stated")
+    other, known = arranged(reference)
+    op = f"{other} over {what}, {row.gpu}"
+    target = mig_rows.gpu_of(row) if row.mode == "full" else mig_rows.target_of(row)
+    return Case(row, op, target, "times", 1 / times, known / rate)
+
+
+def _times(row: Row) -> float:
+    """How much more a row does than its reference."""
+    value = row.ratio if row.ratio > 0 else row.value
+    metric = row.metric.lower()
+    slower = "throughput" not in metric and re.search("time|latency|slowdown", metric)
+    return 1 / value if slower and value > 0 else value
+
+
+def reference_of(row: Row, rows: Iterable[Row]) -> Row | None:
+    """The row that another is relative to: the one that is 1 of those relative to the same, or
+    that of this `id`."""
+    some = [r for r in rows if is_relative(r) and r.series == row.series and r.model == row.model]
+    ones = [r for r in some if r.relative_to == row.relative_to and _times(r) == 1]
+    named = [r for r in some if r.id == row.relative_to]
+    return row if row in ones else next(iter((*ones, *named)), None)
+
+
+def arranged(row: Row) -> tuple[str, float]:
+    """How a row's jobs have their GPU, in words, and how many steps a second all of them do."""
+    from validation import mig_rows, slices, zoo
+    from validation.mig_rows import COUNTS, NotScored
+
+    name = zoo.name_of(row.model)
+    job = mig_rows.job_of(row, slices.JOB_BATCHES.get(name or "", 0))
+    target, shared = mig_rows.target_of(row), mig_rows.sharing(row)
+    mode: Mode | None = None
+    if shared is None and row.mode == "mig":
+        count = mig_rows.active(row)
+        if not count:
+            raise NotScored("how many instances work is not stated")
+        what = "slice"
+    else:
+        count, mode = shared or (1, "serial")
+        what = "job"
+    words = {n: w for w, n in COUNTS.items()}
+    text = f"{words.get(count, count)} {what}{'s' if count > 1 else ''}"
+    text += f" {AFTER[mode]}" if mode and count > 1 else ""
+    return text, _steps_per_s(job, target, count, mode)
+
+
+def _steps_per_s(job: Job, target: str, count: int, mode: Mode | None) -> float:
     from validation import slices
+    from validation.mig_rows import NotScored
 
-    cases: list[Case] = []
-    skipped: Counter[str] = Counter()
-    for row in rows:
-        if row.mode == "mig":
-            skipped["four slices: what is compared with the rest"] += 1
-            continue
-        after = "one after another" in row.beside
-        op = f"four slices over four jobs {'one after another' if after else 'at once'}"
-        gpu = row.gpu.lower()
-        other = slices.steps_per_s(gpu, "serial" if after else "time-slicing")
-        predicted = slices.steps_per_s(A30, None) / other
-        cases.append(Case(row, f"{op}, {row.gpu}", gpu, "times", 1 / row.value, predicted))
-    return cases, skipped
+    rate = slices.steps_per_s(job, target, count, mode)
+    if rate is None:
+        raise NotScored(f"{count} of {job.model} on {target}: predicted not to fit")
+    return rate
 
 
-# ---------------------------------------------------------------------------- curves over profiles
-
-HOST = "the host is slower than the device"
-AGAIN = "time to threshold: the same run, and how many steps it needs is not predicted"
+# ---------------------------------------------------------------------------- times
 
 
-def curves(rows: Sequence[Row], target_of: Callable[[Row], str]) -> tuple[list[Case], Counter[str]]:
-    """Latencies of models by profile."""
-    from validation import slices
+def absolute(row: Row) -> Case | Fit:
+    """A step or a pass, in milliseconds; whether it fits. Those that the host holds back are
+    apart."""
+    from validation import mig_rows, slices
+    from validation.mig_rows import NotScored
 
-    cases: list[Case] = []
-    skipped: Counter[str] = Counter()
-    for row in rows:
-        if row.quality == HOST_BOUND:
-            skipped[HOST] += 1
-            continue
-        target = target_of(row)
-        ran = slices.ran(row.model, row.phase, row.batch, row.seq, target)
-        op = "inference" if row.phase == "infer" else "training step"
-        cases.append(Case(row, op, target, "ms", row.value, ran.time_s * 1e3))
-    return cases, skipped
+    target, job = mig_rows.target_of(row), mig_rows.job_of(row)
+    if row.metric.lower().startswith("fits"):
+        if row.value not in (0, 1):
+            raise NotScored("no value is stated")
+        return Fit(row, target, bool(row.value), slices.fits(job, target))
+    measured_s, which = mig_rows.step_s(row, job)
+    if row.quality == HOST_BOUND and row.series not in NODES:
+        raise NotScored(HOST)
+    op = "training step" if job.train else "inference"
+    op += f", {which}" if which else ""
+    count, mode = mig_rows.sharing(row) or (1, "serial")
+    if count > 1 and mode != "serial":
+        time_s = count / _steps_per_s(job, target, count, mode)
+        op += f", {count} {AFTER[mode]}"
+    else:
+        time_s = slices.beside(job, target, neighbours(row, job, target))
+    if row.series in NODES:
+        time_s = max(time_s, job.batch * mig_rows.jobs_of_node(row) / NODES[row.series])
+    apart = HOST_BOUND if row.quality == HOST_BOUND else ""
+    return Case(row, op, target, "ms", measured_s * 1e3, time_s * 1e3, apart)
 
 
-def jobs_of(row: Row) -> int:
-    """How many jobs share the node: `24 jobs, three per GPU`."""
-    found = re.match(r"(\d+) jobs", row.beside)
-    return int(found[1]) if found else 1
+def neighbours(row: Row, job: Job, target: str) -> tuple[float, ...]:
+    """Watts that each of the other instances wants: assumed as many as this one, whatever runs."""
+    from validation import mig_rows, slices
 
-
-def jobs(
-    rows: Sequence[Row], target_of: Callable[[Row], str]
-) -> tuple[list[Case], list[Fit], Counter[str]]:
-    """Training jobs by profile, as seconds of a step; those that the host holds back are apart."""
-    from validation import slices
-
-    cases: list[Case] = []
-    fits: list[Fit] = []
-    skipped: Counter[str] = Counter()
-    for row in rows:
-        if row.metric == "time to threshold":
-            skipped[AGAIN] += 1
-            continue
-        target = target_of(row)
-        ran = slices.ran("ssd-resnet34", "train", row.batch, 0, target)
-        if row.metric.startswith("fits"):
-            fits.append(Fit(row, target, bool(row.value), ran.fits))
-            continue
-        limit_s = row.batch * jobs_of(row) / NODE_IMAGES_PER_S
-        apart = HOST_BOUND if row.quality == HOST_BOUND else ""
-        seconds = max(ran.time_s, limit_s) * 1e3
-        measured = row.batch / row.value * 1e3
-        cases.append(Case(row, "training step", target, "ms", measured, seconds, apart))
-    return cases, fits, skipped
+    if row.mode != "mig" or mig_rows.company(row) == mig_rows.IDLE:
+        return ()
+    count = mig_rows.active(row)
+    if count < 2 and re.search(r"\b(every|all)\b", row.co_runners.lower()):
+        count = mig_rows.most(target)
+    return (slices.wanted_w(job, target),) * (count - 1) if count > 1 else ()
 
 
 def scaled(cases: Sequence[Case]) -> list[Case]:
-    """The same after one scale for each model and op: that by which they are off on average (of
-    logarithms), over what is not apart."""
+    """Times after one scale for each series, model and op: that by which they are off on average
+    (of logarithms), over what is not apart."""
+    by_key: dict[tuple[str, str, str], list[Case]] = {}
+    for c in cases:
+        if c.unit == "ms" and not c.apart:
+            by_key.setdefault((c.row.series, c.row.model, c.op), []).append(c)
     found: list[Case] = []
-    for key in dict.fromkeys((c.row.model, c.op) for c in cases):
-        mine = [c for c in cases if (c.row.model, c.op) == key]
-        rows = [c for c in mine if not c.apart]
-        if len(rows) > 1:
-            scale = np.exp(np.mean([np.log(c.measured / c.predicted) for c in rows]))
-            op = f"{key[1]}, one scale a model"
-            found += [replace(c, op=op, predicted=float(c.predicted * scale)) for c in rows]
+    for (_, _, op), some in by_key.items():
+        if len(some) > 1:
+            scale = np.exp(np.mean([np.log(c.measured / c.predicted) for c in some]))
+            op = f"{op}, {SCALED}"
+            found += [replace(c, op=op, predicted=float(c.predicted * scale)) for c in some]
     return found
 
 
-# ---------------------------------------------------------------------------- all of it
-
-
-def on_a100(row: Row) -> str:
-    return f"{A100}:{row.profile}" if row.mode == "mig" else A100
-
-
-def evaluate(path: str | Path) -> Found:
-    rows = read(path)
-    skipped = Counter(WHY.get(r.quality, r.quality) for r in rows if r.quality not in USED)
-    used = [r for r in rows if r.quality in USED]
-    cases, left = ratios([r for r in used if r.series == "mlperf20"])
-    more, host = curves([r for r in used if r.series == "migperf40"], on_a100)
-    steps, fits, again = jobs([r for r in used if r.series == "redhat"], on_a100)
-    seed, reference = together([r for r in used if r.series == "a30blog"])
-    known = ("a30blog", "mlperf20", "migperf40", "redhat")
-    other = Counter(f"series {r.series}: no model of it" for r in used if r.series not in known)
-    for counted in (left, host, again, reference, other):
-        skipped.update(counted)
-    every = (*seed, *cases, *more, *scaled(more), *steps, *scaled(steps))
-    return Found(str(path), len(rows), every, tuple(fits), dict(skipped))
+# ---------------------------------------------------------------------------- scores
 
 
 def score(found: Found) -> Scores:
@@ -320,8 +337,7 @@ def score(found: Found) -> Scores:
     totals: dict[Group, list[Floats]] = {}
     for c in found.cases:
         by = (("series", c.row.series), ("model", c.row.model))
-        dtype = "tf32" if c.row.series == "migperf40" else c.row.precision.lower()
-        device, target = c.row.gpu, c.target.partition(":")[0]
+        dtype, device, target = _dtype(c.row), c.row.gpu, c.target.partition(":")[0]
         group = Group(found.file, c.op, device, dtype, target, by, suspect=c.apart)
         nan = np.nan
         numbers = np.array([c.measured, c.predicted, nan, nan, nan, nan])
@@ -330,6 +346,16 @@ def score(found: Found) -> Scores:
             total = group._replace(dtype=ALL, by=(by[0], ("model", ALL)))
             totals.setdefault(total, []).append(numbers)
     return Scores(groups=_scores(groups), totals=_scores(totals))
+
+
+def _dtype(row: Row) -> str:
+    """What the precision says: `tf32` where that is what products are in."""
+    from validation import mig_rows
+
+    train, stack = mig_rows.is_training(row), mig_rows.stack_of(row)
+    numbers = mig_rows.numbers_of(row, stack, train)
+    is_tf32 = numbers.get("tf32") and not numbers.get("autocast")
+    return "tf32" if is_tf32 else row.precision.lower()
 
 
 def _scores(rows: Mapping[Group, list[Floats]]) -> tuple[Score, ...]:
@@ -358,7 +384,8 @@ def json_text(found: Sequence[Found]) -> str:
 
 
 def _case(file: str, c: Case) -> dict[str, Any]:
-    named = {n: getattr(c.row, n) for n in ("id", "series", "model", "profile", "batch", "seq")}
+    named = {n: getattr(c.row, n) for n in ("id", "series", "model", "profile", "batch")}
+    named["seq"] = c.row.seq_len
     numbers = {n: float(f"{getattr(c, n):.6g}") for n in ("measured", "predicted", "error")}
     named |= {"op": c.op, "target": c.target, "unit": c.unit, "suspect": c.apart}
     return {"file": file, **named, **numbers}
@@ -386,7 +413,7 @@ def report(found: Sequence[Found], shape: Layout) -> str:
     columns += [("seq", True), ("measured", True), ("predicted", True), ("error", True)]
     for f in found:
         page.heading(f"{f.file}: cases")
-        page.table(columns, [_cells(c) for c in f.cases if not c.op.endswith("scale a model")])
+        page.table(columns, [_cells(c) for c in f.cases if not c.op.endswith(SCALED)])
         for x in f.fits:
             said = ["does not fit", "fits"]
             told = f"batch {x.row.batch} {said[x.measured]}, predicted: {said[x.predicted]}"
@@ -398,7 +425,7 @@ def report(found: Sequence[Found], shape: Layout) -> str:
 def _cells(c: Case) -> tuple[str, ...]:
     number = "{:.3f}" if c.unit != "ms" else "{:.2f} ms"
     op = f"{c.op} ({c.apart})" if c.apart else c.op
-    sizes = (str(n) if n else "-" for n in (c.row.batch, c.row.seq))
+    sizes = (str(n) if n else "-" for n in (c.row.batch, c.row.seq_len))
     numbers = (number.format(n) for n in (c.measured, c.predicted))
     return (c.row.model, op, c.row.profile or "whole", *sizes, *numbers, f"{c.error:+.1f}")
 
@@ -417,6 +444,8 @@ def mig(files: tuple[str, ...], **given: Any) -> None:
     gpuir eval mig mig_measurements.csv
     gpuir eval mig mig_measurements.csv --json scores.json
     """
+    from validation.mig_rows import read
+
     if not files:
         raise UsageError("no table is given", fix="gpuir eval mig FILE...")
     check_ahead(given["json_path"])

@@ -9,52 +9,11 @@ makes; boxes are not chosen from their scores, nor windows put together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 CLASSES = 81  # of COCO, with the background
 BOXES = (4, 6, 6, 6, 4, 4)  # a place, by map
-
-
-def _bert(hidden: int, layers: int, heads: int, vocab: int, architecture: str) -> dict[str, Any]:
-    return {
-        "model_type": "xlm-roberta" if architecture.startswith("XLM") else "bert",
-        "architectures": [architecture],
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * hidden,
-        "max_position_embeddings": 514,
-        "vocab_size": vocab,
-    }
-
-
-_DISTIL = {
-    "model_type": "distilbert",
-    "architectures": ["DistilBertModel"],
-    "vocab_size": 119547,
-    "dim": 768,
-    "n_layers": 6,
-    "n_heads": 12,
-    "hidden_dim": 3072,
-}
-# Encoders as their published configs have them. Of what sentence-transformers add, pooling and one
-# small layer, nothing is here.
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "bert-base": _bert(768, 12, 12, 30522, "BertForQuestionAnswering"),
-    "bert-large": _bert(1024, 24, 16, 30522, "BertForQuestionAnswering"),
-    "bert-base-multilingual-cased": _bert(768, 12, 12, 119547, "BertModel"),
-    "distiluse-base-multilingual-cased-v1": _DISTIL,
-    "distiluse-base-multilingual-cased-v2": _DISTIL,
-    "paraphrase-multilingual-MiniLM-L12-v2": _bert(384, 12, 12, 250037, "BertModel"),
-    "paraphrase-multilingual-mpnet-base-v2": _bert(768, 12, 12, 250002, "XLMRobertaModel"),
-    "vision_transformer": {
-        "model_type": "vit",
-        "architectures": ["ViTForImageClassification"],
-        "num_labels": 1000,
-    },
-}
 
 
 def ssd_resnet34(side: int, *, with_loss: bool = False) -> Any:
