@@ -98,8 +98,9 @@ def evaluate(path: str | Path) -> Found:
         except NotScored as why:
             skipped[str(why)] += 1
             continue
-        except GpuirError as error:
-            skipped[f"{row.model}: {error.what}"] += 1
+        except (GpuirError, RuntimeError, MemoryError) as error:
+            what = error.what if isinstance(error, GpuirError) else f"not built ({error})"
+            skipped[f"{row.model}: {what}"[:200]] += 1
             continue
         if isinstance(found, Fit):
             fits.append(found)
@@ -117,7 +118,7 @@ def answer(row: Row, rows: Sequence[Row]) -> Case | Fit:
 
     if row.odd or row.quality not in USED:
         raise mig_rows.NotScored(row.odd or WHY.get(row.quality, f"quality: {row.quality}"))
-    if is_relative(row):
+    if mig_rows.is_relative(row):
         return together(row, rows)
     if mig_rows.is_offline(row):
         return ratio(row, rows)
@@ -164,7 +165,7 @@ def ratio(row: Row, rows: Iterable[Row]) -> Case:
     else:
         others, op = slices.others_w(job.model, target, count - 1), "one instance, others busy"
     share = slices.seconds(job, gpu) / slices.beside(job, target, others)
-    of = 1 / row.n_gpus if row.scope.startswith("aggregate") and row.n_gpus else count
+    of = 1 / row.n_gpus if mig_rows.is_aggregate(row) and row.n_gpus else count
     return Case(row, op, target, "of the GPU's", of * row.value / whole, count * share)
 
 
@@ -181,7 +182,8 @@ def whole_gpu(row: Row, gpu: str, rows: Iterable[Row]) -> float | None:
     ]
     for r in sorted(same, key=lambda r: r.n_gpus):
         if r.gpu == row.gpu and mig_rows.gpu_of(r) == gpu:
-            return r.value / (max(r.n_gpus, 1) if r.metric.startswith("throughput") else 1)
+            several = r.metric.startswith("throughput") and mig_rows.is_aggregate(r)
+            return r.value / (max(r.n_gpus, 1) if several else 1)
     return None
 
 
@@ -194,46 +196,19 @@ AFTER: Mapping[Mode, str] = {
 }
 
 
-def is_relative(row: Row) -> bool:
-    return row.unit == "ratio" or bool(re.match(r"relative|normali", row.metric.lower()))
-
-
 def together(row: Row, rows: Iterable[Row]) -> Case:
     """Jobs that share a GPU or have a slice each, over the same jobs as the row's reference has
     them: what the reference does, over what they do."""
     from validation import mig_rows
-    from validation.mig_rows import NotScored
 
+    reference = mig_rows.reference_of(row, rows)
+    times = mig_rows.times(row)
     what, rate = arranged(row)
-    reference = reference_of(row, rows)
     if reference is row:
-        raise NotScored(f"{what}: what is compared with the rest")
-    if reference is None:
-        raise NotScored(f"relative to {row.relative_to or 'nothing stated'}: no such row")
-    times = _times(row)
-    if not times > 0:
-        raise NotScored("no value is stated")
+        raise mig_rows.NotScored(f"{what}: what is compared with the rest")
     other, known = arranged(reference)
     op = f"{other} over {what}, {row.gpu}"
-    target = mig_rows.gpu_of(row) if row.mode == "full" else mig_rows.target_of(row)
-    return Case(row, op, target, "times", 1 / times, known / rate)
-
-
-def _times(row: Row) -> float:
-    """How much more a row does than its reference."""
-    value = row.ratio if row.ratio > 0 else row.value
-    metric = row.metric.lower()
-    slower = "throughput" not in metric and re.search("time|latency|slowdown", metric)
-    return 1 / value if slower and value > 0 else value
-
-
-def reference_of(row: Row, rows: Iterable[Row]) -> Row | None:
-    """The row that another is relative to: the one that is 1 of those relative to the same, or
-    that of this `id`."""
-    some = [r for r in rows if is_relative(r) and r.series == row.series and r.model == row.model]
-    ones = [r for r in some if r.relative_to == row.relative_to and _times(r) == 1]
-    named = [r for r in some if r.id == row.relative_to]
-    return row if row in ones else next(iter((*ones, *named)), None)
+    return Case(row, op, mig_rows.target_of(row), "times", 1 / times, known / rate)
 
 
 def arranged(row: Row) -> tuple[str, float]:
@@ -352,8 +327,7 @@ def _dtype(row: Row) -> str:
     """What the precision says: `tf32` where that is what products are in."""
     from validation import mig_rows
 
-    train, stack = mig_rows.is_training(row), mig_rows.stack_of(row)
-    numbers = mig_rows.numbers_of(row, stack, train)
+    numbers = mig_rows.numbers_of(row)
     is_tf32 = numbers.get("tf32") and not numbers.get("autocast")
     return "tf32" if is_tf32 else row.precision.lower()
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def read(path: str | Path) -> tuple[Row, ...]:
     numbers = {n: columns.numbers(n) for n in NUMBERS}
     rows: list[Row] = []
     for i in range(columns.count):
-        cells: dict[str, Any] = {n: w.names[w.codes[i]].strip() for n, w in texts.items()}
+        said: list[str] = [w.names[w.codes[i]] for w in texts.values()]
+        cells: dict[str, Any] = dict(zip(COLUMNS, map(str.strip, said), strict=True))
         odd = ""
         for name in NUMBERS:
             number, text = float(numbers[name][i]), cells[name]
@@ -146,7 +148,11 @@ def most(target: str) -> int:
 # ---------------------------------------------------------------------------- what ran
 
 NOT_BUILT = "not built here"
-GENERATES = r"vllm|tensorrt.?llm|trt.?llm|sglang|\btgi\b|text.generation|llama\.cpp|deepspeed"
+# Frameworks that are none of these, whatever else their names have.
+OTHER = (
+    r"vllm|tensorrt.?llm|trt.?llm|sglang|\btgi\b|text.generation|llama\.cpp|deepspeed|"
+    r"tensorflow|keras|jax|flax|mxnet|paddle|caffe"
+)
 STACKS = (  # the first of these that a framework's name has
     (r"torch\.?compile|inductor|compiled", "compiled"),
     (r"tensorrt|\btrt\b", "tensorrt"),
@@ -155,45 +161,43 @@ STACKS = (  # the first of these that a framework's name has
     (r"torch|transformers|hugging ?face|timm", "eager"),
     (r"triton", "tensorrt"),
 )
+PYTORCH = ("eager", "compiled", "cudagraph")
 
 
-def stack_of(row: Row) -> str:
+def stack_of(row: Row) -> str | None:
+    """The profile that stands for a row's framework, if there is one."""
     text = row.framework.lower()
-    if not re.search(GENERATES, text):
-        for pattern, stack in STACKS:
-            if re.search(pattern, text):
-                return stack
-    raise NotScored(f"framework {row.framework or 'not stated'}: no stack of it is predicted")
+    if re.search(OTHER, text):
+        return None
+    return next((stack for pattern, stack in STACKS if re.search(pattern, text)), None)
 
 
-def numbers_of(row: Row, stack: str, train: bool) -> dict[str, Any]:
+def numbers_of(row: Row) -> dict[str, Any]:
     """The dtype, and TF32, autocast or 8 bits. Without a precision PyTorch computes in f32 with
     TF32, but for NVIDIA's examples, which train in mixed precision."""
-    text = row.precision.lower()
-    if not text and stack == "eager":
-        text = "amp" if "deeplearningexamples" in row.framework.lower() else "tf32"
-    wide = "bf16" if re.search(r"bf16|bfloat16", text) else "f16"
-    if re.search(r"int8|i8\b", text) or "fp8" in text:
+    text, stack, said = row.precision.lower(), stack_of(row), row.framework.lower()
+    if not text and stack in PYTORCH:
+        text = "amp" if "deeplearningexamples" in said else "tf32"
+    wide = "bf16" if re.search("bf16|bfloat16", text) else "f16"
+    if re.search(r"int8|\bi8\b|fp8", text):
         if stack != "tensorrt":
             raise NotScored(f"precision {row.precision}: 8 bits are predicted of TensorRT alone")
         return {"dtype": "f16", "narrow": "f8e4m3" if "fp8" in text else "i8"}
-    if re.search(r"amp\b|mixed|autocast", text):
-        return {"dtype": "f32", "tf32": True, "autocast": wide}
-    if re.search(r"bf16|bfloat16|fp16|float16|\bf16|half", text):
-        given: dict[str, Any] = {"dtype": "f32", "tf32": True, "autocast": wide}
-        return given if train else {"dtype": wide}
+    is_mixed = bool(re.search(r"amp\b|mixed|autocast", text))
+    if is_mixed or re.search(r"bf16|bfloat16|fp16|float16|\bf16|half", text):
+        if stack in PYTORCH and (is_mixed or is_training(row)):
+            return {"dtype": "f32", "tf32": True, "autocast": wide}
+        return {"dtype": wide}
     if "tf32" in text:
-        return {
-            "dtype": "f32",
-            "tf32": not re.search(r"(no|without) tf32|tf32 (off|disabled)", text),
-        }
+        off = re.search(r"(no|without) tf32|tf32 (is )?(off|disabled)", text)
+        return {"dtype": "f32", "tf32": not off}
     if re.search(r"fp32|float32|\bf32|single", text):
         return {"dtype": "f32"}
     raise NotScored(f"precision {row.precision or 'not stated'}: not known here")
 
 
 def is_training(row: Row) -> bool:
-    if re.match(r"train|fine", row.phase.lower()):
+    if re.match("train|fine", row.phase.lower()):
         return True
     if row.phase.lower().startswith("infer"):
         return False
@@ -202,21 +206,20 @@ def is_training(row: Row) -> bool:
 
 def is_offline(row: Row) -> bool:
     """Whether an engine of MLPerf ran, whose batch nobody states."""
-    return (
-        not row.batch and row.phase == "infer" and bool(re.search("tensorrt", row.framework, re.I))
-    )
+    return not row.batch and row.phase.startswith("infer") and stack_of(row) == "tensorrt"
 
 
 def job_of(row: Row, batch: int = 0) -> Job:
     """What ran, in batches of `batch` where the row states none."""
-    name = zoo.name_of(row.model)
+    name, stack, train = zoo.name_of(row.model), stack_of(row), is_training(row)
     if name is None:
         raise NotScored(f"{row.model} is {NOT_BUILT}")
-    stack, train = stack_of(row), is_training(row)
-    numbers = numbers_of(row, stack, train)
-    if train and (name in zoo.UNTRAINED or stack not in ("eager", "compiled", "cudagraph")):
+    if stack is None:
+        raise NotScored(f"framework {row.framework or 'not stated'}: no stack of it is predicted")
+    if train and (name in zoo.UNTRAINED or stack not in PYTORCH):
         raise NotScored(f"training {row.model} under {row.framework} is {NOT_BUILT}")
-    batch, seq, said = row.batch or batch, 0, row.framework.lower()
+    numbers, said = numbers_of(row), row.framework.lower()
+    batch, seq = row.batch or batch, 0
     if not batch:
         raise NotScored("no batch is stated")
     if zoo.MODELS[name].reads_text:
@@ -224,15 +227,15 @@ def job_of(row: Row, batch: int = 0) -> Job:
         seq = row.seq_len or (SEQ if squad else 0)
         if not seq:
             raise NotScored("no seq_len is stated")
-    fused = train or stack != "eager" or re.search(r"torch ?2|sdpa|flash", said)
+    fused = train or stack != "eager" or re.search("torch ?2|sdpa|flash", said)
     attention = "sdpa" if fused else "eager"  # written out, as transformers had it before 2024
-    last = bool(re.search(r"nhwc|channels.last", said))
+    last = bool(re.search("nhwc|channels.last", said))
     return Job(name, batch, seq, train, stack, attention=attention, channels_last=last, **numbers)
 
 
-def offline_job(row: Row, queries: int = 0) -> Job:
-    """The engine of a row of MLPerf, with a batch of so many queries or that of OFFLINE."""
-    return job_of(row, queries or OFFLINE.get(zoo.name_of(row.model) or "", 0))
+def offline_job(row: Row) -> Job:
+    """The engine of a row of MLPerf, with the batch of OFFLINE."""
+    return job_of(row, OFFLINE.get(zoo.name_of(row.model) or "", 0))
 
 
 # ---------------------------------------------------------------------------- beside whom
@@ -254,25 +257,27 @@ def active(row: Row) -> int:
 def company(row: Row) -> str:
     """What the other instances of the GPU do."""
     text = row.co_runners.lower()
+    if not text or re.search(r"\bidle\b|^none|\balone\b|nothing", text):
+        return IDLE
     if re.search(r"\bsame\b|identical|every instance|\d+ jobs", text):
         return SAME
-    if not text or re.search(r"\bidle\b|\bnone\b|\balone\b|nothing", text):
-        return IDLE
     return OTHERS
 
 
 def sharing(row: Row) -> tuple[int, Mode] | None:
     """How many jobs have a GPU, or a slice, together and how: `4 processes share the whole GPU`."""
-    text = row.co_runners.lower()
-    mode: Mode | None = None
-    place = "gpu" if row.mode == "full" else "instance"
+    text, full = row.co_runners.lower(), row.mode == "full"
+    place = "gpu" if full else "instance"
     each = re.search(rf"(\w+) (?:\w+ )?per {place}", text)
     several = _count(each[1]) if each else 0
+    together = rf"time.?slic|shar\w+ (the|one|an?) (\w+ )?{place}"
+    together += "|at once|concurrent|simultaneous" if full else ""
+    mode: Mode | None = None
     if re.search(r"\bmps\b", text):
         mode = "mps"
-    elif re.search(r"one after another|serial|sequential|in turn", text):
+    elif full and re.search("one after another|serial|sequential|in turn", text):
         mode = "serial"
-    elif several > 1 or re.search(r"shar\w+ (the|one) |time.?slic|at once|concurrent", text):
+    elif several > 1 or re.search(together, text):
         mode = "time-slicing"
     if mode is None:
         return None
@@ -298,62 +303,83 @@ def jobs_of_node(row: Row) -> int:
 AGAIN = "time to threshold: the same run, and how many steps it needs is not predicted"
 SERVER = "server: how many queries a second meet a deadline is not predicted"
 TOKENS = "tokens a second: how many are read and how many written is not stated"
-SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 STEPS = ("iteration", "iter", "it", "step", "batch", "batche")
 ITEMS = (
     *("image", "img", "sample", "sequence", "seq", "sentence", "sent", "example", "frame"),
-    *("inference", "infer", "item", "record"),
+    *("inference", "infer", "inf", "item", "record"),
 )
 QUERIES = ("query", "querie", "request", "req")
+SHORT = {"fps": "frame/s", "ips": "image/s", "qps": "query/s"}
 _TIME = r"latency|(step|iteration|batch|inference|forward|execution|compute) ?time|time (per|of a) "
+_RATE = r"throughput|speed|rate\b|per second|fps|qps|/s\b"
+_NO_STEP = r"std|deviation|variance|jitter|overhead|interference|\w+up\b|slowdown|accuracy|hit rate"
 
 
 def step_s(row: Row, job: Job) -> tuple[float, str]:
     """Seconds of a step of one job, and which of a run's many times it is where it is not the mean
     or the median: `p99`."""
-    metric, unit = row.metric.lower(), row.unit.lower().replace(" per ", "/").replace(" ", "")
+    metric = row.metric.lower()
     if metric.startswith(("time to threshold", "time to train", "time to accuracy")):
         raise NotScored(AGAIN)
     if metric.startswith("server"):
         raise NotScored(SERVER)
-    if "first token" in metric or ("token" in metric + unit and not job.train):
+    if "token" in f"{metric} {row.unit.lower()}" and not job.train:
         raise NotScored(TOKENS)
+    is_time, is_rate = (bool(re.search(p, metric)) for p in (_TIME, _RATE))
+    if not (is_time or is_rate) or re.search(_NO_STEP, metric):
+        raise NotScored(f"metric {row.metric or 'not stated'}: not predicted")
     if not row.value > 0:
         raise NotScored("no value is stated")
-    of, _, per = (re.sub(r"(?<=..)s$", "", word) for word in unit.partition("/"))
-    if re.search(_TIME, metric) and of in SECONDS:
+    of, per = _unit(row)
+    if is_time and of in SECONDS:
         if per in ITEMS:
-            return row.value * SECONDS[of] * job.batch, _percentile(metric)
+            return row.value * SECONDS[of] * job.batch, _which(metric)
         if per in ("", *STEPS, *QUERIES):
-            return row.value * SECONDS[of], _percentile(metric)
-    elif re.search(r"throughput|speed|rate|per second|fps|qps|/s\b", metric):
-        if unit in ("fps", "qps", "ips"):
-            of, per = "image" if unit != "qps" else "query", "s"
-        rate = row.value / _parts(row)
-        if per in ("s", "sec", "second"):
-            if of in STEPS:
-                return 1 / rate, ""
-            if of in ITEMS or (of in QUERIES and job.batch == 1):
-                return job.batch / rate, ""
-            if of == "token" and job.seq:
-                return job.batch * job.seq / rate, ""
-    else:
-        raise NotScored(f"metric {row.metric or 'not stated'}: not predicted")
+            return row.value * SECONDS[of], _which(metric)
+    elif is_rate and SECONDS.get(per) == 1:
+        rate = row.value / _jobs_of_rate(row)
+        if of in STEPS:
+            return 1 / rate, ""
+        if of in ITEMS or (of in QUERIES and job.batch == 1):
+            return job.batch / rate, ""
+        if of == "token" and job.seq:
+            return job.batch * job.seq / rate, ""
     raise NotScored(f"unit {row.unit or 'not stated'} of {row.metric}: not known here")
 
 
-def _percentile(metric: str) -> str:
-    found = re.search(r"p(\d\d?(?:\.\d+)?)\b|(\d\d(?:\.\d+)?)(?:th|%|-th)|(max|min|tail)", metric)
-    word = found[3] or f"p{found[1] or found[2]}" if found else ""
+def _unit(row: Row) -> tuple[str, str]:
+    """`images/s` → image, s. Where there is none, that which the metric names: `latency (ms)`."""
+    metric = row.metric.lower()
+    named = re.search(r"[(\[]([^)\]]*)[)\]]$", metric)
+    unit = row.unit.lower() or (named[1] if named else metric if "per second" in metric else "")
+    unit = unit.replace(" per ", "/").replace(" ", "")
+    of, _, per = SHORT.get(unit, unit).partition("/")
+    return re.sub("(?<=..)s$", "", of), re.sub("(?<=..)s$", "", per)
+
+
+def _which(metric: str) -> str:
+    """`latency p99` → p99."""
+    found = re.search(
+        r"p(\d\d?(?:\.\d+)?)\b|(\d\d(?:\.\d+)?)(?:th|%|-th)|\b(max|min|tail)(?:imum)?\b", metric
+    )
+    word = (found[3] or f"p{found[1] or found[2]}") if found else ""
     return "" if word == "p50" else word
 
 
-def _parts(row: Row) -> int:
-    """How many jobs a rate is of: those of all GPUs and instances, where it is of all together."""
+def is_aggregate(row: Row) -> bool:
+    """Whether a rate is of all jobs together."""
     scope = row.scope.lower()
-    if not re.match(r"aggregate|total|sum|all |node|combined", scope):
-        if scope and not re.match(r"per |one |single|each", scope):
-            raise NotScored(f"scope {row.scope}: not known here")
+    if scope and not re.match(
+        r"(aggregate|total|sum|all|node|combined|per|one|single|each)\b", scope
+    ):
+        raise NotScored(f"scope {row.scope}: not known here")
+    return not re.match(r"(per|one|single|each)\b|$", scope)
+
+
+def _jobs_of_rate(row: Row) -> int:
+    """How many jobs a rate is of: those of all GPUs and instances, where it is of all together."""
+    if not is_aggregate(row):
         return 1
     shared = sharing(row)
     on_each = shared[0] if shared else 1
@@ -361,6 +387,48 @@ def _parts(row: Row) -> int:
         on_each *= active(row)
     if not row.n_gpus * on_each:
         raise NotScored("an aggregate of a number of instances or GPUs that is not stated")
-    if row.n_gpus > 1 and row.phase != "infer" and not re.search("same|jobs", row.co_runners):
+    if row.n_gpus > 1 and is_training(row) and not re.search("same|jobs", row.co_runners):
         raise NotScored("one job on several GPUs")
     return row.n_gpus * on_each
+
+
+# ---------------------------------------------------------------------------- beside what
+
+
+def is_relative(row: Row) -> bool:
+    """Whether a row says how much more or less there is than of another."""
+    return row.unit.lower() in ("ratio", "x", "times") or bool(
+        re.match("relative|normali|speed-?up|slow-?down", row.metric.lower())
+    )
+
+
+def times(row: Row) -> float:
+    """How much more a row does than its reference, NaN where that is not stated."""
+    metric, value = row.metric.lower(), row.ratio
+    if not re.search("throughput|speed|performance|time|latency|slow-?down", metric):
+        raise NotScored(f"metric {row.metric or 'not stated'}: not predicted")
+    if math.isnan(value):
+        value = row.value / (100 if row.unit in ("%", "percent") else 1)
+    if not value > 0:
+        raise NotScored("no value is stated")
+    slower = re.search("time|latency|slow-?down", metric)
+    return 1 / value if slower and not re.search("throughput|speed-?up", metric) else value
+
+
+WHOLE = r"(full|whole) gpu|(without|no) mig|mig (is )?(off|disabled)|non-?mig"
+
+
+def reference_of(row: Row, rows: Iterable[Row]) -> Row:
+    """The row that another is relative to: of those relative to the same the one that is 1, that of
+    this `id`, or one job on the whole GPU, where that is said."""
+    some = [r for r in rows if r.series == row.series and r.model == row.model and is_relative(r)]
+    ones = [r for r in some if r.relative_to == row.relative_to and r.value == 1]
+    if row in ones:
+        return row
+    found = next((r for r in (*ones, *some) if r in ones or r.id == row.relative_to), None)
+    named = row.relative_to.lower()
+    if found is None and re.search(WHOLE, named) and not re.search(_JOBS, named):
+        found = replace(row, mode="full", profile="", co_runners="", scope="", id="")
+    if found is None:
+        raise NotScored(f"relative to {row.relative_to or 'nothing stated'}: no such row")
+    return found

@@ -27,7 +27,7 @@ CLASSES = 1000
 @dataclass(frozen=True)
 class Model:
     """A config of transformers, or a function that makes a module for inference or training. Of
-    images `shape` is the size of one; text has none. With `ends` the module gives its own loss."""
+    images `shape` is the size of one; text has none."""
 
     config: Mapping[str, Any] | None = None
     build: Callable[[bool], Any] | None = None
@@ -172,8 +172,8 @@ def _alexnet() -> Any:
     """As torchvision has it (arXiv 1404.5997)."""
     from torch import nn
 
-    def conv(*sizes: int) -> tuple[Any, Any]:
-        return nn.Conv2d(*sizes), nn.ReLU()
+    def conv(a: int, b: int, size: int, stride: int, pad: int) -> tuple[Any, Any]:
+        return nn.Conv2d(a, b, size, stride, pad), nn.ReLU()
 
     return nn.Sequential(
         *(*conv(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), *conv(64, 192, 5, 1, 2)),
@@ -292,12 +292,9 @@ _OTHERS = {
     "xlm-roberta": "xlm-roberta-base",
     **{f"albert-{n}-v2": f"albert-{n}" for n in ("base", "large", "xlarge")},
     "gpt2-small": "gpt2",
-    "mobilenet": "mobilenet-v1",
-    "inception": "inception-v3",
     "mobilenet-v2-1.0": "mobilenet-v2",
     "vit": "vit-base-16",
     "vision-transformer": "vit-base-16",
-    "mobilebert-google": "mobilebert",
     "mobilenet-v1-1.0": "mobilenet-v1",
 }
 _BEHIND = re.compile(
@@ -372,7 +369,8 @@ def image_graph(name: str, batch: int, dtype: str, channels_last: bool, step: Op
 
     model = MODELS[name]
     assert model.build is not None
-    net, shape = model.build(bool(step)), model.shape
+    shape = model.shape
+    net: Any = model.build(bool(step))
     args: tuple[Any, ...] = ()
     if step and name == "ssd-resnet34":
         places, shape = mig_models.boxes(_SIDE), (3, _SIDE, _SIDE)
