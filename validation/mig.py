@@ -99,8 +99,8 @@ def evaluate(path: str | Path) -> Found:
             skipped[str(why)] += 1
             continue
         except (GpuirError, RuntimeError, MemoryError) as error:
-            what = error.what if isinstance(error, GpuirError) else f"not built ({error})"
-            skipped[f"{row.model}: {what}"[:200]] += 1
+            what = error.what if isinstance(error, GpuirError) else "too large to be built here"
+            skipped[f"{row.model}: {what}"] += 1
             continue
         if isinstance(found, Fit):
             fits.append(found)

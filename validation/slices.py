@@ -63,15 +63,17 @@ class Launch:
 def program(job: Job) -> Graph:
     """What runs, not lowered. The optimizer of a step is assumed: AdamW, or SGD for nets of
     convolutions."""
-    return _program(replace(job, stack="", tf32=None, narrow=""))
+    stack = job.stack if job.train else ""
+    return _program(replace(job, stack=stack, tf32=None, narrow=""))
 
 
 @cache
 def _program(job: Job) -> Graph:
     model = zoo.MODELS[job.model]
-    step: dict[str, Any] = {"train": True, "optimizer": model.optimizer} if job.train else {}
-    if job.train and job.autocast:
-        step["autocast"] = job.autocast
+    step: dict[str, Any] = {}
+    if job.train:
+        step = {"train": True, "optimizer": model.optimizer, "profile": job.stack}
+        step |= {"autocast": job.autocast} if job.autocast else {}
     if model.reads_text:
         g = zoo.text_graph(job.model, job.batch, job.seq, job.dtype, job.attention, step)
     else:
