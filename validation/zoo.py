@@ -345,10 +345,14 @@ Options = Mapping[str, Any]  # of a step of training
 
 
 def text_graph(name: str, batch: int, seq: int, dtype: str, attention: str, step: Options) -> Graph:
-    """A model that reads text: a pass of a prompt or, with options, a step of training."""
+    """A model that reads text: a pass of a prompt or, with options, a step of training; one without
+    a head gets that of questions and answers for it."""
+    config = MODELS[name].config
+    assert config is not None
+    task = "question-answering" if step and config["architectures"][0].endswith("Model") else None
     with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODELS[name].config))
-        given: dict[str, Any] = {"dtype": dtype, "attention": attention, **step}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        given: dict[str, Any] = {"dtype": dtype, "attention": attention, "task": task, **step}
         dims = {"batch": batch, "seq": seq}
         return gpuir.load(f"hf:{folder}", dims=dims, warn=_quiet, **given)
 

@@ -493,6 +493,29 @@ def test_models_are_as_large_as_published():
         assert products / 1e9 == pytest.approx(giga, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("resnet18", 11.7),
+        ("swin-tiny", 28.3),
+        ("efficientnet-b0", 5.3),
+        ("mobilenet-v2", 3.5),
+        ("vgg16", 138.4),
+        ("alexnet", 61.1),
+        ("densenet121", 8.0),
+        ("albert-base", 11.1),
+        ("all-minilm-l6-v2", 22.7),
+        ("gpt2", 124.4),
+    ],
+)
+def test_params_are_as_many_as_published(name: str, millions: float):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    tokens = 16 if zoo.MODELS[name].reads_text else 0
+    g = slices.program(slices.Job(name, 1, tokens, dtype="f32"))
+    assert sum(p.type.nbytes for p in g.params) / 4e6 == pytest.approx(millions, rel=0.03)
+
+
 @pytest.mark.skipif(not REAL.exists(), reason=f"../{SHARED} is not there")
 def test_slices_of_the_public_table():
     pytest.importorskip("torch")
