@@ -14,7 +14,7 @@ from typing import Any
 
 import gpuir
 from gpuir.analysis import run_alone
-from gpuir.cost.power import IDLE_SHARE, bend, drawn
+from gpuir.cost.power import bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.tile import cost_of, predict
 from gpuir.cost.work import Work
@@ -22,7 +22,7 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import DTYPES
 from gpuir.ops import kernel as k
-from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, Workload
+from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, Workload, board_watts
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
@@ -160,15 +160,12 @@ def beside(job: Job, target: str, others: Sequence[float]) -> float:
         return time_s
     own = Tenant("", Load(), time_s, {}, watts=wanted_w(job, target))
     some = [own, *(replace(own, watts=w) for w in others)]
-    board_w = None if on.tdp_w is None else on.tdp_w * (1 - IDLE_SHARE)
-    return time_s / speeds(some, Common({}, 0.0, board_w, bend(on)))[0].of
+    return time_s / speeds(some, Common({}, 0.0, {"": board_watts(on)}, bend(on)))[0].of
 
 
 # ---------------------------------------------------------------------------- MLPerf's engines
 
-SEQ = (
-    384  # tokens: MLPerf's longest, and SQuAD's. Engines drop the padding, so that most are fewer.
-)
+SEQ = 384  # tokens: MLPerf's longest, and SQuAD's; without their padding most are shorter
 # Images or sequences of a pass offline: assumed, large enough that more change nothing.
 OFFLINE: Mapping[str, int] = {
     "bert-large": 64,
@@ -205,12 +202,12 @@ def steps_per_s(job: Job, target: str, count: int, mode: Mode | None) -> float |
     setting = Setting((Workload(job.model, 0, count),), lambda _, on: alone(job, on))
     try:
         if mode is None:
-            places = [f"{target} ({i})" for i in range(count)]
+            places = [f"GPU: slice {i}" for i in range(count)]
             tenants = [x for at in places for x in setting.tenants(Part(target), at, (0,))]
         else:
-            tenants = list(setting.tenants(Part(target, mode), target, setting.members))
+            tenants = list(setting.tenants(Part(target, mode), "GPU", setting.members))
     except DoesNotFit:
         return None
-    common = setting.common(load_target(target.partition(":")[0]))
+    common = setting.common({"GPU": load_target(target.partition(":")[0])})
     found = simulate(tenants, common, requests=JOB_REQUESTS)
     return sum(x.rate for x in found)
