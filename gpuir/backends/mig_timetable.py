@@ -88,8 +88,8 @@ def report(made: Timetable, setting: Setting, notes: Sequence[str], layout: Layo
     average = f"{significant(made.fixed_spent.progress_s / DAY_S)} instead of "
     average += significant(made.spent.progress_s / DAY_S)
     missed = _missed(made.fixed_spent.missed_s, setting)
-    text = f"{_named(made.fixed, setting)}: {missed}, progress {average} on average"
-    page.wrapped("one division", f"the best for all day is {text}", 14)
+    text = f"the best for all day is {_named(made.fixed, setting)}. It misses {missed}; "
+    page.wrapped("one division", f"{text}progress is {average} on average", 14)
     for text in notes:
         page.wrapped("assumed", text, 14)
     return page.text()
