@@ -70,7 +70,9 @@ class Models(click.ParamType):  # type: ignore[type-arg]
         rate = number("rate", 1e-3, 1e7)
         deadline = self._deadline(given.pop("deadline", None), param, ctx)
         name = given.pop("name", None) or _short(source)
-        profile, train = given.pop("profile", None), given.pop("train", None) is not None
+        profile, train = given.pop("profile", None), given.pop("train", None)
+        if train:
+            self.fail("train takes no value: leave it out for inference", param, ctx)
         words = tuple((key, given.pop(key)) for key in WORDS if key in given)
         dims: list[tuple[str, int]] = []
         for key, text in given.items():
@@ -78,7 +80,7 @@ class Models(click.ParamType):  # type: ignore[type-arg]
                 self.fail(f"{key}={options.shorter(text)} is no size: {KEYS}", param, ctx)
             dims.append((key, int(text)))
         workload = _workload(name, int(count or 1), rate, deadline)
-        return Asked(value, source, workload, tuple(dims), words, profile, train)
+        return Asked(value, source, workload, tuple(dims), words, profile, train is not None)
 
     def _deadline(self, text: str | None, param: Any, ctx: Any) -> float | None:
         if text is None:

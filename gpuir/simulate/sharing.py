@@ -25,6 +25,7 @@ Mode = Literal["serial", "time-slicing", "mps"]
 MODES: tuple[Mode, ...] = ("serial", "time-slicing", "mps")
 POWER = "power"
 WARM_UP = 0.1  # of the requests, which are not counted: queues begin empty
+MOST_WAITING = 2_000
 MOST_EVENTS = 400_000  # of one simulation
 KEEPS_UP = 0.97  # of the requests that arrive are served: fewer, and the queue grows
 EPSILON = 1e-9
@@ -233,7 +234,8 @@ class _Simulation:
 
     def _arrivals(self, i: int, rate: float) -> Iterator[Any]:
         rng = np.random.default_rng(self.rng.integers(1 << 32))
-        while True:
+        most = 2 * self.wanted[i] + MOST_WAITING  # with so many it has fallen behind for good
+        while len(self.waiting[i]) < most:
             for gap in rng.exponential(1 / rate, 256).tolist():
                 yield self.env.timeout(gap)
                 if self._would_begin(i):

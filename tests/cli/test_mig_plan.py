@@ -119,6 +119,7 @@ def test_training_is_a_model_too():
     [
         (["--model", "x.onnx:rate=fast"], ["rate=fast is not a number"]),
         (["--model", "x.onnx:count=0"], ["count=0 is not a whole number from 1 to 64"]),
+        (["--model", "x.onnx:train=no"], ["train takes no value"]),
         (["--model", "x.onnx:deadline=50"], ["deadline=50 is no time", "50ms"]),
         (["--model", "x.onnx:colour=red"], ["colour=red is no size", "keys are"]),
         (["--model", ":batch=8"], ["names no model"]),

@@ -114,6 +114,11 @@ def test_overload_is_not_in_time():
     assert one.rate == pytest.approx(100, rel=0.01)
 
 
+def test_hopeless_overload_ends():
+    (one,) = simulate([tenant(load=Load(1e6))], NONE, requests=500)
+    assert not one.keeps_up and one.rate == pytest.approx(100, rel=0.01)
+
+
 def test_deadline_is_of_99_percent():
     load = Load(50.0, 0.03)
     (one,) = simulate([tenant(load=load)], NONE, requests=5000)
