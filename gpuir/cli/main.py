@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import sys
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import click
+
+from gpuir.cli.lazy import Lazy
 
 COMMANDS = (
     "analyze",
@@ -34,26 +35,10 @@ COMMANDS = (
 BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
 
-class Commands(click.Group):
-    """A subcommand is the function `command` of the module of its name."""
+class Commands(Lazy):
+    """A subcommand is in the module of its name. Errors end as a user can read them."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        return import_module(f"gpuir.cli.{cmd_name}").command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            from gpuir.ir.errors import nearest
-
-            ctx.fail(f"no command {name!r}: {nearest(name, COMMANDS)}")
-        return super().resolve_command(ctx, args)
+    modules: ClassVar = {name: f"gpuir.cli.{name}" for name in COMMANDS}
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:

@@ -1,0 +1,33 @@
+"""Groups of commands whose modules stay unread until one is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import ClassVar
+
+import click
+
+
+class Lazy(click.Group):
+    """A subcommand is the function `command` of the module that `modules` has under its name."""
+
+    modules: ClassVar[Mapping[str, str]]
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return None
+        return import_module(self.modules[cmd_name]).command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self.modules and not name.startswith("-"):
+            from gpuir.ir.errors import nearest
+
+            ctx.fail(f"no command {name!r}: {nearest(name, self.modules)}")
+        return super().resolve_command(ctx, args)
