@@ -68,14 +68,7 @@ def text_of(planned: Planned, form: str, best: int, layout: Layout) -> str:
 
 def divided(outcome: Outcome) -> list[Divided]:
     """The GPUs of a plan, as they are to be divided."""
-    return [
-        Divided(
-            load_target(gpu.gpu),
-            tuple(seat.placement for seat in gpu.seats if seat.placement) or None,
-            gpu.index,
-        )
-        for gpu in outcome.gpus
-    ]
+    return [Divided(load_target(gpu.gpu), gpu.layout or None, gpu.index) for gpu in outcome.gpus]
 
 
 def seated(planned: Planned) -> list[str]:
@@ -107,9 +100,8 @@ def svg(planned: Planned) -> str:
         raise UsageError(
             "a picture is of one GPU that is divided", found=found, fix="--format table"
         )
-    layout = tuple(seat.placement for seat in gpu.seats if seat.placement)
     title = f"{gpu.gpu}: {gpu.geometry}"
-    return drawing(mig_of(load_target(gpu.gpu)), layout, labels(planned, gpu), title)
+    return drawing(mig_of(load_target(gpu.gpu)), gpu.layout, labels(planned, gpu), title)
 
 
 def json_text(planned: Planned) -> str:
@@ -303,9 +295,8 @@ def _best(planned: Planned, page: Page, layout: Layout) -> None:
             continue
         if gpu.geometry is not None:
             page.heading(f"GPU {gpu.index}, {gpu.gpu}" if many else gpu.gpu)
-            placed = tuple(seat.placement for seat in gpu.seats if seat.placement)
             mig = mig_of(load_target(gpu.gpu))
-            for line in picture(mig, placed, labels(planned, gpu), layout.width):
+            for line in picture(mig, gpu.layout, labels(planned, gpu), layout.width):
                 page.line(line)
         elif many:
             page.heading(f"GPU {gpu.index}, {gpu.gpu}: not divided")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -105,9 +104,10 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
 def _base(base: Target, target: str, out: Path) -> str:
     """What the new file's `base` says: a name, or a path from its own folder."""
     from gpuir.ir.errors import UsageError
+    from gpuir.targets.load import is_changed
     from gpuir.targets.spec import is_path
 
-    if re.search(r"\+[\w.]+=", base.name):
+    if is_changed(base.name):
         raise UsageError(
             f"{target} is a target with numbers changed",
             fix="write them into a file: gpuir targets NAME --set ... --format toml -o FILE",

@@ -190,7 +190,7 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
     """The GPUs, equal ones together, with their prices."""
     from gpuir.ir.errors import UsageError
     from gpuir.plan.mig.search import Kind
-    from gpuir.targets.load import load_target
+    from gpuir.targets.load import is_changed, load_target
     from gpuir.targets.prices import price_of
     from gpuir.targets.spec import is_path
 
@@ -204,7 +204,7 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
             raise UsageError(
                 "a plan is for whole GPUs", found=text, fix=f"--gpu {target.slice.gpu}"
             )
-        if re.search(r"\+[\w.]+=", found[2]):
+        if is_changed(found[2]):
             raise UsageError(
                 "a plan is for GPUs as they are",
                 found=text,
@@ -235,7 +235,6 @@ class Runner:
         self.given, self.asked = given, _told_apart(given["models"])
         self.loaded: Loaded = load_modules(given["modules"])
         self.warnings: list[str] = []
-        self.assumed: dict[str, None] = {}
         self.profiles: dict[str, None] = {}
         self.lowered = lru_cache(maxsize=None)(self._lowered)
         self.runs: Runs = lru_cache(maxsize=None)(self._run)
@@ -280,9 +279,7 @@ class Runner:
         found = find_predictor(name, self.loaded.predictors)
         predictor: Any = found if name.partition("@")[0] in self.loaded.predictors else name
         kernels = self.lowered(model, load_target(target).device)
-        costed = analyze(kernels, target=target, predictor=predictor)
-        self.assumed.update(dict.fromkeys(costed.assumed))
-        return run_alone(costed)
+        return run_alone(analyze(kernels, target=target, predictor=predictor))
 
 
 def _told_apart(asked: tuple[Asked, ...]) -> list[Asked]:

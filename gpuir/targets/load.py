@@ -39,6 +39,7 @@ from gpuir.targets.spec import (
 )
 from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
 
+_CHANGES = re.compile(r"\+(?=[\w.]+=)")  # before each number that a name sets
 _POINT = re.compile(r"\w+=\d{1,40}(?: \w+=\d{1,40})*")  # extents of a kernel that was measured
 
 # ---- names ------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
     `a100:mig` with MIG on and one instance. TargetError when nothing has that name or a value is
     impossible.
     """
-    base, *sets = re.split(r"\+(?=[\w.]+=)", str(name))
+    base, *sets = _CHANGES.split(str(name))
     chosen: dict[str, str | float] = {}
     for text in sets:
         path, _, value = text.partition("=")
@@ -67,6 +68,11 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
         raw = scaled(_spec(path, part), _numbers(chosen, target))
         target = target_of(raw, raw["name"])
     return target
+
+
+def is_changed(name: str) -> bool:
+    """Whether a name sets numbers of a target: `a100+sms=120`."""
+    return _CHANGES.search(name) is not None
 
 
 def _divided(name: str) -> tuple[str, str]:
@@ -150,7 +156,7 @@ def _find(name: str) -> Path:
 
 
 def _find_base(name: str) -> Path:
-    if re.search(r"\+[\w.]+=", name):
+    if is_changed(name):
         plain = name.partition("+")[0]
         fix = f'write base = "{plain}", and the numbers with their sources below'
         raise TargetError("a base is a whole target", found=name, fix=fix)

@@ -21,7 +21,7 @@ from gpuir.plan.highs import Program, Row, require, solve
 from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, board_of
 from gpuir.simulate.sharing import MODES, Mode, Served, Tenant, simulate
 from gpuir.targets.load import load_target
-from gpuir.targets.mig import Geometry, Placement, geometries, mig_of, mig_specs
+from gpuir.targets.mig import Geometry, Layout, Placement, geometries, mig_of, mig_specs
 from gpuir.targets.target import Target
 
 Objective = Literal["throughput", "latency", "fairness", "cost"]
@@ -63,6 +63,11 @@ class Seated:
     gpu: str
     geometry: Geometry | None
     seats: tuple[Seat, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """Where its slices lie; empty where it is not divided."""
+        return tuple(seat.placement for seat in self.seats if seat.placement)
 
     @property
     def is_used(self) -> bool:
