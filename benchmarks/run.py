@@ -212,8 +212,8 @@ def predictions() -> Table:
     CPU seconds are of all threads."""
     import numpy as np
 
+    from gpuir.cost import sized
     from gpuir.cost.tile import predict
-    from gpuir.fit import sized
     from gpuir.ir.types import f16, f32
     from gpuir.stacks.table import pipeline
     from gpuir.targets.load import load_target

@@ -32,10 +32,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gpuir
-from gpuir.cost import routing
+from gpuir.cost import routing, sized
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.ir.types import DType, bf16, f8e4m3, f16, f32, tf32
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.tile import TilePass

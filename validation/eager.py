@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuir.cost import work
+from gpuir.cost import sized, work
 from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f16, f32, tf32

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuir.cost import sized
 from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from validation.serving import PLAIN, dtype_of

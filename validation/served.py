@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuir.cost import routing
+from gpuir.cost import routing, sized
 from gpuir.cost.lanes import LANE_OPS, NORM_LANE_OPS
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.fit.columns import Floats
 from gpuir.fit.readers import Shapes
 from gpuir.ir.graph import Graph

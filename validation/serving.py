@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpuir.cost import sized
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost import sized
 from gpuir.cost.reading import work_of
 from gpuir.cost.tile import tile_cost
 from gpuir.cost.work import Work
 from gpuir.distributed import scaled
-from gpuir.fit import sized
 from gpuir.fit.score import kernel_s
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import DType, bf16, f8e4m3

@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
+from gpuir.cost import sized
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.fit.batch import number_rows
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled

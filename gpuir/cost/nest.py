@@ -8,7 +8,7 @@ explanation are the same arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,19 +25,33 @@ WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 
 @dataclass(frozen=True)
 class Tiles:
-    """One tile, or many in arrays. A dimension that `dims` leaves out is not cut."""
+    """One tile, or many in arrays. A dimension that `dims` leaves out is not cut.
+
+    The rest is as in `ir.notes.Tile`; what is left to the compiler is not in `threads`, `vector`
+    and `direct` (by the operand's place: 1 where it is not staged).
+    """
 
     dims: Mapping[str, Number]
     stages: Number = 1.0
     warps: Number = 4.0
     split: Number = 1.0
+    group: Number = 1.0
+    unroll: Number = 1.0
+    threads: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    vector: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    direct: Mapping[int, Number] = field(default_factory=dict[int, Number])
 
     @staticmethod
     def of(tile: Tile, work: Work) -> Tiles:
         """The tile of a kernel, whole along what it does not cut."""
         whole = {d: max(float(n), 1.0) for d, n in work.extents.items()}
-        dims = whole | {d: float(n) for d, n in tile.dims}
-        return Tiles(dims, float(tile.stages), float(tile.warps), float(tile.split))
+        return Tiles(
+            whole | {d: float(n) for d, n in tile.dims},
+            *map(float, (tile.stages, tile.warps, tile.split, tile.group, tile.unroll)),
+            threads={d: float(n) for d, n in tile.threads},
+            vector={d: float(n) for d, n in tile.vector},
+            direct=dict.fromkeys(tile.direct, 1.0),
+        )
 
     def along(self, d: str, work: Work, s: Sheet) -> Number:
         """The tile's extent along a dimension."""
@@ -49,8 +63,14 @@ class Tiles:
 
     def each(self, change: Callable[[Number], Number]) -> Tiles:
         """The tiles with every number changed."""
-        dims = {d: change(n) for d, n in self.dims.items()}
-        return Tiles(dims, change(self.stages), change(self.warps), change(self.split))
+        plain = (self.stages, self.warps, self.split, self.group, self.unroll)
+        return Tiles(
+            {d: change(n) for d, n in self.dims.items()},
+            *map(change, plain),
+            threads={d: change(n) for d, n in self.threads.items()},
+            vector={d: change(n) for d, n in self.vector.items()},
+            direct={i: change(n) for i, n in self.direct.items()},
+        )
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from operator import attrgetter
 
 import numpy as np
 
+from gpuir.cost import sized
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Lookup, Operand, Work
-from gpuir.fit import sized
 from gpuir.fit.kit import FLOATS, Benchmark, Extents, Kit, Run
 from gpuir.fit.layers import LAYERS
 from gpuir.ir.types import DTYPES, DType, bf16, f32, i8, i32, tf32

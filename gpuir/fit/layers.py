@@ -7,10 +7,9 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from gpuir.cost import routing
+from gpuir.cost import routing, sized
 from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Looped, Work
-from gpuir.fit import sized
 from gpuir.fit.kit import FLOATS, Benchmark, Extents, Kit, Run
 from gpuir.ir.types import DType
 

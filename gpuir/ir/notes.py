@@ -18,13 +18,24 @@ class Tile:
     `dims` gives the extent of one thread block's tile along each named dimension of the kernel's
     `Space`; a dimension not named is not cut. `stages` is the depth of software pipelining over
     the reduced dimensions, `warps` the number of warps in a block, and `split` the number of
-    blocks that share one output tile by dividing its reduced dimension (split-k).
+    blocks that share one output tile by dividing its reduced dimension (split-k). `group` is how
+    many tiles along the first dimension of the grid blocks visit before they go on along the next
+    (1: in plain order), `unroll` how many steps of the loop stand in one trip.
+
+    What a generator leaves to its compiler stays empty: `threads`, how the threads of a block lie
+    along the dimensions; `vector`, how many cells along one a load takes; `direct`, which operands
+    (by their place) are read where they lie and not staged in shared memory.
     """
 
     dims: tuple[tuple[str, int], ...]
     stages: int = 1
     warps: int = 4
     split: int = 1
+    group: int = 1
+    unroll: int = 1
+    threads: tuple[tuple[str, int], ...] = ()
+    vector: tuple[tuple[str, int], ...] = ()
+    direct: tuple[int, ...] = ()
 
     def __getitem__(self, dim: str) -> int:
         return dict(self.dims)[dim]
@@ -41,8 +52,11 @@ class Tile:
         """`m=16, n=128, k=32; stages=3, warps=4`."""
         dims = ", ".join(f"{d}={n}" for d, n in self.dims)
         options = [f"stages={self.stages}", f"warps={self.warps}"]
-        if self.split != 1:
-            options.append(f"split={self.split}")
+        rare = {"split": self.split, "group": self.group, "unroll": self.unroll}
+        options += [f"{name}={n}" for name, n in rare.items() if n != 1]
+        options += [f"threads.{d}={n}" for d, n in self.threads]
+        options += [f"vector.{d}={n}" for d, n in self.vector]
+        options += [f"direct.{i}=1" for i in self.direct]
         return f"{dims}; {', '.join(options)}"
 
 

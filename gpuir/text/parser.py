@@ -207,7 +207,8 @@ def _type(text: str) -> TensorType | None:
 
 NATURAL = re.compile(r"[1-9][0-9]{0,9}\Z")
 NOTE = re.compile(r'\s*(\w+)\s*=\s*("[^"]*"|[^\s,;"]+)\s*(?:([,;])|$)')
-TILE_OPTIONS = {"stages", "warps", "split"}
+TILE_OPTIONS = {"stages", "warps", "split", "group", "unroll"}
+TILE_PARTS = ("threads", "vector", "direct")  # options of a dimension or an operand: threads.m=16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,21 +235,34 @@ def _tile(text: str) -> Tile | _Wrong:
         if not part.strip():
             continue
         key, _, number = (s.strip() for s in part.partition("="))
-        if not NATURAL.match(number) or not key.isidentifier():
+        option, dot, of = key.partition(".")
+        if not NATURAL.match(number) or not (option + of).isidentifier():
             return _Wrong(f"{part.strip()!r} is not like m=64", begin)
         if key in found:
             return _Wrong(f"{key} is given twice", begin)
+        if dot and (
+            is_dim or option not in TILE_PARTS or not of or of.isdigit() != (option == "direct")
+        ):
+            return _Wrong(f"{key!r} is not like threads.m, vector.m or direct.0", begin)
         found[key], places[key] = int(number), begin
         names += [key] if is_dim else []
     dims_found = tuple((n, found[n]) for n in names)
-    if unknown := set(found) - set(names) - TILE_OPTIONS:
+    parts = {name: [k for k in found if k.startswith(f"{name}.")] for name in TILE_PARTS}
+    in_parts = {k for keys in parts.values() for k in keys}
+    if unknown := set(found) - set(names) - TILE_OPTIONS - in_parts:
         known, first = ", ".join(sorted(TILE_OPTIONS)), min(unknown)
         return _Wrong(f"no tile option {first!r}: {known} follow the semicolon", places[first])
     if swapped := set(names) & TILE_OPTIONS:
         first = min(swapped)
         what = f"{first} goes behind a semicolon: tile(m=64; {first}=2)"
         return _Wrong(what, places[first])
-    return Tile(dims_found, **{k: v for k, v in found.items() if k in TILE_OPTIONS})
+    threads, vector = (
+        tuple((k.partition(".")[2], found[k]) for k in parts[name])
+        for name in ("threads", "vector")
+    )
+    direct = tuple(sorted(int(k.partition(".")[2]) for k in parts["direct"]))
+    plain = {k: v for k, v in found.items() if k in TILE_OPTIONS}
+    return Tile(dims_found, threads=threads, vector=vector, direct=direct, **plain)
 
 
 COST_HEAD = ("time_s", "bound", "by", "low_s", "high_s", "unseen")

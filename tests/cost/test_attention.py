@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.cost import attention
+from gpuir.cost import attention, sized
 from gpuir.cost.legal import needs
 from gpuir.cost.nest import Tiles, cut, peak_of, takes_three
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import choose, predict
-from gpuir.fit import sized
 from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.ir.types import tf32 as TF32
 from gpuir.targets.load import load_target

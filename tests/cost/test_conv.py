@@ -10,9 +10,9 @@ import pytest
 from gpuir.cost import conv, tensor
 from gpuir.cost.families import family_of
 from gpuir.cost.sheet import Sheet
+from gpuir.cost.sized import conv as convolution
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
-from gpuir.fit.sized import conv as convolution
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
 

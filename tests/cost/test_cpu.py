@@ -10,14 +10,13 @@ import pytest
 from cost import kernels as op
 
 import gpuir
-from gpuir.cost import work
+from gpuir.cost import sized, work
 from gpuir.cost.cpu import AWAY, FACTORS, SCAN_CLOCKS, whole
 from gpuir.cost.lanes import LANE_OPS, SIMD_OPS
 from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import estimate, predict
 from gpuir.cost.work import WeightBytes
-from gpuir.fit import sized
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Flops, Table

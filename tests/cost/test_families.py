@@ -13,6 +13,7 @@ from cost.works import KINDS, flat, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuir.cost import sized
 from gpuir.cost.explain import Explained, listed
 from gpuir.cost.explain import _traced as traced  # pyright: ignore[reportPrivateUsage]
 from gpuir.cost.families import FAMILIES, check_factors, family_of
@@ -22,7 +23,6 @@ from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import SCALAR, choose, estimate, predict
 from gpuir.cost.work import Work
-from gpuir.fit import sized
 from gpuir.ir.errors import TargetError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import gpuir
-from gpuir.cost import local, work
+from gpuir.cost import local, sized, work
 from gpuir.cost.tile import predict
-from gpuir.fit import sized
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import dump_target, load_target
 from gpuir.targets.target import Table

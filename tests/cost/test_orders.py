@@ -11,9 +11,9 @@ from cost.works import tables
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuir.cost import sized
 from gpuir.cost.learned import Net, Trained, stands_for
 from gpuir.cost.tile import choose, estimate, predict
-from gpuir.fit import sized
 from gpuir.ir.types import bf16, f8e4m3, f16, f32
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.order import pairs

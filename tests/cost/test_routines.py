@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gpuir.cost import steps
 from gpuir.cost.families import FAMILIES
 from gpuir.cost.reading import work_of
+from gpuir.cost.sized import top_k
 from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.cost.uncertainty import KIND, OPAQUE, ROUTINE
-from gpuir.fit.sized import top_k
 from gpuir.interp.routines import ROUTINES
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Level, Op, Value

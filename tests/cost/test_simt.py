@@ -11,9 +11,9 @@ from gpuir.cost import simt, tensile
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Trained, shipped
 from gpuir.cost.sheet import Sheet
+from gpuir.cost.sized import gemm
 from gpuir.cost.tile import best_tiles, predict
 from gpuir.cost.work import Work
-from gpuir.fit.sized import gemm
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 

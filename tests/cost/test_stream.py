@@ -11,9 +11,9 @@ from gpuir.cost.families import family_of
 from gpuir.cost.family import Family
 from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
+from gpuir.cost.sized import gather, pointwise
+from gpuir.cost.sized import rows as rows_of
 from gpuir.cost.work import Work
-from gpuir.fit.sized import gather, pointwise
-from gpuir.fit.sized import rows as rows_of
 from gpuir.ir.types import bf16, f8e4m3, f16, f32
 from gpuir.targets.load import load_target
 

@@ -12,9 +12,9 @@ from gpuir.cost.families import family_of
 from gpuir.cost.legal import needs
 from gpuir.cost.nest import cut
 from gpuir.cost.sheet import Sheet
+from gpuir.cost.sized import gemm
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Looped, Work
-from gpuir.fit.sized import gemm
 from gpuir.ir.types import bf16, f8e4m3, f16, i8
 from gpuir.targets.load import load_target, target_names
 

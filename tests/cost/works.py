@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 from hypothesis import strategies as st
 
-from gpuir.cost import routing
+from gpuir.cost import routing, sized
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Detail, Work
-from gpuir.fit import sized
 from gpuir.ir.types import bf16, f8e4m3, f16, f32, i8, tf32
 
 EXTENT = st.one_of(st.integers(1, 40), st.sampled_from([64, 100, 512, 777, 4096]))

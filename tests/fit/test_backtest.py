@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuir.cost import sized
 from gpuir.cost.learned import Familiar, Trained, shipped
 from gpuir.cost.tile import cost_of, predict
-from gpuir.fit import sized
 from gpuir.fit.backtest import (
     USUAL_GPUS,
     Backtests,

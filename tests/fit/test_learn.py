@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuir.cost import sized
 from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Trained, correction, factors, read, written
 from gpuir.cost.tile import familiar, predict
-from gpuir.fit import sized
 from gpuir.fit.backtest import Backtests, Misses, halves, leave_one_out, with_intervals
 from gpuir.fit.batch import Batch, Clock
 from gpuir.fit.learn import fit, samples, together

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuir.cost import sized
 from gpuir.cost.tile import predict
-from gpuir.fit import sized
 from gpuir.fit.batch import Batch, Clock
 from gpuir.fit.columns import Words
 from gpuir.fit.score import drawn, forecast, middle, row_errors, score
