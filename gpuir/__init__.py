@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuir.analysis import analyze, explain, lower, summary
+    from gpuir.cost.nest import Tiles
     from gpuir.distributed import simulate_ranks
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
@@ -31,29 +32,37 @@ if TYPE_CHECKING:
     from gpuir.targets.profile import Profile, load_profile, profile_names
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
+    from gpuir.tune.kernels import Kernel, kernel
+    from gpuir.tune.space import Predictions, candidates, heuristics, predict
 
 __all__ = [
     "Cluster",
     "Cost",
     "GpuirError",
     "Graph",
+    "Kernel",
     "LoadOptions",
     "Memory",
     "Parallel",
     "Pass",
     "Pipeline",
+    "Predictions",
     "Profile",
     "Schedule",
     "Step",
     "Summary",
     "Target",
     "Tile",
+    "Tiles",
     "Timeline",
     "analyze",
     "apply",
+    "candidates",
     "cluster_names",
     "explain",
     "extract",
+    "heuristics",
+    "kernel",
     "load",
     "load_cluster",
     "load_profile",
@@ -64,6 +73,7 @@ __all__ = [
     "parse",
     "parse_schedule",
     "pipeline",
+    "predict",
     "profile_names",
     "show",
     "simulate_ranks",
@@ -93,6 +103,9 @@ _HOMES = {
     "gpuir.targets.profile": ("Profile", "load_profile", "profile_names"),
     "gpuir.targets.target": ("Target",),
     "gpuir.text": ("parse", "parse_schedule", "show"),
+    "gpuir.cost.nest": ("Tiles",),
+    "gpuir.tune.kernels": ("Kernel", "kernel"),
+    "gpuir.tune.space": ("Predictions", "candidates", "heuristics", "predict"),
 }
 
 

@@ -3,8 +3,10 @@ numbers, of a table of them. Each equals what `cost.reading` reads off such a ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from gpuir.cost.work import (
     product,
     stacked,
 )
+from gpuir.ir.errors import UsageError
 from gpuir.ir.types import DType, f32
 
 _where: Callable[..., Number] = np.where
@@ -335,3 +338,36 @@ def top_k(rows: Number, length: Number, found: Number, dtype: DType) -> Work:
     if not shapes[0].ndim:
         return one(*map(float, shapes))
     return stacked([one(*map(float, row)) for row in np.stack(shapes, axis=-1)])
+
+
+# ---------------------------------------------------------------------------- axes
+
+_TERM = re.compile(r"\s*([0-9]*\.?[0-9]*)\s*([a-z_]\w*)\s*")
+
+
+@lru_cache(maxsize=4096)
+def terms(axis: str) -> tuple[tuple[float, str], ...]:
+    """The loops that an axis is a sum of, each with its step: `y+2i` is y and 2 times i. A step
+    with a fraction is a mean: the kernel reads it when it runs."""
+    found: list[tuple[float, str]] = []
+    for part in axis.split("+"):
+        match = _TERM.fullmatch(part)
+        if match is None:
+            raise UsageError(f"an axis is not {axis!r}", expected="a loop, or a sum: y+2i")
+        found.append((float(match[1] or 1.0), match[2]))
+    return tuple(found)
+
+
+def reach(axis: str, extents: Mapping[str, Number], where: str = "") -> Number:
+    """Cells along an axis that loops of these extents touch."""
+    cells: Number = 1.0
+    for step, d in terms(axis):
+        if d not in extents:
+            raise UsageError(
+                f"the axis {axis!r} has a loop that the nest has not",
+                where=where,
+                expected=", ".join(extents),
+                found=d,
+            )
+        cells = cells + step * (np.maximum(extents[d], 1.0) - 1)
+    return cells

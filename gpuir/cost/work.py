@@ -18,8 +18,8 @@ from gpuir.ir.types import DType
 from gpuir.targets.target import Pipe
 
 # How an operand reaches the arithmetic: `staged` through shared memory step by step, `held` there
-# for the whole block, `streamed` straight to registers, or `written`.
-Staging = Literal["staged", "held", "streamed", "written"]
+# for the whole block, `streamed` straight to registers, `kept` in constant memory, or `written`.
+Staging = Literal["staged", "held", "streamed", "kept", "written"]
 
 SECTOR_BYTES = 32  # the least a cache fetches: CUDA C++ Best Practices Guide, coalesced access
 

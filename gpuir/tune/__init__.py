@@ -1,0 +1,1 @@
+"""Kernels by themselves: which configurations fit a target, how long each takes, which to try."""

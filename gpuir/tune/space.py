@@ -1,0 +1,147 @@
+"""The configurations of a kernel: those worth trying, what each takes, the best of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost import generated, legal
+from gpuir.cost import tile as library
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import Work
+from gpuir.ir.errors import UsageError
+from gpuir.ir.notes import Tile
+from gpuir.targets.load import load_target
+from gpuir.targets.target import Target
+from gpuir.tune.kernels import Kernel
+from gpuir.tune.legal import Legal, is_legal
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Seconds of many kernels or tiles: `low_s` to `high_s` holds 80 % of measurements. Those that
+    are not legal are infinite, and `reasons` has why, a text for each."""
+
+    time_s: Floats
+    low_s: Floats
+    high_s: Floats
+    legal: Legal
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        return self.legal.reasons
+
+    @property
+    def order(self) -> Any:
+        """Places of the tiles, the fastest first; those that are not legal come last."""
+        return np.argsort(self.time_s, kind="stable")
+
+
+def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "") -> Predictions:
+    """Seconds of many kernels, many tiles, or pairs of them: numbers are arrays of one length, or
+    the same for all.
+
+    With `tiles` they are generated kernels, without the library's own. `target` may be left out
+    where the kernel was made for one. Safe to call from several threads.
+    """
+    device = _device(kernel, target)
+    if tiles is None:
+        found = library.predict(kernel.work, device)
+        count = len(found.time_s)
+        return Predictions(
+            found.time_s, found.low_s, found.high_s, Legal(np.ones(count, bool), (), device)
+        )
+    count = size(kernel.work, tiles)
+    fits = is_legal(kernel.work, tiles, device, count)
+    time_s = np.broadcast_to(generated.estimate(kernel.work, tiles, device).time_s, (count,))
+    low_s, high_s = generated.interval(kernel.work, device, time_s)
+    time_s, low_s, high_s = (np.where(fits.ok, t, np.inf) for t in (time_s, low_s, high_s))
+    return Predictions(time_s, low_s, high_s, fits)
+
+
+def _device(kernel: Kernel, target: str | Target) -> Target:
+    if isinstance(target, Target):
+        return target
+    if target:
+        return load_target(target)
+    if kernel.target is None:
+        raise UsageError("no target was named", fix="predict(kernel, tiles, target='h100-sxm')")
+    return kernel.target
+
+
+def size(work: Work, tiles: Tiles) -> int:
+    """How many kernels or tiles there are; UsageError where arrays are not of one length."""
+    counts: set[int] = set()
+
+    def note(n: Number) -> Number:
+        if np.ndim(n):
+            counts.add(np.shape(n)[0])
+        return n
+
+    work.each(note)
+    tiles.each(note)
+    if len(counts) > 1:
+        raise UsageError(
+            "kernels and tiles are arrays of different lengths",
+            found=", ".join(map(str, sorted(counts))),
+            fix="give all of them one length; a plain number is the same for all",
+        )
+    return counts.pop() if counts else 1
+
+
+def candidates(kernel: Kernel, target: str | Target = "") -> Tiles:
+    """The legal tiles worth trying for one kernel, as arrays."""
+    device = _device(kernel, target)
+    found = legal.candidates(kernel.work, device)
+    count = size(kernel.work, found)
+    spread = found.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
+    return spread.take(np.flatnonzero(is_legal(kernel.work, spread, device, count).ok))
+
+
+def tile_at(tiles: Tiles, i: int) -> Tile:
+    """One of many tiles, as a note."""
+
+    def whole(n: Number) -> int:
+        return int(np.asarray(n).reshape(-1)[i if np.size(n) > 1 else 0])
+
+    plain = (tiles.stages, tiles.warps, tiles.split, tiles.group, tiles.unroll)
+    return Tile(
+        tuple((d, whole(n)) for d, n in tiles.dims.items()),
+        *map(whole, plain),
+        threads=tuple((d, whole(n)) for d, n in tiles.threads.items()),
+        vector=tuple((d, whole(n)) for d, n in tiles.vector.items()),
+        direct=tuple(sorted(o for o, n in tiles.direct.items() if whole(n))),
+    )
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A configuration, what it is predicted to take, and between what 80 % of them lie."""
+
+    tile: Tile
+    time_s: float
+    interval_s: tuple[float, float]
+
+
+def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> list[Ranked]:
+    """The `count` configurations that are predicted to be fastest, the fastest first."""
+    device = _device(kernel, target)
+    tiles = candidates(kernel, device)
+    found = predict(replace(kernel, target=device), tiles, device)
+    return [
+        Ranked(
+            tile_at(tiles, i),
+            float(found.time_s[i]),
+            (float(found.low_s[i]), float(found.high_s[i])),
+        )
+        for i in found.order[:count].tolist()
+    ]

@@ -1,0 +1,47 @@
+"""Kernels with meta-parameters, as tuners know them: which kernel they are, which tile they make.
+
+A template is a small mapping: from the arguments of a launch to a `Kernel`, and from values of the
+meta-parameters, or arrays of them, to `Tiles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Number
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.tune.kernels import Kernel
+
+Meta = Mapping[str, Number]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A kernel with meta-parameters.
+
+    `kernel` makes the kernel from what a launch is given, by name; `tile` the tiles from the
+    meta-parameters. `parameters` are their usual values, which is the space that a tuner searches.
+    """
+
+    name: str
+    kernel: Callable[[Mapping[str, Any]], Kernel]
+    tile: Callable[[Meta], Tiles]
+    parameters: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+
+    def tiles(self, meta: Meta) -> Tiles:
+        """The tiles of meta-parameters; UsageError for one that is not known or missing."""
+        for name in meta:
+            if name not in self.parameters:
+                raise UsageError(
+                    f"{self.name} has no meta-parameter {name!r}",
+                    fix=nearest(name, self.parameters),
+                )
+        for name in self.parameters:
+            if name not in meta:
+                raise UsageError(
+                    f"{self.name} wants the meta-parameter {name!r}", fix=f"give {name}="
+                )
+        return self.tile(meta)
