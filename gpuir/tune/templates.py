@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number
 from gpuir.ir.errors import UsageError, nearest
@@ -23,13 +25,15 @@ class Template:
     """A kernel with meta-parameters.
 
     `kernel` makes the kernel from what a launch is given, by name; `tile` the tiles from the
-    meta-parameters. `parameters` are their usual values, which is the space that a tuner searches.
+    meta-parameters. `parameters` are their usual values, which is the space that a tuner searches,
+    without what the kernel's own text rules out: `allows` says which values (arrays) it can take.
     """
 
     name: str
     kernel: Callable[[Mapping[str, Any]], Kernel]
     tile: Callable[[Meta], Tiles]
     parameters: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    allows: Callable[[Kernel, Meta], Any] = lambda kernel, meta: True
 
     def tiles(self, meta: Meta) -> Tiles:
         """The tiles of meta-parameters; UsageError for one that is not known or missing."""
@@ -45,3 +49,19 @@ class Template:
                     f"{self.name} wants the meta-parameter {name!r}", fix=f"give {name}="
                 )
         return self.tile(meta)
+
+    def space(self, kernel: Kernel, **held: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Every combination of usual values that `allows` lets through, as arrays of one length;
+        `held` are parameters that keep one value."""
+        for name in held:
+            if name not in self.parameters:
+                raise UsageError(
+                    f"{self.name} has no meta-parameter {name!r}",
+                    fix=nearest(name, self.parameters),
+                )
+        values = [[held[p]] if p in held else list(v) for p, v in self.parameters.items()]
+        grids = np.meshgrid(*(np.array(v, np.int64) for v in values), indexing="ij")
+        found = {p: g.reshape(-1) for p, g in zip(self.parameters, grids, strict=True)}
+        count = len(next(iter(found.values()), ()))
+        takes = np.flatnonzero(np.broadcast_to(self.allows(kernel, found), (count,)))
+        return {p: column[takes] for p, column in found.items()}

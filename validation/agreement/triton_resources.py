@@ -3,9 +3,10 @@
     python -m validation.agreement.triton_resources [--write] [--jobs 2]
 
 Prints the table beside gpuir's numbers; with `--write` it first compiles every configuration again
-and writes the table, in a minute. Needs `triton==3.9.*` to compile, not to compare. No GPU is needed: Triton compiles for one that is
-not there, and its ptxas says what a kernel takes. The table, triton_resources.csv beside this file,
-is measured by this program with Triton 3.9.0 (ptxas of its wheel):
+and writes the table, in a minute. Needs `triton==3.9.*` to compile, not to compare. No GPU is
+needed: Triton compiles for one that is not there, and its ptxas says what a kernel takes. The
+table, triton_resources.csv beside this file, is measured by this program with Triton 3.9.0 (ptxas
+of its wheel):
 
     isa               sm_80, sm_90 (for which Triton takes wgmma where it can: 4 warps, 64 rows)
     dtype             of both operands: f16, f32 (which runs in TF32), i8
