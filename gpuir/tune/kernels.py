@@ -8,13 +8,14 @@ from typing import Any
 
 from gpuir.cost import routing, sized
 from gpuir.cost.generated import cost_of as generated_cost
-from gpuir.cost.lanes import LANE_OPS, lane_ops
+from gpuir.cost.lanes import lane_ops
 from gpuir.cost.sheet import Number
 from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.cost.work import Operand, Staging, Work
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import DTYPES, DType
+from gpuir.ops.scalar import SCALARS
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from gpuir.tune.legal import check
@@ -138,8 +139,8 @@ def _gemm(
         raise UsageError(f"no layout {layout!r}", expected="nn, nt, tn or tt")
     fns = [fn for fn in epilogue if fn != "bias"]
     for fn in fns:
-        if fn not in LANE_OPS:
-            raise UsageError(f"no epilogue {fn!r}", fix=nearest(fn, [*LANE_OPS, "bias"]))
+        if fn not in SCALARS:
+            raise UsageError(f"no epilogue {fn!r}", fix=nearest(fn, [*SCALARS, "bias"]))
     found = sized.gemm(
         m,
         n,
@@ -187,8 +188,8 @@ def _rows(*, rows: Number, columns: Number, dtype: DType, of: str = "softmax") -
 
 
 def _map(*, cells: Number, dtype: DType, inputs: int = 1, fn: str = "add") -> Work:
-    if fn not in LANE_OPS:
-        raise UsageError(f"no function {fn!r}", fix=nearest(fn, LANE_OPS))
+    if fn not in SCALARS:
+        raise UsageError(f"no function {fn!r}", fix=nearest(fn, SCALARS))
     return sized.mapped(fn, cells, [dtype] * inputs, dtype)
 
 
