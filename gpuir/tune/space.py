@@ -53,7 +53,7 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
     With `tiles` they are generated kernels, without the library's own. `target` may be left out
     where the kernel was made for one. Safe to call from several threads.
     """
-    device = _device(kernel, target)
+    device = device_of(kernel, target)
     if tiles is None:
         found = library.predict(kernel.work, device)
         count = len(found.time_s)
@@ -68,7 +68,8 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
     return Predictions(time_s, low_s, high_s, fits)
 
 
-def _device(kernel: Kernel, target: str | Target) -> Target:
+def device_of(kernel: Kernel, target: str | Target) -> Target:
+    """The target that is named, or else the kernel's own; UsageError where there is none."""
     if isinstance(target, Target):
         return target
     if target:
@@ -100,7 +101,7 @@ def size(work: Work, tiles: Tiles) -> int:
 
 def candidates(kernel: Kernel, target: str | Target = "") -> Tiles:
     """The legal tiles worth trying for one kernel, as arrays."""
-    device = _device(kernel, target)
+    device = device_of(kernel, target)
     found = legal.candidates(kernel.work, device)
     count = size(kernel.work, found)
     spread = found.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
@@ -134,7 +135,7 @@ class Ranked:
 
 def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> list[Ranked]:
     """The `count` configurations that are predicted to be fastest, the fastest first."""
-    device = _device(kernel, target)
+    device = device_of(kernel, target)
     tiles = candidates(kernel, device)
     found = predict(replace(kernel, target=device), tiles, device)
     return [
