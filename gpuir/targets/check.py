@@ -10,7 +10,7 @@ from gpuir.targets.target import Target
 Status = Literal["ok", "explained", "doubtful"]
 TOLERANCE = 0.03
 
-# Bits that a pin moves in one cycle of the memory clock as drivers report it. The 49 shipped specs
+# Bits that a pin moves in one cycle of the memory clock as drivers report it. The 61 shipped specs
 # that list bus and clock agree with it within 3 %, but for the B200.
 _TRANSFERS = {"HBM": 2, "GDDR5": 4, "GDDR6": 8, "GDDR6X": 16, "GDDR7": 16}
 
