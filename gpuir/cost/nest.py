@@ -14,12 +14,13 @@ import numpy as np
 
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Staging, Work
-from gpuir.ir.notes import Tile
+from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
 from gpuir.ir.types import f32, tf32
 from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
+PARTS = (*BY_DIMENSION, *BY_OPERAND)
 WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 
 
@@ -27,8 +28,7 @@ WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 class Tiles:
     """One tile, or many in arrays. A dimension that `dims` leaves out is not cut.
 
-    The rest is as in `ir.notes.Tile`; what is left to the compiler is not in `threads`, `vector`
-    and `direct` (by the operand's place: 1 where it is not staged).
+    The rest is as in `ir.notes.Tile`.
     """
 
     dims: Mapping[str, Number]
@@ -39,7 +39,10 @@ class Tiles:
     unroll: Number = 1.0
     threads: Mapping[str, Number] = field(default_factory=dict[str, Number])
     vector: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    strided: Mapping[str, Number] = field(default_factory=dict[str, Number])
     direct: Mapping[int, Number] = field(default_factory=dict[int, Number])
+    fetch: Mapping[int, Number] = field(default_factory=dict[int, Number])
+    pad: Mapping[int, Number] = field(default_factory=dict[int, Number])
 
     @staticmethod
     def of(tile: Tile, work: Work) -> Tiles:
@@ -48,9 +51,7 @@ class Tiles:
         return Tiles(
             whole | {d: float(n) for d, n in tile.dims},
             *map(float, (tile.stages, tile.warps, tile.split, tile.group, tile.unroll)),
-            threads={d: float(n) for d, n in tile.threads},
-            vector={d: float(n) for d, n in tile.vector},
-            direct=dict.fromkeys(tile.direct, 1.0),
+            **{part: dict(getattr(tile, part)) for part in PARTS},
         )
 
     def along(self, d: str, work: Work, s: Sheet) -> Number:
@@ -67,9 +68,7 @@ class Tiles:
         return Tiles(
             {d: change(n) for d, n in self.dims.items()},
             *map(change, plain),
-            threads={d: change(n) for d, n in self.threads.items()},
-            vector={d: change(n) for d, n in self.vector.items()},
-            direct={i: change(n) for i, n in self.direct.items()},
+            **{p: {of: change(n) for of, n in getattr(self, p).items()} for p in PARTS},
         )
 
 

@@ -8,6 +8,10 @@ from typing import Literal
 
 ON_HOST = "host@1"  # signs what the host's CPU runs, in place of the device
 
+# Options of a tile that a dimension, or an operand, has for itself: `threads.m=16`, `direct.0=1`.
+BY_DIMENSION = ("threads", "vector", "strided")
+BY_OPERAND = ("direct", "fetch", "pad")
+
 Bound = Literal["compute", "memory", "latency", "network"]
 
 
@@ -22,9 +26,12 @@ class Tile:
     many tiles along the first dimension of the grid blocks visit before they go on along the next
     (1: in plain order), `unroll` how many steps of the loop stand in one trip.
 
-    What a generator leaves to its compiler stays empty: `threads`, how the threads of a block lie
-    along the dimensions; `vector`, how many cells along one a load takes; `direct`, which operands
-    (by their place) are read where they lie and not staged in shared memory.
+    What a generator leaves to its compiler stays empty. By dimension: `threads`, how many threads
+    of a block lie along it, that of neighbours in a warp first; `vector`, how many cells along it a
+    load takes; `strided`, 1 where a thread's cells are its block's threads apart, not neighbours.
+    By operand, in their order: `direct`, 1 where it is read where it lies and not staged in shared
+    memory, 2 where that is by read-only loads; `fetch`, how many threads stage neighbouring cells;
+    `pad`, 1 where its rows in shared memory are padded against bank conflicts.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -35,7 +42,10 @@ class Tile:
     unroll: int = 1
     threads: tuple[tuple[str, int], ...] = ()
     vector: tuple[tuple[str, int], ...] = ()
-    direct: tuple[int, ...] = ()
+    strided: tuple[tuple[str, int], ...] = ()
+    direct: tuple[tuple[int, int], ...] = ()
+    fetch: tuple[tuple[int, int], ...] = ()
+    pad: tuple[tuple[int, int], ...] = ()
 
     def __getitem__(self, dim: str) -> int:
         return dict(self.dims)[dim]
@@ -54,9 +64,8 @@ class Tile:
         options = [f"stages={self.stages}", f"warps={self.warps}"]
         rare = {"split": self.split, "group": self.group, "unroll": self.unroll}
         options += [f"{name}={n}" for name, n in rare.items() if n != 1]
-        options += [f"threads.{d}={n}" for d, n in self.threads]
-        options += [f"vector.{d}={n}" for d, n in self.vector]
-        options += [f"direct.{i}=1" for i in self.direct]
+        for name in (*BY_DIMENSION, *BY_OPERAND):
+            options += [f"{name}.{of}={n}" for of, n in getattr(self, name)]
         return f"{dims}; {', '.join(options)}"
 
 

@@ -19,7 +19,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput
 
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import DEEPEST, Cut, Framework, Graph, Level, Node, Op, Role, Value
-from gpuir.ir.notes import Bound, Cost, Schedule, Tile
+from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType, tf32
 from gpuir.ops.vocabulary import find_op
 from gpuir.text.place import check_length, error_at, number
@@ -208,7 +208,6 @@ def _type(text: str) -> TensorType | None:
 NATURAL = re.compile(r"[1-9][0-9]{0,9}\Z")
 NOTE = re.compile(r'\s*(\w+)\s*=\s*("[^"]*"|[^\s,;"]+)\s*(?:([,;])|$)')
 TILE_OPTIONS = {"stages", "warps", "split", "group", "unroll"}
-TILE_PARTS = ("threads", "vector", "direct")  # options of a dimension or an operand: threads.m=16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,29 +239,37 @@ def _tile(text: str) -> Tile | _Wrong:
             return _Wrong(f"{part.strip()!r} is not like m=64", begin)
         if key in found:
             return _Wrong(f"{key} is given twice", begin)
-        if dot and (
-            is_dim or option not in TILE_PARTS or not of or of.isdigit() != (option == "direct")
-        ):
-            return _Wrong(f"{key!r} is not like threads.m, vector.m or direct.0", begin)
+        if dot and (is_dim or not _is_part(option, of)):
+            return _Wrong(f"{key!r} is not like threads.m or direct.0", begin)
         found[key], places[key] = int(number), begin
         names += [key] if is_dim else []
     dims_found = tuple((n, found[n]) for n in names)
-    parts = {name: [k for k in found if k.startswith(f"{name}.")] for name in TILE_PARTS}
-    in_parts = {k for keys in parts.values() for k in keys}
-    if unknown := set(found) - set(names) - TILE_OPTIONS - in_parts:
+    parts = {k: n for k, n in found.items() if "." in k}
+    if unknown := set(found) - set(names) - TILE_OPTIONS - set(parts):
         known, first = ", ".join(sorted(TILE_OPTIONS)), min(unknown)
         return _Wrong(f"no tile option {first!r}: {known} follow the semicolon", places[first])
     if swapped := set(names) & TILE_OPTIONS:
         first = min(swapped)
         what = f"{first} goes behind a semicolon: tile(m=64; {first}=2)"
         return _Wrong(what, places[first])
-    threads, vector = (
-        tuple((k.partition(".")[2], found[k]) for k in parts[name])
-        for name in ("threads", "vector")
+    return Tile(
+        dims_found,
+        **{k: v for k, v in found.items() if k in TILE_OPTIONS},
+        **{name: _parts(name, parts, str) for name in BY_DIMENSION},
+        **{name: _parts(name, parts, int) for name in BY_OPERAND},
     )
-    direct = tuple(sorted(int(k.partition(".")[2]) for k in parts["direct"]))
-    plain = {k: v for k, v in found.items() if k in TILE_OPTIONS}
-    return Tile(dims_found, threads=threads, vector=vector, direct=direct, **plain)
+
+
+def _is_part(option: str, of: str) -> bool:
+    if option in BY_DIMENSION:
+        return of.isidentifier()
+    return option in BY_OPERAND and of.isdecimal()
+
+
+def _parts(name: str, parts: dict[str, int], key: Callable[[str], Any]) -> tuple[Any, ...]:
+    return tuple(
+        (key(k.partition(".")[2]), n) for k, n in parts.items() if k.startswith(f"{name}.")
+    )
 
 
 COST_HEAD = ("time_s", "bound", "by", "low_s", "high_s", "unseen")

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuir.cost import generated, legal
 from gpuir.cost import tile as library
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
@@ -118,9 +118,10 @@ def tile_at(tiles: Tiles, i: int) -> Tile:
     return Tile(
         tuple((d, whole(n)) for d, n in tiles.dims.items()),
         *map(whole, plain),
-        threads=tuple((d, whole(n)) for d, n in tiles.threads.items()),
-        vector=tuple((d, whole(n)) for d, n in tiles.vector.items()),
-        direct=tuple(sorted(o for o, n in tiles.direct.items() if whole(n))),
+        **{
+            p: tuple((of, whole(n)) for of, n in getattr(tiles, p).items() if whole(n))
+            for p in PARTS
+        },
     )
 
 
