@@ -1,0 +1,419 @@
+"""Nests on the lanes whose threads each compute cells of their own: products in f32, stencils and
+whatever a kernel tuner's template loops over.
+
+A block takes its inputs in steps, through shared memory or straight from the caches, and computes
+from registers. An SM is as busy as its lanes, its issue slots and its load units are, all at once;
+blocks beside each other hide what one waits for. Against that stand the L2 and the DRAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.family import Terms
+from gpuir.cost.generated.parts import (
+    BANKS,
+    LINE_BYTES,
+    MOST_REGISTERS,
+    Counts,
+    clocks,
+    conflicts,
+    footprint,
+    grid_of,
+    is_amd,
+    joined,
+    load_lanes,
+    multiplied,
+    residents,
+    schedulers,
+    sizes_of,
+    waves_of,
+)
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Factor, Number, Sheet
+from gpuir.cost.sized import terms
+from gpuir.cost.work import SECTOR_BYTES, Operand, Work
+from gpuir.targets.target import Target
+
+TOGETHER = 8.0  # assumed: loads in place that a thread waits for at once
+WIDEST = 4.0  # words of a load: 128 bits (PTX ISA, ld)
+
+
+def _factors() -> tuple[Factor, ...]:
+    def f(name: str, value: float, low: float, high: float, what: str) -> Factor:
+        return Factor(name, value, low, high, 0.0, f"{what}; fitted on the sweeps of kernel tuners")
+
+    return (
+        f("fma", 1.05, 0.95, 1.2, "of the lanes' time at their listed rate"),
+        f("issue", 0.6, 0.3, 1.2, "of the issue slots' time"),
+        f("shared", 0.9, 0.5, 2.0, "of a pass over shared memory"),
+        f("direct", 0.9, 0.5, 2.0, "of a load that the first cache serves"),
+        f("overlap", 3.0, 1.5, 16.0, "exponent of the norm that joins the units of an SM"),
+        f("address", 2.0, 0.3, 12.0, "instructions around a load that stages"),
+        f("loop", 4.0, 0.5, 24.0, "instructions around a trip of a loop"),
+        f("point", 6.0, 0.5, 24.0, "instructions of an address that is computed when it is read"),
+        f("points", 0.3, 0.02, 12.0, "the same, of each point beyond a thread's first"),
+        f("points amd", 12.0, 0.5, 36.0, "the same, of AMD's compiler"),
+        f("row", 2.0, 0.1, 24.0, "instructions once for a thread's cells of such a row"),
+        f("memory wait", 400.0, 80.0, 1500.0, "clocks until a step's data are there"),
+        f("in flight", 2.0, 1.0, 16.0, "loads of a thread that wait together"),
+        f("barrier", 35.0, 5.0, 200.0, "clocks of a barrier"),
+        f("chain", 8.0, 1.0, 60.0, "clocks of a trip that nothing in the block hides"),
+        f("direct wait", 80.0, 8.0, 500.0, "clocks of a trip of loads in place"),
+        f("block", 700.0, 100.0, 4000.0, "clocks to start and finish a block"),
+        f("leak", 0.3, 0.0, 1.0, "of the shorter of work and waits, not hidden"),
+        f("tail", 0.6, 0.0, 1.0, "of the last round, felt"),
+        f("registers", 28.0, 8.0, 60.0, "of a thread, besides its cells"),
+        f("kept", 0.05, 0.002, 1.0, "registers for each value that is kept to be used again"),
+        f("kept amd", 0.6, 0.05, 2.0, "the same, of AMD's compiler"),
+        f("reload", 2000.0, 20.0, 20000.0, "values between two uses, from where half are reloaded"),
+        f("reload read-only", 0.47, 0.01, 1.0, "share that read-only loads reload at least"),
+        f("guard", 8.0, 0.3, 24.0, "instructions of a load that may be beyond the edge"),
+        f("guard amd", 30.0, 1.0, 200.0, "the same, of AMD's compiler"),
+        f("guarded chain", 3.0, 0.1, 10.0, "times longer a trip of such loads waits"),
+        f("guarded chain amd", 20.0, 1.0, 200.0, "the same, of AMD's compiler"),
+        f("ragged amd", 5.0, 0.1, 40.0, "clocks a staged value waits there when tiles do not divide"),
+        f("spill", 1.0, 0.1, 20.0, "of the bytes of values that do not fit the registers"),
+        f("miss", 0.4, 0.02, 2.0, "of direct loads beyond the first cache, that reach the L2"),
+        f("l2 share", 0.7, 0.2, 2.0, "of the listed L2 rate"),
+        f("dram share", 0.8, 0.5, 1.0, "of the listed DRAM rate"),
+    )
+
+
+@dataclass(frozen=True)
+class Reads(Counts):
+    """What the reads of a block come to, added up over operands.
+
+    Of a thread, over its life: loads from shared memory and in place, as they are if every value is
+    loaded once (`least`) and if it is at each use (`most`); `waves` are the passes that those of
+    one warp take, times the loads. `kept` values are in registers to be used again.
+    """
+
+    shared_least: Number = 0.0
+    shared_most: Number = 0.0
+    shared_waves: Number = 0.0  # of the least
+    direct_least: Number = 0.0
+    direct_most: Number = 0.0
+    direct_waves: Number = 0.0  # of the least
+    read_only: Number = 0.0  # of the least, by read-only loads
+    between: Number = 0.0  # values loaded between two uses of one
+    kept: Number = 0.0
+    computed: Number = 0.0  # loads whose address is computed when they run
+    computed_more: Number = 0.0  # of those, of cells beyond a thread's first
+    computed_rows: Number = 0.0
+    staged: Number = 0.0  # loads that stage
+    stage_waves: Number = 0.0  # of those, in the first cache
+    store_waves: Number = 0.0  # into shared memory
+    staging: Number = 0.0  # 1 where anything is staged
+    fragments: Number = 0.0  # cells in registers at once
+    smem_bytes: Number = 0.0
+    direct_bytes: Number = 0.0  # of a block's loads in place
+    held_bytes: Number = 0.0  # what those come back to
+    l2_bytes: Number = 0.0  # of all blocks
+
+    def __add__(self, other: Reads) -> Reads:
+        return Reads(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Nested(Counts):
+    """What a block does, its reads among it."""
+
+    reads: Reads
+    threads: Number
+    filled: Number  # lanes of its warps over its threads
+    blocks: Number
+    used: Number  # share of the points it visits that the nest has, where it skips the others
+    ops: Number  # multiply-adds, or what the nest has for them, of a thread
+    steps: Number
+    trips: Number  # of loops that are not unrolled
+    windows: Number  # of code that is: what spills, spills in each
+    cells: Number  # of a thread
+    dram_bytes: Number
+    ragged: Number  # 1 where tiles do not divide the nest
+
+    def each(self, change: Any) -> Nested:
+        plain = {f.name: change(getattr(self, f.name)) for f in fields(self)[1:]}
+        return Nested(self.reads.each(change), **plain)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A nest under a tile: along each loop the extent of a block, the cells and threads of one,
+    the lanes of a warp, and how far apart the cells of a thread are."""
+
+    work: Work
+    tiles: Tiles
+    target: Target
+    sizes: Mapping[str, Number]
+    threads: Mapping[str, Number]
+    lanes: Mapping[str, Number]
+    steps: Number
+
+    @property
+    def block(self) -> Number:
+        return multiplied(self.threads.values())
+
+    def cells(self, d: str) -> Number:
+        return self.sizes[d] / self.threads[d]
+
+    def apart(self, d: str) -> Number:
+        strided = np.asarray(self.tiles.strided.get(d, 0.0)) > 0
+        return np.where(strided, self.threads[d], 1.0)
+
+
+def cut_of(work: Work, tiles: Tiles, target: Target) -> Cut:
+    sizes = sizes_of(work, tiles)
+    threads = {d: tiles.threads.get(d, 1.0) for d, _ in work.dims}
+    left: Number = float(target.sm.warp)
+    lanes: dict[str, Number] = dict.fromkeys(threads, 1.0)
+    for d in tiles.threads:  # the first of them has neighbours in a warp
+        lanes[d] = np.minimum(threads[d], np.maximum(left, 1.0))
+        left = left / lanes[d]
+    steps: Number = 1.0
+    for d in work.reduced:
+        steps = steps * np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d])
+    return Cut(work, tiles, target, sizes, threads, lanes, steps / tiles.split)
+
+
+def count(work: Work, tiles: Tiles, target: Target) -> Nested:
+    """What blocks do under tiles that say how their threads lie."""
+    cut = cut_of(work, tiles, target)
+    grid = grid_of(work, cut.sizes)
+    blocks = multiplied(grid.values()) * tiles.split
+    visited = {d: n * cut.sizes[d] for d, n in grid.items()}
+    share = multiplied(np.maximum(work.extents[d], 1.0) / n for d, n in visited.items())
+    points = multiplied(cut.cells(d) for d in cut.sizes) * cut.steps
+    reduced = multiplied(cut.sizes[d] for d in work.reduced) * cut.steps
+    window = multiplied(cut.sizes[d] for d in window_of(work))
+    ops = work.products / 2 if np.any(work.products) else work.lane_ops
+    inputs = [(i, o) for i, o in enumerate(work.operands) if o.staging not in ("written", "kept")]
+    reads = reduce(Reads.__add__, (reads_of(i, o, cut, blocks) for i, o in inputs), Reads())
+    warp = float(target.sm.warp)
+    written = sum((o.nbytes for o in work.operands if o.staging == "written"), 0.0)
+    none = 0.0 * blocks
+    return Nested(
+        reads=(reads + Reads(l2_bytes=written * tiles.split)).each(lambda n: n + none),
+        threads=cut.block + none,
+        filled=np.ceil(cut.block / warp) * warp / cut.block + none,
+        blocks=blocks,
+        used=(share if is_computed(work) else 1.0) + none,
+        ops=points * ops / np.maximum(work.points, 1.0) + none,
+        steps=cut.steps + none,
+        trips=np.maximum(reduced / np.maximum(window, tiles.unroll), 1.0) + none,
+        windows=np.maximum(reduced / window, 1.0) + none,
+        cells=multiplied(cut.cells(d) for d in work.grid) + none,
+        dram_bytes=work.nbytes + none,
+        ragged=1.0 * (share < 1 - 1e-9) + none,
+    )
+
+
+def is_computed(work: Work) -> bool:
+    """Whether an operand's addresses are computed when the kernel runs: a step has a fraction."""
+    return any(step % 1 for o in work.operands for a in o.dims for step, _ in terms(a))
+
+
+def window_of(work: Work) -> set[str]:
+    """The reduced loops that operands index together with another one, a stencil's window:
+    compilers write those out."""
+    axes = [terms(a) for o in work.operands for a in o.dims]
+    return {
+        d
+        for axis in axes
+        if len(axis) > 1
+        for step, d in axis
+        if d in work.reduced and step % 1 == 0
+    }
+
+
+def uses_of(axis: str, cut: Cut) -> tuple[Number, Number, Number]:
+    """Along one axis of an operand, of a thread in a step: cells it reads, as many as it reads if
+    each is loaded at every use, and those of them used more than once."""
+    plain = [d for step, d in terms(axis) if step % 1 == 0 and d not in cut.work.reduced]
+    inside = [d for step, d in terms(axis) if step % 1 == 0 and d in cut.work.reduced]
+    most = multiplied(cut.cells(d) for _, d in terms(axis))
+    if not (plain and inside) or len(terms(axis)) > 2:
+        return most, most, 0.0
+    n, window, apart = cut.cells(plain[0]), cut.cells(inside[0]), cut.apart(plain[0])
+    meets = apart < window
+    least = np.where(meets, apart * (n - 1) + window, most)
+    again = np.where(meets & (n > 1), np.maximum(apart * (n - 3) + window, 0.0), 0.0)
+    return least, most, again
+
+
+def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
+    """What the reads of one operand come to."""
+    tiles, block, steps = cut.tiles, cut.block, cut.steps
+    warp = float(cut.target.sm.warp)
+    axes = [uses_of(a, cut) for a in o.dims]
+    least, most = (multiplied(axis[j] for axis in axes) for j in (0, 1))
+    inner = [d for _, d in terms(o.dims[-1])] if o.dims else []
+    wide = [tiles.vector[d] for d in inner if d in tiles.vector]
+    vector = np.minimum(wide[0] if wide else 1.0, WIDEST)
+    grid = [d for a in o.dims for _, d in terms(a) if d not in cut.work.reduced]
+    near = next((d for d in inner if d in grid), "")
+    lanes = cut.lanes[near] if near else 1.0
+    stride = np.where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0
+    rows = multiplied(cut.lanes[d] for d in grid if d != near)
+    how = np.asarray(tiles.direct.get(i, 0.0))
+    direct, staged = 1.0 * (how > 0), 1.0 * (how == 0)
+    block_cells = footprint(o.dims, cut.sizes)
+    width = footprint(o.dims[-1:], cut.sizes)
+    words = o.cell_bytes / 4
+    pitch = np.where(tiles.pad.get(i, 0.0), width + (lanes - width) % BANKS, width)
+    passes = np.where(
+        rows > 1, conflicts(lanes, rows, pitch), waves_of(lanes, np.maximum(stride, vector), vector)
+    )
+    # a warp's cells of one row, which may begin anywhere in a line
+    span = lanes * np.maximum(stride, vector) * o.cell_bytes
+    drift = 1.0 if len(inner) > 1 else 0.0
+    spread = sum(
+        (step * cut.lanes[d] * np.where(cut.apart(d) > 1, 1.0, cut.cells(d)) * o.cell_bytes)
+        for step, d in terms(o.dims[-1])
+        if step % 1
+    )
+    lines = np.where(
+        spread > 0,
+        1.0 + (span + spread) / LINE_BYTES,
+        np.maximum(rows, 1.0) * np.maximum(1.0, span / LINE_BYTES + drift * (1 - 4 / LINE_BYTES))
+        if drift
+        else np.maximum(np.maximum(1.0, span / LINE_BYTES), lanes * vector * words / BANKS),
+    )
+    computed = any(step % 1 for a in o.dims for step, _ in terms(a))
+    # how the block stages it: `fetch` threads side by side, each with neighbouring cells
+    side = tiles.fetch.get(i, np.minimum(block, warp) if near else 1.0)
+    each = np.where(tiles.fetch.get(i, 0.0) > 0, width / side, vector)
+    fetches = staged * block_cells / block / vector * steps
+    reach = np.minimum(side, warp)
+    down = np.maximum(1.0, warp / side)
+    return Reads(
+        shared_least=staged * least / vector * steps,
+        shared_most=staged * most / vector * steps,
+        shared_waves=staged * least / vector * steps * np.maximum(passes, _least(cut)),
+        direct_least=direct * least / vector * steps,
+        direct_most=direct * most / vector * steps,
+        direct_waves=direct * least / vector * steps * np.maximum(lines, _least(cut)),
+        read_only=1.0 * (how > 1) * least / vector * steps,
+        between=_between(o, cut),
+        kept=sum(
+            (
+                axis[2] * multiplied(other[0] for j, other in enumerate(axes) if j != k)
+                for k, axis in enumerate(axes)
+            ),
+            0.0,
+        ),
+        computed=most * steps if computed else 0.0,
+        computed_more=(multiplied(cut.cells(d) for d in grid) - 1) * most
+        / np.maximum(multiplied(cut.cells(d) for d in grid), 1.0) * steps
+        if computed
+        else 0.0,
+        computed_rows=_rows(o, cut) * steps if computed else 0.0,
+        staged=fetches,
+        stage_waves=fetches * down * np.maximum(1.0, reach * each * o.cell_bytes / LINE_BYTES),
+        store_waves=fetches * down * waves_of(reach, np.maximum(each, vector), vector),
+        staging=staged,
+        fragments=0.0 if window_of(cut.work) else multiplied(cut.cells(d) for d in grid),
+        smem_bytes=staged * block_cells / width * pitch * o.cell_bytes,
+        direct_bytes=direct * least * steps * block * o.cell_bytes,
+        held_bytes=direct * block_cells * o.cell_bytes,
+        l2_bytes=blocks * steps * block_cells * o.cell_bytes
+        * np.maximum(1.0, SECTOR_BYTES / np.maximum(width * o.cell_bytes, 1.0)),
+    )
+
+
+def _least(cut: Cut) -> float:
+    """Clocks that the addresses of a warp take, 32 lanes of it."""
+    return 32.0 / load_lanes(cut.target)
+
+
+def _between(o: Operand, cut: Cut) -> Number:
+    """Values that a thread loads between two uses of one: the rows of a window it goes through."""
+    found: Number = 0.0
+    sizes: Number = 1.0
+    for axis in reversed(o.dims):
+        least, _, again = uses_of(axis, cut)
+        plain = [d for _, d in terms(axis) if d not in cut.work.reduced]
+        inside = [d for _, d in terms(axis) if d in cut.work.reduced]
+        if plain and inside:
+            gap = np.minimum(cut.apart(plain[0]) * (cut.cells(plain[0]) - 1), cut.cells(inside[0]) - 1)
+            found = found + np.where(again > 0, gap * sizes, 0.0)
+            sizes = sizes * cut.cells(inside[0]) * cut.cells(plain[0])
+        else:
+            sizes = sizes * least
+    return found
+
+
+def _rows(o: Operand, cut: Cut) -> Number:
+    """Cells of a thread along the loops whose step has a fraction, in a step of the block."""
+    return multiplied(
+        cut.cells(d) for a in o.dims for step, d in terms(a) if step % 1 or d in cut.work.reduced
+    )
+
+
+def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The terms of counted blocks."""
+    xp, r, sm = s.xp, c.reads, target.sm
+    amd = " amd" if is_amd(target) else ""
+    warps = c.threads * c.filled / sm.warp
+    lanes = c.threads * c.filled / 32
+    # values that are loaded again rather than kept
+    again = r.between / (r.between + p["reload"]) if not is_amd(target) else 0.0 * c.threads
+    read_only = xp.where(r.read_only > 0, p["reload read-only"] * (r.kept > 0), 0.0)
+    again_direct = xp.where(c.ragged * (r.kept > 0) > 0, 1.0, xp.maximum(again, read_only))
+    shared = r.shared_least + (r.shared_most - r.shared_least) * again
+    direct = r.direct_least + (r.direct_most - r.direct_least) * again_direct
+    shared = s.put("loads from shared memory", shared, "", "a thread's")
+    direct = s.put("loads in place", direct, "", "a thread's")
+    grown = shared / xp.maximum(r.shared_least, 1e-9), direct / xp.maximum(r.direct_least, 1e-9)
+    guards = c.ragged * (r.kept + r.between > 0) * r.direct_most * p[f"guard{amd}"]
+    # registers, and what does not fit them
+    kept = r.kept * p[f"kept{amd}"] * xp.where((direct > 0) & (c.ragged > 0), 0.0, 1.0)
+    wanted = s.put("registers wanted", c.cells + r.fragments + kept + p["registers"], "", "a thread")
+    file = xp.floor(sm.registers / (warps * sm.warp) / 8) * 8
+    most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
+    spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0) * c.windows, "", "a thread's")
+    resident = residents(s, target, warps * sm.warp, xp.minimum(wanted, most), r.smem_bytes)
+    resident = xp.minimum(resident, xp.ceil(c.blocks / target.sms))
+    resident = s.put("blocks an SM holds", resident)
+    # clocks of one block by unit, the SM to itself
+    fma = p["fma"] * c.ops * lanes * 32 / (sm.fp32_lanes * sm.flops_per_lane_clock / 2)
+    computed = p["point"] * r.computed + p[f"points{amd}"] * r.computed_more
+    computed = computed + p["row"] * r.computed_rows
+    staging = (1 + p["address"]) * r.staged * 2
+    instructions = c.ops + shared + direct + guards + computed + staging + 2 * spilled
+    instructions = s.put("instructions", instructions + p["loop"] * c.trips, "", "a thread's")
+    issue = p["issue"] * instructions * warps / schedulers(target)
+    units = p["shared"] * (r.shared_waves * grown[0] + r.store_waves)
+    units = units + p["direct"] * (r.direct_waves * grown[1] + r.stage_waves)
+    units = s.put("load units", (units + 2 * spilled) * lanes, "clocks", "of a block")
+    busy = joined(s, p["overlap"], fma, issue, units) * c.used
+    busy = s.put("block", busy, "clocks", "the longer of lanes, issue and load units")
+    waits = r.staging * c.steps * (p["memory wait"] + 2 * p["barrier"])
+    waits = waits * (1 + r.staged / xp.maximum(c.steps, 1.0) / p["in flight"] * (c.windows <= 1))
+    guarded = c.ragged * (r.kept + r.between > 0)  # a stencil's edges are checked
+    chain = c.trips * p["chain"] * r.staging + direct / TOGETHER * p["direct wait"]
+    late = guarded * p[f"guarded chain{amd}"] * r.direct_most
+    if amd:
+        late = late + guarded * p["ragged amd"] * r.shared_most
+    chain = chain + late / TOGETHER * p["direct wait"]
+    alone = waits + chain + p["block"] + busy
+    spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["leak"])
+    compute = s.put("busiest SM", spent / target.clock_hz, "s")
+    l1 = float(sm.l1_bytes or sm.smem_bytes)
+    missed = xp.maximum(0.0 * c.blocks, 1 - l1 / xp.maximum(resident * r.held_bytes, 1.0))
+    l2_bytes = r.l2_bytes + p["miss"] * missed * r.direct_bytes * grown[1] * c.blocks
+    l2_bytes = l2_bytes + p["spill"] * 8 * spilled * c.threads * c.blocks
+    l2_bytes = s.put("l2 bytes", l2_bytes, "bytes")
+    through = l2_bytes / (p["l2 share"] * target.l2_bytes_per_s)
+    dram = s.put("dram bytes", c.dram_bytes, "bytes") / (p["dram share"] * target.dram_bytes_per_s)
+    memory = s.put("from caches and dram", xp.maximum(through, dram), "s")
+    total = joined(s, p["overlap"], compute, memory)
+    return Terms(compute, memory, total - xp.maximum(compute, memory), 0.0)
+
+
+FACTORS = _factors()

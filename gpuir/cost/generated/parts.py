@@ -1,0 +1,152 @@
+"""What formulas of generated kernels share: how a nest is cut, and how blocks fill a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import mul
+from typing import Any, Self
+
+import numpy as np
+
+from gpuir.cost.nest import BLOCK_SMEM_BYTES, Tiles
+from gpuir.cost.sheet import Number, Sheet
+from gpuir.cost.sized import terms
+from gpuir.cost.work import Work
+from gpuir.targets.target import Target
+
+LINE_BYTES = 128  # of a cache, and of all banks of shared memory: CUDA C++ Programming Guide
+BANKS = 32
+MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, compute capabilities
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a block does, or the blocks of many kernels and tiles: numbers that no factor changes,
+    so that a fit counts once."""
+
+    def each(self, change: Callable[[Number], Number]) -> Self:
+        """The counts with every number changed."""
+        return type(self)(
+            **{
+                f.name: v if isinstance(v := getattr(self, f.name), bool | str) else change(v)
+                for f in fields(self)
+            }
+        )
+
+
+def multiplied(numbers: Any) -> Number:
+    return reduce(mul, numbers, 1.0)
+
+
+def is_amd(target: Target) -> bool:
+    """Whether AMD's compiler makes the code, which shares out registers in another way."""
+    return target.vendor == "AMD"
+
+
+def schedulers(target: Target) -> float:
+    """Warps that an SM can issue from in a clock: one for 32 lanes, of Volta to Hopper one for 16
+    (NVIDIA architecture whitepapers); AMD's units of 64 lanes have two of 32, or four of 16."""
+    return max(target.sm.fp32_lanes / 32, 2.0 if is_amd(target) else 4.0)
+
+
+def load_lanes(target: Target) -> float:
+    """Threads of an SM whose addresses its load and store units take in a clock: 16 on sm_75,
+    sm_86, sm_89 and sm_12x, else 32 (NVIDIA Turing, GA102 and A100 whitepapers; assumed later)."""
+    return 16.0 if target.isa.startswith(("sm_75", "sm_86", "sm_87", "sm_89", "sm_12")) else 32.0
+
+
+def footprint(axes: tuple[str, ...], sizes: Mapping[str, Number]) -> Number:
+    """Cells of an operand that loops of these extents touch."""
+    return multiplied(
+        1.0 + sum(step * (sizes[d] - 1) for step, d in terms(axis)) for axis in axes
+    )
+
+
+def sizes_of(work: Work, tiles: Tiles) -> dict[str, Number]:
+    """A block's extent along each loop: whole where the tile does not cut it."""
+    return {d: tiles.dims.get(d, np.maximum(n, 1.0)) for d, n in work.dims}
+
+
+def grid_of(work: Work, sizes: Mapping[str, Number]) -> dict[str, Number]:
+    """Tiles along each dimension that blocks divide among them."""
+    return {d: np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d]) for d in work.grid}
+
+
+def residents(
+    s: Sheet, target: Target, threads: Number, registers: Number, smem_bytes: Number
+) -> Number:
+    """Blocks that an SM holds at once, at least one; registers come by eights."""
+    xp, sm = s.xp, target.sm
+    file = xp.ceil(registers / 8) * 8 * threads
+    held = xp.minimum(
+        xp.minimum(xp.floor(sm.threads / threads), sm.blocks + 0.0 * threads),
+        xp.minimum(
+            xp.floor(sm.registers / file), xp.floor(sm.smem_bytes / (smem_bytes + BLOCK_SMEM_BYTES))
+        ),
+    )
+    return xp.maximum(held, 1.0)
+
+
+def clocks(
+    s: Sheet,
+    blocks: Number,
+    resident: Number,
+    sms: int,
+    busy: Number,
+    alone: Number,
+    tail: Number,
+    leak: Number,
+) -> Number:
+    """Clocks of the busiest SM: full rounds of its `resident` blocks and a last one of fewer.
+
+    A block keeps the SM `busy`, and takes `alone` from its first load to its last store: a round is
+    the longer of all blocks' work and of one block's waits, with a `leak` of the shorter. Of the
+    last round `tail` is felt; the rest is filled by blocks that finish early.
+    """
+    xp = s.xp
+
+    def round_of(n: Number) -> Number:
+        work = n * busy
+        return xp.maximum(work, alone) + leak * xp.minimum(work, alone)
+
+    rounds = blocks / (sms * resident)
+    full = xp.floor(rounds)
+    rest = rounds - full
+    last = xp.where(rest > 0, round_of(xp.ceil(rest * resident)), 0.0)
+    one = round_of(resident)
+    mixed = (1 - tail) * rest * one + tail * last
+    return full * one + xp.where(full > 0, mixed, last)
+
+
+def joined(s: Sheet, q: Number, *parts: Number) -> Number:
+    """Times that overlap but for what they wait for each other: their norm of exponent `q`."""
+    xp = s.xp
+    most = parts[0]
+    for part in parts[1:]:
+        most = xp.maximum(most, part)
+    return most * sum((part / most) ** q for part in parts) ** (1 / q)
+
+
+# ---------------------------------------------------------------------------- shared memory
+
+
+def waves_of(lanes: Any, stride: Any, vector: Any) -> Any:
+    """Passes over shared memory that a warp's load of `vector` words a lane takes, when `lanes` of
+    them ask for different words, `stride` words apart."""
+    apart = np.gcd(np.maximum(stride, 1).astype(int), BANKS)
+    banks = np.minimum(BANKS, vector * (BANKS // apart))
+    words = lanes * vector
+    return np.maximum(1.0, words / np.minimum(banks, np.maximum(words, 1)))
+
+
+def conflicts(lanes: Any, rows: Any, pitch: Any) -> Any:
+    """The same, of lanes that read neighbouring words in several `rows`, `pitch` words apart."""
+    lanes, rows, pitch = np.broadcast_arrays(lanes, rows, pitch)
+    hits = np.zeros((BANKS, *np.shape(pitch)))
+    bank = np.arange(BANKS).reshape(BANKS, *(1,) * np.ndim(pitch))
+    for row in range(int(np.max(rows, initial=1))):
+        begin = (row * pitch.astype(int)) % BANKS
+        hits += (row < rows) & ((bank - begin) % BANKS < np.minimum(lanes, BANKS))
+    return np.maximum(hits.max(axis=0), 1.0)

@@ -1,0 +1,136 @@
+"""Kernels that tuners published with measurements of their whole search space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuir.cost.nest import Tiles
+from gpuir.tune.kernels import Kernel, nest
+from gpuir.tune.templates import Meta, Template
+
+POWERS = (8, 16, 32)
+
+
+def _xgemm_kernel(given: Mapping[str, Any]) -> Kernel:
+    dims = {d: given[d] for d in ("m", "n", "k")}
+    return nest("xgemm", dims, reads=[("k", "m"), ("k", "n")], writes=[("n", "m")], reduced=["k"])
+
+
+def _xgemm_tile(p: Meta) -> Tiles:
+    return Tiles(
+        {"m": p["MWG"], "n": p["NWG"], "k": p["KWG"]},
+        unroll=p["KWI"],
+        threads={"m": p["MDIMC"], "n": p["NDIMC"]},
+        vector={"m": p["VWM"], "n": p["VWN"]},
+        direct={0: 1 - p["SA"], 1: 1 - p["SB"]},
+        fetch={0: p["MDIMA"], 1: p["NDIMB"]},
+    )
+
+
+def _xgemm_allows(kernel: Kernel, p: Meta) -> Any:
+    """CLBlast's own restrictions (src/kernels/level3/xgemm_part1.opencl)."""
+    threads = p["MDIMC"] * p["NDIMC"]
+    whole = (
+        (p["KWG"], p["KWI"]),
+        (p["MWG"], p["MDIMC"] * p["VWM"]),
+        (p["NWG"], p["NDIMC"] * p["VWN"]),
+        (p["MWG"], p["MDIMA"] * p["VWM"]),
+        (p["NWG"], p["NDIMB"] * p["VWN"]),
+        (p["KWG"] * p["MDIMA"], threads),
+        (p["KWG"] * p["NDIMB"], threads),
+    )
+    found: Any = True
+    for n, by in whole:
+        found = found & (n % by == 0)
+    return found
+
+
+def _convolution_kernel(given: Mapping[str, Any]) -> Kernel:
+    dims = {d: given[d] for d in ("y", "x", "i", "j")}
+    return nest(
+        "convolution",
+        dims,
+        reads=[("y+i", "x+j"), ("i", "j")],
+        writes=[("y", "x")],
+        reduced=["i", "j"],
+        kept=[1],
+    )
+
+
+def _convolution_tile(p: Meta) -> Tiles:
+    return Tiles(
+        {"x": p["block_size_x"] * p["tile_size_x"], "y": p["block_size_y"] * p["tile_size_y"]},
+        threads={"x": p["block_size_x"], "y": p["block_size_y"]},
+        strided={"x": 1, "y": 1},
+        direct={0: (1 - p["use_shmem"]) * (1 + p["read_only"])},
+        pad={0: p["use_padding"] * (p["block_size_x"] % 32 != 0)},
+    )
+
+
+def _dedispersion_kernel(given: Mapping[str, Any]) -> Kernel:
+    """`slope` is by how many samples one more measure of dispersion delays a channel, as a mean."""
+    dims = {"d": given["dms"], "s": given["samples"], "c": given["channels"]}
+    reads = [("c", f"s+{given['slope']}d")]
+    return nest(
+        "dedispersion", dims, reads=reads, writes=[("d", "s")], reduced=["c"], dtypes={0: "u8"}
+    )
+
+
+def _dedispersion_tile(p: Meta) -> Tiles:
+    return Tiles(
+        {"s": p["block_size_x"] * p["tile_size_x"], "d": p["block_size_y"] * p["tile_size_y"]},
+        threads={"s": p["block_size_x"], "d": p["block_size_y"]},
+        strided={"s": p["tile_stride_x"], "d": p["tile_stride_y"]},
+        direct={0: 1},
+    )
+
+
+# CLBlast's product, and two kernels of Kernel Tuner's benchmarks (convolution, dedispersion).
+TEMPLATES: Mapping[str, Template] = {
+    t.name: t
+    for t in (
+        Template(
+            "clblast.xgemm",
+            _xgemm_kernel,
+            _xgemm_tile,
+            {
+                **dict.fromkeys(("MWG", "NWG"), (16, 32, 64, 128)),
+                "KWG": (32,),
+                **dict.fromkeys(("MDIMC", "NDIMC", "MDIMA", "NDIMB"), POWERS),
+                "KWI": (2,),
+                **dict.fromkeys(("VWM", "VWN"), (1, 2, 4, 8)),
+                **dict.fromkeys(("STRM", "STRN"), (0,)),
+                **dict.fromkeys(("SA", "SB"), (0, 1)),
+            },
+            _xgemm_allows,
+        ),
+        Template(
+            "kernel_tuner.convolution",
+            _convolution_kernel,
+            _convolution_tile,
+            {
+                "block_size_x": tuple(range(16, 257, 16)),
+                "block_size_y": tuple(range(1, 17)),
+                "tile_size_x": (1, 2, 3, 4),
+                "tile_size_y": (1, 2, 3, 4),
+                "read_only": (0, 1),
+                "use_padding": (0, 1),
+                "use_shmem": (0, 1),
+            },
+        ),
+        Template(
+            "kernel_tuner.dedispersion",
+            _dedispersion_kernel,
+            _dedispersion_tile,
+            {
+                "block_size_x": (1, 2, 4, 8, 16, 32),
+                "block_size_y": tuple(range(32, 257, 8)),
+                "tile_size_x": (1, 2, 3, 4),
+                "tile_size_y": tuple(range(1, 9)),
+                "tile_stride_x": (0, 1),
+                "tile_stride_y": (0, 1),
+            },
+        ),
+    )
+}
