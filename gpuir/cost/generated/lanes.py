@@ -40,6 +40,7 @@ from gpuir.cost.sized import terms
 from gpuir.cost.work import SECTOR_BYTES, Operand, Work
 from gpuir.targets.target import Target
 
+UNROLLED = 4.0  # assumed: trips of a loop that a compiler writes out where nobody says how many
 TOGETHER = 8.0  # assumed: loads in place that a thread waits for at once
 WIDEST = 4.0  # words of a load: 128 bits (PTX ISA, ld)
 
@@ -57,8 +58,8 @@ def _factors() -> tuple[Factor, ...]:
         f("address", 2.0, 0.3, 12.0, "instructions around a load that stages"),
         f("loop", 4.0, 0.5, 24.0, "instructions around a trip of a loop"),
         f("point", 6.0, 0.5, 24.0, "instructions of an address that is computed when it is read"),
-        f("points", 0.3, 0.02, 12.0, "the same, of each point beyond a thread's first"),
-        f("points amd", 12.0, 0.5, 36.0, "the same, of AMD's compiler"),
+        f("convert", 2.0, 0.2, 8.0, "clocks of a warp that turns numbers into such an address"),
+        f("points gfx9", 12.0, 0.5, 36.0, "more of them on gfx9, of a thread's cells after its first"),
         f("row", 2.0, 0.1, 24.0, "instructions once for a thread's cells of such a row"),
         f("memory wait", 400.0, 80.0, 1500.0, "clocks until a step's data are there"),
         f("in flight", 2.0, 1.0, 16.0, "loads of a thread that wait together"),
@@ -191,6 +192,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
     points = multiplied(cut.cells(d) for d in cut.sizes) * cut.steps
     reduced = multiplied(cut.sizes[d] for d in work.reduced) * cut.steps
     window = multiplied(cut.sizes[d] for d in window_of(work))
+    unroll = np.where(np.asarray(tiles.unroll) > 1, tiles.unroll, UNROLLED)
     ops = work.products / 2 if np.any(work.products) else work.lane_ops
     inputs = [(i, o) for i, o in enumerate(work.operands) if o.staging not in ("written", "kept")]
     reads = reduce(Reads.__add__, (reads_of(i, o, cut, blocks) for i, o in inputs), Reads())
@@ -205,7 +207,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
         used=(share if is_computed(work) else 1.0) + none,
         ops=points * ops / np.maximum(work.points, 1.0) + none,
         steps=cut.steps + none,
-        trips=np.maximum(reduced / np.maximum(window, tiles.unroll), 1.0) + none,
+        trips=np.maximum(reduced / np.maximum(window, unroll), 1.0) + none,
         windows=np.maximum(reduced / window, 1.0) + none,
         cells=multiplied(cut.cells(d) for d in work.grid) + none,
         dram_bytes=work.nbytes + none,
@@ -284,6 +286,7 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
         if drift
         else np.maximum(np.maximum(1.0, span / LINE_BYTES), lanes * vector * words / BANKS),
     )
+    addressed = 32.0 / load_lanes(cut.target)  # clocks that a warp's addresses take
     computed = any(step % 1 for a in o.dims for step, _ in terms(a))
     # how the block stages it: `fetch` threads side by side, each with neighbouring cells
     side = tiles.fetch.get(i, np.minimum(block, warp) if near else 1.0)
@@ -294,10 +297,10 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
     return Reads(
         shared_least=staged * least / vector * steps,
         shared_most=staged * most / vector * steps,
-        shared_waves=staged * least / vector * steps * np.maximum(passes, _least(cut)),
+        shared_waves=staged * least / vector * steps * np.maximum(passes, addressed),
         direct_least=direct * least / vector * steps,
         direct_most=direct * most / vector * steps,
-        direct_waves=direct * least / vector * steps * np.maximum(lines, _least(cut)),
+        direct_waves=direct * least * steps * np.maximum(lines / vector, addressed),
         read_only=1.0 * (how > 1) * least / vector * steps,
         between=_between(o, cut),
         kept=sum(
@@ -324,11 +327,6 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
         l2_bytes=blocks * steps * block_cells * o.cell_bytes
         * np.maximum(1.0, SECTOR_BYTES / np.maximum(width * o.cell_bytes, 1.0)),
     )
-
-
-def _least(cut: Cut) -> float:
-    """Clocks that the addresses of a warp take, 32 lanes of it."""
-    return 32.0 / load_lanes(cut.target)
 
 
 def _between(o: Operand, cut: Cut) -> Number:
@@ -382,7 +380,9 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     resident = s.put("blocks an SM holds", resident)
     # clocks of one block by unit, the SM to itself
     fma = p["fma"] * c.ops * lanes * 32 / (sm.fp32_lanes * sm.flops_per_lane_clock / 2)
-    computed = p["point"] * r.computed + p[f"points{amd}"] * r.computed_more
+    computed = p["point"] * r.computed
+    if target.isa.startswith("gfx9"):
+        computed = computed + p["points gfx9"] * r.computed_more
     computed = computed + p["row"] * r.computed_rows
     staging = (1 + p["address"]) * r.staged * 2
     instructions = c.ops + shared + direct + guards + computed + staging + 2 * spilled
@@ -390,18 +390,21 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     issue = p["issue"] * instructions * warps / schedulers(target)
     units = p["shared"] * (r.shared_waves * grown[0] + r.store_waves)
     units = units + p["direct"] * (r.direct_waves * grown[1] + r.stage_waves)
+    units = units + p["convert"] * r.computed
     units = s.put("load units", (units + 2 * spilled) * lanes, "clocks", "of a block")
     busy = joined(s, p["overlap"], fma, issue, units) * c.used
     busy = s.put("block", busy, "clocks", "the longer of lanes, issue and load units")
     waits = r.staging * c.steps * (p["memory wait"] + 2 * p["barrier"])
     waits = waits * (1 + r.staged / xp.maximum(c.steps, 1.0) / p["in flight"] * (c.windows <= 1))
     guarded = c.ragged * (r.kept + r.between > 0)  # a stencil's edges are checked
-    chain = c.trips * p["chain"] * r.staging + direct / TOGETHER * p["direct wait"]
+    in_place = xp.where(direct > 0, xp.maximum(c.trips, direct / TOGETHER), 0.0)
+    chain = c.trips * p["chain"] * r.staging + in_place * p["direct wait"]
     late = guarded * p[f"guarded chain{amd}"] * r.direct_most
     if amd:
         late = late + guarded * p["ragged amd"] * r.shared_most
     chain = chain + late / TOGETHER * p["direct wait"]
-    alone = waits + chain + p["block"] + busy
+    # the warps of a block hide each other's chains, and wait together where it stages
+    alone = waits + p["block"] + xp.maximum(chain, busy) + p["leak"] * xp.minimum(chain, busy)
     spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["leak"])
     compute = s.put("busiest SM", spent / target.clock_hz, "s")
     l1 = float(sm.l1_bytes or sm.smem_bytes)

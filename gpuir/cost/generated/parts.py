@@ -101,15 +101,16 @@ def clocks(
 ) -> Number:
     """Clocks of the busiest SM: full rounds of its `resident` blocks and a last one of fewer.
 
-    A block keeps the SM `busy`, and takes `alone` from its first load to its last store: a round is
-    the longer of all blocks' work and of one block's waits, with a `leak` of the shorter. Of the
-    last round `tail` is felt; the rest is filled by blocks that finish early.
+    A block keeps the SM `busy`, and takes `alone` from its first load to its last store. What it
+    waits for is hidden by the work of the others beside it, but for a `leak` of the shorter of both.
+    Of the last round `tail` is felt; the rest is filled by blocks that finish early.
     """
     xp = s.xp
 
     def round_of(n: Number) -> Number:
-        work = n * busy
-        return xp.maximum(work, alone) + leak * xp.minimum(work, alone)
+        others = (n - 1) * busy
+        waits = alone - busy
+        return busy + xp.maximum(others, waits) + leak * xp.minimum(others, waits)
 
     rounds = blocks / (sms * resident)
     full = xp.floor(rounds)
