@@ -88,6 +88,14 @@ class Looped(Detail):
 
 
 @dataclass(frozen=True)
+class Grouped(Detail):
+    """Of a batch of products whose rows were handed out at random: `m` is their mean, and `active`
+    the share of the batch that gets one."""
+
+    active: Number
+
+
+@dataclass(frozen=True)
 class Lookup(Detail):
     """Of a gather: bytes of what one index names, of the whole table, and of what is read of it
     again. `named` are the bytes of the rows that indices name, `missed` those that a cache misses

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpuir.cost import routing, sized
 from gpuir.cost.generated import cost_of as generated_cost
 from gpuir.cost.lanes import lane_ops
 from gpuir.cost.sheet import Number
 from gpuir.cost.tile import best_tiles, cost_of
-from gpuir.cost.work import Operand, Staging, Work
+from gpuir.cost.work import Grouped, Operand, Staging, Work
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import DTYPES, DType
@@ -75,12 +77,14 @@ def kernel(
     length: many kernels, for `gpuir.predict`.
 
     gemm        m n k; b=1 weight= out= math= (dtypes), epilogue=("bias", "gelu"),
-                layout="nn" ("t" says that an operand lies transposed)
+                scales="" ("row" or "block"), layout="nn" ("t": that operand lies transposed)
     conv        batch channels size filters window; stride=1 dilation=1 padding=0 groups=1
     attention   batch heads queries keys head; kv_heads= value= causal=False window=0
     rows        rows columns; of="softmax" (or "norm", "rms", "sum")
     map         cells; inputs=1 fn="add"
     experts     tokens hidden inter topk experts; gated=True weight= skew=0
+    grouped     rows n k groups; weight= out=, scales="": one product a group of weights, whose
+                rows are handed out at random
 
     UsageError for another kind or extent, and for a tile that is not legal on the target.
     """
@@ -133,10 +137,12 @@ def _gemm(
     b: Number = 1,
     layout: str = "nn",
     epilogue: Sequence[str] = (),
+    scales: str = "",
     **dtypes: str | DType,
 ) -> Work:
     if layout not in ("nn", "nt", "tn", "tt"):
         raise UsageError(f"no layout {layout!r}", expected="nn, nt, tn or tt")
+    kind = _scaled(scales)
     fns = [fn for fn in epilogue if fn != "bias"]
     for fn in fns:
         if fn not in SCALARS:
@@ -157,8 +163,19 @@ def _gemm(
             batch, outer, inner = operands[i].dims
             operands[i] = replace(operands[i], dims=(batch, inner, outer))
     return replace(
-        found, operands=tuple(operands), lane_ops=found.lane_ops + ops, flops=found.flops + ops
+        found,
+        operands=tuple(operands),
+        lane_ops=found.lane_ops + ops,
+        flops=found.flops + ops,
+        kind=kind,
     )
+
+
+def _scaled(scales: str) -> str:
+    """What a product whose operands have scales is called."""
+    if scales not in ("", "row", "block"):
+        raise UsageError(f"no scales {scales!r}", expected='"", "row" or "block"')
+    return f"{scales} scales" if scales else ""
 
 
 def _conv(*, dtype: DType, **extents: Any) -> Work:
@@ -208,9 +225,36 @@ def _experts(
     return routing.mixture(tokens, hidden, inter, topk, experts, dtype, weight=stored, **more)
 
 
+def _grouped(
+    *,
+    rows: Number,
+    n: Number,
+    k: Number,
+    groups: Number,
+    dtype: DType,
+    scales: str = "",
+    **dtypes: str | DType,
+) -> Work:
+    named = {name: dtype_of(d) for name, d in dtypes.items()}
+    found = sized.gemm(rows / groups, n, k, dtype, b=groups, **named)
+    active = 1 - np.exp(-rows / groups)
+    operands = list(found.operands)
+    operands[1] = replace(operands[1], nbytes=operands[1].nbytes * active)
+    return replace(
+        found,
+        operands=tuple(operands),
+        detail=Grouped(active),
+        kind=_scaled(scales),
+    )
+
+
 Made = Callable[..., Work]
 KINDS: Mapping[str, tuple[Made, tuple[str, ...], tuple[str, ...]]] = {
-    "gemm": (_gemm, ("m", "n", "k"), ("b", "layout", "weight", "out", "math", "epilogue")),
+    "gemm": (
+        _gemm,
+        ("m", "n", "k"),
+        ("b", "layout", "weight", "out", "math", "epilogue", "scales"),
+    ),
     "conv": (
         _conv,
         ("batch", "channels", "size", "filters", "window"),
@@ -228,6 +272,7 @@ KINDS: Mapping[str, tuple[Made, tuple[str, ...], tuple[str, ...]]] = {
         ("tokens", "hidden", "inter", "topk", "experts"),
         ("weight", "gated", "skew"),
     ),
+    "grouped": (_grouped, ("rows", "n", "k", "groups"), ("weight", "out", "scales")),
 }
 
 

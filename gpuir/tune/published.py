@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuir.cost.nest import Tiles
-from gpuir.tune.kernels import Kernel, nest
+from gpuir.tune.kernels import Kernel, kernel, nest
 from gpuir.tune.templates import Meta, Template
 
 POWERS = (8, 16, 32)
@@ -86,7 +86,38 @@ def _dedispersion_tile(p: Meta) -> Tiles:
     )
 
 
-# CLBlast's product, and two kernels of Kernel Tuner's benchmarks (convolution, dedispersion).
+def _product(given: Mapping[str, Any]) -> Kernel:
+    """Products of vLLM's Triton kernels: of rows with weights [n, k], or, with `groups`, of rows
+    handed out to that many of them. `scales` is how the operands are scaled."""
+    extents = {name: given[name] for name in ("n", "k")}
+    more = {name: given[name] for name in ("weight", "scales") if name in given}
+    kind = {"dtype": given["dtype"], "out": "bf16", **more}
+    if "groups" in given:
+        return kernel("grouped", rows=given["rows"], groups=given["groups"], **extents, **kind)
+    return kernel("gemm", m=given["rows"], layout="nt", **extents, **kind)
+
+
+def _product_tile(p: Meta) -> Tiles:
+    return Tiles(
+        {"m": p["BLOCK_SIZE_M"], "n": p["BLOCK_SIZE_N"], "k": p["BLOCK_SIZE_K"], "b": 1},
+        p["num_stages"],
+        p["num_warps"],
+        group=p["GROUP_SIZE_M"],
+    )
+
+
+BLOCKS = (16, 32, 64, 128, 256)
+PRODUCT = {
+    "BLOCK_SIZE_M": BLOCKS,
+    "BLOCK_SIZE_N": BLOCKS[1:],
+    "BLOCK_SIZE_K": (64, 128, 256),
+    "GROUP_SIZE_M": (1, 16, 32, 64),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4, 5),
+}
+
+# CLBlast's product, two kernels of Kernel Tuner's benchmarks (convolution, dedispersion), and the
+# products of vLLM's and SGLang's Triton kernels, with the spaces of their tuners for NVIDIA GPUs.
 TEMPLATES: Mapping[str, Template] = {
     t.name: t
     for t in (
@@ -118,6 +149,10 @@ TEMPLATES: Mapping[str, Template] = {
                 "use_padding": (0, 1),
                 "use_shmem": (0, 1),
             },
+        ),
+        Template("vllm.fused_moe", _product, _product_tile, PRODUCT),
+        Template(
+            "vllm.block_gemm", _product, _product_tile, {**PRODUCT, "BLOCK_SIZE_K": (64, 128)}
         ),
         Template(
             "kernel_tuner.dedispersion",

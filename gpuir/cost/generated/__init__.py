@@ -1,49 +1,207 @@
 """Kernels generated with a given tile: what this configuration takes, not the library's best.
 
-A draft of the interface: `estimate` and `needs` take one kernel or many, tiles or arrays of them.
+A library's kernel for a shape is one question (`cost.tile`), a configuration of a generated one
+another: a tuner ranks thousands, most of them bad, and each option of a tile has to move the time
+as it does on a device. Formulas come by kind of kernel:
+
+| module | kernels |
+|---|---|
+| `matrix` | products, convolutions, attention on matrix units: Triton's, CUTLASS's |
+| `lanes` | nests whose threads have cells of their own: f32 products, stencils, templates |
+| `rows` | maps, and reductions of rows |
+
+Each counts what a block does, which no factor changes, and turns that into seconds with few fitted
+factors. `weights/generated1.json` has their values (`python -m validation.tuned`).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Literal
+
 import numpy as np
 
 from gpuir.cost import tile as library
+from gpuir.cost.family import Terms
+from gpuir.cost.generated import lanes, matrix, rows
+from gpuir.cost.generated.parts import sizes_of
 from gpuir.cost.legal import Need
-from gpuir.cost.legal import needs as plain_needs
-from gpuir.cost.nest import Tiles, cut
-from gpuir.cost.sheet import Number, Sheet
+from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
+from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.targets.target import Target
 
 BY = "generated@1"
+VECTOR = 4.0  # cells of f32 in a thread's widest load (PTX ISA, ld.v4)
+Kind = Literal["matrix", "lanes", "rows", "other"]
+FACTORS: Mapping[Kind, tuple[Factor, ...]] = {
+    "matrix": matrix.FACTORS,
+    "lanes": lanes.FACTORS,
+    "rows": rows.FACTORS,
+}
+
+# Between what factors 80 % of measurements lie: of lanes by the fastest tenth of each public sweep
+# on a GPU that was left out; of products by nothing but the library's kernels, whose measurements
+# they are scaled to; of maps and rows assumed.
+SPREAD: Mapping[Kind, float] = {"lanes": 1.6, "matrix": 1.6, "rows": 2.0, "other": 2.0}
+
+
+def kind_of(work: Work, tiles: Tiles, target: Target) -> Kind:
+    """Which formulas describe a kernel under a tile; "other" has the library's alone."""
+    if target.is_cpu:
+        return "other"
+    if tiles.threads or work.kernel == "nest":
+        return "lanes"
+    if work.kernel in ("k.gemm", "k.conv", "k.attention", "k.experts"):
+        return "matrix" if runs_on_tensor(work, target) or work.kernel != "k.gemm" else "lanes"
+    return "rows" if work.kernel in ("k.map", "k.reduce", "k.copy") else "other"
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Mapping[str, Mapping[str, float]]:
+    """The factors that ship, by kind of kernel and name."""
+    place = files("gpuir.cost").joinpath("weights", "generated1.json")
+    found = json.loads(place.read_text()) if place.is_file() else {}
+    return {
+        kind: {f.name: float(found.get(kind, {}).get(f.name, f.value)) for f in known}
+        for kind, known in FACTORS.items()
+    }
+
+
+def seconds(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number] | None = None
+) -> Terms:
+    """The terms of kernels under tiles, without a launch, with given factors or those shipped."""
+    kind = kind_of(work, tiles, target)
+    p = fitted()[kind] if p is None else p
+    match kind:
+        case "matrix":
+            counted = matrix.count(work, tiles, target)
+            return matrix.seconds(s, counted, work, target, p)
+        case "lanes":
+            return lanes.seconds(s, lanes.count(work, laid(work, tiles, target), target), target, p)
+        case _:
+            return rows.seconds(s, rows.count(work, tiles, target), target, p)
+
+
+def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
+    """Tiles that say how threads lie: where nobody does, as compilers lay them, along the last
+    dimension of the result, at least four cells each, and along the ones before."""
+    if tiles.threads:
+        return tiles
+    sizes = {d: np.asarray(n, float) for d, n in sizes_of(work, tiles).items()}
+    all_threads = np.asarray(tiles.warps, float) * target.sm.warp
+    grid = [d for d in work.grid if np.any(sizes[d] > 1)] or list(work.grid[-1:])
+    near, threads = grid[-1], {}
+    square = np.sqrt(all_threads * sizes[near] / (sizes[grid[-2]] if len(grid) > 1 else 1.0))
+    square = 2.0 ** np.round(np.log2(np.maximum(square, 1.0)))
+    most = np.maximum(sizes[near] / VECTOR, 1.0)
+    threads[near] = np.minimum(np.minimum(square if len(grid) > 1 else most, most), all_threads)
+    left: Number = all_threads / threads[near]
+    for d in reversed(grid[:-1]):
+        threads[d] = np.maximum(np.minimum(sizes[d], left), 1.0)
+        left = np.maximum(left / threads[d], 1.0)
+    vector = dict.fromkeys((near, *work.reduced[-1:]), VECTOR)
+    return replace(tiles, threads=threads, vector=vector)
 
 
 def estimate(
     work: Work, tiles: Tiles, target: Target, *, s: Sheet | None = None
 ) -> library.Estimate:
-    """Seconds of `work` generated with `tiles`."""
-    return library.estimate(work, tiles, target, s=s)
-
-
-def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
-    """What tiles ask of the target."""
-    return plain_needs(cut(work, tiles, target), target)
+    """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency."""
+    if kind_of(work, tiles, target) == "other":
+        return library.estimate(work, tiles, target, s=s)
+    s = s or Sheet()
+    terms = seconds(s, work, tiles, target)
+    busy = np.maximum(terms.compute, terms.memory)
+    launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
+    latency = np.maximum(terms.latency, terms.roof - busy) + launch
+    compute = s.put("compute", terms.compute, "s")
+    memory = s.put("memory", terms.memory, "s")
+    latency = s.put("latency", latency, "s")
+    return library.Estimate(compute, memory, latency, s.put("time", busy + latency, "s"))
 
 
 def interval(work: Work, target: Target, time_s: Number) -> tuple[Number, Number]:
     """Seconds between which 80 % of measurements are expected."""
-    return time_s / 1.6, time_s * 1.6
+    spread = SPREAD[kind_of(work, Tiles({}), target)]
+    return time_s / spread, time_s * spread
+
+
+def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
+    """What tiles ask of the target, and of the kernel: registers are not among it, since a compiler
+    spills what does not fit."""
+    kind, sm = kind_of(work, tiles, target), target.sm
+    if kind == "other":
+        return ()
+    sizes = sizes_of(work, tiles)
+    threads: Number = np.asarray(tiles.warps, float) * sm.warp
+    found: list[Need] = []
+
+    def rule(what: str, wants: Number, has: Number, unit: str) -> None:
+        found.append(Need(what, wants, has, unit, of_target=False))
+
+    for d, n in sizes.items():
+        rule(f"{d}: cells of a tile", 1.0, n, "at least")
+    if kind == "lanes":
+        tiles = laid(work, tiles, target)
+        counted = lanes.count(work, tiles, target)
+        threads, smem = counted.threads, counted.reads.smem_bytes
+        for d, n in tiles.threads.items():
+            rule(f"{d}: cells for threads", sizes[d] % n, 0.0, "over")
+    elif kind == "matrix":
+        smem = matrix.count(work, tiles, target).smem_bytes
+        down, across, deep = matrix.names(work)
+        rule(f"{down} in steps of 16", sizes[down] % 16, 0.0, "rows over")
+        rule(f"{across} in steps of 8", sizes[across] % 8, 0.0, "columns over")
+        rule(f"{deep} in steps of 16", sizes[deep] % 16, 0.0, "over")
+    else:
+        smem = 4.0 * np.asarray(tiles.warps, float)
+        rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")
+    found.append(Need("threads", threads, float(min(1024, sm.threads)), "a block"))
+    found.append(Need("shared memory", smem, float(sm.smem_bytes_per_block), "bytes a block"))
+    if kind != "rows":
+        deepest = 8.0 if copies_asynchronously(target) or target.vendor == "AMD" else 2.0
+        rule("stages", tiles.stages, deepest, "deep")
+    for d in work.reduced:
+        steps = np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d])
+        rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
+    if not work.reduced:
+        rule("split of what is no sum", tiles.split, 1.0, "blocks")
+    return tuple(found)
+
+
+FACT_NAMES = {
+    "dram_bytes": "dram bytes",
+    "l2_bytes": "l2 bytes",
+    "blocks_per_sm": "blocks an SM holds",
+    "spilled": "values spilled",
+    "registers": "registers wanted",
+}
 
 
 def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
     """The cost of one generated kernel, as a signed note."""
-    e = estimate(work, Tiles.of(tile, work), target)
+    s = Sheet()
+    e = estimate(work, Tiles.of(tile, work), target, s=s)
+
+    def plain(n: Number) -> float:
+        return float(np.ravel(n)[0])
+
     terms: tuple[tuple[Bound, float], ...] = (
-        ("compute", float(e.compute)),
-        ("memory", float(e.memory)),
-        ("latency", float(e.latency)),
+        ("compute", plain(e.compute)),
+        ("memory", plain(e.memory)),
+        ("latency", plain(e.latency)),
     )
-    time_s = float(np.ravel(e.time_s)[0])
+    time_s = max(terms[0][1], terms[1][1]) + terms[2][1]
+    facts = (("flops", plain(work.flops)), ("operand_bytes", plain(work.operand_bytes)))
+    facts += tuple(
+        (fact, plain(s.values[name])) for fact, name in FACT_NAMES.items() if name in s.values
+    )
     low, high = interval(work, target, time_s)
-    return Cost(time_s, max(terms, key=lambda t: t[1])[0], BY, terms, (), (low, high))
+    return Cost(time_s, max(terms, key=lambda t: t[1])[0], BY, terms, facts, (low, high))

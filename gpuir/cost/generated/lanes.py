@@ -59,7 +59,13 @@ def _factors() -> tuple[Factor, ...]:
         f("loop", 4.0, 0.5, 24.0, "instructions around a trip of a loop"),
         f("point", 6.0, 0.5, 24.0, "instructions of an address that is computed when it is read"),
         f("convert", 2.0, 0.2, 8.0, "clocks of a warp that turns numbers into such an address"),
-        f("points gfx9", 12.0, 0.5, 36.0, "more of them on gfx9, of a thread's cells after its first"),
+        f(
+            "points gfx9",
+            12.0,
+            0.5,
+            36.0,
+            "the same on gfx9, of a thread's cells after its first",
+        ),
         f("row", 2.0, 0.1, 24.0, "instructions once for a thread's cells of such a row"),
         f("memory wait", 400.0, 80.0, 1500.0, "clocks until a step's data are there"),
         f("in flight", 2.0, 1.0, 16.0, "loads of a thread that wait together"),
@@ -78,7 +84,13 @@ def _factors() -> tuple[Factor, ...]:
         f("guard amd", 30.0, 1.0, 200.0, "the same, of AMD's compiler"),
         f("guarded chain", 3.0, 0.1, 10.0, "times longer a trip of such loads waits"),
         f("guarded chain amd", 20.0, 1.0, 200.0, "the same, of AMD's compiler"),
-        f("ragged amd", 5.0, 0.1, 40.0, "clocks a staged value waits there when tiles do not divide"),
+        f(
+            "ragged amd",
+            5.0,
+            0.1,
+            40.0,
+            "clocks of a staged value where tiles do not divide",
+        ),
         f("spill", 1.0, 0.1, 20.0, "of the bytes of values that do not fit the registers"),
         f("miss", 0.4, 0.02, 2.0, "of direct loads beyond the first cache, that reach the L2"),
         f("l2 share", 0.7, 0.2, 2.0, "of the listed L2 rate"),
@@ -132,6 +144,7 @@ class Nested(Counts):
     used: Number  # share of the points it visits that the nest has, where it skips the others
     ops: Number  # multiply-adds, or what the nest has for them, of a thread
     steps: Number
+    stages: Number
     trips: Number  # of loops that are not unrolled
     windows: Number  # of code that is: what spills, spills in each
     cells: Number  # of a thread
@@ -207,6 +220,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
         used=(share if is_computed(work) else 1.0) + none,
         ops=points * ops / np.maximum(work.points, 1.0) + none,
         steps=cut.steps + none,
+        stages=np.asarray(tiles.stages, float) + none,
         trips=np.maximum(reduced / np.maximum(window, unroll), 1.0) + none,
         windows=np.maximum(reduced / window, 1.0) + none,
         cells=multiplied(cut.cells(d) for d in work.grid) + none,
@@ -311,8 +325,10 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
             0.0,
         ),
         computed=most * steps if computed else 0.0,
-        computed_more=(multiplied(cut.cells(d) for d in grid) - 1) * most
-        / np.maximum(multiplied(cut.cells(d) for d in grid), 1.0) * steps
+        computed_more=(multiplied(cut.cells(d) for d in grid) - 1)
+        * most
+        / np.maximum(multiplied(cut.cells(d) for d in grid), 1.0)
+        * steps
         if computed
         else 0.0,
         computed_rows=_rows(o, cut) * steps if computed else 0.0,
@@ -321,10 +337,13 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
         store_waves=fetches * down * waves_of(reach, np.maximum(each, vector), vector),
         staging=staged,
         fragments=0.0 if window_of(cut.work) else multiplied(cut.cells(d) for d in grid),
-        smem_bytes=staged * block_cells / width * pitch * o.cell_bytes,
+        smem_bytes=staged * block_cells / width * pitch * o.cell_bytes * tiles.stages,
         direct_bytes=direct * least * steps * block * o.cell_bytes,
         held_bytes=direct * block_cells * o.cell_bytes,
-        l2_bytes=blocks * steps * block_cells * o.cell_bytes
+        l2_bytes=blocks
+        * steps
+        * block_cells
+        * o.cell_bytes
         * np.maximum(1.0, SECTOR_BYTES / np.maximum(width * o.cell_bytes, 1.0)),
     )
 
@@ -338,7 +357,9 @@ def _between(o: Operand, cut: Cut) -> Number:
         plain = [d for _, d in terms(axis) if d not in cut.work.reduced]
         inside = [d for _, d in terms(axis) if d in cut.work.reduced]
         if plain and inside:
-            gap = np.minimum(cut.apart(plain[0]) * (cut.cells(plain[0]) - 1), cut.cells(inside[0]) - 1)
+            gap = np.minimum(
+                cut.apart(plain[0]) * (cut.cells(plain[0]) - 1), cut.cells(inside[0]) - 1
+            )
             found = found + np.where(again > 0, gap * sizes, 0.0)
             sizes = sizes * cut.cells(inside[0]) * cut.cells(plain[0])
         else:
@@ -371,7 +392,9 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     guards = c.ragged * (r.kept + r.between > 0) * r.direct_most * p[f"guard{amd}"]
     # registers, and what does not fit them
     kept = r.kept * p[f"kept{amd}"] * xp.where((direct > 0) & (c.ragged > 0), 0.0, 1.0)
-    wanted = s.put("registers wanted", c.cells + r.fragments + kept + p["registers"], "", "a thread")
+    wanted = s.put(
+        "registers wanted", c.cells + r.fragments + kept + p["registers"], "", "a thread"
+    )
     file = xp.floor(sm.registers / (warps * sm.warp) / 8) * 8
     most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
     spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0) * c.windows, "", "a thread's")
@@ -394,7 +417,7 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     units = s.put("load units", (units + 2 * spilled) * lanes, "clocks", "of a block")
     busy = joined(s, p["overlap"], fma, issue, units) * c.used
     busy = s.put("block", busy, "clocks", "the longer of lanes, issue and load units")
-    waits = r.staging * c.steps * (p["memory wait"] + 2 * p["barrier"])
+    waits = r.staging * c.steps * (p["memory wait"] / c.stages + 2 * p["barrier"])
     waits = waits * (1 + r.staged / xp.maximum(c.steps, 1.0) / p["in flight"] * (c.windows <= 1))
     guarded = c.ragged * (r.kept + r.between > 0)  # a stencil's edges are checked
     in_place = xp.where(direct > 0, xp.maximum(c.trips, direct / TOGETHER), 0.0)

@@ -59,9 +59,7 @@ def load_lanes(target: Target) -> float:
 
 def footprint(axes: tuple[str, ...], sizes: Mapping[str, Number]) -> Number:
     """Cells of an operand that loops of these extents touch."""
-    return multiplied(
-        1.0 + sum(step * (sizes[d] - 1) for step, d in terms(axis)) for axis in axes
-    )
+    return multiplied(1.0 + sum(step * (sizes[d] - 1) for step, d in terms(axis)) for axis in axes)
 
 
 def sizes_of(work: Work, tiles: Tiles) -> dict[str, Number]:
@@ -102,8 +100,8 @@ def clocks(
     """Clocks of the busiest SM: full rounds of its `resident` blocks and a last one of fewer.
 
     A block keeps the SM `busy`, and takes `alone` from its first load to its last store. What it
-    waits for is hidden by the work of the others beside it, but for a `leak` of the shorter of both.
-    Of the last round `tail` is felt; the rest is filled by blocks that finish early.
+    waits for is hidden by the work of the others beside it, but for a `leak` of the shorter of
+    both. Of the last round `tail` is felt; the rest is filled by blocks that finish early.
     """
     xp = s.xp
 

@@ -1,0 +1,271 @@
+"""Products on matrix units that a compiler made for a given tile: Triton's, CUTLASS's, TVM's.
+
+A block walks along k in steps: copies of its operands' tiles into shared memory run `stages` ahead
+of the products. A step is as long as its products, its reads of shared memory, its share of the
+L2's rate, or the wait for copies that were not started early enough. Blocks go over the result in
+groups of rows, and what they read together is what the L2 has to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuir.cost.family import Terms
+from gpuir.cost.generated.parts import (
+    LINE_BYTES,
+    MOST_REGISTERS,
+    Counts,
+    clocks,
+    grid_of,
+    is_amd,
+    joined,
+    multiplied,
+    residents,
+    sizes_of,
+)
+from gpuir.cost.lanes import SOFTMAX_LANE_OPS
+from gpuir.cost.nest import Tiles, has_clusters, instruction
+from gpuir.cost.sheet import Factor, Number, Sheet
+from gpuir.cost.work import Grouped, Work
+from gpuir.ir.types import f32
+from gpuir.targets.target import Target
+
+WARP_ROWS = 16  # of one matrix instruction of a warp, of eight columns (PTX ISA, mma.m16n8)
+GROUP_ROWS = 64  # of one of four warps (PTX ISA, wgmma.m64)
+
+
+def _factors() -> tuple[Factor, ...]:
+    def f(name: str, value: float, low: float, high: float, what: str) -> Factor:
+        return Factor(name, value, low, high, 0.0, f"{what}; fitted on tuned Triton kernels")
+
+    return (
+        f("inner", 0.75, 0.3, 1.0, "of the listed rate, in the inner loop"),
+        f("narrow", 0.6, 0.2, 1.0, "of that, by instructions of one warp where there are wider"),
+        f("few warps", 0.3, 0.01, 2.0, "exponent of 4 over the warps of an SM, where they are few"),
+        f("shared bytes", 110.0, 32.0, 256.0, "a clock out of shared memory"),
+        f("copy", 0.6, 0.05, 2.0, "of those, for each byte that is copied in"),
+        f("convert", 1.0, 0.1, 8.0, "instructions of a weight that is unpacked"),
+        f("scale", 1.0, 0.05, 8.0, "instructions of a sum whose block has a scale"),
+        f("leak", 0.3, 0.0, 1.0, "of the shorter of a step's work, not hidden"),
+        f("wait", 900.0, 200.0, 3000.0, "clocks from a copy's start to its data"),
+        f("ahead", 0.6, 0.1, 1.0, "of the copies ahead that hide it"),
+        f("block", 1500.0, 200.0, 8000.0, "clocks to start and finish a block"),
+        f("store bytes", 32.0, 4.0, 256.0, "a clock out of an SM"),
+        f("blocks leak", 0.3, 0.05, 1.0, "of a block's waits that the others do not hide"),
+        f("tail", 0.6, 0.0, 1.0, "of the last round, felt"),
+        f("registers", 60.0, 24.0, 120.0, "of a thread, besides its sums"),
+        f("operands", 0.3, 0.02, 1.0, "registers a register's worth of operands of a step"),
+        f("spill", 2.0, 0.1, 40.0, "of the time of a step's spilled values"),
+        f("l2 share", 0.7, 0.2, 2.0, "of the listed L2 rate"),
+        f("dram share", 0.8, 0.5, 1.0, "of the listed DRAM rate"),
+        f("burst HBM", 20.0, 0.5, 400.0, "bytes of a row that cost as much as finding it"),
+        f("burst GDDR", 80.0, 0.5, 800.0, "the same"),
+        f("l2 kept", 0.5, 0.02, 2.0, "of the L2, for what other groups of blocks read again"),
+        f("flight", 0.7, 0.1, 3.0, "times the copies in flight that fill the DRAM's rate"),
+        f("overlap", 3.0, 1.2, 12.0, "exponent of the norm that joins arithmetic and memory"),
+        f("start", 1.5, 0.1, 8.0, "us until the first block works"),
+        f("split", 1.5, 0.1, 10.0, "us to join parts of one tile"),
+    )
+
+
+FACTORS = _factors()
+
+
+@dataclass(frozen=True)
+class Blocks(Counts):
+    """What the blocks of a product do."""
+
+    wide: bool  # whether the target has instructions of four warps
+    m: Number
+    n: Number
+    k: Number
+    warps: Number
+    blocks: Number
+    steps: Number
+    stages: Number  # copies in shared memory at once
+    grouped_warps: Number  # 1 where those instructions run
+    warps_down: Number
+    warps_across: Number
+    density: Number  # products of a step over those of its points
+    left_bytes: Number  # of a step
+    right_bytes: Number
+    unpacked: Number  # weights of a step that the lanes unpack
+    scaled: Number  # sums of a step that get a scale
+    scores: Number  # of a step of attention, in registers beside the sums
+    out_bytes: Number  # of a block
+    smem_bytes: Number
+    split: Number
+    down: Number  # tiles of rows, of one matrix
+    across: Number
+    group: Number
+    matrices: Number
+    left_all: Number  # bytes of the whole operands
+    right_all: Number
+    out_all: Number
+    products: Number
+    lane_ops: Number
+
+
+def names(work: Work) -> tuple[str, str, str]:
+    """The dimensions of a product's rows, columns and sum."""
+    return ("s", "e", "d") if work.kernel == "k.attention" else ("m", "n", "k")
+
+
+def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
+    """What blocks do under tiles of m, n and k; of attention, of queries, cells and keys."""
+    sizes = sizes_of(work, tiles)
+    grid = grid_of(work, sizes)
+    rows, cols, deep = names(work)
+    m, n, k = (np.asarray(sizes[d], float) for d in (rows, cols, deep))
+    extents = {d: np.maximum(e, 1.0) for d, e in work.extents.items()}
+    down, across = grid[rows], grid[cols]
+    matrices = multiplied(extents[d] for d in work.grid if d not in (rows, cols))
+    if isinstance(work.detail, Grouped):
+        # rows fall to groups at random (a Poisson law): the tiles that hold one at least, and half
+        # a tile more in each that is cut off
+        mean = work.extents[rows]
+        down = np.maximum(1 - np.exp(-mean), mean / m + 0.5 * np.minimum(1.0, 2 * mean / m))
+    blocks = matrices * down * across * tiles.split
+    steps = np.ceil(extents[deep] * work.density / (k * tiles.split))
+    inputs = [o for o in work.operands if o.staging in ("staged", "held")]
+    left, right = inputs[0], inputs[1]
+    a, w = left.cell_bytes, right.cell_bytes
+    left_bytes, right_bytes, held_bytes = m * k * a, n * k * w, 0.0
+    scores, right_all = 0.0, right.nbytes
+    if work.kernel == "k.attention":  # queries stay, keys and values go by
+        left_bytes, held_bytes = 0.0, m * a
+        right_bytes = k * (w + n * inputs[2].cell_bytes)
+        scores, right_all = m * k, right.nbytes + inputs[2].nbytes
+        w = a
+    wide = has_clusters(target)
+    four = (m >= GROUP_ROWS) & (tiles.warps % 4 == 0)
+    grouped = 1.0 * (four if wide else np.zeros_like(m, bool))
+    fits = np.minimum(tiles.warps, np.maximum(m / WARP_ROWS, 1.0))
+    balanced = 2.0 ** np.round(np.log2(np.maximum(np.sqrt(tiles.warps * m / n), 1.0)))
+    warps_down = np.where(grouped > 0, fits, np.minimum(fits, balanced))
+    written = [o for o in work.operands if o.staging == "written"]
+    out = sum((o.cell_bytes for o in written), 0.0)
+    buffers = np.maximum(np.where(grouped > 0, tiles.stages, tiles.stages - 1), 1.0)
+    if is_amd(target):
+        buffers = np.maximum(tiles.stages - 1, 1.0)
+    none = 0.0 * blocks
+    narrow = 1.0 * np.less(w, a)
+    found: dict[str, Number] = dict(  # noqa: C408
+        m=m,
+        n=n,
+        k=k,
+        warps=tiles.warps,
+        blocks=blocks,
+        steps=steps,
+        stages=buffers,
+        grouped_warps=grouped,
+        warps_down=warps_down,
+        warps_across=np.maximum(tiles.warps / warps_down, 1.0),
+        density=work.products / np.maximum(2.0 * work.points, 1.0),
+        left_bytes=left_bytes,
+        right_bytes=right_bytes,
+        unpacked=n * k * narrow,
+        scaled=m * n * float(work.kind == "block scales"),
+        out_bytes=m * n * out,
+        scores=scores,
+        smem_bytes=buffers * (left_bytes + right_bytes) + held_bytes,
+        split=tiles.split,
+        down=down,
+        across=across,
+        group=np.minimum(np.asarray(tiles.group, float), np.maximum(down, 1.0)),
+        matrices=matrices,
+        left_all=left.nbytes,
+        right_all=right_all,
+        out_all=sum((o.nbytes for o in written), 0.0),
+        products=work.products,
+        lane_ops=work.lane_ops,
+    )
+    return Blocks(wide, **{name: v + none for name, v in found.items()})
+
+
+def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The terms of counted blocks."""
+    xp, sm = s.xp, target.sm
+    clock = target.tensor_clock_hz or target.clock_hz
+    peak = target.peak("tensor", work.rate_dtype)
+    threads = s.put("threads a block", c.warps * sm.warp)
+    # registers, and the blocks that fit
+    sums = c.m * c.n / threads * (2.0 if work.kind == "block scales" else 1.0)
+    if instruction(target) == "tcgen05":
+        sums = xp.where(c.grouped_warps > 0, 0.5 * sums, sums)  # tensor memory has them
+    sums = sums + c.scores / threads
+    held = (c.left_bytes / c.warps_down + c.right_bytes / c.warps_across) / (4 * sm.warp)
+    held = held * xp.where(c.grouped_warps > 0, 0.25, 1.0)
+    wanted = sums + p["registers"] + p["operands"] * xp.minimum(held, 128.0)
+    wanted = s.put("registers wanted", wanted, "", "a thread")
+    file = xp.floor(sm.registers / threads / 8) * 8
+    most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
+    spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0), "", "a thread's")
+    resident = residents(s, target, threads, xp.minimum(wanted, most), c.smem_bytes)
+    resident = xp.minimum(resident, xp.maximum(xp.ceil(c.blocks / target.sms), 1.0))
+    resident = s.put("blocks an SM holds", resident)
+    # one step of one block
+    rate = peak * p["inner"] / (target.sms * clock)
+    if c.wide:
+        rate = rate * xp.where(c.grouped_warps > 0, 1.0, p["narrow"])
+    few = xp.maximum(4.0 / (c.warps * resident), 1.0) ** p["few warps"]
+    mma = s.put("products of a step", 2 * c.m * c.n * c.k * c.density * few / rate, "clocks")
+    reads = c.left_bytes * c.warps_across + c.right_bytes * c.warps_down
+    reads = xp.where(c.grouped_warps > 0, c.left_bytes + c.right_bytes, reads)
+    bytes_in = c.left_bytes + c.right_bytes
+    shared = (reads + p["copy"] * bytes_in) / p["shared bytes"]
+    shared = s.put("shared memory of a step", shared, "clocks")
+    lanes = (p["convert"] * c.unpacked + p["scale"] * c.scaled) / sm.fp32_lanes
+    lanes = lanes + SOFTMAX_LANE_OPS * c.scores / sm.fp32_lanes
+    lanes = lanes + p["spill"] * spilled * threads * 8 / LINE_BYTES
+    lanes = s.put("lanes of a step", lanes, "clocks", "unpacking, scales and spilled values")
+    longer, shorter = xp.maximum(mma, shared), xp.minimum(mma, shared)
+    step = s.put("work of a step", longer + p["leak"] * shorter + lanes, "clocks")
+    at_work = xp.minimum(c.blocks, target.sms + 0.0 * c.blocks)
+    feed = bytes_in * at_work * clock / (p["l2 share"] * target.l2_bytes_per_s)
+    feed = s.put("operands of a step from the l2", feed, "clocks")
+    ahead = xp.maximum((c.stages - 1 + (1 - c.grouped_warps)) * p["ahead"], 0.5)
+    late = s.put("wait of a step", p["wait"] / (ahead + 0.5), "clocks")
+    stores = c.out_bytes / p["store bytes"]
+    busy = c.steps * xp.maximum(step, feed) + 0.2 * p["block"] + stores
+    slow = joined(s, p["overlap"], step, feed, late)  # what is late shows before all of it does
+    alone = c.steps * slow + p["wait"] + p["block"] + stores
+    busy, alone = s.put("block", busy, "clocks"), s.put("block alone", alone, "clocks")
+    spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["blocks leak"])
+    own = c.lane_ops * xp.where(c.scores > 0, 0.0, 1.0)
+    lane_s = own / target.peak("vector", f32) * sm.flops_per_lane_clock * 0.1
+    compute = s.put("busiest SM", spent / clock + lane_s, "s")
+    # what moves
+    at_once = xp.minimum(target.sms * resident, c.blocks)
+    one = xp.maximum(c.down * c.across * c.split, 1e-9)  # blocks of one matrix
+    window = xp.maximum(xp.minimum(at_once, one), 1.0)
+    columns = xp.minimum(c.across, xp.maximum(window / xp.maximum(c.group, 1.0), 1.0))
+    rows = xp.maximum(window / columns, xp.minimum(c.group, xp.maximum(c.down, 1.0)))
+    right_again = xp.maximum(c.down / rows, 1.0) - 1
+    left_again = xp.maximum(c.across / columns, 1.0) - 1
+    l2 = p["l2 kept"] * target.l2_bytes
+    right_one = c.right_all / xp.maximum(c.matrices, 1.0)
+    left_rows = c.left_all / xp.maximum(c.matrices * c.down, 1e-9) * c.group
+    missed_right = right_one / (right_one + l2)
+    missed_left = left_rows / (left_rows + l2)
+    dram = c.right_all * (1 + right_again * missed_right) + c.out_all
+    dram = dram + c.left_all * (1 + left_again * missed_left)
+    dram = s.put("dram bytes", dram, "bytes")
+    flying = at_once * bytes_in * (ahead + 0.5) * p["flight"]
+    need = target.dram_bytes_per_s * p["wait"] / clock
+    fill = flying / (flying + need)
+    burst = p["burst HBM" if target.dram.kind.startswith("HBM") else "burst GDDR"]
+    row = c.right_bytes / c.n  # which lies along k
+    fill = fill * row / (row + burst)
+    from_dram = dram / (p["dram share"] * target.dram_bytes_per_s * fill)
+    l2_bytes = c.blocks * (c.steps * bytes_in + c.out_bytes * xp.where(c.split > 1, 3.0, 1.0))
+    l2_bytes = s.put("l2 bytes", l2_bytes, "bytes")
+    through = l2_bytes / (p["l2 share"] * target.l2_bytes_per_s)
+    memory = s.put("from caches and dram", xp.maximum(from_dram, through), "s")
+    join = xp.where(c.split > 1, p["split"] * 1e-6, 0.0)
+    total = joined(s, p["overlap"], compute, memory) + p["start"] * 1e-6 + join
+    roof = c.products / peak
+    return Terms(compute, memory, total - xp.maximum(compute, memory), roof)

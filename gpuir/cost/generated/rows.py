@@ -1,0 +1,146 @@
+"""Maps and reductions of rows that a compiler made for a given tile, as Triton makes them.
+
+A block loads its cells, a vector a thread at a time, computes, reduces over its warps where there
+is something to reduce, and stores. Nothing was fitted: no sweep of such kernels is public. The
+shares of the rates are those of the families `stream` and `rows`, the rest is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuir.cost.family import Terms
+from gpuir.cost.generated.parts import (
+    MOST_REGISTERS,
+    Counts,
+    clocks,
+    grid_of,
+    joined,
+    multiplied,
+    residents,
+    schedulers,
+    sizes_of,
+)
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Factor, Number, Sheet
+from gpuir.cost.work import SECTOR_BYTES, Work
+from gpuir.targets.target import Target
+
+VECTOR_BYTES = 16.0  # of a thread's widest load (PTX ISA, ld.v4)
+
+
+def _factors() -> tuple[Factor, ...]:
+    def f(name: str, value: float, low: float, high: float, what: str) -> Factor:
+        return Factor(name, value, low, high, 0.0, f"{what}; assumed")
+
+    return (
+        f("registers", 20.0, 8.0, 40.0, "of a thread, besides its cells"),
+        f("wait", 600.0, 200.0, 1500.0, "clocks from a load to its data"),
+        f("barrier", 40.0, 10.0, 200.0, "clocks of a barrier"),
+        f("shuffle", 30.0, 10.0, 60.0, "clocks of one of the steps in which a warp reduces"),
+        f("block", 700.0, 100.0, 4000.0, "clocks to start and finish a block"),
+        f("issue", 1.0, 0.3, 2.0, "of the issue slots' time"),
+        f("address", 6.0, 1.0, 20.0, "instructions of a thread around a load or a store"),
+        f("leak", 0.3, 0.0, 1.0, "of the shorter of work and waits, not hidden"),
+        f("tail", 0.5, 0.0, 1.0, "of the last round, felt"),
+        f("l2 share", 0.8, 0.2, 2.0, "of the listed L2 rate"),
+        f("dram share", 0.88, 0.5, 1.0, "of the listed DRAM rate"),
+        f("start", 1.0, 0.1, 8.0, "us until the first block works"),
+        f("spill", 2.0, 0.1, 20.0, "passes of values that do not fit the registers"),
+    )
+
+
+FACTORS = _factors()
+
+
+@dataclass(frozen=True)
+class Streams(Counts):
+    """What the blocks of a map or a reduction do."""
+
+    warps: Number
+    threads: Number
+    blocks: Number
+    cells: Number  # of a thread
+    passes: Number  # over a row that does not fit the tile
+    reduces: Number  # 1 where rows are
+    across: Number  # warps that share a row
+    loads: Number  # of a thread, and stores
+    flight: Number  # bytes of a thread that are under way at once
+    ops: Number  # instructions of a thread
+    waste: Number  # bytes fetched over bytes asked for
+    nbytes: Number
+    split: Number
+
+
+def count(work: Work, tiles: Tiles, target: Target) -> Streams:
+    """What blocks do under tiles of cells, or of rows and columns."""
+    sizes = sizes_of(work, tiles)
+    grid = grid_of(work, sizes)
+    tile = multiplied(np.asarray(n, float) for n in sizes.values())
+    warp = float(target.sm.warp)
+    threads = np.asarray(tiles.warps, float) * warp
+    inner = next(iter(work.reduced), "") or work.dims[-1][0]
+    width = sizes[inner]
+    passes: Number = 1.0
+    for d in work.reduced:
+        passes = np.ceil(np.maximum(work.extents[d], 1.0) / (sizes[d] * tiles.split))
+    cell = max((float(np.max(o.cell_bytes)) for o in work.operands), default=4.0)
+    cells = tile / threads
+    vector = np.clip(cells, 1.0, VECTOR_BYTES / cell)
+    trips = np.maximum(cells / vector, 1.0)
+    moved = sum((1.0 for o in work.operands if "o" in o.dims or "i" in o.dims), 0.0)
+    again = np.where(passes > 1, 2.0, 1.0) if work.reduced else 1.0
+    run = np.minimum(width, warp * vector) * cell
+    none = 0.0 * tile * passes
+    found: dict[str, Number] = dict(  # noqa: C408
+        warps=tiles.warps,
+        threads=threads,
+        blocks=multiplied(grid.values()) * tiles.split,
+        cells=cells,
+        passes=passes * again,
+        reduces=float(bool(work.reduced)),
+        across=np.clip(np.ceil(width / (warp * vector)), 1.0, tiles.warps),
+        loads=trips * moved,
+        flight=np.minimum(cells * cell, 4 * VECTOR_BYTES) * np.minimum(tile / threads, 1.0),
+        ops=np.maximum(cells, 1.0) * work.lane_ops / np.maximum(work.points, 1.0),
+        waste=np.maximum(1.0, SECTOR_BYTES / np.maximum(run, 1.0)),
+        nbytes=work.nbytes,
+        split=tiles.split,
+    )
+    return Streams(**{name: v + none for name, v in found.items()})
+
+
+def seconds(s: Sheet, c: Streams, target: Target, p: Mapping[str, Number]) -> Terms:
+    """The terms of counted blocks."""
+    xp, sm = s.xp, target.sm
+    wanted = s.put("registers wanted", xp.maximum(c.cells, 1.0) + p["registers"], "", "a thread")
+    file = xp.floor(sm.registers / c.threads / 8) * 8
+    most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
+    spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0), "", "a thread's")
+    resident = residents(s, target, c.threads, xp.minimum(wanted, most), 4.0 * c.warps)
+    resident = xp.minimum(resident, xp.maximum(xp.ceil(c.blocks / target.sms), 1.0))
+    resident = s.put("blocks an SM holds", resident)
+    instructions = (c.ops + p["address"] * c.loads + p["spill"] * spilled) * c.passes
+    instructions = s.put("instructions", instructions, "", "a thread's")
+    busy = p["issue"] * instructions * c.warps / schedulers(target) + 0.1 * p["block"]
+    steps = 5 * p["shuffle"] + xp.where(c.across > 1, 2 * p["barrier"], 0.0)
+    alone = p["block"] + c.passes * (p["wait"] + c.reduces * steps) + busy
+    busy, alone = s.put("block", busy, "clocks"), s.put("block alone", alone, "clocks")
+    spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["leak"])
+    compute = s.put("busiest SM", spent / target.clock_hz, "s")
+    dram = s.put("dram bytes", c.nbytes * xp.maximum(1.0, 0.5 * c.passes), "bytes")
+    at_once = xp.minimum(target.sms * resident, c.blocks) * c.threads * c.flight
+    need = target.dram_bytes_per_s * p["wait"] / target.clock_hz
+    fill = s.put("share of the rate that loads in flight fill", at_once / (at_once + need))
+    rate = xp.minimum(
+        p["dram share"] * target.dram_bytes_per_s,
+        p["l2 share"] * target.l2_bytes_per_s / c.waste,
+    )
+    held = xp.where(c.nbytes < 0.5 * target.l2_bytes, p["l2 share"] * target.l2_bytes_per_s, rate)
+    memory = s.put("from caches and dram", dram / (held * fill), "s")
+    total = joined(s, 3.0, compute, memory) + p["start"] * 1e-6
+    total = total + xp.where(c.split > 1, 2e-6, 0.0)
+    return Terms(compute, memory, total - xp.maximum(compute, memory))
