@@ -27,6 +27,7 @@ IN_CHECKOUT = {
     "collectives": "collectives",
     "training": "training",
     "mig": "mig",
+    "tuning": "tuning",
 }
 
 
@@ -78,6 +79,7 @@ def command() -> None:
     gpuir eval models labels.csv --configs model_configs.json    (in a checkout)
     gpuir eval dlrm dlrm_e2e.csv                                  (in a checkout)
     gpuir eval collectives collectives*.parquet                   (in a checkout)
+    gpuir eval tuning sweeps_*.parquet best_*.parquet             (in a checkout)
     gpuir eval training llm_training.csv                          (in a checkout)
     gpuir eval mig mig_measurements.csv                           (in a checkout)
     """

@@ -1,0 +1,324 @@
+"""`gpuir eval tuning`: how well predictions rank the configurations of tuned kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from gpuir.cli import options
+from gpuir.cli.output import check_ahead, emit, layout, note, write
+from gpuir.cost import generated
+from gpuir.cost.sheet import Sheet
+from gpuir.fit.columns import Floats
+from validation.tuned import Problem, Skipped, read
+
+NEAR = 1.05  # of the best time: as good as it, for a tuner
+BEST = 0.1  # share of a space that winners are looked for in
+ROWS = 64  # problems predicted at once
+GOALS = {"within_5pct_in_10": 90.0, "regret_1": 20.0, "winner_in_best_tenth": 80.0}  # percent
+
+
+@dataclass(frozen=True)
+class Swept:
+    """How predictions rank one sweep. Regrets are what the best of the first k costs over the best
+    of all, in percent; `recall_10` is the share of the ten fastest among the predicted fastest
+    tenth; `tau` is Kendall's. `random` is the mean regret of one drawn at random, `elsewhere` that
+    of what was best on another GPU, where one was swept."""
+
+    file: str
+    kernel: str
+    target: str
+    n: int
+    regret_1: float
+    regret_5: float
+    regret_10: float
+    recall_10: float
+    tau: float
+    random: float
+    elsewhere: float | None
+    bias: float  # mean of predicted over measured of those within twice the best, in percent off
+    coverage: float  # share of those in the 80 % interval, in percent
+
+
+@dataclass(frozen=True)
+class Won:
+    """Where predictions rank the configurations that won, as shares of the space: 0 is the first.
+    Configurations predicted alike are half before it. `usual` are the same for the order of how
+    often configurations win on other GPUs."""
+
+    file: str
+    kernel: str
+    target: str
+    dtype: str
+    n: int  # configurations
+    problems: int
+    in_best_tenth: float  # of problems, in percent
+    mean_rank: float
+    median_rank: float
+    illegal: int  # winners that predictions take for illegal: their rank is 1
+    usual_in_best_tenth: float | None
+
+
+Factors = Mapping[str, float]
+
+
+def predicted(p: Problem, rows: slice, factors: Factors | None = None) -> tuple[Floats, Any]:
+    """Seconds of configurations, of some of the problems of a table of winners, and whether each is
+    legal."""
+    time_s: Any = 0.0
+    legal: Any = True
+    for work in p.works:
+        some = work.each(lambda n: n[rows] if np.ndim(n) else n)
+        tiles = p.tiles.each(lambda n: n[rows] if np.ndim(n) and np.shape(n)[1:] == (1,) else n)
+        terms = generated.seconds(Sheet(), some, tiles, p.target, factors)
+        busy = np.maximum(terms.compute, terms.memory)
+        time_s = time_s + busy + np.maximum(terms.latency, terms.roof - busy) + p.target.launch_s
+        for need in generated.needs(some, tiles, p.target):
+            legal = legal & (np.asarray(need.wants) <= need.has)
+    return time_s, np.broadcast_to(legal, np.shape(time_s))
+
+
+def swept(p: Problem, others: Sequence[Problem], factors: Factors | None = None) -> Swept:
+    """How predictions rank one sweep."""
+    measured = p.time_s
+    assert measured is not None
+    time_s, _ = predicted(p, slice(None), factors)
+    order = np.argsort(time_s, kind="stable")
+    best = measured.min()
+
+    def regret(k: int) -> float:
+        return 100 * float(measured[order[:k]].min() / best - 1)
+
+    fastest = np.argsort(measured, kind="stable")[:10]
+    tenth = order[: max(len(order) // 10, 10)]
+    near = measured <= 2 * best
+    low, high = generated.interval(p.works[0], p.target, time_s)
+    return Swept(
+        p.file,
+        p.kernel,
+        p.gpu,
+        p.count,
+        *(regret(1), regret(5), regret(10)),
+        recall_10=float(np.isin(fastest, tenth).mean()),
+        tau=kendall(time_s, measured),
+        random=100 * float(measured.mean() / best - 1),
+        elsewhere=_elsewhere(p, others),
+        bias=100 * float(np.exp(np.mean(np.log(time_s[near] / measured[near]))) - 1),
+        coverage=100 * float(np.mean((low <= measured)[near] & (measured <= high)[near])),
+    )
+
+
+def _elsewhere(p: Problem, others: Sequence[Problem]) -> float | None:
+    """The mean regret of what was best on other GPUs."""
+    here = {key: i for i, key in enumerate(_keys(p))}
+    assert p.time_s is not None
+    found: list[float] = []
+    for other in others:
+        if other.kernel == p.kernel and other.gpu != p.gpu and other.time_s is not None:
+            place = here.get(_keys(other)[int(np.argmin(other.time_s))])
+            if place is not None:
+                found.append(100 * float(p.time_s[place] / p.time_s.min() - 1))
+    return float(np.mean(found)) if found else None
+
+
+def _keys(p: Problem) -> list[tuple[float, ...]]:
+    columns: list[Any] = []
+    p.tiles.each(columns.append)
+    spread = [np.broadcast_to(np.asarray(c, float), (p.count,)) for c in columns]
+    return list(map(tuple, np.stack(spread, axis=1).tolist()))
+
+
+def kendall(x: Floats, y: Floats) -> float:
+    """Kendall's tau-b of two orders, by merging: pairs in the same order less those in the other,
+    over the geometric mean of the pairs that are not tied. Knight, JASA 61, 1966."""
+    order = np.lexsort((y, x))
+    x, y = x[order], y[order]
+    n = len(x)
+    pairs = n * (n - 1) / 2
+
+    def tied(*columns: Floats) -> float:
+        _, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+        return float((counts * (counts - 1) / 2).sum())
+
+    swaps = 0
+    ranks = np.unique(y, return_inverse=True)[1].reshape(-1)
+    width = 1
+    while width < n:  # bottom up: each half is sorted
+        for i in range(0, n, 2 * width):
+            left, right = ranks[i : i + width], ranks[i + width : i + 2 * width]
+            swaps += int((len(left) - np.searchsorted(left, right, side="right")).sum())
+            ranks[i : i + 2 * width] = np.sort(ranks[i : i + 2 * width], kind="stable")
+        width *= 2
+    tied_x, tied_y, both = tied(x), tied(y), tied(x, y)
+    scale = np.sqrt((pairs - tied_x) * (pairs - tied_y))
+    return float((pairs - tied_x - tied_y + both - 2 * swaps) / scale) if scale else 0.0
+
+
+def won(p: Problem, others: Sequence[Problem], factors: Factors | None = None) -> Won:
+    """Where predictions rank the winners of one table's kernel on one GPU."""
+    ranks: list[Floats] = []
+    illegal = 0
+    for begin in range(0, len(p.winners), ROWS):
+        rows = slice(begin, begin + ROWS)
+        time_s, legal = predicted(p, rows, factors)
+        winners = p.winners[rows]
+        time_s = np.where(legal, time_s, np.inf)
+        its = np.take_along_axis(time_s, winners[:, None], axis=1)
+        faster = (time_s < its * (1 - 1e-9)).sum(axis=1)
+        alike = (time_s <= its * (1 + 1e-9)).sum(axis=1) - faster - 1
+        out = ~np.isfinite(its[:, 0])
+        illegal += int(out.sum())
+        ranks.append(np.where(out, 1.0, (faster + alike / 2) / p.count))
+    found = np.concatenate(ranks)
+    return Won(
+        *(p.file, p.kernel, p.gpu, p.sort, p.count, len(found)),
+        in_best_tenth=100 * float((found <= BEST).mean()),
+        mean_rank=float(found.mean()),
+        median_rank=float(np.median(found)),
+        illegal=illegal,
+        usual_in_best_tenth=_usual(p, others),
+    )
+
+
+def _usual(p: Problem, others: Sequence[Problem]) -> float | None:
+    """The share of winners among the tenth of the space that wins most often on other GPUs."""
+    wins = np.zeros(p.count)
+    for other in others:
+        if (other.kernel, other.count) == (p.kernel, p.count) and other.gpu != p.gpu:
+            wins += np.bincount(other.winners, minlength=p.count)
+    if not wins.any():
+        return None
+    usual = np.argsort(-wins, kind="stable")[: int(BEST * p.count)]
+    return 100 * float(np.isin(p.winners, usual).mean())
+
+
+def score(
+    problems: Sequence[Problem],
+    factors: Callable[[Problem], Factors | None] = lambda p: None,
+    told: Callable[[str], None] = lambda text: None,
+) -> tuple[list[Swept], list[Won]]:
+    """The scores of problems; `factors` gives those that each is predicted with, or None for what
+    ships."""
+    sweeps, winners = list[Swept](), list[Won]()
+    measured = [p for p in problems if p.time_s is not None]
+    tables = [p for p in problems if p.time_s is None]
+    for p in problems:
+        told(p.name)
+        if p.time_s is not None:
+            sweeps.append(swept(p, measured, factors(p)))
+        else:
+            winners.append(won(p, tables, factors(p)))
+    return sweeps, winners
+
+
+def totals(sweeps: Sequence[Swept], winners: Sequence[Won]) -> dict[str, float | int | None]:
+    """Means over sweeps, and over the problems of tables of winners."""
+
+    def mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float | None:
+        return float(np.average(values, weights=weights)) if len(values) else None
+
+    triton = [w for w in winners if not w.dtype.endswith(" of ck")]
+    counts = [w.problems for w in triton]
+    return {
+        "sweeps": len(sweeps),
+        "regret_1": mean([s.regret_1 for s in sweeps]),
+        "regret_5": mean([s.regret_5 for s in sweeps]),
+        "regret_10": mean([s.regret_10 for s in sweeps]),
+        "within_5pct_in_10": mean([100.0 * (s.regret_10 <= 100 * (NEAR - 1)) for s in sweeps]),
+        "recall_10": mean([s.recall_10 for s in sweeps]),
+        "tau": mean([s.tau for s in sweeps]),
+        "random": mean([s.random for s in sweeps]),
+        "triton_problems": sum(counts),
+        "winner_in_best_tenth": mean([w.in_best_tenth for w in triton], counts),
+        "winner_mean_rank": mean([w.mean_rank for w in triton], counts),
+        "ck_problems": sum(w.problems for w in winners) - sum(counts),
+    }
+
+
+# ---- the command ------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.option("--unseen", type=click.Choice(("gpu", "kernel")), help="Fit again without each GPU, "
+              "or each kernel, and score that (needs torch).")  # fmt: skip
+@click.option("--json", "json_path", type=click.Path(), help="Totals and rows, to a file.")
+@options.width
+def tuning(files: tuple[str, ...], unseen: str | None, json_path: str | None, width: int) -> None:
+    """Rank the configurations of tuned kernels, and say what the ranking costs.
+
+    FILES are sweeps (every configuration with its time) and tables of winners.
+    """
+    if json_path:
+        check_ahead(json_path)
+    problems, skipped = read(files)
+    chosen: Callable[[Problem], Factors | None] = lambda p: None  # noqa: E731
+    if unseen:
+        from validation.tuned_fit import without
+
+        chosen = without(problems, unseen, note)
+    sweeps, winners = score(problems, chosen)
+    emit(report(sweeps, winners, skipped, layout(width)))
+    if json_path:
+        rows = [asdict(s) for s in (*sweeps, *winners)]
+        found = {"predictor": generated.BY, "unseen": unseen, "totals": totals(sweeps, winners)}
+        found |= {"rows": rows, "skipped": [asdict(s) for s in skipped]}
+        write(json_path, json.dumps(found, indent=1) + "\n")
+
+
+def report(
+    sweeps: Sequence[Swept], winners: Sequence[Won], skipped: Sequence[Skipped], page: Any
+) -> str:
+    """The scores as text."""
+    lines: list[str] = []
+    if sweeps:
+        lines += ["Sweeps: regret in percent of the best configuration's time", ""]
+        lines.append(
+            f"{'sweep':34} {'n':>6} {'@1':>6} {'@5':>6} {'@10':>6} {'recall':>6} {'tau':>5} "
+            f"{'random':>7} {'other GPU':>9}"
+        )
+        for s in sweeps:
+            other = "-" if s.elsewhere is None else f"{s.elsewhere:.1f}"
+            lines.append(
+                f"{s.kernel + ' ' + s.target:34} {s.n:6,} {s.regret_1:6.1f} {s.regret_5:6.1f} "
+                f"{s.regret_10:6.1f} {s.recall_10:6.2f} {s.tau:5.2f} {s.random:7.0f} {other:>9}"
+            )
+        lines.append("")
+    if winners:
+        lines += ["Winners: share of them in the predicted best tenth of the space, percent", ""]
+        lines.append(
+            f"{'kernel':48} {'space':>6} {'problems':>8} {'best 10 %':>9} {'mean rank':>9} "
+            f"{'usual':>6}"
+        )
+        for w in winners:
+            usual = "-" if w.usual_in_best_tenth is None else f"{w.usual_in_best_tenth:.0f}"
+            lines.append(
+                f"{w.kernel + ' ' + w.target + ' ' + w.dtype:48} {w.n:6,} {w.problems:8,} "
+                f"{w.in_best_tenth:9.0f} {w.mean_rank:9.3f} {usual:>6}"
+            )
+        lines.append("")
+    all_of = totals(sweeps, winners)
+    if sweeps:
+        lines.append(
+            f"mean regret@1 {all_of['regret_1']:.1f} % (goal {GOALS['regret_1']:.0f}), "
+            f"a configuration within 5 % among the first ten in "
+            f"{all_of['within_5pct_in_10']:.0f} % (goal {GOALS['within_5pct_in_10']:.0f})"
+        )
+    if all_of["triton_problems"]:
+        lines.append(
+            f"Triton's winners in the predicted best tenth: {all_of['winner_in_best_tenth']:.1f} % "
+            f"of {all_of['triton_problems']:,} (goal {GOALS['winner_in_best_tenth']:.0f})"
+        )
+    if skipped:
+        count = sum(s.rows for s in skipped)
+        lines += ["", f"{count:,} rows are not scored:"]
+        reasons: dict[str, int] = {}
+        for s in skipped:
+            reasons[s.reason] = reasons.get(s.reason, 0) + s.rows
+        lines += [f"{n:8,}  {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1])]
+    return "\n".join(lines) + "\n"
