@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note, write
 from gpuir.cost import generated
+from gpuir.cost.generated import Fitted
 from gpuir.cost.sheet import Sheet
 from gpuir.fit.columns import Floats
 from validation.tuned import Problem, Skipped, read
@@ -64,10 +65,7 @@ class Won:
     usual_in_best_tenth: float | None
 
 
-Factors = Mapping[str, float]
-
-
-def predicted(p: Problem, rows: slice, factors: Factors | None = None) -> tuple[Floats, Any]:
+def predicted(p: Problem, rows: slice, given: Fitted | None = None) -> tuple[Floats, Any]:
     """Seconds of configurations, of some of the problems of a table of winners, and whether each is
     legal."""
     time_s: Any = 0.0
@@ -75,7 +73,7 @@ def predicted(p: Problem, rows: slice, factors: Factors | None = None) -> tuple[
     for work in p.works:
         some = work.each(lambda n: n[rows] if np.ndim(n) else n)
         tiles = p.tiles.each(lambda n: n[rows] if np.ndim(n) and np.shape(n)[1:] == (1,) else n)
-        terms = generated.seconds(Sheet(), some, tiles, p.target, factors)
+        terms = generated.seconds(Sheet(), some, tiles, p.target, given)
         busy = np.maximum(terms.compute, terms.memory)
         time_s = time_s + busy + np.maximum(terms.latency, terms.roof - busy) + p.target.launch_s
         for need in generated.needs(some, tiles, p.target):
@@ -83,11 +81,11 @@ def predicted(p: Problem, rows: slice, factors: Factors | None = None) -> tuple[
     return time_s, np.broadcast_to(legal, np.shape(time_s))
 
 
-def swept(p: Problem, others: Sequence[Problem], factors: Factors | None = None) -> Swept:
+def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) -> Swept:
     """How predictions rank one sweep."""
     measured = p.time_s
     assert measured is not None
-    time_s, _ = predicted(p, slice(None), factors)
+    time_s, _ = predicted(p, slice(None), given)
     order = np.argsort(time_s, kind="stable")
     best = measured.min()
 
@@ -159,13 +157,13 @@ def kendall(x: Floats, y: Floats) -> float:
     return float((pairs - tied_x - tied_y + both - 2 * swaps) / scale) if scale else 0.0
 
 
-def won(p: Problem, others: Sequence[Problem], factors: Factors | None = None) -> Won:
+def won(p: Problem, others: Sequence[Problem], given: Fitted | None = None) -> Won:
     """Where predictions rank the winners of one table's kernel on one GPU."""
     ranks: list[Floats] = []
     illegal = 0
     for begin in range(0, len(p.winners), ROWS):
         rows = slice(begin, begin + ROWS)
-        time_s, legal = predicted(p, rows, factors)
+        time_s, legal = predicted(p, rows, given)
         winners = p.winners[rows]
         time_s = np.where(legal, time_s, np.inf)
         its = np.take_along_axis(time_s, winners[:, None], axis=1)
@@ -199,20 +197,19 @@ def _usual(p: Problem, others: Sequence[Problem]) -> float | None:
 
 def score(
     problems: Sequence[Problem],
-    factors: Callable[[Problem], Factors | None] = lambda p: None,
+    given: Callable[[Problem], Fitted | None] = lambda p: None,
     told: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Swept], list[Won]]:
-    """The scores of problems; `factors` gives those that each is predicted with, or None for what
-    ships."""
+    """The scores of problems; `given` is what each is predicted with, None for what ships."""
     sweeps, winners = list[Swept](), list[Won]()
     measured = [p for p in problems if p.time_s is not None]
     tables = [p for p in problems if p.time_s is None]
     for p in problems:
         told(p.name)
         if p.time_s is not None:
-            sweeps.append(swept(p, measured, factors(p)))
+            sweeps.append(swept(p, measured, given(p)))
         else:
-            winners.append(won(p, tables, factors(p)))
+            winners.append(won(p, tables, given(p)))
     return sweeps, winners
 
 
@@ -257,7 +254,7 @@ def tuning(files: tuple[str, ...], unseen: str | None, json_path: str | None, wi
     if json_path:
         check_ahead(json_path)
     problems, skipped = read(files)
-    chosen: Callable[[Problem], Factors | None] = lambda p: None  # noqa: E731
+    chosen: Callable[[Problem], Fitted | None] = lambda p: None  # noqa: E731
     if unseen:
         from validation.tuned_fit import without
 

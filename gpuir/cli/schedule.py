@@ -58,7 +58,9 @@ def check(file: str, target: str | None, **given: Any) -> None:
 
 def reasons(g: Graph, schedule: Schedule, target: Target) -> Iterator[tuple[tuple[str, ...], str]]:
     """The paths whose tile is not legal, each with why."""
-    from gpuir.cost.legal import why_illegal
+    from gpuir.cost.generated.legal import why_illegal
+    from gpuir.cost.reading import work_of
+    from gpuir.cost.tile import best_tiles
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
     from gpuir.report.find import walk
@@ -69,5 +71,7 @@ def reasons(g: Graph, schedule: Schedule, target: Target) -> Iterator[tuple[tupl
         if not isinstance(op, KernelOp) or not op.tiled:
             names = ["/".join(p) for p, op in known.items() if op.tiled]
             yield path, f"no kernel with a tile\n  fix:      {nearest('/'.join(path), names)}"
-        elif why := why_illegal(op, tile, target):
+        elif best_tiles({work_of(op): "/".join(path)}, target)[work_of(op)] == tile:
+            continue
+        elif why := why_illegal(work_of(op), tile, target):
             yield path, "not legal\n  found:    " + f"{tile}\n{why}".replace("\n", "\n" + " " * 12)

@@ -13,6 +13,7 @@ from math import exp, isclose
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gpuir.cost import generated
 from gpuir.cost.collective import BY
 from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
@@ -316,6 +317,13 @@ def terms(
             tiles = Tiles.of(tile, work).each(_traced)
             estimate(work.each(_traced), tiles, listed(target), s=s)
             return tuple(s.lines)
+        case "generated":
+            if tile is None:
+                raise UsageError(f"{op.name} has no tile", fix="run the tile pass first")
+            s = Explained(lines=_work_lines(op, work))
+            tiles = Tiles.of(tile, work)
+            generated.estimate(work, tiles, target, s=s, listed=listed(target))
+            return tuple(s.lines)
         case "roofline":
             return _roofline_lines(op, work, target)
         case other:
@@ -335,7 +343,7 @@ def explained(
         found = tuple(Line(*row) for row in quantities(op, cluster))
         if isclose(found[-1].value, cost.time_s, rel_tol=1e-9):
             return found
-    if name == "roofline" or (name == "tile" and tile is not None):
+    if name == "roofline" or (name in ("tile", "generated") and tile is not None):
         lines = terms(op, tile, target, predictor=name)
         if isclose(lines[-1].value, cost.time_s, rel_tol=1e-9):
             return (*lines, *_ends(work_of(op), target, cost))
@@ -357,6 +365,11 @@ BACKTESTS = {
 def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
     """The ends of the interval, and the backtest that they come from."""
     if cost.interval is None:
+        return
+    if cost.by == generated.BY:
+        for name, end in zip(("low end", "high end"), cost.interval, strict=True):
+            formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
+            yield Line(name, end, "s", formula, "cost.generated.SPREAD")
         return
     known = trained(work, target)
     test = known.backtest(work, familiar(work, target, known))

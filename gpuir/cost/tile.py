@@ -172,11 +172,12 @@ def _pick(numbers: Number, shape: tuple[int, ...], best: Any) -> Number:
 def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
     """The tile that a library would take for each kernel, as a note: where that is not legal on a
     target with numbers changed, the best that is. Kernels come with their names, for errors, and
-    those that are alike are done at once."""
+    those that are alike are done at once; each is found once a target."""
+    known: dict[Work, Tile] = target.__dict__.setdefault("_tiles", {})
     groups: dict[tuple[Hashable, ...], list[Work]] = {}
     for work in works:
-        groups.setdefault(work.likeness, []).append(work)
-    found: dict[Work, Tile] = {}
+        if work not in known:
+            groups.setdefault(work.likeness, []).append(work)
     for group in groups.values():
         many = stacked(group)
         size = (len(group),)
@@ -186,8 +187,8 @@ def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
             tile = tiles.each(lambda n, i=i: n[i])
             if not fits[i]:
                 tile = _search(work, target, works[work])
-            found[work] = _note(work, tile)
-    return found
+            known[work] = _note(work, tile)
+    return {work: known[work] for work in works}
 
 
 def _note(work: Work, tiles: Tiles) -> Tile:

@@ -266,7 +266,7 @@ def _factors_fitted(
         total = HELD_BACK * (hold * off**2).sum() / len(isas)
         total = total + ANCHORED * ((at - begun) ** 2).sum()
         for s, work, tiles, weight in zip(samples, works, cuts, weights, strict=True):
-            sheet = Sheet(_arithmetic(torch))
+            sheet = Sheet(arithmetic(torch))
             terms = family.seconds(sheet, work, tiles, s.target, known.get(s.target.isa, others))
             busy = torch.maximum(_as(torch, terms.compute), _as(torch, terms.memory))
             time_s = busy + terms.latency + torch.as_tensor(s.other_s)
@@ -409,7 +409,7 @@ def _as(torch: Any, n: Number) -> Any:
     return n if isinstance(n, torch.Tensor) else torch.tensor(float(n), dtype=torch.float64)
 
 
-def _arithmetic(torch: Any) -> SimpleNamespace:
+def arithmetic(torch: Any) -> SimpleNamespace:
     """The functions of a `Sheet` on tensors and floats alike."""
 
     def of(name: str) -> Callable[..., Any]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
 
+from gpuir.cost import generated
 from gpuir.cost.families import check_factors
 from gpuir.cost.host import crossings, host_cost
 from gpuir.cost.network import collective_cost
 from gpuir.cost.reading import work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
-from gpuir.cost.tile import cost_of, tile_cost
+from gpuir.cost.tile import best_tiles, cost_of, tile_cost
 from gpuir.cost.work import WeightBytes, Work
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
@@ -135,13 +136,20 @@ def costing(
             work = replace(work, weights=WeightBytes(float(own), float(total - own)))
         key = work, tile
         if key not in known:
-            if predict is tile_cost:
+            if predict is tile_cost and is_generated(work_of(op), tile, target):
+                known[key] = generated.cost_of(work, tile or Tile(()), target)
+            elif predict is tile_cost:
                 known[key] = cost_of(work, tile or Tile(()), target)
             else:
                 known[key] = predict(op, tile, target)
         return known[key]
 
     return cost_one
+
+
+def is_generated(work: Work, tile: Tile | None, target: Target) -> bool:
+    """Whether a tile stands for a generated kernel: it is not the one that the library takes."""
+    return tile is not None and not target.is_cpu and best_tiles({work: ""}, target)[work] != tile
 
 
 def _asked(predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:

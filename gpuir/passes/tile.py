@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuir.cost.legal import why_illegal
+from gpuir.cost.generated.legal import why_illegal
 from gpuir.cost.reading import work_of
 from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work
@@ -70,19 +70,19 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target) -> Graph:
 
     UsageError names the kernel whose tile is illegal, and why.
     """
-    given = dict(schedule.tiles)
-    free: dict[Work, str] = {}
+    works: dict[Work, str] = {}
     for path, node in addressed(g):
-        if isinstance(node.op, KernelOp) and node.op.tiled and path not in given:
-            free.setdefault(work_of(node.op), "/".join(path))
-    known = best_tiles(free, target)
+        if isinstance(node.op, KernelOp) and node.op.tiled:
+            works.setdefault(work_of(node.op), "/".join(path))
+    known = best_tiles(works, target)
 
     def choose(path: KernelPath, node: Node, wanted: Tile | None) -> Tile:
         op = node.op
         assert isinstance(op, KernelOp), "the verifier has seen to it"
-        if wanted is None:
-            return known[work_of(op)]
-        if why := why_illegal(op, wanted, target):
+        library = known[work_of(op)]
+        if wanted is None or wanted == library:
+            return library
+        if why := why_illegal(work_of(op), wanted, target):
             raise UsageError(
                 f"the tile of %{'/'.join(path)} is not legal",
                 where=f"schedule @{schedule.name}",

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuir.cost import generated, legal
 from gpuir.cost import tile as library
+from gpuir.cost.generated.legal import Legal, is_legal
 from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
@@ -18,7 +19,6 @@ from gpuir.ir.notes import Tile
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
-from gpuir.tune.legal import Legal, is_legal
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -11,14 +11,14 @@ as it does on a device. Formulas come by kind of kernel:
 | `rows` | maps, and reductions of rows |
 
 Each counts what a block does, which no factor changes, and turns that into seconds with few fitted
-factors. `weights/generated1.json` has their values (`python -m validation.tuned`).
+factors. `weights/generated1.json` has their values (`python -m validation.tuned_fit`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Literal
@@ -29,6 +29,7 @@ from gpuir.cost import tile as library
 from gpuir.cost.family import Terms
 from gpuir.cost.generated import lanes, matrix, rows
 from gpuir.cost.generated.parts import sizes_of
+from gpuir.cost.learned import Net
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -62,31 +63,77 @@ def kind_of(work: Work, tiles: Tiles, target: Target) -> Kind:
     return "rows" if work.kernel in ("k.map", "k.reduce", "k.copy") else "other"
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted: the factors by kind of kernel and name, and a network that corrects products
+    on matrix units by at most exp(±`matrix.BOUND`), or none."""
+
+    factors: Mapping[str, Mapping[str, float]]
+    net: Net | None = None
+
+
 @lru_cache(maxsize=1)
-def fitted() -> Mapping[str, Mapping[str, float]]:
-    """The factors that ship, by kind of kernel and name."""
+def shipped() -> Fitted:
+    """What was fitted to all public tables, and ships."""
     place = files("gpuir.cost").joinpath("weights", "generated1.json")
-    found = json.loads(place.read_text()) if place.is_file() else {}
-    return {
+    return read(place.read_text() if place.is_file() else "{}")
+
+
+def read(text: str) -> Fitted:
+    """The content of a weights file; factors that it leaves out are where fits start."""
+    found = json.loads(text)
+    factors = {
         kind: {f.name: float(found.get(kind, {}).get(f.name, f.value)) for f in known}
         for kind, known in FACTORS.items()
     }
+    net = found.get("net")
+    return Fitted(factors, Net(**{k: np.array(v) for k, v in net.items()}) if net else None)
 
 
 def seconds(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number] | None = None
+    s: Sheet,
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    given: Fitted | None = None,
+    *,
+    listed: Target | None = None,
 ) -> Terms:
-    """The terms of kernels under tiles, without a launch, with given factors or those shipped."""
+    """The terms of kernels under tiles, without a launch, by what was fitted.
+
+    `listed` is the target again, with numbers that say where they come from, for a sheet that
+    explains.
+    """
     kind = kind_of(work, tiles, target)
-    p = fitted()[kind] if p is None else p
+    given = given or shipped()
+    rates = listed or target
+    p = s.factors(f"generated {kind}", FACTORS[kind], rates, given.factors[kind])
     match kind:
         case "matrix":
-            counted = matrix.count(work, tiles, target)
-            return matrix.seconds(s, counted, work, target, p)
+            counted = matrix.count(work, tiles, target).on(s)
+            terms = matrix.seconds(s, counted, work, rates, p)
+            if given.net is None or work.kernel == "k.attention":
+                return terms
+            by = _correction(work, tiles, target, given, given.net, s if listed is None else None)
+            source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
+            by = s.put("learned correction", by, "", source, terse=True)
+            return Terms(terms.compute * by, terms.memory * by, terms.latency * by, terms.roof)
         case "lanes":
-            return lanes.seconds(s, lanes.count(work, laid(work, tiles, target), target), target, p)
+            counted = lanes.count(work, laid(work, tiles, target), target).on(s)
+            return lanes.seconds(s, counted, rates, p)
         case _:
-            return rows.seconds(s, rows.count(work, tiles, target), target, p)
+            return rows.seconds(s, rows.count(work, tiles, target).on(s), rates, p)
+
+
+def _correction(
+    work: Work, tiles: Tiles, target: Target, given: Fitted, net: Net, s: Sheet | None
+) -> Number:
+    """What the network multiplies times by; `s` is a sheet of plain numbers with their terms."""
+    counted = matrix.count(work, tiles, target)
+    if s is None:
+        s = Sheet()
+        matrix.seconds(s, counted, work, target, given.factors["matrix"])
+    return np.exp(matrix.BOUND * net(matrix.features(s, counted, work, target), ""))
 
 
 def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
@@ -111,18 +158,24 @@ def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
 
 
 def estimate(
-    work: Work, tiles: Tiles, target: Target, *, s: Sheet | None = None
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    *,
+    s: Sheet | None = None,
+    listed: Target | None = None,
 ) -> library.Estimate:
     """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency."""
     if kind_of(work, tiles, target) == "other":
-        return library.estimate(work, tiles, target, s=s)
+        return library.estimate(work, tiles, listed or target, s=s)
     s = s or Sheet()
-    terms = seconds(s, work, tiles, target)
-    busy = np.maximum(terms.compute, terms.memory)
-    launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
-    latency = np.maximum(terms.latency, terms.roof - busy) + launch
+    terms = seconds(s, work, tiles, target, listed=listed)
     compute = s.put("compute", terms.compute, "s")
     memory = s.put("memory", terms.memory, "s")
+    busy = s.xp.maximum(compute, memory)
+    launch = (listed or target).launch_s
+    launch = s.put("launch", launch, "s", target.source("launch_s"))
+    latency = s.xp.maximum(terms.latency, terms.roof - busy) + launch
     latency = s.put("latency", latency, "s")
     return library.Estimate(compute, memory, latency, s.put("time", busy + latency, "s"))
 

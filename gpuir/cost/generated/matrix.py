@@ -186,6 +186,43 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     return Blocks(wide, **{name: v + none for name, v in found.items()})
 
 
+# What the network sees: counts and shapes, so that a target with every rate raised is no slower.
+FEATURES = (
+    *("log rows of a tile", "log columns", "log bytes of k", "log warps", "log stages"),
+    *("log group", "log rows filled", "log steps", "log rounds", "log blocks held"),
+    *("registers over the most", "spills", "bits", "has scales", "by four warps"),
+    *("log bytes held", "log sums of a thread", "log rows over columns"),
+)
+BOUND = 0.25  # assumed: what configurations that formulas take for alike may differ by
+
+
+def features(s: Sheet, c: Blocks, work: Work, target: Target) -> list[Number]:
+    """The features of counted blocks, in the order of `FEATURES`, after `seconds` on that sheet."""
+    log = np.log2
+    v = s.values
+    resident = v["blocks an SM holds"]
+    return [
+        log(c.m),
+        log(c.n),
+        log(c.k * work.dtype.bits / 8),
+        log(c.warps),
+        log(c.stages),
+        log(np.maximum(c.group, 1.0)),
+        np.log2(np.maximum(work.extents[names(work)[0]], 1.0) / c.m + 0.01),
+        log(c.steps),
+        log(c.blocks / (target.sms * resident)),
+        log(resident),
+        v["registers wanted"] / MOST_REGISTERS,
+        np.minimum(v["values spilled"] / 32, 4.0),
+        0.0 * c.m + work.dtype.bits / 8,
+        1.0 * (c.scaled > 0),
+        c.grouped_warps,
+        log(c.smem_bytes),
+        log(c.m * c.n / v["threads a block"]),
+        log(c.m / c.n),
+    ]
+
+
 def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of counted blocks."""
     xp, sm = s.xp, target.sm

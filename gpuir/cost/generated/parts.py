@@ -35,6 +35,23 @@ class Counts:
             }
         )
 
+    def on(self, s: Sheet) -> Self:
+        """The counts, each written down on a sheet."""
+        names = iter(f.name for f in fields(self))
+
+        def put(n: Number, name: str) -> Number:
+            return s.put(f"counted: {name.replace('_', ' ')}", n)
+
+        kept = {
+            name: v
+            if isinstance(v := getattr(self, name), bool | str)
+            else v.on(s)
+            if isinstance(v, Counts)
+            else put(v, name)
+            for name in names
+        }
+        return type(self)(**kept)
+
 
 def multiplied(numbers: Any) -> Number:
     return reduce(mul, numbers, 1.0)

@@ -1,0 +1,68 @@
+"""Which configurations of generated kernels a target can run, for many at once; why others not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.generated import needs
+from gpuir.cost.legal import Need
+from gpuir.cost.nest import Tiles
+from gpuir.cost.work import Work
+from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
+from gpuir.targets.target import Target
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Legal:
+    """Of each of many tiles whether the target can run it. `reasons` has a text for each; those of
+    legal ones are empty."""
+
+    ok: Flags
+    broken: tuple[tuple[Flags, Need], ...]
+    target: Target
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each is not legal: the first thing that does not fit."""
+        found = [""] * len(self.ok)
+        for wrong, need in reversed(self.broken):
+            wants = np.broadcast_to(need.wants, self.ok.shape)
+            has = np.broadcast_to(need.has, self.ok.shape)
+            for i in np.flatnonzero(wrong):
+                one = Need(need.what, wants[i], has[i], need.unit, need.of_target)
+                found[i] = one.broken(self.target)
+        return found
+
+
+def is_legal(work: Work, tiles: Tiles, target: Target, count: int) -> Legal:
+    """Whether each of `count` tiles, or kernels, can run on the target."""
+    ok, broken = np.ones(count, bool), list[tuple[Flags, Need]]()
+    for need in needs(work, tiles, target):
+        wrong = np.broadcast_to(np.asarray(need.wants) > need.has, (count,))
+        if wrong.any():
+            ok &= ~wrong
+            broken.append((wrong, need))
+    return Legal(ok, tuple(broken), target)
+
+
+def why_illegal(work: Work, tile: Tile, target: Target) -> str:
+    """Why one tile cannot run, or an empty text."""
+    extents = work.extents
+    named = [pair for part in BY_DIMENSION for pair in getattr(tile, part)]
+    for d, n in (*tile.dims, *named):
+        if d not in extents:
+            return f"no dimension {d}: it has {', '.join(extents)}"
+        if n < 1:
+            return f"{d}={n}: a tile has at least one cell along each dimension"
+    for part in BY_OPERAND:
+        for i, _ in getattr(tile, part):
+            if i >= len(work.operands):
+                return f"{part}.{i}: there are {len(work.operands)} operands, from 0"
+    if min(tile.stages, tile.warps, tile.split, tile.group, tile.unroll) < 1:
+        return "stages, warps, split, group and unroll are at least 1"
+    return is_legal(work, Tiles.of(tile, work), target, 1).reasons[0]
