@@ -1,4 +1,4 @@
-"""Which tiles a target can run, and why others not; tiles that any kernel may have.
+"""What a library's tile asks of a target; tiles that any kernel may have.
 
 The latter are searched where a library's own do not fit, and a tuner may start from them.
 """
@@ -17,14 +17,10 @@ from gpuir.cost.nest import (
     Nest,
     Tiles,
     copies_asynchronously,
-    cut,
     runs_on_tensor,
 )
-from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.ir.notes import Tile
-from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
 
 MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
@@ -94,25 +90,6 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
     elif not (work.is_contraction or (work.kernel == "k.reduce" and not writes_rows)):
         rule("split of what is no sum", tiles.split, 1.0, "blocks")
     return tuple(found)
-
-
-def why_illegal(op: KernelOp, tile: Tile, target: Target) -> str:
-    """Why `tile` cannot run on `target`, or an empty text: the dimension, unit or memory that does
-    not fit, what it asks for and what there is."""
-    work = work_of(op)
-    extents = work.extents
-    for d, n in tile.dims:
-        if d not in extents:
-            return f"no dimension {d}: {op.name} has {', '.join(extents)}"
-        if n < 1:
-            return f"{d}={n}: a tile has at least one cell along each dimension"
-    if min(tile.stages, tile.warps, tile.split) < 1:
-        return "stages, warps and split are at least 1"
-    nest = cut(work, Tiles.of(tile, work), target)
-    for need in needs(nest, target):
-        if why := need.broken(target):
-            return why
-    return ""
 
 
 # ---------------------------------------------------------------------------- candidates

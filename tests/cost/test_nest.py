@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cost.kernels import attention, conv, gather, gemm, mapped, scatter
 
-from gpuir.cost.legal import why_illegal
+from gpuir.cost.generated import legal
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.reading import density_of, work_of
 from gpuir.ir.notes import Tile
@@ -14,6 +14,10 @@ from gpuir.targets.load import load_target
 
 A100 = load_target("a100")
 BIG = Tile((("m", 128), ("n", 128), ("k", 32)), stages=3, warps=4)
+
+
+def why_illegal(op, tile, target):
+    return legal.why_illegal(work_of(op), tile, target)
 
 
 def nest(op, tile, target=A100):
@@ -124,12 +128,12 @@ def test_kernels_that_differ_in_names_alone_are_equal_work():
     [
         (BIG, ""),
         (
-            Tile((("m", 256), ("n", 128), ("k", 64)), stages=4, warps=8),
+            Tile((("m", 256), ("n", 128), ("k", 64)), stages=5, warps=8),
             "shared memory: 196,608 bytes a block, a100-sxm-40gb has 166,912",
         ),
         (
             Tile((("m", 256), ("n", 256), ("k", 32)), warps=4),
-            "registers: 544 a thread, a100-sxm-40gb has 255",
+            "",  # a compiler spills
         ),
         (Tile((("m", 128), ("n", 128), ("k", 32)), warps=64), "threads: 2,048 a block"),
         (Tile((("m", 100), ("n", 128), ("k", 32))), "m in steps of 16: 4 rows over, at most 0"),
@@ -148,7 +152,7 @@ def test_older_gpus_have_no_asynchronous_copies():
     tile = Tile((("m", 64), ("n", 64), ("k", 32)), stages=3)
     assert why_illegal(gemm(512, 512, 512), tile, A100) == ""
     assert why_illegal(gemm(512, 512, 512), tile, load_target("t4")).startswith(
-        "stages without asynchronous copies: 3 deep, at most 2"
+        "stages: 3 deep, at most 2"
     )
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuir
-from gpuir.cost.nest import peak_of
+from gpuir.cost.legal import needs
+from gpuir.cost.nest import Tiles, cut, peak_of
 from gpuir.cost.power import sustained
 from gpuir.cost.reading import work_of
 from gpuir.cost.roofline import roofline
@@ -276,9 +277,9 @@ def test_lanes_of_f64_do_not_beat_their_peak():
 
 @given(kernels(), st.sampled_from(TARGETS))
 def test_found_tiles_are_legal(op, target):
-    from gpuir.cost.legal import why_illegal
-
-    assert why_illegal(op, tiled(op, target), target) == ""
+    work = work_of(op)
+    nest = cut(work, Tiles.of(tiled(op, target), work), target)
+    assert not [why for need in needs(nest, target) if (why := need.broken(target))]
 
 
 def test_power_limits_only_boards_that_starve():

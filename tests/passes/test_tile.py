@@ -213,9 +213,9 @@ def test_a_printed_schedule_gives_the_same_graph_back(tmp_path):
     ("text", "message"),
     [
         (
-            "schedule @t for a100 { %y0: tile(m=256, n=128, k=64; stages=4, warps=8) }",
+            "schedule @t for a100 { %y0: tile(m=256, n=128, k=64; stages=5, warps=8) }",
             "the tile of %y0 is not legal\n"
-            "  found:    tile(m=256, n=128, k=64; stages=4, warps=8)\n"
+            "  found:    tile(m=256, n=128, k=64; stages=5, warps=8)\n"
             "            shared memory: 196,608 bytes a block, a100-sxm-40gb has 166,912\n",
         ),
         ("schedule @t for a100 { %y9: tile(m=64; stages=1) }", "@test has no kernel %y9 to tile\n"),

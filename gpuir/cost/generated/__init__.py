@@ -212,7 +212,11 @@ def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
         down, across, deep = matrix.names(work)
         rule(f"{down} in steps of 16", sizes[down] % 16, 0.0, "rows over")
         rule(f"{across} in steps of 8", sizes[across] % 8, 0.0, "columns over")
-        rule(f"{deep} in steps of 16", sizes[deep] % 16, 0.0, "over")
+        if work.kernel == "k.attention":
+            rule(f"{deep} in steps of 16", sizes[deep] % 16, 0.0, "columns over")
+        else:
+            chunk = sizes[deep] * work.dtype.bits / 8 % 32
+            rule(f"{deep} in steps of 32 bytes", chunk, 0.0, "bytes over")
     else:
         smem = 4.0 * np.asarray(tiles.warps, float)
         rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")

@@ -56,7 +56,7 @@ def why_illegal(work: Work, tile: Tile, target: Target) -> str:
     named = [pair for part in BY_DIMENSION for pair in getattr(tile, part)]
     for d, n in (*tile.dims, *named):
         if d not in extents:
-            return f"no dimension {d}: it has {', '.join(extents)}"
+            return f"no dimension {d}: {work.kernel} has {', '.join(extents)}"
         if n < 1:
             return f"{d}={n}: a tile has at least one cell along each dimension"
     for part in BY_OPERAND:
