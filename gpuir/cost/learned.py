@@ -50,11 +50,13 @@ class Net:
         return bool(self.own.get(isa, self.out).any())
 
     def __call__(self, features: list[Number], isa: str) -> Number:
-        """Between -1 and 1, for features in the order it was trained with."""
+        """Between -1 and 1, for features in the order it was trained with. A kernel among many gets
+        what it gets alone, to the last digit: rows are multiplied one by one."""
         out = self.own.get(isa, self.out)
         plain = [float(f) if np.ndim(f) == 0 else f for f in features]
         x = np.clip(np.stack(np.broadcast_arrays(*plain), axis=-1), self.least, self.most)
-        output = np.tanh(np.tanh((x - self.shift) / self.scale @ self.hidden.T + self.bias) @ out)
+        row = ((x - self.shift) / self.scale)[..., None, :]
+        output = np.tanh(np.tanh(row @ self.hidden.T + self.bias) @ out)[..., 0]
         return output if np.ndim(output) else float(output)
 
 
@@ -281,6 +283,7 @@ def correction(work: Work, family: Family, target: Target, model: Model) -> Numb
 
 def _corrected(work: Work, family: Family, target: Target, model: Model) -> Array:
     """Of many kernels."""
+    work = work.each(np.asarray)  # of numpy's own kind, whoever asks
     trained = model[family.name]
     there = stands_for(trained, target)
     tiles = family.choose(work, there, factors(family, there, model))

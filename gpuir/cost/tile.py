@@ -78,9 +78,16 @@ class Estimate:
 
 
 def estimate(
-    work: Work, tiles: Tiles, target: Target, *, s: Sheet | None = None, model: Model | None = None
+    work: Work,
+    tiles: Tiles,
+    target: Target,
+    *,
+    s: Sheet | None = None,
+    model: Model | None = None,
+    learned: Number | None = None,
 ) -> Estimate:
-    """The time of `work` under `tiles`: the family's formulas, corrected by what was learned.
+    """The time of `work` under `tiles`: the family's formulas, corrected by what was learned, which
+    is `learned` where that is known already.
 
     The correction scales every term alike, and never below the arithmetic at the listed peak, nor
     DRAM at its listed rate with what no cache holds. (Those of a CPU are assumed: its files are no
@@ -102,7 +109,8 @@ def estimate(
     if work.kernel != "k.conv":  # whose algorithms may do with fewer
         roof = s.xp.maximum(roof, work.flops / _times(work) / peak_of(work, target))
     roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
-    learned = correction(work, family, target, model)
+    if learned is None:
+        learned = correction(work, family, target, model)
     if family.features:
         source = f"a network (cost.learned) sees {', '.join(family.features)}: exp(±{family.bound})"
         learned = s.put("learned correction", learned, "", source, terse=True)
@@ -142,7 +150,7 @@ def _search(work: Work, target: Target, where: str) -> Tiles:
     for candidates in (family_of(work, target).tiles, legal.candidates):
         tiles = candidates(work, target)
         found = estimate(column, tiles, target).time_s
-        time_s = np.where(_legal(column, tiles, target), found, np.inf)
+        time_s = np.where(is_legal(column, tiles, target), found, np.inf)
         least = time_s.min(axis=-1, keepdims=True)
         if np.all(np.isfinite(least)):
             # of equals the first: candidates list the usual ones first
@@ -156,7 +164,8 @@ def _search(work: Work, target: Target, where: str) -> Tiles:
     )
 
 
-def _legal(work: Work, tiles: Tiles, target: Target) -> Number:
+def is_legal(work: Work, tiles: Tiles, target: Target) -> Number:
+    """Whether each of the tiles fits its kernel and the target."""
     fits: Number = True
     for need in legal.needs(cut(work, tiles, target), target):
         fits = fits & (np.asarray(need.wants) <= need.has)
@@ -182,7 +191,7 @@ def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
         many = stacked(group)
         size = (len(group),)
         tiles = choose(many, target).each(lambda n, size=size: np.broadcast_to(n, size))
-        fits = np.broadcast_to(_legal(many, tiles, target), size)
+        fits = np.broadcast_to(is_legal(many, tiles, target), size)
         for i, work in enumerate(group):
             tile = tiles.each(lambda n, i=i: n[i])
             if not fits[i]:
