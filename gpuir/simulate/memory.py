@@ -160,7 +160,7 @@ def memory(
     libraries reserve beside on `target` counts where it is known.
     """
     profile = profile_of(graph)
-    walk = _Walk(block, reserved_beside(profile.workspace, target), {})
+    walk = Walk(block, reserved_beside(profile.workspace, target), {})
     walk.run(graph, spent)
     return walk.result(profile.allocator, None if target is None else available_bytes(target))
 
@@ -197,7 +197,7 @@ def workspace_bytes(op: Op, tile: Tile | None) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class _Storage:
+class Storage:
     """Bytes that several values may share. `refs` counts readers and outputs still to come."""
 
     id: int
@@ -209,16 +209,16 @@ class _Storage:
     live: bool = False
 
 
-Held = dict[Value, _Storage]
+Held = dict[Value, Storage]
 
 
-class _Walk:
+class Walk:
     """Runs graphs in their order and notes what is allocated and freed. `peaks` has, by identity,
     the most that a branch takes when it runs alone: found once, whoever asks."""
 
     def __init__(self, block: int, pool_bytes: int, peaks: dict[int, int]):
         self.block, self.pool_bytes, self.peaks = block, pool_bytes, peaks
-        self.storages: list[_Storage] = []
+        self.storages: list[Storage] = []
         self.events: list[tuple[int, int]] = []
         self.moments: list[Moment] = []
         self.tops: list[int] = []  # for each moment how many events have been by then
@@ -235,7 +235,7 @@ class _Walk:
     def peak(self, branch: Graph) -> int:
         """The most that a branch takes when it runs alone."""
         if id(branch) not in self.peaks:
-            alone = _Walk(self.block, 0, self.peaks)
+            alone = Walk(self.block, 0, self.peaks)
             alone.run(branch)
             self.peaks[id(branch)] = alone.result().peak_bytes
         return self.peaks[id(branch)]
@@ -264,21 +264,21 @@ class _Walk:
 
     # -- storages
 
-    def make(self, size: int, kind: MemoryKind, name: str = "", resident: bool = False) -> _Storage:
+    def make(self, size: int, kind: MemoryKind, name: str = "", resident: bool = False) -> Storage:
         """A storage that is not allocated yet."""
-        storage = _Storage(len(self.storages), name, rounded(size, self.block), kind, resident)
+        storage = Storage(len(self.storages), name, rounded(size, self.block), kind, resident)
         self.storages.append(storage)
         return storage
 
-    def make_for(self, value: Value, graph: Graph, resident: bool = False) -> _Storage:
+    def make_for(self, value: Value, graph: Graph, resident: bool = False) -> Storage:
         return self.make(value.type.nbytes, KIND_OF[graph.role_of(value)], value.name, resident)
 
-    def allocate(self, storage: _Storage) -> _Storage:
+    def allocate(self, storage: Storage) -> Storage:
         storage.live = True
         self.events.append((storage.id, storage.bytes))
         return storage
 
-    def free(self, storages: Iterable[_Storage]) -> None:
+    def free(self, storages: Iterable[Storage]) -> None:
         """Frees those that nobody will read."""
         for storage in storages:
             if storage.live and not storage.refs and not storage.resident:
@@ -316,9 +316,9 @@ class _Walk:
     def launch(self, nodes: list[Node], path: tuple[str, ...], run: _Run) -> None:
         """Nodes of one launch, or of one operator that runs alone: what passes between its steps
         in registers is never stored."""
-        made: dict[_Storage, Op] = {}
-        read: list[_Storage] = []
-        stored: set[_Storage] = set()
+        made: dict[Storage, Op] = {}
+        read: list[Storage] = []
+        stored: set[Storage] = set()
         for node in nodes:
             shared = run.view(node)
             for value in node.results:
@@ -340,10 +340,14 @@ class _Walk:
         if self.pool_bytes and any(node.op.contraction for node in nodes):
             self.allocate(self.make(self.pool_bytes, "workspace", resident=True))
             self.pool_bytes = 0
-        own = sum(workspace_bytes(node.op, node.tile) for node in nodes)
-        extra = [self.allocate(self.make(own, "workspace"))] if own else []
+        extra = self.workspace(nodes)
         self.moment((*path, nodes[-1].results[0].name), nodes[-1])
         self.free([*extra, *read, *made])
+
+    def workspace(self, nodes: list[Node]) -> list[Storage]:
+        """What a launch needs while it runs, allocated."""
+        own = sum(workspace_bytes(node.op, node.tile) for node in nodes)
+        return [self.allocate(self.make(own, "workspace"))] if own else []
 
     def loop(self, node: Node, op: t.Loop, here: tuple[str, ...], run: _Run) -> list[Value]:
         """One trip, a later one where there are several: what it starts from is the last trip's.
@@ -424,7 +428,7 @@ class _Run:
                 self.uses[value] += 1
         self.over = dict(_over(graph, self.updated)) if graph.over else {}
 
-    def hold(self, value: Value, storage: _Storage) -> None:
+    def hold(self, value: Value, storage: Storage) -> None:
         storage.refs += self.uses[value]
         if value.name in self.roles and not storage.resident:
             storage.kind = self.roles[value.name]
@@ -441,7 +445,7 @@ class _Run:
                     turned = (*shape[:-3], shape[-2], shape[-3], shape[-1])
                     self.strided[value] = packed(value.type.with_shape(turned)).swapaxes(-3, -2)
 
-    def view(self, node: Node) -> _Storage | None:
+    def view(self, node: Node) -> Storage | None:
         """The storage of the operand that the result is a view of, if it is one."""
         op = node.op
         if isinstance(op, k.View) and (not joins(op) or set(op.args) <= set(self.graph.params)):
@@ -461,7 +465,7 @@ class _Run:
         self.strided[result] = x
         return self.held[first]
 
-    def taken_over(self, node: Node, value: Value) -> _Storage | None:
+    def taken_over(self, node: Node, value: Value) -> Storage | None:
         """The storage that a result is written over, where that can be: the node is its last reader
         and reads each cell before it writes it."""
         taken = self.over.get(value) or self.updated.get(value)

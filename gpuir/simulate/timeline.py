@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple, cast
 
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Loc, Node
+from gpuir.ir.graph import Graph, Loc, Node, Value
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
@@ -311,15 +311,17 @@ def copies(
     if profile.copies is None or target is None or target.pcie is None:
         return (), ()
     rate = profile.copies.share * target.pcie.bytes_per_s
+    into, back = (tuple(Copy(v.name, v.type.nbytes / rate) for v in some) for some in copied(graph))
+    return into, back
+
+
+def copied(graph: Graph) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """The inputs and outputs that a stack which copies any would copy."""
     over = graph.over or (None,) * len(graph.outputs)
     return (
+        tuple(v for v in graph.inputs if graph.role_of(v) == "input" and v not in over),
         tuple(
-            Copy(v.name, v.type.nbytes / rate)
-            for v in graph.inputs
-            if graph.role_of(v) == "input" and v not in over
-        ),
-        tuple(
-            Copy(v.name, v.type.nbytes / rate)
+            v
             for v, kept in zip(graph.outputs, over, strict=True)
             if kept is None and graph.role_of(v) in ("activation", "input", "weight")
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -99,7 +99,12 @@ def described(origin: str) -> str:
 def refusal(g: Graph, target: Target) -> GpuirError | None:
     """Why the stack of a graph does not run it on a device; None where it does."""
     profile = profile_of(g)
-    return _of_device(profile, target) or _of_dtypes(g, profile, target) or _of_nodes(g, profile)
+    return device_refused(profile, dtypes_of(g), target) or nodes_refused(g, profile)
+
+
+def device_refused(profile: Profile, dtypes: Collection[str], target: Target) -> GpuirError | None:
+    """Why a stack does not run values of these dtypes on a device; None where it does."""
+    return _of_device(profile, target) or _of_dtypes(dtypes, profile, target)
 
 
 def runs_on(profile: Profile, target: Target) -> bool:
@@ -121,7 +126,7 @@ def check(g: Graph, target: Target) -> None:
 def emulated(g: Graph, target: Target) -> tuple[str, ...]:
     """What is said of dtypes that a stack computes in another one on this device."""
     profile = profile_of(g)
-    used = _dtypes(g)
+    used = dtypes_of(g)
     return tuple(
         f"{dtype}: {target.isa} has no units for it, and {profile.title} computes it in f32"
         for dtype, least in map(str.split, profile.emulated)
@@ -153,8 +158,7 @@ def _of_device(profile: Profile, target: Target) -> GpuirError | None:
     )
 
 
-def _of_dtypes(g: Graph, profile: Profile, target: Target) -> GpuirError | None:
-    used = _dtypes(g)
+def _of_dtypes(used: Collection[str], profile: Profile, target: Target) -> GpuirError | None:
     for dtype, least in map(str.split, profile.dtypes):
         if dtype in used and _is_below(target, least):
             return UsageError(
@@ -168,7 +172,8 @@ def _of_dtypes(g: Graph, profile: Profile, target: Target) -> GpuirError | None:
     return None
 
 
-def _of_nodes(g: Graph, profile: Profile) -> GpuirError | None:
+def nodes_refused(g: Graph, profile: Profile) -> GpuirError | None:
+    """Why a stack does not take the operators of a graph, whatever the device."""
     if not profile.operators or load_operators(profile.operators).elsewhere:
         return None
     missing = without_kernel(g, profile)
@@ -184,7 +189,8 @@ def _of_nodes(g: Graph, profile: Profile) -> GpuirError | None:
     )
 
 
-def _dtypes(g: Graph) -> set[str]:
+def dtypes_of(g: Graph) -> set[str]:
+    """The names of the dtypes of its values."""
     return {v.type.dtype.name for v in _values(g)}
 
 

@@ -1,0 +1,1 @@
+"""Design spaces: every choice of model, sizes, stack, device and plan, at scale."""

@@ -1,0 +1,195 @@
+"""Programs on many devices: latency, interval, memory and bound of each point, computed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost.many import BOUNDS, Batch, Costs
+from gpuir.cost.work import Work
+from gpuir.plan.space.program import Program, Straight
+from gpuir.simulate.layout import Sized
+from gpuir.simulate.many import Ran, decoding, run_many
+from gpuir.simulate.memory import available_bytes
+from gpuir.stacks.allocators import reserved_beside
+from gpuir.targets.profile import Profile, load_profile
+from gpuir.targets.support import device_refused, reason
+from gpuir.targets.target import Target
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+PARTS = ("time_s", "low_s", "high_s", "knows", "bound", "split")  # of costs, each an array
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One point: as the report of `analyze` has it. `bound` is what the kernels of most time are
+    bound by. `why` is why there is no latency, or why it could not be had: it does not fit."""
+
+    latency_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    device_s: float | None = None
+    host_bound: bool | None = None
+    bound: str | None = None
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    available_bytes: int | None = None
+    why: str = ""
+
+
+@dataclass
+class CostTable:
+    """What kernels cost on devices, a row a kernel and a column a device: `parts` as `Costs` has
+    them. `failed` are those that no tile fits."""
+
+    rows: dict[Work, int]
+    parts: dict[str, np.ndarray[Any, Any]]
+    failed: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+
+
+def cost_table(
+    works: Sequence[Work], targets: Sequence[Target], known: Mapping[Work, Sequence[Any]]
+) -> CostTable:
+    """The costs of kernels, of which some are `known`: their parts, in the order of `PARTS`."""
+    new = [work for work in works if work not in known]
+    room = Costs.room(0)
+    parts = {
+        name: np.zeros((len(works), len(targets)), getattr(room, name).dtype) for name in PARTS
+    }
+    rows = {work: i for i, work in enumerate(works)}
+    table = CostTable(rows, parts)
+    places = [rows[work] for work in new]
+    batch = Batch(new)
+    if new:
+        for t, target in enumerate(targets):
+            costs = batch.on(target)
+            for name in PARTS:
+                parts[name][places, t] = getattr(costs, name)
+            table.failed.update({(places[i], t): why for i, why in costs.failed.items()})
+    for work, given in known.items():
+        if work in rows:
+            for name, numbers in zip(PARTS, given, strict=True):
+                parts[name][rows[work]] = numbers
+    return table
+
+
+Alone = Callable[[Target], Answer]
+
+
+def answers(
+    program: Program, targets: Sequence[Target], table: CostTable, alone: Alone
+) -> list[Answer]:
+    """The program on each target; `alone` gives the answer where it has to be run whole."""
+    if program.refused:
+        return [Answer(why=program.refused) for _ in targets]
+    profile = load_profile(program.profile)
+    found: list[Answer | None] = [None] * len(targets)
+    together: list[int] = []
+    for t, target in enumerate(targets):
+        if (error := device_refused(profile, program.dtypes, target)) is not None:
+            found[t] = Answer(why=reason(error))
+        elif program.straight is None or target.is_cpu:
+            found[t] = alone(target)
+        else:
+            together.append(t)
+    if program.straight is not None and together:
+        some = _answers(program.straight, profile, targets, together, table)
+        for t, answer in zip(together, some, strict=True):
+            found[t] = answer
+    return [answer for answer in found if answer is not None]
+
+
+def _answers(
+    straight: Straight,
+    profile: Profile,
+    targets: Sequence[Target],
+    which: Sequence[int],
+    table: CostTable,
+) -> Iterator[Answer]:
+    rows = [table.rows[work] for work in straight.works]
+    here = np.ix_(rows, which)
+    part = {name: table.parts[name][here] for name in PARTS}
+    ran = _ran(straight, profile, [targets[t] for t in which], part)
+    called = [x.kernel for x in straight.calls if not x.empty]
+    device_s = [sum(column) for column in part["time_s"][called].T.tolist()]
+    bounds = _bounds(part, called)
+    knows = part["knows"][called].any(axis=0) if called else np.zeros(len(which), bool)
+    memory = _memory(straight, profile, [targets[t] for t in which], part["split"])
+    columns = (ran.time_s, ran.low_s, ran.high_s, ran.is_host_bound, bounds, knows)
+    numbers = zip(*(c.tolist() for c in columns), device_s, memory, which, strict=True)
+    for time_s, low_s, high_s, host_bound, bound, sure, device, held, t in numbers:
+        failed = [table.failed[row, t] for row in rows if (row, t) in table.failed]
+        if failed:
+            yield Answer(why=" ".join(failed[0].split()))
+        elif not time_s:
+            yield Answer(why=f"nothing runs under {profile.name}")
+        else:
+            peak, reserved, available = held
+            yield Answer(
+                *(time_s, low_s if sure else None, high_s if sure else None, device),
+                *(host_bound, BOUNDS[bound], peak, reserved, available),
+                unfit(reserved, available),
+            )
+
+
+def unfit(reserved: int, available: int) -> str:
+    """Why a point does not fit, or an empty text."""
+    if reserved <= available:
+        return ""
+    return f"does not fit: {reserved:,} bytes are reserved, and {available:,} available"
+
+
+def _ran(
+    straight: Straight, profile: Profile, targets: Sequence[Target], part: Mapping[str, Any]
+) -> Ran:
+    """The timelines. Devices without a link to the host copy nothing."""
+    own = decoding(profile, straight.is_decoding)
+    times = np.stack([part[name] for name in ("time_s", "low_s", "high_s")])
+    room = Ran(*(np.zeros(len(targets)) for _ in fields(Ran)))
+    for links in ([t.pcie for t in targets], None):
+        some = [i for i, t in enumerate(targets) if (t.pcie is None) == (links is None)]
+        if not some:
+            continue
+        rates = (
+            None if links is None else np.array([x.bytes_per_s for i in some if (x := links[i])])
+        )
+        ran = run_many(
+            straight.calls, times[:, :, some], own, straight.sizes, rates, straight.params
+        )
+        for name in vars(room):
+            getattr(room, name)[some] = getattr(ran, name)
+    return room
+
+
+def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> np.ndarray[Any, Any]:
+    """What bounds the kernels that take the most time, of equals the first."""
+    times, bound = part["time_s"], part["bound"]
+    total = np.zeros((len(BOUNDS), times.shape[1]))
+    columns = np.arange(times.shape[1])
+    for kernel in called:
+        total[bound[kernel], columns] += times[kernel]
+    return total.argmax(axis=0)
+
+
+def _memory(
+    straight: Straight, profile: Profile, targets: Sequence[Target], splits: np.ndarray[Any, Any]
+) -> list[tuple[int, int, int]]:
+    """Bytes at the peak, reserved and available, found once for equal tiles and devices."""
+    layout = straight.layout
+    used = sorted({part.kernel for part in layout.parts if part.kernel >= 0})
+    own = splits[used].T.tolist()
+    sized: dict[tuple[Any, ...], Sized] = {}
+    reserved: dict[tuple[Any, ...], int] = {}
+    found: list[tuple[int, int, int]] = []
+    for target, some in zip(targets, own, strict=True):
+        available = available_bytes(target)
+        key = (reserved_beside(profile.workspace, target), *some)
+        if key not in sized:
+            sized[key] = layout.sized(dict(zip(used, some, strict=True)), key[0])
+        if (*key, available) not in reserved:
+            reserved[(*key, available)] = sized[key].reserved_bytes(available)
+        found.append((sized[key].peak_bytes, reserved[(*key, available)], available))
+    return found
