@@ -29,7 +29,10 @@ def assert_as_alone(graph, names):
     assert program == program_of(graph)
     if program.straight is None:
         return False
-    table = cost_table(program.straight.works, targets, {})
+    works = dict(zip(program.keys, program.straight.works, strict=True))
+    table = cost_table(works, targets)
+    again = cost_table(works, targets, {key: table.packed(key) for key in works})
+    assert all((table.parts[name] == again.parts[name]).all() for name in table.parts)
     for target, found in zip(targets, answers(program, targets, table, refuse), strict=True):
         try:
             alone = gpuir.summary(gpuir.analyze(graph, target.name))

@@ -1,4 +1,4 @@
-"""Programs on many devices: latency, interval, memory and bound of each point, computed together."""
+"""Programs on many devices: latency, interval, memory and bound of each point."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuir.targets.profile import Profile, load_profile
 from gpuir.targets.support import device_refused, reason
 from gpuir.targets.target import Target
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Numbers = np.ndarray[Any, Any]
 PARTS = ("time_s", "low_s", "high_s", "knows", "bound", "split")  # of costs, each an array
 
 
@@ -43,36 +43,49 @@ class Answer:
 @dataclass
 class CostTable:
     """What kernels cost on devices, a row a kernel and a column a device: `parts` as `Costs` has
-    them. `failed` are those that no tile fits."""
+    them. `rows` are by the kernel's key; `failed` are those that no tile fits."""
 
-    rows: dict[Work, int]
-    parts: dict[str, np.ndarray[Any, Any]]
+    rows: dict[str, int]
+    parts: dict[str, Numbers]
     failed: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+
+    def packed(self, key: str) -> bytes | None:
+        """A kernel's row; None where there is more to say than numbers."""
+        row = self.rows[key]
+        if any(failed == row for failed, _ in self.failed):
+            return None
+        return b"".join(self.parts[name][row].tobytes() for name in PARTS)
+
+    def unpack(self, key: str, data: bytes) -> None:
+        """Fills a kernel's row with what `packed` gave."""
+        at = 0
+        for name in PARTS:
+            row = self.parts[name][self.rows[key]]
+            row[:] = np.frombuffer(data, row.dtype, len(row), at)
+            at += row.nbytes
 
 
 def cost_table(
-    works: Sequence[Work], targets: Sequence[Target], known: Mapping[Work, Sequence[Any]]
+    works: Mapping[str, Work], targets: Sequence[Target], known: Mapping[str, bytes] | None = None
 ) -> CostTable:
-    """The costs of kernels, of which some are `known`: their parts, in the order of `PARTS`."""
-    new = [work for work in works if work not in known]
-    room = Costs.room(0)
-    parts = {
-        name: np.zeros((len(works), len(targets)), getattr(room, name).dtype) for name in PARTS
-    }
-    rows = {work: i for i, work in enumerate(works)}
-    table = CostTable(rows, parts)
-    places = [rows[work] for work in new]
-    batch = Batch(new)
-    if new:
-        for t, target in enumerate(targets):
-            costs = batch.on(target)
-            for name in PARTS:
-                parts[name][places, t] = getattr(costs, name)
-            table.failed.update({(places[i], t): why for i, why in costs.failed.items()})
-    for work, given in known.items():
-        if work in rows:
-            for name, numbers in zip(PARTS, given, strict=True):
-                parts[name][rows[work]] = numbers
+    """The costs of kernels by their keys, of which some are `known`: as a table packs them."""
+    known, room = known or {}, vars(Costs.room(0))
+    shape = len(works), len(targets)
+    table = CostTable(
+        {key: i for i, key in enumerate(works)},
+        {name: np.zeros(shape, room[name].dtype) for name in PARTS},
+    )
+    for key in works.keys() & known.keys():
+        table.unpack(key, known[key])
+    new = [key for key in works if key not in known]
+    if not new:
+        return table
+    batch, places = Batch([works[key] for key in new]), [table.rows[key] for key in new]
+    for t, target in enumerate(targets):
+        costs = batch.on(target)
+        for name in PARTS:
+            table.parts[name][places, t] = getattr(costs, name)
+        table.failed.update({(places[i], t): why for i, why in costs.failed.items()})
     return table
 
 
@@ -82,34 +95,46 @@ Alone = Callable[[Target], Answer]
 def answers(
     program: Program, targets: Sequence[Target], table: CostTable, alone: Alone
 ) -> list[Answer]:
-    """The program on each target; `alone` gives the answer where it has to be run whole."""
+    """The program on each target; `alone` gives the answer where it has to be run whole. Columns of
+    the table are the targets."""
+    return answers_on(program, targets, range(len(targets)), table, alone)
+
+
+def answers_on(
+    program: Program,
+    targets: Sequence[Target],
+    which: Sequence[int],
+    table: CostTable,
+    alone: Alone,
+) -> list[Answer]:
+    """The same on some of them."""
     if program.refused:
-        return [Answer(why=program.refused) for _ in targets]
+        return [Answer(why=program.refused) for _ in which]
     profile = load_profile(program.profile)
-    found: list[Answer | None] = [None] * len(targets)
+    found: dict[int, Answer] = {}
     together: list[int] = []
-    for t, target in enumerate(targets):
-        if (error := device_refused(profile, program.dtypes, target)) is not None:
+    for t in which:
+        if (error := device_refused(profile, program.dtypes, targets[t])) is not None:
             found[t] = Answer(why=reason(error))
-        elif program.straight is None or target.is_cpu:
-            found[t] = alone(target)
+        elif program.straight is None or targets[t].is_cpu:
+            found[t] = alone(targets[t])
         else:
             together.append(t)
     if program.straight is not None and together:
-        some = _answers(program.straight, profile, targets, together, table)
-        for t, answer in zip(together, some, strict=True):
-            found[t] = answer
-    return [answer for answer in found if answer is not None]
+        some = _answers(program, program.straight, profile, targets, together, table)
+        found |= dict(zip(together, some, strict=True))
+    return [found[t] for t in which]
 
 
 def _answers(
+    program: Program,
     straight: Straight,
     profile: Profile,
     targets: Sequence[Target],
     which: Sequence[int],
     table: CostTable,
 ) -> Iterator[Answer]:
-    rows = [table.rows[work] for work in straight.works]
+    rows = [table.rows[key] for key in program.keys]
     here = np.ix_(rows, which)
     part = {name: table.parts[name][here] for name in PARTS}
     ran = _ran(straight, profile, [targets[t] for t in which], part)
@@ -164,7 +189,7 @@ def _ran(
     return room
 
 
-def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> np.ndarray[Any, Any]:
+def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> Numbers:
     """What bounds the kernels that take the most time, of equals the first."""
     times, bound = part["time_s"], part["bound"]
     total = np.zeros((len(BOUNDS), times.shape[1]))
@@ -175,7 +200,7 @@ def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> np.ndarray[Any, A
 
 
 def _memory(
-    straight: Straight, profile: Profile, targets: Sequence[Target], splits: np.ndarray[Any, Any]
+    straight: Straight, profile: Profile, targets: Sequence[Target], splits: Numbers
 ) -> list[tuple[int, int, int]]:
     """Bytes at the peak, reserved and available, found once for equal tiles and devices."""
     layout = straight.layout

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 from gpuir.cost.reading import work_of
@@ -26,21 +27,12 @@ from gpuir.ir.notes import Cost
 from gpuir.ir.types import DTYPES, DType, tf32
 from gpuir.ops import kernel as k
 from gpuir.passes.annotate import FREE
+from gpuir.plan.space.store import digest
 from gpuir.simulate.layout import Event, Layout, Part, layout_of
 from gpuir.simulate.many import Call, Sizes, is_straight
 from gpuir.simulate.timeline import Launch, copied, is_decoding, steps
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import dtypes_of, nodes_refused, reason, without_kernel
-
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        *(Work, Operand, ConvShape, Heads, Looped, Lookup, Turned, WeightBytes),
-        *(Routed, Shares, Way, Steps, Layout, Sizes),
-    )
-}
-
-TUPLES = {kind.__name__: kind for kind in (Call, Event, Part)}
 
 
 @dataclass(frozen=True)
@@ -68,8 +60,10 @@ class Program:
     refused: str = ""
     straight: Straight | None = None
 
-
-KINDS |= {kind.__name__: kind for kind in (Straight, Program)}
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """What tells its kernels from all others, in any program."""
+        return tuple(digest(_json(w)) for w in self.straight.works) if self.straight else ()
 
 
 def program_of(graph: Graph) -> Program:
@@ -135,15 +129,36 @@ def _calls(found: tuple[Any, ...]) -> tuple[Call, ...]:
 
 # ---- as text -----------------------------------------------------------------------------------
 
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Work, Operand, ConvShape, Heads, Looped, Lookup, Turned, WeightBytes),
+        *(Routed, Shares, Way, Steps, Layout, Sizes, Straight, Program),
+    )
+}
+TUPLES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Call, Event, Part)}
 
-def written(made: Program | Work) -> str:
-    """A program, or a kernel, as JSON, from which `read` makes the same again."""
-    return json.dumps(_plain(made), separators=(",", ":"))
+
+def written(program: Program) -> str:
+    """A program as text, from which `read` makes the same again. Its first line has the keys of its
+    kernels: who only looks costs up reads no more."""
+    return f"{' '.join(program.keys)}\n{_json(program)}"
 
 
-def read(text: str) -> Any:
+def read(text: str) -> Program:
     """What `written` wrote."""
-    return _made(json.loads(text))
+    program: Program = _made(json.loads(text.partition("\n")[2]))
+    program.__dict__["keys"] = tuple(keys_of(text))  # as `Program.keys` would find them
+    return program
+
+
+def keys_of(text: str) -> list[str]:
+    """The keys of the kernels of a program that `written` wrote."""
+    return text.partition("\n")[0].split()
+
+
+def _json(made: Program | Work) -> str:
+    return json.dumps(_plain(made), separators=(",", ":"))
 
 
 def _made(value: Any) -> Any:

@@ -1,0 +1,72 @@
+"""Points of a design space as Parquet: a row each, with all that its numbers rest on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuir.ir.errors import UsageError
+
+TEXT = (
+    *("model", "model_sha256", "graph", "dtype", "profile", "target", "base", "cluster", "plan"),
+    *("predictor", "gpuir", "bound", "why"),
+)
+WHOLE = ("point", "items", "peak_bytes", "reserved_bytes", "available_bytes")
+FLAGS = ("host_bound",)
+COUNTS = b"gpuir.space"  # the key of a part's own counts, in its footer
+
+
+def parquet() -> Any:
+    """The library; UsageError where it is not installed."""
+    try:
+        from pyarrow import parquet as found
+    except ImportError as error:
+        raise UsageError(
+            "pyarrow is not installed: a design space is written as Parquet",
+            fix="pip install 'gpuir[sweep]'",
+        ) from error
+    return found
+
+
+def part_bytes(columns: Mapping[str, Sequence[Any]], sizes: Sequence[str]) -> bytes:
+    """A file of some points. `sizes` are the names of columns of sizes; the rest is text, flags,
+    whole numbers and numbers by its name. None is what a point does not have."""
+    writer = parquet()
+    import pyarrow as pa
+
+    types = {
+        **dict.fromkeys(TEXT, pa.dictionary(pa.int32(), pa.string())),
+        **dict.fromkeys((*WHOLE, *sizes), pa.int64()),
+        **dict.fromkeys(FLAGS, pa.bool_()),
+    }
+    arrays = [pa.array(x, types.get(name, pa.float64())) for name, x in columns.items()]
+    table = pa.Table.from_arrays(arrays, names=list(columns))
+    times = columns["latency_s"]
+    counts = {
+        "points": len(times),
+        "without": sum(x is None for x in times),
+        "unfit": sum(x is not None and bool(w) for x, w in zip(times, columns["why"], strict=True)),
+    }
+    table = table.replace_schema_metadata({COUNTS: json.dumps(counts)})
+    sink = pa.BufferOutputStream()
+    writer.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def counts_of(path: Path) -> dict[str, int]:
+    """How many points a part has: all of them, those without a latency, and those that do not fit.
+    UsageError where the file is no part."""
+    library = parquet()
+    import pyarrow as pa
+
+    try:
+        return json.loads(library.read_metadata(path).metadata[COUNTS])
+    except (pa.ArrowInvalid, KeyError, TypeError, OSError, ValueError) as error:
+        raise UsageError(
+            "this is no part of a design space",
+            where=str(path),
+            found=str(error)[:200],
+            fix="delete the file, and run the sweep again: it is computed anew",
+        ) from error

@@ -1,0 +1,572 @@
+"""A design space, the whole way: its jobs lowered once, their kernels costed together on every
+device, a file of Parquet for each part; by many processes or machines, going on after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from gpuir.analysis import analyze, lowering, summary
+from gpuir.backends.parquet import counts_of, part_bytes
+from gpuir.cost.tile import BY
+from gpuir.distributed import Common, simulate_ranks
+from gpuir.files import write_whole
+from gpuir.ir.errors import GpuirError, ModelError, UsageError
+from gpuir.ir.graph import Graph, Level
+from gpuir.loading import load
+from gpuir.passes.manager import Pass
+from gpuir.passes.math import run_under
+from gpuir.plan.space.answers import Answer, answers_on, cost_table, unfit
+from gpuir.plan.space.engines import Engine
+from gpuir.plan.space.program import Program, keys_of, program_of, read, written
+from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
+from gpuir.plan.space.store import Store, digest
+from gpuir.stacks.table import pipeline
+from gpuir.targets.load import load_target
+from gpuir.targets.profile import default_profile, load_profile
+from gpuir.targets.target import Target, walk
+
+MOST_JOBS = 1024  # whose kernels are costed together
+ROWS = (1024, 65536)  # of a part, at least and at most, where there are as many
+PARTS = 64  # in between: as many as fill a few workers evenly
+LOWERED = 4  # jobs of one task
+PLANNED = 2  # the same, of jobs that are cut over ranks
+MANIFEST = "_space.json"
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How all jobs of a space are loaded, and what their models hold: digests by path."""
+
+    options: tuple[tuple[str, Any], ...]
+    digests: Mapping[str, str]
+
+
+# ---- what workers do ---------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def _loaded(model: str, dims: tuple[tuple[str, int], ...], dtype: str, options: Any, profile: str):
+    how: dict[str, Any] = {**dict(options), "dims": dict(dims)}
+    if how.get("phase") and "past" in how["dims"]:
+        how["past"] = how["dims"].pop("past")
+    if dtype != OWN and _is_config(model):
+        how["dtype"] = dtype
+    return load(model, warn=lambda _: None, profile=profile or None, **how)
+
+
+def _is_config(model: str) -> bool:
+    return model.startswith("hf:")
+
+
+def graph_of(job: Job, loading: Loading) -> Graph:
+    """The model of a job as its profile finds it, in its dtype. Only of a training step does what
+    is loaded hang on the profile."""
+    first = job.profile if dict(loading.options).get("train") else ""
+    g = _loaded(job.model, job.dims, job.dtype, loading.options, first)
+    g = run_under(g, job.profile or None)
+    if job.dtype == OWN or _is_config(job.model):
+        return g
+    return pipeline(f"convert{{dtype={job.dtype}}}").run(g)
+
+
+@lru_cache(maxsize=2)
+def _kernels(job: Job, options: Any, variant: str, target: str | None) -> Graph:
+    g = graph_of(job, Loading(options, {}))
+    if g.level >= Level.kernel:
+        return g
+    return lowering(g, load_target(target) if target else None).run(g)
+
+
+def lowered(tasks: Sequence[tuple[Job, str, str]], loading: Loading) -> list[str]:
+    """The programs of jobs, as text: each for a variant of its profile, as it is on a target."""
+    return [written(_lowered(*task, loading)) for task in tasks]
+
+
+def _lowered(job: Job, variant: str, target: str, loading: Loading) -> Program:
+    try:
+        return program_of(_kernels(job, loading.options, variant, target or None))
+    except GpuirError as error:
+        return Program(Path(job.model).stem, job.profile, (), refused=in_a_line(error))
+
+
+def in_a_line(error: GpuirError) -> str:
+    return " ".join(str(error).split())
+
+
+@cache
+def _depends(profile: str) -> bool:
+    """Whether a stack makes other kernels for other devices."""
+    passes = pipeline(load_profile(profile).passes).passes
+    return any(type(p).on is not Pass.on for p in passes)
+
+
+def variant_of(profile: str, target: Target) -> str:
+    """What a stack makes of models on a target, told from what it makes on others."""
+    if not _depends(profile):
+        return ""
+    return str(pipeline(load_profile(profile).passes).on(target))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Jobs whose kernels are costed together: the programs of each, as text, by their variant.
+    `first` is the number of the first job."""
+
+    key: str
+    first: int
+    jobs: tuple[Job, ...]
+    texts: tuple[Mapping[str, str], ...]
+    loading: Loading
+
+
+class _Read:
+    """A block's programs, and their kernels by key."""
+
+    def __init__(self, block: Block):
+        self.programs = [
+            {variant: read(text) for variant, text in texts.items()} for texts in block.texts
+        ]
+        self.works = {
+            key: work
+            for programs in self.programs
+            for p in programs.values()
+            if p.straight
+            for key, work in zip(p.keys, p.straight.works, strict=True)
+        }
+
+
+_blocks: dict[str, _Read] = {}  # the last block of this process
+
+
+def _block(block: Block) -> _Read:
+    if block.key not in _blocks:
+        _blocks.clear()
+        _blocks[block.key] = _Read(block)
+    return _blocks[block.key]
+
+
+def ran(
+    block: Block,
+    columns: Sequence[Column],
+    numbers: Sequence[int],
+    width: int,
+    known: Mapping[str, bytes],
+    space: Space,
+) -> tuple[bytes, dict[str, bytes]]:
+    """The file of a block's jobs on some devices, which have these `numbers` of `width`, and what
+    kernels cost there of which that was not `known`."""
+    found = _block(block)
+    targets: list[Target] = []
+    failed: dict[int, str] = {}
+    for i, column in enumerate(columns):
+        try:
+            targets.append(load_target(column.name))
+        except GpuirError as error:
+            failed[i] = in_a_line(error)
+    there = [i for i in range(len(columns)) if i not in failed]
+    table = cost_table(found.works, targets, known)
+    rows = _Rows(space, block.loading)
+    for j, (job, programs) in enumerate(zip(block.jobs, found.programs, strict=True)):
+        variants = [variant_of(job.profile, target) for target in targets]
+        got: dict[int, Answer] = {i: Answer(why=why) for i, why in failed.items()}
+        name = ""
+        for variant in dict.fromkeys(variants):
+            some = [t for t, v in enumerate(variants) if v == variant]
+            program = programs[variant]
+            name = program.model
+            alone = _alone(job, block.loading, variant)
+            part = answers_on(program, targets, some, table, alone)
+            got.update((there[t], answer) for t, answer in zip(some, part, strict=True))
+        for i, column in enumerate(columns):
+            point = (block.first + j) * width + numbers[i]
+            rows.add(point, job, name, column, got[i])
+    new = (key for key in found.works if key not in known)
+    packed = {key: data for key in new if (data := table.packed(key)) is not None}
+    return rows.bytes(), packed if len(targets) == len(columns) else {}
+
+
+def _alone(job: Job, loading: Loading, variant: str) -> Callable[[Target], Answer]:
+    """The answer for a job whose graph has to be run whole."""
+
+    def run(target: Target) -> Answer:
+        try:
+            graph = _kernels(job, loading.options, variant, target.name if variant else None)
+            found = summary(analyze(graph, target.name))
+        except GpuirError as error:
+            return Answer(why=in_a_line(error))
+        bounds, held = dict(found.bounds), found.memory
+        low_s, high_s = found.interval or (None, None)
+        available = held.available_bytes or 0
+        if not found.latency_s:
+            return Answer(why=f"nothing runs under {found.profile.name}")
+        return Answer(
+            *(found.latency_s, low_s, high_s, found.device_s),
+            *(found.timeline.is_host_bound, max(bounds, key=lambda name: bounds[name])),
+            *(held.peak_bytes, held.reserved_bytes, available),
+            unfit(held.reserved_bytes, available),
+        )
+
+    return run
+
+
+def planned(
+    jobs: Sequence[tuple[int, Job]],
+    plans: Sequence[tuple[int, Plan]],
+    loading: Loading,
+    space: Space,
+) -> bytes:
+    """The file of jobs under plans, which have these numbers of all columns."""
+    rows = _Rows(space, loading)
+    for number, job in jobs:
+        common = Common()
+        for column, plan in plans:
+            answer, name, items = _planned(job, plan, loading, common)
+            point = number * space.columns + column
+            rows.add(point, job, name, Column(plan=plan), answer, items)
+    return rows.bytes()
+
+
+def _planned(job: Job, plan: Plan, loading: Loading, common: Common) -> tuple[Answer, str, int]:
+    items = job.items * plan.parallel.microbatches
+    try:
+        graph = graph_of(job, loading)
+        step = simulate_ranks(
+            graph, plan.cluster, plan.parallel, profile=job.profile or None, common=common
+        )
+    except GpuirError as error:
+        return Answer(why=in_a_line(error)), Path(job.model).stem, items
+    low_s, high_s = step.interval or (None, None)
+    part = step.fullest
+    answer = Answer(
+        *(step.time_s, low_s, high_s),
+        peak_bytes=part.held_bytes,
+        reserved_bytes=part.held_bytes,
+        available_bytes=part.available_bytes,
+        why=unfit(part.held_bytes, part.available_bytes),
+    )
+    return answer, graph.name, items
+
+
+class _Rows:
+    """Points as columns."""
+
+    def __init__(self, space: Space, loading: Loading):
+        self.space, self.loading = space, loading
+        self.sizes = [f"dim.{name}" for name in space.dims]
+        self.set = [f"set.{path}" for path, _ in space.hardware.numbers]
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self, point: int, job: Job, name: str, column: Column, answer: Answer, items: int = 0
+    ) -> None:
+        items = items or job.items
+        plan = column.plan
+        latency_s = answer.latency_s
+        self.rows.append(
+            {
+                "point": point,
+                "model": job.model,
+                "model_sha256": self.loading.digests[job.model],
+                "graph": name,
+                **dict.fromkeys(self.sizes),
+                **{f"dim.{d}": n for d, n in job.dims},
+                "dtype": job.dtype,
+                "profile": job.profile,
+                "target": column.name if plan is None else "",
+                "base": column.target,
+                **dict.fromkeys(self.set),
+                **{f"set.{path}": float(n) for path, n in column.numbers},
+                "cluster": plan.cluster if plan else "",
+                "plan": _text(plan) if plan else "",
+                "predictor": BY,
+                "gpuir": version(),
+                **asdict(answer),
+                "items": items,
+                "items_per_s": items / latency_s if latency_s else None,
+            }
+        )
+
+    def bytes(self) -> bytes:
+        names = list(self.rows[0])
+        columns = {name: [row[name] for row in self.rows] for name in names}
+        return part_bytes(columns, self.sizes)
+
+
+def _text(plan: Plan) -> str:
+    p = plan.parallel
+    return str(p) if p.microbatches == 1 else f"{p}, microbatches={p.microbatches}"
+
+
+@cache
+def version() -> str:
+    from importlib.metadata import version as of
+
+    return of("gpuir")
+
+
+# ---- what the sweep does -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of the result: jobs from `first` on, `jobs` of them, on columns from `column` on,
+    `columns` of them."""
+
+    first: int
+    jobs: int
+    column: int
+    columns: int
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.first:010}-{self.column:010}.parquet"
+
+    @property
+    def points(self) -> int:
+        return self.jobs * self.columns
+
+
+@dataclass(frozen=True)
+class Done:
+    """What there is of a space: points, of which so many have no latency, or do not fit, and how
+    many of all were `there` already when the sweep began."""
+
+    points: int
+    without: int
+    unfit: int
+    there: int
+
+
+def parts_of(space: Space) -> Iterator[Part]:
+    """The parts that a space is cut into, those of one block of jobs together."""
+    block = min(space.jobs, MOST_JOBS)
+    rows = min(max(space.jobs * space.devices // PARTS, ROWS[0]), ROWS[1])
+    wide = max(1, min(space.devices, rows // max(block, 1)))
+    for first in range(0, space.jobs, block):
+        jobs = min(block, space.jobs - first)
+        for column in range(0, space.devices, wide):
+            yield Part(first, jobs, column, min(wide, space.devices - column))
+    for first in range(0, space.jobs, PLANNED) if space.plans else ():
+        jobs = min(PLANNED, space.jobs - first)
+        yield Part(first, jobs, space.devices, len(space.plans))
+
+
+class Sweep:
+    """A space that is being computed into a folder. UsageError where the folder is of another
+    space, or somebody else is at work in it."""
+
+    def __init__(self, space: Space, folder: str, store: str = ""):
+        self.space, self.folder = space, Path(folder)
+        digests = {m.path: _digest_of(m.path) for m in space.models}
+        self.loading = Loading(space.load, digests)
+        self.defaults = {m.path: self._default(m.path, m.at(0)) for m in space.models}
+        self.bases = {
+            name: digest(repr(list(walk(load_target(name)))))
+            for name in dict.fromkeys((*space.targets, *space.hardware.base))
+        }
+        self.versions = {"gpuir": version(), "predictor": BY, "weights": _weights()}
+        self._begin()
+        self.store = Store(store or self.folder / "_store.sqlite", self.versions)
+
+    def _default(self, model: str, dims: tuple[tuple[str, int], ...]) -> str:
+        """The profile of a model that is given none; ModelError, before any work, where it does not
+        load at its first sizes."""
+        dtype = self.space.dtypes[0]
+        first = next((x for x in self.space.profiles if x), "")
+        g = graph_of(Job(model, dims, dtype, first), self.loading)
+        return default_profile(g)
+
+    def job(self, i: int) -> Job:
+        job = self.space.job(i)
+        return job if job.profile else replace(job, profile=self.defaults[job.model])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the numbers of the folder rest on."""
+        return json.loads(
+            json.dumps(
+                {
+                    "schema": "gpuir.space/1",
+                    **self.versions,
+                    "models": self.loading.digests,
+                    "targets": self.bases,
+                    "space": asdict(self.space),
+                }
+            )
+        )
+
+    def _begin(self) -> None:
+        manifest = self.folder / MANIFEST
+        try:
+            self.folder.mkdir(exist_ok=True)
+            self.lock = _locked(self.folder / "_lock")
+        except OSError as error:
+            raise UsageError(
+                "cannot write the folder",
+                where=str(self.folder),
+                found=error.strerror or str(error),
+                fix="name a folder elsewhere",
+            ) from error
+        if manifest.exists():
+            found = json.loads(manifest.read_text(encoding="utf-8"))
+            if found != self.identity:
+                other = [k for k, v in self.identity.items() if found.get(k) != v]
+                raise UsageError(
+                    "the folder holds another space",
+                    where=str(self.folder),
+                    expected=", ".join(f"{k} {_short(self.identity[k])}" for k in other),
+                    found=", ".join(f"{k} {_short(found.get(k))}" for k in other),
+                    fix="name another -o, or delete the folder",
+                )
+        elif strange := sorted({x.name for x in self.folder.iterdir()} - {"_lock"}):
+            raise UsageError(
+                "the folder has other files",
+                where=str(self.folder),
+                found=", ".join(strange[:3]),
+                fix="name another, or empty it",
+            )
+        else:
+            text = json.dumps(self.identity, indent=1)
+            write_whole(manifest, text.encode())
+
+    def run(self, engine: Engine, advance: Callable[[int], None] = lambda n: None) -> Done:
+        """Computes what is missing; `advance` is told of points that are there."""
+        there = 0
+        left: list[Part] = []
+        every = list(parts_of(self.space))
+        for part in every:
+            if (self.folder / part.name).exists():
+                there += part.points
+            else:
+                left.append(part)
+        advance(there)
+        devices = [p for p in left if p.column < self.space.devices]
+        for first in dict.fromkeys(p.first for p in devices):
+            self._block([p for p in devices if p.first == first], engine, advance)
+        self._plans([p for p in left if p.column >= self.space.devices], engine, advance)
+        counts = [counts_of(self.folder / part.name) for part in every]
+        total = {name: sum(c[name] for c in counts) for name in ("points", "without", "unfit")}
+        return Done(there=there, **total)
+
+    def _block(self, parts: Sequence[Part], engine: Engine, advance: Callable[[int], None]) -> None:
+        first, count = parts[0].first, parts[0].jobs
+        jobs = tuple(self.job(i) for i in range(first, first + count))
+        texts = self._texts(jobs, parts, engine)
+        key = digest(str(first), str(count), json.dumps(self.identity))
+        block = engine.share(Block(key, first, jobs, texts, self.loading))
+        keys = list(dict.fromkeys(k for some in texts for x in some.values() for k in keys_of(x)))
+        devices: dict[Part, str] = {}
+
+        def tasks() -> Iterator[tuple[Part, tuple[Any, ...]]]:
+            for part in parts:
+                numbers = range(part.column, part.column + part.columns)
+                columns = [self.space.column(i) for i in numbers]
+                devices[part] = digest(*(self._device(c) for c in columns))
+                known = self.store.costs(keys, devices[part])
+                yield part, (block, columns, numbers, self.space.columns, known, self.space)
+
+        for part, (data, costs) in engine.each(ran, tasks()):
+            self.store.keep_costs(devices.pop(part), costs)
+            write_whole(self.folder / part.name, data)
+            advance(part.points)
+
+    def _device(self, column: Column) -> str:
+        """What tells a device's numbers from all others: those of its base, and those set."""
+        return self.bases[column.target] + column.name.removeprefix(column.target)
+
+    def _texts(
+        self, jobs: Sequence[Job], parts: Sequence[Part], engine: Engine
+    ) -> tuple[dict[str, str], ...]:
+        """The programs of jobs, by variant: of the store, or lowered and kept there."""
+        wanted: list[tuple[Job, str, str]] = []
+        variants = {
+            profile: self._variants(profile, parts) for profile in {j.profile for j in jobs}
+        }
+        wanted = [(j, v, target) for j in jobs for v, target in variants[j.profile].items()]
+        keys = {(job, variant): self._key(job, variant) for job, variant, _ in wanted}
+        found = self.store.programs(list(keys.values()))
+        missing = [x for x in wanted if keys[x[0], x[1]] not in found]
+        chunks = (missing[i : i + LOWERED] for i in range(0, len(missing), LOWERED))
+        for some, texts in engine.each(lowered, ((tuple(c), (c, self.loading)) for c in chunks)):
+            new = {keys[j, v]: text for (j, v, _), text in zip(some, texts, strict=True)}
+            self.store.keep_programs(new)
+            found |= new
+        return tuple({v: found[keys[job, v]] for v in variants[job.profile]} for job in jobs)
+
+    def _variants(self, profile: str, parts: Sequence[Part]) -> dict[str, str]:
+        """What a stack makes for the devices of some parts, each with a device that it is for."""
+        if not _depends(profile):
+            return {"": ""}
+        found: dict[str, str] = {}
+        for part in parts:
+            for i in range(part.column, part.column + part.columns):
+                name = self.space.column(i).name
+                try:
+                    found.setdefault(variant_of(profile, load_target(name)), name)
+                except GpuirError:
+                    continue  # a row says so
+        return found
+
+    def _key(self, job: Job, variant: str) -> str:
+        texts = (self.loading.digests[job.model], repr(job.dims), job.dtype, job.profile)
+        profile = repr(load_profile(job.profile))
+        return digest(*texts, profile, repr(self.loading.options), variant)
+
+    def _plans(self, parts: Sequence[Part], engine: Engine, advance: Callable[[int], None]) -> None:
+        plans = [(self.space.devices + i, plan) for i, plan in enumerate(self.space.plans)]
+
+        def tasks() -> Iterator[tuple[Part, tuple[Any, ...]]]:
+            for part in parts:
+                jobs = [(i, self.job(i)) for i in range(part.first, part.first + part.jobs)]
+                yield part, (jobs, plans, self.loading, self.space)
+
+        for part, data in engine.each(planned, tasks()):
+            write_whole(self.folder / part.name, data)
+            advance(part.points)
+
+
+def _digest_of(model: str) -> str:
+    """Of a model's file, or of the files of its folder."""
+    path = Path(model.removeprefix("hf:"))
+    try:
+        files = (
+            sorted(x for x in path.iterdir() if x.suffix == ".json") if path.is_dir() else [path]
+        )
+        return hashlib.sha256(b"".join(x.read_bytes() for x in files)).hexdigest()
+    except OSError as error:
+        raise ModelError(
+            "cannot read the model", where=model, found=error.strerror or "", fix="check the path"
+        ) from error
+
+
+def _weights() -> str:
+    from importlib.resources import files
+
+    return digest(files("gpuir.cost").joinpath("weights", "tile2.json").read_text())
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({digest(text)[:8]})"
+
+
+def _locked(path: Path) -> Any:
+    """A lock that the system lets go of when this process ends, however it ends."""
+    import fcntl
+
+    stream = path.open("w")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            "another sweep is at work in this folder",
+            where=str(path.parent),
+            fix="wait for it, or name another -o",
+        ) from error
+    return stream
