@@ -8,7 +8,7 @@ all other arithmetic, which IEEE 754 fixes, on arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,6 +27,8 @@ from gpuir.cost.tile import (
     familiar,
     interval,
     is_legal,
+    search,
+    tables,
     trained,
 )
 from gpuir.cost.uncertainty import is_unfitted
@@ -124,6 +126,7 @@ class Alike:
     many: Work
     exact: Work
     learned: dict[Hashable, Number] = field(default_factory=dict[Hashable, Number])
+    tables: dict[Hashable, Hashable] = field(default_factory=dict[Hashable, Hashable])
 
     def costed(self, target: Target, into: Costs) -> None:
         """Writes what they cost on a target."""
@@ -157,18 +160,58 @@ class Alike:
                 cut = np.trunc(np.asarray(found.dims[d], float))
                 dims[d] = np.where(n > 1, cut, dims[d]) if d in "bh" else cut
         options = [np.trunc(np.array(n, float)) for n in (found.stages, found.warps, found.split)]
-        for i in np.flatnonzero(~fits).tolist():
-            try:
-                tile = best_tiles({self.works[i]: self.works[i].kernel}, target)[self.works[i]]
-            except ModelError as error:
-                into.failed[self.rows[i]] = str(error)
-                continue
-            one = Tiles.of(tile, self.works[i])
-            for d in dims:
-                dims[d][i] = one.dims[d]
-            for numbers, n in zip(options, (one.stages, one.warps, one.split), strict=True):
-                numbers[i] = n
+        for some in self._searched(np.flatnonzero(~fits).tolist(), target):
+            self._search(some, target, dims, options, into)
         return Tiles({d: _exact(n) for d, n in dims.items()}, *map(_exact, options))
+
+    def _searched(self, rows: Sequence[int], target: Target) -> list[list[int]]:
+        """Rows whose tiles are searched among the same ones, together."""
+        groups: dict[Hashable, list[int]] = {}
+        for i in rows:
+            key = i, target.device, target.isa, target.sm
+            if key not in self.tables:
+                found = (give(self.works[i], target) for give in tables(self.works[i], target))
+                self.tables[key] = tuple(map(_bytes, found))
+            groups.setdefault(self.tables[key], []).append(i)
+        return list(groups.values())
+
+    def _search(
+        self,
+        rows: list[int],
+        target: Target,
+        dims: Mapping[str, Array],
+        options: Sequence[Array],
+        into: Costs,
+    ) -> None:
+        """Fills in the tiles of rows that are searched among the same ones."""
+        many = stacked([self.works[i] for i in rows])
+        first = tables(many, target)[0](many, target)
+        column = many.each(lambda n: n[..., None])
+        fits = np.broadcast_to(is_legal(column, first, target), (len(rows), np.size(first.warps)))
+        some = fits.any(axis=-1)
+        if len(rows) > 1 and some.any() and not some.all():
+            for fitting in (True, False):
+                own = [i for i, fit in zip(rows, some.tolist(), strict=True) if fit == fitting]
+                self._search(own, target, dims, options, into)
+            return
+        try:
+            found = search(many, target, many.kernel)
+        except ModelError as error:
+            if len(rows) == 1:
+                into.failed[self.rows[rows[0]]] = str(error)
+                return
+            for i in rows:
+                self._search([i], target, dims, options, into)
+            return
+        for d, n in many.dims:
+            if d in found.dims:
+                cut = np.trunc(np.asarray(found.dims[d], float))
+                whole = np.maximum(n, 1.0)
+                dims[d][rows] = np.where(n > 1, cut, whole) if d in "bh" else cut
+            else:
+                dims[d][rows] = np.maximum(n, 1.0)
+        for numbers, n in zip(options, (found.stages, found.warps, found.split), strict=True):
+            numbers[rows] = np.trunc(n)
 
     def _learned(self, target: Target) -> Number:
         """The network's correction: the same on all targets that one measured GPU stands for."""
@@ -180,6 +223,12 @@ class Alike:
         if stands_for(trained(self.works[0], target), target).name != target.name:
             self.learned[key] = found
         return found
+
+
+def _bytes(tiles: Tiles) -> Hashable:
+    """What is equal for equal tiles alone."""
+    numbers = (*tiles.dims.values(), tiles.stages, tiles.warps, tiles.split)
+    return tuple(tiles.dims), tuple(np.asarray(n, float).tobytes() for n in numbers)
 
 
 class Batch:

@@ -143,11 +143,16 @@ def choose(work: Work, target: Target, *, model: Model | None = None) -> Tiles:
     return family.choose(work, target, factors(family, target, model))
 
 
-def _search(work: Work, target: Target, where: str) -> Tiles:
+def tables(work: Work, target: Target) -> tuple[Callable[[Work, Target], Tiles], ...]:
+    """What gives the tiles that are searched, the next where none before fits."""
+    return family_of(work, target).tiles, legal.candidates
+
+
+def search(work: Work, target: Target, where: str) -> Tiles:
     """Of the family's tiles the one of least time among those that fit the target; where none does,
     of those that any kernel may have. ModelError, at `where`, when none of those does."""
     column = work.each(lambda n: np.asarray(n, float)[..., None])
-    for candidates in (family_of(work, target).tiles, legal.candidates):
+    for candidates in tables(work, target):
         tiles = candidates(work, target)
         found = estimate(column, tiles, target).time_s
         time_s = np.where(is_legal(column, tiles, target), found, np.inf)
@@ -195,7 +200,7 @@ def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
         for i, work in enumerate(group):
             tile = tiles.each(lambda n, i=i: n[i])
             if not fits[i]:
-                tile = _search(work, target, works[work])
+                tile = search(work, target, works[work])
             known[work] = _note(work, tile)
     return {work: known[work] for work in works}
 

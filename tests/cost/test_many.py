@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuir.cost.many import BOUNDS, XP, Batch, Exact
 from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.fit import sized
-from gpuir.ir.types import f32
+from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
 
 TARGETS = (
@@ -65,3 +65,14 @@ def test_powers_and_logarithms_are_those_of_pythons_floats():
 
     assert XP.log(exact).tolist() == list(map(math.log, numbers.tolist()))
     assert XP.tanh(exact / 1e9).tolist() == [math.tanh(x / 1e9) for x in numbers.tolist()]
+
+
+def test_tiles_that_do_not_fit_are_searched_together():
+    """A library's tiles ask for more shared memory than an SM of these has."""
+    works = [sized.gemm(m, 768.0, n, f16) for m in (1.0, 77.0, 4096.0) for n in (64.0, 3072.0)]
+    works += [sized.attention(2.0, 8.0, n, n, 64.0, f16) for n in (1.0, 32.0, 500.0)]
+    target = load_target("a100+sm.smem_bytes_per_block=16e3+sm.smem_bytes=20e3")
+    assert_costed_as_alone(works, target)
+    batch = Batch(works)
+    batch.on(target)
+    assert any(group.tables for group in batch.groups)
