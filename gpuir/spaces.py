@@ -13,6 +13,7 @@ from typing import Any
 
 from gpuir.analysis import analyze, lowering, summary
 from gpuir.backends.parquet import counts_of, part_bytes
+from gpuir.cost.many import Batch
 from gpuir.cost.tile import BY
 from gpuir.distributed import Common, simulate_ranks
 from gpuir.files import write_whole
@@ -21,7 +22,7 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.loading import load
 from gpuir.passes.manager import Pass
 from gpuir.passes.math import run_under
-from gpuir.plan.space.answers import Answer, answers_on, cost_table, unfit
+from gpuir.plan.space.answers import Answer, Held, answers_on, cost_table, unfit
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
@@ -32,8 +33,8 @@ from gpuir.targets.profile import default_profile, load_profile
 from gpuir.targets.target import Target, walk
 
 MOST_JOBS = 1024  # whose kernels are costed together
-ROWS = (1024, 65536)  # of a part, at least and at most, where there are as many
-PARTS = 64  # in between: as many as fill a few workers evenly
+ROWS = (1024, 16384)  # of a part, at least and at most, where there are as many
+PARTS = 16  # in between: as many as fill a few workers evenly
 LOWERED = 4  # jobs of one task
 PLANNED = 2  # the same, of jobs that are cut over ranks
 MANIFEST = "_space.json"
@@ -139,6 +140,16 @@ class _Read:
             if p.straight
             for key, work in zip(p.keys, p.straight.works, strict=True)
         }
+        self.batches: dict[tuple[str, ...], Batch] = {}
+        self.held: dict[int, Held] = {}
+
+    def batch(self, keys: Sequence[str]) -> Batch:
+        """Kernels that are costed together, made once for the devices of all parts."""
+        key = tuple(keys)
+        if key not in self.batches:
+            self.batches.clear()
+            self.batches[key] = Batch([self.works[k] for k in keys])
+        return self.batches[key]
 
 
 _blocks: dict[str, _Read] = {}  # the last block of this process
@@ -170,7 +181,7 @@ def ran(
         except GpuirError as error:
             failed[i] = in_a_line(error)
     there = [i for i in range(len(columns)) if i not in failed]
-    table = cost_table(found.works, targets, known)
+    table = cost_table(found.works, targets, known, found.batch)
     rows = _Rows(space, block.loading)
     for j, (job, programs) in enumerate(zip(block.jobs, found.programs, strict=True)):
         variants = [variant_of(job.profile, target) for target in targets]
@@ -181,7 +192,8 @@ def ran(
             program = programs[variant]
             name = program.model
             alone = _alone(job, block.loading, variant)
-            part = answers_on(program, targets, some, table, alone)
+            held = found.held.setdefault(id(program), Held({}, {}))
+            part = answers_on(program, targets, some, table, alone, held)
             got.update((there[t], answer) for t, answer in zip(some, part, strict=True))
         for i, column in enumerate(columns):
             point = (block.first + j) * width + numbers[i]

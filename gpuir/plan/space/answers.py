@@ -66,9 +66,13 @@ class CostTable:
 
 
 def cost_table(
-    works: Mapping[str, Work], targets: Sequence[Target], known: Mapping[str, bytes] | None = None
+    works: Mapping[str, Work],
+    targets: Sequence[Target],
+    known: Mapping[str, bytes] | None = None,
+    batch_of: Callable[[Sequence[str]], Batch] | None = None,
 ) -> CostTable:
-    """The costs of kernels by their keys, of which some are `known`: as a table packs them."""
+    """The costs of kernels by their keys, of which some are `known`: as a table packs them. What
+    `batch_of` gives costs the rest together."""
     known, room = known or {}, vars(Costs.room(0))
     shape = len(works), len(targets)
     table = CostTable(
@@ -80,7 +84,8 @@ def cost_table(
     new = [key for key in works if key not in known]
     if not new:
         return table
-    batch, places = Batch([works[key] for key in new]), [table.rows[key] for key in new]
+    batch = batch_of(new) if batch_of else Batch([works[key] for key in new])
+    places = [table.rows[key] for key in new]
     for t, target in enumerate(targets):
         costs = batch.on(target)
         for name in PARTS:
@@ -106,8 +111,9 @@ def answers_on(
     which: Sequence[int],
     table: CostTable,
     alone: Alone,
+    held: Held | None = None,
 ) -> list[Answer]:
-    """The same on some of them."""
+    """The same on some of them. `held` keeps what is found of the program's memory."""
     if program.refused:
         return [Answer(why=program.refused) for _ in which]
     profile = load_profile(program.profile)
@@ -121,7 +127,8 @@ def answers_on(
         else:
             together.append(t)
     if program.straight is not None and together:
-        some = _answers(program, program.straight, profile, targets, together, table)
+        held = held or Held({}, {})
+        some = _answers(program, program.straight, profile, targets, together, table, held)
         found |= dict(zip(together, some, strict=True))
     return [found[t] for t in which]
 
@@ -133,6 +140,7 @@ def _answers(
     targets: Sequence[Target],
     which: Sequence[int],
     table: CostTable,
+    held: Held,
 ) -> Iterator[Answer]:
     rows = [table.rows[key] for key in program.keys]
     here = np.ix_(rows, which)
@@ -142,17 +150,17 @@ def _answers(
     device_s = [sum(column) for column in part["time_s"][called].T.tolist()]
     bounds = _bounds(part, called)
     knows = part["knows"][called].any(axis=0) if called else np.zeros(len(which), bool)
-    memory = _memory(straight, profile, [targets[t] for t in which], part["split"])
+    memory = _memory(straight, profile, [targets[t] for t in which], part["split"], held)
     columns = (ran.time_s, ran.low_s, ran.high_s, ran.is_host_bound, bounds, knows)
     numbers = zip(*(c.tolist() for c in columns), device_s, memory, which, strict=True)
-    for time_s, low_s, high_s, host_bound, bound, sure, device, held, t in numbers:
+    for time_s, low_s, high_s, host_bound, bound, sure, device, bytes_, t in numbers:
         failed = [table.failed[row, t] for row in rows if (row, t) in table.failed]
         if failed:
             yield Answer(why=" ".join(failed[0].split()))
         elif not time_s:
             yield Answer(why=f"nothing runs under {profile.name}")
         else:
-            peak, reserved, available = held
+            peak, reserved, available = bytes_
             yield Answer(
                 *(time_s, low_s if sure else None, high_s if sure else None, device),
                 *(host_bound, BOUNDS[bound], peak, reserved, available),
@@ -199,22 +207,28 @@ def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> Numbers:
     return total.argmax(axis=0)
 
 
+@dataclass(frozen=True)
+class Held:
+    """What is known of a program's memory: with these tiles and what libraries keep, and of that
+    what is reserved on a device of so many bytes."""
+
+    sized: dict[tuple[int, ...], Sized]
+    reserved: dict[tuple[int, ...], int]
+
+
 def _memory(
-    straight: Straight, profile: Profile, targets: Sequence[Target], splits: Numbers
+    straight: Straight, profile: Profile, targets: Sequence[Target], splits: Numbers, held: Held
 ) -> list[tuple[int, int, int]]:
     """Bytes at the peak, reserved and available, found once for equal tiles and devices."""
     layout = straight.layout
     used = sorted({part.kernel for part in layout.parts if part.kernel >= 0})
-    own = splits[used].T.tolist()
-    sized: dict[tuple[Any, ...], Sized] = {}
-    reserved: dict[tuple[Any, ...], int] = {}
     found: list[tuple[int, int, int]] = []
-    for target, some in zip(targets, own, strict=True):
+    for target, some in zip(targets, splits[used].T.tolist(), strict=True):
         available = available_bytes(target)
         key = (reserved_beside(profile.workspace, target), *some)
-        if key not in sized:
-            sized[key] = layout.sized(dict(zip(used, some, strict=True)), key[0])
-        if (*key, available) not in reserved:
-            reserved[(*key, available)] = sized[key].reserved_bytes(available)
-        found.append((sized[key].peak_bytes, reserved[(*key, available)], available))
+        if key not in held.sized:
+            held.sized[key] = layout.sized(dict(zip(used, some, strict=True)), key[0])
+        if (*key, available) not in held.reserved:
+            held.reserved[*key, available] = held.sized[key].reserved_bytes(available)
+        found.append((held.sized[key].peak_bytes, held.reserved[*key, available], available))
     return found
