@@ -153,6 +153,24 @@ def progress(length: int, label: str) -> Generator[Callable[[], None]]:
         bar.update(length - bar.pos)
 
 
+@contextmanager
+def points_done(count: int) -> Generator[Callable[[int], None]]:
+    """How many of so many points are there, how fast they come and when all will be, on stderr,
+    where that is a terminal and rich is installed; call what it gives with points that are done."""
+    from importlib.util import find_spec
+
+    if not sys.stderr or not sys.stderr.isatty() or find_spec("rich") is None:
+        yield lambda n: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("points", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("points", total=count)
+        yield lambda n: bar.advance(task, n)
+
+
 def layout(width: int | None, output: str | None = None) -> Layout:
     """The terminal's width and colour; in a pipe or a file, a fixed width and none."""
     from gpuir.backends.terminal import Layout

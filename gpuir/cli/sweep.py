@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import prod
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import Kernels, once, refuse_opaque
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, layout, progress, warn, write
+from gpuir.cli.output import check_ahead, emit, layout, points_done, progress, warn, write
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -72,8 +73,22 @@ def _sizes(part: str) -> Iterable[int]:
     "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
 )
 @click.option("--plot", type=click.Path(), help="A picture too: FILE.png or FILE.svg.")
+@click.option("--engine", help="Who runs a space: local, or ray.  [local]")
+@click.option(
+    "--workers", type=click.IntRange(1), help="How many run a space beside each other.  [cores]"
+)
+@click.option(
+    "--store",
+    type=click.Path(),
+    help="Where a space's programs and costs are kept.  [in the output's folder]",
+)
 @options.width
-@options.output
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    help="Write to this file, all of it or nothing; of a space, to this folder.",
+)
 @options.load_modules
 def command(**given: Any) -> None:
     """MODEL at many sizes, on many GPUs, under several software stacks: how long a run takes, how
@@ -84,11 +99,25 @@ def command(**given: Any) -> None:
     gpuir sweep model.onnx --target all --batch 1..256 --dims seq=128 --format csv -o sweep.csv
     gpuir sweep model.pt2 --target a100,l4 --profile eager,compiled --batch 1..64 --plot sweep.svg
     gpuir sweep hf:config.json --target h100 --dims batch=1 --dim seq=128..4096 --price h100=2.5
+
+    MODEL may be a file that states a design space, SPACE.toml (docs/scale.md): all its points are
+    written to a folder as Parquet. A sweep that was killed goes on when it is asked for again.
+
+    \b
+    gpuir sweep space.toml -o points
+    gpuir sweep space.toml -o points --engine ray
     """
     from gpuir.backends.sweep import sweep_csv, sweep_json, sweep_text
     from gpuir.ir.errors import UsageError
 
+    if given["model"].endswith(".toml"):
+        sweep_space(given)
+        return
+    for name in OF_SPACES:
+        if given[name]:
+            raise UsageError(f"--{name} is of a design space", fix="name a SPACE.toml")
     plot = given["plot"]
+    check_ahead(given["output"])
     if plot and not plot.endswith(PICTURES):
         raise UsageError("--plot makes PNG and SVG", found=plot, fix="FILE.png or FILE.svg")
     check_ahead(plot)
@@ -104,6 +133,37 @@ def command(**given: Any) -> None:
 
         write(plot, sweep_plot(found, plot[-3:]))
     emit(text, given["output"])
+
+
+OF_SPACES = ("engine", "workers", "store")
+
+
+def sweep_space(given: dict[str, Any]) -> None:
+    """Every point of a design space, into a folder of Parquet."""
+    from gpuir.backends.parquet import parquet
+    from gpuir.backends.space import space_text
+    from gpuir.ir.errors import UsageError
+    from gpuir.plan.space.engines import find_engine
+    from gpuir.plan.space.space import read_space
+    from gpuir.spaces import Sweep
+
+    context = click.get_current_context()
+    for name in given:
+        said = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        if said and name not in (*OF_SPACES, "model", "output"):
+            raise UsageError(
+                f"{name} is for one model, and {given['model']} is a space",
+                fix="say it in the file: docs/scale.md has its keys",
+            )
+    check_ahead(given["output"], folder=True)
+    parquet()
+    space = read_space(given["model"])
+    engine = find_engine(given["engine"] or "local", given["workers"])
+    sweep = Sweep(space, given["output"], given["store"] or "")
+    since = perf_counter()
+    with points_done(space.points) as advance, engine:
+        done = sweep.run(engine, advance)
+    emit(space_text(space, done, given["output"], perf_counter() - since), None)
 
 
 def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
