@@ -113,9 +113,10 @@ def main() -> None:
         path = written(folder, given.batches, given.gpus)
         begun = time.perf_counter()
         space = read_space(str(path))
-        with find_engine(given.engine, given.workers) as engine:
+        sweep = Sweep(space, str(folder / "out"))
+        with sweep, find_engine(given.engine, given.workers) as engine:
             ready = time.perf_counter()
-            done = Sweep(space, str(folder / "out")).run(engine)
+            done = sweep.run(engine)
         swept = time.perf_counter() - begun
         rate = done.points / swept
         print(f"{done.points:,} points, {space.jobs} jobs on {space.devices:,} GPUs")

@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 from gpuir.analysis import analyze, lowering, summary
 from gpuir.backends.parquet import counts_of, part_bytes
@@ -370,8 +371,8 @@ def parts_of(space: Space) -> Iterator[Part]:
 
 
 class Sweep:
-    """A space that is being computed into a folder. UsageError where the folder is of another
-    space, or somebody else is at work in it."""
+    """A space that is being computed into a folder, in a `with` block. UsageError where the folder
+    is of another space, or somebody else is at work in it."""
 
     def __init__(self, space: Space, folder: str, store: str = ""):
         self.space, self.folder = space, Path(folder)
@@ -383,8 +384,19 @@ class Sweep:
             for name in dict.fromkeys((*space.targets, *space.hardware.base))
         }
         self.versions = {"gpuir": version(), "predictor": BY, "weights": _weights()}
-        self._begin()
-        self.store = Store(store or self.folder / "_store.sqlite", self.versions)
+        self.kept = store or str(self.folder / "_store.sqlite")
+        self.open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._lock())
+            self._check()
+            self.store = stack.enter_context(closing(Store(self.kept, self.versions)))
+            self.open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open.close()
 
     def _default(self, model: str, dims: tuple[tuple[str, int], ...]) -> str:
         """The profile of a model that is given none; ModelError, before any work, where it does not
@@ -413,11 +425,13 @@ class Sweep:
             )
         )
 
-    def _begin(self) -> None:
-        manifest = self.folder / MANIFEST
+    def _lock(self) -> IO[str]:
+        """A lock that the system lets go of when this process ends, however it ends."""
+        import fcntl
+
         try:
             self.folder.mkdir(exist_ok=True)
-            self.lock = _locked(self.folder / "_lock")
+            stream = (self.folder / "_lock").open("w")
         except OSError as error:
             raise UsageError(
                 "cannot write the folder",
@@ -425,6 +439,20 @@ class Sweep:
                 found=error.strerror or str(error),
                 fix="name a folder elsewhere",
             ) from error
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.close()
+            raise UsageError(
+                "another sweep is at work in this folder",
+                where=str(self.folder),
+                fix="wait for it, or name another -o",
+            ) from error
+        return stream
+
+    def _check(self) -> None:
+        """Writes down what the folder is of, or compares it with what is there."""
+        manifest = self.folder / MANIFEST
         if manifest.exists():
             found = json.loads(manifest.read_text(encoding="utf-8"))
             if found != self.identity:
@@ -566,19 +594,3 @@ def _weights() -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:40]}... ({digest(text)[:8]})"
-
-
-def _locked(path: Path) -> Any:
-    """A lock that the system lets go of when this process ends, however it ends."""
-    import fcntl
-
-    stream = path.open("w")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UsageError(
-            "another sweep is at work in this folder",
-            where=str(path.parent),
-            fix="wait for it, or name another -o",
-        ) from error
-    return stream

@@ -159,9 +159,12 @@ def sweep_space(given: dict[str, Any]) -> None:
     parquet()
     space = read_space(given["model"])
     engine = find_engine(given["engine"] or "local", given["workers"])
-    sweep = Sweep(space, given["output"], given["store"] or "")
     since = perf_counter()
-    with points_done(space.points) as advance, engine:
+    with (
+        Sweep(space, given["output"], given["store"] or "") as sweep,
+        points_done(space.points) as advance,
+        engine,
+    ):
         done = sweep.run(engine, advance)
     emit(space_text(space, done, given["output"], perf_counter() - since), None)
 

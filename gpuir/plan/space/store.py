@@ -33,6 +33,9 @@ class Store:
         self.versions = {"schema": str(SCHEMA), **versions}
         try:
             self.db = sqlite3.connect(self.path, isolation_level=None)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        try:
             self.db.execute("pragma journal_mode=wal")
             self.db.execute("pragma synchronous=normal")  # whole after a kill; a cache besides
             self.db.executescript(
@@ -43,16 +46,13 @@ class Store:
             )
             found = dict(self.db.execute("select name, value from versions"))
         except sqlite3.Error as error:
-            raise UsageError(
-                "cannot use the store",
-                where=self.path,
-                found=str(error),
-                fix="name another --store, or delete the file",
-            ) from error
+            self.close()
+            raise self._unusable(error) from error
         if not found:
             rows = self.versions.items()
             self.db.executemany("insert or ignore into versions values (?, ?)", rows)
         elif found != self.versions:
+            self.close()
             raise UsageError(
                 "the store is of another version",
                 where=self.path,
@@ -60,6 +60,14 @@ class Store:
                 found=_listed(found),
                 fix="name another --store, or delete the file: all in it can be computed again",
             )
+
+    def _unusable(self, error: sqlite3.Error) -> UsageError:
+        return UsageError(
+            "cannot use the store",
+            where=self.path,
+            found=str(error),
+            fix="name another --store, or delete the file",
+        )
 
     def programs(self, keys: Sequence[str]) -> dict[str, str]:
         """The texts of the programs that are there, by key."""
