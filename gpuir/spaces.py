@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -207,22 +207,37 @@ def ran(
 def _alone(job: Job, loading: Loading, variant: str) -> Callable[[Target], Answer]:
     """The answer for a job whose graph has to be run whole."""
 
+    def costed(target: Target) -> Graph:
+        graph = _kernels(job, loading.options, variant, target.name if variant else None)
+        return analyze(graph, target.name)
+
+    return _whole(costed)
+
+
+def _whole(costed: Callable[[Target], Graph]) -> Callable[[Target], Answer]:
+    """The answer that the report of a graph gives."""
+
     def run(target: Target) -> Answer:
         try:
-            graph = _kernels(job, loading.options, variant, target.name if variant else None)
-            found = summary(analyze(graph, target.name))
+            found = summary(costed(target))
         except GpuirError as error:
             return Answer(why=in_a_line(error))
-        bounds, held = dict(found.bounds), found.memory
-        low_s, high_s = found.interval or (None, None)
-        available = held.available_bytes or 0
         if not found.latency_s:
             return Answer(why=f"nothing runs under {found.profile.name}")
+        bounds, held = dict(found.bounds), found.memory
+        available = held.available_bytes or 0
+        low_s, high_s = found.interval or (None, None)
         return Answer(
-            *(found.latency_s, low_s, high_s, found.device_s),
-            *(found.timeline.is_host_bound, max(bounds, key=lambda name: bounds[name])),
-            *(held.peak_bytes, held.reserved_bytes, available),
-            unfit(held.reserved_bytes, available),
+            latency_s=found.latency_s,
+            low_s=low_s,
+            high_s=high_s,
+            device_s=found.device_s,
+            host_bound=found.timeline.is_host_bound,
+            bound=max(bounds, key=lambda name: bounds[name]),
+            peak_bytes=held.peak_bytes,
+            reserved_bytes=held.reserved_bytes,
+            available_bytes=available,
+            why=unfit(held.reserved_bytes, available),
         )
 
     return run
@@ -257,7 +272,9 @@ def _planned(job: Job, plan: Plan, loading: Loading, common: Common) -> tuple[An
     low_s, high_s = step.interval or (None, None)
     part = step.fullest
     answer = Answer(
-        *(step.time_s, low_s, high_s),
+        latency_s=step.time_s,
+        low_s=low_s,
+        high_s=high_s,
         peak_bytes=part.held_bytes,
         reserved_bytes=part.held_bytes,
         available_bytes=part.available_bytes,
@@ -321,6 +338,49 @@ def version() -> str:
     from importlib.metadata import version as of
 
     return of("gpuir")
+
+
+def latencies(
+    graphs: Iterable[Graph],
+    targets: Sequence[str],
+    profile: str | None = None,
+) -> list[list[Answer]]:
+    """Many graphs on a few devices, each as `analyze` would find it: lowered one by one, their
+    kernels costed together. The answers of each graph are in the order of the targets.
+
+        latencies([build(choice) for choice in choices], ["t4", "a100"])
+
+    A graph of level `graph` is lowered under the profile, its framework's own by default.
+    """
+    loaded = [load_target(name) for name in targets]
+    made: list[dict[str, tuple[Graph, Program]]] = []
+    for g in graphs:
+        g = run_under(g, profile)
+        variants: dict[str, tuple[Graph, Program]] = {}
+        for target in loaded:
+            variant = variant_of(g.profile or "ideal", target)
+            if variant not in variants:
+                kernels = g if g.level >= Level.kernel else lowering(g, target).run(g)
+                variants[variant] = kernels, program_of(kernels)
+        made.append(variants)
+    programs = [program for variants in made for _, program in variants.values()]
+    works = {
+        key: work
+        for p in programs
+        if p.straight
+        for key, work in zip(p.keys, p.straight.works, strict=True)
+    }
+    table = cost_table(works, loaded)
+    found: list[list[Answer]] = []
+    for variants in made:
+        row: dict[int, Answer] = {}
+        of = [variant_of(next(iter(variants.values()))[1].profile, target) for target in loaded]
+        for variant, (kernels, program) in variants.items():
+            some = [t for t, v in enumerate(of) if v == variant]
+            alone = _whole(lambda target, kernels=kernels: analyze(kernels, target.name))
+            row |= dict(zip(some, answers_on(program, loaded, some, table, alone), strict=True))
+        found.append([row[t] for t in range(len(loaded))])
+    return found
 
 
 # ---- what the sweep does -----------------------------------------------------------------------

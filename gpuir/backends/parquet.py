@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,21 @@ FLAGS = ("host_bound",)
 COUNTS = b"gpuir.space"  # the key of a part's own counts, in its footer
 
 
-def parquet() -> Any:
+def parquet(module: str = "pyarrow.parquet") -> Any:
     """The library; UsageError where it is not installed."""
     try:
-        from pyarrow import parquet as found
+        return import_module(module)
     except ImportError as error:
         raise UsageError(
             "pyarrow is not installed: a design space is written as Parquet",
             fix="pip install 'gpuir[sweep]'",
         ) from error
-    return found
 
 
 def part_bytes(columns: Mapping[str, Sequence[Any]], sizes: Sequence[str]) -> bytes:
     """A file of some points. `sizes` are the names of columns of sizes; the rest is text, flags,
     whole numbers and numbers by its name. None is what a point does not have."""
-    writer = parquet()
-    import pyarrow as pa
-
+    pa = parquet("pyarrow")
     types = {
         **dict.fromkeys(TEXT, pa.dictionary(pa.int32(), pa.string())),
         **dict.fromkeys((*WHOLE, *sizes), pa.int64()),
@@ -51,7 +49,7 @@ def part_bytes(columns: Mapping[str, Sequence[Any]], sizes: Sequence[str]) -> by
     }
     table = table.replace_schema_metadata({COUNTS: json.dumps(counts)})
     sink = pa.BufferOutputStream()
-    writer.write_table(table, sink, compression="zstd")
+    parquet().write_table(table, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
 
 
@@ -59,11 +57,9 @@ def counts_of(path: Path) -> dict[str, int]:
     """How many points a part has: all of them, those without a latency, and those that do not fit.
     UsageError where the file is no part."""
     library = parquet()
-    import pyarrow as pa
-
     try:
         return json.loads(library.read_metadata(path).metadata[COUNTS])
-    except (pa.ArrowInvalid, KeyError, TypeError, OSError, ValueError) as error:
+    except (KeyError, TypeError, OSError, ValueError) as error:  # pyarrow's own is a ValueError
         raise UsageError(
             "this is no part of a design space",
             where=str(path),

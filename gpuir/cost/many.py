@@ -72,7 +72,9 @@ def _each(function: Callable[[float], float]) -> Callable[[Number], Number]:
         if not isinstance(x, np.ndarray):
             return function(x)
         many = cast(Array, x)
-        return _exact(np.array(list(map(function, many.ravel().tolist())), float).reshape(x.shape))
+        return _exact(
+            np.array(list(map(function, many.ravel().tolist())), float).reshape(np.shape(many))
+        )
 
     return of
 
@@ -188,10 +190,10 @@ class Alike:
         first = tables(many, target)[0](many, target)
         column = many.each(lambda n: n[..., None])
         fits = np.broadcast_to(is_legal(column, first, target), (len(rows), np.size(first.warps)))
-        some = fits.any(axis=-1)
-        if len(rows) > 1 and some.any() and not some.all():
+        some = [bool(row.any()) for row in fits]
+        if len({*some}) > 1:
             for fitting in (True, False):
-                own = [i for i, fit in zip(rows, some.tolist(), strict=True) if fit == fitting]
+                own = [i for i, fit in zip(rows, some, strict=True) if fit == fitting]
                 self._search(own, target, dims, options, into)
             return
         try:

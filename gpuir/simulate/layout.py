@@ -10,8 +10,9 @@ from typing import NamedTuple
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.notes import Tile
 from gpuir.simulate.memory import Storage, Walk, workspace_bytes
-from gpuir.stacks.allocators import BLOCK, find_allocator, rounded
+from gpuir.stacks.allocators import BLOCK, find_allocator, reserved_beside, rounded
 from gpuir.targets.profile import profile_of
+from gpuir.targets.target import Target
 
 FIXED, POOL = (
     -1,
@@ -42,13 +43,19 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Allocations of a graph. `tops` are how many events have been by each moment."""
+    """Allocations of a graph. `tops` are how many events have been by each moment; `allocator` and
+    `workspace` are the stack's, as `Profile` has them."""
 
     events: tuple[Event, ...]
     parts: tuple[Part, ...]
     weights: tuple[int, ...]
     tops: tuple[int, ...]
     allocator: str
+    workspace: str
+
+    def pool_bytes(self, target: Target) -> int:
+        """What the stack's libraries keep on a device."""
+        return reserved_beside(self.workspace, target)
 
     def sized(self, splits: Mapping[int, int], pool_bytes: int) -> Sized:
         """With the tiles of a device, the split of each kernel, and what its libraries keep."""
@@ -94,12 +101,14 @@ def layout_of(graph: Graph, kernels: Mapping[Value, int]) -> Layout:
         Event(storage, (1 if n else -1), part) if part != FIXED else Event(storage, size)
         for (storage, size), (n, part) in zip(walk.events, walk.marks(), strict=True)
     )
+    profile = profile_of(graph)
     return Layout(
-        tuple(events),
-        tuple(walk.parts),
-        tuple(weights),
-        tuple(walk.tops),
-        profile_of(graph).allocator,
+        events=tuple(events),
+        parts=tuple(walk.parts),
+        weights=tuple(weights),
+        tops=tuple(walk.tops),
+        allocator=profile.allocator,
+        workspace=profile.workspace,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuir.simulate.spans import HOST
-from gpuir.simulate.timeline import HOST_BOUND, Launch
+from gpuir.simulate.timeline import Launch
 from gpuir.targets.profile import Host, Profile
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -53,10 +53,6 @@ class Ran:
     high_s: Array
     device_s: Array
     gaps_s: Array
-
-    @property
-    def is_host_bound(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        return self.gaps_s > HOST_BOUND * self.time_s
 
 
 def is_straight(profile: Profile, calls: Iterable[object]) -> bool:

@@ -11,10 +11,10 @@ import numpy as np
 from gpuir.cost.many import BOUNDS, Batch, Costs
 from gpuir.cost.work import Work
 from gpuir.plan.space.program import Program, Straight
-from gpuir.simulate.layout import Sized
+from gpuir.simulate.layout import Layout, Sized
 from gpuir.simulate.many import Ran, decoding, run_many
 from gpuir.simulate.memory import available_bytes
-from gpuir.stacks.allocators import reserved_beside
+from gpuir.simulate.timeline import HOST_BOUND
 from gpuir.targets.profile import Profile, load_profile
 from gpuir.targets.support import device_refused, reason
 from gpuir.targets.target import Target
@@ -144,27 +144,33 @@ def _answers(
 ) -> Iterator[Answer]:
     rows = [table.rows[key] for key in program.keys]
     here = np.ix_(rows, which)
-    part = {name: table.parts[name][here] for name in PARTS}
+    part: dict[str, Numbers] = {name: table.parts[name][here] for name in PARTS}
     ran = _ran(straight, profile, [targets[t] for t in which], part)
     called = [x.kernel for x in straight.calls if not x.empty]
-    device_s = [sum(column) for column in part["time_s"][called].T.tolist()]
-    bounds = _bounds(part, called)
-    knows = part["knows"][called].any(axis=0) if called else np.zeros(len(which), bool)
-    memory = _memory(straight, profile, [targets[t] for t in which], part["split"], held)
-    columns = (ran.time_s, ran.low_s, ran.high_s, ran.is_host_bound, bounds, knows)
-    numbers = zip(*(c.tolist() for c in columns), device_s, memory, which, strict=True)
-    for time_s, low_s, high_s, host_bound, bound, sure, device, bytes_, t in numbers:
-        failed = [table.failed[row, t] for row in rows if (row, t) in table.failed]
-        if failed:
-            yield Answer(why=" ".join(failed[0].split()))
-        elif not time_s:
+    device_s: list[float] = [sum(column) for column in part["time_s"][called].T.tolist()]
+    bounds: list[int] = _bounds(part, called).tolist()
+    knows = [bool(column.any()) for column in part["knows"][called].T]
+    memory = _memory(straight.layout, [targets[t] for t in which], part["split"], held)
+    own = set(rows)
+    broken = {t: why for (row, t), why in table.failed.items() if row in own}
+    for i, t in enumerate(which):
+        if t in broken:
+            yield Answer(why=" ".join(broken[t].split()))
+        elif not ran.time_s[i]:
             yield Answer(why=f"nothing runs under {profile.name}")
         else:
-            peak, reserved, available = bytes_
+            peak, reserved, available = memory[i]
             yield Answer(
-                *(time_s, low_s if sure else None, high_s if sure else None, device),
-                *(host_bound, BOUNDS[bound], peak, reserved, available),
-                unfit(reserved, available),
+                latency_s=float(ran.time_s[i]),
+                low_s=float(ran.low_s[i]) if knows[i] else None,
+                high_s=float(ran.high_s[i]) if knows[i] else None,
+                device_s=device_s[i],
+                host_bound=bool(ran.gaps_s[i] > HOST_BOUND * ran.time_s[i]),
+                bound=BOUNDS[bounds[i]],
+                peak_bytes=peak,
+                reserved_bytes=reserved,
+                available_bytes=available,
+                why=unfit(reserved, available),
             )
 
 
@@ -201,7 +207,7 @@ def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> Numbers:
     """What bounds the kernels that take the most time, of equals the first."""
     times, bound = part["time_s"], part["bound"]
     total = np.zeros((len(BOUNDS), times.shape[1]))
-    columns = np.arange(times.shape[1])
+    columns = np.array(range(times.shape[1]))
     for kernel in called:
         total[bound[kernel], columns] += times[kernel]
     return total.argmax(axis=0)
@@ -217,15 +223,14 @@ class Held:
 
 
 def _memory(
-    straight: Straight, profile: Profile, targets: Sequence[Target], splits: Numbers, held: Held
+    layout: Layout, targets: Sequence[Target], splits: Numbers, held: Held
 ) -> list[tuple[int, int, int]]:
     """Bytes at the peak, reserved and available, found once for equal tiles and devices."""
-    layout = straight.layout
     used = sorted({part.kernel for part in layout.parts if part.kernel >= 0})
     found: list[tuple[int, int, int]] = []
     for target, some in zip(targets, splits[used].T.tolist(), strict=True):
         available = available_bytes(target)
-        key = (reserved_beside(profile.workspace, target), *some)
+        key = (layout.pool_bytes(target), *some)
         if key not in held.sized:
             held.sized[key] = layout.sized(dict(zip(used, some, strict=True)), key[0])
         if (*key, available) not in held.reserved:

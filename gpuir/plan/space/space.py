@@ -331,7 +331,7 @@ class _Reader:
 
     def number(self, value: object, place: str) -> None:
         plain = isinstance(value, int | float) and not isinstance(value, bool)
-        if not plain or not math.isfinite(value):
+        if not isinstance(value, int | float) or not plain or not math.isfinite(value):
             self.refuse(place, "this is a number", found=repr(value)[:80])
 
     def dtype(self, value: object) -> str:
@@ -429,6 +429,7 @@ class _Reader:
         ):
             place = f"plans[{i}]"
             self.keys(table, place, ("cluster", *DEGREES))
+            table = cast("dict[str, Any]", table)
             axes = {key: self.axis(table, key, [1], place=place) for key in DEGREES if key in table}
             for key, values in axes.items():
                 for n in values:

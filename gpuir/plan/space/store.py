@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from gpuir.ir.errors import UsageError
 
@@ -85,7 +86,7 @@ class Store:
         rows = ((work, devices, blob) for work, blob in parts.items())
         self._keep("insert or ignore into costs values (?, ?, ?)", rows)
 
-    def _found(self, query: str, keys: Sequence[str]) -> Iterator[tuple[str, str | bytes]]:
+    def _found(self, query: str, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
         for i in range(0, len(keys), AT_ONCE):
             some = keys[i : i + AT_ONCE]
             with closing(self.db.execute(f"{query} ({','.join('?' * len(some))})", some)) as rows:
