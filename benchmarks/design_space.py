@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import random
 import sys
 import tempfile
@@ -117,11 +118,13 @@ def main() -> None:
         with sweep, find_engine(given.engine, given.workers) as engine:
             ready = time.perf_counter()
             done = sweep.run(engine)
-        swept = time.perf_counter() - begun
+        swept, cpu = time.perf_counter() - begun, sum(os.times()[:4])
         rate = done.points / swept
         print(f"{done.points:,} points, {space.jobs} jobs on {space.devices:,} GPUs")
         print(f"engine {given.engine}, {engine.workers} workers, up in {ready - begun:.1f} s")
         print(f"swept in {swept:.1f} s: {rate:,.0f} points a second, {1e6 / rate:.0f} us a point")
+        if given.engine == "local":  # Ray's workers are no children of this process
+            print(f"CPU, of all processes from their start: {cpu:.1f} s")
         table = pq.read_table(folder / "out")
         drawn = random.Random(0).sample(range(len(table)), min(ALONE, len(table)))
         rows = [table.slice(i, 1).to_pylist()[0] for i in drawn]
