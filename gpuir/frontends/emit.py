@@ -26,12 +26,37 @@ LARGEST_KNOWN = 1 << 26  # elements, and
 HARDEST_KNOWN = 1 << 30  # flops, of what is computed to find a shape
 
 
+MOST_SETTINGS = 64  # numbers or names in a list that an opaque op keeps, and
+LONGEST_SETTING = 256  # characters of a text
+LARGEST_SETTING = 1 << 64
+
+
 class NumbersMissing(ModelError):
     """The numbers of a tensor cannot be read: its external file is absent or too short."""
 
 
 class TooLarge(ModelError):
     """Known in principle, but too much to compute while loading."""
+
+
+def settings(attributes: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """What an opaque op keeps of a model node's attributes: numbers, texts and short lists of them.
+    Not a number (nan) is left out, which is equal to nothing, and so is all that is long."""
+    found: list[tuple[str, Any]] = []
+    for name, value in attributes:
+        if isinstance(value, list | tuple):
+            items = tuple(cast("Sequence[Any]", value))
+            if len(items) <= MOST_SETTINGS and all(map(_is_setting, items)):
+                found.append((name, items))
+        elif _is_setting(value):
+            found.append((name, value))
+    return tuple(found)
+
+
+def _is_setting(value: Any) -> bool:
+    if type(value) is str:
+        return len(value) <= LONGEST_SETTING
+    return type(value) in (bool, int, float) and value == value and abs(value) < LARGEST_SETTING
 
 
 @dataclass(eq=False)

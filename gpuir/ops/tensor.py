@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # numpy, which the names of ops alone do not need
     from numpy.typing import NDArray
 
 Scalar = int | float | bool
+Setting = int | float | bool | str
 Combine = Literal["none", "add", "mul", "min", "max"]
 
 
@@ -1188,7 +1189,9 @@ class Routine(Call):
 @dataclass(frozen=True)
 class Opaque(TensorOp):
     """A model op we do not know: all operands read and results written once, and nothing said of
-    its arithmetic. Reports list it; `strict` refuses it."""
+    its arithmetic. Reports list it; `strict` refuses it.
+
+    `attrs` are the model node's own settings, by name, for whoever knows the op: a predictor."""
 
     name: ClassVar[str] = "t.opaque"
     kernel: ClassVar[str] = "k.opaque"
@@ -1196,6 +1199,7 @@ class Opaque(TensorOp):
     kind: str
     args: tuple[Value, ...]
     gives: tuple[TensorType, ...]
+    attrs: tuple[tuple[str, Setting | tuple[Setting, ...]], ...] = ()
 
     def types(self) -> tuple[TensorType, ...]:
         return self.gives

@@ -15,6 +15,8 @@ from gpuir.frontends.emit import NumbersMissing
 from gpuir.frontends.onnx.load import load
 from gpuir.frontends.onnx.proto import evaluate_dim
 from gpuir.ir.errors import ModelError
+from gpuir.ops import tensor as t
+from gpuir.text import parse, show
 
 
 def weight(name: str, *shape: int) -> Any:
@@ -353,6 +355,27 @@ def test_unknown_operator_is_opaque():
     assert m.graph.nodes[0].op.name == "t.opaque"
     assert m.graph.outputs[0].type.shape == (2, 7)
     assert "model:m: acme::Mystery is not known" in m.warnings[0]
+
+
+def test_unknown_operator_keeps_its_plain_attributes():
+    """Numbers, texts and short lists of them; what is long, a tensor or nan is left out."""
+    kept = {"block": 32, "scale": 0.5, "layout": "nt", "tile": [128, 64], "names": ["a", "b"]}
+    dropped = {
+        "wide": list(range(65)),
+        "text": "x" * 257,
+        "nan": float("nan"),
+        "table": helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]),
+    }
+    proto = custom(shape=[2, 7])
+    proto.graph.node[0].attribute.extend(
+        helper.make_attribute(name, value) for name, value in (kept | dropped).items()
+    )
+    op = loaded(proto).graph.nodes[0].op
+    assert isinstance(op, t.Opaque)
+    wanted = kept | {"tile": (128, 64), "names": ("a", "b")}
+    assert dict(op.attrs) == wanted
+    g = loaded(proto).graph
+    assert parse(show(g)) == g
 
 
 def test_unknown_operator_under_strict():

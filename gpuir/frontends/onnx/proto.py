@@ -485,6 +485,13 @@ class Attributes(Mapping[str, Any]):
             self._outer.proto(proto.ref_attr_name) if isinstance(self._outer, Attributes) else None
         )
 
+    def plain(self) -> Iterator[tuple[str, Any]]:
+        """Those that are numbers, texts, or lists of them; no tensor is read."""
+        for name in self:
+            proto = self.proto(name)
+            if proto is not None and _kind(proto) in _PLAIN:
+                yield name, self[name]
+
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
@@ -506,6 +513,7 @@ _READ: dict[int, Callable[[Any, OpenedModel], Any]] = {  # AttributeProto.Attrib
     13: lambda a, _: a.tp,
     14: lambda a, _: tuple(a.type_protos),
 }
+_PLAIN = (1, 2, 3, 6, 7, 8)
 _FIELDS = ("f", "i", "s", "t", "g", "floats", "ints", "strings", "tensors", "graphs")
 
 

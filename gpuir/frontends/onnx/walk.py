@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.emit import Emitter, UnknownValue, settings
 from gpuir.frontends.onnx import sequence
 from gpuir.frontends.onnx.definition import check_stated, diagnosis, infer, type_proto
 from gpuir.frontends.onnx.legacy import MODERN, modernise
@@ -389,7 +389,8 @@ class Walk:
             f"{self.load.loc(n.name)}: {key} is not known: its operands count as read once and its "
             "results as written once, its arithmetic not at all"
         )
-        return self.emit.add(t.Opaque(key, operands, tuple(types)), fold=False)
+        attrs = settings(n.attrs.plain() if isinstance(n.attrs, Attributes) else n.attrs.items())
+        return self.emit.add(t.Opaque(key, operands, tuple(types), attrs), fold=False)
 
     def schema_function(
         self, schema: Any, step: Step, n: OnnxNode, attributes: Attributes

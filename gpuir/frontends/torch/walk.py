@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gpuir.frontends.emit import Emitter
+from gpuir.frontends.emit import Emitter, settings
 from gpuir.frontends.torch.decompose import decomposed
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
@@ -257,9 +257,8 @@ class Walk:
             self.opaque[call.op] = None
             self.warnings.append(f"{self.loc(node)}: {call.op} has no converter: opaque")
         gives = tuple(type for type in call.types if type is not None)
-        made = iter(
-            self.emit.add(t.Opaque(call.op, tensors(call.args.values()), gives), fold=False)
-        )
+        op = t.Opaque(call.op, tensors(call.args.values()), gives, settings(call.args.items()))
+        made = iter(self.emit.add(op, fold=False))
         found = [None if type is None else next(made) for type in call.types]
         return self.named(node, start, found, single)
 

@@ -18,6 +18,7 @@ from gpuir.frontends.torch.walk import item  # noqa: E402
 from gpuir.ir.errors import ModelError  # noqa: E402
 from gpuir.ir.graph import Value  # noqa: E402
 from gpuir.ir.types import TensorType, f32  # noqa: E402
+from gpuir.ops import tensor as t  # noqa: E402
 
 X = (torch.ones(4, 6),)
 
@@ -72,6 +73,29 @@ def test_a_custom_operator_is_opaque_with_a_warning_that_says_where():
     assert [n.op.name for n in model.graph.nodes] == ["t.opaque", "t.map", "t.map"]
     (warning,) = model.warnings
     assert "turned" in warning and "first" in warning
+
+
+@torch.library.custom_op("gpuir_tests::packed", mutates_args=())
+def packed(x: torch.Tensor, tile: list[int], scale: float = 0.5, how: str = "nt") -> torch.Tensor:
+    return x.clone()
+
+
+@packed.register_fake
+def _(x: Any, tile: Any, scale: Any = 0.5, how: Any = "nt") -> Any:
+    return torch.empty_like(x)
+
+
+class Packed(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return packed(x, [128, 64, 32])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_custom_operator_keeps_its_plain_arguments():
+    """Numbers, texts and lists of them, defaults too."""
+    (node,) = load(Program(Packed(), X)).graph.nodes
+    assert isinstance(node.op, t.Opaque)
+    assert dict(node.op.attrs) == {"tile": (128, 64, 32), "scale": 0.5, "how": "nt"}
 
 
 @pytest.mark.filterwarnings("ignore")
