@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number
 from gpuir.tune.choices import Choices, choices_of
-from gpuir.tune.kernels import Kernel, kernel, nest
+from gpuir.tune.kernels import Kernel, kernel
+from gpuir.tune.published import TEMPLATES
 from gpuir.tune.templates import Template
 
 TUNING = Path(__file__).parents[2] / "shared" / "data" / "tuning"
@@ -56,45 +58,20 @@ def made_up(found: Choices, seed: int = 0) -> dict[tuple[int, ...], float]:
     return {tuple(row): float(t) for row, t in zip(found.rows.tolist(), seconds)}
 
 
-# ---------------------------------------------------------------------------- Kernel Tuner's
+# ---------------------------------------------------------------------------- measured
 
 
-def _convolution(launch: Mapping[str, Any]) -> Kernel:
-    return nest(
-        "convolution",
-        {"y": launch["height"], "x": launch["width"], "i": 15, "j": 15},
-        reads=[("y+i", "x+j"), ("i", "j")],
-        writes=[("y", "x")],
-        reduced=("i", "j"),
-        kept=[1],
-    )
-
-
-def _patch(meta: Mapping[str, Number]) -> Tiles:
-    bx, by = meta["block_size_x"], meta["block_size_y"]
-    return Tiles(
-        {"y": by * meta["tile_size_y"], "x": bx * meta["tile_size_x"], "i": 15.0, "j": 15.0},
-        warps=np.ceil(bx * by / 32),
-        threads={"x": bx, "y": by},
-        direct={0: 1.0 - meta["use_shmem"]},
-    )
-
-
-CONVOLUTION = Template(
-    "convolution",
-    _convolution,
-    _patch,
-    {
-        "block_size_x": tuple(range(16, 257, 16)),
-        "block_size_y": (1, 2, 4, 8, 16),
-        "tile_size_x": (1, 2, 3, 4),
-        "tile_size_y": (1, 2, 3, 4),
-        "read_only": (0, 1),
-        "use_padding": (0, 1),
-        "use_shmem": (0, 1),
-    },
-)
-IMAGE = {"height": 4096, "width": 4096}
+def convolution(gpu: str, target: str) -> tuple[Choices, dict[tuple[int, ...], float]]:
+    """Kernel Tuner's convolution of 4096 by 4096, and its measured seconds, of what was measured:
+    blocks of 1, 2, 4, 8 and 16 rows."""
+    launch = {"y": 4096, "x": 4096, "i": 15, "j": 15}
+    rows = (1, 2, 4, 8, 16)
+    whole = TEMPLATES["kernel_tuner.convolution"]
+    measured = replace(whole, parameters={**whole.parameters, "block_size_y": rows})
+    found = choices_of(measured, launch, target, fits)
+    seconds = sweep("convolution_a", gpu, found.names)
+    assert set(seconds) == set(map(tuple, found.rows.tolist()))
+    return found, seconds
 
 
 def fits(c: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Schedule
@@ -143,25 +143,27 @@ def choices_of(
     launch: Mapping[str, Any],
     target: str | Target,
     allowed: Allowed | None = None,
+    **held: int,
 ) -> Choices:
-    """Every configuration of a template for one launch: the product of its parameters, without
-    those that `allowed`, given the columns by name, says no to."""
-    count = prod(len(v) for v in template.parameters.values())
+    """Every configuration of a template for one launch, of those that it allows. `allowed`, given
+    the columns by name, may rule out more; `held` are parameters that keep one value."""
+    count = prod(len(v) for n, v in template.parameters.items() if n not in held)
     if not template.parameters or count > MOST:
         raise UsageError(
             f"{template.name}: {count:,} configurations, or none to choose from",
             expected=f"parameters with up to {MOST:,} products of values",
             fix="give fewer values: replace(template, parameters=...)",
         )
-    grids = np.meshgrid(*map(np.asarray, template.parameters.values()), indexing="ij")
-    rows = np.stack([g.reshape(-1) for g in grids], axis=1).astype(np.int64)
-    names = tuple(template.parameters)
+    kernel = template.kernel(launch)
+    columns = template.space(kernel, **held)
+    names = tuple(columns)
+    rows = np.stack(list(columns.values()), axis=1)
     if allowed is not None:
-        rows = rows[np.asarray(allowed(_columns(names, rows)), bool)]
+        rows = rows[np.broadcast_to(np.asarray(allowed(columns), bool), len(rows))]
     if not len(rows):
         raise UsageError(f"{template.name}: no configuration is allowed", fix="look at `allowed`")
-    tiles = template.tiles({n: c.astype(float) for n, c in _columns(names, rows).items()})
-    return _choices(template.kernel(launch), target, names, rows, tiles)
+    tiles = template.tiles({n: rows[:, i].astype(float) for i, n in enumerate(names)})
+    return _choices(kernel, target, names, rows, tiles)
 
 
 def choices(kernel: Kernel, target: str | Target) -> Choices:
@@ -184,16 +186,10 @@ def _choices(
     return Choices(kernel, device, names, rows, tiles, space.predict(kernel, tiles, device))
 
 
-def _columns(names: tuple[str, ...], rows: Ints) -> dict[str, Ints]:
-    return {n: rows[:, i] for i, n in enumerate(names)}
-
-
 def _parts(tiles: Tiles) -> dict[str, Number]:
     """The numbers of tiles by the names that a schedule's text has for them, those that vary."""
     plain = ("stages", "warps", "split", "group", "unroll")
     found: dict[str, Number] = dict(tiles.dims) | {n: getattr(tiles, n) for n in plain}
-    found |= {f"threads.{d}": n for d, n in tiles.threads.items()}
-    found |= {f"vector.{d}": n for d, n in tiles.vector.items()}
-    found |= {f"direct.{i}": n for i, n in tiles.direct.items()}
+    found |= {f"{p}.{of}": n for p in PARTS for of, n in getattr(tiles, p).items()}
     varied = {name: n for name, n in found.items() if len(np.unique(n)) > 1}
     return varied or dict(tiles.dims)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,9 +140,29 @@ def interval(e: Expression, free: Mapping[str, int]) -> Interval:
 
 def distinct(e: Expression, free: Sequence[Loop]) -> int:
     """How many different numbers an expression takes while these loops run and others stand."""
-    at = np.indices([loop.extent for loop in free]).reshape(len(free), -1)
-    found = _at(e, {loop.name: at[i] for i, loop in enumerate(free)})
-    return len(np.unique(found))
+    return lying(e, free).places
+
+
+class Lying(NamedTuple):
+    """How threads lie along a variable: how many places they have, which thread is the first that
+    has another than thread 0 (of no use where there is one place), and how far apart that is."""
+
+    places: int
+    first: int
+    step: int
+
+
+def lying(e: Expression, free: Sequence[Loop]) -> Lying:
+    """How the threads of these loops lie along a variable; the last loop's are neighbours."""
+    extents = [loop.extent for loop in free]
+    at = np.indices(extents).reshape(len(extents), prod(extents))
+    ids = {loop.name: at[i] for i, loop in enumerate(free)}
+    found = np.broadcast_to(np.asarray(_at(e, ids)), prod(extents))
+    others = np.flatnonzero(found != found[0])
+    if not len(others):
+        return Lying(1, len(found), 0)
+    first = int(others[0])
+    return Lying(len(np.unique(found)), first, abs(int(found[first] - found[0])))
 
 
 def _at(e: Expression, values: Mapping[str, Any]) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
 
 from gpuir.cost.nest import Tiles
 from gpuir.tune.kernels import Kernel, nest
-from gpuir.tune.loops import Access, Expression, Loop, Statement, distinct
+from gpuir.tune.loops import Access, Expression, Loop, Statement, distinct, lying
 from gpuir.tune.space import Floats
 
 _KINDS = {0: "serial", 1: "parallel", 2: "vector", 3: "unrolled"}
@@ -207,24 +208,33 @@ def read_tile(mod: Any, main: str, kernel: Kernel) -> dict[str, Any]:
             step = d + 1
             break
     bound = [x for x in s.loops if x.kind.startswith("threadIdx")]
-    threads = {v: distinct(e, bound) if bound else 1 for v, e in s.variables.items()}
+    lie = {v: lying(e, bound) for v, e in s.variables.items()}
+    threads = {v: lie[v].places for v in sorted(lie, key=lambda v: lie[v].first)}
     dims = {v: s.spans[v][step if v in s.reduced else first] for v in s.variables}
     copies = {a.buffer: c for c in found for a in c.accesses if a.writes and a.scope == "shared"}
     reads = [a for a in s.accesses if not a.writes]
+    count = prod(x.extent for x in bound)
     vector: dict[str, int] = {}
-    for a in reads:
+    fetch: dict[int, int] = {}
+    for i, a in enumerate(reads):
         copy = copies.get(a.buffer)
-        wide = [x.extent for x in copy.loops if x.kind == "vector"] if copy else []
-        if wide and a.axes and a.axes[-1]:
-            vector[a.axes[-1][-1][1]] = wide[-1]
+        if copy is None or not (a.axes and a.axes[-1]):
+            continue
+        wide = prod(x.extent for x in copy.loops if x.kind == "vector")
+        row = prod(dims[v] for _, v in a.axes[-1])
+        fetch[i] = max(min(count, row // wide), 1)  # copies go along rows
+        if wide > 1:
+            vector[a.axes[-1][-1][1]] = wide
     inner = [dims[v] for v in s.variables if v in s.reduced]
     return {
         "dims": dims,
-        "warps": max(-(-int(np.prod([x.extent for x in bound] or [1])) // 32), 1),
-        "unroll": max(min(s.unrolls, int(np.prod(inner or [1]))), 1),
+        "warps": max(ceil(count / 32), 1),
+        "unroll": max(min(s.unrolls, prod(inner)), 1),
         "threads": threads,
         "vector": vector,
+        "strided": {v: int(lie[v].step == 1 and dims[v] > n > 1) for v, n in threads.items()},
         "direct": {i: int(a.scope != "shared") for i, a in enumerate(reads)},
+        "fetch": fetch,
     }
 
 
@@ -233,7 +243,7 @@ def _moves_a_sum(s: Statement, loop: Loop) -> bool:
 
 
 def tiles_of(rows: Sequence[Mapping[str, Any]]) -> Tiles:
-    """Many tiles in arrays."""
+    """Many tiles in arrays, whose threads lie in one order."""
 
     def column(part: str, key: Any, default: float) -> Floats:
         return np.array([float(r[part].get(key, default)) for r in rows])

@@ -74,22 +74,24 @@ class Guess:
         return seconds, np.log(np.maximum([terms[name] for name in TERMS], FASTEST_S))
 
     def _gpu(self, mods: Sequence[Any]) -> tuple[Floats, Floats]:
-        rows: dict[int, dict[str, Any]] = {}
-        if self.kernel is not None:
-            for i, mod in enumerate(mods):
-                try:
-                    rows[i] = read_tile(mod, self.main, self.kernel)
-                except Unread:
-                    continue
         seconds = np.full(len(mods), np.inf)
-        if not rows or self.kernel is None:
+        if self.kernel is None:
             return seconds, np.zeros((len(mods), 1))
-        tiles, places = tiles_of(list(rows.values())), list(rows)
-        seconds[places] = space.predict(self.kernel, tiles, self.target).time_s
-        columns = [*tiles.dims.values(), *tiles.threads.values(), tiles.unroll]
-        features = np.zeros((len(mods), len(columns)))
-        features[places] = np.log2(np.stack(np.broadcast_arrays(*columns), axis=1))
-        return seconds, features
+        rows: dict[int, dict[str, Any]] = {}
+        for i, mod in enumerate(mods):
+            with suppress(Unread):
+                rows[i] = read_tile(mod, self.main, self.kernel)
+        features: dict[int, Floats] = {}
+        for order in {tuple(row["threads"]) for row in rows.values()}:
+            places = [i for i, row in rows.items() if tuple(row["threads"]) == order]
+            tiles = tiles_of([rows[i] for i in places])
+            seconds[places] = space.predict(self.kernel, tiles, self.target).time_s
+            columns = [m[d] for m in (tiles.dims, tiles.threads) for d in sorted(m)]
+            points = np.log2(np.stack(np.broadcast_arrays(*columns, tiles.unroll), axis=1))
+            features |= dict(zip(places, points, strict=True))
+        dims = len(self.kernel.work.dims)
+        blank = np.zeros(2 * dims + 1)  # tile and threads along each, and the unrolling
+        return seconds, np.array([features.get(i, blank) for i in range(len(mods))])
 
     def corrected(self, mods: Sequence[Any]) -> Floats:
         """Logarithms of the seconds of each."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tuned_kernels import CONVOLUTION, IMAGE, fits, made_up, product, sweep, write_cache
+from tuned_kernels import convolution, made_up, product, write_cache
 
 import gpuir
 from gpuir.ir.errors import UsageError
-from gpuir.tune.choices import Choices, choices_of
+from gpuir.tune.choices import Choices
 from gpuir.tune.kernel_tuner import allows, best, parameters, strategy
 
 kernel_tuner = pytest.importorskip("kernel_tuner", reason="needs gpuir[kernel-tuner]")
@@ -106,8 +106,7 @@ def test_the_best_is_a_schedule(tmp_path: Path):
 
 def test_a_measured_sweep_replayed(tmp_path: Path):
     """Convolution of 4096 by 4096 on an A100, configurations that fail among them."""
-    found = choices_of(CONVOLUTION, IMAGE, "a100-pcie-40gb", fits)
-    seconds = sweep("convolution_a", "A100-PCIE-40GB", found.names)
+    found, seconds = convolution("A100-PCIE-40GB", "a100-pcie-40gb")
     results = tuned(found, seconds, tmp_path, 60, strategy=strategy(found, seed=0))
     assert len(results) == 60
     assert fastest(results) < 2.0 * min(seconds.values())  # the median is 3.3 times the best

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tuned_kernels import CONVOLUTION, IMAGE, fits, made_up, product, sweep
+from tuned_kernels import convolution, made_up, product
 
 import gpuir
 from gpuir.ir.errors import UsageError
-from gpuir.tune.choices import Choices, choices_of
+from gpuir.tune.choices import Choices
 from gpuir.tune.optuna import distributions, enqueue, measured, sampler, suggest
 
 optuna = pytest.importorskip("optuna", reason="needs gpuir[tune]")
@@ -95,8 +95,6 @@ def test_bad_input_is_said():
 
 def test_a_measured_sweep_replayed():
     """Convolution of 4096 by 4096 on an A100, configurations that fail among them."""
-    found = choices_of(CONVOLUTION, IMAGE, "a100-pcie-40gb", fits)
-    seconds = sweep("convolution_a", "A100-PCIE-40GB", found.names)
-    assert set(seconds) == set(map(tuple, found.rows.tolist()))
+    found, seconds = convolution("A100-PCIE-40GB", "a100-pcie-40gb")
     best = tuned(found, seconds, sampler(found, seed=0), 40).best_value
     assert best < 2.0 * min(seconds.values())  # the median is 3.3 times the best

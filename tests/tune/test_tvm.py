@@ -91,7 +91,8 @@ def test_the_tile_of_a_schedule():
     kernel, main = read_kernel(product())
     tile = read_tile(for_a_gpu(), main, kernel)
     assert tile["dims"] == {"a": 64, "b": 128, "c": 16}
-    assert tile["threads"] == {"a": 8, "b": 16, "c": 1} and tile["warps"] == 4
+    assert list(tile["threads"].items()) == [("b", 16), ("a", 8), ("c", 1)] and tile["warps"] == 4
+    assert tile["strided"] == {"a": 0, "b": 0, "c": 0} and tile["fetch"] == {0: 4, 1: 32}
     assert tile["vector"] == {"c": 4, "b": 4} and tile["direct"] == {0: 0, 1: 0}
     assert tile["unroll"] == 16  # of the 16 steps of r
     tiles = tiles_of([tile, read_tile(for_a_gpu(2, 0), main, kernel)])
@@ -100,7 +101,7 @@ def test_the_tile_of_a_schedule():
 
 def test_a_schedule_as_text():
     text = gpuir.show(schedule_of(product(), for_a_gpu(), "h100-sxm"))
-    assert "%c: tile(a=64, b=128, c=16; stages=1, warps=4, unroll=16, threads.a=8" in text
+    assert "%c: tile(a=64, b=128, c=16; stages=1, warps=4, unroll=16, threads.b=16" in text
     with pytest.raises(UsageError, match="no tile") as e:
         schedule_of(product(), product(), "h100-sxm")
     assert "no loop is bound to blocks" in str(e.value)
