@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -168,12 +169,16 @@ def test_artifacts_lie_in_folders_of_their_own(tmp_path: Path):
     folders = {p.parent for p in paths}
     assert len(folders) == len(paths) and all(f.parent == tmp_path / "artifacts" for f in folders)
     assert all(list(p.parent.iterdir()) == [p] for p in paths)
+    shutil.rmtree(paths[0].parent)  # as TVM's RemoveBuildArtifact does
+    assert [p.exists() for p in paths] == [False] + [True] * (len(paths) - 1)
+    paths[0].parent.mkdir()
+    paths[0].write_text("1.0")
     futures = runner()._inst.run([SimpleNamespace(artifact_path=str(p)) for p in paths])
     kernel, main = read_kernel(product())
     expected = gpuir.predict(
         kernel, tiles_of([read_tile(m, main, kernel) for m in mods]), "h100-sxm"
     )
-    wanted = [t for t in expected.time_s.tolist() if np.isfinite(t)]
+    wanted = [1.0, *(t for t in expected.time_s.tolist()[1:] if np.isfinite(t))]
     assert [float(f.result().run_secs[0]) for f in futures] == wanted
 
 
