@@ -25,8 +25,9 @@ class Template:
     """A kernel with meta-parameters.
 
     `kernel` makes the kernel from what a launch is given, by name; `tile` the tiles from the
-    meta-parameters. `parameters` are their usual values, which is the space that a tuner searches,
-    without what the kernel's own text rules out: `allows` says which values (arrays) it can take.
+    meta-parameters. `parameters` are their usual values, the most usual first: the space that a
+    tuner searches, without what the kernel's own text rules out. `allows` says which values
+    (arrays) it can take.
     """
 
     name: str
