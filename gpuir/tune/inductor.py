@@ -260,7 +260,7 @@ def _kept(configs: Sequence[Any], op: str, seen: Seen, judged: Any) -> list[Any]
         cost = generated.cost_of(work.work, tile_at(tiles, 0), seen.target)
         if cost.unseen:
             raise UsageError(f"unseen {' '.join(cost.unseen)}")
-        places = keep(predict(work, tiles, seen.target).time_s, tiles, seen.top)
+        places = keep(predict(work, tiles, seen.target).time_s, seen.top)
         if not places:
             raise UsageError(f"none can run on {seen.target.name}")
         found = [configs[i] for i in sorted(places)]

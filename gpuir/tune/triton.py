@@ -69,7 +69,7 @@ def prune(
     found = predict(kernel, tiles, device)
     found = _only(found, known.allows(kernel, meta))
     most = top if isinstance(top, int) else max(1, int(len(configs) * top))
-    places = keep(found.time_s, tiles, most)
+    places = keep(found.time_s, most)
     rest = tuple(c for c in configs if not _is_plain(c))
     return Pruned((*(judged[i] for i in places), *rest), found, judged, worst_loss(found, places))
 
@@ -89,7 +89,7 @@ def pruner(
 
     Dropped is what cannot run on the target; of the rest the fastest predicted are kept, and beside
     them, as one in four of `top`, a safety set (`gpuir.tune.keep`): the first configuration of the
-    list that can run, and the fastest of each block shape that is most unlike those kept. What a
+    list that can run, and others spread over the order of prediction down to the slowest. What a
     wrong prediction can cost is bounded so:
 
     - Triton still measures all that is kept, so the result is never slower than the first
@@ -151,7 +151,7 @@ def to_configs(
     meta = known.space(kernel, **held)
     tiles = _pipelined(known.tiles(meta), device)
     configs: list[Any] = []
-    for place in keep(predict(kernel, tiles, device).time_s, tiles, top):
+    for place in keep(predict(kernel, tiles, device).time_s, top):
         values = {p: int(column[place]) for p, column in meta.items()}
         launch = {p: values.pop(p) for p in OF_CONFIG if p in values}
         configs.append(triton.Config(values, **launch))

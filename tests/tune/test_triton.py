@@ -93,10 +93,11 @@ def test_what_is_dropped_has_a_reason(triton: Any):
     assert all(re.search(r"shared memory|registers", why) for _, why in found.dropped)
 
 
-def test_shapes_unlike_the_best_are_among_them(triton: Any):
+def test_what_is_predicted_to_be_slow_is_among_them(triton: Any):
+    """One in four is kept whatever was predicted: here the first given, and one of the middle."""
     found = prune(matmul_configs(triton), launch(), "matmul", "a100", top=8)
-    shapes = [tuple(c.kwargs.values())[:2] for c in found.kept]
-    assert max(max(a) for a in shapes) >= 4 * min(min(a) for a in shapes)
+    rank = {id(found.judged[i]): r for r, i in enumerate(found.found.order.tolist())}
+    assert max(rank[id(c)] for c in found.kept) > 20
 
 
 def test_a_share_may_be_kept(triton: Any):
