@@ -71,7 +71,8 @@ def enable(target: str | Target, *, top: int = 8, reductions: bool = False) -> S
 
     ATen's and other libraries' kernels always stay in the race, and so does every configuration
     where gpuir does not know the template, the shapes, or says that it has seen nothing like it
-    (`Cost.unseen`). The one that Inductor names first is among what is left.
+    (`Cost.unseen`). Of attention, which no library has, the one that Inductor takes without tuning
+    is among what is left.
 
     `reductions` also fixes the blocks of reductions, where max-autotune is on. Inductor has no list
     of these to filter: one prediction decides, and nothing is measured. Off unless asked for.
@@ -143,8 +144,13 @@ def _filtering(before: Any, seen: Seen) -> Any:
         return shorter
 
     def flex(self: Any, head_dim: int, dtype: Any, device_type: str | None = "cuda") -> Any:
+        import torch._inductor.config as config
+
         configs = base.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
-        return attentions(configs, device_type, seen)
+        settings: Any = config
+        with settings.patch(max_autotune=False):
+            usual = base.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
+        return attentions(configs, usual, device_type, seen)
 
     def kernel_kwargs(self: Any, cls: Any, features: Any, groups: Any, given: Any) -> Any:
         given = base.triton_kernel_kwargs(self, cls, features, groups, given)
@@ -200,8 +206,10 @@ def convolutions(configs: list[Any], device_type: str | None, seen: Seen) -> lis
     return _kept(configs, "convolution", seen, judged)
 
 
-def attentions(configs: list[Any], device_type: str | None, seen: Seen) -> list[Any]:
-    """The configurations to compile of flexible attention, forward."""
+def attentions(
+    configs: list[Any], usual: list[Any], device_type: str | None, seen: Seen
+) -> list[Any]:
+    """The configurations to compile of flexible attention, forward, the usual ones among them."""
     if device_type != "cuda":
         return configs
 
@@ -211,7 +219,8 @@ def attentions(configs: list[Any], device_type: str | None, seen: Seen) -> list[
         dims = {"b": 1.0, "h": 1.0, "s": columns["block_m"], "d": columns["block_n"]}
         return _attention(), Tiles(dims, stages=columns["num_stages"], warps=columns["num_warps"])
 
-    return _kept(configs, "flex_attention", seen, judged)
+    places = [i for i, c in enumerate(configs) if c in usual]
+    return _kept(configs, "flex_attention", seen, judged, places)
 
 
 def fixed_rows(features: Any, groups: Any, given: dict[str, Any], seen: Seen) -> dict[str, Any]:
@@ -251,7 +260,9 @@ def fixed_rows(features: Any, groups: Any, given: dict[str, Any], seen: Seen) ->
     return {**given, "fixed_config": FixedTritonConfig(blocks)}
 
 
-def _kept(configs: Sequence[Any], op: str, seen: Seen, judged: Any) -> list[Any]:
+def _kept(
+    configs: Sequence[Any], op: str, seen: Seen, judged: Any, usual: Sequence[int] = ()
+) -> list[Any]:
     """The configurations that are left, in their order; all, where gpuir cannot say."""
     seen.offered[op] += len(configs)
     found = list(configs)
@@ -260,7 +271,7 @@ def _kept(configs: Sequence[Any], op: str, seen: Seen, judged: Any) -> list[Any]
         cost = generated.cost_of(work.work, tile_at(tiles, 0), seen.target)
         if cost.unseen:
             raise UsageError(f"unseen {' '.join(cost.unseen)}")
-        places = keep(predict(work, tiles, seen.target).time_s, seen.top)
+        places = keep(predict(work, tiles, seen.target).time_s, seen.top, usual)
         if not places:
             raise UsageError(f"none can run on {seen.target.name}")
         found = [configs[i] for i in sorted(places)]

@@ -11,12 +11,13 @@ from gpuir.tune.space import Floats, Predictions
 SAFE = 4  # one in so many of what is kept is there whatever was predicted
 
 
-def keep(time_s: Floats, top: int) -> list[int]:
+def keep(time_s: Floats, top: int, usual: Sequence[int] | None = None) -> list[int]:
     """Places of at most `top` configurations to measure, the fastest predicted first.
 
     Those whose time is infinite are left out. Of `top`, one in `SAFE` (one at least, where `top` is
-    2 or more) is a safety set: the first of all that can run, as people put first what usually does
-    well; then, of what is left in the order of prediction, the middle one of equal parts.
+    2 or more) is a safety set: the `usual` ones, in place of which the first of all that can run is
+    taken, as people put first what usually does well; then, of what is left in the order of
+    prediction, the middle one of equal parts.
 
     Measured (validation/safety.py) on sweeps of a matrix product and a convolution, 288
     configurations at a time, 8 of them kept: the fastest kept took 1.07 and 1.08 times the fastest
@@ -28,8 +29,9 @@ def keep(time_s: Floats, top: int) -> list[int]:
         return order
     safe = max(top // SAFE, 1) if top > 1 else 0
     kept = set(order[: top - safe])
-    if safe:
-        kept.add(min(order))
+    for i in [min(order)] if usual is None else usual:
+        if i in order and len(kept) < top and safe:
+            kept.add(i)
     rest = [i for i in order if i not in kept]
     parts = np.array_split(np.array(rest), top - len(kept)) if top > len(kept) else []
     kept |= {int(part[len(part) // 2]) for part in parts}

@@ -101,6 +101,26 @@ def test_fewer_configurations_are_compiled(tool: Any, name: str):
     assert f"{op}: {after.total()} of {before.total()}" in str(seen)
 
 
+def test_attention_without_tuning_is_among_what_is_compiled(tool: Any):
+    from torch._inductor.choices import InductorChoices
+
+    from validation.agreement.inductor import pretended_gpu
+
+    with pretended_gpu():
+        usual = InductorChoices().get_flex_attention_fwd_configs(64, torch.half)
+    assert len(usual) == 1
+    lists: list[list[Any]] = []
+    real = inductor._kept
+
+    def spy(*given: Any) -> Any:
+        lists.append(real(*given))
+        return lists[-1]
+
+    with mock.patch.object(inductor, "_kept", spy), enabled("a100", top=2):
+        tool.compiled(Flexible().half(), CASES["attention"][1])
+    assert usual[0] in lists[0] and len(lists[0]) == 2
+
+
 @pytest.mark.slow
 def test_an_encoder_of_hugging_face(tool: Any):
     pytest.importorskip("transformers", reason="needs gpuir[hf]")
@@ -133,8 +153,7 @@ def test_numbers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert torch.allclose(plain, model(x), atol=1e-5)
 
 
-def test_what_is_kept_has_the_fastest_and_the_first(tool: Any):
-    """Of a product, the configuration predicted fastest and Inductor's own first are left."""
+def test_what_is_left_keeps_its_order(tool: Any):
     lists: list[tuple[list[Any], list[Any]]] = []
     real = inductor._kept
 
@@ -193,7 +212,7 @@ def test_another_device_stays():
     choices = [choice("mm", **BLOCK) for _ in range(5)]
     assert inductor.products(choices, inputs, "mm", seen_by()) == choices
     assert inductor.convolutions([1, 2, 3], "cpu", seen_by()) == [1, 2, 3]
-    assert inductor.attentions([1, 2, 3], "cpu", seen_by()) == [1, 2, 3]
+    assert inductor.attentions([1, 2, 3], [], "cpu", seen_by()) == [1, 2, 3]
 
 
 def test_where_nothing_can_run_nothing_is_dropped():

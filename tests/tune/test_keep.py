@@ -26,6 +26,14 @@ def test_the_others_are_spread_over_the_whole_order():
     assert keep(np.arange(40.0), 16) == [*range(12), 12 + 3, 19 + 3, 26 + 3, 33 + 3]
 
 
+def test_usual_ones_are_kept_in_place_of_the_first():
+    times = np.arange(20.0)[::-1]
+    assert keep(times, 8, [3]) == [19, 18, 17, 16, 15, 14, 7, 3]
+    assert 0 not in keep(times, 8, [])
+    infinite = np.array([np.inf, 4.0, 3.0, 2.0, 1.0])
+    assert keep(infinite, 2, [0]) == [4, 2]
+
+
 def test_one_place_is_the_fastest():
     assert keep(np.array([2.0, 1.0, 3.0]), 1) == [1]
 
