@@ -1,0 +1,220 @@
+"""What measurements of tiles teach the prediction of others: an `Observed` model.
+
+The logarithm of measured over predicted seconds is a Gaussian process over kernels and tiles
+(Rasmussen, Williams, Gaussian Processes for Machine Learning, 2006, section 2.2). Before there are
+measurements it is as wide as the predictor's own interval; each narrows it, most for tiles that are
+alike. `cost.kriging` is such a process over curves of collectives, and `cost.local` over shapes
+alone; here tiles are compared as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost import local
+from gpuir.cost.nest import Tiles
+from gpuir.cost.work import Work
+from gpuir.ir.errors import UsageError
+from gpuir.ir.notes import Tile
+from gpuir.targets.target import Target
+from gpuir.tune.kernels import Kernel
+from gpuir.tune.legal import check
+from gpuir.tune.space import Predictions, device_of, predict
+
+KNOBS = ("stages", "warps", "split", "group", "unroll")
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution lie, each way
+# Shares of the variance, assumed: what all kernels on a target have in common, what those of a kind
+# do, what tiles share that are alike in a kernel alike, widely and narrowly, and what a measurement
+# is off by itself.
+COMMON, KIND, WIDE, NARROW, ALONE = 0.25, 0.15, 0.30, 0.20, 0.10
+WIDE_REACH, NARROW_REACH = 4.0, 1.5  # in doublings of a tile's numbers; of a kernel's, twice that
+KERNEL = 0.5
+# How many measurements the predictor's own interval counts for, where they tell how far off it is.
+PRIOR = 4.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A measurement of a tile: of which kernel, by its kind and its columns (`cost.local`), the
+    logarithm of measured over predicted, and the standard deviation that was expected of it."""
+
+    kind: str
+    columns: tuple[tuple[str, float], ...]
+    tile: Tile
+    error: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Predictions for one target, corrected by measurements of tiles there.
+
+    `observe` gives a new model that knows one more; this one stays as it is. `predict` is as
+    `gpuir.predict`.
+    """
+
+    target: Target
+    seen: tuple[Observation, ...] = ()
+
+    def observe(self, kernel: Kernel, tile: Tile, seconds: float) -> Observed:
+        """The model that also knows what a tile of a kernel was measured to take.
+
+        UsageError for no positive time, and for a tile that the target cannot run.
+        """
+        if not (np.isfinite(seconds) and seconds > 0):
+            raise UsageError(
+                f"a measurement of {kernel.name} is no time",
+                expected="seconds, more than 0",
+                found=f"{seconds!r}",
+                fix="leave out measurements that failed",
+            )
+        check(kernel.work, tile, self.target, kernel.name)
+        found = predict(kernel, Tiles.of(tile, kernel.work), self.target)
+        time_s, low_s, high_s = (float(t[0]) for t in (found.time_s, found.low_s, found.high_s))
+        return self.learn(
+            Observation(
+                local.label(kernel.work),
+                _columns(kernel.work),
+                tile,
+                float(np.log(seconds / time_s)),
+                deviation(low_s, high_s),
+            )
+        )
+
+    def learn(self, *more: Observation) -> Observed:
+        """The model that also knows these."""
+        return replace(self, seen=(*self.seen, *more))
+
+    def predict(
+        self, kernel: Kernel, tiles: Tiles | None = None, target: str | Target = ""
+    ) -> Predictions:
+        """Seconds of many tiles of one kernel, corrected; of the library's own kernels, as they
+        are. UsageError for another target than the model's."""
+        plain = predict(kernel, tiles, target or self.target)
+        if tiles is None or not self.seen:
+            return plain
+        if (device := device_of(kernel, target or self.target)) != self.target:
+            raise UsageError(
+                "the measurements are of another target",
+                expected=self.target.name,
+                found=device.name,
+                fix=f"Observed(load_target({device.name!r})), a model for each target",
+            )
+        mean, share = self._correction(kernel.work, tiles, len(plain))
+        before = np.where(plain.legal.ok, plain.time_s, 1.0)
+        low_s, high_s = (np.where(plain.legal.ok, t, 1.0) for t in (plain.low_s, plain.high_s))
+        wide = np.log(high_s / low_s) / (2 * TAIL)
+        after = before * np.exp(wide * mean)
+        down = after * (low_s / before) ** share
+        up = after * (high_s / before) ** share
+        fits = plain.legal.ok
+        after, down, up = (np.where(fits, t, np.inf) for t in (after, down, up))
+        return Predictions(after, down, up, plain.legal)
+
+    def _correction(self, work: Work, tiles: Tiles, count: int) -> tuple[Array, Array]:
+        """Of each tile the mean of its error, and the width of its interval, both as shares of the
+        standard deviation that the predictor expects."""
+        inverse, weights, scale = self._fitted
+        mine = dict(_columns(work))
+        found = np.full((count, len(self.seen)), COMMON)
+        if known := self._kinds.get(local.label(work)):
+            here = _places(mine, tiles, count)
+            found[:, known.which] += _alike(known.points(here), known.points(known.places))
+        left = 1.0 - np.einsum("ij,jk,ik->i", found, inverse, found)
+        return found @ weights, np.sqrt(np.maximum(left, ALONE) * scale)
+
+    @cached_property
+    def _fitted(self) -> tuple[Array, Array, float]:
+        """The inverse of the observations' covariance, their weights, and by how much errors are
+        larger than expected (Gelman et al., Bayesian Data Analysis, 2013, section 3.3: the scale of
+        a normal distribution, with the predictor's own interval as `PRIOR` observations). Where
+        they are smaller nothing follows: a search measures tiles that are alike."""
+        n = len(self.seen)
+        alike = np.full((n, n), COMMON) + ALONE * np.eye(n)
+        for known in self._kinds.values():
+            at = known.points(known.places)
+            alike[np.ix_(known.which, known.which)] += _alike(at, at)
+        inverse = np.asarray(np.linalg.inv(alike), float)
+        errors = np.array([x.error / x.deviation for x in self.seen])
+        scale = max(1.0, (PRIOR + float(errors @ inverse @ errors)) / (PRIOR + n))
+        return inverse, np.asarray(inverse @ errors, float), scale
+
+    @cached_property
+    def _kinds(self) -> dict[str, Known]:
+        """The observations by kind of kernel."""
+        kinds = dict.fromkeys(x.kind for x in self.seen)
+        return {kind: Known.of(self.seen, kind) for kind in kinds}
+
+
+@dataclass(frozen=True)
+class Known:
+    """Observations of one kind of kernels: which they are, and their numbers by name, logarithms
+    to base 2, an entry for each."""
+
+    which: Any
+    places: Mapping[str, Array]
+
+    @staticmethod
+    def of(seen: Sequence[Observation], kind: str) -> Known:
+        which = [i for i, x in enumerate(seen) if x.kind == kind]
+        rows = [_places(dict(seen[i].columns), _tiles(seen[i].tile), 1) for i in which]
+        names = dict.fromkeys(name for row in rows for name in row)
+        none = np.zeros(1)
+        places = {n: np.concatenate([row.get(n, none) for row in rows]) for n in names}
+        return Known(np.array(which), places)
+
+    def points(self, places: Mapping[str, Array]) -> Array:
+        """Places as vectors, of the names that are known of observations; what has no such number
+        has 1 of it."""
+        count = len(next(iter(places.values())))
+        none = np.zeros(count)
+        return np.stack([places.get(name, none) for name in self.places], axis=-1)
+
+
+def deviation(low_s: float, high_s: float) -> float:
+    """The standard deviation of the logarithm of times of which 80 % lie between two."""
+    return float(np.log(high_s / low_s) / (2 * TAIL))
+
+
+def _columns(work: Work) -> tuple[tuple[str, float], ...]:
+    return tuple((name, float(n)) for name, n in local.columns(work).items())
+
+
+def _tiles(tile: Tile) -> Tiles:
+    """The tile's own numbers, whatever kernel it is of."""
+    plain = (tile.stages, tile.warps, tile.split, tile.group, tile.unroll)
+    return Tiles(
+        {d: float(n) for d, n in tile.dims},
+        *map(float, plain),
+        threads={d: float(n) for d, n in tile.threads},
+        vector={d: float(n) for d, n in tile.vector},
+        direct=dict.fromkeys(tile.direct, 1.0),
+    )
+
+
+def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str, Array]:
+    """What tiles of one kernel are compared by: the logarithms to base 2 of their numbers, and of
+    the kernel's columns. Along what a tile does not cut it is as long as the kernel."""
+    whole = {d: n for d, n in columns.items() if d not in ("bytes", "flops", "ops")}
+    numbers: dict[str, Any] = {f"tile {d}": tiles.dims.get(d, n) for d, n in whole.items()}
+    numbers |= {name: getattr(tiles, name) for name in KNOBS}
+    numbers |= {f"threads {d}": n for d, n in tiles.threads.items()}
+    numbers |= {f"vector {d}": n for d, n in tiles.vector.items()}
+    numbers |= {f"direct {i}": 1.0 + n for i, n in tiles.direct.items()}
+    found = {name: np.log2(np.maximum(n, 1.0)) for name, n in numbers.items()}
+    found |= {f"kernel {c}": KERNEL * np.log2(np.maximum(n, 1.0)) for c, n in columns.items()}
+    return {name: np.broadcast_to(n, (count,)) for name, n in found.items()}
+
+
+def _alike(here: Array, there: Array) -> Array:
+    """What errors of tiles of one kind of kernels have in common, beside what all have."""
+    apart = np.sum((here[:, None, :] - there[None, :, :]) ** 2, axis=-1)
+    wide = WIDE * np.exp(-0.5 * apart / WIDE_REACH**2)
+    return KIND + wide + NARROW * np.exp(-0.5 * apart / NARROW_REACH**2)
