@@ -32,6 +32,12 @@ def kernel_text(work: Work) -> str:
     return f"{local.label(work)}.{local.point(local.columns(work))}"
 
 
+def columns_in(text: str) -> tuple[str, dict[str, float]]:
+    """The kind and the columns that `kernel_text` wrote."""
+    kind, _, point = text.partition(".")
+    return kind, local.columns_of(point)
+
+
 def target_key(target: Target) -> str:
     """A hash of a target's numbers, and of the device whose constants it has."""
     numbers = {f.name: getattr(target, f.name) for f in fields(target) if f.name not in WORDS}

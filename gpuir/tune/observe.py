@@ -24,7 +24,7 @@ from gpuir.ir.notes import Tile
 from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.legal import check
-from gpuir.tune.space import Predictions, device_of, predict
+from gpuir.tune.space import Predictions, device_of, predict, ranked
 
 KNOBS = ("stages", "warps", "split", "group", "unroll")
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -51,6 +51,19 @@ class Observation:
     error: float
     deviation: float
 
+    @staticmethod
+    def of(
+        kind: str,
+        columns: Mapping[str, float],
+        tile: Tile,
+        measured_s: float,
+        predicted_s: float,
+        interval_s: tuple[float, float],
+    ) -> Observation:
+        """From seconds: measured, predicted, and between what the predictor expected 80 %."""
+        error = float(np.log(measured_s / predicted_s))
+        return Observation(kind, tuple(columns.items()), tile, error, deviation(*interval_s))
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -76,17 +89,9 @@ class Observed:
                 fix="leave out measurements that failed",
             )
         check(kernel.work, tile, self.target, kernel.name)
-        found = predict(kernel, Tiles.of(tile, kernel.work), self.target)
-        time_s, low_s, high_s = (float(t[0]) for t in (found.time_s, found.low_s, found.high_s))
-        return self.learn(
-            Observation(
-                local.label(kernel.work),
-                _columns(kernel.work),
-                tile,
-                float(np.log(seconds / time_s)),
-                deviation(low_s, high_s),
-            )
-        )
+        x = ranked(kernel, tile, self.target)
+        kind, columns = local.label(kernel.work), _columns(kernel.work)
+        return self.learn(Observation.of(kind, columns, tile, seconds, x.time_s, x.interval_s))
 
     def learn(self, *more: Observation) -> Observed:
         """The model that also knows these."""
@@ -122,7 +127,7 @@ class Observed:
         """Of each tile the mean of its error, and the width of its interval, both as shares of the
         standard deviation that the predictor expects."""
         inverse, weights, scale = self._fitted
-        mine = dict(_columns(work))
+        mine = _columns(work)
         found = np.full((count, len(self.seen)), COMMON)
         if known := self._kinds.get(local.label(work)):
             here = _places(mine, tiles, count)
@@ -183,8 +188,8 @@ def deviation(low_s: float, high_s: float) -> float:
     return float(np.log(high_s / low_s) / (2 * TAIL))
 
 
-def _columns(work: Work) -> tuple[tuple[str, float], ...]:
-    return tuple((name, float(n)) for name, n in local.columns(work).items())
+def _columns(work: Work) -> dict[str, float]:
+    return {name: float(n) for name, n in local.columns(work).items()}
 
 
 def _tiles(tile: Tile) -> Tiles:

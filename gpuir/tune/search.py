@@ -22,9 +22,17 @@ from gpuir.ir.notes import Tile
 from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.legal import is_legal
-from gpuir.tune.space import Predictions, Ranked, candidates, device_of, predict, size, tile_at
+from gpuir.tune.space import (
+    Predict,
+    Predictions,
+    Ranked,
+    candidates,
+    device_of,
+    predict,
+    size,
+    tile_at,
+)
 
-Predict = Callable[[Kernel, Tiles], Predictions]
 Places = np.ndarray[Any, np.dtype[np.intp]]
 
 MANY = 200_000  # tiles: they take less than a second
@@ -65,6 +73,7 @@ def search(
     `predict` says how long tiles take: `gpuir.predict`, or that of an `Observed` model.
     """
     device = device_of(kernel, target)
+    kernel = replace(kernel, target=device)
     space, count = wider(kernel, device) if wide else usual(kernel, device)
     fitting = size(kernel.work, space) if count else 0
     name = choose(by, fitting)
@@ -202,7 +211,7 @@ def exhaustive(
 ) -> tuple[Places, Predictions]:
     """Every tile, or the first `tries` of them."""
     places = np.arange(min(size(kernel.work, tiles), tries))
-    return places, predict(kernel, _taken(kernel, tiles, places))
+    return places, _asked(kernel, tiles, places, predict)
 
 
 def beam(kernel: Kernel, tiles: Tiles, tries: int, predict: Predict) -> tuple[Places, Predictions]:
@@ -215,7 +224,7 @@ def beam(kernel: Kernel, tiles: Tiles, tries: int, predict: Predict) -> tuple[Pl
     front = np.unique(np.linspace(0, count - 1, min(4 * WIDTH, count, tries)).astype(np.intp))
     while len(front) and asked.sum() < tries:
         front = front[: tries - int(asked.sum())]
-        time_s[front] = predict(kernel, _taken(kernel, tiles, front)).time_s
+        time_s[front] = _asked(kernel, tiles, front, predict).time_s
         asked[front] = True
         near = grid.around(np.argsort(time_s, kind="stable")[:WIDTH])
         front = near[~asked[near]]
@@ -223,7 +232,7 @@ def beam(kernel: Kernel, tiles: Tiles, tries: int, predict: Predict) -> tuple[Pl
             others = np.flatnonzero(~asked)
             front = random.choice(others, min(WIDTH, len(others)), replace=False)
     places = np.flatnonzero(asked)
-    return places, predict(kernel, _taken(kernel, tiles, places))
+    return places, _asked(kernel, tiles, places, predict)
 
 
 def optuna(
@@ -255,16 +264,17 @@ def optuna(
         place = int(np.argmin(np.where(left, apart, np.inf)))
         left[place] = False
         asked.append(place)
-        found = predict(kernel, _taken(kernel, tiles, np.array([place])))
+        found = _asked(kernel, tiles, np.array([place]), predict)
         study.tell(trial, float(np.log(found.time_s[0])))
     places = np.array(sorted(asked), np.intp)
-    return places, predict(kernel, _taken(kernel, tiles, places))
+    return places, _asked(kernel, tiles, places, predict)
 
 
-def _taken(kernel: Kernel, tiles: Tiles, places: Places) -> Tiles:
-    """Some of the tiles, every number with an entry for each, so that they are counted rightly."""
+def _asked(kernel: Kernel, tiles: Tiles, places: Places, predict: Predict) -> Predictions:
+    """What some of the tiles are predicted to take."""
     count = size(kernel.work, tiles)
-    return tiles.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,))[places])
+    some = tiles.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,))[places])
+    return predict(kernel, some, "")
 
 
 # By name: the search, and how many tiles it asks about unless it is told.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,6 +69,9 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
     return Predictions(time_s, low_s, high_s, fits)
 
 
+Predict = Callable[[Kernel, "Tiles | None", "str | Target"], Predictions]  # as `predict`
+
+
 def device_of(kernel: Kernel, target: str | Target) -> Target:
     """The target that is named, or else the kernel's own; UsageError where there is none."""
     if isinstance(target, Target):
@@ -132,6 +136,15 @@ class Ranked:
     tile: Tile
     time_s: float
     interval_s: tuple[float, float]
+
+
+def ranked(
+    kernel: Kernel, tile: Tile, target: str | Target = "", predict: Predict = predict
+) -> Ranked:
+    """What one tile is predicted to take; infinite where it is not legal."""
+    found = predict(kernel, Tiles.of(tile, kernel.work), device_of(kernel, target))
+    interval_s = float(found.low_s[0]), float(found.high_s[0])
+    return Ranked(tile, float(found.time_s[0]), interval_s)
 
 
 def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> list[Ranked]:

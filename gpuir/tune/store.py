@@ -32,8 +32,7 @@ WAIT_S = 60.0  # for other processes, each of which writes for milliseconds
 TABLES = """
 create table if not exists results (
   kernel text, kernel_text text, target text, target_name text, predictor text, gpuir text,
-  tile text, predicted_s real, low_s real, high_s real, measured_s real, measured_by text,
-  at text,
+  tile text, predicted_s real, low_s real, high_s real, measured_s real, at text,
   primary key (kernel, target, predictor, tile)
 ) without rowid;
 create table if not exists searches (
@@ -51,7 +50,6 @@ class Result:
 
     kernel: str
     kernel_text: str
-    predictor: str
     tile: Tile
     time_s: float
     interval_s: tuple[float, float]
@@ -127,15 +125,15 @@ class Store:
 
     # -- measurements
 
-    def keep_measured(self, kernel: Kernel, predicted: Ranked, seconds: float, by: str) -> None:
-        """Keeps what a tile was measured to take, by whom, beside what was predicted."""
+    def keep_measured(self, kernel: Kernel, predicted: Ranked, seconds: float) -> None:
+        """Keeps what a tile was measured to take beside what was predicted."""
         place = (*self._place(kernel), self.predictor, predicted.tile.settings)
         with self._writing():
             self._keep(kernel, predicted)
             self._db.execute(
-                "update results set measured_s = ?, measured_by = ?, at = ?"
+                "update results set measured_s = ?, at = ?"
                 " where kernel = ? and target = ? and predictor = ? and tile = ?",
-                (seconds, by, _now(), *place),
+                (seconds, _now(), *place),
             )
 
     def measured(self, kernel: Kernel) -> dict[Tile, float]:
@@ -147,19 +145,17 @@ class Store:
         )
         return {tile_in(text): seconds for text, seconds in rows}
 
-    def results(self, kernel: Kernel, all_kernels: bool = False) -> list[Result]:
-        """What is known of a kernel on its target, or of all kernels there, by this predictor; in
-        the order in which it was found."""
-        place = self._place(kernel)
+    def results(self, target: str) -> list[Result]:
+        """What this version of the predictor is known to have said of a target, by its key, in the
+        order in which it was found."""
         rows = self._all(
-            "select kernel, kernel_text, predictor, tile, predicted_s, low_s, high_s, measured_s"
-            " from results where (kernel = ? or ?) and target = ? and predictor = ?"
-            " order by at, kernel, tile",
-            (place[0], all_kernels, place[1], self.predictor),
+            "select kernel, kernel_text, tile, predicted_s, low_s, high_s, measured_s from results"
+            " where target = ? and predictor = ? order by at, kernel, tile",
+            (target, self.predictor),
         )
         return [
-            Result(key, text, by, tile_in(tile), time_s, (low_s, high_s), measured_s)
-            for key, text, by, tile, time_s, low_s, high_s, measured_s in rows
+            Result(key, text, tile_in(tile), time_s, (low_s, high_s), measured_s)
+            for key, text, tile, time_s, low_s, high_s, measured_s in rows
         ]
 
     # -- what others wrote
