@@ -23,6 +23,7 @@ COMMANDS = (
     "mig",
     "opt",
     "schedule",
+    "tune",
     "targets",
     "clusters",
     "profiles",

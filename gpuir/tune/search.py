@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -94,12 +95,22 @@ def search(
 
 
 def choose(by: str, count: int) -> str:
-    """The name of a search for so many tiles; UsageError where there is none of that name."""
+    """The name of a search for so many tiles."""
+    check_search(by)
     if by == "auto":
         return "exhaustive" if count <= MANY else "beam"
-    if by not in SEARCHES:
-        raise UsageError(f"no search {by!r}", fix=nearest(by, ["auto", *SEARCHES]))
     return by
+
+
+def check_search(by: str) -> None:
+    """UsageError where there is no search of that name, or where its package is missing."""
+    if by not in ("auto", *SEARCHES):
+        raise UsageError(f"no search {by!r}", fix=nearest(by, ["auto", *SEARCHES]))
+    if by == "optuna" and find_spec("optuna") is None:
+        raise UsageError(
+            "the search 'optuna' needs the package optuna",
+            fix="pip install 'gpuir[tune]', or another search: exhaustive, beam",
+        )
 
 
 def plain(work: Work, tile: Tile) -> Tile:
@@ -241,14 +252,8 @@ def optuna(
     """Optuna's tree of Parzen estimators over the axes of the tiles. It begins with tiles all over
     the space; where it asks for a combination that is no candidate, or for one again, it gets the
     nearest that is new."""
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "the search 'optuna' needs the package optuna",
-            found=str(error),
-            fix="pip install 'gpuir[tune]', or another search: exhaustive, beam",
-        ) from error
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     count = size(kernel.work, tiles)
     grid = Grid.of(tiles, count)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from gpuir.cost.generated import BY
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
@@ -16,6 +17,7 @@ from gpuir.tune.space import Ranked, ranked
 from gpuir.tune.store import Store
 
 Measure = Callable[["Task", Ranked], "float | str"]  # seconds, or why there are none
+LEAST_GAIN = 0.01  # of the library's time: less is no gain to speak of
 Path = tuple[str, ...]
 
 
@@ -57,12 +59,20 @@ class Tuned:
 
     @cached_property
     def best(self) -> Ranked | None:
-        """The fastest generated kernel: of those measured, or else as predicted. None where no tile
-        but the library's own is legal: in a schedule that one stands for the library's kernel."""
+        """The generated kernel that is the fastest: of those measured, or else as predicted, with
+        its prediction. None where no tile but the library's own is legal: in a schedule that one
+        stands for the library's kernel."""
         seconds = dict(self.measured)
         others = [x for x in self.ranking.best if x.tile != self.task.kernel.tile]
-        known = [replace(x, time_s=seconds[x.tile]) for x in others if x.tile in seconds]
-        return min(known or others, key=lambda x: x.time_s, default=None)
+        known = [x for x in others if x.tile in seconds]
+        return min(known or others, key=lambda x: seconds.get(x.tile, x.time_s), default=None)
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the best tile, as measured or else as predicted."""
+        if self.best is None:
+            return float("inf")
+        return dict(self.measured).get(self.best.tile, self.best.time_s)
 
     @property
     def is_measured(self) -> bool:
@@ -71,14 +81,15 @@ class Tuned:
     @property
     def is_faster(self) -> bool:
         """Whether the generated kernel is said to be faster than the library's own."""
-        return self.best is not None and self.best.time_s < self.task.kernel.time_s
+        return self.time_s < self.task.kernel.time_s * (1 - LEAST_GAIN)
 
     @property
-    def saved_s(self) -> float:
-        """Seconds of all its runs that the generated kernel saves."""
-        if self.best is None or not self.is_faster:
-            return 0.0
-        return self.task.runs * (self.task.kernel.time_s - self.best.time_s)
+    def is_sure(self) -> bool:
+        """Whether it is faster even if either is as far off as its interval says."""
+        if self.best is None:
+            return False
+        low, _ = self.task.kernel.interval_s or (self.task.kernel.time_s, 0.0)
+        return (self.time_s if self.is_measured else self.best.interval_s[1]) < low
 
 
 def tune(
@@ -154,13 +165,43 @@ def remembered(store: Store, tasks: Sequence[Task], target: Target) -> Observed:
     return model
 
 
-def schedule_of(found: Sequence[Tuned], name: str, target: str, everything: bool) -> Schedule:
-    """The tiles that were found, for a graph and a target of these names: of the kernels that are
-    said to be faster than the library's own, or of all."""
-    tiles = [
-        (path, x.best.tile)
-        for x in found
-        if x.best is not None and (x.is_faster or everything)
-        for path in x.task.paths
-    ]
-    return Schedule(name, target, tuple(tiles))
+@dataclass(frozen=True)
+class Tuning:
+    """What was found of a model on a target, under a software stack: of each kernel, the one of
+    most time first. `everything` says that slower tiles than the library's own are chosen too."""
+
+    model: str
+    target: Target
+    profile: str
+    found: tuple[Tuned, ...]
+    everything: bool = False
+    store: str = ""
+    pipeline: str = ""
+    predictor: str = BY
+
+    @property
+    def schedule(self) -> Schedule:
+        """The tiles that were chosen."""
+        tiles = [
+            (path, x.best.tile)
+            for x in self.found
+            if x.best is not None and self.takes(x)
+            for path in x.task.paths
+        ]
+        return Schedule(self.model, self.target.name, tuple(tiles))
+
+    def takes(self, x: Tuned) -> bool:
+        """Whether the generated kernel goes into the schedule, and the library's own does not."""
+        return x.best is not None and (self.everything or x.is_faster)
+
+    @property
+    def library_s(self) -> float:
+        """Seconds of all runs of the library's own kernels."""
+        return sum(x.task.runs * x.task.kernel.time_s for x in self.found)
+
+    @property
+    def chosen_s(self) -> float:
+        """Seconds of all runs of the kernels as they were chosen."""
+        return sum(
+            x.task.runs * (x.time_s if self.takes(x) else x.task.kernel.time_s) for x in self.found
+        )
