@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import get_args
 
 from gpuir.fusion.flow import Flow
@@ -36,11 +37,14 @@ class Fuse(Pass):
     `rules` says who may join whom, as a software stack allows it: `all`, or pairs of kinds like
     `map>map map>reduce contraction>map`, what is made before what reads it, and chains of ops like
     `conv>add:same>relu` that the stack has one kernel for (passes/chains.py). Without any (`none`)
-    only the ops of one model node share a launch. `max_ops` bounds the ops of a group.
+    only the ops of one model node share a launch. `max_ops` bounds the ops of a group. `cut` names
+    values that are read from memory alone, with patterns (`/layer.*/Add_output_0`) and spaces
+    between: no launch makes one and reads it.
     """
 
     max_ops: int = 64
     rules: str = "all"
+    cut: str = ""
 
     name = "fuse"
     takes = Level.graph
@@ -114,6 +118,9 @@ class _Fuser:
         self.params = set(g.params)
         self.pairs = options.pairs
         self.unit = units(self.flow, options.chains)
+        made = (v for node in g.nodes for v in node.results) if options.cut else ()
+        patterns = options.cut.split()
+        self.cut = {v for v in made if any(fnmatchcase(v.name, p) for p in patterns)}
 
     # -- the walk
 
@@ -190,10 +197,15 @@ class _Fuser:
 
     def may_share(self, makers: list[int], readers: list[int]) -> bool:
         """Whether the rules let what these nodes make be read in their own launch."""
-        if self.pairs is None:
+        if self.pairs is None and not self.cut:
             return True
         nodes = self.g.nodes
         inside = set(readers)
+        for v in (v for i in makers for v in nodes[i].results if v in self.cut):
+            if not inside.isdisjoint(self.users.get(v, ())):
+                return False
+        if self.pairs is None:
+            return True
         for i in makers:
             for j in {u for v in nodes[i].results for u in self.users.get(v, ())} & inside:
                 pair = kind_of(nodes[i].op), kind_of(nodes[j].op)
@@ -294,6 +306,8 @@ class _Fuser:
             at = ways.pop()
             node = self.g.nodes[at]
             if at < i or kind_of(node.op) != "map" or self.shape(at) != group.shape:
+                return False
+            if not self.cut.isdisjoint(node.op.operands):
                 return False
             known.add(at)
             for v in node.op.operands:
