@@ -109,7 +109,8 @@ def check_ahead(path: str | None, folder: bool = False) -> None:
                 )
 
 
-OUTPUTS = ("output", "out", "plot", "json_path", "resume")  # options that name what is written
+# options that name what is written
+OUTPUTS = ("output", "out", "plot", "json_path", "resume", "store")
 
 
 def _outputs() -> Iterator[str]:

@@ -31,6 +31,7 @@ def command() -> None:
 @click.option("--target", help="The GPU it is for.  [as the file says]")
 @options.profile
 @options.tf32
+@options.pipeline
 @options.loading
 @options.load_modules
 def check(file: str, target: str | None, **given: Any) -> None:
@@ -39,6 +40,7 @@ def check(file: str, target: str | None, **given: Any) -> None:
     Exit status 1 if there is one.
     """
     import gpuir
+    from gpuir.passes.math import run_under
     from gpuir.passes.tile import schedule_in
 
     found = schedule_in(file)
@@ -47,6 +49,8 @@ def check(file: str, target: str | None, **given: Any) -> None:
     device = gpuir.load_target(loaded.target(name))
     stack: Any = {"profile": given["profile"], "tf32": given["tf32"]}
     g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
+    if passes := options.pipeline_of(given, loaded):
+        g = passes.run(run_under(g, **stack))
     g = gpuir.strip(gpuir.lower(g, target=loaded.target(name), **stack))
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in reasons(g, found, device)]
     fine = len(found.tiles) - len(illegal)
