@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
     from gpuir.tune.kernels import Kernel, kernel
+    from gpuir.tune.observe import Observed
+    from gpuir.tune.search import search
     from gpuir.tune.space import Predictions, candidates, heuristics, predict
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Kernel",
     "LoadOptions",
     "Memory",
+    "Observed",
     "Parallel",
     "Pass",
     "Pipeline",
@@ -75,6 +78,7 @@ __all__ = [
     "pipeline",
     "predict",
     "profile_names",
+    "search",
     "show",
     "simulate_ranks",
     "strip",
@@ -105,6 +109,8 @@ _HOMES = {
     "gpuir.text": ("parse", "parse_schedule", "show"),
     "gpuir.cost.nest": ("Tiles",),
     "gpuir.tune.kernels": ("Kernel", "kernel"),
+    "gpuir.tune.observe": ("Observed",),
+    "gpuir.tune.search": ("search",),
     "gpuir.tune.space": ("Predictions", "candidates", "heuristics", "predict"),
 }
 

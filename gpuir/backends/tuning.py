@@ -9,6 +9,7 @@ from gpuir.backends.terminal import Layout, Page
 from gpuir.backends.units import quantity
 from gpuir.ir.notes import Tile
 from gpuir.report.equal import pattern
+from gpuir.tune.groupings import Groupings
 from gpuir.tune.space import Ranked
 from gpuir.tune.tasks import Tuned, Tuning
 
@@ -32,8 +33,9 @@ def tuning_text(t: Tuning, layout: Layout) -> str:
         page.wrapped("store", _store(t))
     if failed := sum(len(x.failures) for x in t.found):
         page.wrapped("failed", f"{failed:,} measurements, left out")
-    if t.pipeline:
-        page.wrapped("pipeline", t.pipeline)
+    if t.fusion:
+        page.wrapped("fusion", _fusion(t, t.fusion))
+        page.wrapped("pipeline", str(t.fusion.best.pipeline))
     page.wrapped("predictors", _predictors(t))
     page.line()
     some = t.found[: layout.top]
@@ -93,9 +95,18 @@ def _sure(t: Tuning) -> str:
 
 
 def _store(t: Tuning) -> str:
-    kept = sum(x.kept for x in t.found)
-    measured = sum(len(x.measured) for x in t.found)
-    return f"{t.store}: {kept:,} of {len(t.found):,} searches were there; {measured:,} measurements"
+    kept, measured = sum(x.kept for x in t.found), sum(len(x.measured) for x in t.found)
+    known = f"{measured:,} measurements of these kernels" if measured else "no measurements"
+    return f"{t.store}: {known}" + (f"; {kept:,} searches were there" if kept else "")
+
+
+def _fusion(t: Tuning, found: Groupings) -> str:
+    refused = f", {found.refused:,} refused" if found.refused else ""
+    own = f"{quantity(found.start.latency_s, 's')} a run as {t.profile} groups ops"
+    if found.best == found.start:
+        return f"{len(found.tried):,} groupings tried{refused}; none is faster than {own}"
+    best = quantity(found.best.latency_s, "s")
+    return f"{len(found.tried):,} groupings tried{refused}; {own}, {best} by this pipeline"
 
 
 def _predictors(t: Tuning) -> str:
@@ -142,12 +153,22 @@ def tuning_json(t: Tuning) -> str:
         model=t.model,
         target=t.target.name,
         profile=t.profile,
-        pipeline=t.pipeline or None,
+        fusion=_groupings(t.fusion) if t.fusion else None,
         predictor=t.predictor,
         library_s=t.library_s,
         chosen_s=t.chosen_s,
         kernels=[_record(t, x) for x in t.found],
     )
+
+
+def _groupings(found: Groupings) -> dict[str, Any]:
+    return {
+        "pipeline": str(found.best.pipeline),
+        "latency_s": found.best.latency_s,
+        "start_s": found.start.latency_s,
+        "refused": found.refused,
+        "tried": [{"pipeline": str(g.pipeline), "latency_s": g.latency_s} for g in found.tried],
+    }
 
 
 def _record(t: Tuning, x: Tuned) -> dict[str, Any]:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import analyze
+from gpuir.cli.lowering import analyze, once
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit, layout, progress, warn, write
+from gpuir.cli.output import check_ahead, emit, layout, progress, warn, write
 
 if TYPE_CHECKING:
+    from gpuir.cli.modules import Loaded
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
+    from gpuir.tune.groupings import Groupings
     from gpuir.tune.store import Store
     from gpuir.tune.tasks import How, Measure, Task, Tuned, Tuning
 
@@ -44,6 +46,14 @@ MOST_TRIES = 1 << 30
     help="Tiles of a kernel to predict at most.  [all; beam 4000, optuna 300]",
 )
 @click.option("--wide", is_flag=True, help="More tiles: all combinations, group and unroll too.")
+@click.option("--fusion", is_flag=True, help="Search first which ops share a launch.")
+@click.option(
+    "--groupings",
+    type=click.IntRange(1, 10_000),
+    default=64,
+    show_default=True,
+    help="Pipelines that --fusion tries.",
+)
 @click.option("--all", "everything", is_flag=True, help="Tiles of kernels too that get no faster.")
 @click.option("--store", type=click.Path(), help="Keep results in this file, and go on from it.")
 @click.option(
@@ -73,7 +83,9 @@ MOST_TRIES = 1 << 30
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @options.width
-@click.option("-o", "--output", type=click.Path(), help="Write the schedule here.")
+@click.option(
+    "-o", "--output", type=click.Path(), help="Write the schedule here; - for it alone, on stdout."
+)
 @options.load_modules
 def command(**given: Any) -> None:
     """The fastest tiles of MODEL's kernels on a GPU, if they were generated (by Triton, CUTLASS)
@@ -84,17 +96,29 @@ def command(**given: Any) -> None:
     gpuir analyze model.onnx --target h100-sxm --schedule best.sched
     gpuir tune model.onnx --target h100-sxm --store runs.db --measure "python3 bench.py" -o my.sched
     """
-    import gpuir
     from gpuir.backends.tuning import tuning_json, tuning_text
-    from gpuir.cli.output import check_ahead
 
-    check_ahead(given["output"])
+    for name in ("output", "store"):
+        check_ahead(given[name])
     found = run(given)
+    tiles = schedule_text(found)
+    if given["output"] == "-":
+        emit(tiles)
+        return
     shape = replace(layout(given["width"]), top=given["top"])
     emit(tuning_json(found) if given["as_json"] else tuning_text(found, shape))
     if given["output"]:
-        text = gpuir.show(found.schedule)
-        emit(text, "-") if given["output"] == "-" else write(given["output"], text)
+        write(given["output"], tiles)
+
+
+def schedule_text(found: Tuning) -> str:
+    """The schedule, and of which pipeline's kernels it is where that is not the profile's."""
+    import gpuir
+
+    text = gpuir.show(found.schedule)
+    if found.fusion is None or found.fusion.best == found.fusion.start:
+        return text
+    return f"# of the kernels that this makes: --pipeline '{found.fusion.best.pipeline}'\n{text}"
 
 
 def run(given: dict[str, Any]) -> Tuning:
@@ -123,8 +147,7 @@ def run(given: dict[str, Any]) -> Tuning:
         )
     how = How(given["by"], given["tries"], given["wide"], given["best"])
     warnings: list[str] = []
-    whole = {**given, "schedule": "", "predictor": "tile", "verbose": False, "cluster": None}
-    (graph,) = analyze(whole, loaded, warnings)
+    fusion, graph = launches(given, loaded, target, warnings)
     for text in warnings:
         warn(text)
     tasks = tasks_of(graph, target)
@@ -140,8 +163,49 @@ def run(given: dict[str, Any]) -> Tuning:
         tuple(found),
         given["everything"],
         given["store"] or "",
-        given["pipeline"],
+        fusion,
     )
+
+
+def launches(
+    given: dict[str, Any], loaded: Loaded, target: Target, warnings: list[str]
+) -> tuple[Groupings | None, Graph]:
+    """The model's kernels costed, in the groups that a search found best where one is asked for."""
+    import gpuir
+    from gpuir.analysis import lowering
+    from gpuir.ir.errors import UsageError
+    from gpuir.ir.graph import Level
+    from gpuir.passes.math import run_under
+    from gpuir.tune.groupings import grouping_pass, groupings
+
+    whole = {**given, "schedule": "", "predictor": "tile", "verbose": False, "cluster": None}
+    if not given["fusion"]:
+        return None, analyze(whole, loaded, warnings)[0]
+    profile = loaded.profile(given["profile"]) if given["profile"] else None
+    stack: Any = {"profile": profile, "tf32": given["tf32"]}
+    how = options.load_options(given, loaded)
+    model = gpuir.load(given["model"], warn=once(warnings), **stack, **how)
+    if model.level > Level.graph:
+        raise UsageError(
+            f"@{model.name} is {model.level.name} already: its ops are grouped",
+            fix="leave out --fusion, or start from a graph of level graph",
+        )
+    g = run_under(model, **stack)
+    own = options.pipeline_of(given, loaded)
+    start = own.on(target) if own else lowering(g, target, loaded.passes)
+    if start.passes[-1].gives != Level.kernel:
+        raise UsageError("--pipeline ends early", expected="legalize as its last", found=str(start))
+    grouping_pass(start)
+    tries = given["groupings"]
+    with progress(tries, "fusion") as done:
+
+        def latency(kernels: Graph) -> float:
+            done()
+            return gpuir.summary(gpuir.analyze(kernels, target.name)).latency_s
+
+        found = groupings(g, start, latency, tries)
+    whole["pipeline"] = str(found.best.pipeline)
+    return found, analyze(whole, loaded, warnings, model)[0]
 
 
 def tasks_of(graph: Graph, target: Target) -> list[Task]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from gpuir.cost.generated import BY
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.targets.target import Target
+from gpuir.tune.groupings import Groupings
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.keys import columns_in, kernel_key, target_key
 from gpuir.tune.observe import Observation, Observed
@@ -168,7 +169,8 @@ def remembered(store: Store, tasks: Sequence[Task], target: Target) -> Observed:
 @dataclass(frozen=True)
 class Tuning:
     """What was found of a model on a target, under a software stack: of each kernel, the one of
-    most time first. `everything` says that slower tiles than the library's own are chosen too."""
+    most time first, of the launches that `fusion` found best, or else of the stack's own.
+    `everything` says that slower tiles than the library's own are chosen too."""
 
     model: str
     target: Target
@@ -176,7 +178,7 @@ class Tuning:
     found: tuple[Tuned, ...]
     everything: bool = False
     store: str = ""
-    pipeline: str = ""
+    fusion: Groupings | None = None
     predictor: str = BY
 
     @property
