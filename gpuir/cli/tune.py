@@ -84,7 +84,7 @@ MOST_TRIES = 1 << 30
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @options.width
 @click.option(
-    "-o", "--output", type=click.Path(), help="Write the schedule here; - for it alone, on stdout."
+    "-o", "--output", type=click.Path(), help="The schedule; - for stdout."
 )
 @options.load_modules
 def command(**given: Any) -> None:
@@ -113,12 +113,15 @@ def command(**given: Any) -> None:
 
 def schedule_text(found: Tuning) -> str:
     """The schedule, and of which pipeline's kernels it is where that is not the profile's."""
+    from shlex import quote
+
     import gpuir
 
     text = gpuir.show(found.schedule)
     if found.fusion is None or found.fusion.best == found.fusion.start:
         return text
-    return f"# of the kernels that this makes: --pipeline '{found.fusion.best.pipeline}'\n{text}"
+    passes = quote(str(found.fusion.best.pipeline))
+    return f"# of the kernels that this makes: --pipeline {passes}\n{text}"
 
 
 def run(given: dict[str, Any]) -> Tuning:

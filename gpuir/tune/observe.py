@@ -33,8 +33,8 @@ TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution
 # Shares of the variance, assumed: what all kernels on a target have in common, what those of a kind
 # do, what tiles share that are alike in a kernel alike, widely and narrowly, and what a measurement
 # is off by itself.
-COMMON, KIND, WIDE, NARROW, ALONE = 0.25, 0.15, 0.30, 0.20, 0.10
-WIDE_REACH, NARROW_REACH = 4.0, 1.5  # in doublings of a tile's numbers; of a kernel's, twice that
+COMMON, KIND, WIDE, NARROW, ALONE = 0.15, 0.10, 0.45, 0.20, 0.10
+WIDE_REACH, NARROW_REACH = 8.0, 2.0  # in doublings of a tile's numbers; of a kernel's, twice that
 KERNEL = 0.5
 # How many measurements the predictor's own interval counts for, where they tell how far off it is.
 PRIOR = 4.0
