@@ -12,7 +12,7 @@ import numpy as np
 from gpuir.cost import local
 from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
-from gpuir.ir.notes import Tile
+from gpuir.ir.notes import BY_OPERAND, Tile
 from gpuir.ir.types import DType
 from gpuir.targets.target import Target
 
@@ -76,18 +76,19 @@ def _text(value: Any) -> str:
 def tile_in(text: str) -> Tile:
     """The tile whose `settings` a text is."""
     dims, _, options = text.partition(";")
-    given = {"stages": 1, "warps": 4, "split": 1, "group": 1, "unroll": 1} | _numbers(options)
-    parts: dict[str, dict[str, int]] = {"threads": {}, "vector": {}, "direct": {}}
-    for name in [name for name in given if "." in name]:
-        part, _, d = name.partition(".")
-        parts[part][d] = given.pop(name)
-    return Tile(
-        tuple(_numbers(dims).items()),
-        **given,
-        threads=tuple(parts["threads"].items()),
-        vector=tuple(parts["vector"].items()),
-        direct=tuple(map(int, parts["direct"])),
-    )
+    plain: dict[str, int] = {}
+    parts: dict[str, dict[str, int]] = {}
+    for name, n in _numbers(options).items():
+        part, dot, of = name.partition(".")
+        if dot:
+            parts.setdefault(part, {})[of] = n
+        else:
+            plain[name] = n
+    given: dict[str, Any] = {
+        part: tuple((int(of) if part in BY_OPERAND else of, n) for of, n in found.items())
+        for part, found in parts.items()
+    }
+    return Tile(tuple(_numbers(dims).items()), **plain, **given)
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -16,6 +16,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from gpuir.cost import local
+from gpuir.cost.nest import PARTS
 from gpuir.ir.errors import UsageError
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.space import Ranked
@@ -68,9 +69,7 @@ def request(kernel: Kernel, predicted: Ranked, names: Sequence[str] = ()) -> str
             "split": tile.split,
             "group": tile.group,
             "unroll": tile.unroll,
-            "threads": dict(tile.threads),
-            "vector": dict(tile.vector),
-            "direct": list(tile.direct),
+            **{part: dict(getattr(tile, part)) for part in PARTS},
         },
         "predicted_s": predicted.time_s,
         "interval_s": list(predicted.interval_s),

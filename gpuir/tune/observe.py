@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import local
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Tile
@@ -177,7 +177,7 @@ class Known:
 
     def points(self, places: Mapping[str, Array]) -> Array:
         """Places as vectors, of the names that are known of observations; what has no such number
-        has 1 of it."""
+        is at 0 there."""
         count = len(next(iter(places.values())))
         none = np.zeros(count)
         return np.stack([places.get(name, none) for name in self.places], axis=-1)
@@ -195,13 +195,8 @@ def _columns(work: Work) -> dict[str, float]:
 def _tiles(tile: Tile) -> Tiles:
     """The tile's own numbers, whatever kernel it is of."""
     plain = (tile.stages, tile.warps, tile.split, tile.group, tile.unroll)
-    return Tiles(
-        {d: float(n) for d, n in tile.dims},
-        *map(float, plain),
-        threads={d: float(n) for d, n in tile.threads},
-        vector={d: float(n) for d, n in tile.vector},
-        direct=dict.fromkeys(tile.direct, 1.0),
-    )
+    parts: dict[str, Any] = {part: dict(getattr(tile, part)) for part in PARTS}
+    return Tiles({d: float(n) for d, n in tile.dims}, *map(float, plain), **parts)
 
 
 def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str, Array]:
@@ -210,9 +205,7 @@ def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str,
     whole = {d: n for d, n in columns.items() if d not in ("bytes", "flops", "ops")}
     numbers: dict[str, Any] = {f"tile {d}": tiles.dims.get(d, n) for d, n in whole.items()}
     numbers |= {name: getattr(tiles, name) for name in KNOBS}
-    numbers |= {f"threads {d}": n for d, n in tiles.threads.items()}
-    numbers |= {f"vector {d}": n for d, n in tiles.vector.items()}
-    numbers |= {f"direct {i}": 1.0 + n for i, n in tiles.direct.items()}
+    numbers |= {f"{p} {of}": 1.0 + n for p in PARTS for of, n in getattr(tiles, p).items()}
     found = {name: np.log2(np.maximum(n, 1.0)) for name, n in numbers.items()}
     found |= {f"kernel {c}": KERNEL * np.log2(np.maximum(n, 1.0)) for c, n in columns.items()}
     return {name: np.broadcast_to(n, (count,)) for name, n in found.items()}

@@ -151,7 +151,7 @@ def test_keys_stay():
 def test_tiles_are_read_back():
     for tile in (
         Tile((("m", 128), ("n", 64)), 3, 8, 2, 4, 2),
-        Tile((("y", 4),), 1, 4, threads=(("x", 32),), vector=(("x", 4),), direct=(0, 2)),
+        Tile((("y", 4),), 1, 4, threads=(("x", 32),), vector=(("x", 4),), pad=((1, 1),)),
         Tile(()),
     ):
         assert tile_in(tile.settings) == tile
