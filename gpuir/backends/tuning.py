@@ -14,7 +14,7 @@ from gpuir.tune.space import Ranked
 from gpuir.tune.tasks import Tuned, Tuning
 
 SCHEMA = "gpuir.tune/1"
-LISTED = 16  # tiles of a kernel, in JSON
+LISTED = 16  # tiles of a kernel in JSON, and those that were measured
 
 
 def tuning_text(t: Tuning, layout: Layout) -> str:
@@ -190,7 +190,11 @@ def _record(t: Tuning, x: Tuned) -> dict[str, Any]:
         **record(x.ranking, "by tried legal", candidates=x.ranking.count, kept=x.kept),
         "tile": _tile(x.best.tile) if x.best else None,
         "takes": "tile" if t.takes(x) else "library",
-        "ranking": [_ranked(r, measured) for r in x.ranking.best[:LISTED]],
+        "ranking": [
+            _ranked(r, measured)
+            for i, r in enumerate(x.ranking.best)
+            if i < LISTED or r.tile in measured
+        ],
         "failed": [{"tile": tile.settings, "why": why} for tile, why in x.failures],
     }
 

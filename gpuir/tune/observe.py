@@ -194,9 +194,9 @@ def _columns(work: Work) -> dict[str, float]:
 
 def _tiles(tile: Tile) -> Tiles:
     """The tile's own numbers, whatever kernel it is of."""
-    plain = (tile.stages, tile.warps, tile.split, tile.group, tile.unroll)
-    parts: dict[str, Any] = {part: dict(getattr(tile, part)) for part in PARTS}
-    return Tiles({d: float(n) for d, n in tile.dims}, *map(float, plain), **parts)
+    numbers: dict[str, Any] = {name: float(getattr(tile, name)) for name in KNOBS}
+    numbers |= {part: dict(getattr(tile, part)) for part in PARTS}
+    return Tiles({d: float(n) for d, n in tile.dims}, **numbers)
 
 
 def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str, Array]:
