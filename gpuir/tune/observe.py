@@ -132,7 +132,7 @@ class Observed:
         if known := self._kinds.get(local.label(work)):
             here = _places(mine, tiles, count)
             found[:, known.which] += _alike(known.points(here), known.points(known.places))
-        left = 1.0 - np.einsum("ij,jk,ik->i", found, inverse, found)
+        left = 1.0 - np.sum((found @ inverse) * found, axis=-1)
         return found @ weights, np.sqrt(np.maximum(left, ALONE) * scale)
 
     @cached_property
@@ -213,6 +213,6 @@ def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str,
 
 def _alike(here: Array, there: Array) -> Array:
     """What errors of tiles of one kind of kernels have in common, beside what all have."""
-    apart = np.sum((here[:, None, :] - there[None, :, :]) ** 2, axis=-1)
+    apart = np.sum(here**2, axis=-1)[:, None] + np.sum(there**2, axis=-1) - 2 * here @ there.T
     wide = WIDE * np.exp(-0.5 * apart / WIDE_REACH**2)
     return KIND + wide + NARROW * np.exp(-0.5 * apart / NARROW_REACH**2)
