@@ -72,12 +72,13 @@ def _kernels(t: Tuning) -> str:
 
 def _device(t: Tuning) -> str:
     chosen = sum(map(t.takes, t.found))
+    library = f"{quantity(t.library_s, 's')} with the library's kernels"
+    if not chosen:
+        return f"{library}; no tile is chosen"
     measured = sum(t.takes(x) and x.is_measured for x in t.found)
-    of = f", {measured:,} of them measured" if measured else ""
-    return (
-        f"{quantity(t.library_s, 's')} with the library's kernels, {quantity(t.chosen_s, 's')} "
-        f"with the {chosen:,} tiles chosen{of}"
-    )
+    tiles = f"{chosen:,} {'tile' if chosen == 1 else 'tiles'} chosen"
+    of = f", {measured:,} measured" if measured else ""
+    return f"{library}, {quantity(t.chosen_s, 's')} with {tiles}{of}"
 
 
 def _slower(t: Tuning, count: int) -> str:
@@ -89,9 +90,8 @@ def _slower(t: Tuning, count: int) -> str:
 def _sure(t: Tuning) -> str:
     chosen = [x for x in t.found if t.takes(x)]
     sure = sum(x.is_sure for x in chosen)
-    return f"{sure:,} of the {len(chosen):,} gain more than both predictions may be off" + (
-        "" if sure == len(chosen) else "; measure the others (--measure)"
-    )
+    more = "" if sure == len(chosen) else "; for the others measure (--measure)"
+    return f"{sure:,} of {len(chosen):,} gain more than both predictions may be off{more}"
 
 
 def _store(t: Tuning) -> str:

@@ -83,9 +83,7 @@ MOST_TRIES = 1 << 30
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @options.width
-@click.option(
-    "-o", "--output", type=click.Path(), help="The schedule; - for stdout."
-)
+@click.option("-o", "--output", type=click.Path(), help="The schedule; - for stdout.")
 @options.load_modules
 def command(**given: Any) -> None:
     """The fastest tiles of MODEL's kernels on a GPU, if they were generated (by Triton, CUTLASS)
