@@ -46,6 +46,7 @@ MOST_TRIES = 1 << 30
     help="Tiles of a kernel to predict at most.  [all; beam 4000, optuna 300]",
 )
 @click.option("--wide", is_flag=True, help="More tiles: all combinations, group and unroll too.")
+@click.option("--kernels", type=click.IntRange(1), help="Only so many, those of most time.  [all]")
 @click.option("--fusion", is_flag=True, help="Search first which ops share a launch.")
 @click.option(
     "--groupings",
@@ -151,7 +152,7 @@ def run(given: dict[str, Any]) -> Tuning:
     fusion, graph = launches(given, loaded, target, warnings)
     for text in warnings:
         warn(text)
-    tasks = tasks_of(graph, target)
+    tasks = tasks_of(graph, target)[: given["kernels"]]
     measure = _measure(words, given["timeout"]) if words else None
     with Store(given["store"]) if given["store"] else nullcontext() as store:
         if store is not None:

@@ -12,9 +12,10 @@ from gpuir.targets.target import Target
 from gpuir.tune.groupings import Groupings
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.keys import columns_in, kernel_key, target_key
+from gpuir.tune.legal import why_illegal
 from gpuir.tune.observe import Observation, Observed
 from gpuir.tune.search import Ranking, search
-from gpuir.tune.space import Ranked, ranked
+from gpuir.tune.space import Ranked, device_of, ranked
 from gpuir.tune.store import Store
 
 Measure = Callable[["Task", Ranked], "float | str"]  # seconds, or why there are none
@@ -108,7 +109,9 @@ def tune(
     What fails is said and skipped.
     """
     kernel = task.kernel
-    known = store.measured(kernel) if store else {}
+    known, illegal = _measured(store, kernel) if store else ({}, {})
+    for tile, why in illegal.items():
+        said(f"{kernel.name}, {tile}: measured before, and not legal by {BY} ({why}); left out")
     failures: dict[Tile, str] = {}
     ranking = store.ranking(kernel, str(how)) if store and not model.seen else None
     kept = ranking is not None
@@ -139,6 +142,15 @@ def _search(kernel: Kernel, how: How, model: Observed) -> Ranking:
     return search(kernel, by=how.by, tries=how.tries, wide=how.wide, predict=model.predict)
 
 
+def _measured(store: Store, kernel: Kernel) -> tuple[dict[Tile, float], dict[Tile, str]]:
+    """What a store has of a kernel: seconds of tiles, and why others of its tiles are not legal by
+    this version of the predictor."""
+    device = device_of(kernel, "")
+    found = store.measured(kernel)
+    illegal = {tile: why for tile in found if (why := why_illegal(kernel.work, tile, device))}
+    return {tile: s for tile, s in found.items() if tile not in illegal}, illegal
+
+
 def _with_measured(
     ranking: Ranking, kernel: Kernel, model: Observed, known: dict[Tile, float]
 ) -> tuple[Ranked, ...]:
@@ -161,7 +173,7 @@ def remembered(store: Store, tasks: Sequence[Task], target: Target) -> Observed:
     ]
     model = model.learn(*others)
     for kernel in here.values():
-        for tile, seconds in store.measured(kernel).items():
+        for tile, seconds in _measured(store, kernel)[0].items():
             model = model.observe(kernel, tile, seconds)
     return model
 
