@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import legal
+from gpuir.cost.generated.legal import is_legal
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
@@ -22,7 +23,6 @@ from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Tile
 from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
-from gpuir.tune.legal import is_legal
 from gpuir.tune.space import (
     Predict,
     Predictions,

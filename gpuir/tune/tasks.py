@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpuir.cost.generated import BY
+from gpuir.cost.generated.legal import why_illegal
 from gpuir.ir.notes import Schedule, Tile
 from gpuir.targets.target import Target
 from gpuir.tune.groupings import Groupings
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.keys import columns_in, kernel_key, target_key
-from gpuir.tune.legal import why_illegal
 from gpuir.tune.observe import Observation, Observed
 from gpuir.tune.search import Ranking, search
 from gpuir.tune.space import Ranked, device_of, ranked

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gpuir
+from gpuir.cost.generated.legal import is_legal
 from gpuir.cost.nest import Tiles
 from gpuir.ir.errors import UsageError
-from gpuir.tune.legal import is_legal
 from gpuir.tune.search import KEPT, SEARCHES, Grid, check_search, search
 from gpuir.tune.space import Predictions, predict, size
 

@@ -41,7 +41,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.ir.notes import Tile
 from gpuir.targets.load import load_target
 from gpuir.tune.kernels import kernel
-from gpuir.tune.legal import needs
+from gpuir.cost.generated import needs
 
 TABLE = Path(__file__).with_suffix(".csv")
 NO_SPILL_BYTES = 16  # a thread; that few are moved once, outside of the loop
