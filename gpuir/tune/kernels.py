@@ -56,8 +56,8 @@ class Kernel:
     def _costed(self) -> Cost:
         if self.cost is None:
             raise UsageError(
-                f"the kernel {self.name!r} has no cost: no target was named",
-                fix=f"gpuir.kernel({self.name!r}, ..., target='h100-sxm')",
+                f"the kernel {self.name!r} has no cost: no target was named, or it is many kernels",
+                fix=f"gpuir.kernel({self.name!r}, ..., target='h100-sxm'), or gpuir.predict",
             )
         return self.cost
 
@@ -105,14 +105,20 @@ def kernel(
 
 
 def costed(k: Kernel, target: str | Target, tile: Tile | None = None) -> Kernel:
-    """The kernel with its cost on a target, under a tile or as the library would run it."""
+    """The kernel with its cost on a target, under a tile or as the library would run it. Many
+    kernels in one have none: `gpuir.predict` gives arrays."""
     device = load_target(target) if isinstance(target, str) else target
+    if np.ndim(k.work.points):
+        if tile is not None:
+            raise UsageError(
+                f"{k.name} is many kernels, which have no one tile",
+                fix="gpuir.predict(kernels, tiles, target)",
+            )
+        return replace(k, target=device)
     if tile is not None:
         check(k.work, tile, device, k.name)
         return replace(k, target=device, tile=tile, cost=generated_cost(k.work, tile, device))
-    taken = (
-        best_tiles({k.work: k.name}, device)[k.work] if k.work.reduced or k.work.dims else Tile(())
-    )
+    taken = best_tiles({k.work: k.name}, device)[k.work]
     return replace(k, target=device, tile=taken, cost=cost_of(k.work, taken, device))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from gpuir.cost import generated, legal
 from gpuir.cost import tile as library
-from gpuir.cost.generated.legal import Legal, is_legal
+from gpuir.cost.generated.legal import Legal, is_legal, joined
 from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
@@ -22,6 +24,7 @@ from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+CHUNK = 8192  # predicted at once: their numbers stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,29 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
             found.time_s, found.low_s, found.high_s, Legal(np.ones(count, bool), (), device)
         )
     count = size(kernel.work, tiles)
-    fits = is_legal(kernel.work, tiles, device, count)
-    time_s = np.broadcast_to(generated.estimate(kernel.work, tiles, device).time_s, (count,))
+    part = partial(_part, kernel.work, tiles, device)
+    rows = [slice(i, min(i + CHUNK, count)) for i in range(0, count, CHUNK)]
+    if len(rows) > 3:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts = list(pool.map(part, rows))
+    else:
+        parts = [part(r) for r in rows]
+    fits = joined([fit for _, fit in parts])
+    time_s = np.where(fits.ok, np.concatenate([t for t, _ in parts]), np.inf)
     low_s, high_s = generated.interval(kernel.work, device, time_s)
-    time_s, low_s, high_s = (np.where(fits.ok, t, np.inf) for t in (time_s, low_s, high_s))
     return Predictions(time_s, low_s, high_s, fits)
+
+
+def _part(work: Work, tiles: Tiles, target: Target, rows: slice) -> tuple[Floats, Legal]:
+    """Seconds of some of many kernels or tiles, and which are legal."""
+
+    def some(n: Number) -> Number:
+        return n[rows] if np.ndim(n) else n
+
+    count = rows.stop - rows.start
+    work, tiles = work.each(some), tiles.each(some)
+    time_s = np.broadcast_to(generated.estimate(work, tiles, target).time_s, (count,))
+    return time_s, is_legal(work, tiles, target, count)
 
 
 Predict = Callable[[Kernel, "Tiles | None", "str | Target"], Predictions]  # as `predict`

@@ -36,12 +36,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gpuir.cost.generated import needs
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles
 from gpuir.ir.notes import Tile
 from gpuir.targets.load import load_target
 from gpuir.tune.kernels import kernel
-from gpuir.cost.generated import needs
 
 TABLE = Path(__file__).with_suffix(".csv")
 NO_SPILL_BYTES = 16  # a thread; that few are moved once, outside of the loop

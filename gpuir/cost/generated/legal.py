@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,23 @@ class Legal:
                 one = Need(need.what, wants[i], has[i], need.unit, need.of_target)
                 found[i] = one.broken(self.target)
         return found
+
+
+def joined(parts: Sequence[Legal]) -> Legal:
+    """The answers of parts of an array, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    size = sum(len(p.ok) for p in parts)
+    broken: list[tuple[Flags, Need]] = []
+    begin = 0
+    for p in parts:
+        here = slice(begin, begin + len(p.ok))
+        begin = here.stop
+        for wrong, need in p.broken:
+            flags, wants, has = np.zeros(size, bool), np.zeros(size), np.zeros(size)
+            flags[here], wants[here], has[here] = wrong, need.wants, need.has
+            broken.append((flags, Need(need.what, wants, has, need.unit, need.of_target)))
+    return Legal(np.concatenate([p.ok for p in parts]), tuple(broken), parts[0].target)
 
 
 def is_legal(work: Work, tiles: Tiles, target: Target, count: int) -> Legal:
