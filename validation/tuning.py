@@ -14,7 +14,6 @@ from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note, write
 from gpuir.cost import generated
 from gpuir.cost.generated import Fitted
-from gpuir.cost.sheet import Sheet
 from gpuir.fit.columns import Floats
 from validation.tuned import Problem, Skipped, read
 
@@ -73,10 +72,10 @@ def predicted(p: Problem, rows: slice, given: Fitted | None = None) -> tuple[Flo
     for work in p.works:
         some = work.each(lambda n: n[rows] if np.ndim(n) else n)
         tiles = p.tiles.each(lambda n: n[rows] if np.ndim(n) and np.shape(n)[1:] == (1,) else n)
-        terms = generated.seconds(Sheet(), some, tiles, p.target, given)
-        busy = np.maximum(terms.compute, terms.memory)
-        time_s = time_s + busy + np.maximum(terms.latency, terms.roof - busy) + p.target.launch_s
-        for need in generated.needs(some, tiles, p.target):
+        counted = generated.counts(some, tiles, p.target)
+        found = generated.estimate(some, tiles, p.target, counted=counted, given=given)
+        time_s = time_s + found.time_s
+        for need in generated.needs(some, tiles, p.target, counted):
             legal = legal & (np.asarray(need.wants) <= need.has)
     return time_s, np.broadcast_to(legal, np.shape(time_s))
 

@@ -78,7 +78,8 @@ def kernel(
 
     gemm        m n k; b=1 weight= out= math= (dtypes), epilogue=("bias", "gelu"),
                 scales="" ("row" or "block"), layout="nn" ("t": that operand lies transposed)
-    conv        batch channels size filters window; stride=1 dilation=1 padding=0 groups=1
+    conv        batch channels size filters window (a pair, or one number for both);
+                stride=1 dilation=1 padding=0 groups=1
     attention   batch heads queries keys head; kv_heads= value= causal=False window=0
     rows        rows columns; of="softmax" (or "norm", "rms", "sum")
     map         cells; inputs=1 fn="add"
@@ -188,6 +189,7 @@ def _conv(*, dtype: DType, **extents: Any) -> Work:
     batch, channels, size, filters, window = (
         extents.pop(e) for e in ("batch", "channels", "size", "filters", "window")
     )
+    size, window = ((n, n) if isinstance(n, int) else n for n in (size, window))
     return sized.conv(batch, channels, size, filters, window, dtype, **extents)
 
 

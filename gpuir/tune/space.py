@@ -86,8 +86,10 @@ def _part(work: Work, tiles: Tiles, target: Target, rows: slice) -> tuple[Floats
 
     count = rows.stop - rows.start
     work, tiles = work.each(some), tiles.each(some)
-    time_s = np.broadcast_to(generated.estimate(work, tiles, target).time_s, (count,))
-    return time_s, is_legal(work, tiles, target, count)
+    counted = generated.counts(work, tiles, target)
+    found = generated.estimate(work, tiles, target, counted=counted)
+    time_s = np.broadcast_to(found.time_s, (count,))
+    return time_s, is_legal(work, tiles, target, count, counted)
 
 
 Predict = Callable[[Kernel, "Tiles | None", "str | Target"], Predictions]  # as `predict`

@@ -28,7 +28,7 @@ import numpy as np
 from gpuir.cost import tile as library
 from gpuir.cost.family import Terms
 from gpuir.cost.generated import lanes, matrix, rows
-from gpuir.cost.generated.parts import sizes_of
+from gpuir.cost.generated.parts import Counts, sizes_of
 from gpuir.cost.learned import Net
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
@@ -44,6 +44,12 @@ FACTORS: Mapping[Kind, tuple[Factor, ...]] = {
     "matrix": matrix.FACTORS,
     "lanes": lanes.FACTORS,
     "rows": rows.FACTORS,
+}
+
+KINDS: Mapping[type[Counts], Kind] = {
+    matrix.Blocks: "matrix",
+    lanes.Nested: "lanes",
+    rows.Streams: "rows",
 }
 
 # Between what factors 80 % of measurements lie: of lanes by the fastest tenth of each public sweep
@@ -90,50 +96,59 @@ def read(text: str) -> Fitted:
     return Fitted(factors, Net(**{k: np.array(v) for k, v in net.items()}) if net else None)
 
 
+def counts(work: Work, tiles: Tiles, target: Target) -> Counts | None:
+    """What blocks do under tiles; None where the library's formulas are all there is."""
+    match kind_of(work, tiles, target):
+        case "matrix":
+            return matrix.count(work, tiles, target)
+        case "lanes":
+            return lanes.count(work, laid(work, tiles, target), target)
+        case "rows":
+            return rows.count(work, tiles, target)
+        case _:
+            return None
+
+
 def seconds(
     s: Sheet,
     work: Work,
-    tiles: Tiles,
+    counted: Counts,
     target: Target,
     given: Fitted | None = None,
     *,
     listed: Target | None = None,
 ) -> Terms:
-    """The terms of kernels under tiles, without a launch, by what was fitted.
+    """The terms of counted blocks, without a launch, by what was fitted.
 
     `listed` is the target again, with numbers that say where they come from, for a sheet that
     explains.
     """
-    kind = kind_of(work, tiles, target)
     given = given or shipped()
     rates = listed or target
+    kind = KINDS[type(counted)]
     p = s.factors(f"generated {kind}", FACTORS[kind], rates, given.factors[kind])
-    match kind:
-        case "matrix":
-            counted = matrix.count(work, tiles, target).on(s)
-            terms = matrix.seconds(s, counted, work, rates, p)
-            if given.net is None or work.kernel == "k.attention":
-                return terms
-            by = _correction(work, tiles, target, given, given.net, s if listed is None else None)
-            source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
-            by = s.put("learned correction", by, "", source, terse=True)
-            return Terms(terms.compute * by, terms.memory * by, terms.latency * by, terms.roof)
-        case "lanes":
-            counted = lanes.count(work, laid(work, tiles, target), target).on(s)
-            return lanes.seconds(s, counted, rates, p)
+    written = counted if listed is None else counted.on(s)
+    match written:
+        case lanes.Nested():
+            return lanes.seconds(s, written, rates, p)
+        case rows.Streams():
+            return rows.seconds(s, written, rates, p)
+        case matrix.Blocks():
+            terms = matrix.seconds(s, written, work, rates, p)
         case _:
-            return rows.seconds(s, rows.count(work, tiles, target).on(s), rates, p)
-
-
-def _correction(
-    work: Work, tiles: Tiles, target: Target, given: Fitted, net: Net, s: Sheet | None
-) -> Number:
-    """What the network multiplies times by; `s` is a sheet of plain numbers with their terms."""
-    counted = matrix.count(work, tiles, target)
-    if s is None:
-        s = Sheet()
-        matrix.seconds(s, counted, work, target, given.factors["matrix"])
-    return np.exp(matrix.BOUND * net(matrix.features(s, counted, work, target), ""))
+            raise TypeError(f"no formulas of {type(counted).__name__}")
+    if given.net is None or work.kernel == "k.attention":
+        return terms
+    assert isinstance(counted, matrix.Blocks)
+    plain = s
+    if listed is not None:
+        plain = Sheet()
+        matrix.seconds(plain, counted, work, target, given.factors[kind])
+    seen = matrix.features(plain, counted, work, target)
+    by = np.exp(matrix.BOUND * given.net(seen, ""))
+    source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
+    by = s.put("learned correction", by, "", source, terse=True)
+    return Terms(terms.compute * by, terms.memory * by, terms.latency * by, terms.roof)
 
 
 def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
@@ -164,12 +179,16 @@ def estimate(
     *,
     s: Sheet | None = None,
     listed: Target | None = None,
+    counted: Counts | None = None,
+    given: Fitted | None = None,
 ) -> library.Estimate:
-    """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency."""
-    if kind_of(work, tiles, target) == "other":
+    """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency.
+    `counted` is what `counts` gave for them, where that is known."""
+    counted = counted or counts(work, tiles, target)
+    if counted is None:
         return library.estimate(work, tiles, listed or target, s=s)
     s = s or Sheet()
-    terms = seconds(s, work, tiles, target, listed=listed)
+    terms = seconds(s, work, counted, target, given, listed=listed)
     compute = s.put("compute", terms.compute, "s")
     memory = s.put("memory", terms.memory, "s")
     busy = s.xp.maximum(compute, memory)
@@ -186,9 +205,11 @@ def interval(work: Work, target: Target, time_s: Number) -> tuple[Number, Number
     return time_s / spread, time_s * spread
 
 
-def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
+def needs(
+    work: Work, tiles: Tiles, target: Target, counted: Counts | None = None
+) -> tuple[Need, ...]:
     """What tiles ask of the target, and of the kernel: registers are not among it, since a compiler
-    spills what does not fit."""
+    spills what does not fit. `counted` is what `counts` gave, where that is known."""
     kind, sm = kind_of(work, tiles, target), target.sm
     if kind == "other":
         return ()
@@ -203,12 +224,15 @@ def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
         rule(f"{d}: cells of a tile", 1.0, n, "at least")
     if kind == "lanes":
         tiles = laid(work, tiles, target)
-        counted = lanes.count(work, tiles, target)
-        threads, smem = counted.threads, counted.reads.smem_bytes
+        nested = counted or lanes.count(work, tiles, target)
+        assert isinstance(nested, lanes.Nested)
+        threads, smem = nested.threads, nested.reads.smem_bytes
         for d, n in tiles.threads.items():
             rule(f"{d}: cells for threads", sizes[d] % n, 0.0, "over")
     elif kind == "matrix":
-        smem = matrix.count(work, tiles, target).smem_bytes
+        blocks = counted or matrix.count(work, tiles, target)
+        assert isinstance(blocks, matrix.Blocks)
+        smem = blocks.smem_bytes
         down, across, deep = matrix.names(work)
         rule(f"{down} in steps of 16", sizes[down] % 16, 0.0, "rows over")
         rule(f"{across} in steps of 8", sizes[across] % 8, 0.0, "columns over")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.generated import needs
+from gpuir.cost.generated.parts import Counts
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles
 from gpuir.cost.work import Work
@@ -57,10 +58,13 @@ def joined(parts: Sequence[Legal]) -> Legal:
     return Legal(np.concatenate([p.ok for p in parts]), tuple(broken), parts[0].target)
 
 
-def is_legal(work: Work, tiles: Tiles, target: Target, count: int) -> Legal:
-    """Whether each of `count` tiles, or kernels, can run on the target."""
+def is_legal(
+    work: Work, tiles: Tiles, target: Target, count: int, counted: Counts | None = None
+) -> Legal:
+    """Whether each of `count` tiles, or kernels, can run on the target; `counted` is what their
+    blocks do, where that is known."""
     ok, broken = np.ones(count, bool), list[tuple[Flags, Need]]()
-    for need in needs(work, tiles, target):
+    for need in needs(work, tiles, target, counted):
         wrong = np.broadcast_to(np.asarray(need.wants) > need.has, (count,))
         if wrong.any():
             ok &= ~wrong
