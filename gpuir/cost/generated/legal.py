@@ -46,15 +46,18 @@ def joined(parts: Sequence[Legal]) -> Legal:
     if len(parts) == 1:
         return parts[0]
     size = sum(len(p.ok) for p in parts)
-    broken: list[tuple[Flags, Need]] = []
+    found: dict[str, tuple[Flags, Need]] = {}
     begin = 0
     for p in parts:
         here = slice(begin, begin + len(p.ok))
         begin = here.stop
         for wrong, need in p.broken:
-            flags, wants, has = np.zeros(size, bool), np.zeros(size), np.zeros(size)
-            flags[here], wants[here], has[here] = wrong, need.wants, need.has
-            broken.append((flags, Need(need.what, wants, has, need.unit, need.of_target)))
+            if need.what not in found:
+                whole = Need(need.what, np.zeros(size), np.zeros(size), need.unit, need.of_target)
+                found[need.what] = np.zeros(size, bool), whole
+            flags, whole = found[need.what]
+            flags[here], whole.wants[here], whole.has[here] = wrong, need.wants, need.has
+    broken = found.values()
     return Legal(np.concatenate([p.ok for p in parts]), tuple(broken), parts[0].target)
 
 
