@@ -173,7 +173,9 @@ def _sweeps(t: Columns) -> Iterator[Problem | Skipped]:
 def _winners(t: Columns) -> Iterator[Problem | Skipped]:
     path = Path(t.file)
     spaces = path.with_name("space_triton.json")
-    known = json.loads(spaces.read_text()) if spaces.is_file() else {}
+    known: dict[str, dict[str, list[int]]] = {}
+    if spaces.is_file():
+        known = json.loads(spaces.read_text())
     blocked = np.where(np.isnan(t.numbers("block_n")), 0.0, 1.0)
     t = t.with_cells({"blocked": blocked})
     inside = t.words("in_space").mapped(lambda x: "yes" if x in ("1", "True", "true") else "")
@@ -248,7 +250,7 @@ def _instances(t: Columns) -> Iterator[Problem | Skipped]:
             reason = f"no known space: {kernel} of {library}" if target else f"no target for {gpu}"
             yield Skipped(path.name, len(rows), reason)
             continue
-        ids = space.numbers("kernel_id")[mine].tolist()
+        ids: list[float] = space.numbers("kernel_id")[mine].tolist()
         chosen = t.numbers("kernel_id")[rows].tolist()
         found = np.array([ids.index(i) if i in ids else -1 for i in chosen])
         good = found >= 0

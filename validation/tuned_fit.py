@@ -94,7 +94,10 @@ def minimised(
 
 
 def _tensors(torch: Any, counted: Any) -> Any:
-    return counted.each(lambda n: torch.as_tensor(np.asarray(n, float)))
+    def tensor(n: Any) -> Any:
+        return torch.as_tensor(np.asarray(n, float))
+
+    return counted.each(tensor)
 
 
 def _time(torch: Any, terms: Any) -> Any:
@@ -114,7 +117,11 @@ def fit_lanes(problems: Sequence[Problem], steps: int = 220) -> dict[str, float]
         drawn = np.random.default_rng(0).permutation(p.count)[:ROWS]
         rows = np.unique(np.r_[drawn, np.argsort(p.time_s)[:250]])
         counted = lanes.count(p.works[0], p.tiles, p.target)
-        some = counted.each(lambda n, rows=rows: n[rows] if np.ndim(n) else n)
+
+        def drawn_of(n: Any, rows: Any = rows) -> Any:
+            return n[rows] if np.ndim(n) else n
+
+        some = counted.each(drawn_of)
         over = p.time_s[rows] / p.time_s.min()
         weight = over**-1.5 + 0.02
         time_s = torch.as_tensor(p.time_s[rows])
@@ -210,7 +217,7 @@ def _anchors(without: str) -> list[tuple[Any, Work, Target, Any, Floats]]:
         random = np.random.default_rng(1)
         columns = np.stack([random.permutation(len(grid))[:300] for _ in shapes])
         tiles = space.tile({p: grid[columns, i] for i, p in enumerate(NAMES)})
-        sizes = {"m": m[:, None], "n": n[:, None], "k": k[:, None]}
+        sizes: dict[str, Any] = {"m": m[:, None], "n": n[:, None], "k": k[:, None]}
         work = kernel("gemm", dtype=dtype, **sizes).work
         counted = matrix.count(work, tiles, target)
         fits = counted.smem_bytes <= target.sm.smem_bytes_per_block

@@ -94,6 +94,8 @@ def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) ->
     fastest = np.argsort(measured, kind="stable")[:10]
     tenth = order[: max(len(order) // 10, 10)]
     near = measured <= 2 * best
+    mean: float = measured.mean()
+    ratio: Floats = np.asarray(time_s[near] / measured[near])
     low, high = generated.interval(p.works[0], p.target, time_s)
     return Swept(
         p.file,
@@ -103,9 +105,9 @@ def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) ->
         *(regret(1), regret(5), regret(10)),
         recall_10=float(np.isin(fastest, tenth).mean()),
         tau=kendall(time_s, measured),
-        random=100 * float(measured.mean() / best - 1),
+        random=100 * (float(mean) / float(best) - 1),
         elsewhere=_elsewhere(p, others),
-        bias=100 * float(np.exp(np.mean(np.log(time_s[near] / measured[near]))) - 1),
+        bias=100 * float(np.exp(np.mean(np.log(ratio))) - 1),
         coverage=100 * float(np.mean((low <= measured)[near] & (measured <= high)[near])),
     )
 

@@ -164,7 +164,8 @@ class Alike:
         options = [np.trunc(np.array(n, float)) for n in (found.stages, found.warps, found.split)]
         for some in self._searched(np.flatnonzero(~fits).tolist(), target):
             self._search(some, target, dims, options, into)
-        return Tiles({d: _exact(n) for d, n in dims.items()}, *map(_exact, options))
+        stages, warps, split = map(_exact, options)
+        return Tiles({d: _exact(n) for d, n in dims.items()}, stages, warps, split)
 
     def _searched(self, rows: Sequence[int], target: Target) -> list[list[int]]:
         """Rows whose tiles are searched among the same ones, together."""

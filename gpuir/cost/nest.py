@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
+PLAIN = ("stages", "warps", "split", "group", "unroll")  # options of a whole tile
 PARTS = (*BY_DIMENSION, *BY_OPERAND)
 WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 
@@ -48,11 +50,9 @@ class Tiles:
     def of(tile: Tile, work: Work) -> Tiles:
         """The tile of a kernel, whole along what it does not cut."""
         whole = {d: max(float(n), 1.0) for d, n in work.extents.items()}
-        return Tiles(
-            whole | {d: float(n) for d, n in tile.dims},
-            *map(float, (tile.stages, tile.warps, tile.split, tile.group, tile.unroll)),
-            **{part: dict(getattr(tile, part)) for part in PARTS},
-        )
+        given: dict[str, Any] = {name: float(getattr(tile, name)) for name in PLAIN}
+        given |= {part: dict(getattr(tile, part)) for part in PARTS}
+        return Tiles(whole | {d: float(n) for d, n in tile.dims}, **given)
 
     def along(self, d: str, work: Work, s: Sheet) -> Number:
         """The tile's extent along a dimension."""
@@ -64,12 +64,10 @@ class Tiles:
 
     def each(self, change: Callable[[Number], Number]) -> Tiles:
         """The tiles with every number changed."""
-        plain = (self.stages, self.warps, self.split, self.group, self.unroll)
-        return Tiles(
-            {d: change(n) for d, n in self.dims.items()},
-            *map(change, plain),
-            **{p: {of: change(n) for of, n in getattr(self, p).items()} for p in PARTS},
-        )
+        given: dict[str, Any] = {name: change(getattr(self, name)) for name in PLAIN}
+        for part in PARTS:
+            given[part] = {of: change(n) for of, n in getattr(self, part).items()}
+        return Tiles({d: change(n) for d, n in self.dims.items()}, **given)
 
 
 @dataclass(frozen=True)

@@ -252,12 +252,10 @@ def _tile(text: str) -> Tile | _Wrong:
         first = min(swapped)
         what = f"{first} goes behind a semicolon: tile(m=64; {first}=2)"
         return _Wrong(what, places[first])
-    return Tile(
-        dims_found,
-        **{k: v for k, v in found.items() if k in TILE_OPTIONS},
-        **{name: _parts(name, parts, str) for name in BY_DIMENSION},
-        **{name: _parts(name, parts, int) for name in BY_OPERAND},
-    )
+    given: dict[str, Any] = {k: v for k, v in found.items() if k in TILE_OPTIONS}
+    given |= {name: _parts(name, parts, str) for name in BY_DIMENSION}
+    given |= {name: _parts(name, parts, int) for name in BY_OPERAND}
+    return Tile(dims_found, **given)
 
 
 def _is_part(option: str, of: str) -> bool:

@@ -243,7 +243,7 @@ def _grouped(
     scales: str = "",
     **dtypes: str | DType,
 ) -> Work:
-    named = {name: dtype_of(d) for name, d in dtypes.items()}
+    named: dict[str, Any] = {name: dtype_of(d) for name, d in dtypes.items()}
     found = sized.gemm(rows / groups, n, k, dtype, b=groups, **named)
     active = 1 - np.exp(-rows / groups)
     operands = list(found.operands)

@@ -91,7 +91,7 @@ def _product(given: Mapping[str, Any]) -> Kernel:
     handed out to that many of them. `scales` is how the operands are scaled."""
     extents = {name: given[name] for name in ("n", "k")}
     more = {name: given[name] for name in ("weight", "scales") if name in given}
-    kind = {"dtype": given["dtype"], "out": "bf16", **more}
+    kind: dict[str, Any] = {"dtype": given["dtype"], "out": "bf16", **more}
     if "groups" in given:
         return kernel("grouped", rows=given["rows"], groups=given["groups"], **extents, **kind)
     return kernel("gemm", m=given["rows"], layout="nt", **extents, **kind)

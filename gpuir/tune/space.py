@@ -14,7 +14,7 @@ import numpy as np
 from gpuir.cost import generated, legal
 from gpuir.cost import tile as library
 from gpuir.cost.generated.legal import Legal, is_legal, joined
-from gpuir.cost.nest import PARTS, Tiles
+from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
@@ -141,15 +141,11 @@ def tile_at(tiles: Tiles, i: int) -> Tile:
     def whole(n: Number) -> int:
         return int(np.asarray(n).reshape(-1)[i if np.size(n) > 1 else 0])
 
-    plain = (tiles.stages, tiles.warps, tiles.split, tiles.group, tiles.unroll)
-    return Tile(
-        tuple((d, whole(n)) for d, n in tiles.dims.items()),
-        *map(whole, plain),
-        **{
-            p: tuple((of, whole(n)) for of, n in getattr(tiles, p).items() if whole(n))
-            for p in PARTS
-        },
-    )
+    given: dict[str, Any] = {name: whole(getattr(tiles, name)) for name in PLAIN}
+    for part in PARTS:
+        options = getattr(tiles, part).items()
+        given[part] = tuple((of, whole(n)) for of, n in options if whole(n))
+    return Tile(tuple((d, whole(n)) for d, n in tiles.dims.items()), **given)
 
 
 @dataclass(frozen=True)

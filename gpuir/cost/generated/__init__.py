@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,7 +93,8 @@ def read(text: str) -> Fitted:
         for kind, known in FACTORS.items()
     }
     net = found.get("net")
-    return Fitted(factors, Net(**{k: np.array(v) for k, v in net.items()}) if net else None)
+    arrays: dict[str, Any] = {k: np.array(v) for k, v in dict(net or {}).items()}
+    return Fitted(factors, Net(**arrays) if arrays else None)
 
 
 def counts(work: Work, tiles: Tiles, target: Target) -> Counts | None:
@@ -159,7 +160,8 @@ def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
     sizes = {d: np.asarray(n, float) for d, n in sizes_of(work, tiles).items()}
     all_threads = np.asarray(tiles.warps, float) * target.sm.warp
     grid = [d for d in work.grid if np.any(sizes[d] > 1)] or list(work.grid[-1:])
-    near, threads = grid[-1], {}
+    near = grid[-1]
+    threads: dict[str, Number] = {}
     square = np.sqrt(all_threads * sizes[near] / (sizes[grid[-2]] if len(grid) > 1 else 1.0))
     square = 2.0 ** np.round(np.log2(np.maximum(square, 1.0)))
     most = np.maximum(sizes[near] / VECTOR, 1.0)

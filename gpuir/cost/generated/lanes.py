@@ -33,6 +33,7 @@ from gpuir.cost.generated.parts import (
     schedulers,
     sizes_of,
     waves_of,
+    where,
 )
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -178,7 +179,7 @@ class Cut:
 
     def apart(self, d: str) -> Number:
         strided = np.asarray(self.tiles.strided.get(d, 0.0)) > 0
-        return np.where(strided, self.threads[d], 1.0)
+        return where(strided, self.threads[d], 1.0)
 
 
 def cut_of(work: Work, tiles: Tiles, target: Target) -> Cut:
@@ -205,7 +206,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
     points = multiplied(cut.cells(d) for d in cut.sizes) * cut.steps
     reduced = multiplied(cut.sizes[d] for d in work.reduced) * cut.steps
     window = multiplied(cut.sizes[d] for d in window_of(work))
-    unroll = np.where(np.asarray(tiles.unroll) > 1, tiles.unroll, UNROLLED)
+    unroll = where(np.asarray(tiles.unroll) > 1, tiles.unroll, UNROLLED)
     ops = work.products / 2 if np.any(work.products) else work.lane_ops
     inputs = [(i, o) for i, o in enumerate(work.operands) if o.staging not in ("written", "kept")]
     reads = reduce(Reads.__add__, (reads_of(i, o, cut, blocks) for i, o in inputs), Reads())
@@ -257,8 +258,8 @@ def uses_of(axis: str, cut: Cut) -> tuple[Number, Number, Number]:
         return most, most, 0.0
     n, window, apart = cut.cells(plain[0]), cut.cells(inside[0]), cut.apart(plain[0])
     meets = apart < window
-    least = np.where(meets, apart * (n - 1) + window, most)
-    again = np.where(meets & (n > 1), np.maximum(apart * (n - 3) + window, 0.0), 0.0)
+    least: Number = where(meets, apart * (n - 1) + window, most)
+    again = where(meets & (n > 1), np.maximum(apart * (n - 3) + window, 0.0), 0.0)
     return least, most, again
 
 
@@ -274,26 +275,26 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
     grid = [d for a in o.dims for _, d in terms(a) if d not in cut.work.reduced]
     near = next((d for d in inner if d in grid), "")
     lanes = cut.lanes[near] if near else 1.0
-    stride = np.where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0
+    stride = where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0
     rows = multiplied(cut.lanes[d] for d in grid if d != near)
     how = np.asarray(tiles.direct.get(i, 0.0))
     direct, staged = 1.0 * (how > 0), 1.0 * (how == 0)
     block_cells = footprint(o.dims, cut.sizes)
     width = footprint(o.dims[-1:], cut.sizes)
     words = o.cell_bytes / 4
-    pitch = np.where(tiles.pad.get(i, 0.0), width + (lanes - width) % BANKS, width)
-    passes = np.where(
+    pitch: Number = where(tiles.pad.get(i, 0.0), width + (lanes - width) % BANKS, width)
+    passes: Number = where(
         rows > 1, conflicts(lanes, rows, pitch), waves_of(lanes, np.maximum(stride, vector), vector)
     )
     # a warp's cells of one row, which may begin anywhere in a line
     span = lanes * np.maximum(stride, vector) * o.cell_bytes
     drift = 1.0 if len(inner) > 1 else 0.0
     spread = sum(
-        (step * cut.lanes[d] * np.where(cut.apart(d) > 1, 1.0, cut.cells(d)) * o.cell_bytes)
+        (step * cut.lanes[d] * where(cut.apart(d) > 1, 1.0, cut.cells(d)) * o.cell_bytes)
         for step, d in terms(o.dims[-1])
         if step % 1
     )
-    lines = np.where(
+    lines: Number = where(
         spread > 0,
         1.0 + (span + spread) / LINE_BYTES,
         np.maximum(rows, 1.0) * np.maximum(1.0, span / LINE_BYTES + drift * (1 - 4 / LINE_BYTES))
@@ -304,7 +305,7 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
     computed = any(step % 1 for a in o.dims for step, _ in terms(a))
     # how the block stages it: `fetch` threads side by side, each with neighbouring cells
     side = tiles.fetch.get(i, np.minimum(block, warp) if near else 1.0)
-    each = np.where(tiles.fetch.get(i, 0.0) > 0, width / side, vector)
+    each: Number = where(tiles.fetch.get(i, 0.0) > 0, width / side, vector)
     fetches = staged * block_cells / block / vector * steps
     reach = np.minimum(side, warp)
     down = np.maximum(1.0, warp / side)
@@ -360,7 +361,7 @@ def _between(o: Operand, cut: Cut) -> Number:
             gap = np.minimum(
                 cut.apart(plain[0]) * (cut.cells(plain[0]) - 1), cut.cells(inside[0]) - 1
             )
-            found = found + np.where(again > 0, gap * sizes, 0.0)
+            found = found + where(again > 0, gap * sizes, 0.0)
             sizes = sizes * cut.cells(inside[0]) * cut.cells(plain[0])
         else:
             sizes = sizes * least

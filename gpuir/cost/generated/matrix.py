@@ -25,6 +25,7 @@ from gpuir.cost.generated.parts import (
     multiplied,
     residents,
     sizes_of,
+    where,
 )
 from gpuir.cost.lanes import SOFTMAX_LANE_OPS
 from gpuir.cost.nest import Tiles, has_clusters, instruction
@@ -144,11 +145,12 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     four = (m >= GROUP_ROWS) & (tiles.warps % 4 == 0)
     grouped = 1.0 * (four if wide else np.zeros_like(m, bool))
     fits = np.minimum(tiles.warps, np.maximum(m / WARP_ROWS, 1.0))
-    balanced = 2.0 ** np.round(np.log2(np.maximum(np.sqrt(tiles.warps * m / n), 1.0)))
-    warps_down = np.where(grouped > 0, fits, np.minimum(fits, balanced))
+    square = np.maximum(np.sqrt(tiles.warps * m / n), 1.0)
+    balanced = np.exp2(np.round(np.log2(square)))
+    warps_down = where(grouped > 0, fits, np.minimum(fits, balanced))
     written = [o for o in work.operands if o.staging == "written"]
     out = sum((o.cell_bytes for o in written), 0.0)
-    buffers = np.maximum(np.where(grouped > 0, tiles.stages, tiles.stages - 1), 1.0)
+    buffers = np.maximum(where(grouped > 0, tiles.stages, tiles.stages - 1), 1.0)
     if is_amd(target):
         buffers = np.maximum(tiles.stages - 1, 1.0)
     none = 0.0 * blocks

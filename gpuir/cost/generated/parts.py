@@ -18,6 +18,7 @@ from gpuir.targets.target import Target
 
 LINE_BYTES = 128  # of a cache, and of all banks of shared memory: CUDA C++ Programming Guide
 BANKS = 32
+where: Callable[..., Number] = np.where
 MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, compute capabilities
 
 
