@@ -95,7 +95,7 @@ def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) ->
     tenth = order[: max(len(order) // 10, 10)]
     near = measured <= 2 * best
     mean: float = measured.mean()
-    ratio: Floats = np.asarray(time_s[near] / measured[near])
+    off: float = np.log(time_s[near] / measured[near]).mean()
     low, high = generated.interval(p.works[0], p.target, time_s)
     return Swept(
         p.file,
@@ -107,7 +107,7 @@ def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) ->
         tau=kendall(time_s, measured),
         random=100 * (float(mean) / float(best) - 1),
         elsewhere=_elsewhere(p, others),
-        bias=100 * float(np.exp(np.mean(np.log(ratio))) - 1),
+        bias=100 * (float(np.exp(off)) - 1),
         coverage=100 * float(np.mean((low <= measured)[near] & (measured <= high)[near])),
     )
 

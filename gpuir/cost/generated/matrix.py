@@ -145,8 +145,8 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     four = (m >= GROUP_ROWS) & (tiles.warps % 4 == 0)
     grouped = 1.0 * (four if wide else np.zeros_like(m, bool))
     fits = np.minimum(tiles.warps, np.maximum(m / WARP_ROWS, 1.0))
-    square = np.maximum(np.sqrt(tiles.warps * m / n), 1.0)
-    balanced = np.exp2(np.round(np.log2(square)))
+    square: Number = np.maximum(np.sqrt(tiles.warps * m / n), 1.0)
+    balanced: Number = np.exp2(np.round(np.log2(square)))
     warps_down = where(grouped > 0, fits, np.minimum(fits, balanced))
     written = [o for o in work.operands if o.staging == "written"]
     out = sum((o.cell_bytes for o in written), 0.0)
