@@ -1,0 +1,116 @@
+"""One call for one kernel, arrays for many: the public way to ask."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import gpuir
+from gpuir.cost.sized import gemm
+from gpuir.ir.types import bf16
+from gpuir.tune.kernels import KINDS
+
+EXTENTS = {
+    "gemm": {"m": 512, "n": 512, "k": 512},
+    "conv": {"batch": 8, "channels": 64, "size": (28, 28), "filters": 64, "window": 3},
+    "attention": {"batch": 2, "heads": 8, "queries": 512, "keys": 512, "head": 64},
+    "rows": {"rows": 4096, "columns": 768},
+    "map": {"cells": 1 << 20},
+    "experts": {"tokens": 64, "hidden": 1024, "inter": 512, "topk": 2, "experts": 8},
+    "grouped": {"rows": 512, "n": 1024, "k": 1024, "groups": 8},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_has_a_time_candidates_and_heuristics(name):
+    k = gpuir.kernel(name, target="a100", **EXTENTS[name])
+    assert k.time_s > 0 and k.bound in ("compute", "memory", "latency")
+    low, high = k.interval_s or (0.0, np.inf)
+    assert low <= k.time_s <= high
+    best = gpuir.heuristics(k, count=4)
+    assert 1 <= len(best) <= 4
+    assert [r.time_s for r in best] == sorted(r.time_s for r in best)
+    again = gpuir.kernel(name, target="a100", tile=best[0].tile, **EXTENTS[name])
+    assert again.time_s == pytest.approx(best[0].time_s, rel=1e-9)
+    assert again.cost is not None and again.cost.by in ("generated@1", "tile@2")
+
+
+def test_many_at_once_are_as_each_alone():
+    m = np.array([64.0, 512.0, 4096.0])
+    many = gpuir.kernel("gemm", m=m, n=1024, k=1024, dtype="bf16", target="h100-sxm")
+    tiles = gpuir.Tiles({"m": 64.0, "n": 128.0, "k": 64.0, "b": 1.0}, 3.0, 4.0)
+    found = gpuir.predict(many, tiles)
+    tile = gpuir.Tile((("m", 64), ("n", 128), ("k", 64), ("b", 1)), 3, 4)
+    for i, rows in enumerate(m):
+        one = gpuir.kernel(
+            "gemm", m=int(rows), n=1024, k=1024, dtype="bf16", target="h100-sxm", tile=tile
+        )
+        assert found.time_s[i] == pytest.approx(one.time_s, rel=1e-12)
+    assert (found.low_s < found.time_s).all() and (found.time_s < found.high_s).all()
+    library = gpuir.predict(many)
+    assert library.time_s.shape == (3,) and not any(library.reasons)
+
+
+def test_parts_side_by_side_are_as_one():
+    k = gpuir.kernel("gemm", m=4096, n=4096, k=4096, dtype="bf16", target="a100")
+    tiles = gpuir.candidates(k)
+    count = len(np.ravel(tiles.stages))
+    large = tiles.each(lambda n: np.tile(np.broadcast_to(n, (count,)), 8))
+    found, once = gpuir.predict(k, large), gpuir.predict(k, tiles)
+    assert (found.time_s.reshape(8, -1) == once.time_s).all()
+    with ThreadPoolExecutor(4) as pool:
+        for other in pool.map(lambda _: gpuir.predict(k, tiles).time_s, range(8)):
+            assert (other == once.time_s).all()
+
+
+def test_what_is_not_legal_is_infinite_and_says_why():
+    k = gpuir.kernel("gemm", m=4096, n=4096, k=4096, target="t4")
+    m, stages = np.array([128.0, 128.0, 100.0, 4096.0]), np.array([2.0, 5.0, 2.0, 2.0])
+    found = gpuir.predict(k, gpuir.Tiles({"m": m, "n": 128.0, "k": 32.0, "b": 1.0}, stages, 4.0))
+    assert found.legal.ok.tolist() == [True, False, False, False]
+    assert np.isinf(found.time_s[1:]).all() and np.isfinite(found.time_s[0])
+    assert found.reasons[0] == "" and found.reasons[1] == "stages: 5 deep, at most 2"
+    assert "m in steps of 16" in found.reasons[2] and "shared memory" in found.reasons[3]
+
+
+def test_layouts_epilogues_and_scales():
+    def made(**more):
+        return gpuir.kernel("gemm", m=64, n=64, k=64, dtype="bf16", **more).work
+
+    assert made() == gemm(64, 64, 64, bf16)
+    assert made(layout="nt").operands[1].dims == ("b", "n", "k")
+    assert made(epilogue=("bias", "gelu")).lane_ops > made(epilogue=("bias",)).lane_ops
+    assert made(scales="block").kind == "block scales"
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: gpuir.kernel("gem", m=1, n=1, k=1), "no kind of kernel 'gem'"),
+        (lambda: gpuir.kernel("gemm", m=1, n=1), "give k="),
+        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1, q=1), "a gemm is not known by that"),
+        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1, dtype="f17"), "no dtype 'f17'"),
+        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1, layout="xy"), "no layout 'xy'"),
+        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1).time_s, "no target was named"),
+        (lambda: gpuir.heuristics(gpuir.kernel("gemm", m=1, n=1, k=1)), "no target was named"),
+        (
+            lambda: gpuir.kernel(
+                "gemm", m=64, n=64, k=64, target="a100", tile=gpuir.Tile((("m", 0), ("n", 64)))
+            ),
+            "m=0: a tile has at least one cell",
+        ),
+        (
+            lambda: gpuir.predict(
+                gpuir.kernel("gemm", m=np.ones(3), n=64, k=64, target="a100"),
+                gpuir.Tiles({"m": np.ones(2)}),
+            ),
+            "arrays of different lengths",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(ask, message):
+    with pytest.raises(gpuir.GpuirError) as error:
+        ask()
+    assert message in str(error.value)
