@@ -68,7 +68,7 @@ def prune(
     tiles = _pipelined(known.tiles(meta), device)
     found = predict(kernel, tiles, device)
     found = _only(found, known.allows(kernel, meta))
-    most = top if isinstance(top, int) else max(1, int(len(configs) * top))
+    most = _most(top, len(configs))
     places = keep(found.time_s, most)
     rest = tuple(c for c in configs if not _is_plain(c))
     return Pruned((*(judged[i] for i in places), *rest), found, judged, worst_loss(found, places))
@@ -103,6 +103,7 @@ def pruner(
     Triton's `top_k` is left at 1.0, since it would cut those too.
     """
     known, device = _template(template), load_target(target) if isinstance(target, str) else target
+    _most(top, 1)
     said = set[str]()
     more = {} if dtype is None else {"dtype": dtype}
 
@@ -166,6 +167,20 @@ def _triton() -> Any:
         raise UsageError(
             "configurations need Triton", found=str(error), fix="pip install 'gpuir[triton]'"
         ) from error
+
+
+def _most(top: int | float, count: int) -> int:
+    """How many of `count` are kept: a number of them, or a share."""
+    if isinstance(top, int) and top >= 1:
+        return top
+    if not isinstance(top, int) and 0 < top <= 1:
+        return max(1, int(count * top))
+    raise UsageError(
+        "nothing would be left, or too much",
+        expected="a whole number from 1, or a share up to 1.0",
+        found=f"top={top}",
+        fix="top=8",
+    )
 
 
 def _template(template: str | Template) -> Template:

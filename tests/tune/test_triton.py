@@ -175,6 +175,12 @@ def test_a_wrong_template_is_told_the_right_ones():
         pruner("matmull", "a100")
 
 
+@pytest.mark.parametrize("top", [0, -1, 0.0, 1.5])
+def test_a_wrong_top_is_told_at_once(top: float):
+    with pytest.raises(UsageError, match="whole number from 1"):
+        pruner("matmul", "a100", top=top)
+
+
 def test_a_wrong_target_is_told_at_once():
     with pytest.raises(gpuir.GpuirError, match="h100"):
         pruner("matmul", "h100-smx")
