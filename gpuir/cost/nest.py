@@ -63,11 +63,12 @@ class Tiles:
         return self.each(lambda n: np.asarray(n)[which] if np.ndim(n) else n)
 
     def each(self, change: Callable[[Number], Number]) -> Tiles:
-        """The tiles with every number changed."""
+        """The tiles with every number changed, in the order of the fields."""
+        dims = {d: change(n) for d, n in self.dims.items()}
         given: dict[str, Any] = {name: change(getattr(self, name)) for name in PLAIN}
         for part in PARTS:
             given[part] = {of: change(n) for of, n in getattr(self, part).items()}
-        return Tiles({d: change(n) for d, n in self.dims.items()}, **given)
+        return Tiles(dims, **given)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from cost.works import tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuir.cost import sized
 from gpuir.cost.many import BOUNDS, XP, Batch, Exact
 from gpuir.cost.tile import best_tiles, cost_of
-from gpuir.fit import sized
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
 
