@@ -14,9 +14,15 @@ def test_the_table_has_every_configuration():
 
 def test_gpuir_never_holds_for_legal_what_shared_memory_cannot_hold():
     for config, taken in tool.rows():
-        need = tool.predicted(config)["shared memory"]
+        need = tool.predicted(config).smem
         if taken.smem_bytes > need.has:
             assert need.wants > need.has, config
+
+
+def test_it_compares_the_whole_table(capsys: pytest.CaptureFixture[str]):
+    tool.compare()
+    printed = capsys.readouterr().out
+    assert f"wrong on too much shared memory: 0 of {len(tool.CONFIGS)}" in printed
 
 
 def test_a_block_has_a_buffer_a_stage_or_one_less():

@@ -36,10 +36,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gpuir.cost.generated import needs
+from gpuir.cost.generated import cost_of, needs
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles
 from gpuir.ir.notes import Tile
+from gpuir.ir.types import tf32
 from gpuir.targets.load import load_target
 from gpuir.tune.kernels import kernel
 
@@ -222,38 +223,51 @@ def _of(kind: Any, row: dict[str, str]) -> Any:
     )
 
 
-def predicted(config: Config) -> dict[str, Need]:
-    """What gpuir says that a configuration needs, by name, of a product with large extents."""
-    work = kernel("gemm", m=4096, n=4096, k=4096, dtype=config.dtype).work
+@dataclass(frozen=True)
+class Predicted:
+    """What gpuir says of it, of a product with large extents."""
+
+    smem: Need
+    registers: float  # a thread wants
+    spilled: float  # registers of a thread that do not fit
+
+
+def predicted(config: Config) -> Predicted:
+    # which Triton's dot takes by itself
+    math: dict[str, Any] = {"math": tf32} if config.dtype == "f32" else {}
+    work = kernel("gemm", m=4096, n=4096, k=4096, dtype=config.dtype, **math).work
     sizes = (("m", config.block_m), ("n", config.block_n), ("k", config.block_k))
     tile = Tile(sizes, config.stages, config.warps, group=8)
-    return {n.what: n for n in needs(work, Tiles.of(tile, work), load_target(TARGETS[config.isa]))}
+    target = load_target(TARGETS[config.isa])
+    found = {n.what: n for n in needs(work, Tiles.of(tile, work), target)}
+    cost = cost_of(work, tile, target)
+    registers, spilled = cost.fact("registers"), cost.fact("spilled")
+    assert registers is not None and spilled is not None
+    return Predicted(found["shared memory"], registers, spilled)
 
 
 def compare() -> None:
     """A line a configuration, then how far gpuir is off, and how often it is wrong on legality."""
     numbers = ("m", "n", "k", "stages", "warps")
-    line = "{:6}{:5}" + "{:>7}" * len(numbers) + "{:>9}{:>8}{:>7}{:>7}{:>7}"
-    print(line.format("isa", "dtype", *numbers, "smem", "gpuir", "regs", "gpuir", "spill"))
+    line = "{:6}{:5}" + "{:>7}" * len(numbers) + "{:>9}{:>8}{:>7}{:>7}{:>7}{:>7}"
+    print(line.format("isa", "dtype", *numbers, "smem", "gpuir", "regs", "gpuir", "spill", "gpuir"))
     errors: dict[str, list[float]] = {"shared memory": [], "registers, where none spill": []}
-    wrong = {"too much shared memory": 0, "too many registers (spills, or refused)": 0}
+    wrong = {"too much shared memory": 0, "whether registers spill (or are too few)": 0}
     for c, r in rows():
         ours = predicted(c)
-        smem, registers = ours["shared memory"], ours["registers"]
+        smem_bytes = float(ours.smem.wants)
+        spilled = r.spill_bytes if r.compiles else "never"
         sizes = (c.block_m, c.block_n, c.block_k, c.stages, c.warps)
-        wants = (r.smem_bytes, f"{smem.wants:.0f}", r.registers, f"{registers.wants:.0f}")
-        print(line.format(c.isa, c.dtype, *sizes, *wants, r.spill_bytes if r.compiles else "never"))
+        wants = (r.smem_bytes, f"{smem_bytes:.0f}", r.registers, f"{ours.registers:.0f}")
+        print(line.format(c.isa, c.dtype, *sizes, *wants, spilled, f"{4 * ours.spilled:.0f}"))
         spills = r.spill_bytes > NO_SPILL_BYTES or not r.compiles
-        wrong["too many registers (spills, or refused)"] += spills != (
-            registers.wants > registers.has
-        )
+        wrong["whether registers spill (or are too few)"] += spills != (ours.spilled > 0)
         if r.compiles:
-            wrong["too much shared memory"] += (r.smem_bytes > smem.has) != (smem.wants > smem.has)
-            errors["shared memory"].append(float(smem.wants) / r.smem_bytes - 1)
+            has = float(ours.smem.has)
+            wrong["too much shared memory"] += (r.smem_bytes > has) != (smem_bytes > has)
+            errors["shared memory"].append(smem_bytes / r.smem_bytes - 1)
             if not r.spill_bytes:
-                errors["registers, where none spill"].append(
-                    float(registers.wants) / r.registers - 1
-                )
+                errors["registers, where none spill"].append(ours.registers / r.registers - 1)
     for name, found in errors.items():
         size = sorted(map(abs, found))
         near = sum(e <= 0.05 for e in size)
