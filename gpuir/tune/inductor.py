@@ -21,6 +21,7 @@ import numpy as np
 from gpuir.cost import generated
 from gpuir.cost.nest import Tiles
 from gpuir.ir.errors import GpuirError, UsageError, reason
+from gpuir.ir.types import f32, tf32
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from gpuir.tune.keep import keep
@@ -183,8 +184,9 @@ def products(choices: Sequence[Any], inputs: Any, op: str, seen: Seen) -> list[A
         return list(choices)
 
     def judged() -> tuple[Kernel, Tiles]:
-        columns = _columns([c.params.to_kwargs() for c in known], (*BLOCKS, "GROUP_M"))
-        return _product(inputs), _blocks(columns)
+        rows = [c.params.to_kwargs() for c in known]
+        in_tf32 = all(row.get("ALLOW_TF32", False) for row in rows)
+        return _product(inputs, in_tf32), _blocks(_columns(rows, (*BLOCKS, "GROUP_M")))
 
     kept = set(map(id, _kept(known, op, seen, judged)))
     return [c for c in choices if id(c) in kept or not _is_plain_product(c)]
@@ -307,15 +309,16 @@ def _blocks(columns: Mapping[str, Any]) -> Tiles:
     )
 
 
-def _product(inputs: Any) -> Kernel:
-    """The product of Inductor's kernel inputs, the bias of addmm aside."""
+def _product(inputs: Any, in_tf32: bool = False) -> Kernel:
+    """The product of Inductor's kernel inputs, the bias of addmm aside; of f32 `in_tf32` or not."""
     m, n, k = inputs.mnk_hinted()
     places = inputs._mat1_idx, inputs._mat2_idx
     shapes, strides = inputs.shapes_hinted(), inputs.strides_hinted()
     turned = ["t" if strides[i][-2] == 1 and shapes[i][-2] > 1 else "n" for i in places]
     a, b = (dtype_named(inputs.dtype(i)) for i in places)
+    math: dict[str, Any] = {"math": tf32} if in_tf32 and a == f32 else {}
     return kernel(
-        "gemm", m=m, n=n, k=k, b=inputs.batch_hinted(), dtype=a, weight=b,
+        "gemm", m=m, n=n, k=k, b=inputs.batch_hinted(), dtype=a, weight=b, **math,
         out=dtype_named(inputs.out_dtype()), layout="".join(turned),
     )  # fmt: skip
 

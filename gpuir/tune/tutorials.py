@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.types import DTYPES, DType
+from gpuir.ir.types import DTYPES, DType, f32, tf32
 from gpuir.tune.kernels import Kernel, kernel
 from gpuir.tune.templates import Meta, Template
 
@@ -119,8 +119,11 @@ def layout(args: Args, *strides: tuple[str, str]) -> str:
 
 def _matmul(args: Args) -> Kernel:
     a = dtype_of(args, "a_ptr")
+    # tl.dot takes TF32 for f32, unless it is told otherwise (triton/language/core.py, dot)
+    math: dict[str, Any] = {"math": tf32} if a == f32 else {}
     return kernel(
         "gemm",
+        **math,
         m=extent(args, "M"),
         n=extent(args, "N"),
         k=extent(args, "K"),

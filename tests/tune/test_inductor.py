@@ -18,6 +18,7 @@ import pytest
 import gpuir
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost
+from gpuir.ir.types import tf32
 from gpuir.tune import inductor
 from gpuir.tune.inductor import disable, enable, enabled
 
@@ -232,6 +233,10 @@ def test_where_nothing_can_run_nothing_is_dropped():
         assert inductor.products(huge, inputs, "mm", seen_by()) == huge
     work = inductor._product(inputs).work
     assert work == gpuir.kernel("gemm", m=512, n=512, k=512, layout="nt").work
+    inputs.dtype = inputs.out_dtype = lambda *i: "torch.float32"
+    for in_tf32, math in ((True, {"math": tf32}), (False, {})):
+        expected = gpuir.kernel("gemm", m=512, n=512, k=512, layout="nt", dtype="f32", **math)
+        assert inductor._product(inputs, in_tf32).work == expected.work
 
 
 def test_the_gradient_of_a_convolution_stays():

@@ -17,6 +17,7 @@ from tune import stand_in
 
 import gpuir
 from gpuir.ir.errors import UsageError
+from gpuir.ir.types import tf32
 from gpuir.tune import tutorials
 from gpuir.tune.kernels import nest
 from gpuir.tune.space import predict
@@ -222,6 +223,8 @@ def test_what_a_launch_says_is_the_kernel():
     turned = ARGS["matmul"] | {"stride_bk": 1, "stride_bn": 2048}
     k = tutorials.MATMUL.kernel(turned)
     assert k.work == gpuir.kernel("gemm", m=1024, n=512, k=2048, dtype="bf16", layout="nt").work
+    k = tutorials.MATMUL.kernel(launch(64, 64, 64, "float32"))
+    assert k.work == gpuir.kernel("gemm", m=64, n=64, k=64, dtype="f32", math=tf32).work
     k = tutorials.ATTENTION.kernel(ARGS["attention"])
     assert k.work.density < 1  # causal
     k = tutorials.ATTENTION.kernel(ARGS["attention"] | {"STAGE": 1})
