@@ -112,6 +112,9 @@ def _table(path: Path) -> Iterator[Problem | Skipped]:
         return _winners(t)
     if {"kernel_id", "libtype"} <= set(file.names):
         return _instances(t)
+    if {"stage1_kernel", "stage2_kernel"} <= set(file.names):
+        reason = "pairs of kernels of a mixture, whose space is not published"
+        return iter([Skipped(path.name, t.count, reason)])
     raise UsageError(
         "not a table of tuned kernels",
         where=str(path),
