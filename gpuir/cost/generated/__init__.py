@@ -52,9 +52,9 @@ KINDS: Mapping[type[Counts], Kind] = {
     rows.Streams: "rows",
 }
 
-# Between what factors 80 % of measurements lie: of lanes by the fastest tenth of each public sweep
-# on a GPU that was left out; of products by nothing but the library's kernels, whose measurements
-# they are scaled to; of maps and rows assumed.
+# Between what factors 80 % of measurements lie. Lanes: of configurations within twice the best of a
+# public sweep 83 to 100 % do, and 79 to 100 % where the GPU was left out of the fit. Products:
+# assumed, since winners come without times. Maps and rows: assumed.
 SPREAD: Mapping[Kind, float] = {"lanes": 1.6, "matrix": 1.6, "rows": 2.0, "other": 2.0}
 
 
