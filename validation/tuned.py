@@ -32,6 +32,8 @@ GPUS = {
     "h100-sxm5-80gb": "h100-sxm-80gb",
     "h100-unspecified": "h100-sxm-80gb",
     "mi350x/mi355x": "mi355x",
+    "gb300-288gb": "b300-sxm-288gb",
+    "gb300": "b300-sxm-288gb",
 }
 SWEPT = {
     "gemm": "clblast.xgemm",

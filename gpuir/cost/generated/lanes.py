@@ -263,60 +263,101 @@ def uses_of(axis: str, cut: Cut) -> tuple[Number, Number, Number]:
     return least, most, again
 
 
-def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
-    """What the reads of one operand come to."""
-    tiles, block, steps = cut.tiles, cut.block, cut.steps
-    warp = float(cut.target.sm.warp)
-    axes = [uses_of(a, cut) for a in o.dims]
-    least, most = (multiplied(axis[j] for axis in axes) for j in (0, 1))
-    inner = [d for _, d in terms(o.dims[-1])] if o.dims else []
-    wide = [tiles.vector[d] for d in inner if d in tiles.vector]
-    vector = np.minimum(wide[0] if wide else 1.0, WIDEST)
-    grid = [d for a in o.dims for _, d in terms(a) if d not in cut.work.reduced]
-    near = next((d for d in inner if d in grid), "")
-    lanes = cut.lanes[near] if near else 1.0
-    stride = where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0
-    rows = multiplied(cut.lanes[d] for d in grid if d != near)
-    how = np.asarray(tiles.direct.get(i, 0.0))
-    direct, staged = 1.0 * (how > 0), 1.0 * (how == 0)
-    block_cells = footprint(o.dims, cut.sizes)
-    width = footprint(o.dims[-1:], cut.sizes)
-    words = o.cell_bytes / 4
-    pitch: Number = where(tiles.pad.get(i, 0.0), width + (lanes - width) % BANKS, width)
-    passes: Number = where(
-        rows > 1, conflicts(lanes, rows, pitch), waves_of(lanes, np.maximum(stride, vector), vector)
-    )
-    # a warp's cells of one row, which may begin anywhere in a line
-    span = lanes * np.maximum(stride, vector) * o.cell_bytes
-    drift = 1.0 if len(inner) > 1 else 0.0
+@dataclass(frozen=True)
+class Lying:
+    """How an operand lies before a warp, as one load of it sees it: neighbouring lanes along its
+    last axis, the words between the cells of two, the rows that the others read, and the loops that
+    blocks divide among them."""
+
+    near: str  # the loop of those lanes, or nothing
+    lanes: Number
+    stride: Number
+    rows: Number
+    vector: Number
+    width: Number  # cells of a block's row
+    pitch: Number  # and from one to the next in shared memory
+    grid: tuple[str, ...]
+
+    @staticmethod
+    def of(i: int, o: Operand, cut: Cut) -> Lying:
+        inner = [d for _, d in terms(o.dims[-1])] if o.dims else []
+        wide = [cut.tiles.vector[d] for d in inner if d in cut.tiles.vector]
+        grid = [d for a in o.dims for _, d in terms(a) if d not in cut.work.reduced]
+        near = next((d for d in inner if d in grid), "")
+        lanes = cut.lanes[near] if near else 1.0
+        width = footprint(o.dims[-1:], cut.sizes)
+        padded = width + (lanes - width) % BANKS
+        return Lying(
+            near=near,
+            lanes=lanes,
+            stride=where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0,
+            rows=multiplied(cut.lanes[d] for d in grid if d != near),
+            vector=np.minimum(wide[0] if wide else 1.0, WIDEST),
+            width=width,
+            pitch=where(cut.tiles.pad.get(i, 0.0), padded, width),
+            grid=tuple(grid),
+        )
+
+
+def _lines(o: Operand, cut: Cut, lying: Lying) -> Number:
+    """Lines of the first cache that a warp's load takes, or passes over its banks."""
+    span = lying.lanes * np.maximum(lying.stride, lying.vector) * o.cell_bytes
     spread = sum(
         (step * cut.lanes[d] * where(cut.apart(d) > 1, 1.0, cut.cells(d)) * o.cell_bytes)
         for step, d in terms(o.dims[-1])
         if step % 1
     )
-    lines: Number = where(
-        spread > 0,
-        1.0 + (span + spread) / LINE_BYTES,
-        np.maximum(rows, 1.0) * np.maximum(1.0, span / LINE_BYTES + drift * (1 - 4 / LINE_BYTES))
-        if drift
-        else np.maximum(np.maximum(1.0, span / LINE_BYTES), lanes * vector * words / BANKS),
-    )
-    addressed = 32.0 / load_lanes(cut.target)  # clocks that a warp's addresses take
-    computed = any(step % 1 for a in o.dims for step, _ in terms(a))
-    # how the block stages it: `fetch` threads side by side, each with neighbouring cells
-    side = tiles.fetch.get(i, np.minimum(block, warp) if near else 1.0)
-    each: Number = where(tiles.fetch.get(i, 0.0) > 0, width / side, vector)
-    fetches = staged * block_cells / block / vector * steps
-    reach = np.minimum(side, warp)
-    down = np.maximum(1.0, warp / side)
+    if np.any(spread):  # rows that begin a little further each
+        return 1.0 + (span + spread) / LINE_BYTES
+    if len(terms(o.dims[-1])) > 1:  # rows of a window begin anywhere in a line
+        drift = 1 - o.cell_bytes / LINE_BYTES
+        return np.maximum(lying.rows, 1.0) * np.maximum(1.0, span / LINE_BYTES + drift)
+    words = lying.lanes * lying.vector * o.cell_bytes / 4
+    return np.maximum(np.maximum(1.0, span / LINE_BYTES), words / BANKS)
+
+
+def _staged(i: int, o: Operand, cut: Cut, lying: Lying, cells: Number) -> Reads:
+    """What it takes to bring a block's cells of an operand into shared memory: `fetch` threads side
+    by side, each with neighbouring cells."""
+    tiles, warp, vector = cut.tiles, float(cut.target.sm.warp), lying.vector
+    side = tiles.fetch.get(i, np.minimum(cut.block, warp) if lying.near else 1.0)
+    each: Number = where(tiles.fetch.get(i, 0.0) > 0, lying.width / side, vector)
+    loads = cells / cut.block / vector * cut.steps
+    reach, down = np.minimum(side, warp), np.maximum(1.0, warp / side)
     return Reads(
-        shared_least=staged * least / vector * steps,
-        shared_most=staged * most / vector * steps,
-        shared_waves=staged * least / vector * steps * np.maximum(passes, addressed),
-        direct_least=direct * least / vector * steps,
-        direct_most=direct * most / vector * steps,
-        direct_waves=direct * least * steps * np.maximum(lines / vector, addressed),
-        read_only=1.0 * (how > 1) * least / vector * steps,
+        staged=loads,
+        stage_waves=loads * down * np.maximum(1.0, reach * each * o.cell_bytes / LINE_BYTES),
+        store_waves=loads * down * waves_of(reach, np.maximum(each, vector), vector),
+        staging=1.0,
+        smem_bytes=cells / lying.width * lying.pitch * o.cell_bytes * tiles.stages,
+    )
+
+
+def _passes(lying: Lying) -> Number:
+    """Passes over shared memory of a warp's load."""
+    near = waves_of(lying.lanes, np.maximum(lying.stride, lying.vector), lying.vector)
+    return where(lying.rows > 1, conflicts(lying.lanes, lying.rows, lying.pitch), near)
+
+
+def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
+    """What the reads of one operand come to."""
+    lying = Lying.of(i, o, cut)
+    axes = [uses_of(a, cut) for a in o.dims]
+    least, most = (multiplied(axis[j] for axis in axes) * cut.steps for j in (0, 1))
+    cells, vector = footprint(o.dims, cut.sizes), lying.vector
+    own = multiplied(cut.cells(d) for d in lying.grid)
+    how = np.asarray(cut.tiles.direct.get(i, 0.0))
+    direct, staged = 1.0 * (how > 0), 1.0 * (how == 0)
+    addressed = 32.0 / load_lanes(cut.target)  # clocks that a warp's addresses take
+    sectors = np.maximum(1.0, SECTOR_BYTES / np.maximum(lying.width * o.cell_bytes, 1.0))
+    found = Reads(
+        shared_least=staged * least / vector,
+        shared_most=staged * most / vector,
+        shared_waves=staged * least / vector * np.maximum(_passes(lying), addressed),
+        direct_least=direct * least / vector,
+        direct_most=direct * most / vector,
+        direct_waves=direct * least * np.maximum(_lines(o, cut, lying) / vector, addressed),
+        read_only=1.0 * (how > 1) * least / vector,
         between=_between(o, cut),
         kept=sum(
             (
@@ -325,28 +366,16 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
             ),
             0.0,
         ),
-        computed=most * steps if computed else 0.0,
-        computed_more=(multiplied(cut.cells(d) for d in grid) - 1)
-        * most
-        / np.maximum(multiplied(cut.cells(d) for d in grid), 1.0)
-        * steps
-        if computed
-        else 0.0,
-        computed_rows=_rows(o, cut) * steps if computed else 0.0,
-        staged=fetches,
-        stage_waves=fetches * down * np.maximum(1.0, reach * each * o.cell_bytes / LINE_BYTES),
-        store_waves=fetches * down * waves_of(reach, np.maximum(each, vector), vector),
-        staging=staged,
-        fragments=0.0 if window_of(cut.work) else multiplied(cut.cells(d) for d in grid),
-        smem_bytes=staged * block_cells / width * pitch * o.cell_bytes * tiles.stages,
-        direct_bytes=direct * least * steps * block * o.cell_bytes,
-        held_bytes=direct * block_cells * o.cell_bytes,
-        l2_bytes=blocks
-        * steps
-        * block_cells
-        * o.cell_bytes
-        * np.maximum(1.0, SECTOR_BYTES / np.maximum(width * o.cell_bytes, 1.0)),
+        fragments=0.0 if window_of(cut.work) else own,
+        direct_bytes=direct * least * cut.block * o.cell_bytes,
+        held_bytes=direct * cells * o.cell_bytes,
+        l2_bytes=blocks * cut.steps * cells * o.cell_bytes * sectors,
     )
+    found = found + _staged(i, o, cut, lying, cells).each(lambda n: staged * n)
+    if not any(step % 1 for a in o.dims for step, _ in terms(a)):
+        return found
+    rows = _rows(o, cut) * cut.steps
+    return found + Reads(computed=most, computed_more=most * (1 - 1 / own), computed_rows=rows)
 
 
 def _between(o: Operand, cut: Cut) -> Number:
