@@ -97,6 +97,7 @@ def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) ->
     mean: float = measured.mean()
     off: float = np.log(time_s[near] / measured[near]).mean()
     low, high = generated.interval(p.works[0], p.target, time_s)
+    held: Any = (low <= measured) & (measured <= high)
     return Swept(
         p.file,
         p.kernel,
@@ -108,7 +109,7 @@ def swept(p: Problem, others: Sequence[Problem], given: Fitted | None = None) ->
         random=100 * (float(mean) / float(best) - 1),
         elsewhere=_elsewhere(p, others),
         bias=100 * (float(np.exp(off)) - 1),
-        coverage=100 * float(np.mean((low <= measured)[near] & (measured <= high)[near])),
+        coverage=100 * float(held[near].mean()),
     )
 
 

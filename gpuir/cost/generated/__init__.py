@@ -28,7 +28,7 @@ import numpy as np
 from gpuir.cost import tile as library
 from gpuir.cost.family import Terms
 from gpuir.cost.generated import lanes, matrix, rows
-from gpuir.cost.generated.parts import Counts, sizes_of
+from gpuir.cost.generated.parts import Counts, power_of_two, sizes_of
 from gpuir.cost.learned import Net
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
@@ -163,7 +163,7 @@ def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
     near = grid[-1]
     threads: dict[str, Number] = {}
     square = np.sqrt(all_threads * sizes[near] / (sizes[grid[-2]] if len(grid) > 1 else 1.0))
-    square = 2.0 ** np.round(np.log2(np.maximum(square, 1.0)))
+    square = power_of_two(square)
     most = np.maximum(sizes[near] / VECTOR, 1.0)
     threads[near] = np.minimum(np.minimum(square if len(grid) > 1 else most, most), all_threads)
     left: Number = all_threads / threads[near]

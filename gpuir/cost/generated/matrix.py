@@ -23,6 +23,7 @@ from gpuir.cost.generated.parts import (
     is_amd,
     joined,
     multiplied,
+    power_of_two,
     residents,
     sizes_of,
     where,
@@ -145,8 +146,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     four = (m >= GROUP_ROWS) & (tiles.warps % 4 == 0)
     grouped = 1.0 * (four if wide else np.zeros_like(m, bool))
     fits = np.minimum(tiles.warps, np.maximum(m / WARP_ROWS, 1.0))
-    square: Number = np.maximum(np.sqrt(tiles.warps * m / n), 1.0)
-    balanced: Number = np.exp2(np.round(np.log2(square)))
+    balanced = power_of_two(np.sqrt(tiles.warps * m / n))
     warps_down = where(grouped > 0, fits, np.minimum(fits, balanced))
     written = [o for o in work.operands if o.staging == "written"]
     out = sum((o.cell_bytes for o in written), 0.0)

@@ -19,6 +19,8 @@ from gpuir.targets.target import Target
 LINE_BYTES = 128  # of a cache, and of all banks of shared memory: CUDA C++ Programming Guide
 BANKS = 32
 where: Callable[..., Number] = np.where
+log2: Callable[..., Number] = np.log2
+rounded: Callable[..., Number] = np.round
 MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, compute capabilities
 
 
@@ -56,6 +58,11 @@ class Counts:
 
 def multiplied(numbers: Any) -> Number:
     return reduce(mul, numbers, 1.0)
+
+
+def power_of_two(n: Number) -> Number:
+    """The nearest power of two, at least 1."""
+    return 2.0 ** rounded(log2(np.maximum(n, 1.0)))
 
 
 def is_amd(target: Target) -> bool:
