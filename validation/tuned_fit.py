@@ -284,7 +284,7 @@ def _fit_net(torch: Any, problems: Sequence[Problem], factors: Numbers, steps: i
             s = Sheet()
             terms = matrix.seconds(s, counted, work, r.target, factors)
             times.append(np.maximum(terms.compute, terms.memory) + terms.latency)
-            features = matrix.features(s, counted, work, r.target)
+            features = matrix.features(s, counted, work, r.target).values()
             seen.append(np.stack(np.broadcast_arrays(*features), axis=-1))
         inputs.append((times, seen, r.legal, r.used))
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for _, seen, _, _ in inputs for x in seen])

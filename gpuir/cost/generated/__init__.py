@@ -145,7 +145,7 @@ def seconds(
     if listed is not None:
         plain = Sheet()
         matrix.seconds(plain, counted, work, target, given.factors[kind])
-    seen = matrix.features(plain, counted, work, target)
+    seen = list(matrix.features(plain, counted, work, target).values())
     by = np.exp(matrix.BOUND * given.net(seen, ""))
     source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
     by = s.put("learned correction", by, "", source, terse=True)

@@ -19,7 +19,6 @@ from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     BANKS,
     LINE_BYTES,
-    MOST_REGISTERS,
     Counts,
     clocks,
     conflicts,
@@ -28,17 +27,17 @@ from gpuir.cost.generated.parts import (
     is_amd,
     joined,
     load_lanes,
-    multiplied,
     residents,
     schedulers,
     sizes_of,
+    spilled,
     waves_of,
     where,
 )
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.sized import terms
-from gpuir.cost.work import SECTOR_BYTES, Operand, Work
+from gpuir.cost.work import SECTOR_BYTES, Operand, Work, product
 from gpuir.targets.target import Target
 
 UNROLLED = 4.0  # assumed: trips of a loop that a compiler writes out where nobody says how many
@@ -172,7 +171,7 @@ class Cut:
 
     @property
     def block(self) -> Number:
-        return multiplied(self.threads.values())
+        return product(self.threads.values())
 
     def cells(self, d: str) -> Number:
         return self.sizes[d] / self.threads[d]
@@ -200,12 +199,12 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
     """What blocks do under tiles that say how their threads lie."""
     cut = cut_of(work, tiles, target)
     grid = grid_of(work, cut.sizes)
-    blocks = multiplied(grid.values()) * tiles.split
+    blocks = product(grid.values()) * tiles.split
     visited = {d: n * cut.sizes[d] for d, n in grid.items()}
-    share = multiplied(np.maximum(work.extents[d], 1.0) / n for d, n in visited.items())
-    points = multiplied(cut.cells(d) for d in cut.sizes) * cut.steps
-    reduced = multiplied(cut.sizes[d] for d in work.reduced) * cut.steps
-    window = multiplied(cut.sizes[d] for d in window_of(work))
+    share = product(np.maximum(work.extents[d], 1.0) / n for d, n in visited.items())
+    points = product(cut.cells(d) for d in cut.sizes) * cut.steps
+    reduced = product(cut.sizes[d] for d in work.reduced) * cut.steps
+    window = product(cut.sizes[d] for d in window_of(work))
     unroll = where(np.asarray(tiles.unroll) > 1, tiles.unroll, UNROLLED)
     ops = work.products / 2 if np.any(work.products) else work.lane_ops
     inputs = [(i, o) for i, o in enumerate(work.operands) if o.staging not in ("written", "kept")]
@@ -224,7 +223,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
         stages=np.asarray(tiles.stages, float) + none,
         trips=np.maximum(reduced / np.maximum(window, unroll), 1.0) + none,
         windows=np.maximum(reduced / window, 1.0) + none,
-        cells=multiplied(cut.cells(d) for d in work.grid) + none,
+        cells=product(cut.cells(d) for d in work.grid) + none,
         dram_bytes=work.nbytes + none,
         ragged=1.0 * (share < 1 - 1e-9) + none,
     )
@@ -253,7 +252,7 @@ def uses_of(axis: str, cut: Cut) -> tuple[Number, Number, Number]:
     each is loaded at every use, and those of them used more than once."""
     plain = [d for step, d in terms(axis) if step % 1 == 0 and d not in cut.work.reduced]
     inside = [d for step, d in terms(axis) if step % 1 == 0 and d in cut.work.reduced]
-    most = multiplied(cut.cells(d) for _, d in terms(axis))
+    most = product(cut.cells(d) for _, d in terms(axis))
     if not (plain and inside) or len(terms(axis)) > 2:
         return most, most, 0.0
     n, window, apart = cut.cells(plain[0]), cut.cells(inside[0]), cut.apart(plain[0])
@@ -291,7 +290,7 @@ class Lying:
             near=near,
             lanes=lanes,
             stride=where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0,
-            rows=multiplied(cut.lanes[d] for d in grid if d != near),
+            rows=product(cut.lanes[d] for d in grid if d != near),
             vector=np.minimum(wide[0] if wide else 1.0, WIDEST),
             width=width,
             pitch=where(cut.tiles.pad.get(i, 0.0), padded, width),
@@ -343,9 +342,9 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
     """What the reads of one operand come to."""
     lying = Lying.of(i, o, cut)
     axes = [uses_of(a, cut) for a in o.dims]
-    least, most = (multiplied(axis[j] for axis in axes) * cut.steps for j in (0, 1))
+    least, most = (product(axis[j] for axis in axes) * cut.steps for j in (0, 1))
     cells, vector = footprint(o.dims, cut.sizes), lying.vector
-    own = multiplied(cut.cells(d) for d in lying.grid)
+    own = product(cut.cells(d) for d in lying.grid)
     how = np.asarray(cut.tiles.direct.get(i, 0.0))
     direct, staged = 1.0 * (how > 0), 1.0 * (how == 0)
     addressed = 32.0 / load_lanes(cut.target)  # clocks that a warp's addresses take
@@ -361,7 +360,7 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
         between=_between(o, cut),
         kept=sum(
             (
-                axis[2] * multiplied(other[0] for j, other in enumerate(axes) if j != k)
+                axis[2] * product(other[0] for j, other in enumerate(axes) if j != k)
                 for k, axis in enumerate(axes)
             ),
             0.0,
@@ -399,7 +398,7 @@ def _between(o: Operand, cut: Cut) -> Number:
 
 def _rows(o: Operand, cut: Cut) -> Number:
     """Cells of a thread along the loops whose step has a fraction, in a step of the block."""
-    return multiplied(
+    return product(
         cut.cells(d) for a in o.dims for step, d in terms(a) if step % 1 or d in cut.work.reduced
     )
 
@@ -425,12 +424,11 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     wanted = s.put(
         "registers wanted", c.cells + r.fragments + kept + p["registers"], "", "a thread"
     )
-    file = xp.floor(sm.registers / (warps * sm.warp) / 8) * 8
-    most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
-    spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0) * c.windows, "", "a thread's")
-    resident = residents(s, target, warps * sm.warp, xp.minimum(wanted, most), r.smem_bytes)
-    resident = xp.minimum(resident, xp.ceil(c.blocks / target.sms))
-    resident = s.put("blocks an SM holds", resident)
+    threads = warps * sm.warp
+    over = s.put(
+        "values spilled", spilled(s, target, threads, wanted) * c.windows, "", "a thread's"
+    )
+    resident = residents(s, target, threads, wanted, r.smem_bytes, c.blocks)
     # clocks of one block by unit, the SM to itself
     fma = p["fma"] * c.ops * lanes * 32 / (sm.fp32_lanes * sm.flops_per_lane_clock / 2)
     computed = p["point"] * r.computed
@@ -438,13 +436,13 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
         computed = computed + p["points gfx9"] * r.computed_more
     computed = computed + p["row"] * r.computed_rows
     staging = (1 + p["address"]) * r.staged * 2
-    instructions = c.ops + shared + direct + guards + computed + staging + 2 * spilled
+    instructions = c.ops + shared + direct + guards + computed + staging + 2 * over
     instructions = s.put("instructions", instructions + p["loop"] * c.trips, "", "a thread's")
     issue = p["issue"] * instructions * warps / schedulers(target)
     units = p["shared"] * (r.shared_waves * grown[0] + r.store_waves)
     units = units + p["direct"] * (r.direct_waves * grown[1] + r.stage_waves)
     units = units + p["convert"] * r.computed
-    units = s.put("load units", (units + 2 * spilled) * lanes, "clocks", "of a block")
+    units = s.put("load units", (units + 2 * over) * lanes, "clocks", "of a block")
     busy = joined(s, p["overlap"], fma, issue, units) * c.used
     busy = s.put("block", busy, "clocks", "the longer of lanes, issue and load units")
     waits = r.staging * c.steps * (p["memory wait"] / c.stages + 2 * p["barrier"])
@@ -463,7 +461,7 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     l1 = float(sm.l1_bytes or sm.smem_bytes)
     missed = xp.maximum(0.0 * c.blocks, 1 - l1 / xp.maximum(resident * r.held_bytes, 1.0))
     l2_bytes = r.l2_bytes + p["miss"] * missed * r.direct_bytes * grown[1] * c.blocks
-    l2_bytes = l2_bytes + p["spill"] * 8 * spilled * c.threads * c.blocks
+    l2_bytes = l2_bytes + p["spill"] * 8 * over * c.threads * c.blocks
     l2_bytes = s.put("l2 bytes", l2_bytes, "bytes")
     through = l2_bytes / (p["l2 share"] * target.l2_bytes_per_s)
     dram = s.put("dram bytes", c.dram_bytes, "bytes") / (p["dram share"] * target.dram_bytes_per_s)

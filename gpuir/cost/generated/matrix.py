@@ -22,16 +22,16 @@ from gpuir.cost.generated.parts import (
     grid_of,
     is_amd,
     joined,
-    multiplied,
     power_of_two,
     residents,
     sizes_of,
+    spilled,
     where,
 )
 from gpuir.cost.lanes import SOFTMAX_LANE_OPS
 from gpuir.cost.nest import Tiles, has_clusters, instruction
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import Grouped, Work
+from gpuir.cost.work import Grouped, Work, product
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -124,7 +124,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     m, n, k = (np.asarray(sizes[d], float) for d in (rows, cols, deep))
     extents = {d: np.maximum(e, 1.0) for d, e in work.extents.items()}
     down, across = grid[rows], grid[cols]
-    matrices = multiplied(extents[d] for d in work.grid if d not in (rows, cols))
+    matrices = product(extents[d] for d in work.grid if d not in (rows, cols))
     if isinstance(work.detail, Grouped):
         # rows fall to groups at random (a Poisson law): the tiles that hold one at least, and half
         # a tile more in each that is cut off
@@ -188,41 +188,34 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     return Blocks(wide, **{name: v + none for name, v in found.items()})
 
 
-# What the network sees: counts and shapes, so that a target with every rate raised is no slower.
-FEATURES = (
-    *("log rows of a tile", "log columns", "log bytes of k", "log warps", "log stages"),
-    *("log group", "log rows filled", "log steps", "log rounds", "log blocks held"),
-    *("registers over the most", "spills", "bits", "has scales", "by four warps"),
-    *("log bytes held", "log sums of a thread", "log rows over columns"),
-)
 BOUND = 0.25  # assumed: what configurations that formulas take for alike may differ by
 
 
-def features(s: Sheet, c: Blocks, work: Work, target: Target) -> list[Number]:
-    """The features of counted blocks, in the order of `FEATURES`, after `seconds` on that sheet."""
-    log = np.log2
-    v = s.values
+def features(s: Sheet, c: Blocks, work: Work, target: Target) -> dict[str, Number]:
+    """What the network sees of counted blocks, in its order, after `seconds` on that sheet: counts
+    and shapes, so that a target with every rate raised is no slower."""
+    log, v = np.log2, s.values
     resident = v["blocks an SM holds"]
-    return [
-        log(c.m),
-        log(c.n),
-        log(c.k * work.dtype.bits / 8),
-        log(c.warps),
-        log(c.stages),
-        log(np.maximum(c.group, 1.0)),
-        np.log2(np.maximum(work.extents[names(work)[0]], 1.0) / c.m + 0.01),
-        log(c.steps),
-        log(c.blocks / (target.sms * resident)),
-        log(resident),
-        v["registers wanted"] / MOST_REGISTERS,
-        np.minimum(v["values spilled"] / 32, 4.0),
-        0.0 * c.m + work.dtype.bits / 8,
-        1.0 * (c.scaled > 0),
-        c.grouped_warps,
-        log(c.smem_bytes),
-        log(c.m * c.n / v["threads a block"]),
-        log(c.m / c.n),
-    ]
+    return {
+        "log rows of a tile": log(c.m),
+        "log columns": log(c.n),
+        "log bytes of k": log(c.k * work.dtype.bits / 8),
+        "log warps": log(c.warps),
+        "log stages": log(c.stages),
+        "log group": log(np.maximum(c.group, 1.0)),
+        "log rows filled": log(np.maximum(work.extents[names(work)[0]], 1.0) / c.m + 0.01),
+        "log steps": log(c.steps),
+        "log rounds": log(c.blocks / (target.sms * resident)),
+        "log blocks held": log(resident),
+        "registers over the most": v["registers wanted"] / MOST_REGISTERS,
+        "spills": np.minimum(v["values spilled"] / 32, 4.0),
+        "bytes": 0.0 * c.m + work.dtype.bits / 8,
+        "has scales": 1.0 * (c.scaled > 0),
+        "by four warps": c.grouped_warps,
+        "log bytes held": log(c.smem_bytes),
+        "log sums of a thread": log(c.m * c.n / v["threads a block"]),
+        "log rows over columns": log(c.m / c.n),
+    }
 
 
 def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -240,12 +233,8 @@ def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Num
     held = held * xp.where(c.grouped_warps > 0, 0.25, 1.0)
     wanted = sums + p["registers"] + p["operands"] * xp.minimum(held, 128.0)
     wanted = s.put("registers wanted", wanted, "", "a thread")
-    file = xp.floor(sm.registers / threads / 8) * 8
-    most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
-    spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0), "", "a thread's")
-    resident = residents(s, target, threads, xp.minimum(wanted, most), c.smem_bytes)
-    resident = xp.minimum(resident, xp.maximum(xp.ceil(c.blocks / target.sms), 1.0))
-    resident = s.put("blocks an SM holds", resident)
+    over = s.put("values spilled", spilled(s, target, threads, wanted), "", "a thread's")
+    resident = residents(s, target, threads, wanted, c.smem_bytes, c.blocks)
     # one step of one block
     rate = peak * p["inner"] / (target.sms * clock)
     if c.wide:
@@ -259,7 +248,7 @@ def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Num
     shared = s.put("shared memory of a step", shared, "clocks")
     lanes = (p["convert"] * c.unpacked + p["scale"] * c.scaled) / sm.fp32_lanes
     lanes = lanes + SOFTMAX_LANE_OPS * c.scores / sm.fp32_lanes
-    lanes = lanes + p["spill"] * spilled * threads * 8 / LINE_BYTES
+    lanes = lanes + p["spill"] * over * threads * 8 / LINE_BYTES
     lanes = s.put("lanes of a step", lanes, "clocks", "unpacking, scales and spilled values")
     longer, shorter = xp.maximum(mma, shared), xp.minimum(mma, shared)
     step = s.put("work of a step", longer + p["leak"] * shorter + lanes, "clocks")

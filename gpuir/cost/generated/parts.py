@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import reduce
-from operator import mul
 from typing import Any, Self
 
 import numpy as np
 
 from gpuir.cost.nest import BLOCK_SMEM_BYTES, Tiles
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.sized import terms
-from gpuir.cost.work import Work
+from gpuir.cost.sized import reach
+from gpuir.cost.work import Work, product
 from gpuir.targets.target import Target
 
 LINE_BYTES = 128  # of a cache, and of all banks of shared memory: CUDA C++ Programming Guide
@@ -56,10 +54,6 @@ class Counts:
         return type(self)(**kept)
 
 
-def multiplied(numbers: Any) -> Number:
-    return reduce(mul, numbers, 1.0)
-
-
 def power_of_two(n: Number) -> Number:
     """The nearest power of two, at least 1."""
     return 2.0 ** rounded(log2(np.maximum(n, 1.0)))
@@ -84,7 +78,7 @@ def load_lanes(target: Target) -> float:
 
 def footprint(axes: tuple[str, ...], sizes: Mapping[str, Number]) -> Number:
     """Cells of an operand that loops of these extents touch."""
-    return multiplied(1.0 + sum(step * (sizes[d] - 1) for step, d in terms(axis)) for axis in axes)
+    return product(reach(axis, sizes) for axis in axes)
 
 
 def sizes_of(work: Work, tiles: Tiles) -> dict[str, Number]:
@@ -97,19 +91,38 @@ def grid_of(work: Work, sizes: Mapping[str, Number]) -> dict[str, Number]:
     return {d: np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d]) for d in work.grid}
 
 
+def spilled(s: Sheet, target: Target, threads: Number, wanted: Number) -> Number:
+    """Of the registers that a thread wants, those that it does not get."""
+    return s.xp.maximum(wanted - _most(s, target, threads), 0.0)
+
+
+def _most(s: Sheet, target: Target, threads: Number) -> Number:
+    """Registers that a thread can have when one block has the whole file."""
+    file = s.xp.floor(target.sm.registers / threads / 8) * 8
+    return s.xp.minimum(MOST_REGISTERS + 0.0 * file, file)
+
+
 def residents(
-    s: Sheet, target: Target, threads: Number, registers: Number, smem_bytes: Number
+    s: Sheet,
+    target: Target,
+    threads: Number,
+    wanted: Number,
+    smem_bytes: Number,
+    blocks: Number,
 ) -> Number:
-    """Blocks that an SM holds at once, at least one; registers come by eights."""
+    """Blocks that an SM holds at once, at least one and no more than its share of them all, of
+    threads that want so many registers; these come by eights."""
     xp, sm = s.xp, target.sm
-    file = xp.ceil(registers / 8) * 8 * threads
+    file = xp.ceil(xp.minimum(wanted, _most(s, target, threads)) / 8) * 8 * threads
     held = xp.minimum(
         xp.minimum(xp.floor(sm.threads / threads), sm.blocks + 0.0 * threads),
         xp.minimum(
             xp.floor(sm.registers / file), xp.floor(sm.smem_bytes / (smem_bytes + BLOCK_SMEM_BYTES))
         ),
     )
-    return xp.maximum(held, 1.0)
+    share = xp.maximum(xp.ceil(blocks / target.sms), 1.0)
+    held = xp.minimum(xp.maximum(held, 1.0), share)
+    return s.put("blocks an SM holds", held)
 
 
 def clocks(

@@ -14,19 +14,18 @@ import numpy as np
 
 from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
-    MOST_REGISTERS,
     Counts,
     clocks,
     grid_of,
     joined,
-    multiplied,
     residents,
     schedulers,
     sizes_of,
+    spilled,
 )
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, Work
+from gpuir.cost.work import SECTOR_BYTES, Work, product
 from gpuir.targets.target import Target
 
 VECTOR_BYTES = 16.0  # of a thread's widest load (PTX ISA, ld.v4)
@@ -79,7 +78,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Streams:
     """What blocks do under tiles of cells, or of rows and columns."""
     sizes = sizes_of(work, tiles)
     grid = grid_of(work, sizes)
-    tile = multiplied(np.asarray(n, float) for n in sizes.values())
+    tile = product(np.asarray(n, float) for n in sizes.values())
     warp = float(target.sm.warp)
     threads = np.asarray(tiles.warps, float) * warp
     inner = next(iter(work.reduced), "") or work.dims[-1][0]
@@ -98,7 +97,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Streams:
     found: dict[str, Number] = dict(  # noqa: C408
         warps=tiles.warps,
         threads=threads,
-        blocks=multiplied(grid.values()) * tiles.split,
+        blocks=product(grid.values()) * tiles.split,
         cells=cells,
         passes=passes * again,
         reduces=float(bool(work.reduced)),
@@ -115,15 +114,11 @@ def count(work: Work, tiles: Tiles, target: Target) -> Streams:
 
 def seconds(s: Sheet, c: Streams, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of counted blocks."""
-    xp, sm = s.xp, target.sm
+    xp = s.xp
     wanted = s.put("registers wanted", xp.maximum(c.cells, 1.0) + p["registers"], "", "a thread")
-    file = xp.floor(sm.registers / c.threads / 8) * 8
-    most = xp.minimum(MOST_REGISTERS + 0.0 * file, file)
-    spilled = s.put("values spilled", xp.maximum(wanted - most, 0.0), "", "a thread's")
-    resident = residents(s, target, c.threads, xp.minimum(wanted, most), 4.0 * c.warps)
-    resident = xp.minimum(resident, xp.maximum(xp.ceil(c.blocks / target.sms), 1.0))
-    resident = s.put("blocks an SM holds", resident)
-    instructions = (c.ops + p["address"] * c.loads + p["spill"] * spilled) * c.passes
+    over = s.put("values spilled", spilled(s, target, c.threads, wanted), "", "a thread's")
+    resident = residents(s, target, c.threads, wanted, 4.0 * c.warps, c.blocks)
+    instructions = (c.ops + p["address"] * c.loads + p["spill"] * over) * c.passes
     instructions = s.put("instructions", instructions, "", "a thread's")
     busy = p["issue"] * instructions * c.warps / schedulers(target) + 0.1 * p["block"]
     steps = 5 * p["shuffle"] + xp.where(c.across > 1, 2 * p["barrier"], 0.0)
