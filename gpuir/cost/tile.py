@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
 
+T = TypeVar("T")
 BY = "tile@2"
 THREADED = 32_768  # kernels, from where threads pay
 UNMEASURED = 1.5  # assumed: how much further off the model may be where it never was measured
@@ -235,11 +236,7 @@ def predict(
     count = int(np.size(work.points))
     work = work.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
     part = partial(_predict_rows, work, target, tiles, model)
-    if count > THREADED:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # more wait for each other
-            parts = list(pool.map(part, _chunks(count)))
-    else:
-        parts = [part(rows) for rows in _chunks(count)]
+    parts = in_parts(part, count)
     time_s = np.concatenate([t for t, _ in parts]) if parts else np.zeros(0)
     low_s, high_s = interval(work, target, time_s, model)
     return Predictions(time_s, low_s, high_s, _joined([t for _, t in parts]))
@@ -259,8 +256,13 @@ def _predict_rows(
     return estimate(some, cut_by, target, model=model).time_s, cut_by
 
 
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(i, min(i + CHUNK, count)) for i in range(0, count, CHUNK))
+def in_parts(part: Callable[[slice], T], count: int) -> list[T]:
+    """What a function gives for each part of `count` rows, in order; of many, side by side."""
+    rows = [slice(i, min(i + CHUNK, count)) for i in range(0, count, CHUNK)]
+    if count <= THREADED:
+        return [part(some) for some in rows]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # more wait for each other
+        return list(pool.map(part, rows))
 
 
 def _joined(parts: list[Tiles]) -> Tiles:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import local
-from gpuir.cost.nest import PARTS, Tiles
+from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Tile
@@ -26,7 +26,6 @@ from gpuir.tune.kernels import Kernel
 from gpuir.tune.legal import check
 from gpuir.tune.space import Predictions, device_of, predict, ranked
 
-KNOBS = ("stages", "warps", "split", "group", "unroll")
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution lie, each way
@@ -195,7 +194,7 @@ def _columns(work: Work) -> dict[str, float]:
 
 def _tiles(tile: Tile) -> Tiles:
     """The tile's own numbers, whatever kernel it is of."""
-    numbers: dict[str, Any] = {name: float(getattr(tile, name)) for name in KNOBS}
+    numbers: dict[str, Any] = {name: float(getattr(tile, name)) for name in PLAIN}
     numbers |= {part: dict(getattr(tile, part)) for part in PARTS}
     return Tiles({d: float(n) for d, n in tile.dims}, **numbers)
 
@@ -205,7 +204,7 @@ def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str,
     the kernel's columns. Along what a tile does not cut it is as long as the kernel."""
     whole = {d: n for d, n in columns.items() if d not in ("bytes", "flops", "ops")}
     numbers: dict[str, Any] = {f"tile {d}": tiles.dims.get(d, n) for d, n in whole.items()}
-    numbers |= {name: getattr(tiles, name) for name in KNOBS}
+    numbers |= {name: getattr(tiles, name) for name in PLAIN}
     numbers |= {f"{p} {of}": 1.0 + n for p in PARTS for of, n in getattr(tiles, p).items()}
     found = {name: np.log2(np.maximum(n, 1.0)) for name, n in numbers.items()}
     found |= {f"kernel {c}": KERNEL * np.log2(np.maximum(n, 1.0)) for c, n in columns.items()}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +22,6 @@ from gpuir.targets.target import Target
 from gpuir.tune.kernels import Kernel
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-CHUNK = 8192  # predicted at once: their numbers stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,7 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
         )
     count = size(kernel.work, tiles)
     part = partial(_part, kernel.work, tiles, device)
-    rows = [slice(i, min(i + CHUNK, count)) for i in range(0, count, CHUNK)]
-    if len(rows) > 3:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parts = list(pool.map(part, rows))
-    else:
-        parts = [part(r) for r in rows]
+    parts = library.in_parts(part, count)
     fits = joined([fit for _, fit in parts])
     time_s = np.where(fits.ok, np.concatenate([t for t, _ in parts]), np.inf)
     low_s, high_s = generated.interval(kernel.work, device, time_s)
