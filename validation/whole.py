@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("labels", type=click.Path())
+@click.argument("tables", nargs=-1, required=True, type=click.Path())
 @click.option("--configs", type=click.Path(), help="Configs of the models, by name: JSON.")
 @click.option(
     "--unseen",
@@ -38,19 +38,43 @@ if TYPE_CHECKING:
     metavar="TABLE",
     help="Operators of the same models run one by one: errors by kind of operator too.",
 )
+@click.option(
+    "--store",
+    type=click.Path(),
+    metavar="FILE",
+    help="Of throughputs: keep predictions here, and go on from those that are there.",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Of throughputs: programs at a time.")
+@click.option(
+    "--model",
+    "chosen",
+    multiple=True,
+    metavar="NAME",
+    help="Of throughputs: these models alone; `resnet*`.",
+)
+@click.option("--each", is_flag=True, help="Of throughputs: show every case.")
+@click.option(
+    "--picture",
+    "picture_path",
+    type=click.Path(),
+    metavar="FILE",
+    help="Of throughputs: draw predicted against measured times (png, svg, pdf).",
+)
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
 @options.width
 @options.output
-def models(labels: str, configs: str | None, **given: Any) -> None:
-    """Whole models: LABELS is a table of cases, each a model, a mode, sizes and a GPU.
+def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
+    """Whole models: TABLES are of cases, each a model, a mode, sizes and a GPU.
 
     Each model is built from its config as it was measured (validation/README.md), exported once for
     all GPUs, and predicted; beside it stands what others predicted of the same case.
 
-    Tables of decoders' layers and of deployments of language models are known by their columns.
-    Their configs are in them, or come with gpuir.
+    Tables of published throughputs (image models, Stable Diffusion, language models), of decoders'
+    layers and of deployments of language models are known by their columns. Their configs are in
+    them, or come with gpuir.
 
     \b
+    gpuir eval models timm.csv convnets.csv --store predicted.jsonl --picture models.png
     gpuir eval models labels.csv --configs model_configs.json
     gpuir eval models mlp_ops.parquet
     gpuir eval models e2e_serving.parquet --json -
@@ -60,8 +84,23 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     from validation import decoders, model_scores
     from validation.models import groups, read_configs, read_labels, results
     from validation.operators import compared, read_traces
+    from validation.throughput import cases as throughputs
 
     check_ahead(given["json_path"])
+    of_throughputs = {n: given.pop(n) for n in ("store", "jobs", "chosen", "each", "picture_path")}
+    if all(map(throughputs.is_one, tables)):
+        from validation.throughput.show import show
+
+        _refuse({"configs": configs, **{n: given.pop(n) for n in ("unseen", "ops")}}, tables[0])
+        return show(tables, **of_throughputs, **given)
+    _refuse(of_throughputs, tables[0])
+    if len(tables) > 1:
+        raise UsageError(
+            "tables of several kinds, or several of one that is scored alone",
+            found=", ".join(tables),
+            fix="one table at a time, or published throughputs alone",
+        )
+    labels = tables[0]
     if decoders.are_in(labels):
         return decoders.show(labels, configs=configs, **given)
     if configs is None:
@@ -82,6 +121,15 @@ def models(labels: str, configs: str | None, **given: Any) -> None:
     if given["json_path"] != "-":
         shape = layout(given["width"], given["output"])
         emit(model_scores.report(scores, shape), given["output"])
+
+
+def _refuse(given: Mapping[str, Any], table: str) -> None:
+    """UsageError for an option that is of other tables."""
+    from gpuir.ir.errors import UsageError
+
+    for name in (n for n, value in given.items() if value):
+        option = {"chosen": "model", "picture_path": "picture"}.get(name, name)
+        raise UsageError(f"--{option} is for other tables", where=table, fix="leave it out")
 
 
 def noted(result: Result) -> Result:

@@ -1,0 +1,1 @@
+"""Whole models against throughputs that others published."""
