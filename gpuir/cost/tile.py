@@ -90,11 +90,11 @@ def estimate(
     """The time of `work` under `tiles`: the family's formulas, corrected by what was learned, which
     is `learned` where that is known already.
 
-    The correction scales every term alike, and never below the arithmetic at the listed peak, nor
-    DRAM at its listed rate with what no cache holds. (Those of a CPU are assumed: its files are no
+    Clocks are those under load. The correction scales every term alike, and never below the
+    arithmetic at the peak, nor DRAM at its listed rate with what no cache holds. (Those of a CPU are assumed: its files are no
     products.)
     """
-    s, model = s or Sheet(), shipped() if model is None else model
+    s, model, target = s or Sheet(), shipped() if model is None else model, target.under_load
     family = family_of(work, target)
     p = s.factors(family.name, family.factors, target, factors(family, target, model))
     terms = family.seconds(s, work, tiles, target, p)

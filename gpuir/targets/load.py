@@ -399,8 +399,8 @@ def _numbers(chosen: Mapping[str, str | float], target: Target) -> dict[str, flo
 def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     """A spec with numbers set by the user, and with what follows from them.
 
-    `sms` scales every compute peak; `clock_hz` scales those, the tensor clock and the bandwidth
-    of the L2, whose slices do not belong to the SMs, and no base clock stays above it. A number
+    `sms` scales every compute peak; `clock_hz` scales those, the other clocks under load and the
+    bandwidth of the L2, whose slices do not belong to the SMs, and no base clock stays above it. A number
     that the user sets too is taken as it is. Nothing else follows from anything.
     """
     flat = dict(leaves(raw))
@@ -412,7 +412,7 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     why = " and ".join(f"{p} = {number_text(chosen[p])}" for p in before if p in chosen)
     for path in flat:
         by = sms * clock if path.startswith("flops_per_s.") else 1.0
-        if path in ("tensor_clock_hz", "l2.bytes_per_s"):
+        if path in ("observed_clock_hz", "tensor_clock_hz", "l2.bytes_per_s"):
             by = clock
         if path == "base_clock_hz":
             by = min(1.0, new["clock_hz"] / flat[path])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from types import UnionType
 from typing import (
@@ -177,8 +177,8 @@ class Row(NamedTuple):
 class Target:
     """A GPU, a part of one, or a CPU, that a model is costed for. SI units, dense rates.
 
-    `clock_hz` is the boost clock, `tensor_clock_hz` the one at which the vendor quotes tensor
-    peaks, `launch_s` the device-side time from one kernel to the next that no kernel escapes.
+    `clock_hz` is the boost clock, `observed_clock_hz` what boards of it run at under load where that
+    is another, `tensor_clock_hz` the one at which the vendor quotes tensor peaks, `launch_s` the device-side time from one kernel to the next that no kernel escapes.
     `sources` maps a field, or the prefix of several, to where its number comes from;
     `discrepancies` says of a field why it does not match its own recomputation
     (`gpuir.targets.check`).
@@ -205,6 +205,7 @@ class Target:
     aliases: tuple[str, ...] = ()
     notes: str = ""
     base_clock_hz: Hertz | None = None
+    observed_clock_hz: Annotated[float, Quantity("Hz", 1e7, 1e11, "under load")] | None = None
     tensor_clock_hz: Annotated[float, Quantity("Hz", 1e7, 1e11, "of tensor peaks")] | None = None
     tdp_w: Watts | None = None
     mig_capable: bool = False
@@ -248,6 +249,26 @@ class Target:
     def device(self) -> str:
         """The shipped target that this one is a variant of, or its own name."""
         return self.base or self.name.partition("+")[0]
+
+    @cached_property
+    def under_load(self) -> Target:
+        """The same at the clock that its boards were observed to run at: peaks and the L2's rate go
+        with it. Vendors rate consumer boards at a clock that most exceed."""
+        if self.observed_clock_hz is None:
+            return self
+        by = self.observed_clock_hz / self.clock_hz
+
+        def faster(rates: Rates) -> Rates:
+            return Table({name: by * rate for name, rate in rates.items()})
+
+        peaks = self.flops_per_s
+        return replace(
+            self,
+            clock_hz=self.observed_clock_hz,
+            observed_clock_hz=None,
+            flops_per_s=Flops(*map(faster, (peaks.vector, peaks.tensor, peaks.tensor_f16_acc))),
+            l2=replace(self.l2, bytes_per_s=by * self.l2.bytes_per_s),
+        )
 
     def peak(self, pipe: Pipe, dtype: DType) -> float:
         """Dense flop/s on operands of `dtype`; never fails, `peak_rule` says what it fell back to.
@@ -372,7 +393,8 @@ def _spec(hint: Any, f: Any) -> Spec:
 # The order of a spec file: tables after plain values, as TOML wants it.
 _ORDER = (
     *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
-    *("sms", "clock_hz", "base_clock_hz", "tensor_clock_hz", "launch_s", "tdp_w", "mig_capable"),
+    *("sms", "clock_hz", "base_clock_hz", "observed_clock_hz", "tensor_clock_hz", "launch_s"),
+    *("tdp_w", "mig_capable"),
     *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "slice", "factors", "local"),
 )
 
