@@ -266,6 +266,7 @@ class Target:
             self,
             clock_hz=self.observed_clock_hz,
             observed_clock_hz=None,
+            tensor_clock_hz=by * (self.tensor_clock_hz or self.clock_hz),
             flops_per_s=Flops(*map(faster, (peaks.vector, peaks.tensor, peaks.tensor_f16_acc))),
             l2=replace(self.l2, bytes_per_s=by * self.l2.bytes_per_s),
         )
