@@ -61,9 +61,11 @@ class LoadOptions(TypedDict, total=False):
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
     in it, or `gpuir`), of the output `loss`, the first by default. `optimizer` adds
     its step (`sgd`, `adam`, `adamw`), in `fused` kernels or not, behind gradients scaled down to a
-    norm of `clip` together; `accumulate` adds gradients to those of earlier batches; `autocast` is
-    mixed precision in a dtype; `checkpoint` recomputes modules: a glob of their paths, or
-    `every=2`."""
+    norm of `clip` together; `accumulate` adds gradients to those of earlier batches; `checkpoint`
+    recomputes modules: a glob of their paths, or `every=2`.
+
+    `autocast` is mixed precision in a dtype (`f16`, `bf16`), as torch.autocast has it for CUDA, of
+    a run or a training step; with `fast_norms` layer and group norms are in that dtype too."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
@@ -90,6 +92,7 @@ class LoadOptions(TypedDict, total=False):
     clip: float
     accumulate: bool
     autocast: str | None
+    fast_norms: bool
     checkpoint: str | None
 
 
@@ -102,9 +105,8 @@ TAKES = {  # which options each kind of model has a use for
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict",
 }
-TRAINING = (
-    *("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "autocast", "checkpoint"),
-)
+TRAINING = (*("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "checkpoint"),)
+PRECISION = ("autocast", "fast_norms")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
 
@@ -174,7 +176,7 @@ def _with_indices(graph: Graph, indices: str | Mapping[str, str]) -> Graph:
 
 @dataclass(frozen=True)
 class _Step:
-    """What of a training step is asked for; nothing without `train`."""
+    """What is asked for beyond the model's own forward pass: mixed precision, a training step."""
 
     train: bool = False
     autodiff: str | None = None
@@ -184,12 +186,13 @@ class _Step:
     clip: float = 0.0
     accumulate: bool = False
     autocast: str | None = None
+    fast_norms: bool = False
     checkpoint: str | None = None
 
     @classmethod
     def of(cls, options: LoadOptions) -> _Step:
         """Taken out of the options; UsageError for what makes no sense."""
-        names = ("train", *TRAINING)
+        names = ("train", *TRAINING, *PRECISION)
         given: dict[str, Any] = {n: options.pop(n) for n in names if n in options}
         made = cls(**{name: value for name, value in given.items() if value})
         asked = [name for name in TRAINING if getattr(made, name)]
@@ -205,6 +208,8 @@ class _Step:
             )
         if made.fused and not made.optimizer:
             raise UsageError("fused is how an optimizer runs", fix="add --optimizer adamw")
+        if made.fast_norms and not made.autocast:
+            raise UsageError("fast norms are of mixed precision", fix="add --autocast f16")
         if made.clip and not made.optimizer:
             raise UsageError("clip is of an optimizer's step", fix="add --optimizer adamw")
         return made
@@ -234,25 +239,28 @@ class _Step:
         tf32: bool | None = None,
     ) -> Graph:
         """The graph with what is asked for and not in it yet."""
-        if not self.train:
+        if not (self.train or self.autocast):
             return graph
         from gpuir.stacks.table import pipeline
 
+        if not self.train:
+            return _of_file(path, lambda: pipeline(self.precision).run(graph))
         derives = not any(role == "gradient" for _, role in graph.roles)
         graph = under(graph, profile, tf32) if derives else graph
         first = _recognizing(profile_of(graph)) if derives else []
         passes = self.passes(derives, first)
-        try:
-            made = pipeline(passes).run(graph) if passes else graph
-        except GpuirError as error:
-            error.where = error.where or path
-            raise
+        made = _of_file(path, lambda: pipeline(passes).run(graph)) if passes else graph
         if not derives:
             return made
         found = ",".join(x for x in first if x.startswith("recognize")) or "nothing"
         note = f"the profile {graph.profile} recognizes before: {found}"
         note = f"gpuir derived the backward pass; {note}"
         return replace(made, assumed=(*made.assumed, note))
+
+    @property
+    def precision(self) -> str:
+        """The pass of mixed precision."""
+        return _pass("autocast", dtype=self.autocast, fast_norms=self.fast_norms or None)
 
     def passes(self, derives: bool, first: Sequence[str]) -> str:
         """The passes as text: `autocast{dtype=bf16},autodiff{every=2},optimizer{kind=adamw}`. What
@@ -262,7 +270,7 @@ class _Step:
         scale = {"loss_scale": LOSS_SCALE} if self.autocast == "f16" else {}
         found = [*first]
         if self.autocast:
-            found += [_pass("autocast", dtype=self.autocast), *first]
+            found += [self.precision, *first]
         if derives:
             found.append(
                 _pass(
@@ -278,6 +286,15 @@ class _Step:
             given = {"fused": self.fused or None, "clip": self.clip or None}
             found.append(_pass("optimizer", kind=self.optimizer, **given, **scale))
         return ",".join(found)
+
+
+def _of_file(path: str, make: Callable[[], Graph]) -> Graph:
+    """What `make` gives; its errors name the file where they name nothing."""
+    try:
+        return make()
+    except GpuirError as error:
+        error.where = error.where or path
+        raise
 
 
 def _recognizing(profile: Profile) -> list[str]:
@@ -380,7 +397,8 @@ WORDS: Mapping[str, Rule] = {
         )
     },
     **dict.fromkeys(
-        ("strict", "mask", "train", "fused", "accumulate"), (_is_switch, "True or False", "True")
+        ("strict", "mask", "train", "fused", "accumulate", "fast_norms"),
+        (_is_switch, "True or False", "True"),
     ),
     "past": (_is_count, "a whole number", "4096"),
     "expert_skew": (_is_number, "a number", "0.5"),

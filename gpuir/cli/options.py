@@ -143,10 +143,14 @@ training = (
         help="Gradients scaled down to this norm together, before the optimizer's step.",
     ),
     click.option("--accumulate", is_flag=True, help="Add gradients to those of earlier batches."),
-    click.option("--autocast", help="Mixed precision: bf16 or f16, with f32 weights."),
     click.option(
         "--checkpoint", help="Recompute modules in backward: a glob of paths, or every=2."
     ),
+)
+
+precision = (
+    click.option("--autocast", help="Mixed precision: bf16 or f16, with f32 weights."),
+    click.option("--fast-norms", is_flag=True, help="Layer and group norms in that precision too."),
 )
 
 
@@ -196,6 +200,7 @@ def loading(f: F) -> F:
             help="Which rows of embedding tables are looked up: zipf:1.05, FILE.csv, or by table"
             " NAME=zipf:1.05.  [uniform]",
         ),
+        *precision,
         *training,
         click.option("--strict", is_flag=True, help="Refuse operators that are not modelled."),
     )(f)
@@ -231,6 +236,7 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
         "clip": given["clip"] or 0.0,
         "accumulate": given["accumulate"],
         "autocast": given["autocast"],
+        "fast_norms": given["fast_norms"],
         "checkpoint": given["checkpoint"],
     }
 

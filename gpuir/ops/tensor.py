@@ -1128,6 +1128,7 @@ class Resize(Window):
 
     name: ClassVar[str] = "t.resize"
     kernel: ClassVar[str] = "k.gather"
+    autocast: ClassVar[Autocast] = "wide"
     x: Value
     shape: tuple[int, ...]
     scales: tuple[float, ...]

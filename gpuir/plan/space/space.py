@@ -31,7 +31,7 @@ LARGEST = 1 << 40  # of a size, and of the points of a space
 DEGREES = ("dp", "tp", "pp", "cp", "ep", "microbatches", "zero")
 # What of `gpuir.load` a space may give, to all of its models.
 LOAD = {
-    **dict.fromkeys(("train", "fused", "accumulate", "mask", "strict"), bool),
+    **dict.fromkeys(("train", "fused", "accumulate", "fast_norms", "mask", "strict"), bool),
     **dict.fromkeys(("task", "attention", "phase", "cache_dtype", "optimizer", "autocast"), str),
     **dict.fromkeys(("autodiff", "loss", "checkpoint", "indices"), str),
     **dict.fromkeys(("past",), int),
