@@ -34,13 +34,11 @@ def graphs(p: Program) -> list[tuple[Graph, int]]:
         return _decoder(p)
     module, args = _image(p) if p.kind == "image" else _unet(p)
     options: dict[str, Any] = {}
+    if p.amp:
+        options |= {"autocast": "f16", "fast_norms": p.fast_norms}
     if p.train:
-        options |= {"autocast": "f16"} if p.amp else {}
         options |= {"train": True, "accumulate": True, "optimizer": "sgd", "fused": False}
-    g = gpuir.load(module, args=args, warn=lambda _: None, **options)
-    if p.amp and not p.train:
-        g = gpuir.pipeline('autocast{dtype="f16"}').run(g)
-    return [(g, 1)]
+    return [(gpuir.load(module, args=args, warn=lambda _: None, **options), 1)]
 
 
 # ---------------------------------------------------------------------------- images
