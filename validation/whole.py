@@ -100,7 +100,7 @@ def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
             found=", ".join(tables),
             fix="one table at a time, or published throughputs alone",
         )
-    labels = tables[0]
+    labels = next(iter(tables))
     if decoders.are_in(labels):
         return decoders.show(labels, configs=configs, **given)
     if configs is None:

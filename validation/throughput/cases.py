@@ -192,6 +192,7 @@ def _decoder(cells: Row, **given: Any) -> Case:
     batch, prompt, output = int(cells["batch"]), int(cells["isl"]), int(cells["osl"])
     first = not cells["tokens_per_s"]
     rate_s = 0.0 if first else batch * output / float(cells["tokens_per_s"])
+    given["profile"] = "trtllm"
     return Case(
         gpu=cells["gpu"],
         mode="first token" if first else "all tokens",
@@ -200,7 +201,7 @@ def _decoder(cells: Row, **given: Any) -> Case:
         program=Program("decoder", cells["model"], batch, tokens=(prompt, output)),
         tf32=None,
         measured_s=float(cells["first_token_ms"]) / 1e3 if first else rate_s,
-        **given | {"profile": "trtllm"},
+        **given,
     )
 
 

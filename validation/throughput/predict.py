@@ -7,10 +7,12 @@ import json
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 import gpuir
 from gpuir.ir.errors import GpuirError
@@ -48,7 +50,7 @@ def predict(
     known = _read(kept)
     programs: dict[Program, list[Case]] = {}
     for case in cases:
-        name = _name(case)
+        name = name_of(case)
         if name in known:
             yield case, known[name]
         else:
@@ -58,7 +60,7 @@ def predict(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, left), mp_context=context) as pool:
-        asked = {}
+        asked: dict[Future[dict[Key, Predicted]], list[Case]] = {}
         for program, some in programs.items():
             keys = tuple(dict.fromkeys((c.target, c.profile, c.tf32) for c in some))
             asked[pool.submit(predicted, program, keys)] = some
@@ -85,26 +87,24 @@ def predicted(program: Program, keys: Sequence[Key]) -> dict[Key, Predicted]:
 def _predicted(
     parts: Sequence[tuple[gpuir.Graph, int]], target: str, profile: str, tf32: bool | None
 ) -> Predicted:
-    times = dict.fromkeys(("time_s", "low_s", "high_s", "device_s", "roofline_s"), 0.0)
-    launches = 0
+    total, launches = np.zeros(5), 0
     try:
         for graph, runs in parts:
             kernels = gpuir.lower(graph, profile=profile, tf32=tf32, target=target)
             s = gpuir.summary(gpuir.analyze(kernels, target))
             roofline = gpuir.summary(gpuir.analyze(kernels, target, predictor="roofline"))
             low, high = s.interval or (math.nan, math.nan)
-            found = (s.latency_s, low, high, s.device_s, roofline.latency_s)
-            times = {n: t + runs * x for (n, t), x in zip(times.items(), found, strict=True)}
+            total += runs * np.array([s.latency_s, low, high, s.device_s, roofline.latency_s])
             launches += runs * s.launches
     except GpuirError as error:
         return Predicted(why=str(error))
-    return Predicted(**times, launches=launches)
+    return Predicted(*total.tolist(), launches=launches)
 
 
 # ---------------------------------------------------------------------------- what is kept
 
 
-def _name(case: Case) -> str:
+def name_of(case: Case) -> str:
     """What a prediction follows from: the case, and all code and numbers that made it."""
     key = (astuple(case.program), case.target, case.profile, case.tf32, _source())
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
@@ -130,7 +130,8 @@ def _read(kept: Path | None) -> Mapping[str, Predicted]:
     for line in kept.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
-            found[record.pop("name")] = Predicted(**record)
+            name = record.pop("name")
+            found[name] = Predicted(**record)
         except (ValueError, TypeError, KeyError):
             continue
     return found
@@ -139,7 +140,7 @@ def _read(kept: Path | None) -> Mapping[str, Predicted]:
 def _keep(kept: Path | None, case: Case, result: Predicted) -> None:
     if kept is not None and not result.why:
         with kept.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"name": _name(case), **asdict(result)}) + "\n")
+            stream.write(json.dumps({"name": name_of(case), **asdict(result)}) + "\n")
 
 
 def _line(case: Case, result: Predicted, left: int) -> str:

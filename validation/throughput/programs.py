@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -38,7 +39,11 @@ def graphs(p: Program) -> list[tuple[Graph, int]]:
         options |= {"autocast": "f16", "fast_norms": p.fast_norms}
     if p.train:
         options |= {"train": True, "accumulate": True, "optimizer": "sgd", "fused": False}
-    return [(gpuir.load(module, args=args, warn=lambda _: None, **options), 1)]
+    return [(gpuir.load(module, args=args, warn=_silent, **options), 1)]
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 # ---------------------------------------------------------------------------- images
@@ -95,8 +100,8 @@ def import_timm() -> Any:
     an empty one stands in: timm reads images with it, and builds no model by it."""
     with _stand_in("torchvision"):
         try:
-            import timm
-            import timm.utils
+            timm = import_module("timm")
+            import_module("timm.utils")
         except ImportError as error:
             fix = "pip install timm, with --no-deps where torch is pinned"
             raise UsageError(f"these models need timm: {error}", fix=fix) from None
@@ -104,7 +109,7 @@ def import_timm() -> Any:
 
 
 @contextmanager
-def _stand_in(package: str) -> Iterator[None]:
+def _stand_in(package: str) -> Generator[None]:
     if package in sys.modules or (find_spec(package) is not None and _imports(package)):
         yield
         return
@@ -165,14 +170,14 @@ def _unet(p: Program) -> tuple[Any, tuple[Any, ...]]:
     import torch
 
     try:
-        from diffusers import UNet2DConditionModel
+        diffusers = import_module("diffusers")
     except ImportError as error:
         fix = "pip install diffusers, with --no-deps where torch is pinned"
         raise UsageError(
             f"the UNet of Stable Diffusion needs diffusers: {error}", fix=fix
         ) from None
     with torch.device("meta"):
-        module = UNet2DConditionModel(cross_attention_dim=PROMPT[1]).half().eval()
+        module = diffusers.UNet2DConditionModel(cross_attention_dim=PROMPT[1]).half().eval()
         latents = torch.empty(p.batch, 4, p.side, p.side, dtype=torch.half)
         prompt = torch.empty(p.batch, *PROMPT, dtype=torch.half)
         step = torch.empty((), dtype=torch.long)
@@ -187,7 +192,7 @@ def _decoder(p: Program) -> list[tuple[Graph, int]]:
         raise UsageError(f"no decoder is called {p.model}", expected=", ".join(DECODERS))
     prompt, output = p.tokens
     dims = {"batch": p.batch}
-    options: dict[str, Any] = {"profile": "trtllm", "dtype": "f16", "warn": lambda _: None}
+    options: dict[str, Any] = {"profile": "trtllm", "dtype": "f16", "warn": _silent}
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(DECODERS[p.model]))
         name = f"hf:{folder}"
