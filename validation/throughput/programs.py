@@ -55,13 +55,13 @@ def _image(p: Program) -> tuple[Any, tuple[Any, ...]]:
     timm = import_timm()
     timm.layers.set_fused_attn(p.sdpa)
     try:
-        with torch.device("meta"):
+        with torch.device("cpu" if p.merged else "meta"):  # merging computes with weights
             module = timm.create_model(p.model, num_classes=CLASSES, **_side(timm, p))
     except (RuntimeError, ValueError, TypeError) as error:
         raise UsageError(f"timm {timm.__version__} builds no {p.model}: {error}") from None
     module = module.train() if p.train else module.eval()
     if p.merged:
-        module = timm.utils.reparameterize_model(module)
+        module = timm.utils.reparameterize_model(module).to("meta")
     images = torch.empty(p.batch, 3, p.side, p.side, device="meta")
     if p.nhwc:
         module = module.to(memory_format=torch.channels_last)
