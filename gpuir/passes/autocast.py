@@ -11,6 +11,7 @@ from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.phases import beside, is_training
 from gpuir.ir.types import DType, bf16, f16, f32, f64
 from gpuir.ops import tensor as t
+from gpuir.passes.convert import converted
 from gpuir.passes.manager import Pass
 
 # PyTorch documentation, torch.amp, "CUDA Ops that can autocast to float32", and beyond it
@@ -64,7 +65,7 @@ class _Autocast:
         self.norms = norms_by_running(g)
         self.new: dict[Value, Value] = {}  # with the type they have now
         self.kept: dict[tuple[Value, DType], Value] = {}  # casts of weights, and views of those
-        self.places: dict[Value, tuple[Loc, ...]] = {}
+        self.products = {n.locs for n in g.nodes if autocast_of(n.op) == "narrow"}
 
     def run(self) -> Graph:
         g, b = self.g, self.b
@@ -92,11 +93,13 @@ class _Autocast:
             node = replace(node, op=t.Cast(wide, x.type.dtype))
             results = (Value(v.name, wide.type.with_dtype(x.type.dtype)),)
         self.new.update((v, w) for v, w in zip(node.results, results, strict=True) if v != w)
-        self.places.update(dict.fromkeys(results, node.locs))
         self.b.put(replace(node, results=results))
 
     def converted(self, op: Op, was: Op) -> Op:
         """The op with its operands in the dtypes that autocast gives it."""
+        if op.control and self.is_of_product(self.b.locs):
+            op = self.cast_all(op, op.operands, self.dtype, ahead=True)
+            return op.with_regions(lambda region: converted(region, self.dtype))
         if op.control:
             return within(self.cast_back(op, was), self.region, self.b.folded)
         match self.policy(op):
@@ -116,7 +119,8 @@ class _Autocast:
 
     def policy(self, op: Op) -> t.Autocast:
         is_fast = self.fast_norms and isinstance(op, t.Normalize) and not is_batch_norm(op)
-        return "narrow" if is_fast or self.is_bias(op) else autocast_of(op)
+        is_part = isinstance(op, t.Map) and (self.is_bias(op) or self.is_of_product(self.b.locs))
+        return "narrow" if is_fast or is_part else autocast_of(op)
 
     def cast_all(self, op: Op, operands: tuple[Value, ...], dtype: DType | None, ahead: bool) -> Op:
         given = {v: self.cast(v, dtype, ahead) for v in operands if dtype and castable(v)}
@@ -139,17 +143,19 @@ class _Autocast:
             return self.keep(v, dtype, view)
         return self.made(v, dtype, t.Cast(v, dtype), ahead)
 
+    def is_of_product(self, locs: tuple[Loc, ...]) -> bool:
+        """Whether PyTorch computes a product at this location, and so all that it does there in
+        16 bits: an addmm, a convolution, an LSTM."""
+        return self.g.framework == "pytorch" and locs in self.products
+
     def is_bias(self, op: Op) -> bool:
-        """Whether an op adds to a product what belongs to it: a weight, as in a linear layer. What
-        comes from PyTorch has both at one location (addmm, linear, convolution)."""
+        """Whether an op adds a weight to a product: it belongs to it, as in a linear layer."""
         match op:
             case t.Map("add", (a, b)):
-                return any(
-                    (maker := self.b.producer(product)) is not None
-                    and autocast_of(maker) == "narrow"
-                    and self.is_weight(other)
-                    and (self.g.framework != "pytorch" or self.places[product] == self.b.locs)
-                    for product, other in ((a, b), (b, a))
+                pairs = (self.b.producer(a), b), (self.b.producer(b), a)
+                return self.g.framework != "pytorch" and any(
+                    maker is not None and autocast_of(maker) == "narrow" and self.is_weight(v)
+                    for maker, v in pairs
                 )
             case _:
                 return False

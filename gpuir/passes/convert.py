@@ -38,12 +38,16 @@ class Convert(Pass):
 
     def run(self, g: Graph) -> Graph:
         _check_inference(g, self.name, "autocast{dtype=" + self.dtype + "}")
-        narrow = f16 if self.dtype == "f16" else bf16
+        return converted(g, f16 if self.dtype == "f16" else bf16)
 
-        def attribute(value: Any) -> Any:
-            return narrow if value in (f32, f16, bf16) else value
 
-        return _Retyped(lambda x: replace(x, dtype=attribute(x.dtype)), attribute).graph(g)
+def converted(g: Graph, dtype: DType) -> Graph:
+    """The graph with `dtype` wherever it has f32 or 16 bits."""
+
+    def attribute(value: Any) -> Any:
+        return dtype if value in (f32, f16, bf16) else value
+
+    return _Retyped(lambda x: replace(x, dtype=attribute(x.dtype)), attribute).graph(g)
 
 
 @dataclass(frozen=True)
