@@ -33,6 +33,8 @@ TASKS = {  # what it is called here → transformers' table of the classes that 
     "seq-cls": "MODEL_FOR_SEQUENCE_CLASSIFICATION",
     "token-cls": "MODEL_FOR_TOKEN_CLASSIFICATION",
     "question-answering": "MODEL_FOR_QUESTION_ANSWERING",
+    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE",
+    "next-sentence": "MODEL_FOR_NEXT_SENTENCE_PREDICTION",
     "image-cls": "MODEL_FOR_IMAGE_CLASSIFICATION",
     "zero-shot-image-cls": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION",
     "segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION",
@@ -42,20 +44,20 @@ TASKS = {  # what it is called here → transformers' table of the classes that 
     "feature": "MODEL",
     "pretraining": "MODEL_FOR_PRETRAINING",  # last: a class of it often does something else too
 }
-LABELS = {  # the sizes of what a loss is computed from
-    "causal-lm": ("batch", "seq"),
-    "image-text-to-text": ("batch", "seq"),
-    "masked-lm": ("batch", "seq"),
-    "pretraining": ("batch", "seq"),
-    "token-cls": ("batch", "seq"),
-    "seq2seq": ("batch", "target"),
-    "speech-seq2seq": ("batch", "target"),
-    "seq-cls": ("batch",),
-    "image-cls": ("batch",),
-    "audio-cls": ("batch",),
-    "question-answering": ("batch",),
+Labels = Mapping[str, tuple[str, ...]]  # the sizes of each
+WORDS: Labels = {"labels": ("batch", "seq")}
+WRITTEN: Labels = {"labels": ("batch", "target")}
+CLASSES: Labels = {"labels": ("batch",)}
+LABELS: Mapping[str, Labels] = {  # what a loss is computed from
+    **dict.fromkeys(("causal-lm", "image-text-to-text", "masked-lm"), WORDS),
+    **dict.fromkeys(("pretraining", "token-cls"), WORDS),
+    **dict.fromkeys(("seq2seq", "speech-seq2seq"), WRITTEN),
+    **dict.fromkeys(("seq-cls", "image-cls", "audio-cls"), CLASSES),
+    **dict.fromkeys(("multiple-choice", "next-sentence"), CLASSES),
+    "question-answering": {"start_positions": ("batch",), "end_positions": ("batch",)},
+    "segmentation": {"labels": ("batch", "height", "width")},
+    "zero-shot-image-cls": {},  # each image belongs to the text of its row
 }
-SPANS = ("start_positions", "end_positions")  # of an answer
 MASKED = ("switch_transformers",)  # models that fail without a mask
 STEPWISE = ("mamba", "falcon_mamba", "jamba")  # models whose scan is a Python loop over tokens
 MOST_STEPS = 4000  # of all layers; torch.export writes down some fifteen operators for each
@@ -496,8 +498,8 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
         names = ["input_ids", "pixel_values"]
     if task == "image-text-to-text" and "input_ids" in takes:
         names = ["input_ids"]
-    asked = SPANS if task == "question-answering" else ("labels",)
-    has_labels = train and takes.keys() >= {*asked} and task in LABELS
+    labels = LABELS.get(str(task)) if train else None
+    has_labels = labels is not None and takes.keys() >= (labels.keys() or {"return_loss"})
     if train and not has_labels:
         raise UsageError(
             f"{type(model).__name__} has no loss that gpuir can ask for",
@@ -509,12 +511,24 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     if "decoder_input_ids" in takes and not shifts:
         names.append("decoder_input_ids")
     found = made_up(model, names, sizes)
-    if has_labels:
-        shape = tuple(map(sizes, LABELS[str(task)]))
-        found |= {name: sizes.empty(shape, torch.int64) for name in asked}
+    if task == "multiple-choice":
+        found = {n: x[:, None].expand(-1, sizes("choices"), -1).clone() for n, x in found.items()}
+    if labels is not None:
+        found |= {name: label(model, sizes, shape) for name, shape in labels.items()}
         if "next_sentence_label" in takes:  # without it BERT's pretraining has no loss
             found["next_sentence_label"] = sizes.empty((sizes("batch"),), torch.int64)
     return found
+
+
+def label(model: Any, sizes: Sizes, names: tuple[str, ...]) -> torch.Tensor:
+    """A class for each, or numbers where transformers computes another loss than cross entropy: a
+    regression, which is meant where there is one class, or several classes at a time."""
+    shape, config = tuple(map(sizes, names)), model.config
+    kinds = {"regression": True, "multi_label_classification": True, None: config.num_labels == 1}
+    if names != CLASSES["labels"] or not kinds.get(getattr(config, "problem_type", None)):
+        return sizes.empty(shape, torch.int64)
+    shape = shape if config.num_labels == 1 else (*shape, config.num_labels)
+    return sizes.empty(shape, model.dtype)
 
 
 def made_up(model: Any, names: Sequence[str], sizes: Sizes) -> dict[str, torch.Tensor]:
@@ -563,7 +577,9 @@ def whole(
             fix=f"--dims seq={MOST_STEPS // layers}: the time is nearly proportional",
         )
     run = model.forward
-    fixed = {"use_cache": False} if "use_cache" in signature(run).parameters else {}
+    takes = signature(run).parameters
+    fixed = {"use_cache": False} if "use_cache" in takes else {}
+    fixed |= {"return_loss": True} if train and "return_loss" in takes else {}
     masked = model.config.model_type in MASKED and not mask
 
     def forward(**given: Any) -> tuple[torch.Tensor, ...]:

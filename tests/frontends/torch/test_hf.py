@@ -496,6 +496,47 @@ def test_questions_are_answered_by_two_positions(tmp_path: Path):
     assert any(role == "gradient" for _, role in graph.roles)
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "label"),
+    [
+        ("BertForSequenceClassification", {}, "i64[2]"),
+        ("BertForSequenceClassification", {"num_labels": 1}, "f32[2]"),
+        ("BertForSequenceClassification", {"problem_type": "regression"}, "f32[2, 2]"),
+        (
+            "BertForSequenceClassification",
+            {"problem_type": "multi_label_classification"},
+            "f32[2, 2]",
+        ),
+        ("BertForNextSentencePrediction", {}, "i64[2]"),
+        ("BertForMultipleChoice", {"dims": {"choices": 3}}, "i64[2]"),
+    ],
+)
+def test_a_head_is_trained_on_labels_of_its_kind(
+    model: str, more: dict[str, Any], label: str, tmp_path: Path
+):
+    dims = {"batch": 2, "seq": 7, **more.get("dims", {})}
+    keys = {k: v for k, v in more.items() if k != "dims"}
+    path = config(tmp_path, BERT | {"architectures": [model]}, **keys)
+    graph = gpuir.load(path, dims=dims, train=True)
+    types = {v.name: str(v.type) for v in graph.inputs}
+    assert types["labels"] == label
+    assert types["input_ids"] == ("i64[2, 3, 7]" if "choices" in dims else "i64[2, 7]")
+    assert graph.outputs[0].type.shape == ()
+    assert any(role == "gradient" for _, role in graph.roles)
+
+
+def test_images_are_trained_on_their_texts(tmp_path: Path):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    half = {**sizes, "num_attention_heads": 2}
+    text = half | {"vocab_size": 11, "max_position_embeddings": 9}
+    image = half | {"image_size": 8, "patch_size": 4}
+    keys = {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 8}
+    path = config(tmp_path, keys | {"text_config": text, "vision_config": image})
+    graph = gpuir.load(path, task="zero-shot-image-cls", dims={"batch": 2, "seq": 7}, train=True)
+    assert graph.outputs[0].type.shape == ()
+    assert any(role == "gradient" for _, role in graph.roles)
+
+
 def test_without_transformers_the_extra_is_named(tmp_path: Path):
     code = f"""
 import sys
