@@ -1,6 +1,7 @@
 """gpuir's launches under `compiled` against the kernels that torch.compile makes for a GPU.
 
-    python -m validation.agreement.inductor [MODEL ... | fresh] [--launches] [--profile compiled]
+    python -m validation.agreement.inductor [MODEL ... | fresh] [--launches] [--profile compiled] \\
+        [--autocast f16]
 
 No GPU is needed: Inductor lowers and schedules the program for a CUDA device that is not there,
 described by the numbers of an A100, and is stopped before it writes code. Prints a row of the table
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import sys
 import warnings
 from collections import Counter
@@ -26,6 +28,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from gpuir.frontends.torch.load import functional, load
@@ -36,6 +39,8 @@ from gpuir.stacks.table import pipeline
 from gpuir.targets.profile import load_profile
 
 CUDA = torch.device("cuda:0")
+CPU = torch.device("cpu")
+AUTOCAST = {"f16": torch.float16, "bf16": torch.bfloat16}
 # What Inductor asks of a device (runtime/hints.py, DeviceProperties): NVIDIA A100 whitepaper.
 A100 = SimpleNamespace(
     name="NVIDIA A100",
@@ -133,13 +138,18 @@ def convolved_format(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> tor
 
 
 def inductor_kernels(
-    program: torch.export.ExportedProgram, *, train: bool = False
+    program: torch.export.ExportedProgram,
+    *,
+    train: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> list[list[Kernel]]:
-    """What torch.compile would launch: a list for each graph it compiles, forward then backward."""
+    """What torch.compile would launch: a list for each graph it compiles, forward then backward;
+    under torch.autocast("cuda") in a dtype, if one is given."""
     from torch._functorch import config as functorch
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import decompositions
+    from torch._inductor import compile_fx as fx
     from torch._inductor.fx_passes import fuse_attention
 
     found: list[list[Kernel]] = []
@@ -152,10 +162,20 @@ def inductor_kernels(
 
     graph = program.graph_module
     inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    if autocast is not None:
+        graph = copy.deepcopy(graph)
+        move(graph, CUDA)
+        inputs = on(CUDA, inputs)
     check = fuse_attention._sfdp_params_check
 
     def in_16_bits(match: Any) -> bool:  # in f32 the kernels use TF32, which is off
         return match.kwargs["query"].meta["val"].dtype != torch.float32 and check(match)
+
+    passes = fx._recursive_joint_graph_passes
+
+    def passes_on_cpu(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        move(gm, CPU)  # they trace patterns and fold constants with tensors that have numbers
+        return passes(gm, *args, **{**kwargs, "input_device": CPU})
 
     sdpa = torch.ops.aten.scaled_dot_product_attention.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -167,18 +187,62 @@ def inductor_kernels(
             torch.set_grad_enabled(train),
             warnings.catch_warnings(),
             config.patch(force_disable_caches=True),
+            mock.patch.object(fx, "_recursive_joint_graph_passes", passes_on_cpu),
             mock.patch.object(fuse_attention, "_sfdp_params_check", in_16_bits),
             mock.patch.dict(decompositions, {torch.ops.aten.native_group_norm.default: group_norm}),
             functorch.patch(force_non_lazy_backward_lowering=True),
         ):
             warnings.simplefilter("ignore")
-            compile_fx(graph, inputs, inner_compile=stop)
+            with autocasting(autocast):
+                compile_fx(graph, inputs, inner_compile=stop)
     finally:
         del sdpa.py_kernels[key]
         if before is not None:
             sdpa.py_kernels[key] = before
         sdpa._dispatch_cache.clear()
     return found
+
+
+def move(gm: torch.fx.GraphModule, device: torch.device) -> None:
+    """Has a graph compute on a device, with tensors that hold no numbers."""
+    places = [node for node in gm.graph.nodes if "val" in node.meta]
+    for node, value in zip(places, on(device, [n.meta["val"] for n in places]), strict=True):
+        node.meta["val"] = value
+    for node in gm.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": device}
+    gm.recompile()
+
+
+def on(device: torch.device, values: Sequence[Any]) -> list[Any]:
+    """Values with their tensors on a device, which hold no numbers there."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def like(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+    with pretended_gpu(), mode:
+        return tree_map(like, list(values))
+
+
+@contextlib.contextmanager
+def autocasting(dtype: torch.dtype | None) -> Iterator[None]:
+    """torch.autocast("cuda"), which turns itself off where there is no GPU; nothing without a
+    dtype."""
+    if dtype is None:
+        yield
+        return
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
 
 
 def attention(
@@ -222,25 +286,11 @@ def scheduled(
     from torch._inductor import compile_fx as fx
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     inference = bool(settings.get("is_inference"))
-
-    def moved(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        with mode:
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA)
-
     with pretended_gpu(), torch.no_grad():
-        for node in gm.graph.nodes:
-            if "device" in node.kwargs:
-                node.kwargs = {**node.kwargs, "device": CUDA}
-            if "val" in node.meta:
-                node.meta["val"] = tree_map(moved, node.meta["val"])
-        gm.recompile()
-        inputs = [moved(x) for x in inputs]
+        move(gm, CUDA)
+        inputs = on(CUDA, inputs)
         fx.view_to_reshape(gm)
         fake = fx.fake_tensor_prop(gm, inputs, force_allow_non_fake_inputs=True)
         fx._recursive_record_original_output_strides(gm)
@@ -379,7 +429,10 @@ def is_biased(node: torch.fx.Node, there: set[str], memory: Memory) -> bool:
     """Whether a kernel adds the bias of a convolution, which Inductor takes out of the call."""
     if packet(node) != "convolution" or node.args[2] is None:
         return False
-    return all(memory.held.get(n, set()) & there for n in (node, node.args[2]))
+    bias = node.args[2]
+    while packet(bias) == "convert_element_type":
+        bias = bias.args[0]
+    return all(memory.held.get(n, set()) & there for n in (node, bias))
 
 
 def sources(node: torch.fx.Node, there: set[str], memory: Memory) -> set[torch.fx.Node] | None:
@@ -401,7 +454,8 @@ def sources(node: torch.fx.Node, there: set[str], memory: Memory) -> set[torch.f
 
 
 def names(nodes: set[torch.fx.Node], program: int) -> frozenset[str]:
-    return frozenset(name for n in nodes if not is_view(n) and (name := model_node(n, program)))
+    moving = {n for n in nodes if not (is_view(n) or packet(n) == "convert_element_type")}
+    return frozenset(name for n in moving if (name := model_node(n, program)))
 
 
 LIBRARY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_scaled_dot")
@@ -452,10 +506,10 @@ def model_node(node: torch.fx.Node, program: int) -> str:
 
 
 def is_still(op: Op) -> bool:
-    """Whether an op computes nothing."""
+    """Whether an op computes nothing, or is a cast: of those one side has more than the other."""
     if isinstance(op, t.Map):
         return op.fn in ("identity", "copy")
-    return isinstance(op, t.Layout | t.Constant | t.Iota)
+    return isinstance(op, t.Layout | t.Cast | t.Constant | t.Iota)
 
 
 def last_word(loc: str) -> str:
@@ -487,14 +541,23 @@ def compare(name: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Ag
 
 
 def compared(
-    name: str, profile: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    profile: str,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    autocast: str = "",
 ) -> Agreement:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(module.eval(), args, kwargs, strict=False)
         program = functional(program)
-        ours = gpuir_kernels(load(program).graph, load_profile(profile).passes)
-        theirs = [x for part in inductor_kernels(program) for x in part]
+        passes = load_profile(profile).passes
+        if autocast:
+            passes = f"autocast{{dtype={autocast}}},{passes}"
+        ours = gpuir_kernels(load(program).graph, passes)
+        found = inductor_kernels(program, autocast=AUTOCAST.get(autocast))
+        theirs = [x for part in found for x in part]
     views = {n.name for n in program.graph.nodes if n.op == "call_function" and is_view(n)}
     # what one of the two sides folds, or does by views, is in no kernel of it
     known = frozenset.intersection(*(computed(side) for side in (ours, theirs))) - views
@@ -697,6 +760,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", choices=names, metavar="MODEL")
     parser.add_argument("--launches", action="store_true")
     parser.add_argument("--profile", default="compiled")
+    parser.add_argument("--autocast", default="", choices=AUTOCAST)
     given = parser.parse_args()
     torch.manual_seed(0)
     side = "  pw  red  ext   sum"
@@ -705,7 +769,7 @@ def main() -> int:
     wanted = [m for name in given.models for m in (FRESH if name == "fresh" else [name])]
     for name in wanted or MODELS:
         try:
-            found = compared(name, given.profile, *models[name]())
+            found = compared(name, given.profile, *models[name](), autocast=given.autocast)
         except Exception as error:  # a library that is missing, or does not fit this torch
             print(f"{name:16} {type(error).__name__}: {' '.join(str(error).split())[:80]}")
             continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Value
 from gpuir.ops import tensor as t
@@ -49,8 +47,10 @@ def is_factor(flow: Flow, v: Value) -> bool:
     )
 
 
-def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
-    """The place of the addition of a bias, in memory, that the call of a product does itself."""
+def bias_of(flow: Flow, product: Node) -> int | None:
+    """The place of the addition of a bias that the call of a product does itself: in 16 bits
+    always, so that nothing is rounded in between, else unless pointwise ops alone read the sum.
+    (torch 2.13: config.py, keep_addmm_fused_for_half_dtypes.)"""
     made = product.results[0]
     users = flow.readers.get(made, ())
     if not isinstance(product.op, t.Matmul) or len(users) != 1 or made in flow.outputs:
@@ -62,8 +62,10 @@ def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
         case _:
             return None
     summed = node.results[0]
-    if bias.type.rank != 1 or bias not in stored:
+    if bias.type.rank != 1:
         return None
+    if summed.type.dtype.bits == 16:
+        return users[0]
     return None if is_read_pointwise(flow, summed, packed(summed.type)) else users[0]
 
 
