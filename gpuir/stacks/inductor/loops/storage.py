@@ -377,6 +377,16 @@ class Storage:
         may = own and is_unpacking(nodes, weight, {*flow.graph.params}, flow.known)
         return places if may else ()
 
+    def reach(self, v: Value) -> None:
+        """Places what a value is computed from that the graph has later: a cast of a bias comes
+        after the product that adds it."""
+        node = self.flow.maker(v)
+        if node is None or v in self.stored or v in self.sights or self.flow.is_generated(v):
+            return
+        for x in node.op.operands:
+            self.reach(x)
+        self.place(node)
+
     def call(self, node: Node, members: tuple[int, ...]) -> None:
         """A library call with all that it computes: its operands are in memory."""
         nodes = [self.flow.nodes[i] for i in members]
@@ -385,6 +395,7 @@ class Storage:
         if not (node.op.contraction or node.op.control):  # which repeats what is generated
             read = [x for x in read if not self.flow.is_generated(x)]
         for x in read:
+            self.reach(x)
             self.settle(x)
         self.put(
             LoopGroup(
