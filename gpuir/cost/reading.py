@@ -168,10 +168,12 @@ def _kind(op: k.KernelOp) -> str:
 
 
 def _form(op: k.KernelOp) -> str:
-    """What a body does that the formulas of its kernel do not go by."""
+    """What a body does that the formulas of its kernel do not go by, and who wrote it."""
     ops = [n.op for n in op.body.nodes] if isinstance(op, k.BodyKernel) else []
-    if any(isinstance(o, t.NormGradient) for o in ops):
-        return "gradient"
+    gradient = "gradient" if any(isinstance(o, t.NormGradient) for o in ops) else ""
+    library = op.library if isinstance(op, k.Reduce) else ""
+    if gradient or library:
+        return " ".join(filter(None, (gradient, library)))
     routines = sorted({o.fn for o in ops if isinstance(o, t.Routine)})
     if routines and not isinstance(op, k.Routine):
         return " ".join(routines)

@@ -22,6 +22,9 @@ from gpuir.targets.target import Target
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
 # exponentials, the results; its norms: mean and variance together, the results.
 PASSES = {"softmax": 3.0, "norm": 2.0, "rms": 2.0, "sum": 1.0, "scan": 1.0}
+# Inductor's: the largest cell and the sum together, the results (torch/_inductor/lowering.py and
+# config.py, online_softmax).
+TRITON_PASSES = {**PASSES, "softmax": 2.0}
 VECTOR_BYTES = 16  # of a thread's load, where rows allow it
 LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere touch one more
 
@@ -74,7 +77,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     slower = 1 + p["straddle"] * within(s, work, LINE_BYTES)
     kind = "norm" if work.kind == "norm" else "softmax"
-    turns = xp.where(nest.sizes["o"] > 1, 1.0, PASSES[work.kind])
+    alone = nest.sizes["r"] >= work.extents["r"] if is_triton(work) else nest.sizes["o"] > 1
+    turns = xp.where(alone, 1.0, passes_of(work))
     turns = s.put("passes of a block", turns, "", "one, where its warps hold their rows")
     clock_hz = sustained_hz(s, target, p)
     padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
@@ -103,7 +107,7 @@ def _memory_s(
     for each pass, again from DRAM where the rows under way are too many for the L2 to keep."""
     work, xp = nest.work, s.xp
     held = nest.sizes["r"] * nest.tiles.split >= work.extents["r"]
-    passes = s.put("passes over a row", xp.where(held, 1.0, PASSES[work.kind]))
+    passes = s.put("passes over a row", xp.where(held, 1.0, passes_of(work)))
     reads = sum((o.nbytes for o in work.operands if o.staging != "written" and "o" in o.dims), 0.0)
     in_flight = xp.minimum(nest.blocks, target.sms * resident) * nest.sizes["o"]
     row_bytes = reads / xp.maximum(work.extents["o"], 1.0)
@@ -129,6 +133,16 @@ def _put_features(s: Sheet, nest: Nest, waves: Number, steps: Number) -> None:
     s.put("log steps", s.xp.log(s.xp.maximum(steps, 1.0)))
     s.put("last step", steps * nest.sizes["r"] / length)
     s.put("is a norm", float(nest.work.kind == "norm") + 0.0 * length)
+
+
+def is_triton(work: Work) -> bool:
+    """Whether a compiler wrote the kernel for its rows."""
+    return work.form.endswith("triton")
+
+
+def passes_of(work: Work) -> float:
+    """Passes over a row that its block does not hold."""
+    return (TRITON_PASSES if is_triton(work) else PASSES)[work.kind]
 
 
 def chain(target: Target) -> float:
@@ -184,6 +198,8 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """
     length = np.asarray(work.extents["r"], float)
     warp, amd = float(target.sm.warp), target.vendor == "AMD"
+    if is_triton(work):
+        return written(work, target)
     if work.kind == "softmax":
         padded = 2.0 ** np.ceil(np.log2(np.maximum(length, 1.0)))
         short = length <= 1024
@@ -212,6 +228,30 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         threads = np.minimum(1024.0, np.ceil(length / warp) * warp)
         return Tiles({"o": one, "r": threads}, one, threads / warp, one)
     return Tiles({"o": one, "r": 16 * warp * one}, one, 4 * one, one)
+
+
+def written(work: Work, target: Target) -> Tiles:
+    """Triton's kernels of rows side by side, as Inductor writes them; lengths and numbers of rows
+    count as the next power of two. Rows of up to 1024 cells are held whole: of 256 and more by a
+    warp each 1024 cells, or, where that leaves too few blocks, one by a block; shorter ones by two
+    warps, of as many rows as it finds to be quickest among 1, 8, 32 and 128, here the most that
+    make 2048 cells (assumed). Longer rows come 2048 cells at a time, 1024 on Blackwell, those of up
+    to 2048 in pairs. (torch 2.13: torch/_inductor/runtime/triton_heuristics.py,
+    _persistent_reduction_configs, _reduction_configs, _num_warps.)
+    """
+    length = 2.0 ** np.ceil(np.log2(np.maximum(np.asarray(work.extents["r"], float), 1.0)))
+    rows = 2.0 ** np.ceil(np.log2(np.maximum(np.asarray(work.extents["o"], float), 1.0)))
+    whole, short, few = length <= 1024, length < 256, rows < 8 * 128
+    tried = np.array([1.0, 8.0, 32.0, 128.0])
+    fit = (tried * length[..., None] <= 2048) & (tried <= rows[..., None])
+    most = np.where(fit, tried, 1.0).max(axis=-1)
+    each = np.where(few, 1.0, np.minimum(1024 / length, 8.0))
+    at_once = np.where(short, most, np.where(whole, each, np.where(length <= 2048, 2.0, 1.0)))
+    step = np.minimum(length, 1024.0 if target.isa.startswith(("sm_10", "sm_12")) else 2048.0)
+    warps = np.clip(step / 128, 2.0, np.where(whole, 8.0, 16.0))
+    warps = np.where(whole & ~short & ~few, 1.0, warps) * 32 / target.sm.warp
+    one = np.ones(length.shape)
+    return Tiles({"o": at_once, "r": step}, one, np.maximum(warps, 1.0), one)
 
 
 def sums(work: Work, target: Target) -> Tiles:

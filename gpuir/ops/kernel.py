@@ -465,17 +465,31 @@ class Map(BodyKernel):
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Routine)
 
 
+# Who wrote a reduction's kernel: PyTorch, where nobody is named; a compiler, in Triton.
+REDUCE_LIBRARIES = ("", "triton")
+
+
 @dataclass(frozen=True)
 class Reduce(BodyKernel):
     """Reductions over r for each o, with the pointwise work around them, in one kernel.
 
     The body holds pointwise ops and reductions, all over the same axes of the same cells: a
-    softmax, a norm, a sum. Results have the cells of o, or of o and r.
+    softmax, a norm, a sum. Results have the cells of o, or of o and r. `library` says whose kernel
+    it is (`REDUCE_LIBRARIES`).
     """
 
     name: ClassVar[str] = "k.reduce"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Reducing,)
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Scattering, t.Routine)
+    library: str = ""
+
+    def types(self) -> tuple[TensorType, ...]:
+        if self.library not in REDUCE_LIBRARIES:
+            raise ModelError(
+                f"{self.name}: no library of reductions is called {self.library!r}",
+                fix=nearest(self.library, [name for name in REDUCE_LIBRARIES if name]),
+            )
+        return super().types()
 
     @property
     def reduction(self) -> t.Reducing:

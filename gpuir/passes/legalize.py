@@ -36,13 +36,15 @@ class Legalize(Pass):
     views, and transposes of the last two axes that products read.
     A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
     fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
-    With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention.
+    With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention; with `triton`
+    reductions are kernels that a compiler wrote for their rows.
     """
 
     absorb: bool = True
     strides: bool = True
     tiled: bool = True
     sdpa: bool = False
+    triton: bool = False
 
     name = "legalize"
     takes = Level.fused
@@ -131,7 +133,10 @@ class _Legalizer:
             return view
         if is_joined(op):
             return k.View(op.args, body)
-        return kernel_of(ops)(op.args, body)
+        kernel = kernel_of(ops)(op.args, body)
+        if isinstance(kernel, k.Reduce) and self.options.triton:
+            return replace(kernel, library="triton")
+        return kernel
 
     # -- layout
 

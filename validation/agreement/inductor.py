@@ -8,7 +8,8 @@ described by the numbers of an A100, and is stopped before it writes code. Print
 of docs/fusion.md for each model: kernels of both, pointwise, reductions and library calls; `ratio`,
 gpuir's over Inductor's; precision, recall and F1 of the pairs of model ops that share a kernel;
 `same`, the share of Inductor's kernels that have the same model ops as one of gpuir's. Compared are
-ops that compute something in both: no views, no copies, nothing folded. `--launches` lists them.
+ops that compute something in both: no views, copies or casts, nothing folded. `--launches` lists
+them. With `--autocast` both run under torch.autocast("cuda"). MODEL is one listed here, or of timm.
 Needs gpuir[hf], and timm or diffusers for models that are theirs.
 """
 
@@ -756,8 +757,7 @@ def main() -> int:
     assert __doc__
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    names = [*MODELS, *FRESH, "fresh", []]
-    parser.add_argument("models", nargs="*", choices=names, metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--launches", action="store_true")
     parser.add_argument("--profile", default="compiled")
     parser.add_argument("--autocast", default="", choices=AUTOCAST)
@@ -769,7 +769,7 @@ def main() -> int:
     wanted = [m for name in given.models for m in (FRESH if name == "fresh" else [name])]
     for name in wanted or MODELS:
         try:
-            found = compared(name, given.profile, *models[name](), autocast=given.autocast)
+            found = compared(name, given.profile, *(models.get(name) or vision(name))(), autocast=given.autocast)
         except Exception as error:  # a library that is missing, or does not fit this torch
             print(f"{name:16} {type(error).__name__}: {' '.join(str(error).split())[:80]}")
             continue

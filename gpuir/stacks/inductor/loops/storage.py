@@ -254,13 +254,16 @@ class Storage:
         for v in launch.writes:
             self.see_again(v)
 
-    def settle(self, v: Value) -> None:
-        """Has `v` in memory: as a view of what is there, where strides can say it."""
+    def settle(self, v: Value, apart: bool = False) -> None:
+        """Has `v` in memory: as a view of what is there, where strides can say it. What is `apart`
+        is stored by itself rather than a view of what would be stored whole for it: queries, keys
+        and values. (torch 2.13: torch/_inductor/lowering.py, sdpa_constraint.)"""
         node = self.flow.maker(v)
         if v in self.stored or node is None or isinstance(node.op, t.Generating):
             return
         base = self.base(v)
-        lies = None if base == v or self.flow.is_generated(base) else self.lies(v, base)
+        whole = base == v or (apart and base not in self.stored)
+        lies = None if whole or self.flow.is_generated(base) else self.lies(v, base)
         if lies is None or 0 in wide_strides(lies):
             self.store(node)
         else:
@@ -396,7 +399,7 @@ class Storage:
             read = [x for x in read if not self.flow.is_generated(x)]
         for x in read:
             self.reach(x)
-            self.settle(x)
+            self.settle(x, apart=isinstance(node.op, t.Attention))
         self.put(
             LoopGroup(
                 items=(len(self.loops),),
