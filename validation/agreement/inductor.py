@@ -190,7 +190,7 @@ def inductor_kernels(
             config.patch(force_disable_caches=True),
             mock.patch.object(fx, "_recursive_joint_graph_passes", passes_on_cpu),
             mock.patch.object(fuse_attention, "_sfdp_params_check", in_16_bits),
-            mock.patch.dict(decompositions, {torch.ops.aten.native_group_norm.default: group_norm}),
+            mock.patch.dict(decompositions, STEPS),
             functorch.patch(force_non_lazy_backward_lowering=True),
         ):
             warnings.simplefilter("ignore")
@@ -206,13 +206,14 @@ def inductor_kernels(
 
 def move(gm: torch.fx.GraphModule, device: torch.device) -> None:
     """Has a graph compute on a device, with tensors that hold no numbers."""
-    places = [node for node in gm.graph.nodes if "val" in node.meta]
-    for node, value in zip(places, on(device, [n.meta["val"] for n in places]), strict=True):
-        node.meta["val"] = value
-    for node in gm.graph.nodes:
-        if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": device}
-    gm.recompile()
+    for part in (m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)):
+        nodes = [node for node in part.graph.nodes if "val" in node.meta]
+        for node, value in zip(nodes, on(device, [n.meta["val"] for n in nodes]), strict=True):
+            node.meta["val"] = value
+            node.args, node.kwargs = tree_map(
+                lambda x: device if isinstance(x, torch.device) else x, (node.args, node.kwargs)
+            )
+        part.recompile()
 
 
 def on(device: torch.device, values: Sequence[Any]) -> list[Any]:
@@ -275,6 +276,17 @@ def group_norm(
     y = y if weight is None else y * weight.view(channels, *ends)
     y = y if bias is None else y + bias.view(channels, *ends)
     return y, mean.reshape(n, groups), deviation.reshape(n, groups)
+
+
+def index_select(x: Any, axis: int, index: Any) -> Any:
+    """A selection as the indexing that it is; torch's own asks the GPU's driver."""
+    return torch.ops.aten.index.Tensor(x, [*[None] * (axis % x.dim()), index])
+
+
+STEPS = {
+    torch.ops.aten.native_group_norm.default: group_norm,
+    torch.ops.aten.index_select.default: index_select,
+}
 
 
 def scheduled(

@@ -362,7 +362,7 @@ class Storage:
         """The places of a call's node and of what the call does before and after."""
         flow = self.flow
         found = {flow.makers[v] for v in node.results}
-        if (bias := bias_of(flow, node)) is not None:
+        if (bias := bias_of(flow, node, self.stored)) is not None:
             found.add(bias)
         if isinstance(node.op, t.Matmul) and node.op.b not in self.stored:
             found.update(self.unpacking(node, node.op.b))
