@@ -665,6 +665,7 @@ def _opaque(op: t.Opaque, at: Operands) -> Array:
 
 TENSOR: dict[type[Op], Meaning] = {
     t.Map: _map,
+    t.Ordered: lambda op, at: at(op.x),
     t.Cast: lambda op, at: cast(at(op.x), op.dtype, op.saturate, op.rounding),
     t.Bitcast: _bitcast,
     t.Parts: _parts,

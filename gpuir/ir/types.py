@@ -105,6 +105,14 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether axis 1 lies innermost, and the others in order: NHWC, as images go."""
+        return self.order is not None and self.order == channels_last(self.rank)
+
+    def with_order(self, order: tuple[int, ...] | None) -> TensorType:
+        return TensorType(self.shape, self.dtype, order)
+
     def with_shape(self, shape: tuple[int, ...]) -> TensorType:
         """The same dtype, row-major, in another shape."""
         return TensorType(shape, self.dtype)
@@ -117,3 +125,8 @@ class TensorType:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]{order}"
 
     __repr__ = __str__
+
+
+def channels_last(rank: int) -> tuple[int, ...] | None:
+    """The memory order of images [n, c, ..] whose channels lie innermost; None below three axes."""
+    return (0, *range(2, rank), 1) if rank > 2 else None

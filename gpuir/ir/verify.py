@@ -99,7 +99,7 @@ class _Verifier:
         for value, taken in pairs:
             if taken not in ends:
                 self.fail(None, f"%{taken.name} is taken over and is no input or param")
-            if value.type != taken.type:
+            if (value.type.shape, value.type.dtype) != (taken.type.shape, taken.type.dtype):
                 what = f"output %{value.name} does not fit over %{taken.name}"
                 self.fail(None, what, str(taken.type), str(value.type))
         if len({taken for _, taken in pairs}) < len(pairs):

@@ -14,6 +14,7 @@ from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
 from gpuir.ir.types import DType, TensorType, c64, f32, tf32
 from gpuir.ops import tensor as t
+from gpuir.ops.orders import as_images, as_operands, convolved, copied
 
 Kind = TypeVar("Kind", bound=Op)
 
@@ -254,10 +255,11 @@ class Conv(KernelOp):
     def types(self) -> tuple[TensorType, ...]:
         _check_math(self)
         acc = self.accumulator()
-        if self.epilogue is None:
-            return (acc,)
-        _epilogue_types(self.name, self.epilogue, acc, self.extra)
-        return tuple(v.type for v in self.epilogue.outputs)
+        types = (acc,)
+        if self.epilogue is not None:
+            _epilogue_types(self.name, self.epilogue, acc, self.extra)
+            types = tuple(v.type for v in self.epilogue.outputs)
+        return tuple(convolved(type, (self.x, self.w)) for type in types)
 
     def flops(self) -> int:
         return self.direct().flops() + body_flops(self.epilogue) + body_flops(self.prologue)
@@ -429,7 +431,14 @@ class BodyKernel(KernelOp):
         if self.holds:
             self.held(*self.holds)
         _only(self.name, self.body, (*self.holds, *self.beside))
-        return tuple(v.type for v in self.body.outputs)
+        types = tuple(v.type for v in self.body.outputs)
+        if all(v.type.order is None for v in self.args):
+            return types
+        return tuple(map(self.laid_out, types))
+
+    def laid_out(self, y: TensorType) -> TensorType:
+        """A result as it lies in memory, where an operand is not row-major."""
+        return y
 
     def flops(self) -> int:
         return body_flops(self.body)
@@ -464,6 +473,9 @@ class Map(BodyKernel):
     name: ClassVar[str] = "k.map"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Routine)
 
+    def laid_out(self, y: TensorType) -> TensorType:
+        return as_operands(y, self.args)
+
 
 # Who wrote a reduction's kernel: PyTorch, where nobody is named; a compiler, in Triton.
 REDUCE_LIBRARIES = ("", "triton")
@@ -490,6 +502,9 @@ class Reduce(BodyKernel):
                 fix=nearest(self.library, [name for name in REDUCE_LIBRARIES if name]),
             )
         return super().types()
+
+    def laid_out(self, y: TensorType) -> TensorType:
+        return as_operands(y, self.args)
 
     @property
     def reduction(self) -> t.Reducing:
@@ -532,6 +547,9 @@ class Pool(BodyKernel):
     name: ClassVar[str] = "k.pool"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Pool, t.PoolGradient)
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing)
+
+    def laid_out(self, y: TensorType) -> TensorType:
+        return as_images(y, self.args)
 
     @property
     def window(self) -> t.Pool | t.PoolGradient:
@@ -716,6 +734,10 @@ class Gather(BodyKernel):
     name: ClassVar[str] = "k.gather"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)
 
+    def laid_out(self, y: TensorType) -> TensorType:
+        resampled = any(isinstance(n.op, t.Resize | t.ResizeGradient) for n in self.body.nodes)
+        return as_images(y, self.args) if resampled else y
+
 
 @dataclass(frozen=True)
 class Scatter(BodyKernel):
@@ -742,8 +764,11 @@ class Copy(BodyKernel):
     that transposes by tiles does not."""
 
     name: ClassVar[str] = "k.copy"
-    beside: ClassVar[tuple[type[Op], ...]] = (t.Layout, t.Generating, t.Joining)
+    beside: ClassVar[tuple[type[Op], ...]] = (t.Layout, t.Generating, t.Joining, t.Ordered)
     apart: int = 1
+
+    def laid_out(self, y: TensorType) -> TensorType:
+        return copied(y, self.args, self.body)
 
     def space(self) -> Space:
         """One flat dimension: every cell of all results, each operand read once."""

@@ -253,6 +253,26 @@ class Bitcast(Pointwise):
 
 
 @dataclass(frozen=True)
+class Ordered(Pointwise):
+    """y[i] = x[i], lying in memory in `order`: its axes from outermost to innermost. Where x lies
+    so already, nothing moves."""
+
+    name: ClassVar[str] = "t.ordered"
+    x: Value
+    order: tuple[int, ...]
+
+    def types(self) -> tuple[TensorType, ...]:
+        type = self.x.type
+        _check(
+            sorted(self.order) == list(range(type.rank)),
+            "t.ordered: not an order of the axes",
+            f"the axes 0..{type.rank - 1}, each once",
+            list(self.order),
+        )
+        return (type.with_order(self.order),)
+
+
+@dataclass(frozen=True)
 class Parts(Layout):
     """Complex numbers as pairs along a new last axis, real part and imaginary, or such pairs as
     complex numbers: the same bytes."""
@@ -1704,7 +1724,7 @@ class Fused(Op):
 OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (
-        *(Map, Cast, Bitcast, Constant, Iota, Reshape, Transpose, Broadcast, Slice, Parts),
+        *(Map, Cast, Bitcast, Ordered, Constant, Iota, Reshape, Transpose, Broadcast, Slice, Parts),
         *(Concat, Pad),
         *(Gather, GatherElements, GatherND, ScatterElements, ScatterND),
         *(Reduce, ArgReduce, Cumulative, TopK, Softmax, Normalize, Pool),

@@ -31,7 +31,9 @@ def _map(r: Reverse, op: t.Map, results: Sequence[Value], dy: Value) -> None:
         r.give(x, dx)
 
 
-def _same(r: Reverse, op: t.Cast | t.Broadcast, results: Sequence[Value], dy: Value) -> None:
+def _same(
+    r: Reverse, op: t.Cast | t.Ordered | t.Broadcast, results: Sequence[Value], dy: Value
+) -> None:
     r.give(op.x, dy)  # which casts back and adds up what was broadcast
 
 
@@ -350,7 +352,7 @@ def no_gradient(r: Reverse, op: Op, results: Sequence[Value], dy: Value) -> None
 
 GRADIENTS: dict[type[Op], Rule] = {
     **dict.fromkeys((t.Bitcast, t.Constant, t.Iota, t.ArgReduce), no_gradient),
-    **dict.fromkeys((t.Cast, t.Broadcast), _same),
+    **dict.fromkeys((t.Cast, t.Ordered, t.Broadcast), _same),
     t.Map: _map,
     t.Reshape: _reshape,
     t.Transpose: _transpose,

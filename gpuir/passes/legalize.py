@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeGuard
@@ -10,7 +10,7 @@ from typing import TypeGuard
 from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
-from gpuir.ir.types import DType, TensorType, f32, f64, i32
+from gpuir.ir.types import DType, TensorType, channels_last, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import Strided, apart, packed, viewed
@@ -56,13 +56,16 @@ class Legalize(Pass):
 
 
 class _Legalizer:
-    def __init__(self, g: Graph, viewed: bool, options: Legalize, trip: Value | None = None):
-        self.g, self.viewed, self.options, self.trip = g, viewed, options, trip
+    def __init__(
+        self, g: Graph, viewed: bool, options: Legalize, inside: bool = False, trip: bool = False
+    ):
+        self.g, self.viewed, self.options, self.inside = g, viewed, options, inside
+        self.trip = g.inputs[0] if trip else None
         self.uses = g.uses()
         self.outputs = set(g.outputs)
         self.producers = g.producers()
         self.new: dict[Value, Value] = {}
-        self.strided: dict[str, Strided] = {}  # views that have gaps, or another order
+        self.strided: dict[str, Strided] = {}  # views: they may have gaps
         self.expanded: dict[Value, Op] = {}  # expansions that are parts of their readers
 
     def run(self) -> Graph:
@@ -81,21 +84,38 @@ class _Legalizer:
                 Value(v.name, type) for v, type in zip(node.results, op.result_types, strict=True)
             )
             self.new.update((o, n) for o, n in zip(node.results, results, strict=True) if o != n)
-            if self.viewed and (strided := self.laid_out(op, results)) is not None:
-                self.strided[results[0].name] = strided
             b.put(Node(op, results, node.locs))
-        return b.finish(self.new.get(v, v) for v in g.outputs)
+        outputs = self.returned(b) if self.inside else (self.new.get(v, v) for v in g.outputs)
+        return b.finish(outputs)
+
+    def returned(self, b: Builder) -> Iterator[Value]:
+        """What a region gives, in the order that whoever reads it was told."""
+        for v in self.g.outputs:
+            if self.new.get(v, v).type == v.type:
+                yield v
+                continue
+            made = Value(b.names.fresh(f"{v.name}.packed"), v.type)
+            node = Node(self.producers[v].op, (made,), self.producers[v].locs)
+            b.put(replace(node, op=self.ordered(node, self.new[v], v.type.order)))
+            yield made
+
+    def lies(self, x: Value) -> Strided:
+        """How a value lies in memory."""
+        x = self.new.get(x, x)
+        return self.strided[x.name] if x.name in self.strided else packed(x.type)
 
     def kernel(self, node: Node) -> k.KernelOp | k.Loop | k.Cond:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = _Legalizer(op.body, self.viewed, self.options, op.body.inputs[0]).run()
+                body = _Legalizer(op.body, self.viewed, self.options, inside=True, trip=True).run()
                 body = repeated(body, 1 + len(op.init))
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
                 regions = (op.then, op.orelse)
-                then, orelse = (_Legalizer(r, self.viewed, self.options).run() for r in regions)
+                then, orelse = (
+                    _Legalizer(r, self.viewed, self.options, inside=True).run() for r in regions
+                )
                 return k.Cond(op.pred, then, orelse, op.captures)
             case t.Fused():
                 return self.fused(node, op)
@@ -127,8 +147,13 @@ class _Legalizer:
                     return kernel
         if all(isinstance(o, t.Layout) for o in ops):
             return self.layout(node, op)
-        if self.viewed and all(isinstance(o, t.Map) and o.fn == "identity" for o in ops):
-            return self.contiguous(node, op.args[0])
+        match ops:
+            case [t.Ordered(order=order)] if self.viewed:
+                return self.ordered(node, op.args[0], order)
+            case [t.Map("identity")] if self.viewed:
+                return self.ordered(node, op.args[0], None)
+            case _:
+                pass
         if (view := self.of_this_trip(op)) is not None:
             return view
         if is_joined(op):
@@ -157,7 +182,7 @@ class _Legalizer:
         if not self.viewed or not is_layout(op) or len(op.args) != 1 or len(node.results) != 1:
             return False
         (x,), (result,) = op.args, node.results
-        view = view_of(op.body, self.strided.get(x.name, packed(x.type)))
+        view = view_of(op.body, self.lies(x))
         readers = self.uses.get(result, [])
         if view is None or result.type.size <= x.type.size or result in self.outputs:
             return False
@@ -170,56 +195,59 @@ class _Legalizer:
         )
 
     def with_packed(self, node: Node, b: Builder) -> Node:
-        """The node on packed copies of what its softmax or layer norm reads, as PyTorch's makes
-        them (aten/src/ATen/native/cuda/SoftMax.cu, layer_norm_kernel.cu)."""
-        if not self.strided or not isinstance(node.op, t.Fused):
-            return node
-        rows = {v for n in node.op.body.nodes if is_by_rows(n.op) for v in n.op.operands}
-        read = zip(node.op.body.inputs, node.op.args, strict=True)
+        """The node on copies of what its kernels, PyTorch's, take in one order alone: a softmax, a
+        layer or group norm row-major (aten/src/ATen/native/cuda/SoftMax.cu, layer_norm_kernel.cu,
+        group_norm.cpp), a convolution both operands as either, without gaps
+        (aten/src/ATen/native/Convolution.cpp); and a loop or a branch what it was written for."""
         copies: dict[Value, Value] = {}
-        for x in (x for v, x in read if v in rows and not self.is_row_major(x)):
-            copies[x] = Value(b.names.fresh(f"{x.name}.packed"), x.type)
-            made = replace(node, results=(copies[x],))
-            b.put(replace(made, op=self.contiguous(made, self.new.get(x, x))))
+        for x, order in self.wanted(node):
+            if x in copies or is_packed(x.type.with_order(order), self.lies(x).strides):
+                continue
+            made = Value(b.names.fresh(f"{x.name}.packed"), x.type.with_order(order))
+            copies[x] = made
+            op = self.ordered(replace(node, results=(made,)), self.new.get(x, x), order)
+            b.put(replace(node, results=(made,), op=op))
         return replace(node, op=node.op.substitute(copies)) if copies else node
 
+    def wanted(self, node: Node) -> Iterator[tuple[Value, tuple[int, ...] | None]]:
+        """Operands, each with the order that a kernel takes it in."""
+        if not self.viewed:
+            return
+        if node.op.control:
+            yield from ((x, x.type.order) for x in node.op.operands)
+        if not isinstance(node.op, t.Fused):
+            return
+        outer = dict(zip(node.op.body.inputs, node.op.args, strict=True))
+        for op in (n.op for n in node.op.body.nodes):
+            given = [outer[v] for v in op.operands if v in outer]
+            if is_by_rows(op):
+                yield from ((x, None) for x in given)
+            elif isinstance(op, CONVOLUTIONS):
+                last = any(self.new.get(x, x).type.is_channels_last for x in given)
+                yield from ((x, channels_last(x.type.rank) if last else None) for x in given)
+
     def is_row_major(self, x: Value) -> bool:
-        strided = self.strided.get(x.name)
-        return strided is None or is_packed(x.type, strided.strides)
+        return is_packed(x.type.with_order(None), self.lies(x).strides)
 
-    def contiguous(self, node: Node, x: Value) -> k.View | k.Copy:
-        """PyTorch's contiguous(): nothing where x is."""
-        same = fused([Node(t.Reshape(x, x.type.shape), node.results, node.locs)], node.results).op
-        assert isinstance(same, t.Fused)
-        if self.is_row_major(x):
-            return k.View(same.args, same.body)
-        step = 1 if self.options.tiled else apart(self.strided[x.name], ())
-        return k.Copy(same.args, same.body, step)
-
-    def laid_out(self, op: Op, results: Sequence[Value]) -> Strided | None:
-        """How PyTorch lays a result out where an operand is not row-major: pointwise kernels as the
-        first operand of the result's shape (aten/src/ATen/TensorIterator.cpp, reorder_dimensions),
-        convolutions channels-last if the operand is (aten/src/ATen/native/ConvUtils.h,
-        cudnn_conv_suggest_memory_format)."""
-        match op, results:
-            case k.Map(args), (y,):
-                like = next((v for v in args if v.type.shape == y.type.shape), None)
-            case k.Conv(x), (y,):
-                like = x
-            case _:
-                return None
-        if like is None or (strided := self.strided.get(like.name)) is None:
-            return None
-        order = memory_order(like.type.shape, strided.strides)
-        if not order or 0 in strided.strides or (isinstance(op, k.Conv) and order[-1] != 1):
-            return None
-        return packed(replace(y.type, order=order))
+    def ordered(self, node: Node, x: Value, order: tuple[int, ...] | None) -> k.View | k.Copy:
+        """PyTorch's contiguous(), of a memory format: nothing where x lies so."""
+        lies = self.lies(x)
+        stays = is_packed(x.type.with_order(order), lies.strides)
+        op = t.Reshape(x, x.type.shape) if stays or order is None else t.Ordered(x, order)
+        result = Value(node.results[0].name, op.result_types[0])
+        launch = fused([Node(op, (result,), node.locs)], (result,)).op
+        assert isinstance(launch, t.Fused)
+        if stays:
+            return k.View(launch.args, launch.body, order or ())
+        lies = lies if order is None else lies.transpose(order)
+        step = 1 if self.options.tiled else apart(lies, ())
+        return k.Copy(launch.args, launch.body, step)
 
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
         if len(op.body.outputs) != 1:
             return k.Copy(op.args, op.body)
         (x,) = op.args
-        source = self.strided.get(x.name, packed(x.type))
+        source = self.lies(x)
         step = 1 if self.options.tiled else apart(source, (n.op for n in op.body.nodes))
         view = view_of(op.body, source)
         if view is None or not (self.options.strides or is_plain(op.body)):
@@ -515,10 +543,11 @@ def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 
 def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
-    """Whether strides are those of a row-major tensor without gaps."""
+    """Whether strides are those of a tensor of that type, without gaps."""
     step = 1
-    for n, s in zip(reversed(type.shape), reversed(strides), strict=True):
-        if n != 1 and s != step:
+    for axis in reversed(type.order or range(type.rank)):
+        n = type.shape[axis]
+        if n != 1 and strides[axis] != step:
             return False
         step *= n
     return True
@@ -527,10 +556,15 @@ def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
 def is_by_rows(op: Op) -> bool:
     """Whether PyTorch's kernel of an op walks along packed rows."""
     match op:
-        case t.Normalize(x, axes) | t.NormalizeGradient(x, _, axes) if op.groups is None:
-            return axes == tuple(range(x.type.rank - len(axes), x.type.rank))
+        case t.Normalize(x, axes) | t.NormalizeGradient(x, _, axes):
+            return op.groups is not None or axes == tuple(
+                range(x.type.rank - len(axes), x.type.rank)
+            )
         case _:
             return isinstance(op, t.Softmax)
+
+
+CONVOLUTIONS = (t.Conv, t.ConvTranspose, t.ConvWeightGradient)
 
 
 def is_gradient(op: Op) -> bool:
@@ -596,7 +630,7 @@ def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = Fal
         return True
     if not isinstance(op, t.Fused):
         return False
-    channels_last = order[-1:] == (1,) and not spread
+    images = order == channels_last(value.type.rank) and not spread
     inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
     for node in op.body.nodes:
         if not inner & set(node.op.operands):
@@ -604,9 +638,11 @@ def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = Fal
         match node.op:
             case t.Map() | t.Cast() | t.Slice() | t.Concat() | t.Pad() | t.Reduce() | t.ArgReduce():
                 pass
-            case t.Conv(x) | t.ConvTranspose(x) if x in inner and channels_last:
+            case t.Conv(x) | t.ConvTranspose(x) if x in inner and images:
                 pass
-            case t.ConvWeightGradient() if channels_last:
+            case t.ConvWeightGradient() | t.Window() | t.Resize() | t.ResizeGradient() if images:
+                pass
+            case t.Normalize() | t.NormalizeGradient() | t.NormGradient() if images:
                 pass
             case t.Scattering(x=x) if x not in inner:
                 pass

@@ -329,6 +329,7 @@ def resized(mode: str, shape: tuple[int, ...], run: Callable[..., Any], **how: A
 
 TENSOR: dict[str, Case] = {
     "cast": Case(lambda x: t.Cast(x, f64), lambda x: x * 1, ONE),
+    "ordered": Case(lambda x: t.Ordered(x, (1, 0)), lambda x: x * 1, ONE),
     "reshape": Case(lambda x: t.Reshape(x, (2, 6)), lambda x: x.reshape(2, 6), ONE),
     "parts": Case(lambda x: t.Parts(x), lambda x: torch.view_as_complex(x), ((3, 4, 2),)),
     "transpose": Case(

@@ -13,7 +13,8 @@ from torch.export import ExportedProgram
 from gpuir.frontends.torch.node import dtype_of
 from gpuir.frontends.torch.program import traced_inputs
 from gpuir.ir.errors import ModelError, nearest
-from gpuir.ir.types import TensorType
+from gpuir.ir.types import TensorType, channels_last
+from gpuir.ops.strides import packed
 
 RUNS_ANYWAY = 2  # torch traces with sizes from 2 on, and runs the program with 0 and 1 all the same
 
@@ -171,6 +172,15 @@ class Dims:
 
     def type(self, tensor: torch.Tensor) -> TensorType:
         return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
+
+    def lying(self, tensor: torch.Tensor) -> TensorType:
+        """Its type with the order that an image lies in memory in, by its strides: channels-last,
+        or else taken for row-major."""
+        type = self.type(tensor)
+        if type.rank not in (4, 5):  # that torch.channels_last and channels_last_3d are of
+            return type
+        last, strides = type.with_order(channels_last(type.rank)), tuple(map(self, tensor.stride()))
+        return last if packed(type).strides != strides == packed(last).strides else type
 
 
 def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:

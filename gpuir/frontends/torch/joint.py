@@ -169,9 +169,9 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
         if not isinstance(value, torch.Tensor):
             given.append(value)
             continue
-        type_ = dims.type(value)
+        type_ = dims.lying(value)
         if kind == "TangentAOTInput":
-            given.append(emit.fill(1, type_, "seed"))
+            given.append(emit.fill(1, dims.type(value), "seed"))
         elif kind in ("ParamAOTInput", "BufferAOTInput"):
             tensor = held[place.target]
             made = tied.get(id(tensor))

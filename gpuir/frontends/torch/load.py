@@ -259,7 +259,7 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
             continue
         tensor = held.get(str(spec.target))
         try:
-            type = dims.type(value)
+            type = dims.lying(value)
         except ModelError as error:
             error.where = f"{walk.source}:{spec.arg.name}"
             raise

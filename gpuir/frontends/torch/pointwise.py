@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, pick
 from gpuir.frontends.torch.node import Converter, TorchNode, dtype_of
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType, bool_
+from gpuir.ir.types import DType, TensorType, bool_, channels_last
 from gpuir.ops import tensor as t
 
 
@@ -372,12 +374,29 @@ def to_type(n: TorchNode, e: Emitter) -> Value:
     x = n["self"]
     if x.type.dtype.kind == "complex" and n.type.dtype.kind != "complex":
         x = pick(e, e(t.Parts(x)), x.type.rank, 0)  # the real part alone
-    return cast(e, x, n.type.dtype)
+    y = cast(e, x, n.type.dtype)
+    return y if n.args.get("memory_format") in KEPT else in_format(n, e, y)
 
 
 def copied(n: TorchNode, e: Emitter) -> Value:
     """The same numbers in memory of their own."""
-    return e(t.Map("identity", (n["self"],)))
+    return e(t.Map("copy", (n["self"],))) if n.args["memory_format"] in KEPT else contiguous(n, e)
+
+
+def contiguous(n: TorchNode, e: Emitter) -> Value:
+    """Copied where they do not lie so."""
+    return in_format(n, e, n["self"])
+
+
+KEPT = (None, torch.preserve_format)
+
+
+def in_format(n: TorchNode, e: Emitter, x: Value) -> Value:
+    """x in the memory format that the call asks for."""
+    if n.args["memory_format"] == torch.contiguous_format:
+        return e(t.Map("identity", (x,)))
+    order = channels_last(x.type.rank)
+    return x if order is None else e(t.Ordered(x, order))
 
 
 def unchanged(n: TorchNode, e: Emitter) -> Value:
@@ -463,7 +482,8 @@ CONVERTERS: dict[str, Converter] = {
     "_to_copy": to_type,
     "to": to_type,
     "type_as": to_type,
-    **dict.fromkeys(("clone", "contiguous"), copied),
+    "clone": copied,
+    "contiguous": contiguous,
     "copy": copy,
     "copy_.default": copy,
     "view.dtype": viewed_as,

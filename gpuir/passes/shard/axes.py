@@ -317,6 +317,7 @@ def _shard(op: t.Shard) -> Axes:
 AXES: dict[type[Op], Callable[[Any], Axes]] = {
     t.Map: _pointwise,
     t.Cast: _pointwise,
+    t.Ordered: _pointwise,
     t.Reshape: _reshape,
     t.Transpose: _transpose,
     t.Broadcast: _broadcast,

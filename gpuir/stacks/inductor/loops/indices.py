@@ -103,7 +103,7 @@ def through(
     terms beyond `most` reads are left out, since so many are too many however many they are."""
     shape = to.type.shape
     match op:
-        case t.Map() | t.Cast() | t.Bitcast():
+        case t.Map() | t.Cast() | t.Bitcast() | t.Ordered():
             return {broadcast(r, x.type.shape, shape) for r in reads}
         case t.Gather(table, indices, axis) if x == indices and x != table:
             return {spread(r, axis, len(shape), x.type.rank) for r in reads}
