@@ -10,6 +10,7 @@ from gpuir.cost.lanes import LANE_OPS, OWN_LANE_OPS, POWERS, SOFTMAX_LANE_OPS, l
 from gpuir.cost.lookup import drawn
 from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
+from gpuir.cost.sized import pointwise
 from gpuir.cost.work import (
     SECTOR_BYTES,
     ConvShape,
@@ -356,6 +357,22 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
         detail=detail,
         simd_ops=_simd(op.epilogue),
         form="transposed" if isinstance(op, k.Conv) and op.transposed else "",
+        beside=_conversions(op) if isinstance(op, k.Conv) else (),
+    )
+
+
+def _conversions(op: k.Conv) -> tuple[Work, ...]:
+    """What cuDNN launches before a kernel that reads channels-last alone: a transpose of each
+    operand, weights too, in each call (NVIDIA, Convolutional Layers User's Guide, Tensor Layouts
+    in Memory: NCHW vs NHWC; nchwToNhwcKernel in profiles). The result is written as it is to lie,
+    by the kernels that have nhwc2nchw in their names: where cuDNN's heuristic, and not
+    cudnn.benchmark, takes one that does not, a transpose of it comes behind (nhwcToNchwKernel)."""
+    if op.library != "cudnn":
+        return ()
+    return tuple(
+        pointwise(x.size, (x.dtype,), (x.dtype,), ops=0.0, kind="transpose")
+        for x in (op.x.type, op.w.type)
+        if not x.is_channels_last and x.shape[1] > 1 and prod(x.shape[2:]) > 1
     )
 
 
@@ -368,7 +385,7 @@ def _weight_gradient(op: k.Conv, space: Space) -> Work:
         return replace(product, kernel="k.gemm", detail=None, simd_ops=0.0, form=form)
     w = Value("w", op.direct().result_types[0])
     parts = (op.strides, op.low, op.high, op.dilations, op.groups)
-    forward = k.Conv(op.x, w, *parts, math=op.math)
+    forward = k.Conv(op.x, w, *parts, math=op.math, library=op.library)
     return replace(_contraction(forward, forward.nest), form="of weights")
 
 

@@ -12,14 +12,14 @@ import math
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gpuir.cost import legal, local
+from gpuir.cost import legal, local, stream
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import (
     Array,
@@ -31,7 +31,7 @@ from gpuir.cost.learned import (
     is_uneven,
     shipped,
 )
-from gpuir.cost.nest import Tiles, cut, peak_of
+from gpuir.cost.nest import Tiles, cut, peak_of, runs_on_tensor
 from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.uncertainty import is_unfitted, uncertainty
@@ -125,6 +125,10 @@ def estimate(
         latency=s.put("latency", waits * share + launch, "s"),
         time_s=s.put("time", busy * share + launch, "s"),
     )
+    if work.beside and target.vendor == "NVIDIA" and runs_on_tensor(work, target):
+        more = s.put("conversions", _beside_s(s, work, target, model), "s", "cost.stream, for each")
+        latency, time_s = once.latency + more, once.time_s + more
+        once = replace(once, latency=s.put("with conversions", latency, "s"), time_s=time_s)
     if work.times is None:
         return once
     count = s.put("times", work.times)
@@ -132,6 +136,18 @@ def estimate(
     return Estimate(
         *(s.put(f"{name.removesuffix('_s')} in all", n * count, "s") for name, n in parts)
     )
+
+
+def _beside_s(s: Sheet, work: Work, target: Target, model: Model) -> Number:
+    """Seconds of the kernels launched besides, one after another, which only move bytes."""
+    total: Number = 0.0
+    p = factors(stream.FAMILY, target, model)
+    for other in work.beside:
+        tiles = stream.choose(other, target, p)
+        terms = stream.seconds(Sheet(s.xp), other, tiles, target, p)
+        busy = s.xp.maximum(terms.compute, terms.memory) + terms.latency
+        total = total + busy + target.launch_s
+    return total
 
 
 # ---------------------------------------------------------------------------- which tile

@@ -157,6 +157,8 @@ class Work:
     times: Number | None = None  # of one launched again and again: how often
     own_bytes: Number | None = None  # of its operands, where `operands` are those of another kernel
     weights: WeightBytes | None = None
+    # Kernels that the library launches besides where it runs on the matrix units: conversions.
+    beside: tuple[Work, ...] = ()
     novel: bool = False  # weights in a dtype that the measurements of its kind have not
     # What it is besides, where a family's formulas take it for one of their kernels: the gradient
     # of one, a resampling for a gather. Measurements of those say nothing of it.
@@ -225,7 +227,7 @@ class Work:
             *(self.kernel, self.reduced, self.dtype, self.pipe, self.accumulator_bits),
             *(self.math, self.kind, self.novel, self.form, tuple(d for d, _ in self.dims)),
             *((o.dims, o.staging) for o in self.operands),
-            *map(_likeness, (self.detail, self.times, self.own_bytes, self.weights)),
+            *map(_likeness, (self.detail, self.times, self.own_bytes, self.weights, self.beside)),
         )
 
     def each(self, change: Callable[[Number], Number]) -> Work:
@@ -246,6 +248,7 @@ class Work:
             times=_each(self.times, change),
             own_bytes=_each(self.own_bytes, change),
             weights=_each(self.weights, change),
+            beside=_each(self.beside, change),
         )
 
 
@@ -261,7 +264,7 @@ def _each(value: Any, change: Callable[[Number], Number]) -> Any:
             return value
         case tuple():
             return tuple(_each(x, change) for x in cast("tuple[Any, ...]", value))
-        case Detail():
+        case Detail() | Work():
             return value.each(change)
         case _:
             return change(value)
@@ -274,6 +277,8 @@ def _likeness(value: Any) -> Hashable:
             return value
         case tuple():
             return tuple(map(_likeness, cast("tuple[Any, ...]", value)))
+        case Work():
+            return value.likeness
         case Detail():
             parts = (_likeness(getattr(value, name)) for name in _names(type(value)))
             return (type(value), *parts)

@@ -207,6 +207,11 @@ class Gemm(KernelOp):
         )
 
 
+# Whose kernel a convolution is: one that takes images as they lie, where none is named; cuDNN's,
+# which on matrix units takes channels-last alone, and converts what is not.
+CONV_LIBRARIES = ("", "cudnn")
+
+
 @dataclass(frozen=True)
 class Conv(KernelOp):
     """Convolution as implicit GEMM: b groups of m = N·P·Q by n = K/g, over k = C/g·R·S.
@@ -215,7 +220,7 @@ class Conv(KernelOp):
     is the gradient form (`t.conv_transpose`), where m counts input cells and n = K/g·R·S. With a
     `window` it is the gradient of weights that have it (`t.conv_weight_gradient`): w is that of the
     result, m = C/g·R·S and k = N·P·Q. The epilogue is as in `k.gemm`, on the accumulator in the
-    result's own shape.
+    result's own shape. `library` says whose kernel it is (`CONV_LIBRARIES`).
     """
 
     name: ClassVar[str] = "k.conv"
@@ -237,6 +242,7 @@ class Conv(KernelOp):
     weights: tuple[Value, ...] = ()
     window: tuple[int, ...] = ()
     math: DType | None = None
+    library: str = ""
 
     def direct(self) -> t.Conv | t.ConvTranspose | t.ConvWeightGradient:
         """The tensor op this kernel computes before its epilogue."""
@@ -254,6 +260,11 @@ class Conv(KernelOp):
 
     def types(self) -> tuple[TensorType, ...]:
         _check_math(self)
+        if self.library not in CONV_LIBRARIES:
+            raise ModelError(
+                f"{self.name}: no library of convolutions is called {self.library!r}",
+                fix=nearest(self.library, [name for name in CONV_LIBRARIES if name]),
+            )
         acc = self.accumulator()
         types = (acc,)
         if self.epilogue is not None:

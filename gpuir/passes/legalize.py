@@ -37,7 +37,8 @@ class Legalize(Pass):
     A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
     fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
     With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention; with `triton`
-    reductions are kernels that a compiler wrote for their rows.
+    reductions are kernels that a compiler wrote for their rows; with `cudnn` convolutions are
+    cuDNN's, which converts what does not lie channels-last.
     """
 
     absorb: bool = True
@@ -45,6 +46,7 @@ class Legalize(Pass):
     tiled: bool = True
     sdpa: bool = False
     triton: bool = False
+    cudnn: bool = False
 
     name = "legalize"
     takes = Level.fused
@@ -127,6 +129,8 @@ class _Legalizer:
         ops = [n.op for n in body.nodes]
         if any(o.contraction for o in ops):
             kernel = contraction(op)
+            if isinstance(kernel, k.Conv) and self.options.cudnn:
+                return replace(kernel, library="cudnn")
             if not self.options.absorb and not isinstance(
                 kernel, k.Attention | k.AttentionGradient
             ):
