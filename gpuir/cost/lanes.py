@@ -43,6 +43,12 @@ SIMD_OPS: dict[str, float] = {
 SOFTMAX_LANE_OPS = 14.0  # a cell: maximum, subtraction, exponential, sum, division
 NORM_LANE_OPS = 8.0  # a cell: mean and variance, subtraction, scale and shift
 OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
+# Of PyTorch's pools with indices, counted in their source (aten/src/ATen/native/cuda/
+# DilatedMaxPool2d.cu), for each cell of a window: its address, load, widening, two comparisons, two
+# selections, the loop; and for each result of max_pool_forward_nchw, a thread of its own: which
+# cell of which image it is, in five divisions of some 20 instructions, and where its window ends.
+WINDOW_LANE_OPS = 10.0
+PLACE_LANE_OPS = 130.0
 DEQUANTISE_LANE_OPS = 2.0  # assumed: a stored weight unpacked and scaled, two to an instruction
 
 

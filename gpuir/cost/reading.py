@@ -6,7 +6,16 @@ from dataclasses import replace
 from math import ceil, prod
 
 from gpuir.cost import steps
-from gpuir.cost.lanes import LANE_OPS, OWN_LANE_OPS, POWERS, SOFTMAX_LANE_OPS, lane_ops, simd_ops
+from gpuir.cost.lanes import (
+    LANE_OPS,
+    OWN_LANE_OPS,
+    PLACE_LANE_OPS,
+    POWERS,
+    SOFTMAX_LANE_OPS,
+    WINDOW_LANE_OPS,
+    lane_ops,
+    simd_ops,
+)
 from gpuir.cost.lookup import drawn
 from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
@@ -22,6 +31,7 @@ from gpuir.cost.work import (
     SdpaCall,
     Staging,
     Turned,
+    Windowed,
     Work,
 )
 from gpuir.ir.graph import Access, Graph, Node, Space, Value
@@ -90,7 +100,7 @@ def _work(op: k.KernelOp) -> Work:
         operands=operands,
         flops=op.flops(),
         products=0,
-        lane_ops=_lane_ops(body) + OWN_LANE_OPS * written,
+        lane_ops=_lane_ops(body) + OWN_LANE_OPS * written + _pooling_ops(op),
         dtype=op.compute_dtype,
         pipe="vector",
         kind=_kind(op),
@@ -109,6 +119,8 @@ def _detail(op: k.KernelOp) -> Detail | None:
             return next(
                 (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None
             )
+        case k.Pool() if is_pooled_by_cells(op):
+            return Windowed(float(prod(op.window.window[:-1])))
         case k.Copy(apart=step) if step > 1:
             cells = op.result_types[0].shape
             row = next((n for n in reversed(cells) if n != 1), 1)
@@ -162,6 +174,8 @@ def _kind(op: k.KernelOp) -> str:
             return "scan"
         case k.Reduce():
             return "sum"
+        case k.Pool() if is_pooled_by_cells(op):
+            return "scalar"
         case k.Copy(body=body) if any(isinstance(n.op, t.Transpose) for n in body.nodes):
             return "transpose"
         case _:
@@ -506,6 +520,27 @@ def _lane_ops(body: Graph | None) -> float:
             case op:
                 total += op.flops()
     return total
+
+
+def has_indices(op: k.KernelOp) -> bool:
+    """Whether a kernel is a pool that gives indices: PyTorch's own."""
+    ops = [n.op for n in op.body.nodes] if isinstance(op, k.Pool) else []
+    return any(isinstance(o, t.Pool) and o.fn == "argmax" for o in ops)
+
+
+def is_pooled_by_cells(op: k.KernelOp) -> bool:
+    """Whether each cell of a pool has a thread of its own, which goes through its window cell by
+    cell: a row's first is fetched when the last row is done (aten/src/ATen/native/cuda/
+    DilatedMaxPool2d.cu, max_pool_forward_nchw)."""
+    return has_indices(op) and not op.result_types[0].is_channels_last
+
+
+def _pooling_ops(op: k.KernelOp) -> float:
+    """Instructions of PyTorch's pool beside its comparisons."""
+    if not isinstance(op, k.Pool) or not has_indices(op):
+        return 0.0
+    place = PLACE_LANE_OPS if is_pooled_by_cells(op) else 0.0
+    return (WINDOW_LANE_OPS * prod(op.window.window) + place) * op.result_types[0].size
 
 
 def _simd(body: Graph | None) -> Number:

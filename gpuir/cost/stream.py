@@ -16,7 +16,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, Lookup, Turned, Work
+from gpuir.cost.work import SECTOR_BYTES, Lookup, Turned, Windowed, Work
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -31,7 +31,8 @@ GP100_HBM = 0.8
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
 QUANTISE_BYTES = 16  # a thread's load in the kernels that quantise, of vLLM and TensorRT-LLM
-MAP_WARPS = 4  # the same: 128 threads a block, 256 on AMD
+POOL_WARPS = 8  # of its pools: BLOCK_THREADS in aten/src/ATen/native/cuda/DilatedMaxPool2d.cu
+MAP_WARPS = 4  # of its pointwise kernels: 128 threads a block, 256 on AMD
 
 DRAM = (
     Factor("hbm share", 0.90, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM that streams reach"),
@@ -78,6 +79,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
             resident = s.xp.minimum(resident, GATHER_BLOCKS)
         resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
         waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
+        if isinstance(work.detail, Windowed):
+            waves = s.put("waits of a thread", work.detail.waits) * waves
         busy = s.put("waves of waits", waves * p["cell wait"] / target.clock_hz, "s")
     read = sum((o.nbytes for o in work.operands if o.staging != "written"), 0.0)
     # The network saw lookups by indices drawn evenly alone, and sees others as if they were.
@@ -216,6 +219,9 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     """The blocks of PyTorch's pointwise kernels, all alike. Gathers, and maps of kind "scalar",
     take a cell a thread; what quantises takes as many as one load holds."""
     size = np.shape(work.points)
+    if isinstance(work.detail, Windowed):
+        warps = np.full(size, float(POOL_WARPS))
+        return Tiles({"o": warps * target.sm.warp, "r": 1.0}, np.ones(size), warps, np.ones(size))
     warps = np.full(size, float(MAP_WARPS))
     cells = CELLS_A_THREAD
     if takes_cells(work):

@@ -120,6 +120,13 @@ class Turned(Detail):
 
 
 @dataclass(frozen=True)
+class Windowed(Detail):
+    """Of a pool whose threads take a cell of the result each: loads that wait for one another."""
+
+    waits: Number
+
+
+@dataclass(frozen=True)
 class WeightBytes(Detail):
     """Of a kernel in a model: bytes of the model's weights that it reads, and that others do."""
 

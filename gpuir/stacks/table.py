@@ -40,6 +40,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "split_sums": "gpuir.stacks.inductor.split_sums:SplitSums",
         "split": "gpuir.stacks.onnxruntime.split:Split",
         "batch_norm": "gpuir.stacks.pytorch.batch_norm:BatchNorm",
+        "pool_indices": "gpuir.stacks.pytorch.pool_indices:PoolIndices",
         "pack_products": "gpuir.stacks.serving.pack_products:PackProducts",
         "fuse": "gpuir.passes.fuse:Fuse",
         "fuse_loops": "gpuir.stacks.inductor.loops.fuse:FuseLoops",
