@@ -55,7 +55,8 @@ class LoadOptions(TypedDict, total=False):
     Of a Hugging Face config, `task` chooses the class, `dtype` the numbers (`f32`, `f16`, `bf16`)
     and `attention` how it is computed (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind
     `past` tokens, whose keys and values are kept in `cache_dtype`; with `mask` the attention mask
-    is an input.
+    is an input. With `channels_last` all images, weights and inputs, of a torch program lie in memory
+    as torch.channels_last has them; without it as the program has them.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
@@ -84,6 +85,7 @@ class LoadOptions(TypedDict, total=False):
     past: int | None
     cache_dtype: str | None
     mask: bool
+    channels_last: bool
     train: bool
     autodiff: str | None
     loss: str | None
@@ -99,11 +101,12 @@ class LoadOptions(TypedDict, total=False):
 TAKES = {  # which options each kind of model has a use for
     "an ONNX file": "dims inputs values trip_counts expert_skew converters strict",
     "IR text, whose numbers are in the text already": "converters strict",
-    "a saved torch program": "dims inputs trip_counts expert_skew converters strict",
-    "a torch program": "args kwargs dims inputs trip_counts expert_skew converters strict",
-    "a function": "dims inputs trip_counts expert_skew converters strict",
+    "a saved torch program": "dims inputs trip_counts expert_skew converters strict channels_last",
+    "a torch program": "args kwargs dims inputs trip_counts expert_skew converters strict "
+    "channels_last",
+    "a function": "dims inputs trip_counts expert_skew converters strict channels_last",
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
-    "expert_skew converters strict",
+    "expert_skew converters strict channels_last",
 }
 TRAINING = (*("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "checkpoint"),)
 PRECISION = ("autocast", "fast_norms")
@@ -397,7 +400,7 @@ WORDS: Mapping[str, Rule] = {
         )
     },
     **dict.fromkeys(
-        ("strict", "mask", "train", "fused", "accumulate", "fast_norms"),
+        ("strict", "mask", "channels_last", "train", "fused", "accumulate", "fast_norms"),
         (_is_switch, "True or False", "True"),
     ),
     "past": (_is_count, "a whole number", "4096"),
@@ -541,7 +544,7 @@ def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
         given = _checked(options, "a Hugging Face config", model)
         walk = {
             name: given.pop(name)
-            for name in ("expert_skew", "converters", "strict")
+            for name in ("expert_skew", "converters", "strict", "channels_last")
             if name in given
         }
         made, given = hf.program(model, train=step.train, **given), walk

@@ -175,6 +175,11 @@ def loading(f: F) -> F:
             "--mask", is_flag=True, help="A config's model gets an attention mask, as of padding."
         ),
         click.option(
+            "--channels-last",
+            is_flag=True,
+            help="Images of a torch program, weights and inputs, lie in memory as NHWC.",
+        ),
+        click.option(
             "--input", type=SHAPE, multiple=True, help="Shape of an input: x=1x3x224x224."
         ),
         click.option(
@@ -227,6 +232,7 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
         "past": given["past"],
         "cache_dtype": given["cache_dtype"],
         "mask": given["mask"],
+        "channels_last": given["channels_last"],
         "strict": given["strict"],
         "train": given["train"],
         "autodiff": given["autodiff"],

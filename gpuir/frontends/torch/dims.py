@@ -29,6 +29,7 @@ class Dims:
 
     numbers: dict[str, int] = field(default_factory=dict[str, int])  # by torch's name, once bound
     used: set[str] = field(default_factory=set[str])
+    channels_last: bool = False  # whether images are taken for converted
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # Dim's name for torch's
     places: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
@@ -174,13 +175,16 @@ class Dims:
         return TensorType(tuple(map(self, tensor.shape)), dtype_of(tensor.dtype))
 
     def lying(self, tensor: torch.Tensor) -> TensorType:
-        """Its type with the order that an image lies in memory in, by its strides: channels-last,
-        or else taken for row-major."""
+        """Its type with the order that an image lies in memory in, by its strides or because all
+        are to: channels-last, or else taken for row-major."""
         type = self.type(tensor)
         if type.rank not in (4, 5):  # that torch.channels_last and channels_last_3d are of
             return type
         last, strides = type.with_order(channels_last(type.rank)), tuple(map(self, tensor.stride()))
-        return last if packed(type).strides != strides == packed(last).strides else type
+        converted = self.channels_last and type.dtype.is_float
+        return (
+            last if converted or packed(type).strides != strides == packed(last).strides else type
+        )
 
 
 def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:

@@ -29,8 +29,9 @@ from gpuir.frontends.torch.serialized import names_of
 from gpuir.frontends.torch.subclasses import assumed_of, calls_of, has_subclasses, is_quantised
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, reason
-from gpuir.ir.graph import Value
+from gpuir.ir.graph import Graph, Value
 from gpuir.ir.types import TensorType
+from gpuir.ops import tensor as t
 
 HARMLESS = ("aten::detach_", "aten::lift_fresh_copy")  # in-place by name, not in what they do
 IN_TRAINING = (
@@ -57,6 +58,7 @@ def load(
     train: bool = False,
     joint: bool = False,
     unrolled: bool = True,
+    channels_last: bool = False,
 ) -> Model:
     """A program as a graph of level `graph`. Weights are not read.
 
@@ -68,7 +70,8 @@ def load(
     `trip_counts` says how often a while_loop runs that cannot be counted now, `expert_skew` how
     unevenly routers choose experts. A module is put in training mode by `train`; `joint` adds the
     backward pass, as AOTAutograd derives it; not, without `unrolled`, that of a program with
-    recurrent operators, as it takes those apart step by step. Locations begin with `name`. Raises
+    recurrent operators, as it takes those apart step by step. With `channels_last` weights and
+    inputs of four axes or five lie as torch.channels_last has them. Locations begin with `name`. Raises
     `ModelError`.
     """
     with _placed(name or source_name(source)):
@@ -78,11 +81,13 @@ def load(
         again: dict[str, Any] = {"trip_counts": trip_counts, "expert_skew": expert_skew}
         again |= {"converters": converters, "strict": strict, "train": train, "joint": joint}
         again |= {"name": name, "dims": dims, "inputs": inputs, "unrolled": unrolled}
+        again |= {"channels_last": channels_last}
         if (model := grown(made, partial(load, **again), joint)) is not None:
             return model
     emit = Emitter(name, Scope(expert_skew=expert_skew, converters=converters))
     emit.builder.framework = "pytorch"
-    walk = Walk(name, emit, Dims(dict(dims)), strict, trip_counts=trip_counts)
+    sizes = Dims(dict(dims), channels_last=channels_last)
+    walk = Walk(name, emit, sizes, strict, trip_counts=trip_counts)
     with _placed(name, emit):
         if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
             raise UsageError(
@@ -111,6 +116,7 @@ def load(
             model = _load(functional(exported), walk)
         walk.dims.check_all_used()
         walk.check_trip_counts()
+    model = replace(model, graph=with_layout(model.graph))
     return _annotated(model, made) if isinstance(made, Program) else model
 
 
@@ -198,6 +204,23 @@ def _program(
             fix="give its arguments: gpuir.load(module, args=(x,))",
         )
     return Program(source, tuple(args or ()), dict(kwargs or {}))
+
+
+def with_layout(graph: Graph) -> Graph:
+    """The graph with a word on how images lie in memory, where convolutions read some that come
+    from outside."""
+    read = {v for n in graph.walk() if isinstance(n.op, CONVOLUTIONS) for v in n.op.operands}
+    images = [v.type for v in (*graph.inputs, *graph.params) if v in read and v.type.rank > 3]
+    if not images:
+        return graph
+    last = [x.is_channels_last for x in images]
+    how = "row-major (NCHW), as they are given; --channels-last"
+    if any(last):
+        how = "channels-last (NHWC)" if all(last) else "channels-last (NHWC) in part"
+    return replace(graph, assumed=(*graph.assumed, f"images lie in memory {how}"))
+
+
+CONVOLUTIONS = (t.Conv, t.ConvTranspose)
 
 
 def _annotated(model: Model, program: Program) -> Model:
