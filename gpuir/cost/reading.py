@@ -22,6 +22,7 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.sized import pointwise
 from gpuir.cost.work import (
     SECTOR_BYTES,
+    Columns,
     ConvShape,
     Detail,
     Heads,
@@ -119,6 +120,8 @@ def _detail(op: k.KernelOp) -> Detail | None:
             return next(
                 (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None
             )
+        case k.Reduce() if is_over_columns(op):
+            return Columns(float(op.reduction.x.type.shape[1]))
         case k.Pool() if is_pooled_by_cells(op):
             return Windowed(float(prod(op.window.window[:-1])))
         case k.Copy(apart=step) if step > 1:
@@ -520,6 +523,15 @@ def _lane_ops(body: Graph | None) -> float:
             case op:
                 total += op.flops()
     return total
+
+
+def is_over_columns(op: k.Reduce) -> bool:
+    """Whether a norm's statistics are of the channels of channels-last images."""
+    norm = op.reduction
+    if not isinstance(norm, t.Normalize | t.NormGradient) or 1 in norm.axes:
+        return False
+    shape = norm.x.type.shape
+    return any(v.type.is_channels_last and v.type.shape == shape for v in op.args)
 
 
 def has_indices(op: k.KernelOp) -> bool:

@@ -16,7 +16,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Nest, Tiles, cut
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, sustained_hz
-from gpuir.cost.work import SECTOR_BYTES, Work
+from gpuir.cost.work import SECTOR_BYTES, Columns, Work
 from gpuir.targets.target import Target
 
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
@@ -194,7 +194,8 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     threads, and in shared memory when vectors of four divide the row). Norms: four warps a row,
     vectors of four; an "rms" norm (vLLM of 2023): a cell a thread, 1024 of them. Source:
     aten/src/ATen/native/cuda, SoftMax.cu, PersistentSoftmax.cuh and layer_norm_kernel.cu; launches
-    in the NeuSight kernel tables agree.
+    in the NeuSight kernel tables agree. Norms of columns have blocks along them too, as sums have
+    (Normalization.cuh, batch_norm_collect_statistics_channels_last_kernel).
     """
     length = np.asarray(work.extents["r"], float)
     warp, amd = float(target.sm.warp), target.vendor == "AMD"
@@ -220,7 +221,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             np.ones(length.shape),
         )
     one = np.ones(length.shape)
-    if work.kind == "sum":
+    if work.kind == "sum" or isinstance(work.detail, Columns):
         return sums(work, target)
     if work.kind == "scan":
         return scans(work, target)

@@ -127,6 +127,14 @@ class Windowed(Detail):
 
 
 @dataclass(frozen=True)
+class Columns(Detail):
+    """Of a norm that runs over columns: how many lie side by side, as channels-last images have
+    them."""
+
+    count: Number
+
+
+@dataclass(frozen=True)
 class WeightBytes(Detail):
     """Of a kernel in a model: bytes of the model's weights that it reads, and that others do."""
 

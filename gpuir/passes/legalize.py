@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
 from gpuir.ir.build import Builder, begin
-from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, channels_last, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -68,6 +68,7 @@ class _Legalizer:
         self.producers = g.producers()
         self.new: dict[Value, Value] = {}
         self.strided: dict[str, Strided] = {}  # views: they may have gaps
+        self.made: dict[tuple[Value, object, tuple[Loc, ...]], Value] = {}  # copies, by order
         self.expanded: dict[Value, Op] = {}  # expansions that are parts of their readers
 
     def run(self) -> Graph:
@@ -205,10 +206,14 @@ class _Legalizer:
         (aten/src/ATen/native/Convolution.cpp); and a loop or a branch what it was written for."""
         copies: dict[Value, Value] = {}
         for x, order in self.wanted(node):
-            if x in copies or is_packed(x.type.with_order(order), self.lies(x).strides):
+            if is_packed(x.type.with_order(order), self.lies(x).strides):
+                continue
+            key = (x, order, node.locs)  # a model node copies it once, for all its kernels
+            if key in self.made:
+                copies[x] = self.made[key]
                 continue
             made = Value(b.names.fresh(f"{x.name}.packed"), x.type.with_order(order))
-            copies[x] = made
+            copies[x] = self.made[key] = made
             op = self.ordered(replace(node, results=(made,)), self.new.get(x, x), order)
             b.put(replace(node, results=(made,), op=op))
         return replace(node, op=node.op.substitute(copies)) if copies else node

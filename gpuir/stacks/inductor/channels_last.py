@@ -7,6 +7,7 @@ from math import prod
 
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.types import channels_last
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
@@ -19,8 +20,9 @@ SLOWER = {"grouped": 1.358, "small": 0.783, "widening": 0.725, "other": 0.823}
 @dataclass(frozen=True)
 class ChannelsLast(Pass):
     """Copies the weights of two-dimensional convolutions, and the inputs of the graph that they
-    read, so that channels are innermost, as Inductor does in each call: weights may change between
-    two, unless they are frozen. Nothing, where it holds that to be slower in sum.
+    read, so that channels are innermost, where they do not lie so already, as Inductor does in each
+    call: weights may change between two, unless they are frozen. Nothing, where it holds that to be
+    slower in sum.
 
     (torch 2.13: torch/_inductor/graph.py, decide_layout_opt; kernel/conv.py, convolution.)
     """
@@ -36,14 +38,16 @@ class ChannelsLast(Pass):
 
         def copied(v: Value, b: Builder) -> Value:
             _, channels, *cells = v.type.shape
-            if v not in given or channels == 1 or prod(cells) == 1:
+            order = channels_last(v.type.rank)
+            lies = v.type.is_channels_last or channels == 1 or prod(cells) == 1
+            if v not in given or lies or order is None:
                 return v
             if v not in copies:
-                copies[v] = b(t.Map("copy", (v,)))
+                copies[v] = b(t.Ordered(v, order))
             return copies[v]
 
         def convolve(n: Node, b: Builder) -> tuple[Value, ...] | None:
-            """conv(x, w)  →  conv(copy(x), copy(w))"""
+            """conv(x, w)  →  conv(ordered(x), ordered(w))"""
             match n.op:
                 case t.Conv(x, w) if w.type.rank == 4:
                     return b.add(n.op.substitute({x: copied(x, b), w: copied(w, b)}))
