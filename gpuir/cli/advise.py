@@ -110,8 +110,8 @@ def flags(before: Setup, after: Setup) -> tuple[str, ...]:
         found.append(f"--profile {after.profile}")
     if after.tf32 != before.tf32:
         found.append("--tf32")
-    if after.pipeline != before.pipeline:
-        found.append(f"--pipeline '{after.pipeline}'")
+    if after.passes != before.passes:
+        found.append(f"--pipeline '{after.passes}'")
     for name, size in after.dims.items():
         if size != before.dims.get(name):
             found.append(f"--dims {name}={size}")
@@ -122,9 +122,10 @@ def flags(before: Setup, after: Setup) -> tuple[str, ...]:
 
 
 def _flag(name: str, value: Any) -> str:
+    option = f"--{name.replace('_', '-')}"
     if value is True:
-        return f"--{name}"
-    return f"--{name} {value}" if value else f"without --{name}"
+        return option
+    return f"{option} {value}" if value else f"without {option}"
 
 
 def source_of(model: str) -> ModelForm:
@@ -185,10 +186,7 @@ def bench(
         started, target = run_under(g, setup.profile, setup.tf32), gpuir.load_target(setup.target)
         if started.level >= Level.kernel:
             return started
-        if setup.lowering:
-            steps = gpuir.pipeline(setup.lowering, loaded.passes).on(target)
-        else:
-            steps = lowering(started, target, loaded.passes)
+        steps = lowering(started, target, loaded.passes)
         key = f"{id(g)} {setup.profile} {setup.tf32} {steps}"
         if key not in lowered:
             lowered[key] = steps.run(started)

@@ -43,13 +43,12 @@ ALIGNED = (8, 64)
 class Setup:
     """All that a prediction hangs on: what the model leaves open (`options` of loading, sizes
     apart, in `dims`), `passes` on it as text, the GPU, the software stack, and whether f32 products
-    run in TF32. `lowering` are passes in place of those of the stack."""
+    run in TF32."""
 
     target: str
     profile: str | None = None
     tf32: bool | None = None
     passes: str = ""
-    lowering: str = ""
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -68,11 +67,6 @@ class Setup:
         default, know no autocast, checkpoints or loss."""
         ours = any(self.options.get(name) for name in ("autocast", "checkpoint", "loss"))
         return bool(self.options.get("train")) and (ours or self.options.get("autodiff") == "gpuir")
-
-    @property
-    def pipeline(self) -> str:
-        """All passes that the user gives."""
-        return ",".join(text for text in (self.passes, self.lowering) if text)
 
 
 @dataclass(frozen=True)
@@ -262,21 +256,13 @@ def _under(name: str) -> Callable[[Setup], Setup]:
     return lambda s: replace(s, profile=name)
 
 
-def done_once(case: Situation) -> Iterator[Change]:
-    """Layouts of weights as the stack wants them, in place of copies in each call."""
-    profile = case.now.timeline.profile
-    if case.trains or not any(isinstance(x, k.Conv) for x, *_ in case.kernels()):
-        return
-    for name, how in profile.once.items():
-        passes = profile.passes.split(",")
-        if name not in passes:
-            continue
-        rest = ",".join(p for p in passes if p != name)
+def channels_last(case: Situation) -> Iterator[Change]:
+    """Images as matrix units read them, in place of conversions in each call."""
+    written = case.source in ("config", "torch") and not case.setup.options.get("channels_last")
+    if written and any(isinstance(x, k.Conv) for x, *_ in case.kernels()):
+        costs = "none: model.to(memory_format=torch.channels_last), and inputs too"
         yield Change(
-            "layout",
-            f"{name.replace('_', ' ')}, once",
-            f"none: {how}",
-            lambda s, rest=rest: replace(s, profile=profile.name, lowering=rest),
+            "layout", "channels last", costs, lambda s: s.with_option("channels_last", True)
         )
 
 
@@ -317,7 +303,7 @@ PROPOSALS: Mapping[ChangeKind, tuple[Proposal, ...]] = {
     "padding": (round_dimensions,),
     "attention": (fused_attention,),
     "stack": (other_stacks,),
-    "layout": (done_once,),
+    "layout": (channels_last,),
     "optimizer": (fused_optimizer,),
     "recomputing": (no_recomputing,),
     "gpu": (other_gpus,),

@@ -144,7 +144,6 @@ class Profile:
     the others take on the CPU. `allocator` is how it holds device memory (`stacks/allocators.py`).
     `workspace` says what its libraries reserve beside that for products: `pytorch` what cuBLAS does
     through PyTorch, `none` nothing; where nothing is said it is not counted, and reports say so.
-    `once` are passes whose work a user can do once, before the model runs, each with what that is.
     `alternatives` are the profiles that could run the same model, and
     `effort` what it takes a user to run one under this profile."""
 
@@ -167,7 +166,6 @@ class Profile:
     allocator: str = "caching"
     workspace: str = ""
     alternatives: tuple[str, ...] = ()
-    once: Table[str] = _NO_TEXT
     effort: str = ""
     notes: str = ""
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
@@ -311,8 +309,7 @@ def _read(path: Path) -> Profile:
 
 def _profile_of(raw: Raw, where: str) -> Profile:
     sources = paths_to_text(raw, "sources", where)
-    texts = {"sources": Table(sources), "once": Table(paths_to_text(raw, "once", where))}
-    profile = cast(Profile, record(Profile, {**raw, **texts}, "", where))
+    profile = cast(Profile, record(Profile, {**raw, "sources": Table(sources)}, "", where))
     _check_words(profile, where)
     check_notes(profile, {"sources": sources}, where)
     return profile
