@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuir.cost import sized
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Work
+from gpuir.cost.work import Timed, Work
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
@@ -27,6 +27,8 @@ DEVICES = {
     "a100_sxm": "a100-sxm-80gb",
     "a100_pcie": "a100-pcie-80gb",
     "gb300": "b300-sxm-288gb+dram.bytes_per_s=8e12+tdp_w=1400",
+    "pipeweave_h20": "h20-sxm-96gb",
+    "pipeweave_h800": "h800-sxm-80gb",
 }
 STACK = ("framework", "version", "kernel_source", "split")
 
@@ -35,9 +37,16 @@ WEIGHT_ONLY: dict[str, DType] = {"int8_wo": i8, "int4_wo": i4}
 
 
 def products(s: Shapes) -> tuple[Work, ...]:
-    """out[m, n] = a[m, k] · w[n, k]ᵀ. Quantised ones begin by quantising `a`: a scale for each row
-    of it in one kernel, for all of it in five (TensorRT-LLM), or for each group of a row; SGLang
-    packs the groups' scales for Blackwell, some 6 us longer at the smallest rows: three kernels."""
+    """out[m, n] = a[m, k] · w[n, k]ᵀ, timed as `_timed` says. Quantised ones begin by quantising
+    `a`, unless they were timed without: a scale for each row of it in one kernel, for all of it in
+    five (TensorRT-LLM), one that was given (vLLM), or for each group of a row; SGLang packs the
+    groups' scales for Blackwell, some 6 us longer at the smallest rows: three kernels."""
+    *before, product = _launched(s)
+    timed = _timed(s, product)
+    return (*(() if s.words["alone"] == "yes" else before), replace(product, detail=timed))
+
+
+def _launched(s: Shapes) -> tuple[Work, ...]:
     m, n, k, name = s["m"], s["n"], s["k"], s.words["dtype"]
     if name in PLAIN:
         return (sized.gemm(m, n, k, PLAIN[name]),)
@@ -51,12 +60,10 @@ def products(s: Shapes) -> tuple[Work, ...]:
                 quantised(m * k, f8e4m3, 3.0),
                 sized.gemm(m, n, k, f8e4m3, out=bf16),
             )
-        case "fp8_static":
-            return (quantised(m * k, f8e4m3, 3.0), sized.gemm(m, n, k, f8e4m3, out=bf16))
-        case "fp8" | "int8":
-            narrow = f8e4m3 if name == "fp8" else i8
+        case "fp8" | "fp8_static" | "int8":
+            narrow = i8 if name == "int8" else f8e4m3
             return (
-                quantised(m * k, narrow, 6.0),
+                quantised(m * k, narrow, 3.0 if s.words["given"] == "yes" else 6.0),
                 replace(sized.gemm(m, n, k, narrow, out=bf16), kind="row scales"),
             )
         case "fp8_block":
@@ -78,17 +85,51 @@ def products(s: Shapes) -> tuple[Work, ...]:
             raise Unmodelled(f"dtype {name} is none we know of products")
 
 
-def _quantising(columns: Columns) -> Columns:
-    """Whether one scale is found for the whole of an activation; and stacks whose smallest
-    rows take two to four times those of others, as if timed eagerly or made of many kernels."""
+# How collectors time products (ai-dynamo/aiconfigurator, collector/*/collect_gemm.py, helper.py):
+# 3 warm-up runs, 3 and 6 of a graph, of copies of the layer that take turns. TensorRT-LLM's
+# plug-ins (collect_gemm_trt.py) run twice, in an engine behind a layer of 12288 x 12288 in f16.
+RUNS, PLUGIN_RUNS = 12, 2
+MOST_COPIES = 5
+PLUGIN_BETWEEN = 2 * 12288.0**2
+
+
+def _timed(s: Shapes, work: Work) -> Timed:
+    """How often a product ran, and what passed between two readings of its weight."""
+    weight = work.operands[1].nbytes
+    match s.words["copies"]:
+        case "fill":  # TensorRT-LLM from 1.3: as many as the L2 holds, and a part of one
+            copies = np.clip(np.ceil(s.target.l2_bytes / weight), 1, MOST_COPIES)
+        case "engine":
+            return Timed(PLUGIN_BETWEEN + 0.0 * weight, PLUGIN_RUNS + 0.0 * weight)
+        case count:
+            copies = float(count) + 0.0 * weight
+    return Timed((copies - 1) * weight, RUNS * copies, s.words["blank"] == "yes")
+
+
+def _collected(columns: Columns) -> Columns:
+    """How activations are quantised: whether one scale is found for the whole of one, one is given,
+    or the product was timed alone; how many copies of a layer took turns, and whether nothing was
+    ever written to their weights (`_timed` has the source). PipeWeave's are kernels alone, of which
+    no copies are told: one. Rough are stacks whose smallest rows take two to four times those of
+    others, as if timed eagerly or made of many kernels."""
     dtype, framework = columns.words("dtype"), columns.words("framework")
-    whole = framework.where("trtllm") & dtype.where("fp8", "fp8_static")
-    odd = framework.where("vllm") & dtype.where("fp8_block")
-    odd |= framework.where("sglang") & dtype.where("int8")
-    packs = framework.where("sglang") & dtype.where("fp8_block")
+    version, fp8 = columns.words("version"), dtype.where("fp8", "fp8_static")
+    trtllm, vllm, sglang = (framework.where(n) for n in ("trtllm", "vllm", "sglang"))
+    kernels = framework.where("unlabelled")
+    odd = vllm & dtype.where("fp8_block")
+    odd |= sglang & dtype.where("int8")
+    plugin = trtllm & dtype.where("int8_wo", "int4_wo", "int8_sq")
+    old, single = version.where("1.0.0", "1.2.0rc5"), version.where("0.5.6.post2")
+    codes = np.where(trtllm, np.where(plugin, 4, np.where(old, 1, 3)), 2)
+    codes = np.where(kernels | (vllm & dtype.where("fp8_block", "nvfp4")) | single, 0, codes)
     cells = {
-        "whole": Words.yes_or_no(whole),
-        "packs": Words.yes_or_no(packs),
+        "whole": Words.yes_or_no(trtllm & fp8),
+        "given": Words.yes_or_no(vllm & fp8),
+        "alone": Words.yes_or_no(kernels | (sglang & dtype.where("fp8_static"))),
+        "packs": Words.yes_or_no(sglang & dtype.where("fp8_block")),
+        "copies": Words(codes.astype(np.int64), ("1", "5", "6", "fill", "engine")),
+        "blank": Words.yes_or_no(vllm & dtype.where("bf16", "fp8")),
+        "profiled": Words.yes_or_no(kernels),
         "rough": Words.yes_or_no(odd),
     }
     return columns.with_cells(cells)
@@ -302,11 +343,12 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
         raise Unmodelled(f"{s.words['op']} is a difference of two measurements, not a kernel")
     narrow = {"fp8": f8e4m3, "fp8_block": f8e4m3, "nvfp4": f4e2m1, "int8": i8}
     cells, dtype = s["m"] * s["k"], dtype_of(narrow, s.words["dtype"], "quantisation")
-    if s.words["chain"] == "yes":  # widen, divide, clamp, narrow
+    if s.words["chain"] == "yes":  # x / scale in f32, clamp, to(narrow), copy_
         return (
-            sized.pointwise(cells, (bf16,), (f32,)),
-            *[sized.pointwise(cells, (f32,), (f32,), ops=8.0)] * 2,
+            sized.pointwise(cells, (bf16,), (f32,), ops=8.0),
+            sized.pointwise(cells, (f32,), (f32,), ops=2.0),
             sized.pointwise(cells, (f32,), (dtype,)),
+            sized.pointwise(cells, (dtype,), (dtype,)),
         )
     return (quantised(cells, dtype, 3.0),)
 
@@ -388,7 +430,7 @@ READERS = (
     Reader(
         name="products",
         key=("system", "dtype", "m", "n", "k"),
-        words=("dtype", "whole", "packs", "rough"),
+        words=("dtype", "whole", "given", "alone", "packs", "copies", "blank", "profiled", "rough"),
         shape=("m", "n", "k"),
         works=products,
         op=lambda _: "gemm",
@@ -396,8 +438,8 @@ READERS = (
         beside=STACK,
         device="system",
         devices=DEVICES,
-        prepare=_quantising,
-        needs=("framework",),
+        prepare=_collected,
+        needs=("framework", "version"),
     ),
     Reader(
         name="attention, prefill",

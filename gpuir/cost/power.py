@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from gpuir.cost import tensor
 from gpuir.cost.learned import factors, shipped
-from gpuir.cost.nest import instruction
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
@@ -72,6 +71,6 @@ def _energy(work: Work, target: Target) -> float:
     bits = work.dtype.bits
     if work.pipe == "tensor":
         p = factors(tensor.FAMILY, target, shipped())
-        matrix = float(p[f"joules {instruction(target)}"]) * 1e-12 * bits / 16
+        matrix = float(tensor.flop_joules(target, p, bits))
         return matrix * float(work.products) + lane / 2 * max(rest, 0.0)
     return lane * max(bits, 16) / 32 * float(work.flops)

@@ -22,7 +22,8 @@ from gpuir.targets.target import Target
 
 FACTORS = (
     Factor("hbm share", 0.89, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM: as of streams"),
-    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR"),
+    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR with error codes, in band"),
+    Factor("plain gddr share", 0.92, 0.5, 1.0, 0.06, "the same of GDDR without"),
     Factor("amd hbm share", 0.85, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
     Factor(
         "pass share", 0.75, 0.3, 1.0, 0.2, "of that, in passes: 29.4 G keys/s, arXiv:2206.01784"

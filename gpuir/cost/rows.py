@@ -34,7 +34,8 @@ PASCAL_CHAIN = 1.5
 
 FACTORS = (
     Factor("hbm share", 0.89, 0.84, 0.94, 0.06, "of the listed bandwidth of HBM: as of streams"),
-    Factor("gddr share", 0.77, 0.70, 0.84, 0.06, "the same of GDDR"),
+    Factor("gddr share", 0.77, 0.70, 0.84, 0.06, "the same of GDDR with error codes, in band"),
+    Factor("plain gddr share", 0.92, 0.84, 0.95, 0.06, "the same of GDDR without"),
     Factor("amd hbm share", 0.85, 0.78, 0.92, 0.06, "the same of HBM on AMD's GPUs"),
     Factor("l2 share", 0.7, 0.6, 1.0, 0.2, "of the listed L2 bandwidth"),
     Factor("l2 keeps", 0.8, 0.5, 1.1, 0.0, "bytes over the L2's, at which half is found again"),

@@ -36,7 +36,8 @@ MAP_WARPS = 4  # of its pointwise kernels: 128 threads a block, 256 on AMD
 
 DRAM = (
     Factor("hbm share", 0.90, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM that streams reach"),
-    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR, whose error codes lie in band"),
+    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR with error codes, in band"),
+    Factor("plain gddr share", 0.92, 0.5, 1.0, 0.06, "the same of GDDR without"),
     Factor("amd hbm share", 0.84, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
 )
 CACHE = (
@@ -181,7 +182,7 @@ def drawn(s: Sheet, blocks: Number, target: Target, p: Mapping[str, Number]) -> 
 def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
     """The share of the listed DRAM bandwidth that streams reach."""
     if not target.dram.kind.startswith("HBM"):
-        return p["gddr share"]
+        return p["gddr share" if target.dram.ecc else "plain gddr share"]
     if target.vendor == "AMD":
         return p["amd hbm share"]
     return p["hbm share"] * (GP100_HBM if target.isa == "sm_60" else 1.0)

@@ -16,7 +16,7 @@ import numpy as np
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, copies_asynchronously, instruction
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import Looped, Work
+from gpuir.cost.work import Looped, Timed, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -25,6 +25,7 @@ MOST_STAGES = 4  # assumed: deeper pipelines gain little
 MOST_SPLIT = 32  # assumed: blocks that share one tile's k
 LEAST_STEPS = 4  # assumed: of each of those blocks
 IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
+JOULES_HZ = 1.41e9  # the clock that factors `joules` are of: A100's (NVIDIA A100 whitepaper)
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 
 # Copies of a layer, each with its own weights, that take turns in the measurements (README of the
@@ -32,8 +33,11 @@ CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once f
 COPIES = 5.0
 
 # Chips whose L2 is in two partitions, each with a copy of what its own SMs read: NVIDIA A100 and
-# H100 whitepapers; B200 is two dies.
+# H100 whitepapers; B200 is two dies. What waves read again is there twice. Of weights that take
+# turns they hold more: on H100 a single one of up to 32 of its 50 MiB is read from the L2, one of
+# 40 is not, on B200 six of 12 MiB of 126 (kernel table gemm; no copies in SGLang 0.5.6's rows).
 PARTITIONED = ("sm_80", "sm_90", "sm_10")
+PARTITIONED_SHARE = 0.7
 
 # What of a tile's stores shows where its sums lie in tensor memory, whose other half takes the next
 # tile's meanwhile (PTX ISA, tcgen05). Assumed, and so better on B200 when left out of a fit.
@@ -60,10 +64,12 @@ def _factors() -> tuple[Factor, ...]:
 
     return (
         f("compute share", 0.873, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
-        f("joules mma", 1.0, 0.3, 3.0, 0.1, "pJ a 16-bit flop, operand movement included"),
-        f("joules wgmma", 0.835, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
-        f("joules tcgen05", 0.664, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("joules mma", 1.4, 0.3, 3.0, 0.1, "pJ a 16-bit flop at 1.41 GHz, operands included"),
+        f("joules wgmma", 0.8, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
+        f("joules tcgen05", 0.65, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("joules blank", 0.65, 0.3, 1.0, 0.0, "of that, where a weight was never written"),
         f("power bend", 0.559, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
+        f("settle", 75.0, 5.0, 500.0, 0.0, "ms of work until the clock follows the power"),
         f("sm bytes", 77.5, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
         f("l2 share mma", 1.27, 0.3, 2.0, 0.1, "of the listed L2 rate"),
         f("l2 share async", 2.02, 0.3, 3.0, 0.1, "the same, reads that blocks share counted twice"),
@@ -84,7 +90,8 @@ def _factors() -> tuple[Factor, ...]:
         f("store bytes", 19.0, 4.0, 256.0, 0.0, "a clock out of one SM"),
         f("dram share HBM2", 0.764, 0.5, 1.0, 0.05, "of the listed bandwidth"),
         f("dram share HBM3", 0.848, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share GDDR", 0.759, 0.5, 1.0, 0.05, "of the listed bandwidth"),
+        f("dram share GDDR", 0.759, 0.5, 1.0, 0.05, "the same, error codes in band"),
+        f("dram share plain GDDR", 0.92, 0.5, 1.0, 0.05, "the same without; as of streams"),
         f("dram ramp mma", 3.0, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
         f("dram ramp async", 1.14, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
         f("dram ramp scaled", 2.23, 0.05, 10.0, 0.0, "the same, with scales"),
@@ -99,8 +106,9 @@ def _factors() -> tuple[Factor, ...]:
         f("split async", 2.7, 0.1, 10.0, 0.0, "the same, with wgmma and tcgen05"),
         f("split rate", 0.471, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
         f("l2 kept", 0.463, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
-        f("l2 weights", 0.4, 0.4, 0.8, 0.0, "of the L2, for weights between their turns"),
-        f("l2 results", 0.4, 0.4, 0.8, 0.0, "of the L2, for activations and results"),
+        f("l2 weights", 1.0, 0.3, 1.3, 0.0, "of the L2, for weights between their turns"),
+        f("l2 results", 0.7, 0.3, 1.3, 0.0, "of the L2, for activations and results"),
+        f("l2 edge", 0.3, 0.1, 2.0, 0.0, "how much more than that until none is kept"),
         f("lane share", 0.104, 0.0, 1.0, 0.0, "of the lanes' time, not hidden"),
     )
 
@@ -184,8 +192,7 @@ def _compute(
     rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
     lane_s = s.put("lanes", p["lane share"] * work.lane_ops / lanes, "s", "what is not hidden")
-    fed = s.put("share of the peak that power feeds", _fed(s, work, target, peak, p, unit))
-    powered = s.put("products at the power of the board", work.products / (peak * fed), "s")
+    powered = s.put("products at the power of the board", _powered(s, work, target, peak, p), "s")
     busy = s.put("busiest SM", rounds * block + lane_s, "s")
     return xp.maximum(busy, powered)
 
@@ -222,7 +229,7 @@ def _step(
 def _memory(target: Target) -> str:
     """The kind of memory, as far as its share of the listed bandwidth goes by it."""
     kind = target.dram.kind[:4]
-    return kind if kind in ("HBM2", "HBM3") else "GDDR"
+    return kind if kind in ("HBM2", "HBM3") else "GDDR" if target.dram.ecc else "plain GDDR"
 
 
 def _peak_source(work: Work, target: Target) -> str:
@@ -280,16 +287,38 @@ def _misaligned(s: Sheet, work: Work) -> Number:
     return s.xp.where(ragged > 0, UNALIGNED, 1.0)
 
 
-def _fed(
-    s: Sheet, work: Work, target: Target, peak: float, p: Mapping[str, Number], unit: str
+def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
+    """Of a flop on operands of so many bits at the clock that the target's peak is listed for.
+
+    Voltage rises with the clock: where power goes as the clock to the power of 1 / bend, joules go
+    as the clock to one less (Dennard and others, IEEE JSSC 9(5), 1974: energy as the voltage
+    squared). By the instruction, whatever the process: A100 (7 nm) and L40S (4 nm), both with mma,
+    differ by 8 % at one clock.
+    """
+    clock_hz = target.tensor_clock_hz or target.clock_hz
+    swing = (clock_hz / JOULES_HZ) ** (1 / p["power bend"] - 1)
+    return p[f"joules {instruction(target)}"] * 1e-12 * bits / 16 * swing
+
+
+def _powered(
+    s: Sheet, work: Work, target: Target, peak: float, p: Mapping[str, Number]
 ) -> Number:
-    """The share of the peak that the board's power feeds: energy a flop goes with the width of the
-    operands, and with the voltage, which falls with the clock."""
+    """Seconds of all products at the clock that the board's power allows. Measured for a short
+    while they run at the full one: nothing has slowed it yet."""
+    full = work.products / peak
     if target.tdp_w is None:
-        return 1.0
-    watts = peak * p[f"joules {unit}"] * 1e-12 * work.dtype.bits / 16
+        return full
+    timed = work.detail if isinstance(work.detail, Timed) else None
+    watts = peak * flop_joules(target, p, work.dtype.bits)
+    if timed and timed.blank:
+        watts = watts * p["joules blank"]
     left = target.tdp_w * (1 - IDLE_SHARE)
-    return s.xp.minimum(1.0, (left / watts) ** p["power bend"])
+    fed = s.xp.minimum(1.0, (left / watts) ** p["power bend"])
+    fed = s.put("share of the peak that power feeds", fed)
+    if timed is None:
+        return full / fed
+    ran = timed.runs * full
+    return full * (1 + (1 / fed - 1) * ran / (ran + p["settle"] * 1e-3))
 
 
 def _dram_bytes(
@@ -314,18 +343,22 @@ def _dram_bytes(
     wide = s.put("of them across", wide)
     tall = s.put("of them down", xp.minimum(down, patch / wide))
 
-    whole = target.l2_bytes / (2 if target.isa.startswith(PARTITIONED) else 1)
-
-    def missed(share: Number, of: Number) -> Number:
-        return xp.maximum(0.0, 1.0 - share * whole / xp.maximum(of, 1.0))
-
-    lost = s.put("share read again that misses the l2", missed(p["l2 kept"], left + right))
+    partitioned = target.isa.startswith(PARTITIONED)
+    twice = s.xp.maximum(left + right, 1.0) * (2 if partitioned else 1)
+    lost = xp.maximum(0.0, 1.0 - p["l2 kept"] * target.l2_bytes / twice)
+    lost = s.put("share read again that misses the l2", lost)
     left_again = 1.0 + lost * (xp.maximum(1.0, across / wide) - 1.0)
     left_again = s.put("reads of the left operand", left_again)
     right_again = 1.0 + lost * (xp.maximum(1.0, down / tall) - 1.0)
     right_again = s.put("reads of the right operand", right_again)
+
+    def missed(share: Number, of: Number) -> Number:
+        """What comes round again is kept whole, or soon not at all."""
+        room = share * target.l2_bytes * (PARTITIONED_SHARE if partitioned else 1)
+        return xp.minimum(1.0, xp.maximum(0.0, (of / room - 1) / p["l2 edge"]))
+
     others = (COPIES - 1) * right
-    if isinstance(work.detail, Looped):
+    if isinstance(work.detail, Looped | Timed):
         others = work.detail.between
     cold = missed(p["l2 weights"], right + others + left + rest)
     cold = s.put("share of the right operand that misses", cold)

@@ -88,6 +88,17 @@ class Looped(Detail):
 
 
 @dataclass(frozen=True)
+class Timed(Detail):
+    """Of a product as it was measured: bytes that passed between two readings of its weight, how
+    often it ran, one time after another, and whether its weight was `blank`: memory that nothing
+    was written to, of which hardly a bit switches."""
+
+    between: Number
+    runs: Number
+    blank: bool = False
+
+
+@dataclass(frozen=True)
 class Grouped(Detail):
     """Of a batch of products whose rows were handed out at random: `m` is their mean, and `active`
     the share of the batch that gets one."""

@@ -41,7 +41,8 @@ class Reader:
     `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a
     breakdown are `beside`. `prepare` adds columns computed from others. `devices` are names that
     mean something else than the target's own alias. A column `suspect` among `words` says why the
-    measurement is suspect, a column `rough` whether (`yes`) this row is.
+    measurement is suspect, a column `rough` whether (`yes`) this row is; one called `profiled`,
+    whether (`yes`) kernels were timed by themselves in a table of rows from graphs.
     """
 
     name: str

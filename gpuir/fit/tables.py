@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuir.cost.work import Work
 from gpuir.fit import collect
-from gpuir.fit.batch import Batch, Flags, alike, number_rows
+from gpuir.fit.batch import Batch, Clock, Flags, alike, number_rows
 from gpuir.fit.clock import clocked
 from gpuir.fit.columns import Columns, Floats, Ints, TableFile, Words
 from gpuir.fit.readers import Other, Reader, Shapes, Unmodelled
@@ -112,6 +112,7 @@ def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterato
             works=works,
             which=which,
             latency_s=latency_s[rows],
+            clock=Clock(launches=common.get("profiled") != "yes"),
             suspect=common.get("suspect", ""),
             rough=reader.rough or common.get("rough", "no") == "yes",
             words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},

@@ -37,8 +37,8 @@ def is_at_least(more: Target, less: Target) -> bool:
     return alike and all(a.get(path, 0.0) >= n for path, n in b.items())
 
 
-def _make(target: Target) -> tuple[str, str, str]:
-    return target.vendor, target.isa, target.dram.kind[:3]
+def _make(target: Target) -> tuple[str, str, str, bool]:
+    return target.vendor, target.isa, target.dram.kind[:3], target.dram.ecc
 
 
 def pairs(targets: Iterable[Target]) -> Iterator[tuple[Target, Target]]:

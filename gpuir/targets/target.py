@@ -90,7 +90,8 @@ class Flops:
 
 @dataclass(frozen=True)
 class Dram:
-    """The device memory. `clock_hz` is the driver's: half the data rate for HBM."""
+    """The device memory. `clock_hz` is the driver's: half the data rate for HBM. `ecc`: error codes
+    are on as the board ships, in band, and cost bandwidth; HBM has bits of its own for them."""
 
     kind: str
     bytes: Annotated[int, Quantity("bytes", 1 << 28, 1 << 44)]
@@ -98,6 +99,7 @@ class Dram:
     bus_bits: Count | None = None
     pin_bits_per_s: Annotated[float, Quantity("bit/s", 1e8, 1e12)] | None = None
     clock_hz: Hertz | None = None
+    ecc: bool = False
 
 
 @dataclass(frozen=True)
