@@ -69,21 +69,22 @@ def _factors() -> tuple[Factor, ...]:
         f("joules tcgen05", 0.65, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
         f("joules blank", 0.65, 0.3, 1.0, 0.0, "of that, where a weight was never written"),
         f("power bend", 0.559, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
-        f("settle", 75.0, 5.0, 500.0, 0.0, "ms of work until the clock follows the power"),
+        f("slack", 11.0, 1.0, 100.0, 0.0, "J beyond what the board has, until the clock follows"),
         f("sm bytes", 77.5, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
         f("l2 share mma", 1.27, 0.3, 2.0, 0.1, "of the listed L2 rate"),
         f("l2 share async", 2.02, 0.3, 3.0, 0.1, "the same, reads that blocks share counted twice"),
         f("leak mma", 0.317, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
         f("leak async", 0.00827, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
         f("leak scaled", 0.76, 0.0, 1.0, 0.0, "the same, with scales a row or a block"),
-        f("step clocks mma", 306.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
-        f("step clocks async", 161.0, 20.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
-        f("step clocks row scales", 166.0, 20.0, 600.0, 0.0, "the same, with scales a row"),
-        f("step clocks block scales", 270.0, 20.0, 600.0, 0.0, "the same, with scales a block"),
-        f("step clocks plugin", 216.0, 20.0, 600.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
-        f("tile clocks mma", 906.0, 50.0, 6000.0, 0.15, "a tile's first loads and last stores"),
-        f("tile clocks async", 183.0, 50.0, 6000.0, 0.15, "the same, where tiles overlap"),
-        f("tile clocks scaled", 1190.0, 50.0, 6000.0, 0.0, "the same, with scales"),
+        f("step ns mma", 225.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
+        f("step ns async", 80.0, 10.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
+        f("step ns row scales", 85.0, 10.0, 600.0, 0.0, "the same, with scales a row"),
+        f("step ns block scales", 135.0, 10.0, 600.0, 0.0, "the same, with scales a block"),
+        f("step ns plugin", 140.0, 10.0, 600.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
+        f("tile ns mma", 300.0, 30.0, 4000.0, 0.15, "a tile's first loads and last stores"),
+        f("tile ns async", 95.0, 30.0, 4000.0, 0.15, "the same, where tiles overlap"),
+        f("tile ns scaled", 600.0, 30.0, 4000.0, 0.0, "the same, with scales"),
+        f("tile ns plugin", 900.0, 30.0, 4000.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
         f("tail mma", 0.333, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
         f("tail async", 0.0431, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
         f("tail scaled", 0.502, 0.0, 1.0, 0.0, "the same, with scales"),
@@ -92,14 +93,14 @@ def _factors() -> tuple[Factor, ...]:
         f("dram share HBM3", 0.848, 0.5, 1.0, 0.05, "of the listed bandwidth"),
         f("dram share GDDR", 0.759, 0.5, 1.0, 0.05, "the same, error codes in band"),
         f("dram share plain GDDR", 0.92, 0.5, 1.0, 0.05, "the same without; as of streams"),
-        f("dram ramp mma", 3.0, 0.05, 10.0, 0.1, "us until DRAM streams at that rate"),
-        f("dram ramp async", 1.14, 0.05, 10.0, 0.1, "the same, where hardware copies whole tiles"),
-        f("dram ramp scaled", 2.23, 0.05, 10.0, 0.0, "the same, with scales"),
-        f("start mma", 0.437, 0.01, 5.0, 0.1, "us until the first block works"),
-        f("start wgmma", 0.931, 0.01, 5.0, 0.1, "the same"),
-        f("start tcgen05", 0.332, 0.01, 5.0, 0.1, "the same"),
-        f("start scaled", 1.05, 0.01, 5.0, 0.0, "the same, after the kernel that quantises"),
-        f("start plugin", 7.4, 0.01, 10.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
+        f("ramp clocks mma", 2400.0, 100.0, 2e4, 0.1, "until operands stream at that rate"),
+        f("ramp clocks async", 2400.0, 100.0, 2e4, 0.1, "the same, hardware copies whole tiles"),
+        f("ramp clocks scaled", 4400.0, 100.0, 2e4, 0.0, "the same, with scales"),
+        f("start mma", 4000.0, 1000.0, 9e3, 0.1, "clocks from launch until the first block works"),
+        f("start wgmma", 4800.0, 1000.0, 9e3, 0.1, "the same"),
+        f("start tcgen05", 3700.0, 1000.0, 9e3, 0.1, "the same"),
+        f("start scaled", 5000.0, 1000.0, 9e3, 0.0, "the same, after the kernel that quantises"),
+        f("start plugin", 12000.0, 1000.0, 3e4, 0.0, "the same, of TensorRT-LLM's plug-ins"),
         f("plugin share", 0.522, 0.1, 1.0, 0.0, "of the rate, 8-bit plug-ins made for older units"),
         f("overlap", 2.96, 1.2, 8.0, 0.0, "exponent of the norm that joins compute and memory"),
         f("split mma", 2.21, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
@@ -144,7 +145,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
     memory = s.put("from and to dram", memory, "s")
     flow = s.put("every operand once from dram", work.nbytes / target.dram_bytes_per_s, "s")
-    ramp = p[f"dram ramp {way}"] * 1e-6 * flow / (flow + 1e-6)
+    ramp = p[f"ramp clocks {way}"] / target.clock_hz * flow / (flow + 1e-6)
     ramp = s.put("until operands stream", ramp, "s")
     partial = 8.0 * tiles.split * b * m * n / (p["split rate"] * target.l2_bytes_per_s)
     join = xp.where(tiles.split > 1, p[f"split {age}"] * 1e-6 + partial, 0.0)
@@ -156,7 +157,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     shared = longer * ((1 + (shorter / longer) ** q) ** (1 / q) - 1)
     shared = s.put("not hidden", shared, "s")
     kind = "plugin" if work.kind == "plugin" else "scaled" if way == "scaled" else unit
-    begin = s.put("until the first block works", p[f"start {kind}"] * 1e-6, "s")
+    begin = p[f"start {kind}"] / target.clock_hz - target.launch_s
+    begin = s.put("until the first block works", xp.maximum(begin, 0.0), "s", "less the launch")
     return Terms(compute, memory, begin + ramp + join + shared, work.products / peak)
 
 
@@ -184,7 +186,7 @@ def _compute(
     if unit == "tcgen05":
         stores = stores * BESIDE
     stores = s.put("stores of a tile", stores, "s")
-    start = p[f"tile clocks {way}"] / target.clock_hz
+    start = p[f"tile ns {'plugin' if work.kind == 'plugin' else way}"] * 1e-9
     start = s.put("start and finish of a tile", start, "s")
     block = s.put("block", steps * step + start + stores, "s")
     idle = xp.ceil(waves) - waves
@@ -220,7 +222,7 @@ def _step(
     if unit == "tcgen05":
         loads = loads * CLUSTER_READS
     loads = s.put("loads of a step", loads, "s")
-    chain = p[f"step clocks {work.kind if work.kind in UNSPLIT else way}"] / target.clock_hz
+    chain = p[f"step ns {work.kind if work.kind in UNSPLIT else way}"] * 1e-9
     chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
     step = xp.maximum(xp.maximum(products, loads), chain)
     return s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
@@ -317,8 +319,8 @@ def _powered(
     fed = s.put("share of the peak that power feeds", fed)
     if timed is None:
         return full / fed
-    ran = timed.runs * full
-    return full * (1 + (1 / fed - 1) * ran / (ran + p["settle"] * 1e-3))
+    beyond = timed.runs * full * s.xp.maximum(watts - left, 0.0)
+    return full * (1 + (1 / fed - 1) * beyond / (beyond + p["slack"]))
 
 
 def _dram_bytes(
