@@ -123,7 +123,7 @@ def _collected(columns: Columns) -> Columns:
     trtllm, vllm, sglang = (framework.where(n) for n in ("trtllm", "vllm", "sglang"))
     kernels = framework.where("unlabelled")
     odd = vllm & dtype.where("fp8_block")
-    odd |= sglang & dtype.where("int8")
+    odd |= (sglang & dtype.where("int8")) | (vllm & version.where("0.14.0") & fp8)
     plugin = trtllm & dtype.where("int8_wo", "int4_wo", "int8_sq")
     old, single = version.where("1.0.0", "1.2.0rc5"), version.where("0.5.6.post2")
     codes = np.where(trtllm, np.where(plugin, 4, np.where(old, 1, 3)), 2)

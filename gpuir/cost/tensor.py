@@ -67,6 +67,7 @@ def _factors() -> tuple[Factor, ...]:
         f("joules mma", 1.4, 0.3, 3.0, 0.1, "pJ a 16-bit flop at 1.41 GHz, operands included"),
         f("joules wgmma", 0.8, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
         f("joules tcgen05", 0.65, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
+        f("joules narrow", 0.5, 0.0, 1.0, 0.0, "exponent of the width of operands in that"),
         f("joules blank", 0.65, 0.3, 1.0, 0.0, "of that, where a weight was never written"),
         f("power bend", 0.559, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
         f("slack", 11.0, 1.0, 100.0, 0.0, "J beyond what the board has, until the clock follows"),
@@ -222,10 +223,12 @@ def _step(
     if unit == "tcgen05":
         loads = loads * CLUSTER_READS
     loads = s.put("loads of a step", loads, "s")
-    chain = p[f"step ns {work.kind if work.kind in UNSPLIT else way}"] * 1e-9
+    own = way == "scaled" or work.kind == "plugin"
+    chain = p[f"step ns {work.kind if own else way}"] * 1e-9
     chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
     step = xp.maximum(xp.maximum(products, loads), chain)
-    return s.put("step", step + p[f"leak {way}"] * xp.minimum(products, loads), "s")
+    leak = p[f"leak {'scaled' if work.kind in SCALED else way}"]
+    return s.put("step", step + leak * xp.minimum(products, loads), "s")
 
 
 def _memory(target: Target) -> str:
@@ -299,7 +302,7 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     """
     clock_hz = target.tensor_clock_hz or target.clock_hz
     swing = (clock_hz / JOULES_HZ) ** (1 / p["power bend"] - 1)
-    return p[f"joules {instruction(target)}"] * 1e-12 * bits / 16 * swing
+    return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
 
 
 def _powered(
@@ -402,8 +405,31 @@ def _table(target: Target, bits: int) -> tuple[Any, ...]:
     return tuple(np.array(rows, float).T)
 
 
+def _dispatched(work: Work, target: Target) -> Tiles | None:
+    """The tile of 8-bit products with scales on mma units, which their libraries take by rows and
+    columns alone: those of vLLM and SGLang with scales a row (CUTLASS; vLLM, csrc/quantization,
+    scaled_mm_c2x_sm89_fp8_dispatch.cuh; sgl-kernel, fp8_gemm_kernel.cu), TensorRT-LLM's with scales
+    a block (gemm_dispatch_sm89 of fp8_blockscale_gemm_kernel.cuh, which has one)."""
+    if work.kind not in SCALED or work.dtype.bits != 8 or instruction(target) != "mma":
+        return None
+    m, n = (np.asarray(work.extents[d], float) for d in ("m", "n"))
+    tm, tn = np.where(m > 0, 32.0, 32.0), np.where(n > 0, 128.0, 128.0)
+    if work.kind == "row scales":
+        wide = np.where((n > 4096) & (n <= 8192), 256.0, 128.0)
+        tm = np.where(m <= 256, np.where(n <= 4096, 64.0, 128.0), wide)
+        tm = np.where(m <= 128, np.minimum(64.0, 2.0 ** np.ceil(np.log2(np.maximum(m, 16.0)))), tm)
+        tn = np.where(m <= 64, 64.0, 128.0)
+    room = np.floor(target.sm.smem_bytes_per_block / ((tm + tn) * STEP_BYTES + 1024))
+    one = np.ones(tm.shape)
+    dims = {"b": one, "m": tm, "n": tn, "k": STEP_BYTES * one}
+    warps = np.where(tm * tn > 128 * 128, 8.0, 4.0)
+    return Tiles(dims, np.clip(room, 1.0, MOST_STAGES), warps, one)
+
+
 def candidates(work: Work, target: Target) -> Tiles:
     """Each shape whole, and with k shared out as widely as blocks and SMs allow."""
+    if dispatched := _dispatched(work, target):
+        return dispatched.each(lambda x: np.asarray(x)[..., None])
     tm, tn, tk, stages, warps = (np.repeat(c, 2) for c in _table(target, work.dtype.bits))
     extents = {d: np.asarray(n, float)[..., None] for d, n in work.dims}
     split = _widest_split(work, target, extents, tm, tn, tk)
@@ -427,6 +453,8 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     Kernels lie along the last axis and candidates along the first, in single precision, so that
     numpy runs over long rows. Each shape is tried whole, and with k shared out as widely as it can.
     """
+    if dispatched := _dispatched(work, target):
+        return dispatched
     tm, tn, tk, stages, warps = (
         np.tile(c, 2).astype(np.float32)[:, None] for c in _table(target, work.dtype.bits)
     )
