@@ -195,9 +195,8 @@ def _compute(
     rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
     lane_s = s.put("lanes", p["lane share"] * work.lane_ops / lanes, "s", "what is not hidden")
-    powered = s.put("products at the power of the board", _powered(s, work, target, peak, p), "s")
     busy = s.put("busiest SM", rounds * block + lane_s, "s")
-    return xp.maximum(busy, powered)
+    return s.put("at the power of the board", busy * _slower(s, work, target, busy, p), "s")
 
 
 def _step(
@@ -305,25 +304,25 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
 
 
-def _powered(
-    s: Sheet, work: Work, target: Target, peak: float, p: Mapping[str, Number]
+def _slower(
+    s: Sheet, work: Work, target: Target, busy: Number, p: Mapping[str, Number]
 ) -> Number:
-    """Seconds of all products at the clock that the board's power allows. Measured for a short
-    while they run at the full one: nothing has slowed it yet."""
-    full = work.products / peak
+    """How much longer than `busy` seconds at the full clock products take at the clock that the
+    board's power allows. Measured for a short while they run at the full one: nothing has slowed it
+    yet."""
     if target.tdp_w is None:
-        return full
+        return 1.0
     timed = work.detail if isinstance(work.detail, Timed) else None
-    watts = peak * flop_joules(target, p, work.dtype.bits)
+    joules = flop_joules(target, p, work.dtype.bits)
     if timed and timed.blank:
-        watts = watts * p["joules blank"]
+        joules = joules * p["joules blank"]
+    watts = s.put("power wanted", joules * work.products / busy, "W", "at the full clock")
     left = target.tdp_w * (1 - IDLE_SHARE)
-    fed = s.xp.minimum(1.0, (left / watts) ** p["power bend"])
-    fed = s.put("share of the peak that power feeds", fed)
-    if timed is None:
-        return full / fed
-    beyond = timed.runs * full * s.xp.maximum(watts - left, 0.0)
-    return full * (1 + (1 / fed - 1) * beyond / (beyond + p["slack"]))
+    slower = s.xp.maximum(1.0, watts / left) ** p["power bend"]
+    if timed is not None:
+        beyond = timed.runs * busy * s.xp.maximum(watts - left, 0.0)
+        slower = 1 + (slower - 1) * beyond / (beyond + p["slack"])
+    return s.put("slower for lack of power", slower)
 
 
 def _dram_bytes(
