@@ -206,6 +206,25 @@ def has_clusters(target: Target) -> bool:
     return target.isa.startswith(("sm_90", "sm_10"))
 
 
+# Chips whose L2 is in two partitions, each with a copy of what its own SMs read: NVIDIA A100 and
+# H100 whitepapers; B200 is two dies.
+PARTITIONED = ("sm_80", "sm_90", "sm_10")
+# Of bytes that come round again they hold more than half of the L2, as not all are read on both
+# sides. Kernels that quantise find their operands up to 37 of H100's 52 MB, on L40S up to all of its
+# 101 MB (kernel tables quantize); products find a single weight up to 33 of H100's.
+PARTITIONED_SHARE = 0.7
+
+
+def is_partitioned(target: Target) -> bool:
+    """Whether an SM reads a half of the L2 through the other."""
+    return target.isa.startswith(PARTITIONED)
+
+
+def kept_bytes(target: Target) -> float:
+    """Bytes that the L2 has room for, of those that come round again."""
+    return target.l2_bytes * (PARTITIONED_SHARE if is_partitioned(target) else 1.0)
+
+
 def instruction(target: Target) -> str:
     """The matrix instruction of a target (PTX ISA); those of other vendors are most like mma."""
     if not has_clusters(target):

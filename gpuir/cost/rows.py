@@ -38,6 +38,7 @@ FACTORS = (
     Factor("plain gddr share", 0.92, 0.84, 0.95, 0.06, "the same of GDDR without"),
     Factor("amd hbm share", 0.85, 0.78, 0.92, 0.06, "the same of HBM on AMD's GPUs"),
     Factor("l2 share", 0.7, 0.6, 1.0, 0.2, "of the listed L2 bandwidth"),
+    Factor("partitioned l2 share", 0.7, 0.4, 1.0, 0.2, "the same of an L2 in two partitions"),
     Factor("l2 keeps", 0.8, 0.5, 1.1, 0.0, "bytes over the L2's, at which half is found again"),
     Factor(
         "l2 edge", 4.0, 2.0, 8.0, 0.0, "how sharply that share falls: the exponent of the ratio"

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuir.cost import lookup
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import SECTOR_BYTES, Lookup, Turned, Windowed, Work
@@ -41,10 +41,11 @@ DRAM = (
     Factor("amd hbm share", 0.84, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
 )
 CACHE = (
-    Factor("l2 share", 0.4, 0.2, 1.2, 0.3, "of the listed L2 bandwidth"),
-    Factor("l2 keeps", 0.6, 0.3, 1.5, 0.0, "operands over L2 bytes, at which half is found there"),
+    Factor("l2 share", 0.75, 0.2, 1.2, 0.3, "of the listed L2 bandwidth: as L40S quantises"),
+    Factor("partitioned l2 share", 0.42, 0.2, 1.2, 0.3, "the same of an L2 in two partitions"),
+    Factor("l2 keeps", 1.0, 0.5, 1.5, 0.0, "operands over kept_bytes, at which half is found there"),
     Factor(
-        "l2 edge", 6.0, 1.5, 12.0, 0.0, "how sharply that share falls: the exponent of the ratio"
+        "l2 edge", 15.0, 1.5, 40.0, 0.0, "how sharply that share falls: the exponent of the ratio"
     ),
     Factor("sm bytes", 24.0, 8.0, 64.0, 0.0, "a clock that one SM draws from the L2"),
 )
@@ -61,7 +62,7 @@ FACTORS = (
     OVERLAP,
     Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
     Factor("start clocks", 700.0, 100.0, 1100.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("quantise start", 700.0, 100.0, 1100.0, 0.3, "the same of kernels that quantise"),
+    Factor("quantise start", 4000.0, 1000.0, 9000.0, 0.3, "the same where rows are quantised"),
 )
 
 
@@ -92,8 +93,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("read share", read / moved)
     s.put("a cell at a time", 1.0 if takes_cells(work) else 0.0)
     s.put("instructions a byte", work.lane_ops / moved)
-    clocks = p["quantise start" if work.kind == "quantise" else "start clocks"]
-    start = s.put("start and end", clocks / target.clock_hz, "s")
+    start = p["start clocks"] / target.clock_hz
+    if work.kind == "quantise":  # from launch to launch: what graphs of them show
+        start = s.xp.maximum(p["quantise start"] / target.clock_hz - target.launch_s, 0.0)
+    start = s.put("start and end", start, "s", "less the launch")
     return joined(s, compute, memory, busy, start, p)
 
 
@@ -162,7 +165,7 @@ def memory_s(
     smaller, nearly none of those larger.
     """
     xp = s.xp
-    room = target.l2_bytes * p["l2 keeps"]
+    room = kept_bytes(target) * p["l2 keeps"]
     kept = s.put("found in the l2", 1 / (1 + (nbytes / room) ** p["l2 edge"]))
     dram_bytes = s.put("dram bytes", nbytes * (1 - kept) + again, "bytes")
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
@@ -176,7 +179,8 @@ def drawn(s: Sheet, blocks: Number, target: Target, p: Mapping[str, Number]) -> 
     """Bytes a second that so many blocks draw from the L2: what it gives, or what the SMs that have
     a block take. Others, however many, take nothing away."""
     taken = s.xp.minimum(blocks, float(target.sms)) * (p["sm bytes"] * target.clock_hz)
-    return s.xp.minimum(target.l2_bytes_per_s * p["l2 share"], taken)
+    share = p["partitioned l2 share" if is_partitioned(target) else "l2 share"]
+    return s.xp.minimum(target.l2_bytes_per_s * share, taken)
 
 
 def dram_share(target: Target, p: Mapping[str, Number]) -> Number:

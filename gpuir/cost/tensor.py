@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import Tiles, copies_asynchronously, instruction
+from gpuir.cost.nest import (
+    Tiles,
+    copies_asynchronously,
+    instruction,
+    is_partitioned,
+    kept_bytes,
+)
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Looped, Timed, Work
 from gpuir.ir.types import f32
@@ -31,13 +37,6 @@ CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once f
 # Copies of a layer, each with its own weights, that take turns in the measurements (README of the
 # kernel tables: 5 or 6): weights are met in the L2 only if all of them fit.
 COPIES = 5.0
-
-# Chips whose L2 is in two partitions, each with a copy of what its own SMs read: NVIDIA A100 and
-# H100 whitepapers; B200 is two dies. What waves read again is there twice. Of weights that take
-# turns they hold more: on H100 a single one of up to 32 of its 50 MiB is read from the L2, one of
-# 40 is not, on B200 six of 12 MiB of 126 (kernel table gemm; no copies in SGLang 0.5.6's rows).
-PARTITIONED = ("sm_80", "sm_90", "sm_10")
-PARTITIONED_SHARE = 0.7
 
 # What of a tile's stores shows where its sums lie in tensor memory, whose other half takes the next
 # tile's meanwhile (PTX ISA, tcgen05). Assumed, and so better on B200 when left out of a fit.
@@ -85,14 +84,14 @@ def _factors() -> tuple[Factor, ...]:
         f("tile ns mma", 300.0, 30.0, 4000.0, 0.15, "a tile's first loads and last stores"),
         f("tile ns async", 95.0, 30.0, 4000.0, 0.15, "the same, where tiles overlap"),
         f("tile ns scaled", 600.0, 30.0, 4000.0, 0.0, "the same, with scales"),
-        f("tile ns plugin", 900.0, 30.0, 4000.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
+        f("tile clocks plugin", 1400.0, 30.0, 6000.0, 0.0, "the same of TensorRT-LLM's plug-ins"),
         f("tail mma", 0.333, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
         f("tail async", 0.0431, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
         f("tail scaled", 0.502, 0.0, 1.0, 0.0, "the same, with scales"),
         f("store bytes", 19.0, 4.0, 256.0, 0.0, "a clock out of one SM"),
         f("dram share HBM2", 0.764, 0.5, 1.0, 0.05, "of the listed bandwidth"),
         f("dram share HBM3", 0.848, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share GDDR", 0.759, 0.5, 1.0, 0.05, "the same, error codes in band"),
+        f("dram share GDDR", 0.79, 0.77, 0.9, 0.05, "the same, error codes in band"),
         f("dram share plain GDDR", 0.92, 0.5, 1.0, 0.05, "the same without; as of streams"),
         f("ramp clocks mma", 2400.0, 100.0, 2e4, 0.1, "until operands stream at that rate"),
         f("ramp clocks async", 2400.0, 100.0, 2e4, 0.1, "the same, hardware copies whole tiles"),
@@ -187,7 +186,9 @@ def _compute(
     if unit == "tcgen05":
         stores = stores * BESIDE
     stores = s.put("stores of a tile", stores, "s")
-    start = p[f"tile ns {'plugin' if work.kind == 'plugin' else way}"] * 1e-9
+    start = p[f"tile ns {way}"] * 1e-9
+    if work.kind == "plugin":
+        start = p["tile clocks plugin"] / target.clock_hz
     start = s.put("start and finish of a tile", start, "s")
     block = s.put("block", steps * step + start + stores, "s")
     idle = xp.ceil(waves) - waves
@@ -347,8 +348,7 @@ def _dram_bytes(
     wide = s.put("of them across", wide)
     tall = s.put("of them down", xp.minimum(down, patch / wide))
 
-    partitioned = target.isa.startswith(PARTITIONED)
-    twice = s.xp.maximum(left + right, 1.0) * (2 if partitioned else 1)
+    twice = s.xp.maximum(left + right, 1.0) * (2 if is_partitioned(target) else 1)
     lost = xp.maximum(0.0, 1.0 - p["l2 kept"] * target.l2_bytes / twice)
     lost = s.put("share read again that misses the l2", lost)
     left_again = 1.0 + lost * (xp.maximum(1.0, across / wide) - 1.0)
@@ -358,8 +358,8 @@ def _dram_bytes(
 
     def missed(share: Number, of: Number) -> Number:
         """What comes round again is kept whole, or soon not at all."""
-        room = share * target.l2_bytes * (PARTITIONED_SHARE if partitioned else 1)
-        return xp.minimum(1.0, xp.maximum(0.0, (of / room - 1) / p["l2 edge"]))
+        beyond = of / (share * kept_bytes(target)) - 1
+        return xp.minimum(1.0, xp.maximum(0.0, beyond / p["l2 edge"]))
 
     others = (COPIES - 1) * right
     if isinstance(work.detail, Looped | Timed):
