@@ -225,6 +225,12 @@ def kept_bytes(target: Target) -> float:
     return target.l2_bytes * (PARTITIONED_SHARE if is_partitioned(target) else 1.0)
 
 
+def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
+    """The share of what comes round again after `nbytes` that a cache no longer has: nothing up to
+    its room, all from `edge` times as much more on."""
+    return xp.minimum(1.0, xp.maximum(0.0, (nbytes / room - 1) / edge))
+
+
 def instruction(target: Target) -> str:
     """The matrix instruction of a target (PTX ISA); those of other vendors are most like mma."""
     if not has_clusters(target):

@@ -20,6 +20,7 @@ from gpuir.cost.nest import (
     instruction,
     is_partitioned,
     kept_bytes,
+    missed,
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Looped, Timed, Work
@@ -356,17 +357,13 @@ def _dram_bytes(
     right_again = 1.0 + lost * (xp.maximum(1.0, down / tall) - 1.0)
     right_again = s.put("reads of the right operand", right_again)
 
-    def missed(share: Number, of: Number) -> Number:
-        """What comes round again is kept whole, or soon not at all."""
-        beyond = of / (share * kept_bytes(target)) - 1
-        return xp.minimum(1.0, xp.maximum(0.0, beyond / p["l2 edge"]))
-
+    held = kept_bytes(target)
     others = (COPIES - 1) * right
     if isinstance(work.detail, Looped | Timed):
         others = work.detail.between
-    cold = missed(p["l2 weights"], right + others + left + rest)
+    cold = missed(xp, right + others + left + rest, p["l2 weights"] * held, p["l2 edge"])
     cold = s.put("share of the right operand that misses", cold)
-    cool = missed(p["l2 results"], right + left + rest)
+    cool = missed(xp, right + left + rest, p["l2 results"] * held, p["l2 edge"])
     cool = s.put("share of all else that misses", cool)
     return right * right_again * cold + (left * left_again + rest) * cool
 
