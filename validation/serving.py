@@ -178,6 +178,7 @@ def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
         window=s["window"],
         out=bf16,
         append=s.words["append"] == "yes",
+        paged=True,
         stack=s.words["stack"],
     )
 
@@ -193,22 +194,25 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
 
 
 def _libraries(columns: Columns) -> Columns:
-    """Whose kernels ran, from their source, where it matters: Triton's, TensorRT-LLM's,
-    FlashAttention-3's in SGLang's hands, which has them on older GPUs too, or others' in the manner
-    of FlashAttention; and whether the call also writes its keys to a cache, which vLLM's did as a
-    kernel apart up to 0.22, and SGLang's `fa3` seem to (their smallest rows take no longer than
-    those). SGLang 0.5.14 quantises queries, keys and values for Blackwell's fp8 kernels in the
+    """Whose kernels ran, from their source, where it matters: those in Triton, of SGLang or vLLM;
+    TensorRT-LLM's; FlashInfer's own; FlashAttention-3's in SGLang's hands, which has them on older
+    GPUs too; or others' in the manner of FlashAttention. And whether the call also writes its keys
+    to a cache, which vLLM's did as a kernel apart up to 0.22, and SGLang's `fa3`, `flashinfer` and
+    `triton` seem to where the cache has the operands' dtype (their smallest rows take no longer
+    than those).
+    SGLang 0.5.14 quantises queries, keys and values for Blackwell's fp8 kernels in the
     call: its smallest rows take 6 us longer than those of 0.5.9.
 
-    Nothing should be fitted to Triton's, that stand in where a stack has no kernel of its own; to
-    TensorRT-LLM 1.3.0rc10, which reads the cache again for each head; and where a cache is narrower
-    than the operands, as the tables do not say in which of the two the kernel computes."""
+    Nothing should be fitted to TensorRT-LLM 1.3.0rc10, which reads the cache again for each head;
+    and where a cache is narrower than the operands, as the tables do not say in which of the two
+    the kernel computes."""
     source, version = columns.words("kernel_source"), columns.words("version")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
     library, odd = source.mapped(_library), version.where("1.3.0rc10")
-    odd |= library.where("triton")
     if "compute_dtype" in columns.cells:
-        odd |= columns.words("compute_dtype").where("ambiguous")
+        ambiguous = columns.words("compute_dtype").where("ambiguous")
+        odd |= ambiguous
+        apart |= source.where("flashinfer", "triton") & ~ambiguous
     narrows = source.where("trtllm_mha") & version.where("0.5.14")
     narrows &= columns.words("attn_dtype").where("fp8")
     cells = {
@@ -229,9 +233,11 @@ def _encoders(columns: Columns) -> Columns:
 
 def _library(source: str) -> str:
     if "triton" in source:
-        return "triton"
+        return "unified" if source == "vllm_triton_attn" else "triton"
     if source in ("fa3", "flash_attention"):
         return "fa3"
+    if source in ("flashinfer", "vllm_flashinfer") or source.startswith("vllm_flashinfer_fi"):
+        return "flashinfer"
     return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
 
 

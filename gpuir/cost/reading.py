@@ -338,6 +338,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
             group=heads / max(groups, 1),
             kv_heads=float(groups),
             reach=float(reach),
+            windowed=float(op.window is not None),
             call=call_of(op) if op.library == "sdpa" else "",
         )
         if op.library == "sdpa":

@@ -145,6 +145,7 @@ def attention(
     out: DType | None = None,
     shared: bool = False,
     append: Number = False,
+    paged: bool = False,
     stack: str = "",
 ) -> Work:
     """softmax(q·kᵀ)·v of [batch, heads, queries, head] on [batch, kv_heads, keys, head]: a
@@ -153,7 +154,7 @@ def attention(
     Values have `value` cells a head, or as many as keys. A causal mask lets the last query see the
     last key; `window` is how many keys a query sees at most (0: all). `shared`: the values are a
     part of the keys, as in latent attention. `append`: the call also writes its own keys and values
-    to a cache. `stack` names the library, where it is known.
+    to a cache; `paged`: it reads them in pages. `stack` names the library, where it is known.
     """
     value = head if value is None else value
     kv_heads = heads if kv_heads is None else kv_heads
@@ -194,6 +195,8 @@ def attention(
             kv_heads=kv_heads,
             reach=np.minimum(keys, width),
             append=batch * kv_heads * queries * (head + value) * kv_cell * append,
+            windowed=_where(np.greater(window, 0), 1.0, 0.0) + 0.0 * keys,
+            paged=paged,
         ),
     )
 

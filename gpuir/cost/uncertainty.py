@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from math import log
 
-from gpuir.cost.attention import is_written_out
+from gpuir.cost.strips import is_written_out
 from gpuir.cost.steps import STREAMS
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target

@@ -70,13 +70,16 @@ class Heads(Detail):
 
     `call` is how PyTorch's attention is called, if it is: as FlashAttention takes it; as cuDNN
     alone does, with a mask or heads of keys and values that differ; with heads of more cells than
-    either takes (sdp_utils.cpp)."""
+    either takes (sdp_utils.cpp). `windowed` is 1 of a call that states a window, however wide;
+    `paged`: keys and values lie in pages of a cache."""
 
     head: Number
     group: Number
     kv_heads: Number
     reach: Number
     append: Number = 0.0
+    windowed: Number = 0.0
+    paged: bool = False
     call: SdpaCall = ""
 
 
