@@ -261,7 +261,7 @@ def _step_s(
     bank_s = tiles.warps * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
     bank_s = s.put("shared memory of a step", apart * bank_s, "s")
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
-    product_s = s.put("products of a step", product_s + (1 - turns) * bank_s, "s")
+    product_s = s.put("products of a step", product_s + (1 - p["overlap"]) * bank_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
     exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * target.clock_hz
     each = p["softmax ops"]

@@ -251,17 +251,18 @@ def _of_ampere(x: Shape) -> Cut:
 
 
 def _of_newer_on_ampere(x: Shape) -> Cut:
-    """FlashAttention-3's kernels for sm_80 to sm_89 (hopper/tile_size.h, tile_size_fwd_sm8x)."""
-    small, few = is_small(x.target), x.rows <= FEW_ROWS
-    rows = np.where((x.head <= 64) & few, 64.0, 128.0)
+    """FlashAttention-3's kernels for sm_80 to sm_89 (hopper/tile_size.h, tile_size_fwd_sm8x); of
+    few rows as FlashAttention-2's (assumed)."""
+    small, few = is_small(x.target), x.rows <= 64
+    rows = np.where(few, 64.0, 128.0)
     step = np.select(
-        [x.head <= 64, x.head <= 96, x.head <= 128, x.head <= 192],
-        [128.0, np.where(few, 48.0, 64.0), np.where(few, 112.0, 128.0 if small else 64.0), 64.0],
-        np.where(few, 48.0, 64.0) if small else np.where(few, 64.0, 96.0),
+        [few & (x.head <= 128) | (x.head <= 64), x.head <= 96, x.head <= 128, x.head <= 192],
+        [128.0, 64.0, 128.0 if small else 64.0, 64.0],
+        64.0 if small else 96.0,
     )
-    eight = (x.head > 128) | (x.head > 96) & (few | small) | (x.head <= 64) & ~few
+    eight = (x.head > 128) | ~few & ((x.head <= 64) | (x.head > 96) & small)
     split = _flash_splits(x.strips(rows), x.target.sms, np.ceil(x.reach / step))
-    return rows, step, 1.0, np.where(eight, 8.0, 4.0), np.where(few, split, 1.0)
+    return rows, step, 1.0, np.where(eight, 8.0, 4.0), np.where(x.rows <= FEW_ROWS, split, 1.0)
 
 
 def _of_flashinfer(x: Shape) -> Cut:
