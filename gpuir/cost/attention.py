@@ -72,6 +72,15 @@ L2_BYTES = {"sm_80": 2007.9 / 108, "sm_89": 1708.0 / 128, "sm_90": 3942.4 / 114}
 # that are walked in order, and replace what was used least lately, lose all at once. Assumed.
 LOST = 0.25
 
+SETTLE_S = 0.74e-3  # until the clock follows the power: as products on the lanes have it, cost.simt
+
+# Registers of a thread of TensorRT-LLM's kernels that are not tiled (fmha_v2,
+# fused_multihead_flash_attention_kernel_noloop.h): its share of the results, the scores and the
+# queries, and of keys or values two steps of an instruction, which a warp needs whole. Those beyond
+# `MOST_REGISTERS` are spilled.
+MOST_REGISTERS = 255.0  # CUDA C++ Programming Guide, technical specifications
+FRAGMENT_CELLS = 4.0  # of a key or value whose sixteens, of 2 bytes, are a register of each lane
+
 # Of FlashAttention-2's rate, in 16 bits: that is 1.7 times its predecessor's at least (Dao,
 # FlashAttention-2, 2023, section 4.1), whose like xFormers' kernel is. Assumed of all GPUs.
 EFFICIENT_SHARE = 0.59
@@ -127,6 +136,7 @@ FACTORS = (
     Factor("triton wait", 3.0, 0.5, 10.0, 0.0, "Triton: times step wait, of loads after loads"),
     Factor("triton skipped", 0.6, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
+    Factor("trtllm spilled", 0.05, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
     Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
     Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start, many queries"),
     Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
@@ -188,7 +198,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     wait_s = xp.maximum(wait / target.clock_hz, drawn_s)
     start_s = _start_s(s, work, tiles, target, p, w, kernel)
     chain_s = rounds * (start_s + steps * xp.maximum(step_s, wait_s))
-    busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
+    slower = _slower(s, work, target, xp.maximum(compute_s, chain_s))
+    compute_s = compute_s * slower
+    busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s * slower), "s", "block after block")
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
     open_share = p["unhidden"]
@@ -251,10 +263,12 @@ def _step_s(
     cells = cells + _padded(xp, value, work, target, kernel, is_value=True)
     share = p["compute share"] * _own(p, own, "sync" if sync and own in TRITON else "compute")
     share = share * (EFFICIENT_SHARE if _is_narrow_efficient(work, target) else 1.0)
-    rate = peak_of(work, target) * _fed(s, work, target)
+    rate = peak_of(work, target)
     old = kernel.synchronous
     rate = rate * (1 - old) + old * SYNC_FLOPS * sms * target.clock_hz
     product_s = 2 * rows * step * cells * sms / (rate * share)
+    if own == "trtllm" and sync:
+        product_s = product_s * (1 + p["trtllm spilled"] * _spilled(s, work, tiles, target, kernel))
     # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
     # and values from shared memory; XQA's warps share the keys out among them.
     apart = 1.0 - kernel.whole if sync else old
@@ -276,18 +290,33 @@ def _step_s(
     return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
 
 
+def _spilled(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -> Number:
+    """Registers that a thread of TensorRT-LLM's kernels before sm_90 lacks, of those not tiled."""
+    xp, rows, step = s.xp, tiles.dims["s"], tiles.dims["d"]
+    head, value = heads_of(work).head, work.extents["e"]
+    threads = tiles.warps * target.sm.warp
+    sums = rows * (value + step) / threads
+    queries = rows * head * work.dtype.bits / 32 / threads
+    fragments = 2 * xp.maximum(step, value) / FRAGMENT_CELLS
+    wanted = sums + queries + fragments + OWN_REGISTERS
+    plain = xp.where(step < 128.0, 1.0, 1.0 if work.dtype.bits < 16 else 0.0)
+    plain = plain * (1 - kernel.whole) * xp.where(value < head, 0.0, 1.0)
+    return s.put("registers spilled", plain * xp.maximum(wanted - MOST_REGISTERS, 0.0))
+
+
 def _is_narrow_efficient(work: Work, target: Target) -> bool:
     return work.dtype != f32 and is_efficient(work, target)
 
 
-def _fed(s: Sheet, work: Work, target: Target) -> Number:
-    """The share of the matrix units' rate that the power of the board feeds (`cost.power`), before
-    sm_90: from there on the share of the rate that was fitted has it."""
+def _slower(s: Sheet, work: Work, target: Target, run_s: Number) -> Number:
+    """How much longer SMs take at the clock that the power of the board allows (`cost.power`), where
+    they run for `run_s` at the full one. From sm_90 on the share of the rate has it."""
     listed = target.peak_rule(work.pipe, work.rate_dtype).startswith("tensor")
     if has_clusters(target) or not listed or work.dtype.bits > 16:
         return 1.0
     share = power.sustained(target, peak_of(work, target), True, work.dtype.bits)
-    return s.put("share of the peak that power feeds", share, "", "cost.power")
+    slower = 1.0 + (1.0 / share - 1.0) * run_s / (run_s + SETTLE_S)
+    return s.put("slower for lack of power", slower, "", "once the kernel outlasts SETTLE_S")
 
 
 def _padded(
