@@ -31,7 +31,9 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import OWN_REGISTERS, Tiles, has_clusters, peak_of, takes_three
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.strips import (
+    SEGMENTS,
     TRITON,
+    TRITON_SPLITS,
     Ran,
     blocks_held,
     candidates,
@@ -63,6 +65,7 @@ HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-
 STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
 GATHERED_ROWS = 16.0  # assumed: rows of a strip whose parts one block combines
 LANE_BLOCKS = 3.0  # of TensorRT-LLM's without matrix instructions, that an SM holds: by its times
+WARP_ROWS = 16.0  # that a warp has at least: of a matrix instruction, PTX ISA, mma.sync
 MATRIX_HEAD = 16.0  # cells that a matrix instruction takes of a head at once: PTX ISA, mma.sync
 
 # What a cache in the L2 is read at, bytes an SM and clock: 16-byte loads of A100 (2007.9 in all),
@@ -133,7 +136,8 @@ FACTORS = (
     Factor("triton compute", 0.17, 0.05, 1.2, 0.0, "Triton from sm_90 on: times compute share"),
     Factor("triton sync", 0.8, 0.05, 1.2, 0.0, "the same before, of instructions that all use"),
     Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
-    Factor("triton wait", 3.0, 0.5, 10.0, 0.0, "Triton: times step wait, of loads after loads"),
+    Factor("triton cells", 4.5, 1.0, 64.0, 0.0, "Triton: of a cache, that a block takes a clock"),
+    Factor("triton block", 2500.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"),
     Factor("triton skipped", 0.6, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor("trtllm spilled", 0.05, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
@@ -194,13 +198,17 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute_s = s.put("arithmetic", xp.maximum(load * steps, longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
     drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
-    wait = p["step wait"] * (p["triton wait"] if library(work, target) in TRITON else 1.0)
+    wait = p["step wait"]
+    if library(work, target) in TRITON:  # whose loads of a step no other step's hide
+        cells = heads_of(work).head + work.extents["e"]
+        wait = wait + kernel.single * tiles.dims["d"] * cells / p["triton cells"]
     wait_s = xp.maximum(wait / target.clock_hz, drawn_s)
     start_s = _start_s(s, work, tiles, target, p, w, kernel)
     chain_s = rounds * (start_s + steps * xp.maximum(step_s, wait_s))
     slower = _slower(s, work, target, xp.maximum(compute_s, chain_s))
     compute_s = compute_s * slower
-    busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s * slower), "s", "block after block")
+    chain_s = rounds * (start_s + steps * xp.maximum(step_s * slower, wait_s))
+    busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
     open_share = p["unhidden"]
@@ -272,7 +280,8 @@ def _step_s(
     # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
     # and values from shared memory; XQA's warps share the keys out among them.
     apart = 1.0 - kernel.whole if sync else old
-    bank_s = tiles.warps * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
+    each = xp.minimum(tiles.warps, xp.maximum(rows / WARP_ROWS, 1.0))  # else they share out keys
+    bank_s = each * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
     bank_s = s.put("shared memory of a step", apart * bank_s, "s")
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
     product_s = s.put("products of a step", product_s + (1 - p["overlap"]) * bank_s, "s")
@@ -382,6 +391,10 @@ def _memory_s(
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
+    if library(work, target) == "flashinfer":  # rows of its caches, not bytes: its times on sm_89
+        key = work.operands[1].cell_bytes
+        wide = heads_of(work).head * work.dtype.bits / 8
+        l2_bytes = l2_bytes * xp.where(work.extents["s"] < 2, xp.maximum(wide / key, 1.0), 1.0)
     active = xp.minimum(1.0, w.blocks / target.sms)
     l2_s = l2_bytes / (_l2_rate(s, target, p) * active)
     return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
@@ -441,10 +454,25 @@ def _calls_s(
     rows = xp.minimum(work.extents["s"] * heads_of(work).group, tiles.dims["s"])
     parts = tiles.split * xp.minimum(rows, GATHERED_ROWS) * work.extents["e"] * 4.0  # in f32
     combine_s = inner * p["inner combine"] + (1 - inner) * p["combine start"]
-    combine_s = xp.where(tiles.split > 1, 1.0, 0.0) * (combine_s + parts / _port(target, p))
+    combine_s = combine_s + parts / _port(target, p)
+    if library(work, target) in TRITON:
+        combine_s = combine_s + _summed_s(s, work, tiles, target, p)
+    combine_s = xp.where(tiles.split > 1, 1.0, 0.0) * combine_s
     combine_s = s.put("parts combined", combine_s, "s")
     append_s = _append_s(s, work, missed, target, p, kernel)
     return start_s + combine_s + append_s + _swapped_s(s, work, target, p, kernel)
+
+
+def _summed_s(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]
+) -> Number:
+    """Of kernels in Triton: a block for each head and sequence that sums its parts, and those that
+    are started for parts that there are none of."""
+    most = TRITON_SPLITS if work.kind == "triton" else SEGMENTS
+    heads = work.extents["b"] * work.extents["h"]
+    empty = heads / tiles.dims["s"] * s.xp.maximum(most - tiles.split, 0.0)
+    at_once = target.sms * target.sm.threads / (4 * target.sm.warp)
+    return (heads + empty) * p["triton block"] / (at_once * target.clock_hz)
 
 
 def _append_s(

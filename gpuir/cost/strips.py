@@ -45,6 +45,7 @@ GEN_LATENT = 1024.0  # keys up to which these take 16 heads of a latent a block:
 PLAN_BLOCKS, PLAN_KEYS = 2.0, 128.0  # FlashInfer's blocks an SM, keys of a split: scheduler.cuh
 TRITON_HEADS = 16.0  # of queries a block takes of one of keys: SGLang, decode_attention.py
 TRITON_SPLITS, TRITON_SPLIT = 8.0, 32.0  # most splits, keys of one: triton_backend.py
+LEAST_PARTS = 1.001  # of what is summed as if split, and is not
 SEGMENTS, SEGMENTED = 16.0, 128.0  # vLLM: splits, and heads of keys up to which there are any
 
 
@@ -326,7 +327,8 @@ def _of_triton(x: Shape) -> Cut:
     busy = x.target.sms * np.maximum(np.log2(np.maximum(x.reach / 64.0, 2.0)), 1.0)
     split = np.minimum(np.ceil(busy / x.strips(rows)), TRITON_SPLITS)
     split = np.minimum(split, np.ceil(x.reach / TRITON_SPLIT))
-    return rows, step, 1.0, warps, np.where(x.single, np.maximum(split, 1.0), 1.0)
+    # parts are summed however many there are: more than one of them
+    return rows, step, 1.0, warps, np.where(x.single, np.maximum(split, LEAST_PARTS), 1.0)
 
 
 def _of_unified(x: Shape) -> Cut:
@@ -336,7 +338,7 @@ def _of_unified(x: Shape) -> Cut:
     step = np.where(x.single & (x.work.dtype.bits >= 16), 16.0, 32.0)
     split = np.minimum(SEGMENTS, np.ceil(x.reach / step))
     wanted = x.single & (x.heads <= SEGMENTED)
-    return rows, step, 3.0, 4.0, np.where(wanted, split, 1.0)
+    return rows, step, 1.0, 4.0, np.where(wanted, split, 1.0)
 
 
 def _of_hopper(x: Shape) -> Cut:
