@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuir.cost import sized
+from gpuir.cost.nest import has_clusters
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Timed, Work
 from gpuir.fit.columns import Columns, Words
@@ -165,6 +166,7 @@ def decode(s: Shapes) -> tuple[Work, ...]:
 
 def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
     dtype, kv = _attention_dtypes(s.words)
+    own = s.words["stack"] == "flashinfer" and not has_clusters(s.target)
     return sized.attention(
         s["batch"],
         s["q_heads"],
@@ -177,7 +179,7 @@ def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
         causal=True,
         window=s["window"],
         out=bf16,
-        append=s.words["append"] == "yes",
+        append=s.words["append"] == "yes" and not (own and dtype == kv),
         paged=True,
         stack=s.words["stack"],
     )
@@ -197,9 +199,9 @@ def _libraries(columns: Columns) -> Columns:
     """Whose kernels ran, from their source, where it matters: those in Triton, of SGLang or vLLM;
     TensorRT-LLM's; FlashInfer's own; FlashAttention-3's in SGLang's hands, which has them on older
     GPUs too; or others' in the manner of FlashAttention. And whether the call also writes its keys
-    to a cache, which vLLM's did as a kernel apart up to 0.22, and SGLang's `fa3`, `flashinfer` and
-    `triton` seem to where the cache has the operands' dtype (their smallest rows take no longer
-    than those).
+    to a cache, which vLLM's did as a kernel apart up to 0.22, and SGLang's `fa3`, `triton` and
+    FlashInfer's own kernels seem to, the latter two where the cache has the operands' dtype (their
+    smallest rows take no longer than those).
     SGLang 0.5.14 quantises queries, keys and values for Blackwell's fp8 kernels in the
     call: its smallest rows take 6 us longer than those of 0.5.9.
 
@@ -207,12 +209,15 @@ def _libraries(columns: Columns) -> Columns:
     and where a cache is narrower than the operands, as the tables do not say in which of the two
     the kernel computes."""
     source, version = columns.words("kernel_source"), columns.words("version")
+    older = source.where("vllm_flashinfer") & version.where("0.14.0")
+    names = (*source.names, OLDER_FLASHINFER)
+    source = Words(np.where(older, len(source.names), source.codes), names)
     apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
     library, odd = source.mapped(_library), version.where("1.3.0rc10")
     if "compute_dtype" in columns.cells:
         ambiguous = columns.words("compute_dtype").where("ambiguous")
         odd |= ambiguous
-        apart |= source.where("flashinfer", "triton") & ~ambiguous
+        apart |= source.where("triton") & ~ambiguous
     narrows = source.where("trtllm_mha") & version.where("0.5.14")
     narrows &= columns.words("attn_dtype").where("fp8")
     cells = {
@@ -222,6 +227,9 @@ def _libraries(columns: Columns) -> Columns:
         "rough": Words.yes_or_no(odd),
     }
     return columns.with_cells(cells)
+
+
+OLDER_FLASHINFER = "vllm_flashinfer 0.14.0"  # FlashInfer's own; since, on Blackwell, others' kernels
 
 
 def _encoders(columns: Columns) -> Columns:
@@ -236,7 +244,7 @@ def _library(source: str) -> str:
         return "unified" if source == "vllm_triton_attn" else "triton"
     if source in ("fa3", "flash_attention"):
         return "fa3"
-    if source in ("flashinfer", "vllm_flashinfer") or source.startswith("vllm_flashinfer_fi"):
+    if source in ("flashinfer", OLDER_FLASHINFER) or source.startswith("vllm_flashinfer_fi"):
         return "flashinfer"
     return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
 

@@ -119,6 +119,7 @@ FACTORS = (
     Factor("xqa start", 1.2, 0.5, 3.0, 0.0, "XQA: times block start"),
     Factor("step wait", 600.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
     Factor("unhidden", 0.4, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
+    Factor("sync unhidden", 0.3, 0.0, 1.0, 0.0, "the same before sm_90"),
     Factor(
         "cache unhidden", 0.25, 0.0, 1.0, 0.0, "the same of one query where loads are asynchronous"
     ),
@@ -211,7 +212,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
-    open_share = p["unhidden"]
+    open_share = p["sync unhidden"]
     if not is_synchronous(work, target):  # and so loads that no thread waits for
         single = kernel.single
         open_share = single * p["cache unhidden"] + (1 - single) * p["unhidden"]
@@ -423,7 +424,8 @@ def _put_features(s: Sheet, work: Work, target: Target, w: Walk) -> None:
     differ = s.xp.where(w.longest > w.steps, 1.0, 0.0)
     s.put("masked", differ, "", "1 where walks differ in length")
     s.put("narrow", 1.0 if work.dtype.bits < 16 else 0.0, "", "1 of operands under 16 bits")
-    s.put("trtllm", 1.0 if work.kind == "trtllm" else 0.0, "", "1 of TensorRT-LLM's kernels")
+    whose = 1.0 if work.kind == "trtllm" else -1.0 if work.kind in TRITON else 0.0
+    s.put("whose", whose, "", "1 of TensorRT-LLM's kernels, -1 of those in Triton")
     appends = s.xp.where(heads_of(work).append > 0, 1.0, 0.0)
     s.put("appends", appends, "", "1 where a cache is written")
 
@@ -525,7 +527,7 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -
 
 FEATURES = (
     *("log blocks an SM", "log steps", "log keys", "log queries", "log head", "log group"),
-    *("log keys over reach", "masked", "narrow", "trtllm", "appends"),
+    *("log keys over reach", "masked", "narrow", "whose", "appends"),
 )
 
 FAMILY = Family("attention", FACTORS, candidates, seconds, usual, FEATURES, 0.25)
