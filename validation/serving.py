@@ -19,6 +19,7 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.work import Timed, Work
 from gpuir.fit.columns import Columns, Words
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
+from gpuir.fit.tables import target_of
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
 
 # The tables say `a100_sxm` and `a100_pcie` of the boards with 80 GB (systems.csv: 2039 and 1935
@@ -166,7 +167,6 @@ def decode(s: Shapes) -> tuple[Work, ...]:
 
 def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
     dtype, kv = _attention_dtypes(s.words)
-    own = s.words["stack"] == "flashinfer" and not has_clusters(s.target)
     return sized.attention(
         s["batch"],
         s["q_heads"],
@@ -179,7 +179,7 @@ def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
         causal=True,
         window=s["window"],
         out=bf16,
-        append=s.words["append"] == "yes" and not (own and dtype == kv),
+        append=s.words["append"] == "yes",
         paged=True,
         stack=s.words["stack"],
     )
@@ -209,15 +209,16 @@ def _libraries(columns: Columns) -> Columns:
     and where a cache is narrower than the operands, as the tables do not say in which of the two
     the kernel computes."""
     source, version = columns.words("kernel_source"), columns.words("version")
-    older = source.where("vllm_flashinfer") & version.where("0.14.0")
-    names = (*source.names, OLDER_FLASHINFER)
-    source = Words(np.where(older, len(source.names), source.codes), names)
+    own = source.where("flashinfer") & columns.words("system").mapped(_has_own).where("yes")
+    own |= source.where("vllm_flashinfer_fidecode", "vllm_flashinfer_fiprefill")
+    own |= source.where("vllm_flashinfer") & version.where("0.14.0")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
     library, odd = source.mapped(_library), version.where("1.3.0rc10")
+    library = Words(np.where(own, len(library.names), library.codes), (*library.names, "flashinfer"))
     if "compute_dtype" in columns.cells:
         ambiguous = columns.words("compute_dtype").where("ambiguous")
         odd |= ambiguous
-        apart |= source.where("triton") & ~ambiguous
+        apart |= (own | source.where("triton")) & ~ambiguous
     narrows = source.where("trtllm_mha") & version.where("0.5.14")
     narrows &= columns.words("attn_dtype").where("fp8")
     cells = {
@@ -229,7 +230,10 @@ def _libraries(columns: Columns) -> Columns:
     return columns.with_cells(cells)
 
 
-OLDER_FLASHINFER = "vllm_flashinfer 0.14.0"  # FlashInfer's own; since, on Blackwell, others' kernels
+def _has_own(system: str) -> str:
+    """Whether FlashInfer's kernels of a GPU are its own: `yes` before sm_90."""
+    target = target_of(DEVICES.get(system, system))
+    return "no" if target is None or has_clusters(target) else "yes"
 
 
 def _encoders(columns: Columns) -> Columns:
@@ -244,8 +248,6 @@ def _library(source: str) -> str:
         return "unified" if source == "vllm_triton_attn" else "triton"
     if source in ("fa3", "flash_attention"):
         return "fa3"
-    if source in ("flashinfer", OLDER_FLASHINFER) or source.startswith("vllm_flashinfer_fi"):
-        return "flashinfer"
     return "trtllm" if source in ("default", "torch_flow", "torch_flow_flashinfer") else ""
 
 
