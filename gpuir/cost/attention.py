@@ -40,6 +40,7 @@ from gpuir.cost.strips import (
     heads_of,
     is_blackwell,
     is_efficient,
+    is_plain,
     is_synchronous,
     key_heads,
     library,
@@ -141,6 +142,7 @@ FACTORS = (
     Factor("triton block", 2500.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"),
     Factor("triton skipped", 0.6, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
+    Factor("trtllm bytes", 16.5, 4.0, 128.0, 0.0, "a clock, of a block that waits for its loads"),
     Factor("trtllm spilled", 0.05, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
     Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
     Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start, many queries"),
@@ -199,16 +201,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute_s = s.put("arithmetic", xp.maximum(load * steps, longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
     drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
-    wait = p["step wait"]
-    if library(work, target) in TRITON:  # whose loads of a step no other step's hide
-        cells = heads_of(work).head + work.extents["e"]
-        wait = wait + kernel.single * tiles.dims["d"] * cells / p["triton cells"]
-    wait_s = xp.maximum(wait / target.clock_hz, drawn_s)
+    wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
+    loads_s = _loads_s(s, work, tiles, target, p, kernel)
     start_s = _start_s(s, work, tiles, target, p, w, kernel)
-    chain_s = rounds * (start_s + steps * xp.maximum(step_s, wait_s))
+    chain_s = rounds * (start_s + steps * xp.maximum(step_s + loads_s, wait_s))
     slower = _slower(s, work, target, xp.maximum(compute_s, chain_s))
     compute_s = compute_s * slower
-    chain_s = rounds * (start_s + steps * xp.maximum(step_s * slower, wait_s))
+    chain_s = rounds * (start_s + steps * xp.maximum(step_s * slower + loads_s, wait_s))
     busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
@@ -235,6 +234,23 @@ def _hidden_steps(
     behind = xp.maximum(all_seen - w.keys, 0.0) / tiles.dims["d"]
     many = heads_of(work).windowed * xp.where(queries > 1, 1.0, 0.0)
     return s.put("steps that a window hides", many * p["triton skipped"] * behind)
+
+
+def _loads_s(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], kernel: Ran
+) -> Number:
+    """Seconds that a block waits in each step for its keys and values, where nothing else of it
+    goes on meanwhile: kernels in Triton of one stage, whose loads go by cells whatever their dtype,
+    and those of TensorRT-LLM before sm_90 that are not tiled. More warps load as much more."""
+    xp, own, step = s.xp, library(work, target), tiles.dims["d"]
+    if own in TRITON:
+        cells = step * (heads_of(work).head + work.extents["e"])
+        clocks = cells / (p["triton cells"] * tiles.warps / 4)
+    elif own == "trtllm" and is_synchronous(work, target):
+        clocks = is_plain(work, tiles, kernel, xp) * step * _key_bytes(work) / p["trtllm bytes"]
+    else:
+        return 0.0
+    return s.put("loads of a step", clocks / target.clock_hz, "s", "which nothing hides")
 
 
 def _own(p: Mapping[str, Number], own: str, what: str) -> Number:
@@ -285,7 +301,7 @@ def _step_s(
     bank_s = each * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
     bank_s = s.put("shared memory of a step", apart * bank_s, "s")
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
-    product_s = s.put("products of a step", product_s + (1 - p["overlap"]) * bank_s, "s")
+    product_s = s.put("products of a step", product_s + (1 - turns) * bank_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
     exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * target.clock_hz
     each = p["softmax ops"]
@@ -309,8 +325,7 @@ def _spilled(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) ->
     queries = rows * head * work.dtype.bits / 32 / threads
     fragments = 2 * xp.maximum(step, value) / FRAGMENT_CELLS
     wanted = sums + queries + fragments + OWN_REGISTERS
-    plain = xp.where(step < 128.0, 1.0, 1.0 if work.dtype.bits < 16 else 0.0)
-    plain = plain * (1 - kernel.whole) * xp.where(value < head, 0.0, 1.0)
+    plain = is_plain(work, tiles, kernel, xp)
     return s.put("registers spilled", plain * xp.maximum(wanted - MOST_REGISTERS, 0.0))
 
 
@@ -385,9 +400,11 @@ def _memory_s(
     q, k, v, o = (operand.nbytes for operand in work.operands[:4])
     rest = sum((operand.nbytes for operand in work.operands[4:]), 0.0)
     nbytes = s.put("bytes", q + k + v + o + rest + heads_of(work).append, "bytes")
-    beyond = (nbytes / target.l2_bytes - p["l2 found"]) / LOST
-    missed = xp.minimum(xp.maximum(beyond, 0.0), 1.0)
-    dram_bytes = s.put("dram bytes", nbytes * missed, "bytes")
+    missed = _missed(s, nbytes, target, p)
+    dram_bytes = nbytes * missed
+    if work.kind == "triton":
+        dram_bytes = dram_bytes + _again(s, work, tiles, target, p, w)
+    dram_bytes = s.put("dram bytes", dram_bytes, "bytes")
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
@@ -399,6 +416,23 @@ def _memory_s(
     active = xp.minimum(1.0, w.blocks / target.sms)
     l2_s = l2_bytes / (_l2_rate(s, target, p) * active)
     return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
+
+
+def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -> Number:
+    """The share of bytes, read again and again, that the L2 has lost since."""
+    beyond = (nbytes / target.l2_bytes - p["l2 found"]) / LOST
+    return s.xp.minimum(s.xp.maximum(beyond, 0.0), 1.0)
+
+
+def _again(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+) -> Number:
+    """Bytes of keys and values that SGLang's kernels in Triton read once more for each strip: their
+    blocks go through all sequences and heads before the next strip (extend_attention.py, grid)."""
+    kv = work.operands[1].nbytes + work.operands[2].nbytes
+    passes = s.xp.maximum(s.xp.ceil(work.extents["s"] / tiles.dims["s"]) - 1, 0.0)
+    seen = w.keys / s.xp.maximum(work.extents["d"] * 1.0, 1.0)
+    return kv * seen * passes * _missed(s, kv, target, p)
 
 
 def _l2_rate(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:

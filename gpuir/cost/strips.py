@@ -302,6 +302,14 @@ def _of_fmha(x: Shape) -> Cut:
     return rows, step, 1.0, 4.0, 1.0
 
 
+def is_plain(work: Work, tiles: Tiles, kernel: Ran, xp: Any) -> Number:
+    """Whether a kernel of TensorRT-LLM's before sm_90 is not tiled: 1 or 0, by the tile it has."""
+    narrow = work.dtype.bits < 16
+    few = xp.where(tiles.dims["d"] < 128.0, 1.0, 1.0 if narrow else 0.0)
+    latent = xp.where(work.extents["e"] < heads_of(work).head, 1.0, 0.0)
+    return few * (1 - kernel.whole) * (1 - latent)
+
+
 def _of_triton(x: Shape) -> Cut:
     """SGLang's (extend_attention.py, prefill_attention.py for calls without a mask,
     decode_attention.py). Of one query up to 16 heads of queries share a block, and walks are split
@@ -338,7 +346,7 @@ def _of_unified(x: Shape) -> Cut:
     step = np.where(x.single & (x.work.dtype.bits >= 16), 16.0, 32.0)
     split = np.minimum(SEGMENTS, np.ceil(x.reach / step))
     wanted = x.single & (x.heads <= SEGMENTED)
-    return rows, step, 1.0, 4.0, np.where(wanted, split, 1.0)
+    return rows, step, 3.0, 4.0, np.where(wanted, split, 1.0)
 
 
 def _of_hopper(x: Shape) -> Cut:
