@@ -204,10 +204,12 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
     loads_s = _loads_s(s, work, tiles, target, p, kernel)
     start_s = _start_s(s, work, tiles, target, p, w, kernel)
-    chain_s = rounds * (start_s + steps * xp.maximum(step_s + loads_s, wait_s))
+    waited_s = xp.maximum(step_s + loads_s, wait_s)
+    chain_s = rounds * (start_s + steps * waited_s) + (longest - steps) * waited_s
     slower = _slower(s, work, target, xp.maximum(compute_s, chain_s))
     compute_s = compute_s * slower
-    chain_s = rounds * (start_s + steps * xp.maximum(step_s * slower + loads_s, wait_s))
+    waited_s = xp.maximum(step_s * slower + loads_s, wait_s)
+    chain_s = rounds * (start_s + steps * waited_s) + (longest - steps) * waited_s
     busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
     memory_s, missed = _memory_s(s, work, tiles, target, p, w)
@@ -240,14 +242,12 @@ def _loads_s(
     s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], kernel: Ran
 ) -> Number:
     """Seconds that a block waits in each step for its keys and values, where nothing else of it
-    goes on meanwhile: kernels in Triton of one stage, whose loads go by cells whatever their dtype,
-    and those of TensorRT-LLM before sm_90 that are not tiled. More warps load as much more."""
+    goes on meanwhile: kernels in Triton of one stage, whose loads go by cells whatever their
+    dtype. More warps load as much more."""
     xp, own, step = s.xp, library(work, target), tiles.dims["d"]
     if own in TRITON:
         cells = step * (heads_of(work).head + work.extents["e"])
         clocks = cells / (p["triton cells"] * tiles.warps / 4)
-    elif own == "trtllm" and is_synchronous(work, target):
-        clocks = is_plain(work, tiles, kernel, xp) * step * _key_bytes(work) / p["trtllm bytes"]
     else:
         return 0.0
     return s.put("loads of a step", clocks / target.clock_hz, "s", "which nothing hides")
@@ -293,6 +293,8 @@ def _step_s(
     rate = rate * (1 - old) + old * SYNC_FLOPS * sms * target.clock_hz
     product_s = 2 * rows * step * cells * sms / (rate * share)
     if own == "trtllm" and sync:
+        loads = is_plain(work, tiles, kernel, xp) * step * _key_bytes(work) / p["trtllm bytes"]
+        product_s = product_s + loads / target.clock_hz
         product_s = product_s * (1 + p["trtllm spilled"] * _spilled(s, work, tiles, target, kernel))
     # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
     # and values from shared memory; XQA's warps share the keys out among them.
@@ -339,8 +341,12 @@ def _slower(s: Sheet, work: Work, target: Target, run_s: Number) -> Number:
     listed = target.peak_rule(work.pipe, work.rate_dtype).startswith("tensor")
     if has_clusters(target) or not listed or work.dtype.bits > 16:
         return 1.0
-    share = power.sustained(target, peak_of(work, target), True, work.dtype.bits)
-    slower = 1.0 + (1.0 / share - 1.0) * run_s / (run_s + SETTLE_S)
+    if target.tdp_w is None:
+        return 1.0
+    lane, matrix = power.JOULES.get(target.isa, power.OTHER_JOULES)
+    joules = matrix * work.dtype.bits / 16 * work.products * work.density + lane * work.lane_ops
+    excess = joules / run_s / (target.tdp_w * (1 - power.IDLE_SHARE))
+    slower = 1.0 + s.xp.maximum(excess - 1.0, 0.0) * run_s / (run_s + SETTLE_S)
     return s.put("slower for lack of power", slower, "", "once the kernel outlasts SETTLE_S")
 
 
