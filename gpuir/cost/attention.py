@@ -142,8 +142,15 @@ FACTORS = (
     Factor("triton block", 2500.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"),
     Factor("triton skipped", 0.6, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
-    Factor("trtllm bytes", 16.5, 4.0, 128.0, 0.0, "a clock, of a block that waits for its loads"),
-    Factor("trtllm spilled", 0.05, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
+    Factor(
+        "staged bytes",
+        22.0,
+        4.0,
+        128.0,
+        0.0,
+        "a clock, loads that nothing hides: FlashInfer, TensorRT-LLM before sm_90",
+    ),
+    Factor("trtllm spilled", 0.03, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
     Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
     Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start, many queries"),
     Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
@@ -292,9 +299,10 @@ def _step_s(
     old = kernel.synchronous
     rate = rate * (1 - old) + old * SYNC_FLOPS * sms * target.clock_hz
     product_s = 2 * rows * step * cells * sms / (rate * share)
-    if own == "trtllm" and sync:
-        loads = is_plain(work, tiles, kernel, xp) * step * _key_bytes(work) / p["trtllm bytes"]
-        product_s = product_s + loads / target.clock_hz
+    if sync and own in ("trtllm", "flashinfer"):
+        staged = is_plain(work, tiles, kernel, xp) * step * _key_bytes(work) / p["staged bytes"]
+        product_s = product_s + staged / target.clock_hz
+    if sync and own == "trtllm":
         product_s = product_s * (1 + p["trtllm spilled"] * _spilled(s, work, tiles, target, kernel))
     # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
     # and values from shared memory; XQA's warps share the keys out among them.

@@ -303,7 +303,10 @@ def _of_fmha(x: Shape) -> Cut:
 
 
 def is_plain(work: Work, tiles: Tiles, kernel: Ran, xp: Any) -> Number:
-    """Whether a kernel of TensorRT-LLM's before sm_90 is not tiled: 1 or 0, by the tile it has."""
+    """Whether a kernel before sm_90 takes a step's keys and values before it goes on: FlashInfer's
+    of many queries, TensorRT-LLM's that are not tiled. 1 or 0, by the tile it has."""
+    if work.kind == "flashinfer":
+        return 1 - kernel.single
     narrow = work.dtype.bits < 16
     few = xp.where(tiles.dims["d"] < 128.0, 1.0, 1.0 if narrow else 0.0)
     latent = xp.where(work.extents["e"] < heads_of(work).head, 1.0, 0.0)
