@@ -40,13 +40,16 @@ from gpuir.cost.strips import (
     heads_of,
     is_blackwell,
     is_efficient,
+    is_narrow,
     is_plain,
     is_synchronous,
+    is_unsplit,
     key_heads,
     library,
     ran,
     usual,
 )
+from gpuir.cost.tensor import PARTITIONED
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -76,6 +79,10 @@ L2_BYTES = {"sm_80": 2007.9 / 108, "sm_89": 1708.0 / 128, "sm_90": 3942.4 / 114}
 # that are walked in order, and replace what was used least lately, lose all at once. Assumed.
 LOST = 0.25
 
+# TensorRT-LLM's kernels of one query on caches of 8 bits on sm_89, by their times on L40S: how much
+# longer those without matrix instructions take, and clocks that XQA waits for a key, but for a
+# fourth with heads of 64 cells.
+NARROW_TIMES, NARROW_WAIT = 3.5, 80.0
 SETTLE_S = 0.74e-3  # until the clock follows the power: as products on the lanes have it, cost.simt
 
 # Registers of a thread of TensorRT-LLM's kernels that are not tiled (fmha_v2,
@@ -104,7 +111,7 @@ FACTORS = (
     Factor("overlap", 0.5, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
     Factor("dram share", 0.86, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
     Factor("l2 share", 0.64, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
-    Factor("l2 found", 0.9, 0.4, 1.1, 0.0, "of the L2, what a call finds of the last one's bytes"),
+    Factor("l2 found", 0.9, 0.4, 1.1, 0.0, "of an L2 in two parts, what a call finds again"),
     Factor("sm bytes", 32.0, 8.0, 128.0, 0.0, "bytes a clock that one SM draws from the L2"),
     Factor("block start", 5000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
     Factor("head start", 8.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of its head"),
@@ -150,7 +157,7 @@ FACTORS = (
         0.0,
         "a clock, loads that nothing hides: FlashInfer, TensorRT-LLM before sm_90",
     ),
-    Factor("trtllm spilled", 0.03, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
+    Factor("trtllm spilled", 0.04, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
     Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
     Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start, many queries"),
     Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
@@ -205,12 +212,19 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     hidden = _hidden_steps(s, work, tiles, target, p, w)
     steps, longest = w.steps + hidden, w.longest + hidden
     load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / target.sms))
-    compute_s = s.put("arithmetic", xp.maximum(load * steps, longest) * step_s, "s")
     rounds = xp.maximum(load / resident, 1.0)
     drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
     wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
     loads_s = _loads_s(s, work, tiles, target, p, kernel)
     start_s = _start_s(s, work, tiles, target, p, w, kernel)
+    if is_unsplit(work, target):
+        narrow = is_narrow(work, xp)
+        step_s = step_s * (1 + narrow * kernel.lanes * (NARROW_TIMES - 1))
+        start_s = start_s * (1 + narrow * kernel.lanes * (NARROW_TIMES - 1))
+        each = xp.where(heads_of(work).head > 64, NARROW_WAIT, NARROW_WAIT / 4)
+        keys = xp.minimum(tiles.dims["d"], w.keys)
+        wait_s = wait_s + narrow * kernel.xqa * keys * each / target.clock_hz
+    compute_s = s.put("arithmetic", xp.maximum(load * steps, longest) * step_s, "s")
     waited_s = xp.maximum(step_s + loads_s, wait_s)
     chain_s = rounds * (start_s + steps * waited_s) + (longest - steps) * waited_s
     slower = _slower(s, work, target, xp.maximum(compute_s, chain_s))
@@ -433,8 +447,10 @@ def _memory_s(
 
 
 def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -> Number:
-    """The share of bytes, read again and again, that the L2 has lost since."""
-    beyond = (nbytes / target.l2_bytes - p["l2 found"]) / LOST
+    """The share of bytes, read again and again, that the L2 has lost since: an L2 in one piece keeps
+    all that fits, one in two partitions keeps copies of what the other holds (`cost.tensor`)."""
+    found = p["l2 found"] if target.isa.startswith(PARTITIONED) else 1.0
+    beyond = (nbytes / target.l2_bytes - found) / LOST
     return s.xp.minimum(s.xp.maximum(beyond, 0.0), 1.0)
 
 

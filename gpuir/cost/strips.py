@@ -302,6 +302,18 @@ def _of_fmha(x: Shape) -> Cut:
     return rows, step, 1.0, 4.0, 1.0
 
 
+def is_narrow(work: Work, xp: Any) -> Number:
+    """Whether the cache stores fewer bits than products take: 1 or 0."""
+    wide = heads_of(work).head * work.dtype.bits / 8
+    return xp.where(work.operands[1].cell_bytes < wide, 1.0, 0.0)
+
+
+def is_unsplit(work: Work, target: Target) -> bool:
+    """Whether TensorRT-LLM's kernels of one query on a narrow cache are those of sm_89, which are
+    not split and slow: by their times on L40S, not by a source."""
+    return work.kind == "trtllm" and target.isa == "sm_89"
+
+
 def is_plain(work: Work, tiles: Tiles, kernel: Ran, xp: Any) -> Number:
     """Whether a kernel before sm_90 takes a step's keys and values before it goes on: FlashInfer's
     of many queries, TensorRT-LLM's that are not tiled. 1 or 0, by the tile it has."""
@@ -425,7 +437,8 @@ def _of_trtllm(x: Shape, cut: Cut) -> Cut:
     most = np.floor(LANE_WAVES * x.target.sms / (x.work.extents["b"] * x.work.extents["h"]))
     own = np.minimum(own, most)
     lane = (16.0, np.maximum(LANE_STEP / x.head, 8.0), 1.0, 8.0, np.maximum(own, 1.0))
-    narrow = np.asarray(x.work.operands[1].cell_bytes) < x.head * (x.work.dtype.bits / 8)
+    narrow = is_narrow(x.work, np) > 0
+    parts = np.where(narrow & is_unsplit(x.work, x.target), 1.0, parts)
     xqa = (
         np.where(narrow & has_clusters(x.target), 16.0, 64.0),
         128.0,
