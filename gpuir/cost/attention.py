@@ -573,7 +573,7 @@ def _swapped_s(
     several = xp.where(work.extents["h"] > heads_of(work).group, kernel.packed, 0.0)
     swapped = xp.where(heads_of(work).group > 1, several, 0.0)
     moved = 2 * (work.operands[0].nbytes + work.operands[3].nbytes)
-    copy_s = 2 * target.launch_s + moved / (_l2_rate(s, target, p))
+    copy_s = 2 * p["append start"] + moved / (_l2_rate(s, target, p))
     return s.put("heads turned", swapped * copy_s, "s")
 
 
