@@ -83,6 +83,7 @@ LOST = 0.25
 # longer those without matrix instructions take, and clocks that XQA waits for a key, but for a
 # fourth with heads of 64 cells.
 NARROW_TIMES, NARROW_WAIT = 3.5, 80.0
+CAST_OPS = 24.0  # lane instructions to widen a cell of FlashInfer's narrow caches: by those times
 SETTLE_S = 0.74e-3  # until the clock follows the power: as products on the lanes have it, cost.simt
 
 # Registers of a thread of TensorRT-LLM's kernels that are not tiled (fmha_v2,
@@ -141,6 +142,7 @@ FACTORS = (
         "trtllm append start", 1.5e-06, 1e-8, 2e-5, 0.0, "TensorRT-LLM: instead of append start"
     ),
     Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
+    Factor("sync append start", 3800.0, 20.0, 30000.0, 0.2, "clocks of it, before sm_90"),
     Factor("query copies", 0.4, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
     Factor("triton compute", 0.17, 0.05, 1.2, 0.0, "Triton from sm_90 on: times compute share"),
     Factor("triton sync", 0.8, 0.05, 1.2, 0.0, "the same before, of instructions that all use"),
@@ -335,6 +337,9 @@ def _step_s(
     if takes_three(work, target):
         each = each + SPLIT_OPS * 2 / WARP * cells
     softmax_s = rows * step * (1 / exponentials + each / lanes)
+    if own == "flashinfer":
+        cast = kernel.single * is_narrow(work, xp) * step * (heads_of(work).head + value)
+        softmax_s = softmax_s + CAST_OPS * cast / lanes
     softmax_s = s.put("softmax of a step", softmax_s, "s")
     shorter = xp.minimum(product_s, softmax_s)
     return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
@@ -437,10 +442,6 @@ def _memory_s(
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
-    if library(work, target) == "flashinfer":  # rows of its caches, not bytes: its times on sm_89
-        key = work.operands[1].cell_bytes
-        wide = heads_of(work).head * work.dtype.bits / 8
-        l2_bytes = l2_bytes * xp.where(work.extents["s"] < 2, xp.maximum(wide / key, 1.0), 1.0)
     active = xp.minimum(1.0, w.blocks / target.sms)
     l2_s = l2_bytes / (_l2_rate(s, target, p) * active)
     return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
@@ -557,9 +558,16 @@ def _append_s(
     moved = 2 * bytes_own + plain * copies * work.operands[0].nbytes
     dram_s = moved * missed / (target.dram_bytes_per_s * p["dram share"])
     l2_s = moved * (1 - missed) / (_l2_rate(s, target, p))
-    start_s = p["trtllm append start" if trtllm else "append start"]
+    start_s = p["trtllm append start"] if trtllm else _small_s(work, target, p)
     writes = xp.where(bytes_own > 0, 1.0, 0.0) * (1 - kernel.whole)
     return s.put("cache written", writes * (start_s + dram_s + l2_s), "s")
+
+
+def _small_s(work: Work, target: Target, p: Mapping[str, Number]) -> Number:
+    """Seconds of a small kernel before or after, besides what it moves."""
+    if is_synchronous(work, target):
+        return p["sync append start"] / target.clock_hz
+    return p["append start"]
 
 
 def _swapped_s(
@@ -573,7 +581,7 @@ def _swapped_s(
     several = xp.where(work.extents["h"] > heads_of(work).group, kernel.packed, 0.0)
     swapped = xp.where(heads_of(work).group > 1, several, 0.0)
     moved = 2 * (work.operands[0].nbytes + work.operands[3].nbytes)
-    copy_s = 2 * p["append start"] + moved / (_l2_rate(s, target, p))
+    copy_s = 2 * _small_s(work, target, p) + moved / (_l2_rate(s, target, p))
     return s.put("heads turned", swapped * copy_s, "s")
 
 
