@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuir.stacks.table import pipeline
     from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
     from gpuir.targets.load import load_target, target_names
+    from gpuir.targets.host import HostMachine, host_names, load_host
     from gpuir.targets.profile import Profile, load_profile, profile_names
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
@@ -104,6 +105,7 @@ _HOMES = {
     "gpuir.simulate.timeline": ("Timeline", "timeline"),
     "gpuir.targets.cluster": ("Cluster", "cluster_names", "load_cluster"),
     "gpuir.targets.load": ("load_target", "target_names"),
+    "gpuir.targets.host": ("HostMachine", "host_names", "load_host"),
     "gpuir.targets.profile": ("Profile", "load_profile", "profile_names"),
     "gpuir.targets.target": ("Target",),
     "gpuir.text": ("parse", "parse_schedule", "show"),

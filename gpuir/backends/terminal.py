@@ -15,7 +15,8 @@ from gpuir.report.equal import Alike, alike, layer
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.summary import Kernel, Summary, Total
-from gpuir.targets.profile import load_profile
+from gpuir.targets.host import load_host
+from gpuir.targets.profile import Profile, load_profile
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory, Moment
@@ -211,12 +212,25 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
     _notes(s, page)
 
 
+def machine_text(profile: Profile) -> str:
+    """The machine whose times the host's are."""
+    if not profile.machine:
+        return "one of the profile's own"
+    host = load_host(profile.machine)
+    if host.slowdown == 1:
+        return f"{host.name}: {host.title}"
+    on = f"{host.title}, {host.processor}" if host.processor else host.title
+    return f"{host.name}: {on}; {host.slowdown:.3g} times as long as on the reference"
+
+
 def head(s: Summary) -> Iterator[tuple[str, str]]:
     """What is said first: of each line its label and text."""
     yield "latency", f"{quantity(s.latency_s, 's', 4)}, {throughput(s)}"
     if s.interval is not None:
         yield "interval", interval(s)
     yield "profile", f"{s.profile.name}: {s.profile.title}"
+    if s.profile.host.call_s:
+        yield "host", machine_text(s.profile)
     if s.graph.mesh:
         mesh = ", ".join(f"{axis}={n}" for axis, n in s.graph.mesh)
         on = f" on {s.graph.cluster}" if s.graph.cluster else ", over links that nothing names"

@@ -27,6 +27,7 @@ COMMANDS = (
     "targets",
     "clusters",
     "profiles",
+    "hosts",
     "passes",
     "eval",
     "fit",

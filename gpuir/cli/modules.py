@@ -28,8 +28,9 @@ class Loaded:
     converters: dict[str, Callable[..., Any]]
 
     def profile(self, name: str) -> str:
-        """The path of the module's profile in place of its name."""
-        return str(self.profiles.get(name, name))
+        """`mine+host=dgx-1` with the path of the module's profile in place of its name."""
+        base, plus, rest = name.partition("+")
+        return f"{self.profiles.get(base, base)}{plus}{rest}"
 
     def target(self, name: str) -> str:
         """`mine+sms=60` with the path of the module's target in place of its name."""

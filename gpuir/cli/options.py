@@ -276,10 +276,32 @@ tf32 = click.option(
     default=None,
     help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
 )
-profile = click.option(
-    "--profile",
-    help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
-)
+
+
+def profile(f: F) -> F:
+    """The software that a model runs under, and the machine: `given["profile"]` names both."""
+
+    @wraps(f)
+    def named(**given: Any) -> Any:
+        host = given.pop("host")
+        if host is not None:
+            names = split_names(given["profile"]) or [""]
+            given["profile"] = ",".join(f"{name}+host={host}" for name in names)
+        return f(**given)
+
+    return stacked(
+        click.option(
+            "--profile",
+            help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
+        ),
+        click.option(
+            "--host",
+            help="The machine that launches its kernels: dgx-1, my.toml; `gpuir hosts` lists them."
+            "  [the target's usual one]",
+        ),
+    )(cast(F, named))
+
+
 predictor = click.option(
     "--predictor", default="tile", show_default=True, help="Who says how long."
 )

@@ -11,6 +11,7 @@ from typing import Any, cast
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import DTYPES
 from gpuir.plugins import installed
+from gpuir.targets.host import host_names
 from gpuir.targets.mig import nested, sliced
 from gpuir.targets.spec import (
     SI,
@@ -287,6 +288,9 @@ _KIND = SpecKind("target", "a100", _spec_files, _find_base, target_of, _divided,
 
 
 def _check_names(target: Target, where: str) -> None:
+    if target.host and target.host not in host_names():
+        wrong = f"host: no host is called {target.host}"
+        refuse(wrong, where, "host", fix=nearest(target.host, host_names()))
     check_name(re.split("[:+]", target.name)[0], "target", where)
     if not _ISA.fullmatch(target.isa):
         refuse(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from math import exp, hypot, log
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
@@ -12,6 +13,8 @@ from typing import Annotated, Literal, cast, get_args
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level
 from gpuir.plugins import installed
+from gpuir.targets.host import REFERENCE, Spread, load_host
+from gpuir.targets.load import load_target
 from gpuir.targets.spec import (
     Raw,
     SpecKind,
@@ -33,19 +36,20 @@ from gpuir.targets.target import (
     Quantity,
     Row,
     Table,
+    Target,
     rows_of,
     source_of,
 )
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
-Spread = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
 Share = Annotated[float, Quantity("", 1e-3, 1)]
 _NO_TEXT: Table[str] = Table()
 _NO_TIMES: Table[HostTime] = Table()
 Tf32 = Literal["none", "conv", "products", "all"]
 TF32 = get_args(Tf32)
 _TF32 = "+tf32="  # behind the name of a profile: what runs in TF32 in place of its own
+_HOST = "+host="  # behind that: the machine it runs on
 # As `gpuir.stacks.allocators` names them: how device memory is held, and what a stack's libraries
 # reserve beside (`none` is nothing).
 ALLOCATORS = ("caching", "arena", "planned", "vllm", "sglang", "trtllm")
@@ -133,7 +137,8 @@ class Profile:
     default: `none`, `conv`, `products` or `all`. With `views` slices, transposes and reshapes move
     nothing where strides can say them: elementwise, reducing, joining and scattering kernels take
     any strides. `decode` is the host of a step of generation that gives each sequence one token,
-    where that is another (`simulate/timeline.py`). `streams` is how many run independent branches
+    where that is another (`simulate/timeline.py`). `machine` is the host (`targets/host.py`) that
+    both are of, empty where no spec describes it. `streams` is how many run independent branches
     beside each other. Without `copies`, inputs lie on the device and outputs stay there.
 
     `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
@@ -152,6 +157,7 @@ class Profile:
     passes: str
     tf32: str
     host: Host
+    machine: str = REFERENCE
     views: bool = False
     decode: Host | None = None
     streams: Annotated[int, Quantity("", 1, 128)] = 1
@@ -191,21 +197,63 @@ class Profile:
         return rows_of(self, self.sources)
 
 
-def load_profile(name: str | Path) -> Profile:
+def load_profile(name: str | Path, target: Target | None = None) -> Profile:
     """The profile of a built-in name, of a `.toml` path, or of a plug-in's name; with `+tf32=none`
-    behind it (`conv`, `products`, `all`) another rule than its own. TargetError when nothing has
-    that name or the file is wrong."""
-    plain, changed, rule = str(name).rpartition(_TF32)
-    path = _find(plain if changed else rule)
+    behind it (`conv`, `products`, `all`) another rule than its own, and behind that `+host=dgx-1`
+    (or a `.toml` path) on that machine. Where no machine is named and its numbers are of the
+    reference, on the one that `target` is usually in. TargetError when nothing has that name or the
+    file is wrong, or where the machine that its numbers are of is not known."""
+    plain, rule, host = _divided(str(name))
+    path = _find(plain or "ideal")
     profile = _shipped(path) if path in _files().values() else _read(path)
-    if changed and rule not in TF32:
+    if rule and rule not in TF32:
         raise UsageError(f"no tf32 rule {rule!r}", fix=f"one of {', '.join(TF32)}")
-    return replace(profile, tf32=rule) if changed else profile
+    profile = replace(profile, tf32=rule) if rule else profile
+    if not host and target is not None and profile.machine == REFERENCE:
+        host = target.host
+    return _on(profile, host) if host else profile
+
+
+def _divided(name: str) -> tuple[str, str, str]:
+    """The parts of a profile's name: `our.toml+tf32=none+host=dgx-1`; empty are those not there."""
+    rest, _, host = name.partition(_HOST)
+    plain, _, rule = rest.partition(_TF32)
+    return plain, rule, host
+
+
+def _joined(plain: str, rule: str, host: str) -> str:
+    return plain + (rule and _TF32 + rule) + (host and _HOST + host)
+
+
+def _on(profile: Profile, name: str) -> Profile:
+    """The profile on a host: all of the host's times as much longer as that machine takes, and as
+    uncertain as both are, which are independent."""
+    if not profile.machine:
+        raise UsageError(
+            f"the host times of profile {profile.name} are of a machine that nothing describes",
+            found=f"host {name}",
+            fix='leave the host out, or write machine = "reference", or that of a host, into it',
+        )
+    of, there = load_host(profile.machine), load_host(name)
+    by = there.slowdown / of.slowdown
+
+    def moved(host: Host) -> Host:
+        both = _both(host.uncertainty, there.uncertainty)
+        return replace(host.scaled(by), uncertainty=both)
+
+    decode = None if profile.decode is None else moved(profile.decode)
+    return replace(profile, host=moved(profile.host), decode=decode, machine=name)
+
+
+def _both(one: float, other: float) -> float:
+    """How far off a product is whose factors are independent, each log-normal."""
+    return max(one, other) if 1 in (one, other) else exp(hypot(log(one), log(other)))
 
 
 def profile_of(g: Graph) -> Profile:
-    """The profile that a graph runs under; `ideal` for one that was lowered by hand."""
-    return load_profile(_own(g) or "ideal")
+    """The profile that a graph runs under, on its host where it names one, else on the usual one of
+    its target; `ideal` for one that was lowered by hand."""
+    return load_profile(_own(g) or "ideal", load_target(g.target) if g.target else None)
 
 
 def default_profile(g: Graph) -> str:
@@ -244,10 +292,10 @@ def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | Non
 def _allowing(name: str, rule: Tf32) -> str:
     """The name of a profile that goes by this rule of TF32; one that has `all` in TF32 has the
     `products` so."""
-    plain = name.rpartition(_TF32)[0] or name
+    plain, _, host = _divided(name)
     enough = (rule, {"products": "all"}.get(rule))
-    fits = (x for x in (name, plain) if load_profile(x).tf32 in enough)
-    return next(fits, f"{plain}{_TF32}{rule}")
+    fits = (x for x in (name, _joined(plain, "", host)) if load_profile(x).tf32 in enough)
+    return next(fits, _joined(plain, rule, host))
 
 
 def _own(g: Graph) -> str | None:
@@ -257,18 +305,25 @@ def _own(g: Graph) -> str | None:
 
 
 def _chosen(g: Graph, given: str | None) -> str | None:
+    """The name for a graph of what was asked for; a host alone is one for the graph's own."""
+    own = _own(g)
     if given is None:
-        return _own(g)
+        return own
+    load_profile(given)
+    plain, _, host = _divided(given)
     late = g.level > Level.graph and g.profile is not None
-    if late and load_profile(str(g.profile)).name != load_profile(given).name:
+    if not plain:
+        return own and _joined(*_divided(own)[:2], host)
+    if not late:
+        return given
+    if load_profile(str(g.profile)).name != load_profile(given).name:
         raise UsageError(
             f"@{g.name} is {g.level.name} under another profile",
             expected=g.profile or "",
             found=given,
             fix="start from a graph of level graph",
         )
-    load_profile(given)
-    return g.profile if late else given
+    return _joined(*_divided(str(g.profile))[:2], host) if host else g.profile
 
 
 def tf32_rule(g: Graph) -> str:
@@ -304,7 +359,15 @@ def _shipped(path: Path) -> Profile:
 
 
 def _read(path: Path) -> Profile:
-    return _profile_of(on_base(read_spec(path), path, _KIND), str(path))
+    return _profile_of(on_base(_tables(path), path, _KIND), str(path))
+
+
+def _tables(path: Path) -> Raw:
+    """What a file says. Times of the host in a user's are of a machine of the user's, unless it
+    names another."""
+    raw = read_spec(path)
+    own = ("host" in raw or "decode" in raw) and path not in _files().values()
+    return {"machine": "", **raw} if own else raw
 
 
 def _profile_of(raw: Raw, where: str) -> Profile:
@@ -315,11 +378,13 @@ def _profile_of(raw: Raw, where: str) -> Profile:
     return profile
 
 
-_KIND = SpecKind("profile", "eager", lambda: _files().values(), _find, _profile_of)
+_KIND = SpecKind("profile", "eager", lambda: _files().values(), _find, _profile_of, _tables)
 
 
 def _check_words(profile: Profile, where: str) -> None:
     check_name(profile.name, "profile", where)
+    if profile.machine:
+        load_host(profile.machine)
     if profile.tf32 not in TF32:
         refuse(
             "tf32 is no such rule",

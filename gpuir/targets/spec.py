@@ -109,14 +109,16 @@ class Sourced(Protocol):
 @dataclass(frozen=True)
 class SpecKind:
     """A kind of spec files: `what` they describe, one that is shipped as an `example`, the files
-    that are, how one is found by its name, and what a whole file's tables are read as. A name may
-    be that of a part (`divided` gives the whole's and the part), which `cut` makes of the whole."""
+    that are, how one is found by its name, and what a whole file's tables are read as; `tables` is
+    what one file says by itself. A name may be that of a part (`divided` gives the whole's and the
+    part), which `cut` makes of the whole."""
 
     what: str
     example: str
     shipped: Callable[[], Collection[Path]]
     find: Callable[[str], Path]
     read: Callable[[Raw, str], Sourced]
+    tables: Callable[[Path], Raw] = read_spec
     divided: Callable[[str], tuple[str, str]] = lambda name: (name, "")
     cut: Callable[[Raw, str, str], Raw] = lambda raw, part, where: raw
 
@@ -149,7 +151,7 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
     if realpath(file) in (realpath(path), *above):
         what = f"a {kind.what} cannot be its own base"
         refuse(what, where, "base", found=name, fix="name another")
-    below = on_base(read_spec(file), file, kind, (realpath(path), *above))
+    below = on_base(kind.tables(file), file, kind, (realpath(path), *above))
     below = kind.cut(below, part, str(file))
     found = kind.read(below, str(file))  # what is wrong there is not blamed on this file
     given = {path for path, _ in leaves(raw)}

@@ -188,8 +188,9 @@ class Target:
     `factors` multiply constants of the cost model for this device alone, each named by family and
     constant (`stream.dram share`): what calibration found. `local` says by how much the model, with
     those, still misses kernels that were measured (`gpuir.cost.local`). `base` is the shipped
-    target whose file this one's starts from, and whose constants it therefore shares. `slice` says
-    of what this is a MIG slice (`gpuir.targets.mig`): one has all numbers of a GPU.
+    target whose file this one's starts from, and whose constants it therefore shares. `host` is the
+    machine that it is usually in (`gpuir.targets.host`), where it is sold with one. `slice` says of
+    what this is a MIG slice (`gpuir.targets.mig`): one has all numbers of a GPU.
     """
 
     name: str
@@ -216,6 +217,7 @@ class Target:
     pcie: Pcie | None = None
     slice: Slice | None = None
     base: str = ""
+    host: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
     local: Table[Multiplier] = _NO_FACTORS
     sources: Table[str] = field(default=_NO_TEXT, repr=False)

@@ -116,20 +116,21 @@ def answers_on(
     """The same on some of them. `held` keeps what is found of the program's memory."""
     if program.refused:
         return [Answer(why=program.refused) for _ in which]
-    profile = load_profile(program.profile)
     found: dict[int, Answer] = {}
-    together: list[int] = []
+    together: dict[Profile, list[int]] = {}
     for t in which:
+        profile = load_profile(program.profile, targets[t])
         if (error := device_refused(profile, program.dtypes, targets[t])) is not None:
             found[t] = Answer(why=reason(error))
         elif program.straight is None or targets[t].is_cpu:
             found[t] = alone(targets[t])
         else:
-            together.append(t)
-    if program.straight is not None and together:
-        held = held or Held({}, {})
-        some = _answers(program, program.straight, profile, targets, together, table, held)
-        found |= dict(zip(together, some, strict=True))
+            together.setdefault(profile, []).append(t)
+    held = held or Held({}, {})
+    for profile, alike in together.items():
+        assert program.straight is not None
+        some = _answers(program, program.straight, profile, targets, alike, table, held)
+        found |= dict(zip(alike, some, strict=True))
     return [found[t] for t in which]
 
 

@@ -1,0 +1,102 @@
+"""Host machines as data: how much longer than on the reference one thread's work takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, cast
+
+from gpuir.targets.spec import (
+    Raw,
+    SpecKind,
+    check_name,
+    check_notes,
+    is_path,
+    on_base,
+    paths_to_text,
+    read_spec,
+    record,
+    spec_folder,
+    unknown,
+)
+from gpuir.targets.target import Quantity, Row, Table, rows_of, source_of
+
+REFERENCE = "reference"  # the host that the shipped profiles' numbers are of
+Spread = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
+_NO_TEXT: Table[str] = Table()
+
+
+@dataclass(frozen=True)
+class HostMachine:
+    """A machine that launches kernels. What one thread of it does takes `slowdown` times as long as
+    on the reference, in 80 % of cases between 1/`uncertainty` and `uncertainty` times that.
+    `single_thread` is PassMark's score of one thread of its `processor`, where that is what the
+    slowdown was computed from."""
+
+    name: str
+    title: str
+    slowdown: Annotated[float, Quantity("", 0.1, 10, "times as long as on the reference")]
+    processor: str = ""
+    single_thread: Annotated[float, Quantity("", 1e2, 1e5, "PassMark, one thread")] | None = None
+    uncertainty: Spread = 1.0
+    base: str = ""
+    notes: str = ""
+    sources: Table[str] = field(default=_NO_TEXT, repr=False)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def source(self, path: str) -> str:
+        """Where the number of a field comes from: its own entry, else its longest prefix's."""
+        return source_of(path, self.sources)
+
+    def rows(self) -> list[Row]:
+        """Every field that has a value, in the order of a host's file."""
+        return rows_of(self, self.sources)
+
+
+def load_host(name: str | Path) -> HostMachine:
+    """The host of a built-in name or of a `.toml` path. TargetError when nothing has that name or
+    the file is wrong."""
+    path = _find(str(name))
+    return _shipped(path) if path in _files().values() else _read(path)
+
+
+def host_names() -> tuple[str, ...]:
+    """Names of the built-in hosts, sorted."""
+    return tuple(_files())
+
+
+@cache
+def _files() -> Mapping[str, Path]:
+    return {path.stem: path for path in sorted((spec_folder() / "hosts").glob("*.toml"))}
+
+
+def _find(name: str) -> Path:
+    if is_path(name):
+        return Path(name)
+    if name not in _files():
+        raise unknown("host", name, host_names())
+    return _files()[name]
+
+
+@cache
+def _shipped(path: Path) -> HostMachine:
+    return _read(path)
+
+
+def _read(path: Path) -> HostMachine:
+    return _host_of(on_base(read_spec(path), path, _KIND), str(path))
+
+
+def _host_of(raw: Raw, where: str) -> HostMachine:
+    sources = paths_to_text(raw, "sources", where)
+    host = cast(HostMachine, record(HostMachine, {**raw, "sources": Table(sources)}, "", where))
+    check_name(host.name, "host", where)
+    check_notes(host, {"sources": sources}, where)
+    return host
+
+
+_KIND = SpecKind("host", REFERENCE, lambda: _files().values(), _find, _host_of)
