@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
 
 RATE_SHARE = 1e-3  # of the time, that measuring one rate of the device takes
+HOST_S = 5.0  # of one op again and again
 OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
 
@@ -46,6 +47,11 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
     show_default=True,
     help="Measure for at most so many seconds.",
 )
+@click.option(
+    "--host",
+    is_flag=True,
+    help="Measure how long the host takes to launch kernels, and write a host.",
+)
 @click.option("--width", type=click.IntRange(40), help="Columns of the summary.  [the terminal's]")
 def command(target: str | None, tables: tuple[str, ...], out: str | None, **given: Any) -> None:
     """Measure some sixty kernels on the device at hand, and write a target that agrees with them.
@@ -57,7 +63,10 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     gpuir calibrate --target a100 -o my-a100.toml
     gpuir calibrate --target cpu -o my-cpu.toml
     gpuir calibrate --target a100 --table measured.parquet -o my-a100.toml
+    gpuir calibrate --host -o my-host.toml
     """
+    if given["host"]:
+        return host_file(target, tables, out, given["name"], given["budget_s"])
     import gpuir
     from gpuir.backends.terminal import Page
     from gpuir.fit.calibrate import calibration
@@ -99,6 +108,35 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         emit(page.text())
     else:
         note(page.text())
+
+
+def host_file(
+    target: str | None, tables: Sequence[str], out: str | None, name: str | None, budget_s: float
+) -> None:
+    """Writes the host at hand, which a few seconds tell; says what could not be measured."""
+    from gpuir.fit.host import measured_host
+    from gpuir.fit.machine import sees_gpu
+    from gpuir.ir.errors import UsageError
+    from gpuir.targets.host import dump_host
+    from gpuir.targets.spec import check_name, slug
+
+    if target or tables:
+        raise UsageError(
+            "--host measures this machine alone",
+            fix="leave --target and --table out; a target is measured by a run of its own",
+        )
+    name = name or (slug(Path(out).stem) if out and out != "-" else "")
+    if name:
+        check_name(name, "host", "--name")
+    check_ahead(out)
+    host = measured_host(name, min(budget_s, HOST_S))
+    if not sees_gpu():
+        warn(
+            "torch sees no GPU: measured is what PyTorch takes on the CPU; that the driver's calls "
+            "take as many times as long as on the reference is assumed"
+        )
+    emit(dump_host(host), out)
+    note(f"host {host.name}: {host.slowdown:.3g} times as long as the reference")
 
 
 def _base(base: Target, target: str, out: Path) -> str:

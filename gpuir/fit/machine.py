@@ -106,6 +106,11 @@ class Machine:
         return f"{self.facts['device']}, {', '.join(versions)}"
 
 
+def sees_gpu() -> bool:
+    """Whether torch has a GPU to run on here; UsageError without torch."""
+    return bool(torch_here().cuda.is_available())
+
+
 def gpu_name() -> str:
     """What the driver calls the GPU here; UsageError where there is none."""
     torch = torch_here()
@@ -150,15 +155,20 @@ def cpu_level() -> str:
     return "x86-64-v4" if set(flags.partition("\n")[0].split()) >= LEVEL_4 else "x86-64-v3"
 
 
-def cpu_title(machine: Machine) -> str:
-    """What this CPU calls itself, and the cores that torch uses of it."""
+def cpu_name() -> str:
+    """What this CPU calls itself."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
     name = text.partition("model name")[2].partition("\n")[0].partition(":")[2].strip()
+    return name or "x86-64 CPU"
+
+
+def cpu_title(machine: Machine) -> str:
+    """What this CPU calls itself, and the cores that torch uses of it."""
     cores = int(machine.torch.get_num_threads())
-    return f"{name or 'x86-64 CPU'}, {cores} core{'s' * (cores > 1)}"
+    return f"{cpu_name()}, {cores} core{'s' * (cores > 1)}"
 
 
 def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, float]:

@@ -16,6 +16,7 @@ from gpuir.targets.spec import (
     is_path,
     on_base,
     paths_to_text,
+    quoted,
     read_spec,
     record,
     spec_folder,
@@ -62,6 +63,16 @@ def load_host(name: str | Path) -> HostMachine:
     the file is wrong."""
     path = _find(str(name))
     return _shipped(path) if path in _files().values() else _read(path)
+
+
+def dump_host(host: HostMachine) -> str:
+    """The text of the file of a host that was measured."""
+    lines = ["# Written by gpuir. Times of one thread.", ""]
+    lines += [f"name = {quoted(host.name)}", f"title = {quoted(host.title)}"]
+    lines += [f"slowdown = {host.slowdown:g}", f"uncertainty = {host.uncertainty:g}"]
+    lines += ["", "[sources]"]
+    lines += [f"{quoted(path)} = {quoted(text)}" for path, text in host.sources.items()]
+    return "\n".join(lines) + "\n"
 
 
 def host_names() -> tuple[str, ...]:

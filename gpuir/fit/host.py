@@ -1,0 +1,85 @@
+"""How much longer the host at hand takes than the reference, by one tiny op of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+from gpuir.fit.machine import cpu_name, sees_gpu, torch_here
+from gpuir.fit.timing import HostWatch
+from gpuir.targets.host import HostMachine
+from gpuir.targets.spec import slug
+from gpuir.targets.target import Table
+
+# What the reference (specs/hosts/reference.toml) takes for a subtraction of two small tensors: on a
+# GPU between two events, less a call that does nothing, the mean of NeuSight's machines with an
+# A100 and an MI100 (12.6 and 13.7 us, docs/profiles.md); on the CPU alone, one core of an AMD EPYC
+# 7003, which the reference is taken to have, the fastest of many runs, PyTorch 2.13.
+ON_GPU_S, ON_CPU_S = 13.2e-6, 1.6e-6
+RUNS, FASTEST = 25, 5  # as NeuSight timed: the mean of the fastest 5 of 25
+CELLS = 16  # of a tensor: no arithmetic to speak of
+# Assumed: rounds differ by a tenth at most. What a CPU takes without a GPU says nothing of the
+# driver's calls, a third of an op, nor of where the process will run.
+ROUNDS_OFF, CPU_OFF = 1.1, 1.3
+
+Run = Callable[[], object]
+
+
+def measured_host(name: str, budget_s: float) -> HostMachine:
+    """The host at hand: by a GPU's events where torch sees a GPU, else by what its CPU takes.
+    UsageError without torch."""
+    torch = torch_here()
+    on_gpu = sees_gpu()
+    seconds = _gpu_s(torch, budget_s) if on_gpu else _cpu_s(torch, budget_s)
+    where = f"on {torch.cuda.get_device_name()}" if on_gpu else "on the CPU, without a GPU"
+    reference_s = ON_GPU_S if on_gpu else ON_CPU_S
+    how = (
+        f"measured by gpuir calibrate --host {where}, torch {torch.__version__}: a subtraction of "
+        f"{CELLS} cells takes {seconds * 1e6:.3g} us, the reference {reference_s * 1e6:.3g}"
+    )
+    off = (
+        "assumed: rounds of the same measurement differ by a tenth at most"
+        if on_gpu
+        else "assumed: without a GPU the driver's calls, a third of an op, are not in it"
+    )
+    processor = cpu_name()
+    return HostMachine(
+        name=name or slug(processor),
+        title=processor,
+        slowdown=float(f"{seconds / reference_s:.3g}"),
+        uncertainty=ROUNDS_OFF if on_gpu else CPU_OFF,
+        sources=Table({"slowdown": how, "uncertainty": off}),
+    )
+
+
+def _cpu_s(torch: Any, budget_s: float) -> float:
+    """The fastest: what else runs on the machine only adds to it. One thread launches kernels."""
+    one, other = (torch.zeros(CELLS) for _ in range(2))
+    ends, least = perf_counter() + budget_s, float("inf")
+    while perf_counter() < ends or least == float("inf"):
+        least = min(least, HostWatch(1)(lambda: one - other, budget_s / 10).least)
+    return least
+
+
+def _gpu_s(torch: Any, budget_s: float) -> float:
+    """Between two events around a subtraction, less what is between them around nothing."""
+    one, other = (torch.zeros(CELLS, device="cuda") for _ in range(2))
+    ends, rounds = perf_counter() + budget_s, list[float]()
+    while perf_counter() < ends or len(rounds) < 2:
+        idle_s = _between_events(torch, lambda: one.to(one.dtype))
+        rounds.append(_between_events(torch, lambda: one - other) - idle_s)
+    return median(rounds[1:])  # the first loads the kernel
+
+
+def _between_events(torch: Any, run: Run) -> float:
+    seconds: list[float] = []
+    for _ in range(RUNS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(start.elapsed_time(end) * 1e-3)
+    return fmean(sorted(seconds)[:FASTEST])
