@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gpuir.simulate.timeline import Timeline, timeline
     from gpuir.stacks.table import pipeline
     from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
-    from gpuir.targets.load import load_target, target_names
     from gpuir.targets.host import HostMachine, host_names, load_host
+    from gpuir.targets.load import load_target, target_names
     from gpuir.targets.profile import Profile, load_profile, profile_names
     from gpuir.targets.target import Target
     from gpuir.text import parse, parse_schedule, show
@@ -43,6 +43,7 @@ __all__ = [
     "Cost",
     "GpuirError",
     "Graph",
+    "HostMachine",
     "Kernel",
     "LoadOptions",
     "Memory",
@@ -66,9 +67,11 @@ __all__ = [
     "explain",
     "extract",
     "heuristics",
+    "host_names",
     "kernel",
     "load",
     "load_cluster",
+    "load_host",
     "load_profile",
     "load_target",
     "load_text",

@@ -378,7 +378,7 @@ def _profile_of(raw: Raw, where: str) -> Profile:
     return profile
 
 
-_KIND = SpecKind("profile", "eager", lambda: _files().values(), _find, _profile_of, _tables)
+_KIND = SpecKind("profile", "eager", lambda: _files().values(), _find, _profile_of, tables=_tables)
 
 
 def _check_words(profile: Profile, where: str) -> None:

@@ -109,18 +109,18 @@ class Sourced(Protocol):
 @dataclass(frozen=True)
 class SpecKind:
     """A kind of spec files: `what` they describe, one that is shipped as an `example`, the files
-    that are, how one is found by its name, and what a whole file's tables are read as; `tables` is
-    what one file says by itself. A name may be that of a part (`divided` gives the whole's and the
-    part), which `cut` makes of the whole."""
+    that are, how one is found by its name, and what a whole file's tables are read as. A name may
+    be that of a part (`divided` gives the whole's and the part), which `cut` makes of the whole.
+    `tables` is what one file says by itself."""
 
     what: str
     example: str
     shipped: Callable[[], Collection[Path]]
     find: Callable[[str], Path]
     read: Callable[[Raw, str], Sourced]
-    tables: Callable[[Path], Raw] = read_spec
     divided: Callable[[str], tuple[str, str]] = lambda name: (name, "")
     cut: Callable[[Raw, str, str], Raw] = lambda raw, part, where: raw
+    tables: Callable[[Path], Raw] = read_spec
 
 
 MOST_BASES = 32  # on one another

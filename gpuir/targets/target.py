@@ -212,12 +212,12 @@ class Target:
     tensor_clock_hz: Annotated[float, Quantity("Hz", 1e7, 1e11, "of tensor peaks")] | None = None
     tdp_w: Watts | None = None
     mig_capable: bool = False
+    host: str = ""
     l3: Cache | None = None
     link: Link | None = None
     pcie: Pcie | None = None
     slice: Slice | None = None
     base: str = ""
-    host: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
     local: Table[Multiplier] = _NO_FACTORS
     sources: Table[str] = field(default=_NO_TEXT, repr=False)
@@ -399,7 +399,7 @@ def _spec(hint: Any, f: Any) -> Spec:
 _ORDER = (
     *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
     *("sms", "clock_hz", "base_clock_hz", "observed_clock_hz", "tensor_clock_hz", "launch_s"),
-    *("tdp_w", "mig_capable"),
+    *("tdp_w", "mig_capable", "host"),
     *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "slice", "factors", "local"),
 )
 
