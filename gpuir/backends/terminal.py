@@ -220,7 +220,7 @@ def machine_text(profile: Profile) -> str:
     if host.slowdown == 1:
         return f"{host.name}: {host.title}"
     on = f"{host.title}, {host.processor}" if host.processor else host.title
-    return f"{host.name}: {on}; {host.slowdown:.3g} times as long as on the reference"
+    return f"{host.name}, {host.slowdown:.3g} times as long as the reference: {on}"
 
 
 def head(s: Summary) -> Iterator[tuple[str, str]]:
