@@ -437,7 +437,7 @@ def _experts(op: k.Experts) -> Work:
     than others has those that as many more tokens would give it."""
     mix = op.experts
     (tokens, hidden), topk = mix.x.type.shape, mix.which.type.shape[1]
-    tokens = ceil(tokens * mix.imbalance)
+    tokens = ceil(tokens * mix.imbalance * mix.sent / max(mix.which.type.size, 1))
     stored = op.stored
     weight = max(stored, key=lambda v: v.type.size).type.dtype
     work = mixture(

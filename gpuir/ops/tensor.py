@@ -1036,6 +1036,10 @@ class Experts(Contraction):
     The experts here may be one rank's of `ranks` that have as many each: rows of others' experts
     add nothing, and costs expect one rank's share, times `imbalance`, the busiest's over the mean.
     With `routed`, all_to_all brought the tokens: costs leave out those without a row here.
+
+    `each` says that the model's own code runs one expert after another (Switch Transformer), and
+    how many rows it expects for each: none where an expert gets none, fewer than were sent in all
+    where those beyond an expert's capacity have no expert.
     """
 
     name: ClassVar[str] = "t.experts"
@@ -1062,11 +1066,17 @@ class Experts(Contraction):
     ranks: int = 1
     imbalance: float = 1.0
     routed: bool = False
+    each: tuple[int, ...] = ()
+
+    @property
+    def sent(self) -> int:
+        """The rows that are expected to have an expert, on any rank."""
+        return sum(self.each) if self.each else self.which.type.size
 
     @property
     def rows(self) -> int:
         """Those that are expected here, on the busiest rank."""
-        return ceil(self.which.type.size * self.imbalance / self.ranks)
+        return ceil(self.sent * self.imbalance / self.ranks)
 
     @property
     def inter(self) -> int:
@@ -1118,6 +1128,10 @@ class Experts(Contraction):
         ok = 1 <= self.imbalance <= self.ranks
         found, expected = self.imbalance, f"1 to {self.ranks}, the ranks"
         _check(ok, "t.experts: no such imbalance", expected, found)
+        ok = not self.each or (len(self.each) == experts and min(self.each) >= 0)
+        ok = ok and sum(self.each) <= which.size
+        expected = f"rows of {experts} experts, {which.size} in all at most"
+        _check(ok, "t.experts: no such rows of each", expected, list(self.each))
         return (TensorType((tokens, down.shape[1]), self.dtype or x.dtype),)
 
     def flops(self) -> int:
@@ -1125,8 +1139,7 @@ class Experts(Contraction):
         cells = sum(prod(v.type.shape[1:]) for v in self.weights)
         activation = SCALARS[self.fn].flops + self.is_gated
         return (
-            self.which.type.size
-            * (2 * cells + self.inter * activation + 2 * self.down.type.shape[1])
+            self.sent * (2 * cells + self.inter * activation + 2 * self.down.type.shape[1])
         ) // self.ranks
 
 
@@ -1433,6 +1446,7 @@ class ExpertsGradient(Contraction):
     ranks: int = 1
     imbalance: float = 1.0
     routed: bool = False
+    each: tuple[int, ...] = ()
 
     def direct(self) -> Experts:
         """The experts whose gradient this is."""
@@ -1440,7 +1454,7 @@ class ExpertsGradient(Contraction):
             *(self.x, self.which, self.shares, self.up, self.down, self.gate),
             *(self.up_bias, self.down_bias, self.gate_bias, self.fn, self.interleaved),
             *(self.alpha, self.beta, self.limit, self.skew, self.dy.type.dtype),
-            *(self.ranks, self.imbalance, self.routed),
+            *(self.ranks, self.imbalance, self.routed, self.each),
         )
 
     @property

@@ -315,6 +315,7 @@ def _experts(r: Reverse, op: t.Experts, results: Sequence[Value], dy: Value) -> 
         *(dy, op.x, op.which, op.shares, op.up, op.down, op.gate),
         *(op.up_bias, op.down_bias, op.gate_bias, op.fn, op.interleaved),
         *(op.alpha, op.beta, op.limit, op.skew, op.ranks, op.imbalance, op.routed),
+        each=op.each,
     )
     for x, dx in zip(gradient.subjects, r.b.add(gradient), strict=True):
         r.give(x, dx)

@@ -33,6 +33,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "shard": "gpuir.passes.shard.shard:Shard",
         "microbatch": "gpuir.passes.microbatch:Microbatch",
         "math_attention": "gpuir.stacks.pytorch.math_attention:MathAttention",
+        "experts_apart": "gpuir.stacks.pytorch.experts_apart:ExpertsApart",
         "masks": "gpuir.stacks.pytorch.masks:Masks",
         "bmm": "gpuir.stacks.pytorch.bmm:Bmm",
         "channels_last": "gpuir.stacks.inductor.channels_last:ChannelsLast",

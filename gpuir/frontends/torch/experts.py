@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ def experts(
     beta: float = 0.0,
     limit: float | None = None,
     dtype: torch.dtype | None = None,
+    each: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """`t.Experts`; `dtype` is the result's where it is not that of x."""
     biases = (up_bias, down_bias)
@@ -94,6 +96,7 @@ def experts_gradient(
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
+    each: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
     """`t.ExpertsGradient`."""
     given = (x, which, shares, up, down, up_bias, down_bias)
@@ -119,14 +122,14 @@ def _(dy: torch.Tensor, x: torch.Tensor, which: torch.Tensor, *rest: Any) -> lis
 
 def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:7])
-    ctx.how = inputs[7:12]
+    ctx.how, ctx.each = inputs[7:12], inputs[13]
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     operands = ctx.saved_tensors
-    found = iter(experts_gradient(dy, *operands, *ctx.how))
+    found = iter(experts_gradient(dy, *operands, *ctx.how, ctx.each))
     made = [None if v is None or i == 1 else next(found) for i, v in enumerate(operands)]
-    return (*made, *(None for _ in ctx.how), None)
+    return (*made, *(None for _ in ctx.how), None, None)
 
 
 experts.register_autograd(_backward, setup_context=_save)
@@ -135,19 +138,24 @@ NAMES = ("x", "which", "shares", "up", "down")
 HOW = ("fn", "interleaved", "alpha", "beta", "limit")
 
 
-def operands(n: TorchNode) -> dict[str, Any]:
-    """The fields of `t.Experts`."""
+def operands(n: TorchNode, e: Emitter) -> dict[str, Any]:
+    """The fields of `t.Experts`. Where the user says how uneven the router is, no rows of each
+    expert are known beforehand."""
     biases = {name: n.get(name) for name in ("up_bias", "down_bias")}
-    return {name: n[name] for name in NAMES} | biases | {name: n.args[name] for name in HOW}
+    how = {name: n.args[name] for name in HOW}
+    each = () if e.scope.expert_skew else tuple(n.args["each"] or ())
+    return {name: n[name] for name in NAMES} | biases | how | {"each": each}
 
 
 def convert(n: TorchNode, e: Emitter) -> Results:
     dtype = n.type.dtype
-    return mixture(e, t.Experts(**operands(n), dtype=None if dtype == n["x"].type.dtype else dtype))
+    return mixture(
+        e, t.Experts(**operands(n, e), dtype=None if dtype == n["x"].type.dtype else dtype)
+    )
 
 
 def convert_gradient(n: TorchNode, e: Emitter) -> Results:
-    return e.add(t.ExpertsGradient(n["dy"], **operands(n), skew=e.scope.expert_skew))
+    return e.add(t.ExpertsGradient(n["dy"], **operands(n, e), skew=e.scope.expert_skew))
 
 
 def grouped_product(n: TorchNode, e: Emitter) -> Results:

@@ -23,7 +23,8 @@ def adopt(model: torch.nn.Module) -> None:
     modules: list[Any] = list(model.modules())
     for module in modules:
         if type(module).__name__ == "SwitchTransformersSparseMLP":
-            module.experts = Stacked(module.experts)
+            module.experts = Stacked(module.experts, module.router.expert_capacity)
+            module.router.register_forward_hook(partial(_note_length, module.experts))
             classifier = module.router.classifier.to(module.router.dtype)
             classifier.to = partial(_same, classifier)  # it would be converted at each call
         elif type(module).__name__ == "DbrxFFN":
@@ -37,6 +38,13 @@ def adopt(model: torch.nn.Module) -> None:
 
 def _same(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     return module
+
+
+def _note_length(
+    experts: Stacked, router: torch.nn.Module, given: tuple[torch.Tensor, ...], found: object
+) -> None:
+    """An expert's capacity is of each sequence, and experts see all tokens in a row."""
+    experts.length = given[0].shape[1]
 
 
 def run(
@@ -93,10 +101,12 @@ def candidates(module: Any) -> Iterator[dict[str, Any]]:
 
 class Stacked(torch.nn.Module):
     """Switch Transformer's experts with their matrices in one tensor each, so that all of them are
-    one call. A token beyond an expert's capacity has no expert."""
+    one call. A token beyond an expert's capacity has no expert: of a sequence of `length` tokens,
+    which are expected to spread evenly, each takes `capacity` at most."""
 
-    def __init__(self, apart: Any):
+    def __init__(self, apart: Any, capacity: int):
         super().__init__()
+        self.capacity, self.length = capacity, 0
         each = list(apart.values())
         self.up = torch.nn.Parameter(torch.stack([x.wi.weight for x in each]))
         self.down = torch.nn.Parameter(torch.stack([x.wo.weight for x in each]))
@@ -106,7 +116,10 @@ class Stacked(torch.nn.Module):
         self, hidden_states: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         which, shares = selected.argmax(-1), weights * selected.sum(-1)
-        return experts(hidden_states, which, shares, self.up, self.down, fn=self.fn)
+        count, length = len(self.up), max(self.length, 1)
+        rows = min(length // count, self.capacity) * (len(hidden_states) // length)
+        mixed = (hidden_states, which, shares, self.up, self.down)
+        return experts(*mixed, fn=self.fn, each=[rows] * count if rows else None)
 
 
 class Split(torch.nn.Module):

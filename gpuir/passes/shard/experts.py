@@ -93,7 +93,12 @@ class Travel(Inside):
             "which": kept[op.which, "own"],
             "shares": there(op.shares),
         }
-        settings = {"ranks": every, "imbalance": imbalance, "routed": way == "all_to_all"}
+        settings = {
+            "ranks": every,
+            "imbalance": imbalance,
+            "routed": way == "all_to_all",
+            "each": (),
+        }
         if isinstance(op, t.Experts):
             return [back(b(replace(op, **ends, **settings)), routed)]
         dy = there(op.dy, routed)
