@@ -309,7 +309,7 @@ def test_a_host_that_launches_nothing():
     g = gpuir.parse(
         'graph @v { in %x: f32[2] %y: f32[2, 1] = t.reshape(%x, [2, 1]) at "m:R" out %y }'
     )
-    text = report([gpuir.summary(gpuir.analyze(g, "a100", profile="eager"))], Layout(80))
+    text = report([gpuir.summary(gpuir.analyze(g, "a100-pcie", profile="eager"))], Layout(80))
     assert "latency    16.00 us" in text
     assert "bound" not in text
 
