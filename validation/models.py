@@ -18,10 +18,13 @@ from gpuir.files import read_json
 from gpuir.fit.columns import Columns, TableFile
 from gpuir.fit.score import ALL, Errors, errors_of
 from gpuir.fit.tables import target_of
+from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Node
+from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.phases import is_training, phase_of
+from gpuir.ops import tensor as t
 from gpuir.simulate.timeline import timeline
+from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile
 from validation.cases import PROFILES, Case, Labels, Predicted, Program, Result, Times
 from validation.eager import DEVICES
@@ -157,26 +160,42 @@ def load_options(program: Program, config: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def as_measured(g: Graph, program: Program, config: Mapping[str, Any]) -> Graph:
+    """The graph as its inputs were, ones alone (README of the labels): in inference each token is
+    like all others, so all choose one expert, and of a sequence it takes what its capacity lets
+    through. In training dropout tells tokens apart: they spread, as the load expects."""
+    if program.mode == "train" or "expert_capacity" not in config:
+        return g
+    rows = min(program.seq, int(config["expert_capacity"])) * program.batch
+
+    def one(n: Node, b: Builder) -> tuple[Value, ...] | None:
+        if not isinstance(n.op, t.Experts) or not n.op.each:
+            return None
+        return (b(replace(n.op, each=(rows, *(0 for _ in n.op.each[1:])))),)
+
+    return rewrite(g, one)
+
+
 # ---- predicting --------------------------------------------------------------------------------
 
 
 def predicted(costed: Graph, profile: str) -> Predicted:
     """What a costed graph says: forward and backward are timed one after the other, and the loss
     between them is not."""
-    stack = load_profile(profile)
+    stack = load_profile(profile, load_target(costed.target) if costed.target else None)
     backward = is_training(costed)
     parts = [
         tuple(n for n in costed.nodes if not is_backward(n) and not (backward and is_loss(n))),
         tuple(n for n in costed.nodes if is_backward(n)),
     ]
     runs = [timeline(replace(costed, nodes=nodes), stack) for nodes in parts if nodes]
-    times = [t.time_s for t in runs]
-    between = [t.interval for t in runs if t.interval is not None]
+    times = [x.time_s for x in runs]
+    between = [x.interval for x in runs if x.interval is not None]
     return Predicted(
         Times(sum(times), times[0], times[1] if backward else math.nan),
         (sum(low for low, _ in between), sum(high for _, high in between)) if between else None,
-        sum(t.gaps_s for t in runs) / sum(times),
-        sum(len(t.starts) for t in runs),
+        sum(x.gaps_s for x in runs) / sum(times),
+        sum(len(x.starts) for x in runs),
         by_kind(costed.nodes),
     )
 

@@ -145,7 +145,7 @@ def predictor(
     """A case's predictions: by the weights that come with gpuir, and by those without its GPU. The
     program, and what a stack makes of it, are kept until another is asked for."""
     import gpuir
-    from validation.models import load_options, predicted
+    from validation.models import as_measured, load_options, predicted
     from validation.weights import weights
 
     @lru_cache(1)
@@ -156,6 +156,7 @@ def predictor(
         place.mkdir(exist_ok=True)
         (place / "config.json").write_text(json.dumps(config))
         g = gpuir.load(f"hf:{place}", warn=lambda _: None, **load_options(program, config))
+        g = as_measured(g, program, config)
         note(f"{program}: {len(g.nodes):,} ops, {perf_counter() - begun:.1f} s")
         return g
 

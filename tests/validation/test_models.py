@@ -12,8 +12,12 @@ import pytest
 
 import gpuir
 from gpuir.fit.score import Errors
+from gpuir.ir.build import Builder
 from gpuir.ir.errors import UsageError
+from gpuir.ir.graph import Level
 from gpuir.ir.phases import phase_of
+from gpuir.ir.types import TensorType, f32, i64
+from gpuir.ops import tensor as t
 from gpuir.targets.load import load_target
 from validation import models
 from validation.cases import Case, Labels, Predicted, Program, Result, Times
@@ -176,3 +180,21 @@ def test_a_program_is_predicted_on_all_gpus_before_the_next(tmp_path: Path):
     found = list(models.results([cases[2], cases[0], cases[3]], predict))
     assert order == ["gpt2 inf 4x16", "gpt2 inf 4x16", "bert inf 4x16"]
     assert [r.predicted.times.error(r.case.measured) for r in found] == [0.0] * 3
+
+
+def test_inputs_of_ones_choose_one_expert():
+    """As many tokens of each sequence as its capacity takes; others get none."""
+    b = Builder(Level.graph, "g")
+    x = b.input("x", TensorType((16, 4), f32))
+    which = b.input("which", TensorType((16, 1), i64))
+    shares = b.input("shares", TensorType((16, 1), f32))
+    up, down = (
+        b.param(name, TensorType(shape, f32))
+        for name, shape in (("up", (2, 8, 4)), ("down", (2, 4, 8)))
+    )
+    g = b.finish((b(t.Experts(x, which, shares, up, down, fn="relu", each=(6, 6))),))
+    program = Program("switch", "inf", 8, 2, False)
+    (node,) = models.as_measured(g, program, {"expert_capacity": 5}).nodes
+    assert isinstance(node.op, t.Experts) and node.op.each == (10, 0)
+    assert models.as_measured(g, replace(program, mode="train"), {"expert_capacity": 5}) is g
+    assert models.as_measured(g, program, {}) is g
