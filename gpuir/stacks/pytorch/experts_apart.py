@@ -70,8 +70,9 @@ class _Writer:
                 turns = self.made[_names(op)] = [step.turn(i) for i in step.active]
                 return (step.result(turns),)
             case t.ExpertsGradient() as op if op.fn == "relu" and is_apart(op.direct()):
-                turns = self.made.get(_names(op.direct()))
-                return turns and _Step(op.direct(), b, n.locs).gradients(op.dy, turns)
+                direct = op.direct()
+                turns = self.made.get(_names(direct), [])
+                return _Step(direct, b, n.locs).gradients(op.dy, turns) if turns else None
             case _:
                 return None
 
