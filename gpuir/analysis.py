@@ -7,10 +7,10 @@ from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from gpuir.cost.strips import is_written_out
 from gpuir.cost.explain import Line, explained
 from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
+from gpuir.cost.strips import is_written_out
 from gpuir.cost.table import Predictor
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level, Node

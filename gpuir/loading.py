@@ -55,8 +55,8 @@ class LoadOptions(TypedDict, total=False):
     Of a Hugging Face config, `task` chooses the class, `dtype` the numbers (`f32`, `f16`, `bf16`)
     and `attention` how it is computed (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind
     `past` tokens, whose keys and values are kept in `cache_dtype`; with `mask` the attention mask
-    is an input. With `channels_last` all images, weights and inputs, of a torch program lie in memory
-    as torch.channels_last has them; without it as the program has them.
+    is an input. With `channels_last` all images, weights and inputs, of a torch program lie in
+    memory as torch.channels_last has them; without it as the program has them.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is

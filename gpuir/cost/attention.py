@@ -28,7 +28,7 @@ from typing import Any
 
 from gpuir.cost import power
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import OWN_REGISTERS, Tiles, has_clusters, peak_of, takes_three
+from gpuir.cost.nest import OWN_REGISTERS, Tiles, has_clusters, is_partitioned, peak_of, takes_three
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.strips import (
     SEGMENTS,
@@ -49,7 +49,6 @@ from gpuir.cost.strips import (
     ran,
     usual,
 )
-from gpuir.cost.tensor import PARTITIONED
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -148,7 +147,9 @@ FACTORS = (
     Factor("triton sync", 0.8, 0.05, 1.2, 0.0, "the same before, of instructions that all use"),
     Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
     Factor("triton cells", 4.5, 1.0, 64.0, 0.0, "Triton: of a cache, that a block takes a clock"),
-    Factor("triton block", 2500.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"),
+    Factor(
+        "triton block", 2500.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"
+    ),
     Factor("triton skipped", 0.6, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor(
@@ -450,7 +451,7 @@ def _memory_s(
 def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -> Number:
     """The share of bytes, read again and again, that the L2 has lost since: an L2 in one piece keeps
     all that fits, one in two partitions keeps copies of what the other holds (`cost.tensor`)."""
-    found = p["l2 found"] if target.isa.startswith(PARTITIONED) else 1.0
+    found = p["l2 found"] if is_partitioned(target) else 1.0
     beyond = (nbytes / target.l2_bytes - found) / LOST
     return s.xp.minimum(s.xp.maximum(beyond, 0.0), 1.0)
 

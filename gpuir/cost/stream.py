@@ -43,7 +43,9 @@ DRAM = (
 CACHE = (
     Factor("l2 share", 0.75, 0.2, 1.2, 0.3, "of the listed L2 bandwidth: as L40S quantises"),
     Factor("partitioned l2 share", 0.42, 0.2, 1.2, 0.3, "the same of an L2 in two partitions"),
-    Factor("l2 keeps", 1.0, 0.5, 1.5, 0.0, "operands over kept_bytes, at which half is found there"),
+    Factor(
+        "l2 keeps", 1.0, 0.5, 1.5, 0.0, "operands over kept_bytes, at which half is found there"
+    ),
     Factor(
         "l2 edge", 15.0, 1.5, 40.0, 0.0, "how sharply that share falls: the exponent of the ratio"
     ),

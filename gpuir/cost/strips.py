@@ -280,9 +280,7 @@ def _of_flashinfer(x: Shape) -> Cut:
     most = np.minimum(np.floor(room / each), np.where(rows > 64, 4.0, 8.0))
     step = 16.0 * np.where(rows < 64, 4.0, 1.0) * 2 ** np.floor(np.log2(np.maximum(most, 1.0)))
     strips = x.strips(rows)
-    split = np.minimum(
-        np.floor(PLAN_BLOCKS * x.target.sms / strips), np.ceil(x.reach / PLAN_KEYS)
-    )
+    split = np.minimum(np.floor(PLAN_BLOCKS * x.target.sms / strips), np.ceil(x.reach / PLAN_KEYS))
     return rows, step, 1.0, 4.0, np.maximum(split, 1.0)
 
 

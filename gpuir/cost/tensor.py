@@ -306,9 +306,7 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
 
 
-def _slower(
-    s: Sheet, work: Work, target: Target, busy: Number, p: Mapping[str, Number]
-) -> Number:
+def _slower(s: Sheet, work: Work, target: Target, busy: Number, p: Mapping[str, Number]) -> Number:
     """How much longer than `busy` seconds at the full clock products take at the clock that the
     board's power allows. Measured for a short while they run at the full one: nothing has slowed it
     yet."""

@@ -91,8 +91,8 @@ def estimate(
     is `learned` where that is known already.
 
     Clocks are those under load. The correction scales every term alike, and never below the
-    arithmetic at the peak, nor DRAM at its listed rate with what no cache holds. (Those of a CPU are assumed: its files are no
-    products.)
+    arithmetic at the peak, nor DRAM at its listed rate with what no cache holds. (Those of a CPU
+    are assumed: its files are no products.)
     """
     s, model, target = s or Sheet(), shipped() if model is None else model, target.under_load
     family = family_of(work, target)

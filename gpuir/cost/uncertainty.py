@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from math import log
 
-from gpuir.cost.strips import is_written_out
 from gpuir.cost.steps import STREAMS
+from gpuir.cost.strips import is_written_out
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 

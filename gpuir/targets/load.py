@@ -404,8 +404,8 @@ def scaled(raw: Raw, chosen: Mapping[str, float]) -> Raw:
     """A spec with numbers set by the user, and with what follows from them.
 
     `sms` scales every compute peak; `clock_hz` scales those, the other clocks under load and the
-    bandwidth of the L2, whose slices do not belong to the SMs, and no base clock stays above it. A number
-    that the user sets too is taken as it is. Nothing else follows from anything.
+    bandwidth of the L2, whose slices do not belong to the SMs, and no base clock stays above it. A
+    number that the user sets too is taken as it is. Nothing else follows from anything.
     """
     flat = dict(leaves(raw))
     sources = paths_to_text(raw, "sources", str(raw["name"]))

@@ -179,11 +179,11 @@ class Row(NamedTuple):
 class Target:
     """A GPU, a part of one, or a CPU, that a model is costed for. SI units, dense rates.
 
-    `clock_hz` is the boost clock, `observed_clock_hz` what boards of it run at under load where that
-    is another, `tensor_clock_hz` the one at which the vendor quotes tensor peaks, `launch_s` the device-side time from one kernel to the next that no kernel escapes.
-    `sources` maps a field, or the prefix of several, to where its number comes from;
-    `discrepancies` says of a field why it does not match its own recomputation
-    (`gpuir.targets.check`).
+    `clock_hz` is the boost clock, `observed_clock_hz` what boards of it run at under load where
+    that is another, `tensor_clock_hz` the one at which the vendor quotes tensor peaks, `launch_s`
+    the device-side time from one kernel to the next that no kernel escapes. `sources` maps a field,
+    or the prefix of several, to where its number comes from; `discrepancies` says of a field why it
+    does not match its own recomputation (`gpuir.targets.check`).
 
     `factors` multiply constants of the cost model for this device alone, each named by family and
     constant (`stream.dram share`): what calibration found. `local` says by how much the model, with

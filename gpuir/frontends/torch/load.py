@@ -71,8 +71,8 @@ def load(
     unevenly routers choose experts. A module is put in training mode by `train`; `joint` adds the
     backward pass, as AOTAutograd derives it; not, without `unrolled`, that of a program with
     recurrent operators, as it takes those apart step by step. With `channels_last` weights and
-    inputs of four axes or five lie as torch.channels_last has them. Locations begin with `name`. Raises
-    `ModelError`.
+    inputs of four axes or five lie as torch.channels_last has them. Locations begin with `name`.
+    Raises `ModelError`.
     """
     with _placed(name or source_name(source)):
         made = _program(source, args, kwargs)
