@@ -21,8 +21,8 @@ SLOWER = {"grouped": 1.358, "small": 0.783, "widening": 0.725, "other": 0.823}
 class ChannelsLast(Pass):
     """Copies the weights of two-dimensional convolutions, and the inputs of the graph that they
     read, so that channels are innermost, where they do not lie so already, as Inductor does in each
-    call: weights may change between two, unless they are frozen. Nothing, where it holds that to be
-    slower in sum.
+    call: weights may change between two, unless they are frozen. What autocast makes of one is
+    written so at once. Nothing, where it holds that to be slower in sum.
 
     (torch 2.13: torch/_inductor/graph.py, decide_layout_opt; kernel/conv.py, convolution.)
     """
@@ -34,6 +34,9 @@ class ChannelsLast(Pass):
         if not has_channels_innermost(g):
             return g
         given = {*g.inputs, *g.params}
+        given |= {
+            v for n in g.nodes if isinstance(n.op, t.Cast) and n.op.x in given for v in n.results
+        }
         copies: dict[Value, Value] = {}
 
         def copied(v: Value, b: Builder) -> Value:
