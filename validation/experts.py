@@ -69,7 +69,8 @@ def _stacks(columns: Columns) -> Columns:
 
     As far as the rows tell, SGLang up to 0.5.10 computed them too: as one more expert's ("rest"),
     or, with Marlin's kernels in 0.5.9 and on Blackwell, among its own experts ("all").
-    """
+
+    Nothing should be fitted to vLLM 0.14's fp8, which takes twice what 0.24's does on L40S."""
     source, version = columns.words("kernel_source"), columns.words("version")
     gated = source.mapped(lambda name: "no" if "nongated" in name else "yes")
     stack = source.mapped(implementation)
@@ -80,7 +81,10 @@ def _stacks(columns: Columns) -> Columns:
     rest = sglang & (older | old) & before
     whole = sglang & stack.where("marlin") & (older | (old & ~before))
     strays = Words(np.where(whole, 2, np.where(rest, 1, 0)).astype(np.int64), ("", "rest", "all"))
-    return columns.with_cells({"gated": gated, "stack": stack, "strays": strays})
+    slow = columns.words("framework").where("vllm") & version.where("0.14.0")
+    slow &= columns.words("dtype").where("fp8")
+    cells = {"gated": gated, "stack": stack, "strays": strays, "rough": Words.yes_or_no(slow)}
+    return columns.with_cells(cells)
 
 
 READERS = (
@@ -90,7 +94,7 @@ READERS = (
             *("system", "dtype", "distribution", "tokens", "hidden", "inter", "topk", "experts"),
             *("tp", "ep"),
         ),
-        words=("dtype", "distribution", "gated", "stack", "strays"),
+        words=("dtype", "distribution", "gated", "stack", "strays", "rough"),
         shape=("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
         works=experts,
         op=lambda _: "moe",

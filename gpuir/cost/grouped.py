@@ -85,7 +85,7 @@ def _factors(stack: str, scheme: str) -> tuple[Factor, ...]:
         f("tcgen05 rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed on sm_100, to wgmma's"),
         f("untuned rate", 0.25, 0.05, 1.0, 0.0, "the same, of kernels with a default tactic"),
         f("joule share", 0.5, 0.0, 1.0, 0.0, "exponent of the share of peak that the board feeds"),
-        f("feed share", 0.7, 0.02, 3.0, 0.1, "of the L2 bandwidth, into the tiles"),
+        f("feed share", 0.7, 0.02, 3.0, 0.1, "of a partitioned L2's bandwidth, into the tiles"),
         f("dram share", 0.95, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
         f("weight clocks", 4.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
         f("row share", 1.0, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
@@ -96,20 +96,25 @@ def _factors(stack: str, scheme: str) -> tuple[Factor, ...]:
         f("expert", expert_s, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
         f("fill", 1.5e-6, 0.0, 6e-6, 0.1, "seconds to start and finish one more tile"),
         f("depth", 2e-9, 0.0, 2e-8, 0.1, "seconds a block takes for each cell of k"),
+        f("warm depth", 0.35, 0.1, 1.0, 0.0, "of that, with weights that the L2 holds"),
     )
 
 
-# The clock that factors `fixed` are of: H100's. Launches take clocks: those of SGLang's f16 come to
-# 28.7 us on A100, 22.1 on H100 and 18.4 on L40S, as 1.41, 1.98 and 2.52 GHz (kernel table moe).
-FIXED_HZ = 1.98e9
+# The clock that factors `fixed`, `fill` and `depth` are of: H100's. Launches and waits take clocks:
+# one token of SGLang's f16 takes 28.7 us at the least on A100, 22.1 on H100 and 18.4 on L40S, with
+# 1.41, 1.98 and 2.52 GHz (kernel table moe).
+WAITS_HZ = 1.98e9
 # Layers are measured again and again: weights are met in the L2 where all of one call's fit, up to
 # this share of what it keeps; see `tensor`, whose factors for that start there.
 L2_KEEPS, L2_EDGE = 0.95, 0.3
 # Of the listed L2 rate, in one piece and in two partitions: as of streams.
 L2_SHARES = 0.75, 0.42
+# Weights that are converted feed tiles as fast as lanes convert them. A factor of 1 is H100's L2:
+# bytes a clock of an SM.
+CONVERTED_BYTES = 46.6
 # What GDDR reaches of its listed bandwidth over what HBM does, with error codes in band: as of
-# streams, 0.79 and 0.90.
-GDDR_OVER_HBM = 0.87
+# streams, 0.75 to 0.80 and 0.90.
+GDDR_OVER_HBM = 0.86
 
 KIB = 1024.0
 STEP_BYTES = 64  # of k: assumed
@@ -141,7 +146,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     dram = target.dram_bytes_per_s * (GDDR_OVER_HBM if target.dram.ecc else 1.0)
     cold = missed(xp, work.nbytes, L2_KEEPS * kept_bytes(target), L2_EDGE)
     cold = s.put("share of the weights that misses the l2", cold)
-    l2_rate = target.l2_bytes_per_s * L2_SHARES[is_partitioned(target)]
+    l2_rate = _l2_rate(target)
     streaming = xp.maximum(cold / (dram * p["dram share"]), 1 / l2_rate)
     streaming = streaming + p["weight clocks"] / (KIB * clocks)
     streaming = s.put("time of a byte of weights", streaming, "s", "through DRAM and into SMs")
@@ -150,7 +155,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute: Number = 0.0
     memory: Number = 0.0
     for name, n, k in (("in", width * into, hidden), ("out", hidden, width)):
-        product = _product(s, work, tiles, target, p, n, k)
+        product = _product(s, work, tiles, target, p, n, k, cold)
         compute = compute + s.put(f"products {name}", product, "s")
         memory = memory + s.put(f"weights {name}", active * n * k * cell * streaming, "s")
     touched = routed.sent if work.kind.startswith(("sglang", "vllm")) else rows
@@ -163,10 +168,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     moved = s.put("rows moved", row_bytes * moving, "s", "between kernels")
     both = (compute ** p["overlap"] + memory ** p["overlap"]) ** (1 / p["overlap"])
     both = s.put("products and weights", both, "s")
-    fixed = p["fixed"] * FIXED_HZ / target.clock_hz + p["expert"] * work.extents["b"]
+    fixed = p["fixed"] * WAITS_HZ / target.clock_hz + p["expert"] * work.extents["b"]
     fixed = s.put("fixed", fixed, "s")
     latency = both - xp.maximum(compute, memory) + moved + fixed
     return Terms(compute, memory, latency, work.products / _peak(work, target))
+
+
+def _l2_rate(target: Target) -> float:
+    return target.l2_bytes_per_s * L2_SHARES[is_partitioned(target)]
 
 
 def _peak(work: Work, target: Target) -> float:
@@ -181,14 +190,16 @@ def _product(
     p: Mapping[str, Number],
     n: Number,
     k: Number,
+    cold: Number,
 ) -> Number:
     """Seconds of a grouped product with matrices of k by n: the busiest SM's tiles, each as long as
-    its arithmetic or its operands' way in; at least the time that one takes alone."""
+    its arithmetic or its operands' way in; at least the time that one takes alone, a chain of waits
+    for weights, of which the share `cold` comes from DRAM."""
     xp, sms = s.xp, target.sms
     peak = s.put("peak", _peak(work, target), "flop/s")
     rate = peak * p["compute share"]
     rate = rate * sustained(target, peak, True, work.dtype.bits) ** p["joule share"]
-    feeding = target.l2_bytes_per_s * p["feed share"]
+    feeding = _l2_rate(target) / L2_SHARES[True] * p["feed share"]
     if work.kind.startswith("marlin"):
         rate = rate * MMA_SYNC[instruction(target)]
     elif instruction(target) != "wgmma":
@@ -196,6 +207,8 @@ def _product(
         rate, feeding = rate * ratio, feeding * ratio
     elif work.kind in UNTUNED:
         rate, feeding = rate * p["untuned rate"], feeding * p["untuned rate"]
+    if work.kind.endswith("converted"):
+        feeding = sms * target.clock_hz * CONVERTED_BYTES * p["feed share"]
     tm, tn = tiles.dims["m"], tiles.dims["n"]
     count = s.put("blocks", _blocks(s, work, tiles) * xp.ceil(n / tn))
     load = p["tail"] * xp.ceil(count / sms) + (1 - p["tail"]) * xp.maximum(count / sms, 1.0)
@@ -204,8 +217,10 @@ def _product(
     weights = tn * work.operands[1].cell_bytes / (2 if paired else 1)
     loads = (tm * work.dtype.bits / 8 + weights) * k
     loads = s.put("loads of a tile", loads / (feeding / sms), "s")
-    tile = xp.maximum(arithmetic, loads) + p["fill"]
-    return xp.maximum(load * tile, p["depth"] * k)
+    waits = WAITS_HZ / target.clock_hz
+    tile = xp.maximum(arithmetic, loads) + p["fill"] * waits
+    chain = p["depth"] * waits * k * (cold + (1 - cold) * p["warm depth"])
+    return xp.maximum(load * tile, chain)
 
 
 def _features(s: Sheet, work: Work) -> None:
