@@ -16,7 +16,7 @@ import numpy as np
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Staging, Work
 from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
-from gpuir.ir.types import f32, tf32
+from gpuir.ir.types import DType, f32, tf32
 from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
@@ -210,8 +210,8 @@ def has_clusters(target: Target) -> bool:
 # H100 whitepapers; B200 is two dies.
 PARTITIONED = ("sm_80", "sm_90", "sm_10")
 # Of bytes that come round again they hold more than half of the L2, as not all are read on both
-# sides. Kernels that quantise find their operands up to 37 of H100's 52 MB, on L40S up to all of its
-# 101 MB (kernel tables quantize); products find a single weight up to 33 of H100's.
+# sides. Kernels that quantise find their operands up to 37 of H100's 52 MB, and up to all of the
+# 101 MB of L40S (kernel tables quantize); products find a single weight up to 33 of H100's.
 PARTITIONED_SHARE = 0.7
 
 
@@ -229,6 +229,12 @@ def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
     """The share of what comes round again after `nbytes` that a cache no longer has: nothing up to
     its room, all from `edge` times as much more on."""
     return xp.minimum(1.0, xp.maximum(0.0, (nbytes / room - 1) / edge))
+
+
+def is_halved(target: Target, dtype: DType) -> bool:
+    """Whether sums in f32 run at half the rate of the matrix units: GeForce (`tensor_f16_acc`)."""
+    faster = target.flops_per_s.tensor_f16_acc
+    return dtype.name in faster or (dtype == tf32 and "f16" in faster)
 
 
 def instruction(target: Target) -> str:

@@ -64,7 +64,7 @@ FACTORS = (
     OVERLAP,
     Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
     Factor("start clocks", 700.0, 100.0, 1100.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("quantise start", 4000.0, 1000.0, 9000.0, 0.3, "the same where rows are quantised"),
+    Factor("quantise clocks", 4000.0, 1000.0, 9000.0, 0.3, "the same where rows are quantised"),
 )
 
 
@@ -97,7 +97,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("instructions a byte", work.lane_ops / moved)
     start = p["start clocks"] / target.clock_hz
     if work.kind == "quantise":  # from launch to launch: what graphs of them show
-        start = s.xp.maximum(p["quantise start"] / target.clock_hz - target.launch_s, 0.0)
+        start = s.xp.maximum(p["quantise clocks"] / target.clock_hz - target.launch_s, 0.0)
     start = s.put("start and end", start, "s", "less the launch")
     return joined(s, compute, memory, busy, start, p)
 

@@ -99,7 +99,7 @@ class Dram:
     bus_bits: Count | None = None
     pin_bits_per_s: Annotated[float, Quantity("bit/s", 1e8, 1e12)] | None = None
     clock_hz: Hertz | None = None
-    ecc: bool = False
+    ecc: bool | None = None
 
 
 @dataclass(frozen=True)

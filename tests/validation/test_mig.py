@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpuir.cli.main import main
+from gpuir.cost import tensor
+from gpuir.cost.learned import factors, shipped
 from gpuir.cost.power import IDLE_SHARE, bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.ir.errors import UsageError
@@ -432,11 +434,16 @@ def gemm(m: int = 4096) -> k.Gemm:
 def test_what_kernels_draw_is_their_energy_over_their_time():
     a30, work = load_target("a30:1g.6gb"), work_of(gemm())
     flops = 2 * 4096**3
-    joules = a30.factors["tensor.joules mma"] * 1e-12 * flops
+
+    def each(bits: int) -> float:
+        p = factors(tensor.FAMILY, a30, shipped())
+        return float(tensor.flop_joules(a30, p, bits))
+
+    joules = each(16) * flops
     assert drawn([(work, 0.01)], a30) == pytest.approx(joules / 0.01, rel=1e-3)
     assert drawn([(work, 0.01), (work, 0.03)], a30) == pytest.approx(joules / 0.02, rel=1e-3)
     narrow = slices.narrowed(work, i8)
-    assert drawn([(narrow, 0.01)], a30) == pytest.approx(joules / 0.02, rel=1e-3)
+    assert drawn([(narrow, 0.01)], a30) == pytest.approx(each(8) * flops / 0.01, rel=1e-3)
     assert drawn([], a30) == 0
 
 
