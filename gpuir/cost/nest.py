@@ -231,10 +231,21 @@ def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
     return xp.minimum(1.0, xp.maximum(0.0, (nbytes / room - 1) / edge))
 
 
+# Flops a clock of an SM's matrix units on 16-bit operands, at their full rate, by architecture
+# (NVIDIA's architecture whitepapers: 8 or 4 units of 64 to 1024 multiply-adds).
+FULL_UNITS = {
+    **dict.fromkeys(("sm_70", "sm_75", "sm_86", "sm_89", "sm_120", "sm_121"), 1024),
+    **dict.fromkeys(("sm_80", "sm_87"), 2048),
+    "sm_90": 4096,
+    **dict.fromkeys(("sm_100", "sm_103"), 8192),
+}
+
+
 def is_halved(target: Target, dtype: DType) -> bool:
-    """Whether sums in f32 run at half the rate of the matrix units: GeForce (`tensor_f16_acc`)."""
-    faster = target.flops_per_s.tensor_f16_acc
-    return dtype.name in faster or (dtype == tf32 and "f16" in faster)
+    """Whether a board's matrix units are held to a part of what those of its architecture do, in
+    sums in f32: GeForce, L20, H20."""
+    full = FULL_UNITS.get(target.isa, 0)
+    return dtype.is_float and (target.sm.tensor_flops_per_clock or full) < full
 
 
 def instruction(target: Target) -> str:

@@ -68,7 +68,7 @@ def _factors() -> tuple[Factor, ...]:
 
     return (
         f("compute share", 0.873, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
-        f("halved share", 0.957, 0.8, 1.0, 0.03, "the same of units whose sums in f32 are halved"),
+        f("halved share", 0.957, 0.8, 1.0, 0.03, "the same of units held to a half or less"),
         f("joules mma", 1.37, 0.3, 3.0, 0.1, "pJ a 16-bit flop at 1.41 GHz, operands included"),
         f("joules wgmma", 0.72, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
         f("joules tcgen05", 0.65, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
