@@ -200,6 +200,8 @@ def autocast_of(op: Op) -> t.Autocast:
             return "any"
         case t.Map(fn=fn) if fn in WIDE_MAPS:
             return "wide"
+        case t.Map("mul", (x, y)) if x == y:  # how a frontend writes a power of 2
+            return "wide"
         case t.Map("leaky_relu", (_, _)):
             return "narrow"
         case t.Reduce(fn=fn) if fn in WIDE_REDUCES:

@@ -159,7 +159,7 @@ CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
     "GELU spelled out": rows(
         lambda s, a, b, x: 0.5 * a * (1 + torch.tanh(0.79 * (a + 0.04 * torch.pow(a, 3))))
     ),
-    "powers": rows(lambda s, a, b, x: [a**3, 2**a, 1 / a]),
+    "powers": rows(lambda s, a, b, x: [a**2, a**3, 2**a, 1 / a]),
     "PReLU": images(lambda s, y, x: [s.p(y), s.p(x)], p=nn.PReLU(8)),
     "squeeze and excite": images(
         lambda s, y, x: y * s.u(F.relu(s.d(y.mean((2, 3), keepdim=True)))).sigmoid(),
