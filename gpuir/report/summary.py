@@ -324,6 +324,20 @@ class Summary:
         return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
 
 
+def fixed_batch(graph: Graph) -> int | None:
+    """How many images or sequences of tokens a graph without symbolic sizes reads at once: the
+    leading extent of its inputs, where one of them is images ([n, c, h, w], or more axes) or tokens
+    (integers [n, s]) and the first output, a loss apart, has it too. None for one alone, or where
+    that cannot be told."""
+    given = [v for v in graph.inputs if graph.role_of(v) == "input" and v.type.rank]
+    extents = {v.type.shape[0] for v in given}
+    made = graph.outputs[0].type.shape[:1] if graph.outputs else ()
+    if not any(v.type.rank >= 4 or (v.type.rank == 2 and v.type.dtype.is_integer) for v in given):
+        return None
+    (extent, *others) = extents
+    return extent if not others and extent > 1 and made in ((), (extent,)) else None
+
+
 def summarize(
     graph: Graph,
     device: Device,
@@ -333,8 +347,8 @@ def summarize(
     explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
 ) -> Summary:
     """The records of a costed graph; UsageError when it is not costed. One without a profile runs
-    as under `ideal`. `held` is its memory on the device; without it, that of no device in
-    particular."""
+    as under `ideal`. Without a `batch` it is the one that the graph was built for. `held` is its
+    memory on the device; without it, that of no device in particular."""
     if graph.level != Level.costed:
         raise UsageError(
             "a report needs costs",
@@ -372,7 +386,7 @@ def summarize(
         folded=len(folded),
         assumed=(*_assumed(graph, device), *run.profile.assumptions),
         warnings=warnings,
-        batch=batch,
+        batch=fixed_batch(graph) if batch is None else batch,
         memory=held or _memory(graph),
         kernels=kernels,
         graph=graph,
