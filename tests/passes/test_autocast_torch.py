@@ -233,3 +233,31 @@ def test_a_batch_norm_of_a_run_is_one_pass_over_its_operand():
     (norm,) = [n for n in graph.nodes if "batch_norm" in "".join(n.locs) and n.op.name == "k.map"]
     assert [v.type.dtype for v in norm.results] == [f16]
     assert {v.type.dtype for v in norm.op.operands if v.type.rank == 4} == {f16}
+
+
+class Block(nn.Module):
+    """Of ConvNeXt and its like: a depthwise convolution, a norm over channels, two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 4, 4)
+        self.deep = nn.Conv2d(16, 16, 7, padding=3, groups=16)
+        self.norm = nn.LayerNorm(16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.scale = weight(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        y = self.scale * self.down(F.gelu(self.up(y)))
+        return (x + y.permute(0, 3, 1, 2)).mean((2, 3)).sum()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("profile", ["eager", "compiled", "ort", "tensorrt", "ideal"])
+def test_a_depthwise_block_is_trained_under_every_stack(profile: str, dtype: str):
+    module, x = Block(), torch.randn(2, 3, 32, 32)
+    step = gpuir.load(module, args=(x,), train=True, autocast=dtype, profile=profile)
+    kernels = [n.op for n in gpuir.lower(step, profile=profile).walk() if n.op.name == "k.conv"]
+    assert len(kernels) == 5  # two, by both operands, but for the gradient of the images
+    assert all(op.compute_dtype.bits == 16 for op in kernels)

@@ -58,7 +58,7 @@ def unreached(program: ExportedProgram) -> tuple[str, ...]:
                 found.setdefault((device, place), dtype_of(dtype))
     return tuple(
         f"torch.autocast({device!r}) casts no tensors on {place}, where the program was exported: "
-        f"products in it are costed in the dtypes that they have there, and not in {dtype} (a "
-        f"module on the CPU under torch.autocast('cpu') has the casts)"
+        f"products in it are costed in the dtypes that they have there, and not in {dtype} "
+        f"(--autocast {dtype} has a GPU's casts, of the whole model)"
         for (device, place), dtype in sorted(found.items())
     )
