@@ -45,6 +45,8 @@ def test_the_name_tells_what_made_it(path: str, torch: bool):
         ({"train": True, "autodiff": "jax"}, "no autodiff called 'jax'"),
         ({"train": True, "autodiff": "torch", "autocast": "bf16"}, "--autodiff gpuir"),
         ({"train": True, "fused": True}, "--optimizer"),
+        ({"fast_norms": True}, "--autocast"),
+        ({"autocast": "f8"}, "cannot run in 'f8'"),
         ({"train": True, "checkpoint": "every=none"}, "every=2"),
         ({"train": True, "checkpoint": "every=" + "9" * 5000}, "every=2"),
         ({"train": True, "optimizer": "adamm"}, "adam"),
@@ -53,6 +55,12 @@ def test_the_name_tells_what_made_it(path: str, torch: bool):
 def test_what_makes_no_sense_is_refused(options: gpuir.LoadOptions, says: str):
     with pytest.raises(gpuir.GpuirError, match=says):
         gpuir.load(ENCODER, dims=DIMS, **options)
+
+
+def test_mixed_precision_is_of_a_run_too():
+    graph = gpuir.load(ENCODER, dims=DIMS, autocast="f16", fast_norms=True)
+    fast = gpuir.pipeline("autocast{dtype=f16,fast_norms=true}")
+    assert gpuir.show(graph) == gpuir.show(fast.run(gpuir.load(ENCODER, dims=DIMS)))
 
 
 @pytest.mark.parametrize(

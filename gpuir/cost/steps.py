@@ -19,8 +19,15 @@ from gpuir.ops import tensor as t
 # Routines that are one launch in which threads have nothing to say to each other: a map's formulas
 # hold for them, and its errors where such kernels are no further off than a kind not measured.
 STREAMS = frozenset(
-    ("multi_tensor", "adaptive_pool", "adaptive_pool_gradient", "col2im", "digit_sort")
-    + ("edge_padding_gradient", "lu_unpack", "part_starts", "part_sums", "reverse_sequence")
+    ("multi_tensor", "adaptive_pool", "adaptive_pool_gradient", "col2im", "im2col")
+    + (
+        "digit_sort",
+        "edge_padding_gradient",
+        "lu_unpack",
+        "part_starts",
+        "part_sums",
+        "reverse_sequence",
+    )
     + ("run_parts", "run_starts", "sums_before")
 )
 INDEX_BYTES = 8  # PyTorch's indices are i64

@@ -436,6 +436,25 @@ def col2im(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
     return (y[(slice(None), slice(None), *inner)].astype(x.dtype),)
 
 
+def im2col(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """y[n, (c, r), p] = x[n, c, p * strides - low + r * dilations], or zero outside: what `col2im`
+    adds up."""
+    block, counts, strides, low, dilations = (
+        attrs[name] for name in ("block", "counts", "strides", "low", "dilations")
+    )
+    rows = list(zip(block, counts, strides, low, dilations, x.shape[2:], strict=True))
+    ends = (max((n - 1) * s + d * (r - 1) + 1 - a - size, 0) for r, n, s, a, d, size in rows)
+    padded = np.pad(x, ((0, 0), (0, 0), *zip(low, ends, strict=True)))
+    y = np.zeros((*x.shape[:2], *block, *counts), x.dtype)
+    for tap in np.ndindex(*block):
+        cells = tuple(
+            slice(r * d, r * d + (n - 1) * s + 1, s)
+            for r, (_, n, s, _, d, _) in zip(tap, rows, strict=True)
+        )
+        y[(slice(None), slice(None), *tap)] = padded[(slice(None), slice(None), *cells)]
+    return (y.reshape(x.shape[0], x.shape[1] * int(np.prod(block)), -1),)
+
+
 def tf_idf(
     attrs: Mapping[str, Any], x: Array, pool: Array, places: Array, weights: Array | None = None
 ) -> tuple[Array, ...]:
@@ -738,6 +757,7 @@ ROUTINES: dict[str, Routine] = {
     "search": search,
     "mode": mode,
     "col2im": col2im,
+    "im2col": im2col,
     "crop_and_resize": crop_and_resize,
     "deform_conv": deform_conv,
     "det": det,

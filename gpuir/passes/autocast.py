@@ -22,6 +22,7 @@ WIDE_MAPS = (
     *("acos", "asin", "cosh", "sinh", "tan", "erfinv"),
 )
 WIDE_REDUCES = ("sum", "prod")
+ANY_ROUTINES = ("col2im",)  # one result, in whatever its operand comes in
 CAST = "cast"  # the part `beside` an op that casts an operand ahead of it
 
 
@@ -84,14 +85,14 @@ class _Autocast:
     def put(self, node: Node) -> None:
         """The node with its results of the types they have now; that of a norm by running
         statistics is in the dtype of its operand, whatever the statistics are in."""
-        pairs = list(zip(node.results, node.op.result_types, strict=True))
+        pairs = zip(node.results, node.op.result_types, strict=True)
         results = tuple(Value(v.name, type) for v, type in pairs)
-        (v, *_), x = node.results, self.norms.get(node.results[0])
-        x = x and self.new.get(x, x)
-        if x and x.type.dtype != results[0].type.dtype:
-            wide = self.b(node.op, f"{v.name}.{results[0].type.dtype}")
-            node = replace(node, op=t.Cast(wide, x.type.dtype))
-            results = (Value(v.name, wide.type.with_dtype(x.type.dtype)),)
+        for v, x in ((v, self.norms[v]) for v in node.results if v in self.norms):
+            dtype = self.new.get(x, x).type.dtype
+            if dtype != node.op.result_types[0].dtype:
+                wide = self.b(node.op, f"{v.name}.wide")
+                node = replace(node, op=t.Cast(wide, dtype))
+                results = (Value(v.name, wide.type.with_dtype(dtype)),)
         self.new.update((v, w) for v, w in zip(node.results, results, strict=True) if v != w)
         self.b.put(replace(node, results=results))
 
@@ -112,6 +113,9 @@ class _Autocast:
             case "widest":
                 ahead = not isinstance(op, t.Pointwise)
                 return self.cast_all(op, op.operands, widest(op.operands), ahead)
+            case "kept" if isinstance(op, t.Routine) and op.fn in ANY_ROUTINES:
+                dtype = op.args[0].type.dtype
+                return replace(op, gives=tuple(type.with_dtype(dtype) for type in op.gives))
             case "kept":
                 return self.cast_back(op, was)
             case "any":

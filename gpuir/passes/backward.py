@@ -11,7 +11,7 @@ from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import in_phase
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
-from gpuir.passes.gradients import GRADIENTS, Rule, rows
+from gpuir.passes.gradients import Rule, rows, rule_of
 from gpuir.passes.reverse import Reverse
 from gpuir.plugins import blamed
 
@@ -103,11 +103,11 @@ def differentiate(
         case t.Cond():
             _Cond(op, r.wants).differentiate(r, results, gradients)
         case _:
-            rule = GRADIENTS.get(type(op)) or _own_rule(op)
+            rule = rule_of(op) or _own_rule(op)
             if rule is None:
                 ends = " that ends on a condition" if isinstance(op, t.Loop) else ""
                 raise ModelError(
-                    f"no gradient of {op.name}{ends}",
+                    f"no gradient of {op.fn if isinstance(op, t.Routine) else op.name}{ends}",
                     fix="leave out what is upstream of it: wrt=..., or give it in primitives",
                 )
             if gradients[0] is not None:

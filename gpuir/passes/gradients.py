@@ -347,10 +347,32 @@ def _resize(r: Reverse, op: t.Resize, results: Sequence[Value], dy: Value) -> No
     r.give(op.x, r.b(t.ResizeGradient(dy, op.x.type.shape, *settings, *more)))
 
 
+def _columns(r: Reverse, op: t.Routine, results: Sequence[Value], dy: Value) -> None:
+    """Of columns added up where their windows were: the cells of each window."""
+    (x,) = op.args
+    r.give(x, r.b(t.Routine("im2col", (dy,), (x.type.with_dtype(dy.type.dtype),), op.attrs)))
+
+
+def _adaptive_mean(r: Reverse, op: t.Routine, results: Sequence[Value], dy: Value) -> None:
+    """Each mean's gradient spread over the cells of its window."""
+    (x,), attrs = op.args, dict(op.attrs)
+    if attrs["fn"] != "mean":
+        raise ModelError("no gradient of the largest cells of windows of several widths")
+    given = (("shape", x.type.shape), ("count", attrs["count"]))
+    type = x.type.with_dtype(dy.type.dtype)
+    r.give(x, r.b(t.Routine("adaptive_pool_gradient", (dy,), (type,), given, work=op.work)))
+
+
+def rule_of(op: Op) -> Rule | None:
+    """The gradient of an op, or of a routine by its name; None where there is none."""
+    return ROUTINES.get(op.fn) if isinstance(op, t.Routine) else GRADIENTS.get(type(op))
+
+
 def no_gradient(r: Reverse, op: Op, results: Sequence[Value], dy: Value) -> None:
     """Of integers, of bits, or of nothing."""
 
 
+ROUTINES: dict[str, Rule] = {"col2im": _columns, "adaptive_pool": _adaptive_mean}
 GRADIENTS: dict[type[Op], Rule] = {
     **dict.fromkeys((t.Bitcast, t.Constant, t.Iota, t.ArgReduce), no_gradient),
     **dict.fromkeys((t.Cast, t.Ordered, t.Broadcast), _same),

@@ -235,6 +235,13 @@ def test_a_batch_norm_of_a_run_is_one_pass_over_its_operand():
     assert {v.type.dtype for v in norm.op.operands if v.type.rank == 4} == {f16}
 
 
+def test_columns_are_added_up_in_16_bits():
+    """col2im is on no list, and torch has no kernel of it without a GPU."""
+    module, x = images(lambda s, y, x: F.fold(y.flatten(2)[:, :, :49], (8, 8), 2))
+    graph = gpuir.load(module, args=(x,), autocast="f16")
+    assert graph.outputs[0].type.dtype == f16
+
+
 class Block(nn.Module):
     """Of ConvNeXt and its like: a depthwise convolution, a norm over channels, two layers."""
 

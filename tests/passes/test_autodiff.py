@@ -327,6 +327,21 @@ def resized(mode: str, shape: tuple[int, ...], run: Callable[..., Any], **how: A
     return Case(lambda v: t.Resize(v, shape, scales, mode, **how), run, (x,))
 
 
+def columns(x: Value) -> t.Routine:
+    """F.fold of windows of 3 by 3, two cells apart, a cell of padding around."""
+    attrs = (
+        *(("image", (5, 4)), ("block", (3, 3)), ("counts", (3, 2))),
+        *(("strides", (2, 2)), ("low", (1, 1)), ("dilations", (1, 1))),
+    )
+    return t.Routine("col2im", (x,), (TensorType((2, 2, 5, 4), x.type.dtype),), attrs)
+
+
+def uneven(x: Value) -> t.Routine:
+    shape = (2, 3, 3, 2)
+    attrs = (("fn", "mean"), ("shape", shape), ("count", 2))
+    return t.Routine("adaptive_pool", (x,), (TensorType(shape, x.type.dtype),), attrs)
+
+
 TENSOR: dict[str, Case] = {
     "cast": Case(lambda x: t.Cast(x, f64), lambda x: x * 1, ONE),
     "ordered": Case(lambda x: t.Ordered(x, (1, 0)), lambda x: x * 1, ONE),
@@ -518,6 +533,12 @@ TENSOR: dict[str, Case] = {
         ((2, 3, 4), (2, 3, 4), (2, 3, 4)), given=(cells([True, True, False]),)
     ),
     **{name: mixed(**how) for name, how in EXPERTS.items()},
+    "columns added up": Case(
+        columns, lambda x: F.fold(x, (5, 4), 3, padding=1, stride=2), ((2, 18, 6),)
+    ),
+    "pool of windows of several widths": Case(
+        uneven, lambda x: F.adaptive_avg_pool2d(x, (3, 2)), ((2, 3, 7, 5),)
+    ),
     "resize nearest": resized(
         "nearest",
         (2, 3, 8, 10),
