@@ -50,9 +50,10 @@ def is_factor(flow: Flow, v: Value) -> bool:
 
 
 def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
-    """The place of the addition of a bias, in memory or cast for it, that the call of a product
-    does itself: in 16 bits always, so that nothing is rounded in between, else unless pointwise ops
-    alone read the sum. (torch 2.13: config.py, keep_addmm_fused_for_half_dtypes.)"""
+    """The place of the addition of a bias that the call of a product does itself: in 16 bits
+    always, so that nothing is rounded in between, else unless pointwise ops alone read the sum. Not
+    of one that the product's own model node computes. (torch 2.13: config.py,
+    keep_addmm_fused_for_half_dtypes.)"""
     made = product.results[0]
     users = flow.readers.get(made, ())
     if not isinstance(product.op, t.Matmul) or len(users) != 1 or made in flow.outputs:
@@ -64,12 +65,9 @@ def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
         case _:
             return None
     summed = node.results[0]
-    match flow.maker(bias):
-        case Node(t.Cast(x)):
-            pass
-        case _:
-            x = bias
-    if bias.type.rank != 1 or x not in stored:
+    maker = flow.maker(bias)
+    own = maker is not None and maker.locs == product.locs and not isinstance(maker.op, t.Cast)
+    if bias.type.rank != 1 or (own and bias not in stored):
         return None
     if summed.type.dtype.bits == 16:
         return users[0]
