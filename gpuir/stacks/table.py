@@ -40,6 +40,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "split_norms": "gpuir.stacks.inductor.split_norms:SplitNorms",
         "split_sums": "gpuir.stacks.inductor.split_sums:SplitSums",
         "split": "gpuir.stacks.onnxruntime.split:Split",
+        "conv_bias": "gpuir.stacks.pytorch.conv_bias:ConvBias",
         "batch_norm": "gpuir.stacks.pytorch.batch_norm:BatchNorm",
         "pool_indices": "gpuir.stacks.pytorch.pool_indices:PoolIndices",
         "pack_products": "gpuir.stacks.serving.pack_products:PackProducts",
