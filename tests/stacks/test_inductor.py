@@ -6,6 +6,7 @@ See validation/agreement/inductor.py and docs/fusion.md.
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -214,6 +215,23 @@ def test_attention_that_a_pattern_finds_is_one_call(tool: Any, dtype: Any, kinds
     heads = torch.zeros(2, 4, 32, 16, dtype=dtype)
     found = tool.compare("plain", Plain(), heads, heads, heads)
     assert [x.kind for x in found.theirs] == [x.kind for x in found.ours] == kinds
+
+
+def test_under_autocast_weights_are_cast_by_a_kernel_each_and_biases_stay_in_calls(
+    tool: Any,
+) -> None:
+    found = tool.compared("mlp", "compiled", mlp(), (X,), {}, "f16")
+    casts = ["pointwise"] * 2
+    assert [x.kind for x in found.theirs] == [
+        *("pointwise", *casts, "extern", "pointwise", *casts, "extern", "reduction")
+    ]
+    assert Counter(found.ours) == Counter(found.theirs)
+
+
+def test_under_autocast_images_stay_in_16_bits(tool: Any) -> None:
+    image = torch.zeros(2, 32, 16, 16)
+    found = tool.compared("square", "compiled", Square(), (image,), {}, "f16")
+    assert Counter(found.ours) == Counter(found.theirs)
 
 
 # launches over Inductor's kernels, F1 of pairs of ops that share one, kernels of the same ops

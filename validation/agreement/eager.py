@@ -4,7 +4,8 @@ usage: python -m validation.agreement.eager [MODEL...]
 
 PyTorch runs the model on the CPU under a `TorchDispatchMode`. An operator counts as one
 launch; views and allocations are left out, and so is what computes shapes from numbers alone. One
-that first copies an operand that is not packed (`PACKS`) counts as a copy more. Training is the
+that first copies an operand that is not packed (`PACKS`) counts as a copy more, a convolution whose
+bias PyTorch adds after cuDNN's call on a GPU as one more. Training is the
 module's forward pass, a loss of one number, and `backward()`, with attention that drops nothing:
 to drop something PyTorch spells it out in matrix products, on the CPU alone. Operators are told
 apart as products, copies and the rest: one number for each, and for all of them the share that both
@@ -78,9 +79,18 @@ class Counted(TorchDispatchMode):
                 self.ops["rest"] += bias
             else:
                 self.ops[kind] += LAUNCHES.get(name, 1)
+            self.ops["rest"] += name == "convolution" and is_biased_apart(*args)
             packed = (args[i].is_contiguous() for i in PACKS.get(name, ()))
             self.ops["copy"] += sum(not yes for yes in packed)
         return func(*args, **(kwargs or {}))
+
+
+def is_biased_apart(x: Any, weight: Any, bias: Any, *rest: Any) -> bool:
+    """Whether PyTorch adds a convolution's bias after cuDNN's call (aten/src/ATen/native/
+    Convolution.cpp): depthwise ones have a kernel of PyTorch's that does."""
+    groups = rest[-1]
+    depthwise = groups > 1 and groups == x.shape[1] and x.dim() == 4
+    return bias is not None and not depthwise
 
 
 def dispatched(run: Callable[[], Any]) -> Counter[str]:

@@ -165,6 +165,9 @@ def inductor_kernels(
     inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     if autocast is not None:
         graph = copy.deepcopy(graph)
+        for node in graph.graph.nodes:  # the export's word on dtypes, which autocast changes
+            if packet(node) == "_assert_tensor_metadata":
+                graph.graph.erase_node(node)
         move(graph, CUDA)
         inputs = on(CUDA, inputs)
     check = fuse_attention._sfdp_params_check
@@ -210,6 +213,7 @@ def move(gm: torch.fx.GraphModule, device: torch.device) -> None:
         nodes = [node for node in part.graph.nodes if "val" in node.meta]
         for node, value in zip(nodes, on(device, [n.meta["val"] for n in nodes]), strict=True):
             node.meta["val"] = value
+        for node in part.graph.nodes:
             node.args, node.kwargs = tree_map(
                 lambda x: device if isinstance(x, torch.device) else x, (node.args, node.kwargs)
             )
