@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
+from gpuir.cost.reading import work_of
+from gpuir.cost.rows import choose
+from gpuir.cost.work import Work
 from gpuir.stacks.inductor.split_sums import SplitSums
 from gpuir.targets.load import load_target
+from gpuir.text import parse
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("torch._inductor.scheduler", reason="this PyTorch has no Inductor")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 nn = torch.nn
+A100_HINTS = {"major": 8, "warp_size_or_default": 32}  # of what Inductor's heuristics ask
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +239,50 @@ def test_under_autocast_images_stay_in_16_bits(tool: Any) -> None:
     image = torch.zeros(2, 32, 16, 16)
     found = tool.compared("square", "compiled", Square(), (image,), {}, "f16")
     assert Counter(found.ours) == Counter(found.theirs)
+
+
+@pytest.mark.parametrize("rows", [64, 1024, 1 << 20])
+@pytest.mark.parametrize("length", [16, 128, 256, 512, 1024, 2048, 4096, 16384])
+def test_reductions_have_the_tiles_of_inductors_heuristics(
+    tool: Any, rows: int, length: int
+) -> None:
+    from torch._inductor.runtime import triton_heuristics as heuristics
+    from torch._inductor.runtime.hints import ReductionHint
+
+    sizes, made = {"x": rows, "r0_": length}, {"device": SimpleNamespace(**A100_HINTS)}
+    with tool.pretended_gpu():
+        if length <= 1024:
+            found = heuristics._persistent_reduction_configs(sizes, ReductionHint.INNER, {}, made)
+            steps = [length] * len(found)
+        else:
+            hint = {"reduction_hint": ReductionHint.INNER}
+            found = heuristics._reduction_configs(
+                size_hints=sizes, inductor_meta=hint, triton_meta=made
+            )
+            steps = [x.kwargs["R0_BLOCK"] for x in found]
+    wide = np.array([length]), np.array([rows])
+    work = replace(reduction(), dims=(("o", wide[1]), ("r", wide[0])), form="triton")
+    tiles = choose(work, load_target("a100"), {})
+    ours = (int(tiles.dims["o"][0]), int(tiles.dims["r"][0]), int(tiles.warps[0]))
+    assert ours in [
+        (x.kwargs["XBLOCK"], step, x.num_warps) for x, step in zip(found, steps, strict=True)
+    ]
+    assert length < 256 or len(found) == 1
+
+
+def reduction() -> Work:
+    (node,) = parse(
+        """kernel @g {
+          in %x: f16[8, 64]
+          %y: f16[8, 64] = k.reduce([%x], {
+            in %x: f16[8, 64]
+            %y: f16[8, 64] = t.softmax(%x, 1)
+            out %y
+          }, library="triton") at "m:softmax"
+          out %y
+        }"""
+    ).nodes
+    return work_of(node.op)
 
 
 # launches over Inductor's kernels, F1 of pairs of ops that share one, kernels of the same ops

@@ -785,7 +785,9 @@ def main() -> int:
     wanted = [m for name in given.models for m in (FRESH if name == "fresh" else [name])]
     for name in wanted or MODELS:
         try:
-            found = compared(name, given.profile, *(models.get(name) or vision(name))(), autocast=given.autocast)
+            found = compared(
+                name, given.profile, *(models.get(name) or vision(name))(), autocast=given.autocast
+            )
         except Exception as error:  # a library that is missing, or does not fit this torch
             print(f"{name:16} {type(error).__name__}: {' '.join(str(error).split())[:80]}")
             continue
