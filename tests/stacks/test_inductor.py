@@ -18,6 +18,7 @@ import pytest
 from gpuir.cost.reading import work_of
 from gpuir.cost.rows import choose
 from gpuir.cost.work import Work
+from gpuir.ops.kernel import Reduce
 from gpuir.stacks.inductor.split_sums import SplitSums
 from gpuir.targets.load import load_target
 from gpuir.text import parse
@@ -246,28 +247,28 @@ def test_under_autocast_images_stay_in_16_bits(tool: Any) -> None:
 def test_reductions_have_the_tiles_of_inductors_heuristics(
     tool: Any, rows: int, length: int
 ) -> None:
-    from torch._inductor.runtime import triton_heuristics as heuristics
-    from torch._inductor.runtime.hints import ReductionHint
+    allowed = heuristics(tool, rows, length)
+    wide = (("o", np.array([rows])), ("r", np.array([length])))
+    tiles = choose(replace(reduction(), dims=wide), load_target("a100"), {})
+    ours = (int(tiles.dims["o"][0]), int(tiles.dims["r"][0]), int(tiles.warps[0]))
+    assert ours in allowed
+    assert length < 256 or len(allowed) == 1
 
+
+def heuristics(tool: Any, rows: int, length: int) -> list[tuple[int, int, int]]:
+    """Rows and cells of a block, and warps, of each kernel that Inductor would try."""
+    module: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics")
+    hint = importlib.import_module("torch._inductor.runtime.hints").ReductionHint.INNER
     sizes, made = {"x": rows, "r0_": length}, {"device": SimpleNamespace(**A100_HINTS)}
     with tool.pretended_gpu():
         if length <= 1024:
-            found = heuristics._persistent_reduction_configs(sizes, ReductionHint.INNER, {}, made)
-            steps = [length] * len(found)
+            found = module._persistent_reduction_configs(sizes, hint, {}, made)
         else:
-            hint = {"reduction_hint": ReductionHint.INNER}
-            found = heuristics._reduction_configs(
-                size_hints=sizes, inductor_meta=hint, triton_meta=made
+            given = {"reduction_hint": hint}
+            found = module._reduction_configs(
+                size_hints=sizes, inductor_meta=given, triton_meta=made
             )
-            steps = [x.kwargs["R0_BLOCK"] for x in found]
-    wide = np.array([length]), np.array([rows])
-    work = replace(reduction(), dims=(("o", wide[1]), ("r", wide[0])), form="triton")
-    tiles = choose(work, load_target("a100"), {})
-    ours = (int(tiles.dims["o"][0]), int(tiles.dims["r"][0]), int(tiles.warps[0]))
-    assert ours in [
-        (x.kwargs["XBLOCK"], step, x.num_warps) for x, step in zip(found, steps, strict=True)
-    ]
-    assert length < 256 or len(found) == 1
+    return [(x.kwargs["XBLOCK"], x.kwargs.get("R0_BLOCK", length), x.num_warps) for x in found]
 
 
 def reduction() -> Work:
@@ -282,6 +283,7 @@ def reduction() -> Work:
           out %y
         }"""
     ).nodes
+    assert isinstance(node.op, Reduce)
     return work_of(node.op)
 
 

@@ -147,10 +147,10 @@ def inductor_kernels(
     """What torch.compile would launch: a list for each graph it compiles, forward then backward;
     under torch.autocast("cuda") in a dtype, if one is given."""
     from torch._functorch import config as functorch
+    from torch._inductor import compile_fx as fx
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import decompositions
-    from torch._inductor import compile_fx as fx
     from torch._inductor.fx_passes import fuse_attention
 
     found: list[list[Kernel]] = []
