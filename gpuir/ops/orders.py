@@ -11,9 +11,13 @@ from gpuir.ops import tensor as t
 
 def as_operands(y: TensorType, args: Iterable[Value]) -> TensorType:
     """A pointwise result as the first operand of its shape (aten/src/ATen/TensorIterator.cpp,
-    reorder_dimensions), where it has no order of its own."""
-    like = next((v.type.order for v in args if v.type.shape == y.shape), None)
-    return y if like is None or y.order is not None else y.with_order(like)
+    reorder_dimensions), where it has no order of its own; one that is joined in the same kernel as
+    its parts, as a convolution's."""
+    args = tuple(args)
+    like = [v.type.order for v in args if v.type.shape == y.shape]
+    if y.order is not None:
+        return y
+    return y.with_order(like[0]) if like else convolved(y, args)
 
 
 def as_images(y: TensorType, args: Iterable[Value]) -> TensorType:
@@ -26,7 +30,8 @@ def as_images(y: TensorType, args: Iterable[Value]) -> TensorType:
 
 def convolved(y: TensorType, args: Iterable[Value]) -> TensorType:
     """Channels-last where an operand is (aten/src/ATen/native/ConvUtils.h,
-    cudnn_conv_suggest_memory_format)."""
+    cudnn_conv_suggest_memory_format); so are parts that a compiler has side by side (torch 2.13:
+    torch/_inductor/ir.py, ConcatKernel.create)."""
     last = any(v.type.is_channels_last and v.type.rank == y.rank for v in args)
     return y.with_order(channels_last(y.rank)) if last else y
 

@@ -13,6 +13,7 @@ from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.types import DType, TensorType, channels_last, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.ops.orders import convolved
 from gpuir.ops.strides import Strided, apart, packed, viewed
 from gpuir.ops.vocabulary import find_op
 from gpuir.passes.manager import Pass
@@ -162,7 +163,7 @@ class _Legalizer:
         if (view := self.of_this_trip(op)) is not None:
             return view
         if is_joined(op):
-            return k.View(op.args, body)
+            return k.View(op.args, body, convolved(body.outputs[0].type, op.args).order or ())
         kernel = kernel_of(ops)(op.args, body)
         if isinstance(kernel, k.Reduce) and self.options.triton:
             return replace(kernel, library="triton")
