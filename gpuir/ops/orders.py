@@ -9,15 +9,14 @@ from gpuir.ir.types import TensorType, channels_last
 from gpuir.ops import tensor as t
 
 
-def as_operands(y: TensorType, args: Iterable[Value]) -> TensorType:
-    """A pointwise result as the first operand of its shape (aten/src/ATen/TensorIterator.cpp,
-    reorder_dimensions), where it has no order of its own; one that is joined in the same kernel as
-    its parts, as a convolution's."""
-    args = tuple(args)
-    like = [v.type.order for v in args if v.type.shape == y.shape]
+def as_operands(y: TensorType, args: Sequence[Value]) -> TensorType:
+    """A result that has no order of its own as the first operand of its shape
+    (aten/src/ATen/TensorIterator.cpp, reorder_dimensions); of a loop in which none has it, that
+    joins, pads or resamples on its way, as images do."""
     if y.order is not None:
         return y
-    return y.with_order(like[0]) if like else convolved(y, args)
+    like = next((v.type for v in args if v.type.shape == y.shape), None)
+    return convolved(y, args) if like is None else y.with_order(like.order)
 
 
 def as_images(y: TensorType, args: Iterable[Value]) -> TensorType:

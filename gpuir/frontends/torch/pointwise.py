@@ -374,13 +374,14 @@ def to_type(n: TorchNode, e: Emitter) -> Value:
     x = n["self"]
     if x.type.dtype.kind == "complex" and n.type.dtype.kind != "complex":
         x = pick(e, e(t.Parts(x)), x.type.rank, 0)  # the real part alone
-    y = cast(e, x, n.type.dtype)
-    return y if n.args.get("memory_format") in KEPT else in_format(n, e, y)
+    return in_format(n, e, cast(e, x, n.type.dtype))
 
 
 def copied(n: TorchNode, e: Emitter) -> Value:
-    """The same numbers in memory of their own."""
-    return e(t.Map("copy", (n["self"],))) if n.args["memory_format"] in KEPT else contiguous(n, e)
+    """The same numbers in memory of their own, lying as they did where the call asks for nothing
+    else."""
+    kept = n.args["memory_format"] in (None, torch.preserve_format)
+    return e(t.Map("copy", (n["self"],))) if kept else in_format(n, e, n["self"])
 
 
 def contiguous(n: TorchNode, e: Emitter) -> Value:
@@ -388,15 +389,16 @@ def contiguous(n: TorchNode, e: Emitter) -> Value:
     return in_format(n, e, n["self"])
 
 
-KEPT = (None, torch.preserve_format)
-
-
 def in_format(n: TorchNode, e: Emitter, x: Value) -> Value:
-    """x in the memory format that the call asks for."""
-    if n.args["memory_format"] == torch.contiguous_format:
-        return e(t.Map("identity", (x,)))
-    order = channels_last(x.type.rank)
-    return x if order is None else e(t.Ordered(x, order))
+    """x in the memory format that the call asks for, if any; a schema's default is a number."""
+    match n.args.get("memory_format"):
+        case torch.channels_last | torch.channels_last_3d:
+            order = channels_last(x.type.rank)
+            return x if order is None else e(t.Ordered(x, order))
+        case torch.contiguous_format | 0:
+            return e(t.Map("identity", (x,)))
+        case _:
+            return x
 
 
 def unchanged(n: TorchNode, e: Emitter) -> Value:
