@@ -98,7 +98,8 @@ def test_results_lie_as_torch_has_them(last: bool):
                 nonlocal checked
                 y = super().run_node(n)
                 if n.target == torch.ops.aten.conv2d.default and last:
-                    y = y.contiguous(memory_format=torch.channels_last)
+                    _, c, h, w = y.shape
+                    y = torch.empty_strided(y.shape, (c * h * w, 1, w * c, c), device="cuda")
                 elif n.name in found and isinstance(y, torch.Tensor) and y.shape[-1] > 1:
                     wants = LAST if y.stride()[1] == 1 else None
                     assert found[n.name].order == wants, n.name
