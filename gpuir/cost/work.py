@@ -142,10 +142,7 @@ class Windowed(Detail):
 
 @dataclass(frozen=True)
 class Columns(Detail):
-    """Of a norm that runs over columns: how many lie side by side, as channels-last images have
-    them."""
-
-    count: Number
+    """Of a norm over columns, which lie side by side: the channels of channels-last images."""
 
 
 @dataclass(frozen=True)
