@@ -10,6 +10,7 @@ from typing import TypeGuard
 from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
+from gpuir.ir.phases import phase_of
 from gpuir.ir.types import DType, TensorType, channels_last, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -233,8 +234,12 @@ class _Legalizer:
             if is_by_rows(op):
                 yield from ((x, None) for x in given)
             elif isinstance(op, CONVOLUTIONS):
-                last = any(self.new.get(x, x).type.is_channels_last for x in given)
+                deciding = [x for x in deciders(op, node) if x in outer]
+                last = any(self.lies_last(outer[x]) for x in deciding)
                 yield from ((x, channels_last(x.type.rank) if last else None) for x in given)
+
+    def lies_last(self, x: Value) -> bool:
+        return self.new.get(x, x).type.is_channels_last
 
     def is_row_major(self, x: Value) -> bool:
         return is_packed(x.type.with_order(None), self.lies(x).strides)
@@ -575,6 +580,19 @@ def is_by_rows(op: Op) -> bool:
 
 
 CONVOLUTIONS = (t.Conv, t.ConvTranspose, t.ConvWeightGradient)
+
+
+def deciders(op: Op, node: Node) -> tuple[Value, ...]:
+    """The operands by which a convolution's images lie. Those of a gradient lie as in the
+    convolution itself, whatever comes back to it (aten/src/ATen/native/Convolution.cpp,
+    convolution_backward)."""
+    match op:
+        case t.ConvWeightGradient(x):
+            return (x,)
+        case t.ConvTranspose(w=w) if phase_of(node) == "backward":
+            return (w,)
+        case _:
+            return op.operands
 
 
 def is_gradient(op: Op) -> bool:
