@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from measured import OTHERS, TABLES
 
+from gpuir.cost.work import Timed
 from gpuir.fit.batch import Batch
 from gpuir.fit.columns import TableFile, Words
 from gpuir.fit.readers import Reader
@@ -85,10 +86,31 @@ def test_the_contraction_of_an_eager_product_is_n(tmp_path: Path):
 
 
 def test_rows_of_a_shape_share_its_work(tmp_path: Path):
-    b = batch(read(tmp_path, "gemm"), "gemm", dtype="bf16")
+    text = TABLES["gemm"].replace(",vllm,", ",sglang,")
+    b = batch(read(tmp_path, "gemm", text), "gemm", dtype="bf16")
     assert len(b) == 2
     assert np.array_equal(b.which, [0, 0])
-    assert set(b.words["framework"].names) >= {"vllm", "sglang"}
+
+
+def test_products_are_as_their_stack_timed_them(tmp_path: Path):
+    """Six copies of a layer. To vLLM's weights nothing was written."""
+    details = [
+        b.works[-1].detail_as(Timed) for b in read(tmp_path, "gemm").batches if b.dtype == "bf16"
+    ]
+    assert {d.blank for d in details} == {True, False}
+    for d in details:
+        assert float(d.runs[0]) == 12 * 6 and float(d.between[0]) == 5 * 2 * 4096**2
+
+
+def test_kernels_of_a_profiler_are_without_their_launches(tmp_path: Path):
+    rows = TABLES["gemm"].splitlines()
+    cells = dict(zip(rows[0].split(","), rows[1].split(","), strict=True))
+    cells |= {"system": "pipeweave_h20", "framework": "unlabelled", "dtype": "fp8", "m": "4"}
+    text = "\n".join((rows[0], ",".join(cells.values()), ""))
+    (b,) = read(tmp_path, "gemm", text).batches
+    assert b.target.name == "h20-sxm-96gb" and not b.clock.launches and b.rough
+    (work,) = b.works
+    assert work.extents["m"][0] == 128
 
 
 def test_a_quantised_product_quantises_first(tmp_path: Path):
