@@ -59,6 +59,7 @@ def experts(s: Shapes) -> tuple[Work, ...]:
             stack=s.words["stack"],
             block=s.words["dtype"] == "fp8_block",
             strays=s.words["strays"] == "rest",
+            again=True,
         ),
     )
 

@@ -104,8 +104,9 @@ def _factors(stack: str, scheme: str) -> tuple[Factor, ...]:
 # one token of SGLang's f16 takes 28.7 us at the least on A100, 22.1 on H100 and 18.4 on L40S, with
 # 1.41, 1.98 and 2.52 GHz (kernel table moe).
 WAITS_HZ = 1.98e9
-# Layers are measured again and again: weights are met in the L2 where all of one call's fit, up to
-# this share of what it keeps; see `tensor`, whose factors for that start there.
+# Layers are measured again and again (`Routed.again`): weights are met in the L2 where all of one
+# call's fit, up to this share of what it keeps; see `tensor`, whose factors for that start there.
+# In a model others come between.
 L2_KEEPS, L2_EDGE = 0.95, 0.3
 # Of the listed L2 rate, in one piece and in two partitions: as of streams.
 L2_SHARES = 0.75, 0.42
@@ -144,7 +145,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     _features(s, work)
     clocks = target.sms * target.clock_hz
     dram = target.dram_bytes_per_s * (GDDR_OVER_HBM if target.dram.ecc else 1.0)
-    cold = missed(xp, work.nbytes, L2_KEEPS * kept_bytes(target), L2_EDGE)
+    cold: Number = 1.0
+    if routed.again:
+        cold = missed(xp, work.nbytes, L2_KEEPS * kept_bytes(target), L2_EDGE)
     cold = s.put("share of the weights that misses the l2", cold)
     l2_rate = _l2_rate(target)
     streaming = xp.maximum(cold / (dram * p["dram share"]), 1 / l2_rate)

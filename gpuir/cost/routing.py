@@ -35,12 +35,14 @@ class Shares(Detail):
 @dataclass(frozen=True)
 class Routed(Detail):
     """Of a mixture of experts: its tokens, the rows that the router sends to any rank, matrices
-    that a row goes through before the activation, and how the rows are shared."""
+    that a row goes through before the activation, and how the rows are shared. `again`: it ran
+    again and again, as it was measured, and nothing between took its weights from the L2."""
 
     tokens: Number
     sent: Number
     into: Number
     shares: Shares
+    again: bool = False
 
 
 def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: Number) -> Shares:
@@ -155,6 +157,7 @@ def mixture(
     block: bool = False,
     strays: bool = False,
     routed: bool = False,
+    again: bool = False,
 ) -> Work:
     """A mixture of experts on one rank, from the router's choice to its sum: `tokens` of `hidden`
     cells, each to `topk` of `experts`, which are `inter` wide and lie on `ranks` ranks; each expert
@@ -164,7 +167,8 @@ def mixture(
     says that scales belong to blocks along k. `skew`: see `shares`. With `strays`, the rank
     is given the tokens it has an expert for alone, and computes their rows for other ranks' experts
     too, as one more expert's: so SGLang up to 0.5.10 was measured, on GPUs before Blackwell.
-    Where tokens were `routed`, those that have no row on the rank are not there.
+    Where tokens were `routed`, those that have no row on the rank are not there. `again`: as one
+    that was measured, see `Routed`.
     Between kernels rows lie in 16 bits, or as wide as they are multiplied.
     """
     width, local = inter / shards, experts // ranks
@@ -197,7 +201,7 @@ def mixture(
         pipe="tensor",
         kind=f"{stack} {scheme_of(dtype, weight, block)}",
         novel=stored not in (dtype, *CONVERTED),
-        detail=Routed(tokens, sent, into, share),
+        detail=Routed(tokens, sent, into, share, again),
     )
 
 

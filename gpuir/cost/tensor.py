@@ -426,7 +426,7 @@ def _dispatched(work: Work, target: Target) -> Tiles | None:
     if work.kind not in SCALED or work.dtype.bits != 8 or instruction(target) != "mma":
         return None
     m, n = (np.asarray(work.extents[d], float) for d in ("m", "n"))
-    tm, tn = np.where(m > 0, 32.0, 32.0), np.where(n > 0, 128.0, 128.0)
+    tm, tn = np.full(m.shape, 32.0), np.full(m.shape, 128.0)
     if work.kind == "row scales":
         wide = np.where((n > 4096) & (n <= 8192), 256.0, 128.0)
         tm = np.where(m <= 256, np.where(n <= 4096, 64.0, 128.0), wide)
