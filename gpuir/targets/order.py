@@ -38,7 +38,7 @@ def is_at_least(more: Target, less: Target) -> bool:
 
 
 def _make(target: Target) -> tuple[str, str, str, bool]:
-    return target.vendor, target.isa, target.dram.kind[:3], target.dram.ecc
+    return target.vendor, target.isa, target.dram.kind[:3], bool(target.dram.ecc)
 
 
 def pairs(targets: Iterable[Target]) -> Iterator[tuple[Target, Target]]:
