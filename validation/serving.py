@@ -214,7 +214,9 @@ def _libraries(columns: Columns) -> Columns:
     own |= source.where("vllm_flashinfer") & version.where("0.14.0")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
     library, odd = source.mapped(_library), version.where("1.3.0rc10")
-    library = Words(np.where(own, len(library.names), library.codes), (*library.names, "flashinfer"))
+    library = Words(
+        np.where(own, len(library.names), library.codes), (*library.names, "flashinfer")
+    )
     if "compute_dtype" in columns.cells:
         ambiguous = columns.words("compute_dtype").where("ambiguous")
         odd |= ambiguous

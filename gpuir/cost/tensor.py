@@ -30,6 +30,9 @@ from gpuir.targets.target import Target
 
 STEP_BYTES = 128  # of k in a step: the widest swizzled row of shared memory (PTX ISA, wgmma)
 MOST_STAGES = 4  # assumed: deeper pipelines gain little
+# Of CUTLASS's small tiles for rows with scales on mma units (see `_dispatched`), in the middle: a
+# wait is shared by the loads of all stages but one.
+SCALED_STAGES = 5
 MOST_SPLIT = 32  # assumed: blocks that share one tile's k
 LEAST_STEPS = 4  # assumed: of each of those blocks
 IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
@@ -245,6 +248,8 @@ def _step(
     loads = s.put("loads of a step", loads, "s")
     own = way == "scaled" or work.kind == "plugin"
     chain = p[f"step ns {work.kind if own else way}"] * 1e-9
+    if work.kind == "row scales" and not own:
+        chain = chain * (MOST_STAGES - 1) / (SCALED_STAGES - 1)
     chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
     step = xp.maximum(xp.maximum(products, loads), chain)
     leak = p[f"leak {'scaled' if work.kind in SCALED else way}"]
@@ -419,24 +424,21 @@ def _table(target: Target, bits: int) -> tuple[Any, ...]:
 
 
 def _dispatched(work: Work, target: Target) -> Tiles | None:
-    """The tile of 8-bit products with scales on mma units, which their libraries take by rows and
-    columns alone: those of vLLM and SGLang with scales a row (CUTLASS; vLLM, csrc/quantization,
-    scaled_mm_c2x_sm89_fp8_dispatch.cuh; sgl-kernel, fp8_gemm_kernel.cu), TensorRT-LLM's with scales
-    a block (gemm_dispatch_sm89 of fp8_blockscale_gemm_kernel.cuh, which has one)."""
+    """The tile of 8-bit products with scales on mma units, which their libraries take by the rows
+    alone: SGLang's with scales a row (CUTLASS; sgl-kernel, fp8_gemm_kernel.cu, for up to 8192
+    columns; vLLM's scaled_mm_c2x_sm89_fp8_dispatch.cuh differs by a factor of 2 here and there) and
+    TensorRT-LLM's with scales a block (gemm_dispatch_sm89 of fp8_blockscale_gemm_kernel.cuh)."""
     if work.kind not in SCALED or work.dtype.bits != 8 or instruction(target) != "mma":
         return None
-    m, n = (np.asarray(work.extents[d], float) for d in ("m", "n"))
+    m = np.asarray(work.extents["m"], float)
     tm, tn = np.full(m.shape, 32.0), np.full(m.shape, 128.0)
     if work.kind == "row scales":
-        wide = np.where((n > 4096) & (n <= 8192), 256.0, 128.0)
-        tm = np.where(m <= 256, np.where(n <= 4096, 64.0, 128.0), wide)
-        tm = np.where(m <= 128, np.minimum(64.0, 2.0 ** np.ceil(np.log2(np.maximum(m, 16.0)))), tm)
-        tn = np.where(m <= 64, 64.0, 128.0)
+        tm = np.select([m <= 16, m <= 64, m <= 128], [16.0, 32.0, 64.0], 128.0)
+        tn = np.where(m <= 256, 64.0, 128.0)
     room = np.floor(target.sm.smem_bytes_per_block / ((tm + tn) * STEP_BYTES + 1024))
     one = np.ones(tm.shape)
     dims = {"b": one, "m": tm, "n": tn, "k": STEP_BYTES * one}
-    warps = np.where(tm * tn > 128 * 128, 8.0, 4.0)
-    return Tiles(dims, np.clip(room, 1.0, MOST_STAGES), warps, one)
+    return Tiles(dims, np.clip(room, 1.0, MOST_STAGES), 4 * one, one)
 
 
 def candidates(work: Work, target: Target) -> Tiles:
