@@ -64,6 +64,10 @@ SYNC_FLOPS = 2048.0  # a clock of an SM by `mma.sync` on sm_10x: assumed Ampere'
 # read, each number by two roundings and a difference (cutlass, mma_tensor_op_fast_f32.h;
 # kernel_forward.h, kNumWarpsPerBlock).
 SPLIT_OPS, WARP = 3.0, 32.0
+# Kernels in Triton mask each score: a comparison and an `and` a bound (the keys there are, a causal
+# mask, a window), and a choice (SGLang, extend_attention.py). Products of 8 bits want values turned,
+# which no instruction does while it loads (PTX ISA, ldmatrix: `.trans` is of 16 bits): word by word.
+BOUND_OPS, WORD_BYTES = 2.0, 4.0
 HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-2
 STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
 GATHERED_ROWS = 16.0  # assumed: rows of a strip whose parts one block combines
@@ -325,7 +329,11 @@ def _step_s(
     # and values from shared memory; XQA's warps share the keys out among them.
     apart = 1.0 - kernel.whole if sync else old
     each = xp.minimum(tiles.warps, xp.maximum(rows / WARP_ROWS, 1.0))  # else they share out keys
-    bank_s = each * step * cells * work.dtype.bits / 8 / (BANK_BYTES * target.clock_hz)
+    read = cells * work.dtype.bits / 8
+    if work.dtype.bits < 16 and own in TRITON:
+        padded = _padded(xp, value, work, target, kernel, is_value=True)
+        read = read + padded * (WORD_BYTES - work.dtype.bits / 8)
+    bank_s = each * step * read / (BANK_BYTES * target.clock_hz)
     bank_s = s.put("shared memory of a step", apart * bank_s, "s")
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
     product_s = s.put("products of a step", product_s + (1 - turns) * bank_s, "s")
@@ -338,6 +346,9 @@ def _step_s(
     if takes_three(work, target):
         each = each + SPLIT_OPS * 2 / WARP * cells
     softmax_s = rows * step * (1 / exponentials + each / lanes)
+    if sync and own in TRITON:
+        bounds = 1 + xp.where(work.density < 1.0, 1.0, 0.0) + heads_of(work).windowed
+        softmax_s = softmax_s + rows * step * (1 + BOUND_OPS * bounds) / lanes
     if own == "flashinfer":
         cast = kernel.single * is_narrow(work, xp) * step * (heads_of(work).head + value)
         softmax_s = softmax_s + CAST_OPS * cast / lanes
