@@ -152,11 +152,13 @@ def one(like: Number) -> Number:
 
 
 def prefill(s: Shapes) -> tuple[Work, ...]:
-    """Causal attention of whole prompts on themselves, quantised before where `narrows`."""
+    """Causal attention of whole prompts on themselves, quantised before where `narrows`. SGLang's
+    kernel in Triton reads new keys as they come, not out of the cache (extend_attention.py)."""
     cells = s["batch"] * s["isl"] * s["head_dim"]
     keys = quantised(cells * s["kv_heads"], f8e4m3, 3.0)
     narrowed = (quantised(cells * s["q_heads"], f8e4m3, 3.0), keys, keys)
-    own = _attention(s, queries=s["isl"], keys=s["isl"])
+    fresh = s.words["stack"] == "triton"
+    own = _attention(s, queries=s["isl"], keys=s["isl"], fresh=fresh)
     return (*narrowed, own) if s.words["narrows"] == "yes" else (own,)
 
 
@@ -165,7 +167,7 @@ def decode(s: Shapes) -> tuple[Work, ...]:
     return (_attention(s, queries=one(s["batch"]), keys=s["past_kv"] + 1),)
 
 
-def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
+def _attention(s: Shapes, queries: Number, keys: Number, fresh: bool = False) -> Work:
     dtype, kv = _attention_dtypes(s.words)
     return sized.attention(
         s["batch"],
@@ -175,7 +177,7 @@ def _attention(s: Shapes, queries: Number, keys: Number) -> Work:
         s["head_dim"],
         dtype,
         kv_heads=s["kv_heads"],
-        kv_dtype=kv,
+        kv_dtype=dtype if fresh else kv,
         causal=True,
         window=s["window"],
         out=bf16,
