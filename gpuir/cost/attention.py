@@ -329,6 +329,13 @@ def _step_s(
     # and values from shared memory; XQA's warps share the keys out among them.
     apart = 1.0 - kernel.whole if sync else old
     each = xp.minimum(tiles.warps, xp.maximum(rows / WARP_ROWS, 1.0))  # else they share out keys
+    if sync and own == "triton":
+        # Of products in a chain all warps go along the longer side of the scores, and where it has
+        # no rows for them they repeat others' (Triton, AccelerateMatmul.cpp, warpsPerTileV2): seen
+        # of prefill_attention.py, for calls without a mask, and not of extend_attention.py.
+        repeated = xp.where(work.density < 1.0, 1.0, xp.maximum(tiles.warps * WARP_ROWS / rows, 1.0))
+        repeated = xp.where(rows < step, 1.0, repeated)
+        product_s, each = product_s * repeated, each * repeated
     read = cells * work.dtype.bits / 8
     if work.dtype.bits < 16 and own in TRITON:
         padded = _padded(xp, value, work, target, kernel, is_value=True)
