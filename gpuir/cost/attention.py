@@ -65,8 +65,9 @@ SYNC_FLOPS = 2048.0  # a clock of an SM by `mma.sync` on sm_10x: assumed Ampere'
 # kernel_forward.h, kNumWarpsPerBlock).
 SPLIT_OPS, WARP = 3.0, 32.0
 # Kernels in Triton mask each score: a comparison and an `and` a bound (the keys there are, a causal
-# mask, a window), and a choice (SGLang, extend_attention.py). Products of 8 bits want values turned,
-# which no instruction does while it loads (PTX ISA, ldmatrix: `.trans` is of 16 bits): word by word.
+# mask, a window), and a choice (SGLang, extend_attention.py). Products of 8 bits want values
+# turned, which no instruction does while it loads (PTX ISA, ldmatrix: `.trans` is of 16 bits), and
+# are read word by word.
 BOUND_OPS, WORD_BYTES = 2.0, 4.0
 HEAD_STEP = 32.0  # cells that heads are padded to multiples of: FlashAttention-2
 STRIP = 64.0  # rows of one warp group, which has no other to take turns with: FlashAttention-3
@@ -115,7 +116,7 @@ FACTORS = (
     Factor("overlap", 0.5, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
     Factor("dram share", 0.86, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
     Factor("l2 share", 0.64, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
-    Factor("l2 found", 0.9, 0.4, 1.1, 0.0, "of an L2 in two parts, what a call finds again"),
+    Factor("l2 found", 0.7, 0.4, 1.1, 0.0, "of an L2 in two parts, what a call finds again"),
     Factor("sm bytes", 32.0, 8.0, 128.0, 0.0, "bytes a clock that one SM draws from the L2"),
     Factor("block start", 5000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
     Factor("head start", 8.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of its head"),
@@ -131,14 +132,14 @@ FACTORS = (
     Factor("xqa start", 1.2, 0.5, 3.0, 0.0, "XQA: times block start"),
     Factor("step wait", 600.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
     Factor("unhidden", 0.4, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
-    Factor("sync unhidden", 0.3, 0.0, 1.0, 0.0, "the same before sm_90"),
+    Factor("sync unhidden", 0.12, 0.0, 1.0, 0.0, "the same before sm_90"),
     Factor(
         "cache unhidden", 0.25, 0.0, 1.0, 0.0, "the same of one query where loads are asynchronous"
     ),
     Factor("op start", 3.5e-06, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
     Factor("cache op start", 3e-06, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
-    Factor("sync op start", 6000.0, 200.0, 30000.0, 0.2, "clocks, before sm_90: instead of these"),
-    Factor("sync cache op start", 5400.0, 200.0, 30000.0, 0.2, "the same of one query on a cache"),
+    Factor("sync op start", 4000.0, 200.0, 30000.0, 0.2, "clocks, before sm_90: instead of these"),
+    Factor("sync cache op start", 5500.0, 200.0, 30000.0, 0.2, "the same of one query on a cache"),
     Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
     Factor("inner combine", 1.5e-06, 1e-7, 1e-5, 0.0, "the same within the kernel"),
     Factor(
@@ -147,18 +148,18 @@ FACTORS = (
     Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
     Factor("sync append start", 3800.0, 20.0, 30000.0, 0.2, "clocks of it, before sm_90"),
     Factor("query copies", 0.4, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
-    Factor("triton compute", 0.17, 0.05, 1.2, 0.0, "Triton from sm_90 on: times compute share"),
+    Factor("triton compute", 0.12, 0.05, 1.2, 0.0, "Triton from sm_90 on: times compute share"),
     Factor("triton sync", 0.8, 0.05, 1.2, 0.0, "the same before, of instructions that all use"),
     Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
-    Factor("triton cells", 4.5, 1.0, 64.0, 0.0, "Triton: of a cache, that a block takes a clock"),
+    Factor("triton cells", 4.0, 1.0, 64.0, 0.0, "Triton: of a cache, that a block takes a clock"),
     Factor(
-        "triton block", 2500.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"
+        "triton block", 6000.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"
     ),
-    Factor("triton skipped", 0.6, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
+    Factor("triton skipped", 0.75, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor(
         "staged bytes",
-        22.0,
+        16.0,
         4.0,
         128.0,
         0.0,
@@ -222,7 +223,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     rounds = xp.maximum(load / resident, 1.0)
     drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
     wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
-    loads_s = _loads_s(s, work, tiles, target, p, kernel)
+    loads_s = _loads_s(s, work, tiles, target, p)
     start_s = _start_s(s, work, tiles, target, p, w, kernel)
     if is_unsplit(work, target):
         narrow = is_narrow(work, xp)
@@ -266,18 +267,14 @@ def _hidden_steps(
     return s.put("steps that a window hides", many * p["triton skipped"] * behind)
 
 
-def _loads_s(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], kernel: Ran
-) -> Number:
+def _loads_s(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Number:
     """Seconds that a block waits in each step for its keys and values, where nothing else of it
     goes on meanwhile: kernels in Triton of one stage, whose loads go by cells whatever their
     dtype. More warps load as much more."""
-    xp, own, step = s.xp, library(work, target), tiles.dims["d"]
-    if own in TRITON:
-        cells = step * (heads_of(work).head + work.extents["e"])
-        clocks = cells / (p["triton cells"] * tiles.warps / 4)
-    else:
+    if library(work, target) not in TRITON:
         return 0.0
+    cells = tiles.dims["d"] * (heads_of(work).head + work.extents["e"])
+    clocks = cells / (p["triton cells"] * tiles.warps / 4)
     return s.put("loads of a step", clocks / target.clock_hz, "s", "which nothing hides")
 
 
@@ -333,7 +330,9 @@ def _step_s(
         # Of products in a chain all warps go along the longer side of the scores, and where it has
         # no rows for them they repeat others' (Triton, AccelerateMatmul.cpp, warpsPerTileV2): seen
         # of prefill_attention.py, for calls without a mask, and not of extend_attention.py.
-        repeated = xp.where(work.density < 1.0, 1.0, xp.maximum(tiles.warps * WARP_ROWS / rows, 1.0))
+        repeated = xp.where(
+            work.density < 1.0, 1.0, xp.maximum(tiles.warps * WARP_ROWS / rows, 1.0)
+        )
         repeated = xp.where(rows < step, 1.0, repeated)
         product_s, each = product_s * repeated, each * repeated
     read = cells * work.dtype.bits / 8
@@ -382,8 +381,8 @@ def _is_narrow_efficient(work: Work, target: Target) -> bool:
 
 
 def _slower(s: Sheet, work: Work, target: Target, run_s: Number) -> Number:
-    """How much longer SMs take at the clock that the power of the board allows (`cost.power`), where
-    they run for `run_s` at the full one. From sm_90 on the share of the rate has it."""
+    """How much longer SMs take at the clock that the power of the board allows (`cost.power`),
+    where they run for `run_s` at the full one. From sm_90 on the share of the rate has it."""
     listed = target.peak_rule(work.pipe, work.rate_dtype).startswith("tensor")
     if has_clusters(target) or not listed or work.dtype.bits > 16:
         return 1.0
@@ -467,8 +466,8 @@ def _memory_s(
 
 
 def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -> Number:
-    """The share of bytes, read again and again, that the L2 has lost since: an L2 in one piece keeps
-    all that fits, one in two partitions keeps copies of what the other holds (`cost.tensor`)."""
+    """The share of bytes, read again and again, that the L2 has lost since: an L2 in one piece
+    keeps all that fits, one in two partitions also copies of the other's (`cost.tensor`)."""
     found = p["l2 found"] if is_partitioned(target) else 1.0
     beyond = (nbytes / target.l2_bytes - found) / LOST
     return s.xp.minimum(s.xp.maximum(beyond, 0.0), 1.0)
