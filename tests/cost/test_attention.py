@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.cost import attention, sized
+from gpuir.cost import attention, sized, strips
 from gpuir.cost.legal import needs
 from gpuir.cost.nest import Tiles, cut, peak_of, takes_three
 from gpuir.cost.sheet import Sheet
@@ -144,7 +144,7 @@ def test_tensorrt_llm_takes_xqa_where_a_fourth_of_the_sms_gets_a_block(
 ):
     kernel = cached(batch, 32, keys, kv_heads=kv_heads, stack="trtllm")
     target = load_target(gpu)
-    found = attention.ran(kernel, target, np)
+    found = strips.ran(kernel, target, np)
     assert (float(found.xqa[0]), float(found.lanes[0])) == ((0, 1) if split is None else (1, 0))
     if split is not None:
         assert float(choose(kernel, target).split[0]) == split
@@ -154,7 +154,7 @@ def test_flash_attention_2_splits_and_turns_only_heads_that_share_keys_of_pages(
     a100 = load_target("a100-sxm-80gb")
     own, shared = cached(1, 8, 65536), cached(1, 64, 65536, kv_heads=8)
     assert float(choose(own, a100).split[0]) > 8
-    assert float(choose(cached(1, 8, 65536, append=True), a100).split[0]) == 1
+    assert float(choose(cached(1, 8, 65536, paged=True), a100).split[0]) == 1
     assert float(choose(shared, a100).split[0]) > 8
     newer = cached(1, 8, 65536, stack="fa3")
     assert float(choose(newer, a100).split[0]) > 8
@@ -221,3 +221,52 @@ def test_a_walk_in_f32_is_never_split():
     one = sized.attention(*arrays(1, 4, 1, 8192, 64), f32)
     tiles = choose(one, load_target("h100-sxm"))
     assert [np.max(n) for n in (tiles.split, tiles.dims["s"], tiles.dims["d"])] == [1, 64, 64]
+
+
+def test_caches_that_an_l2_in_one_piece_holds_are_read_from_there():
+    """16 heads of 8192 keys, 67 MB, of the 96 MiB of AD102; four times as many are not held."""
+    target = load_target("l40s")
+    held, lost = (cached(batch, 16, 8192, kv_heads=16) for batch in (1, 4))
+    rate = float(held.nbytes[0]) / seconds(held, "l40s")
+    assert target.dram_bytes_per_s < rate < target.l2_bytes_per_s
+    assert float(lost.nbytes[0]) / seconds(lost, "l40s") < target.dram_bytes_per_s
+
+
+def test_power_slows_only_kernels_that_outlast_the_clock_before_sm_90():
+    def slower(gpu, length):
+        kernel, sheet, target = prompt(1, 32, length), Sheet(), load_target(gpu)
+        factors = {factor.name: factor.start for factor in attention.FACTORS}
+        tiles = choose(kernel, target)
+        attention.seconds(sheet, kernel, tiles, target, factors)
+        return float(np.ravel(sheet.values.get("slower for lack of power", 1.0))[0])
+
+    short, long = slower("l40s", 256), slower("l40s", 32768)
+    assert 1.0 <= short < 1.01 and long > short
+    assert slower("h100-sxm-80gb", 32768) == 1.0
+
+
+def test_triton_repeats_products_of_warps_that_have_no_rows():
+    """Heads of 80 take eight warps for 64 rows, heads of 64 four: SGLang, prefill_attention.py."""
+
+    def times(head, stack):
+        kernel = sized.attention(*arrays(8, 16, 4096, 4096, head), bf16, stack=stack)
+        return seconds(kernel, "l40s")
+
+    assert times(80, "triton") / times(64, "triton") > 2 > times(80, "") / times(64, "")
+
+
+def test_a_window_hides_products_of_triton_and_not_their_steps():
+    def share(stack):
+        window = np.array([128.0])
+        narrow = prompt(4, 32, 8192, head=64, stack=stack, window=window)
+        return seconds(narrow, "l40s") / seconds(prompt(4, 32, 8192, head=64, stack=stack), "l40s")
+
+    assert share("triton") > 2 * share("unified")
+
+
+def test_narrow_caches_of_flashinfer_are_widened_on_the_lanes():
+    def times(stack):
+        kernel = cached(32, 32, 1024, kv_heads=8, kv_dtype=f8e4m3, stack=stack)
+        return seconds(kernel, "l40s")
+
+    assert times("flashinfer") > 1.2 * times("")

@@ -1,0 +1,114 @@
+"""How libraries cut an attention: tiles by GPU and shape, against their sources."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpuir.cost import sized, strips
+from gpuir.cost.tile import choose
+from gpuir.ir.types import bf16, f8e4m3
+from gpuir.targets.load import load_target
+
+
+def attention(queries, keys, head, heads=32, kv_heads=8, dtype=bf16, **how):
+    numbers = [np.array([float(n)]) for n in (1, heads, queries, keys, head)]
+    how = {"causal": True, "kv_heads": np.array([float(kv_heads)]), **how}
+    return sized.attention(*numbers, dtype, **how)
+
+
+def tile(kernel, gpu):
+    tiles = choose(kernel, load_target(gpu))
+    return tuple(float(np.ravel(n)[0]) for n in (tiles.dims["s"], tiles.dims["d"], tiles.warps))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head", "how", "wanted"),
+    [
+        # flash_fwd_launch_template.h; caches in pages take the kernel that splits walks
+        ("a100", 64, {}, (128, 128, 4)),
+        ("a100", 128, {}, (128, 64, 4)),
+        ("l40s", 64, {}, (128, 128, 4)),
+        ("l40s", 128, {}, (64, 64, 4)),
+        ("l40s", 128, {"causal": False}, (128, 32, 4)),
+        ("l40s", 64, {"paged": True}, (64, 256, 4)),
+        ("l40s", 128, {"paged": True}, (64, 128, 4)),
+        # fmha_v2: tiled on sm_80, of few keys on sm_89, of 8 bits never
+        ("a100", 128, {"stack": "trtllm"}, (64, 128, 4)),
+        ("l40s", 128, {"stack": "trtllm"}, (64, 32, 4)),
+        ("l40s", 256, {"stack": "trtllm"}, (64, 128, 4)),
+        ("l40s", 64, {"stack": "trtllm", "dtype": f8e4m3}, (128, 128, 4)),
+        # FlashInfer: two blocks an SM, of 102,400 bytes and 163,840
+        ("l40s", 128, {"stack": "flashinfer"}, (128, 32, 4)),
+        ("a100", 128, {"stack": "flashinfer"}, (128, 64, 4)),
+        # extend_attention.py and prefill_attention.py
+        ("l40s", 64, {"stack": "triton"}, (64, 128, 4)),
+        ("l40s", 192, {"stack": "triton"}, (64, 64, 8)),
+        ("l40s", 64, {"stack": "triton", "causal": False}, (64, 64, 4)),
+        ("h100", 128, {"stack": "triton"}, (128, 64, 8)),
+        ("b200", 128, {"stack": "triton"}, (64, 64, 8)),
+    ],
+)
+def test_tiles_of_prompts(gpu, head, how, wanted):
+    assert tile(attention(4096, 4096, head, **how), gpu) == wanted
+
+
+@pytest.mark.parametrize(
+    ("gpu", "how", "packed"),
+    [
+        ("a100", {}, 1),
+        ("a100", {"window": np.array([64.0])}, 0),  # flash_api.cpp, seqlenq_ngroups_swapped
+        ("a100", {"window": np.array([9999.0])}, 0),  # of more keys than there are, too
+        ("h100", {"window": np.array([64.0])}, 1),
+        ("l40s", {"stack": "flashinfer", "window": np.array([64.0])}, 1),
+        ("l40s", {"stack": "unified"}, 1),
+    ],
+)
+def test_one_query_packs_the_heads_that_share_keys(gpu, how, packed):
+    kernel = attention(1, 4096, 128, **how)
+    assert float(np.ravel(strips.ran(kernel, load_target(gpu), np).packed)[0]) == packed
+
+
+def test_flashinfer_has_kernels_of_its_own_before_sm_90_alone():
+    kernel = attention(1, 4096, 128, stack="flashinfer")
+    libraries = [strips.library(kernel, load_target(gpu)) for gpu in ("l40s", "a100", "h100")]
+    assert libraries == ["flashinfer", "flashinfer", ""]
+    assert tile(kernel, "h100") == tile(attention(1, 4096, 128), "h100")
+
+
+def test_flashinfer_splits_until_two_blocks_an_sm_are_at_work():
+    def split(keys, kv_heads):
+        kernel = attention(1, keys, 128, kv_heads=kv_heads, stack="flashinfer")
+        return float(choose(kernel, load_target("l40s")).split[0])
+
+    assert split(65536, 8) == 35  # 284 blocks of 8 heads
+    assert split(1000, 8) == 8  # 128 keys each
+    assert split(65536, 32) == 8
+
+
+def test_vllm_splits_one_query_in_sixteen_where_heads_are_few():
+    def split(batch):
+        numbers = [np.array([float(n)]) for n in (batch, 32, 1, 65536, 128)]
+        kernel = sized.attention(*numbers, bf16, kv_heads=np.array([8.0]), stack="unified")
+        return float(choose(kernel, load_target("l40s")).split[0])
+
+    assert (split(1), split(16), split(17)) == (16, 16, 1)
+
+
+def test_tensorrt_llm_splits_no_narrow_cache_on_sm_89():
+    def split(gpu, kv_dtype):
+        kernel = attention(1, 65536, 128, kv_dtype=kv_dtype, stack="trtllm")
+        return float(choose(kernel, load_target(gpu)).split[0])
+
+    assert split("l40s", f8e4m3) == 1 < split("l40s", bf16)
+    assert split("a100", f8e4m3) > 1
+
+
+@pytest.mark.parametrize("stages", [1.0, 2.0])
+def test_an_sm_holds_the_blocks_that_shared_memory_does(stages):
+    """64 queries and 64 keys and values of 128 cells in 16 bits: 16 KiB, and 32 KiB a stage."""
+    tiles = choose(attention(4096, 4096, 128), load_target("l40s"))
+    tiles = type(tiles)({**tiles.dims, "s": 64.0, "d": 64.0}, stages, 4.0, 1.0)
+    target = load_target("l40s")
+    held = strips.blocks_held(attention(4096, 4096, 128), tiles, target, 64.0, np)
+    assert float(np.ravel(held)[0]) == (2 if stages == 1 else 1)
