@@ -11,10 +11,10 @@ from gpuir.ir.types import DType, f4e2m1
 # Whose attention runs, as `gpuir.ops.kernel.LIBRARIES` names it: before Hopper, on it, and from
 # Blackwell on. vLLM has FlashAttention of the GPU's generation, and FlashInfer's on Blackwell
 # (vllm/platforms/cuda.py); SGLang FlashInfer's, FlashAttention-3, FlashInfer's (its documentation,
-# attention backend); TensorRT-LLM its own. FlashInfer's are costed as FlashAttention is.
+# attention backend); TensorRT-LLM its own. FlashInfer's of Blackwell are costed as no library's is.
 ATTENTION: Mapping[str, tuple[str, str, str]] = {
     "vllm": ("", "", ""),
-    "sglang": ("", "fa3", ""),
+    "sglang": ("flashinfer", "fa3", ""),
     "trtllm": ("trtllm", "trtllm", "trtllm"),
 }
 
