@@ -76,9 +76,9 @@ LANE_BLOCKS = 3.0  # of TensorRT-LLM's without matrix instructions, that an SM h
 WARP_ROWS = 16.0  # that a warp has at least: of a matrix instruction, PTX ISA, mma.sync
 MATRIX_HEAD = 16.0  # cells that a matrix instruction takes of a head at once: PTX ISA, mma.sync
 
-# What a cache in the L2 is read at, bytes an SM and clock: 16-byte loads of A100 (2007.9 in all),
-# RTX 4090 (1708.0) and H800 PCIe (3942.4), by Luo et al., arXiv 2402.13499, table of throughput.
-L2_BYTES = {"sm_80": 2007.9 / 108, "sm_89": 1708.0 / 128, "sm_90": 3942.4 / 114}
+# What a cache in the L2 is read at, bytes an SM and clock: 16-byte loads of A100 (2007.9 by 108),
+# RTX 4090 (1708.0 by 128) and H800 PCIe (3942.4 by 114), Luo et al., arXiv 2402.13499, throughput.
+L2_BYTES = {"sm_80": 18.59, "sm_89": 13.34, "sm_90": 34.58}
 # Of the L2, by how much more than it keeps a call reads until nothing of it is found again: caches
 # that are walked in order, and replace what was used least lately, lose all at once. Assumed.
 LOST = 0.25
@@ -159,7 +159,7 @@ FACTORS = (
     Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
     Factor(
         "staged bytes",
-        16.0,
+        22.0,
         4.0,
         128.0,
         0.0,

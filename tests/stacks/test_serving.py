@@ -95,8 +95,7 @@ def test_decoding_is_one_launch_of_a_graph(engine: str):
     [
         ("vllm", "a100", "", "vllm"),
         ("vllm", "b200-sxm", "", "trtllm"),
-        ("sglang", "a100", "", "sglang"),
-        ("sglang", "l40s", "flashinfer", "sglang"),
+        ("sglang", "a100", "flashinfer", "sglang"),
         ("sglang", "h100-sxm", "fa3", "sglang"),
         ("sglang", "b200-sxm", "", "trtllm"),
         ("trtllm", "h100-sxm", "trtllm", "cutlass"),
