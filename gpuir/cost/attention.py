@@ -391,7 +391,7 @@ def _slower(s: Sheet, work: Work, target: Target, run_s: Number) -> Number:
     lane, matrix = power.JOULES.get(target.isa, power.OTHER_JOULES)
     joules = matrix * work.dtype.bits / 16 * work.products * work.density + lane * work.lane_ops
     excess = joules / run_s / (target.tdp_w * (1 - power.IDLE_SHARE))
-    slower = 1.0 + s.xp.maximum(excess - 1.0, 0.0) * run_s / (run_s + SETTLE_S)
+    slower = 1.0 + (s.xp.maximum(excess, 1.0) - 1.0) * run_s / (run_s + SETTLE_S)
     return s.put("slower for lack of power", slower, "", "once the kernel outlasts SETTLE_S")
 
 
@@ -469,8 +469,8 @@ def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -
     """The share of bytes, read again and again, that the L2 has lost since: an L2 in one piece
     keeps all that fits, one in two partitions also copies of the other's (`cost.tensor`)."""
     found = p["l2 found"] if is_partitioned(target) else 1.0
-    beyond = (nbytes / target.l2_bytes - found) / LOST
-    return s.xp.minimum(s.xp.maximum(beyond, 0.0), 1.0)
+    beyond = s.xp.maximum(nbytes / target.l2_bytes, found) - found
+    return s.xp.minimum(beyond / LOST, 1.0)
 
 
 def _again(
