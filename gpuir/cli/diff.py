@@ -112,6 +112,7 @@ def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
         "profile": [
             gpuir.load_profile(loaded.profile(name)).name
             for name in options.split_names(given["profile"])
+            if not name.startswith("+")  # a host alone chooses no run
         ],
     }
     for kind, names in asked.items():

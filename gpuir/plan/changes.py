@@ -13,7 +13,7 @@ from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.plan.outcome import Outcome
 from gpuir.targets.load import load_target, target_names
-from gpuir.targets.profile import load_profile
+from gpuir.targets.profile import load_profile, on_same_host
 from gpuir.targets.support import runs_on
 from gpuir.targets.target import Target
 
@@ -253,7 +253,7 @@ def other_stacks(case: Situation) -> Iterator[Change]:
 
 
 def _under(name: str) -> Callable[[Setup], Setup]:
-    return lambda s: replace(s, profile=name)
+    return lambda s: replace(s, profile=on_same_host(name, s.profile))
 
 
 def channels_last(case: Situation) -> Iterator[Change]:

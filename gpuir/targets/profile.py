@@ -225,6 +225,12 @@ def _joined(plain: str, rule: str, host: str) -> str:
     return plain + (rule and _TF32 + rule) + (host and _HOST + host)
 
 
+def on_same_host(name: str, other: str | None) -> str:
+    """A profile's name on the host that another's name has, if it has one."""
+    plain, rule, _ = _divided(name)
+    return _joined(plain, rule, _divided(other or "")[2])
+
+
 def _on(profile: Profile, name: str) -> Profile:
     """The profile on a host: all of the host's times as much longer as that machine takes, and as
     uncertain as both are, which are independent."""

@@ -11,7 +11,7 @@ from gpuir.ir.errors import TargetError, UsageError
 from gpuir.ir.graph import Graph, Level
 from gpuir.targets.host import HostMachine, dump_host, host_names, load_host
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import load_profile, profile_of, under
+from gpuir.targets.profile import load_profile, on_same_host, profile_of, under
 from gpuir.targets.target import Table
 
 OURS = """\
@@ -135,6 +135,12 @@ def test_tf32_and_host_are_each_chosen():
     assert under(graph(), "eager+tf32=products+host=dgx-1", tf32=True).profile == (
         "eager+tf32=products+host=dgx-1"
     )
+
+
+def test_another_stack_may_run_on_the_same_host():
+    assert on_same_host("compiled", "eager+host=dgx-1") == "compiled+host=dgx-1"
+    assert on_same_host("compiled", "+host=dgx-1") == "compiled+host=dgx-1"
+    assert on_same_host("compiled", None) == on_same_host("compiled", "eager") == "compiled"
 
 
 def test_what_is_lowered_runs_on_another_host():
