@@ -145,11 +145,12 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     _features(s, work)
     clocks = target.sms * target.clock_hz
     dram = target.dram_bytes_per_s * (GDDR_OVER_HBM if target.dram.ecc else 1.0)
+    dram = s.put("dram rate, as of HBM", dram, "bytes/s", "cost.grouped.GDDR_OVER_HBM")
     cold: Number = 1.0
     if routed.again:
         cold = missed(xp, work.nbytes, L2_KEEPS * kept_bytes(target), L2_EDGE)
     cold = s.put("share of the weights that misses the l2", cold)
-    l2_rate = _l2_rate(target)
+    l2_rate = s.put("l2 rate", _l2_rate(target), "bytes/s", "cost.grouped.L2_SHARES")
     streaming = xp.maximum(cold / (dram * p["dram share"]), 1 / l2_rate)
     streaming = streaming + p["weight clocks"] / (KIB * clocks)
     streaming = s.put("time of a byte of weights", streaming, "s", "through DRAM and into SMs")
@@ -220,7 +221,7 @@ def _product(
     weights = tn * work.operands[1].cell_bytes / (2 if paired else 1)
     loads = (tm * work.dtype.bits / 8 + weights) * k
     loads = s.put("loads of a tile", loads / (feeding / sms), "s")
-    waits = WAITS_HZ / target.clock_hz
+    waits = s.put("waits", WAITS_HZ / target.clock_hz, "", "cost.grouped.WAITS_HZ")
     tile = xp.maximum(arithmetic, loads) + p["fill"] * waits
     chain = p["depth"] * waits * k * (cold + (1 - cold) * p["warm depth"])
     return xp.maximum(load * tile, chain)
