@@ -30,6 +30,7 @@ from gpuir.cost.work import (
     Looped,
     Operand,
     SdpaCall,
+    Serial,
     Staging,
     Turned,
     Windowed,
@@ -116,6 +117,8 @@ def _detail(op: k.KernelOp) -> Detail | None:
     match op:
         case k.Routine():
             return steps.of(op.routine)
+        case k.Gather(serial=True):
+            return Serial(float(prod(op.result_types[0].shape[:2])))
         case k.Gather():
             return next(
                 (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None

@@ -141,6 +141,13 @@ class Windowed(Detail):
 
 
 @dataclass(frozen=True)
+class Serial(Detail):
+    """Of a kernel with few threads, so many `turns` each, which wait for one another's loads."""
+
+    turns: Number
+
+
+@dataclass(frozen=True)
 class Columns(Detail):
     """Of a norm over columns, which lie side by side: the channels of channels-last images."""
 

@@ -739,8 +739,11 @@ class ExpertsGradient(BodyKernel):
 class Gather(BodyKernel):
     """i cells (j each) read where the indices say: embedding, indexing, resampling.
 
-    What it reads of the table is at most what it gives, whatever the table's size.
+    What it reads of the table is at most what it gives, whatever the table's size. With `serial` a
+    thread resamples one place of every image and channel, one after another.
     """
+
+    serial: bool = False
 
     name: ClassVar[str] = "k.gather"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)

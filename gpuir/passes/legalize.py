@@ -168,6 +168,8 @@ class _Legalizer:
         kernel = kernel_of(ops)(op.args, body)
         if isinstance(kernel, k.Reduce) and self.options.triton:
             return replace(kernel, library="triton")
+        if isinstance(kernel, k.Gather) and not self.options.tiled and is_resampled(ops):
+            return replace(kernel, serial=not any(v.type.is_channels_last for v in op.args))
         return kernel
 
     # -- layout
@@ -598,6 +600,16 @@ def deciders(op: Op, node: Node) -> tuple[Value, ...]:
 def is_gradient(op: Op) -> bool:
     """Whether a group is the gradient of an attention, which takes any strides."""
     return isinstance(op, t.Fused) and isinstance(op.body.nodes[-1].op, t.AttentionGradient)
+
+
+def is_resampled(ops: Sequence[Op]) -> bool:
+    """Whether a launch interpolates images, which PyTorch's kernels do with a thread for each place
+    of the result (aten/src/ATen/native/cuda, UpSampleBilinear2d.cu, UpSampleBicubic2d.cu)."""
+    match ops:
+        case [t.Resize(mode="linear" | "cubic", x=x)]:
+            return x.type.rank == 4
+        case _:
+            return False
 
 
 def is_gemm_of_rows(op: Op) -> bool:
