@@ -8,8 +8,9 @@ import pytest
 
 from gpuir.cost.nest import Tiles
 from gpuir.cost.reading import work_of
+from gpuir.cost.stream import TURN_CLOCKS
 from gpuir.cost.tile import best_tiles, choose, estimate
-from gpuir.cost.work import Columns, Windowed
+from gpuir.cost.work import Columns, Serial, Windowed
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, TensorType, channels_last, f16, f32, i64, tf32
 from gpuir.ops import kernel as k
@@ -129,3 +130,19 @@ def test_blocks_share_a_channel_where_channels_are_columns():
     a100 = load_target("a100-sxm-80gb")
     assert choose(work_of(batch_norm(last=True)), a100).split > 1
     assert seconds(batch_norm(True), a100.name) < seconds(batch_norm(False), a100.name)
+
+
+def interpolated(serial: bool) -> k.Gather:
+    x = image("x", f32, False, N, C, 14, 14)
+    op = t.Resize(x, (N, C, 28, 28), (1.0, 1.0, 2.0, 2.0), "linear")
+    y = Value("y", op.result_types[0])
+    return k.Gather((x,), body([x], Node(op, (y,))), serial=serial)
+
+
+def test_a_thread_that_takes_every_image_waits_for_its_loads():
+    """28 x 28 threads, each of 64 x 256 turns, however many SMs there are."""
+    work = work_of(interpolated(serial=True))
+    assert work.detail == Serial(float(N * C))
+    turns_s = N * C * TURN_CLOCKS / load_target("rtx4090").under_load.clock_hz
+    assert turns_s < seconds(interpolated(serial=True), "rtx4090") < 1.2 * turns_s
+    assert seconds(interpolated(serial=False), "rtx4090") < turns_s / 10
