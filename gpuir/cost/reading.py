@@ -127,8 +127,9 @@ def _detail(op: k.KernelOp) -> Detail | None:
             return Columns()
         case k.Pool() if is_pooled_by_cells(op):
             return Windowed(float(prod(op.window.window[:-1])))
-        case k.Copy(apart=step) if step > 1:
-            cells = op.result_types[0].shape
+        case k.Copy(apart=step) | k.Map(apart=step) if step > 1:
+            type = op.result_types[0]
+            cells = [type.shape[axis] for axis in type.order or range(type.rank)]
             row = next((n for n in reversed(cells) if n != 1), 1)
             return Turned(float(step), float(row))
         case _:

@@ -479,10 +479,12 @@ def flat_space(args: tuple[Value, ...], types: tuple[TensorType, ...]) -> Space:
 
 @dataclass(frozen=True)
 class Map(BodyKernel):
-    """Any pointwise region over one flat dimension i; operands broadcast."""
+    """Any pointwise region over one flat dimension i; operands broadcast. Where `apart` is above 1,
+    threads beside each other fetch cells of an operand so far apart in memory."""
 
     name: ClassVar[str] = "k.map"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Routine)
+    apart: int = 1
 
     def laid_out(self, y: TensorType) -> TensorType:
         return as_operands(y, self.args)

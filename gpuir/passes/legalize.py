@@ -168,9 +168,19 @@ class _Legalizer:
         kernel = kernel_of(ops)(op.args, body)
         if isinstance(kernel, k.Reduce) and self.options.triton:
             return replace(kernel, library="triton")
+        if isinstance(kernel, k.Map) and self.viewed and not self.options.tiled:
+            return replace(kernel, apart=self.apart(kernel))
         if isinstance(kernel, k.Gather) and not self.options.tiled and is_resampled(ops):
             return replace(kernel, serial=not any(v.type.is_channels_last for v in op.args))
         return kernel
+
+    def apart(self, kernel: k.Map) -> int:
+        """How far apart threads beside each other fetch cells of an operand, at most: it lies in
+        another order than the result."""
+        y = kernel.result_types[0]
+        order = y.order or tuple(range(y.rank))
+        alike = (v for v in kernel.args if v.type.shape == y.shape)
+        return max((apart(self.lies(v).transpose(order), ()) for v in alike), default=1)
 
     # -- layout
 
