@@ -526,7 +526,7 @@ def is_still(op: Op) -> bool:
     """Whether an op computes nothing, or is a cast: of those one side has more than the other."""
     if isinstance(op, t.Map):
         return op.fn in ("identity", "copy")
-    return isinstance(op, t.Layout | t.Cast | t.Constant | t.Iota)
+    return isinstance(op, t.Layout | t.Ordered | t.Cast | t.Constant | t.Iota)
 
 
 def last_word(loc: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import channels_last
@@ -40,10 +38,8 @@ class ChannelsLast(Pass):
         copies: dict[Value, Value] = {}
 
         def copied(v: Value, b: Builder) -> Value:
-            _, channels, *cells = v.type.shape
             order = channels_last(v.type.rank)
-            lies = v.type.is_channels_last or channels == 1 or prod(cells) == 1
-            if v not in given or lies or order is None:
+            if v not in given or v.type.is_channels_last or order is None:
                 return v
             if v not in copies:
                 copies[v] = b(t.Ordered(v, order))
