@@ -11,12 +11,15 @@ from gpuir.ops import tensor as t
 
 def as_operands(y: TensorType, args: Sequence[Value]) -> TensorType:
     """A result that has no order of its own as the first operand of its shape
-    (aten/src/ATen/TensorIterator.cpp, reorder_dimensions); of a loop in which none has it, that
-    joins, pads or resamples on its way, as images do."""
+    (aten/src/ATen/TensorIterator.cpp, reorder_dimensions). Of a loop in which none has it: one that
+    joins channels as a convolution's, one that pads or resamples on its way as images do."""
     if y.order is not None:
         return y
     like = next((v.type for v in args if v.type.shape == y.shape), None)
-    return convolved(y, args) if like is None else y.with_order(like.order)
+    if like is not None:
+        return y.with_order(like.order)
+    parts = [v for v in args if v.type.shape[:1] + v.type.shape[2:] == y.shape[:1] + y.shape[2:]]
+    return convolved(y, parts) if parts else as_images(y, args)
 
 
 def as_images(y: TensorType, args: Iterable[Value]) -> TensorType:

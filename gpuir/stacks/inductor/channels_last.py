@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import channels_last
@@ -39,7 +40,8 @@ class ChannelsLast(Pass):
 
         def copied(v: Value, b: Builder) -> Value:
             order = channels_last(v.type.rank)
-            if v not in given or v.type.is_channels_last or order is None:
+            lies = v.type.is_channels_last or v.type.shape[1] == 1
+            if v not in given or lies or order is None:
                 return v
             if v not in copies:
                 copies[v] = b(t.Ordered(v, order))
