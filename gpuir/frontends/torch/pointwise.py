@@ -378,10 +378,18 @@ def to_type(n: TorchNode, e: Emitter) -> Value:
 
 
 def copied(n: TorchNode, e: Emitter) -> Value:
-    """The same numbers in memory of their own, lying as they did where the call asks for nothing
-    else."""
-    kept = n.args["memory_format"] in (None, torch.preserve_format)
-    return e(t.Map("copy", (n["self"],))) if kept else in_format(n, e, n["self"])
+    """The same numbers in memory of their own; lying as they did where the call asks for nothing
+    else. What has no gaps is then taken for itself: traces have such copies that no run makes, of
+    dropout by nothing."""
+    if n.args["memory_format"] not in (None, torch.preserve_format):
+        return in_format(n, e, n["self"])
+    x = n.fakes.get("self")
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    whole = isinstance(x, torch.Tensor) and (
+        x.is_contiguous()
+        or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()]))
+    )
+    return n["self"] if whole else e(t.Map("identity", (n["self"],)))
 
 
 def contiguous(n: TorchNode, e: Emitter) -> Value:
