@@ -19,7 +19,8 @@ def as_operands(y: TensorType, args: Sequence[Value]) -> TensorType:
     if like is not None:
         return y.with_order(like.order)
     parts = [v for v in args if v.type.shape[:1] + v.type.shape[2:] == y.shape[:1] + y.shape[2:]]
-    return convolved(y, parts) if parts else as_images(y, args)
+    images = [v for v in args if v.type.rank == y.rank and v.type.shape[:2] == y.shape[:2]]
+    return convolved(y, parts) if parts else as_images(y, images)
 
 
 def as_images(y: TensorType, args: Iterable[Value]) -> TensorType:
