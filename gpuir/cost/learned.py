@@ -295,8 +295,12 @@ def _corrected(work: Work, family: Family, target: Target, model: Model) -> Arra
 
 def _own(work: Work, target: Target, trained: Trained) -> str:
     """The architecture whose own weights the network has for a kernel: the target's, where that
-    kind was measured on it, else none's."""
-    return target.isa if work.sort in trained.kinds.get(target.isa, ()) else ""
+    kind was measured on it, else none's. What products were off by on matrix units at their full
+    rate says nothing of units that are held to a half."""
+    if work.sort not in trained.kinds.get(target.isa, ()):
+        return ""
+    there = stands_for(trained, target).sm.tensor_flops_per_clock
+    return "" if work.pipe == "tensor" and there != target.sm.tensor_flops_per_clock else target.isa
 
 
 @lru_cache(maxsize=4096)
