@@ -105,8 +105,10 @@ JOULES = {
 # Issue slots on SMs of 128 lanes, where those of 64 issue loads in the second clock of a warp's
 # multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread. Pascal issues
 # two instructions a clock: sgemm_128x128x8 reaches 86 % on P4 (NeuSight GEMM table); P4's number
-# does for P100's layers too, of 64 lanes an SM (74 and 81 % with 16 and 64 cells a thread).
-WIDE_SLOTS = {"sm_6": 1.2, "": 1.75}
+# does for P100's layers too, of 64 lanes an SM (74 and 81 % with 16 and 64 cells a thread). On
+# GA10x, AD10x and GB20x half of the lanes run integers too (NVIDIA GA102 whitepaper): torch.mm
+# reaches 0.61 to 0.63 of the peak at the clock under load (specs/measurements/torch-mm.csv).
+WIDE_SLOTS = {"sm_6": 1.2, **dict.fromkeys(("sm_86", "sm_89", "sm_12"), 4.5), "": 1.75}
 
 
 @dataclass(frozen=True)
