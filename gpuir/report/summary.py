@@ -259,10 +259,10 @@ class Summary:
     kernel's end, as `timeline` has it; `device_s` is what the kernels take. `kernels` are in graph
     order, views and idle branches included.
 
-    `interval` is where 80 % of measurements are expected, were all kernels, and the host, off
-    alike: the errors of one predictor on one device go together. Kernels that cannot say, of
-    `certain_s`, count as they are; it is None where none can. `explain` gives the lines that lead
-    to a kernel's cost.
+    `interval` is where 80 % of measurements are expected: kernels of one kind, and the host, are
+    off alike, those of different kinds independently. Kernels that cannot say, of `certain_s`,
+    count as they are; it is None where none can. `explain` gives the lines that lead to a kernel's
+    cost.
     """
 
     model: str

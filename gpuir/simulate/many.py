@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuir.simulate.spans import HOST
-from gpuir.simulate.timeline import Launch
+from gpuir.simulate.timeline import Launch, together
 from gpuir.targets.profile import Host, Profile
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -71,7 +71,7 @@ def run_many(
     """The calls in order, on one stream of each device. `times` are seconds: an end of the interval
     by a kernel by a device. Copies go over links of that many bytes a second, where there are any.
     """
-    clock = _Clock(profile.host, times)
+    clock = _Clock(profile.host, _held_together(calls, times))
     clock.call(HOST, params)
     into = back = ()
     before: Any = 0.0
@@ -92,6 +92,20 @@ def run_many(
     gaps = np.broadcast_to(np.maximum(last - device - before, 0.0), shape)
     end = np.broadcast_to(end, shape)
     return Ran(end[0], end[1], end[2], device[0], gaps[0])
+
+
+def _held_together(calls: Sequence[Call], times: Array) -> Array:
+    """The times, their ends as near as the kinds of kernels have them together."""
+    expected, low, high = times
+    sums: dict[str, list[Any]] = {}
+    for x in (x for x in calls if not x.empty):
+        t = expected[x.kernel]
+        both = sums.setdefault(x.kind, [0.0, 0.0])
+        both[0] = both[0] + (t - low[x.kernel])
+        both[1] = both[1] + (high[x.kernel] - t)
+    quicker, slower = together(sums)
+    ends = (expected + quicker * (low - expected), expected + slower * (high - expected))
+    return np.stack([expected, *ends])
 
 
 def _sums(times: Sequence[Array]) -> Array:

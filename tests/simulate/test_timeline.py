@@ -24,6 +24,7 @@ from gpuir.simulate.timeline import (
     run,
     steps,
     timeline,
+    together,
 )
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import NO_HOST, Copies, Host, Profile, load_profile
@@ -508,3 +509,10 @@ def test_an_ops_own_views_are_part_of_it():
     assert not any(x.empty for x in loop.body if isinstance(x, Launch))
     views = [x for x in steps(encoder()) if isinstance(x, Launch) and x.empty]
     assert views and len({x.op for x in views}) == len(views)
+
+
+def test_errors_of_one_kind_add_up_and_those_of_several_as_squares():
+    one = together({"gemm": [3.0, 6.0]})
+    assert one == (1.0, 1.0)
+    quicker, slower = together({"gemm": [3.0, 6.0], "map": [4.0, 8.0], "copy": [0.0, 0.0]})
+    assert quicker == pytest.approx(5 / 7) and slower == pytest.approx(10 / 14)
