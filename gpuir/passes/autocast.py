@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuir.ir.build import begin, within
@@ -124,7 +124,9 @@ class _Autocast:
     def policy(self, op: Op) -> t.Autocast:
         is_fast = self.fast_norms and isinstance(op, t.Normalize) and not is_batch_norm(op)
         is_part = isinstance(op, t.Map) and (self.is_bias(op) or self.is_of_product(self.b.locs))
-        return "narrow" if is_fast or is_part else autocast_of(op)
+        if is_fast or is_part:
+            return "narrow"
+        return "wide" if is_power(op, self.b.locs) else autocast_of(op)
 
     def cast_all(self, op: Op, operands: tuple[Value, ...], dtype: DType | None, ahead: bool) -> Op:
         given = {v: self.cast(v, dtype, ahead) for v in operands if dtype and castable(v)}
@@ -204,8 +206,6 @@ def autocast_of(op: Op) -> t.Autocast:
             return "any"
         case t.Map(fn=fn) if fn in WIDE_MAPS:
             return "wide"
-        case t.Map("mul", (x, y)) if x == y:  # how a frontend writes a power of 2
-            return "wide"
         case t.Map("leaky_relu", (_, _)):
             return "narrow"
         case t.Reduce(fn=fn) if fn in WIDE_REDUCES:
@@ -214,6 +214,17 @@ def autocast_of(op: Op) -> t.Autocast:
             return op.autocast
         case _:
             return "kept"
+
+
+def is_power(op: Op, locs: Sequence[Loc]) -> bool:
+    """Whether a product by itself is what a frontend made of a model's power of 2, which PyTorch
+    runs in f32, and not a square within a variance."""
+    match op:
+        case t.Map("mul", (x, y)) if x == y:
+            names = (loc.rpartition(":")[2].rpartition("/")[2] for loc in locs)
+            return any(name.startswith(("pow", "square")) for name in names)
+        case _:
+            return False
 
 
 def is_batch_norm(op: t.Normalize) -> bool:

@@ -9,7 +9,9 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("torch")
+import gpuir
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,14 @@ def test_training_launches_the_same_products(tool: ModuleType, name: str, floor:
     seen, ours = tool.training(name, tool.MODELS[name]())
     assert ours["product"] == seen["product"]
     assert tool.share(seen, ours) >= floor
+
+
+def test_batch_norms_of_mixed_precision_are_one_launch_each_way():
+    layers = (torch.nn.Conv2d(8, 8, 1, bias=False), torch.nn.BatchNorm2d(8))
+    net = torch.nn.Sequential(*layers, torch.nn.Flatten(0))
+    net.register_forward_hook(lambda module, args, y: y.sum())
+    args = (torch.zeros(4, 8, 16, 16),)
+    g = gpuir.load(net, args=args, train=True, autocast="f16", warn=lambda _: None)
+    kernels = gpuir.lower(g, profile="eager")
+    norms = [n for n in kernels.nodes if "norm" in str(n.locs) and n.op.name != "k.view"]
+    assert [n.op.name for n in norms] == ["k.reduce", "k.reduce"]
