@@ -387,9 +387,10 @@ def product(p: Product, d: Deployment, rows: Floats) -> tuple[Work, ...]:
     """Routers and the head stay in 16 bits, and so does all of a model whose experts are packed."""
     plain = p.module in ("lm_head", "mlp.gate", "mlp.router") or d.decoder.experts
     plain = plain or (d.decoder.plain_attention and p.module.startswith("self_attn"))
-    words = {"dtype": "bf16" if plain else d.products, "whole": "no", "packs": "no"}
+    words = {"dtype": "bf16" if plain else d.products}
+    words |= dict.fromkeys(("whole", "packs", "profiled", "given"), "no")
     size = np.ones(len(rows))
-    return serving.products(
+    return serving.launched(
         Shapes(words, {"m": rows, "n": p.n * size, "k": p.depth * size}, d.target)
     )
 

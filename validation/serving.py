@@ -43,7 +43,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
     `a`, unless they were timed without: a scale for each row of it in one kernel, for all of it in
     five (TensorRT-LLM), one that was given (vLLM), or for each group of a row; SGLang packs the
     groups' scales for Blackwell, some 6 us longer at the smallest rows: three kernels."""
-    *before, product = _launched(s)
+    *before, product = launched(s)
     timed = _timed(s, product)
     return (*(() if s.words["alone"] == "yes" else before), replace(product, detail=timed))
 
@@ -51,7 +51,8 @@ def products(s: Shapes) -> tuple[Work, ...]:
 PADDED = 128.0  # rows that PipeWeave's fp8 products compute at the least (README of the tables)
 
 
-def _launched(s: Shapes) -> tuple[Work, ...]:
+def launched(s: Shapes) -> tuple[Work, ...]:
+    """What a product launches, timed or not."""
     m, n, k, name = s["m"], s["n"], s["k"], s.words["dtype"]
     if name in PLAIN:
         return (sized.gemm(m, n, k, PLAIN[name]),)
