@@ -194,7 +194,7 @@ def test_what_was_never_measured_is_said():
     (node,) = gpuir.analyze(gpuir.load_text(f32_mix), "v100-sxm-16gb").nodes
     assert node.cost is not None and node.cost.unseen == ("gpu", "dtype")
     four, eight = PACKED.replace("f16", "bf16"), PACKED.replace("f16", "bf16").replace("u4", "u8")
-    for text, unseen in ((four, ()), (eight, ("dtype",))):
+    for text, unseen in ((four, ()), (eight, ("dtype", "size"))):
         (node,) = gpuir.analyze(gpuir.load_text(text), "h100").nodes
         assert node.cost is not None and node.cost.unseen == unseen
 

@@ -173,7 +173,7 @@ def test_rows_that_the_l2_gives_up_come_from_dram_again():
     ).nodes
     read = 4096 * 19_531 * 256
     assert large.cost is not None and small.cost is not None
-    assert large.cost.time_s > read / 2.04e12
+    assert large.cost.time_s > 0.95 * read / 2.04e12  # the L2 has a few of them
     assert small.cost.time_s < large.cost.time_s
     share = [cost.fact("dram_share") or 0.0 for cost in (large.cost, small.cost)]
     assert share[0] > 0.9 and share[1] < 0.01

@@ -125,7 +125,8 @@ def test_predictors_are_found_by_name_and_version():
 )
 def test_large_products_take_what_was_measured(target, dtype, low_us, high_us):
     time_us = best(gemm(4096, 4096, 4096, dtype), load_target(target)).time_s * 1e6
-    assert 0.95 * low_us <= time_us <= 1.05 * high_us
+    # measured for a short while; a model's products run at the clock that power allows for long
+    assert 0.95 * low_us <= time_us <= 1.1 * high_us
 
 
 # ---------------------------------------------------------------------------- laws

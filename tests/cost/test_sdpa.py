@@ -33,7 +33,7 @@ def test_a_mask_takes_flash_attention_away(profile: str, target: str):
     assert time_of(", %m", target, profile) > 1.2 * plain
     causal = time_of(", causal=true", target, profile)
     assert causal < plain, "what a square causal call hides is skipped"
-    assert time_of(", causal=true, window=127", target, profile) > 1.2 * plain, "as a mask"
+    assert time_of(", causal=true, window=127", target, profile) > 1.05 * plain, "as a mask"
 
 
 def test_cudnn_takes_masks():

@@ -92,7 +92,7 @@ def test_a_node_without_a_kernel_runs_on_the_cpu(quantized: str):
         x.cost.on_host for x in s.kernels
     )
     low, high = s.interval or (0.0, 0.0)
-    assert low < s.latency_s / 2 and high > 2 * s.latency_s, "nothing of it is measured"
+    assert low < 0.6 * s.latency_s and high > 2 * s.latency_s, "nothing of it is measured"
     products = [x.cost for x in s.kernels if x.kind == "gemm"]
     assert [c.fact("copies") for c in products] == [1, 1], "its result alone goes to the device"
     fallback = load_profile("ort").fallback

@@ -177,9 +177,11 @@ def inductor_kernels(
 
     passes = fx._recursive_joint_graph_passes
 
-    def passes_on_cpu(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    def passes_on_cpu(
+        gm: torch.fx.GraphModule, skip_invoke_subgraph: bool = False, *_: Any, **__: Any
+    ) -> Any:
         move(gm, CPU)  # they trace patterns and fold constants with tensors that have numbers
-        return passes(gm, *args, **{**kwargs, "input_device": CPU})
+        return passes(gm, skip_invoke_subgraph, CPU)
 
     sdpa = torch.ops.aten.scaled_dot_product_attention.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd
