@@ -51,12 +51,14 @@ def test_latency_is_the_sum_of_the_graphs_own_costs(graph: Graph, s: Summary):
     assert s.latency_s == pytest.approx(sum(n.cost.time_s for n in graph.nodes if n.cost))
 
 
-def test_the_interval_adds_up_those_of_all_runs(s: Summary):
-    """-10 % and +15 % of everything but Sparkle, which counts as it is."""
+def test_the_interval_is_nearer_than_the_sum_of_all_runs(s: Summary):
+    """-10 % and +15 % of everything but Sparkle, which counts as it is: kinds are independent."""
     sparkle = next(x for x in s.kernels if x.name == "z")
     assert sparkle.interval is None and s.certain_s == sparkle.time_s
     rest = s.latency_s - sparkle.time_s
-    assert s.interval == pytest.approx((0.9 * rest + sparkle.time_s, 1.15 * rest + sparkle.time_s))
+    low, high = s.interval or (0.0, 0.0)
+    assert 0.9 * rest + sparkle.time_s < low < 0.99 * s.latency_s
+    assert 1.01 * s.latency_s < high < 1.15 * rest + sparkle.time_s
 
 
 def test_what_caches_hold_has_no_rate_of_device_memory():
@@ -186,7 +188,7 @@ def test_a_view_beside_a_kernel_is_not_meant():
         %v: f32[8, 4] = t.transpose(%x, [1, 0])
         out %v
       }, order=[1, 0]) cost(time_s=0.0, bound=latency, by="tile@2") at "g:Softmax"
-      %y: f32[8, 4] = k.map([%v], {
+      %y: f32[8, 4]{1, 0} = k.map([%v], {
         in %v: f32[8, 4]
         %y: f32[8, 4] = t.map("exp", [%v])
         out %y
@@ -419,7 +421,7 @@ def test_csv_has_the_same_numbers(s: Summary):
     assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
     assert rows[0]["fact_waves"]
     highs = [float(row["high_s"]) if row["high_s"] else float(row["time_s"]) for row in rows]
-    assert sum(highs) == pytest.approx((s.interval or (0, 0))[1])
+    assert sum(highs) > (s.interval or (0, 0))[1] > s.latency_s
     assert {row["unseen"] for row in rows} == {"", "gpu"}
 
 

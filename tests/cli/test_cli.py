@@ -101,7 +101,8 @@ def test_settings_change_the_target(folder: Path):
 def test_analysis_goes_on_from_any_level(folder: Path):
     given = ("--target", "a100", "--profile", "ideal")
     whole = run("analyze", "mlp.gir", *given).stdout
-    for pipeline in ("", "fuse", "fuse,legalize", "fuse,legalize,tile{target=a100}"):
+    kernels = "fuse,legalize{triton=true}"
+    for pipeline in ("", "fuse", kernels, f"{kernels},tile{{target=a100}}"):
         passes = f"canonicalize,{pipeline}".strip(",")
         run("opt", "mlp.gir", "--pipeline", passes, "--profile", "ideal", "-o", "g.gir")
         assert run("analyze", "g.gir", "--target", "a100").stdout == whole
