@@ -745,10 +745,9 @@ class Gather(BodyKernel):
     thread resamples one place of every image and channel, one after another.
     """
 
-    serial: bool = False
-
     name: ClassVar[str] = "k.gather"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)
+    serial: bool = False
 
     def laid_out(self, y: TensorType) -> TensorType:
         resampled = any(isinstance(n.op, t.Resize | t.ResizeGradient) for n in self.body.nodes)

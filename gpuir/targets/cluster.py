@@ -26,7 +26,7 @@ from gpuir.targets.spec import (
     spec_folder,
     unknown,
 )
-from gpuir.targets.target import Quantity, Row, Table, Target, rows_of, source_of
+from gpuir.targets.target import Quantity, Sourced, Table, Target
 
 TOPOLOGIES = ("switch", "mesh", "ring", "bridge", "pcie", "host", "fabric")
 # What a technology begins with; its generation, lanes or rate follow: "NVLink 4", "RoCE 400GbE".
@@ -60,7 +60,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Sourced):
     """GPUs and what joins them, from inside out: `pair` (a bridge), `domain` (NVLink or the like),
     `node` (PCIe), `fabric` (between nodes; it joins 1 where there is one node).
 
@@ -161,14 +161,6 @@ class Cluster:
         name = self.name.partition("[")[0]
         ranks = f"{first}:{first + count}"
         return replace(self, name=f"{name}[{ranks}]", ranks=ranks)
-
-    def source(self, path: str) -> str:
-        """Where the number of a field comes from: its own entry, else its longest prefix's."""
-        return source_of(path, self.sources)
-
-    def rows(self) -> list[Row]:
-        """Every field that has a value, with its unit and source."""
-        return rows_of(self, self.sources)
 
     def with_nodes(self, nodes: int) -> Cluster:
         """As many of these nodes. TargetError where nothing says how nodes are joined."""

@@ -22,7 +22,7 @@ from gpuir.targets.spec import (
     spec_folder,
     unknown,
 )
-from gpuir.targets.target import Quantity, Row, Table, rows_of, source_of
+from gpuir.targets.target import Quantity, Sourced, Table
 
 REFERENCE = "reference"  # the host that the shipped profiles' numbers are of
 Spread = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
@@ -30,7 +30,7 @@ _NO_TEXT: Table[str] = Table()
 
 
 @dataclass(frozen=True)
-class HostMachine:
+class HostMachine(Sourced):
     """A machine that launches kernels. What one thread of it does takes `slowdown` times as long as
     on the reference, in 80 % of cases between 1/`uncertainty` and `uncertainty` times that.
     `single_thread` is PassMark's score of one thread of its `processor`, where that is what the
@@ -48,14 +48,6 @@ class HostMachine:
 
     def __hash__(self) -> int:
         return hash(self.name)
-
-    def source(self, path: str) -> str:
-        """Where the number of a field comes from: its own entry, else its longest prefix's."""
-        return source_of(path, self.sources)
-
-    def rows(self) -> list[Row]:
-        """Every field that has a value, in the order of a host's file."""
-        return rows_of(self, self.sources)
 
 
 def load_host(name: str | Path) -> HostMachine:

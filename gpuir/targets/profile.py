@@ -34,11 +34,9 @@ from gpuir.targets.target import (
     BytesPerS,
     FlopPerS,
     Quantity,
-    Row,
+    Sourced,
     Table,
     Target,
-    rows_of,
-    source_of,
 )
 
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
@@ -131,7 +129,7 @@ class Fallback:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Sourced):
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
     default: `none`, `conv`, `products` or `all`. With `views` slices, transposes and reshapes move
@@ -179,10 +177,6 @@ class Profile:
     def __hash__(self) -> int:
         return hash(self.name)
 
-    def source(self, path: str) -> str:
-        """Where the number of a field comes from: its own entry, else its longest prefix's."""
-        return source_of(path, self.sources)
-
     @property
     def assumptions(self) -> tuple[str, ...]:
         """That no document says some of its numbers, in words."""
@@ -191,10 +185,6 @@ class Profile:
             return ()
         numbers = ", ".join(path.removeprefix("host.") for path in paths)
         return (f"profile {self.name}: {numbers}; `gpuir profiles {self.name}` says how",)
-
-    def rows(self) -> list[Row]:
-        """Every field that has a value, in the order of a profile's file."""
-        return rows_of(self, self.sources)
 
 
 def load_profile(name: str | Path, target: Target | None = None) -> Profile:

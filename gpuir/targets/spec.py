@@ -10,12 +10,12 @@ from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from os.path import realpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gpuir.files import read_toml
 from gpuir.ir.errors import PluginError, TargetError, nearest
 from gpuir.plugins import blamed, load_point, place
-from gpuir.targets.target import Spec, Table, source_of, specs, walk
+from gpuir.targets.target import Sourced, Spec, Table, source_of, specs, walk
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -95,15 +95,6 @@ def read_spec(path: Path) -> Raw:
     """The tables of a spec file, unchecked; TargetError when it cannot be read or is not TOML."""
     fix = "check the path; only a name without `.toml` or `/` is looked up as a name"
     return read_toml(path, "the spec file", TargetError, fix)
-
-
-class Sourced(Protocol):
-    """What spec files describe: numbers, each with its source."""
-
-    @property
-    def base(self) -> str: ...
-
-    def source(self, path: str) -> str: ...
 
 
 @dataclass(frozen=True)

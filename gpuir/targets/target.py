@@ -175,8 +175,24 @@ class Row(NamedTuple):
     source: str
 
 
+class Sourced:
+    """A record of a spec file, perhaps laid over that of a `base`; its `sources` say of each number
+    where it comes from."""
+
+    base: str
+    sources: Table[str]
+
+    def source(self, path: str) -> str:
+        """Where the number of a field comes from: its own entry, else its longest prefix's."""
+        return source_of(path, self.sources)
+
+    def rows(self) -> list[Row]:
+        """Every field that has a value, in the order of a spec file."""
+        return rows_of(self, self.sources)
+
+
 @dataclass(frozen=True)
-class Target:
+class Target(Sourced):
     """A GPU, a part of one, or a CPU, that a model is costed for. SI units, dense rates.
 
     `clock_hz` is the boost clock, `observed_clock_hz` what boards of it run at under load where
@@ -297,10 +313,6 @@ class Target:
     def _memo(self) -> dict[tuple[str, str], tuple[float, str]]:
         return {}
 
-    def source(self, path: str) -> str:
-        """Where the number of a field comes from: its own entry, else its longest prefix's."""
-        return source_of(path, self.sources)
-
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What no document says: numbers assumed, set by the user, or scaled along with those."""
@@ -309,10 +321,6 @@ class Target:
             if text.startswith(("assumed", "set by the user", "scaled")):
                 together.setdefault(text, []).append(path)
         return tuple(f"{', '.join(paths)}: {text}" for text, paths in together.items())
-
-    def rows(self) -> list[Row]:
-        """Every field that has a value, in the order of a spec file."""
-        return rows_of(self, self.sources)
 
 
 # What a dtype runs as on the matrix units, best first. A bf16 does not fit into an f16.

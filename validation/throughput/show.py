@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from fnmatch import fnmatch
 from os import cpu_count
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,6 @@ def show(
 
 
 def _chosen(table: Table, models: Sequence[str]) -> Table:
-    from dataclasses import replace
-    from fnmatch import fnmatch
-
     if not models:
         return table
     kept = [c for c in table.cases if any(fnmatch(c.program.model, m) for m in models)]
