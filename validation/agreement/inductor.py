@@ -38,6 +38,7 @@ from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.stacks.table import pipeline
 from gpuir.targets.profile import load_profile
+from validation.throughput.programs import import_timm
 
 CUDA = torch.device("cuda:0")
 CPU = torch.device("cpu")
@@ -618,9 +619,7 @@ def vision(name: str) -> Callable[[], Case]:
     """A model of timm, on two images."""
 
     def build() -> Case:
-        import timm
-
-        return timm.create_model(name), (torch.zeros(2, 3, 224, 224),), {}
+        return import_timm().create_model(name), (torch.zeros(2, 3, 224, 224),), {}
 
     return build
 
