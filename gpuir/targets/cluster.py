@@ -23,7 +23,6 @@ from gpuir.targets.spec import (
     record,
     refuse,
     slug,
-    spec_folder,
     unknown,
 )
 from gpuir.targets.target import Quantity, Sourced, Table, Target
@@ -246,7 +245,7 @@ def load_cluster(name: str | Path) -> Cluster:
             text,
             fix=f"{text.partition(':')[0]}, of whole GPUs; `gpuir mig plan` is for slices",
         )
-    files = {path.stem: path for path in _spec_files()}
+    files = _KIND.shipped
     wanted = slug(text)
     if wanted in files:
         return _shipped(files[wanted])
@@ -273,12 +272,7 @@ def load_cluster(name: str | Path) -> Cluster:
 
 def cluster_names() -> tuple[str, ...]:
     """Names of the shipped clusters, sorted."""
-    return tuple(path.stem for path in _spec_files())
-
-
-@cache
-def _spec_files() -> tuple[Path, ...]:
-    return tuple(sorted((spec_folder() / "clusters").glob("*.toml")))
+    return tuple(_KIND.shipped)
 
 
 @cache
@@ -287,12 +281,11 @@ def _shipped(path: Path) -> Cluster:
 
 
 def _find(name: str) -> Path:
-    files = {path.stem: path for path in _spec_files()}
     if is_path(name):
         return Path(name)
-    if slug(name) not in files:
-        raise unknown("cluster", name, files)
-    return files[slug(name)]
+    if slug(name) not in _KIND.shipped:
+        raise unknown("cluster", name, _KIND.shipped)
+    return _KIND.shipped[slug(name)]
 
 
 def _read(path: Path) -> Cluster:
@@ -480,7 +473,7 @@ def _base_of(raw: Raw, where: str) -> Cluster:
     return cluster_of(raw, where)
 
 
-_KIND = SpecKind("cluster", "dgx-h100", _spec_files, _find, _base_of)
+_KIND = SpecKind("cluster", "dgx-h100", ("clusters",), _find, _base_of)
 
 
 # ---- nodes that a number and a GPU describe -----------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ from gpuir.targets.spec import (
     quoted,
     read_spec,
     record,
-    spec_folder,
     unknown,
 )
 from gpuir.targets.target import Quantity, Sourced, Table
@@ -54,7 +52,7 @@ def load_host(name: str | Path) -> HostMachine:
     """The host of a built-in name or of a `.toml` path. TargetError when nothing has that name or
     the file is wrong."""
     path = _find(str(name))
-    return _shipped(path) if path in _files().values() else _read(path)
+    return _shipped(path) if _KIND.is_shipped(path) else _read(path)
 
 
 def dump_host(host: HostMachine) -> str:
@@ -69,20 +67,15 @@ def dump_host(host: HostMachine) -> str:
 
 def host_names() -> tuple[str, ...]:
     """Names of the built-in hosts, sorted."""
-    return tuple(_files())
-
-
-@cache
-def _files() -> Mapping[str, Path]:
-    return {path.stem: path for path in sorted((spec_folder() / "hosts").glob("*.toml"))}
+    return tuple(_KIND.shipped)
 
 
 def _find(name: str) -> Path:
     if is_path(name):
         return Path(name)
-    if name not in _files():
+    if name not in _KIND.shipped:
         raise unknown("host", name, host_names())
-    return _files()[name]
+    return _KIND.shipped[name]
 
 
 @cache
@@ -102,4 +95,4 @@ def _host_of(raw: Raw, where: str) -> HostMachine:
     return host
 
 
-_KIND = SpecKind("host", REFERENCE, lambda: _files().values(), _find, _host_of)
+_KIND = SpecKind("host", REFERENCE, ("hosts",), _find, _host_of)

@@ -35,7 +35,6 @@ from gpuir.targets.spec import (
     remark,
     shown,
     slug,
-    spec_folder,
     unknown,
 )
 from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
@@ -64,7 +63,7 @@ def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = 
     chosen.update(overrides or {})
     whole, part = _divided(base)
     path = _find(whole)
-    target = _shipped(path, part) if path in _spec_files() else _read(path, part)
+    target = _shipped(path, part) if _KIND.is_shipped(path) else _read(path, part)
     if chosen:
         raw = scaled(_spec(path, part), _numbers(chosen, target))
         target = target_of(raw, raw["name"])
@@ -105,7 +104,7 @@ def _read(path: Path, part: str) -> Target:
 
 def target_names() -> tuple[str, ...]:
     """Names of the built-in targets and of those that installed plug-ins add, sorted."""
-    return tuple(sorted({p.stem for p in _spec_files()} | set(installed("targets"))))
+    return tuple(sorted({*_KIND.shipped, *installed("targets")}))
 
 
 def aliases() -> dict[str, str]:
@@ -114,18 +113,11 @@ def aliases() -> dict[str, str]:
 
 
 @cache
-def _spec_files() -> tuple[Path, ...]:
-    return tuple(
-        sorted(p for kind in ("gpus", "cpus") for p in (spec_folder() / kind).glob("*.toml"))
-    )
-
-
-@cache
 def _aliases() -> dict[str, str]:
     import tomllib
 
     known: dict[str, str] = {}
-    for path in _spec_files():
+    for path in _KIND.shipped.values():
         head = path.read_text(encoding="utf-8").partition("\n[")[0]  # names stand before any table
         raw: Raw = tomllib.loads(head)
         for alias in (slug(str(raw.get("title", ""))), *raw.get("aliases", ())):
@@ -137,7 +129,7 @@ def _aliases() -> dict[str, str]:
 def _find(name: str) -> Path:
     if is_path(name):
         return Path(name)
-    files = {path.stem: path for path in _spec_files()}
+    files = _KIND.shipped
     wanted = slug(name)
     for key in (wanted, wanted.removeprefix("nvidia-")):
         if key in files:
@@ -284,7 +276,7 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
 
 
 _ISA = re.compile(r"sm_[0-9]{2,4}[a-z]?|(?!sm_)[A-Za-z0-9_.-]{0,32}")  # the number is counted with
-_KIND = SpecKind("target", "a100", _spec_files, _find_base, target_of, _divided, _cut)
+_KIND = SpecKind("target", "a100", ("gpus", "cpus"), _find_base, target_of, _divided, _cut)
 
 
 def _check_names(target: Target, where: str) -> None:

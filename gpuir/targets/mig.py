@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gpuir.ir.errors import TargetError, nearest
-from gpuir.targets.spec import Raw, leaves, number_text, paths_to_text, read_spec, spec_folder
+from gpuir.targets.spec import Raw, leaves, number_text, paths_to_text, read_spec, spec_files
 from gpuir.targets.target import Target
 
 WHOLE = "mig"  # `a100:mig`: MIG is on, and one instance has all there is
@@ -130,7 +130,7 @@ class Mig:
 def mig_specs() -> dict[str, Mig]:
     """How each shipped GPU divides that does, by the GPU's name."""
     found: dict[str, Mig] = {}
-    for path in sorted((spec_folder() / "mig").glob("*.toml")):
+    for path in spec_files("mig").values():
         mig = _read(path)
         found |= dict.fromkeys(mig.gpus, mig)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import exp, hypot, log
@@ -27,7 +26,7 @@ from gpuir.targets.spec import (
     read_spec,
     record,
     refuse,
-    spec_folder,
+    spec_files,
     unknown,
 )
 from gpuir.targets.target import (
@@ -195,7 +194,7 @@ def load_profile(name: str | Path, target: Target | None = None) -> Profile:
     file is wrong, or where the machine that its numbers are of is not known."""
     plain, rule, host = _divided(str(name))
     path = _find(plain or "ideal")
-    profile = _shipped(path) if path in _files().values() else _read(path)
+    profile = _shipped(path) if _KIND.is_shipped(path) else _read(path)
     if rule and rule not in TF32:
         raise UsageError(f"no tf32 rule {rule!r}", fix=f"one of {', '.join(TF32)}")
     profile = replace(profile, tf32=rule) if rule else profile
@@ -330,19 +329,14 @@ def tf32_rule(g: Graph) -> str:
 
 def profile_names() -> tuple[str, ...]:
     """Names of the built-in profiles and of those that installed plug-ins add, sorted."""
-    return tuple(sorted({*_files(), *installed("profiles")}))
-
-
-@cache
-def _files() -> Mapping[str, Path]:
-    return {path.stem: path for path in sorted((spec_folder() / "profiles").glob("*.toml"))}
+    return tuple(sorted({*_KIND.shipped, *installed("profiles")}))
 
 
 def _find(name: str) -> Path:
     if is_path(name):
         return Path(name)
-    if name in _files():
-        return _files()[name]
+    if name in _KIND.shipped:
+        return _KIND.shipped[name]
     plugins = installed("profiles")
     if name in plugins:
         return plugin_path(plugins[name], "profile")
@@ -362,7 +356,7 @@ def _tables(path: Path) -> Raw:
     """What a file says. Times of the host in a user's are of a machine of the user's, unless it
     names another."""
     raw = read_spec(path)
-    own = ("host" in raw or "decode" in raw) and path not in _files().values()
+    own = ("host" in raw or "decode" in raw) and not _KIND.is_shipped(path)
     return {"machine": "", **raw} if own else raw
 
 
@@ -374,7 +368,7 @@ def _profile_of(raw: Raw, where: str) -> Profile:
     return profile
 
 
-_KIND = SpecKind("profile", "eager", lambda: _files().values(), _find, _profile_of, tables=_tables)
+_KIND = SpecKind("profile", "eager", ("profiles",), _find, _profile_of, tables=_tables)
 
 
 def _check_words(profile: Profile, where: str) -> None:
@@ -399,14 +393,14 @@ def _check_words(profile: Profile, where: str) -> None:
                 like = {"maker": "NVIDIA sm_75", "dtype": "bf16 sm_80"}[what]
                 wrong = f"{name}: not a {what} and its least architecture"
                 refuse(wrong, where, name, found=text, fix=f"write it as {like}")
-    known = [path.stem for path in (spec_folder() / "operators").glob("*.toml")]
+    known = spec_files("operators")
     if profile.operators and profile.operators not in known:
         wrong = f"operators: no list of operators is called {profile.operators}"
         refuse(wrong, where, "operators", fix=nearest(profile.operators, known))
     for other in profile.alternatives:
-        if other not in _files() and other not in installed("profiles"):
+        if other not in _KIND.shipped and other not in installed("profiles"):
             wrong = f"alternatives: no profile is called {other}"
-            refuse(wrong, where, "alternatives", fix=nearest(other, _files()))
+            refuse(wrong, where, "alternatives", fix=nearest(other, _KIND.shipped))
     if profile.allocator not in ALLOCATORS and profile.allocator not in installed("allocators"):
         refuse(
             f"no allocator is called {profile.allocator}",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
+from functools import cache
 from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -34,6 +35,14 @@ def spec_folder() -> Path:
     package = Path(__file__).parents[1]
     inside = package / "specs"
     return inside if inside.exists() else package.parent / "specs"
+
+
+@cache
+def spec_files(*folders: str) -> Mapping[str, Path]:
+    """The files in folders of `specs/`, by their names and sorted by their paths."""
+    root = spec_folder()
+    paths = sorted(path for folder in folders for path in (root / folder).glob("*.toml"))
+    return {path.stem: path for path in paths}
 
 
 def is_path(name: str) -> bool:
@@ -99,19 +108,27 @@ def read_spec(path: Path) -> Raw:
 
 @dataclass(frozen=True)
 class SpecKind:
-    """A kind of spec files: `what` they describe, one that is shipped as an `example`, the files
-    that are, how one is found by its name, and what a whole file's tables are read as. A name may
-    be that of a part (`divided` gives the whole's and the part), which `cut` makes of the whole.
-    `tables` is what one file says by itself."""
+    """A kind of spec files: `what` they describe, one that is shipped as an `example`, the folders
+    of those that are, how one is found by its name, and what a whole file's tables are read as. A
+    name may be that of a part (`divided` gives the whole's and the part), which `cut` makes of the
+    whole. `tables` is what one file says by itself."""
 
     what: str
     example: str
-    shipped: Callable[[], Collection[Path]]
+    folders: tuple[str, ...]
     find: Callable[[str], Path]
     read: Callable[[Raw, str], Sourced]
     divided: Callable[[str], tuple[str, str]] = lambda name: (name, "")
     cut: Callable[[Raw, str, str], Raw] = lambda raw, part, where: raw
     tables: Callable[[Path], Raw] = read_spec
+
+    @property
+    def shipped(self) -> Mapping[str, Path]:
+        """The files that come with gpuir, by name."""
+        return spec_files(*self.folders)
+
+    def is_shipped(self, path: Path) -> bool:
+        return path in self.shipped.values()
 
 
 MOST_BASES = 32  # on one another
@@ -154,7 +171,7 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
     own = {table: paths_to_text(raw, table, where) for table in _NOTES}
     notes = {t: {p: x for p, x in old[t].items() if p not in given} | own[t] for t in _NOTES}
     bare = {name: x for name, x in below.items() if name not in ("aliases", "notes", *_NOTES)}
-    base = file.stem if file in kind.shipped() else found.base
+    base = file.stem if kind.is_shipped(file) else found.base
     return {**_over(bare, raw), **{t: x for t, x in notes.items() if x}, "base": base}
 
 

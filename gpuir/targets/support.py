@@ -11,7 +11,7 @@ from gpuir.files import read_toml
 from gpuir.ir.errors import GpuirError, ModelError, TargetError, UsageError, nearest
 from gpuir.ir.graph import Graph, Loc
 from gpuir.targets.profile import Profile, profile_of
-from gpuir.targets.spec import spec_folder
+from gpuir.targets.spec import spec_files
 from gpuir.targets.target import Target
 
 STANDARD = ("", "ai.onnx.ml", "com.microsoft")  # domains of the files; others bring their own
@@ -56,12 +56,10 @@ class Operators:
 @cache
 def load_operators(name: str) -> Operators:
     """The operators of `specs/operators/NAME.toml`; TargetError where there is no such file."""
-    folder = spec_folder() / "operators"
-    path = folder / f"{name}.toml"
-    if not path.exists():
-        known = [p.stem for p in folder.glob("*.toml")]
-        raise TargetError(f"no list of operators is called {name!r}", fix=nearest(name, known))
-    raw: Any = read_toml(path, "the list of operators", TargetError, "")
+    files = spec_files("operators")
+    if name not in files:
+        raise TargetError(f"no list of operators is called {name!r}", fix=nearest(name, files))
+    raw: Any = read_toml(files[name], "the list of operators", TargetError, "")
     rows: dict[str, list[tuple[int, Takes]]] = {}
     for dtypes, names in cast("dict[str, str]", raw["dtypes"]).items():
         takes = tuple(
