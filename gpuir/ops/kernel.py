@@ -72,6 +72,16 @@ def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Valu
         )
 
 
+def _check_library(
+    op: Conv | Attention | Reduce | Collective, of: str, known: tuple[str, ...]
+) -> None:
+    if op.library not in known:
+        raise ModelError(
+            f"{op.name}: no library of {of} is called {op.library!r}",
+            fix=nearest(op.library, [name for name in known if name]),
+        )
+
+
 def _check_math(
     op: Gemm | Conv | Attention | AttentionGradient | Experts | ExpertsGradient,
 ) -> None:
@@ -260,11 +270,7 @@ class Conv(KernelOp):
 
     def types(self) -> tuple[TensorType, ...]:
         _check_math(self)
-        if self.library not in CONV_LIBRARIES:
-            raise ModelError(
-                f"{self.name}: no library of convolutions is called {self.library!r}",
-                fix=nearest(self.library, [name for name in CONV_LIBRARIES if name]),
-            )
+        _check_library(self, "convolutions", CONV_LIBRARIES)
         acc = self.accumulator()
         types = (acc,)
         if self.epilogue is not None:
@@ -358,11 +364,7 @@ class Attention(KernelOp):
 
     def types(self) -> tuple[TensorType, ...]:
         _check_math(self)
-        if self.library not in LIBRARIES:
-            raise ModelError(
-                f"{self.name}: no library of attention is called {self.library!r}",
-                fix=nearest(self.library, [name for name in LIBRARIES if name]),
-            )
+        _check_library(self, "attention", LIBRARIES)
         first, *stats = self.direct().result_types
         types = (first,)
         if self.epilogue is not None:
@@ -509,11 +511,7 @@ class Reduce(BodyKernel):
     library: str = ""
 
     def types(self) -> tuple[TensorType, ...]:
-        if self.library not in REDUCE_LIBRARIES:
-            raise ModelError(
-                f"{self.name}: no library of reductions is called {self.library!r}",
-                fix=nearest(self.library, [name for name in REDUCE_LIBRARIES if name]),
-            )
+        _check_library(self, "reductions", REDUCE_LIBRARIES)
         return super().types()
 
     def laid_out(self, y: TensorType) -> TensorType:
@@ -830,11 +828,7 @@ class Collective(BodyKernel):
     library: str = ""
 
     def types(self) -> tuple[TensorType, ...]:
-        if self.library not in COLLECTIVE_LIBRARIES:
-            raise ModelError(
-                f"{self.name}: no library of collectives is called {self.library!r}",
-                fix=nearest(self.library, [name for name in COLLECTIVE_LIBRARIES if name]),
-            )
+        _check_library(self, "collectives", COLLECTIVE_LIBRARIES)
         return super().types()
 
     @property
