@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from gpuir.frontends.torch.load import functional  # noqa: E402
 from gpuir.frontends.torch.program import Program  # noqa: E402
 from gpuir.ir.types import f16, f32  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
+from validation.agreement.inductor import autocasting  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 
@@ -29,18 +29,6 @@ FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 def on_gpu(x: torch.Tensor) -> torch.Tensor:
     """A tensor on a GPU that need not be there. One that wants a gradient would need it."""
     return FakeTensor(FAKE, x.detach().to("meta"), torch.device("cuda:0"))
-
-
-@contextmanager
-def autocast() -> Generator[None]:
-    """As torch.autocast("cuda", torch.float16), which turns itself off where there is no GPU."""
-    torch.set_autocast_dtype("cuda", torch.float16)
-    torch.set_autocast_enabled("cuda", True)
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()
-        torch.set_autocast_enabled("cuda", False)
 
 
 class Recorded(torch.fx.Interpreter):
@@ -64,7 +52,7 @@ def by_torch(module: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     given = [on_gpu(n.meta["val"]) for n in graph_module.graph.find_nodes(op="placeholder")]
     recorded = Recorded(graph_module)
     recorded.dtypes = {}
-    with torch.no_grad(), FAKE, autocast():
+    with torch.no_grad(), FAKE, autocasting(torch.float16):
         recorded.run(*given)
     return recorded.dtypes
 
