@@ -53,9 +53,12 @@ def costed(g: Graph, profile: str) -> Graph:
 
 
 def grows(work: Callable[[Graph], object], kind: str, profile: str = "") -> float:
-    """How many times the calls of `work` are more on a ladder of 8 levels than on one of 4."""
+    """How many times the calls of `work` are more on a ladder of 16 levels than on one of 8.
+
+    On fewer, the trips until a loop's queue of launches is full are most of a timeline's calls.
+    """
     counts: list[int] = []
-    for depth in (4, 8):
+    for depth in (8, 16):
         g = ladder(kind, depth)
         g = costed(g, profile) if profile else g
         work(g)  # what is imported and remembered once
