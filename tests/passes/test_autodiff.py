@@ -20,7 +20,7 @@ from gpuir.ir.types import TensorType, bool_, f64, i64
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
 from gpuir.passes.derivatives import FLAT
-from gpuir.passes.gradients import GRADIENTS, no_gradient
+from gpuir.passes.gradients import GRADIENTS, ROUTINES, no_gradient
 from gpuir.stacks.table import pipeline
 from gpuir.text import parse, show
 
@@ -563,11 +563,10 @@ def test_gradient_of_tensor_op(name):
 def test_every_tensor_op_is_checked_or_has_no_gradient():
     """New ops come with a rule and a case."""
     rng = np.random.default_rng(0)
-    checked = {
-        type(build(c, [rng.random(s) for s in c.shapes]).nodes[0].op) for c in TENSOR.values()
-    }
+    ops = [build(c, [rng.random(s) for s in c.shapes]).nodes[0].op for c in TENSOR.values()]
     none = {op for op, rule in GRADIENTS.items() if rule is no_gradient}
-    assert checked | none | {t.Map} == set(GRADIENTS)
+    assert {type(op) for op in ops} - {t.Routine} | none | {t.Map} == set(GRADIENTS)
+    assert {op.fn for op in ops if isinstance(op, t.Routine)} == set(ROUTINES)
     missing = {op.name for op in t.OPS.values() if op not in GRADIENTS}
     ours = {name for name in t.OPS if name.endswith("_gradient")}
     cut = {"t.collective", "t.shard"}  # a graph is cut after its gradients are derived
