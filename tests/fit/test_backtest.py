@@ -130,10 +130,10 @@ def test_coverage_is_of_gpus_not_used():
 ADDS = sized.pointwise(1e8, [f32, f32], [f32])
 PLACES: list[tuple[Familiar, str, dict[str, float], dict[str, float]]] = [
     ("known", "a100-pcie", {}, {}),
-    ("unseen", "l40s", {}, {}),
-    ("unseen", "l40s", {"tensor.compute share": 1.1}, {}),  # not of this family
-    ("calibrated", "l40s", {"stream.gddr share": 1.1}, {}),
-    ("calibrated", "l40s", {}, {"map f32.i=9 bytes=9 flops=9 ops=9": 1.1}),
+    ("unseen", "rtx-a6000", {}, {}),
+    ("unseen", "rtx-a6000", {"tensor.compute share": 1.1}, {}),  # not of this family
+    ("calibrated", "rtx-a6000", {"stream.gddr share": 1.1}, {}),
+    ("calibrated", "rtx-a6000", {}, {"map f32.i=9 bytes=9 flops=9 ops=9": 1.1}),
     ("known", "a100-pcie", {"stream.hbm share": 1.1}, {}),
 ]
 
