@@ -5,7 +5,8 @@ Windows of 3 x 3 with stride 1 have two more, with fewer products (Lavin and Gra
 for Convolutional Neural Networks", CVPR 2016): F(2x2, 3x3) in one kernel, 16 products for 36, and
 F(4x4, 3x3), 36 for 144, as a batched GEMM between passes that transform its operands and its
 result. With few channels a group there is nothing to share between threads: each output sums its
-own window. Which one runs is what cudnn.benchmark finds: the fastest.
+own window. Which one runs is what cudnn.benchmark finds: the fastest; of depthwise ones that are
+ATen's, the last.
 
 On matrix units a convolution is implicit GEMM, and the family of products describes it.
 """
@@ -21,6 +22,7 @@ from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles
 from gpuir.cost.power import JOULES, OTHER_JOULES
 from gpuir.cost.sheet import Factor, Number, Sheet
+from gpuir.cost.stream import slots
 from gpuir.cost.work import ConvShape, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -37,6 +39,19 @@ FILTERS = 32.0
 # images are filled up to a multiple, as the grids show.
 IMAGES = 16.0
 BATCHED = ((32.0, 128.0), (64.0, 64.0), (128.0, 64.0))
+
+# Channels a group from which products are shared between threads.
+FEW_CHANNELS = 8.0
+
+# Instructions of a lane for each cell of a window, where each output sums its own: of cuDNN's
+# kernels assumed, with operands in registers for several outputs; of ATen's counted in
+# cuda/DepthwiseConv2d.cu, of windows that its compiler knows (1, 3 x 3) and others: bounds, an
+# offset, two loads, two conversions, a multiply-add, and a loop. The gradient of images finds its
+# output by division, that of weights its place in the image for each cell.
+CUDNN_SLOTS = 5.0
+ATEN_SLOTS = (9.0, 15.0)
+ATEN_GRADIENT_SLOTS = 2.0
+ATEN_WEIGHT_SLOTS = 35.0
 
 # Fitted on the NeuSight conv table, where not assumed, and held near what rows of more than half a
 # millisecond give: shorter ones measure the host.
@@ -58,7 +73,7 @@ FACTORS = (
     Factor("filter share", 0.275, 0.2, 0.4, 0.1, "the same, where filters are transformed"),
     Factor("overlap", 0.449, 0.1, 0.9, 0.0, "of the shorter of compute and memory, not hidden"),
     Factor("start", 3e-6, 1e-6, 6e-6, 0.1, "seconds for each kernel of a convolution; assumed"),
-    Factor("direct share", 0.15, 0.15, 0.15, 0.0, "of the rate, each output by itself; assumed"),
+    Factor("direct dram share", 0.85, 0.85, 0.85, 0.0, "of the bandwidth, of depthwise ones"),
 )
 
 Three = tuple[Any, Any, Any]  # seconds of compute, memory, latency
@@ -69,10 +84,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     peak = s.put("peak", target.peak("vector", work.dtype), "flop/s")
     rate = s.put("rate", peak * p["compute share"], "flop/s")
     implicit = _implicit(s, work, tiles, target, p, rate)
-    direct = _direct(s, work, target, p, rate)
-    best = _faster(s, implicit, direct)
-    if work.dtype == f32:
-        window = work.detail_as(ConvShape)
+    direct = _direct(s, work, target, p)
+    window = work.detail_as(ConvShape)
+    if window.library == "aten":
+        best = direct
+    else:
+        few = 1.0 * (work.extents["b"] > 1) * (work.extents["k"] < FEW_CHANNELS * window.taps)
+        best = _faster(s, implicit, direct, few)
+    if work.dtype == f32 and window.library != "aten":
         dense = (window.stride == 1) * (window.dilation == 1)
         dense = dense * (window.widest == 3) * (window.taps == 9)
         for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
@@ -149,9 +168,24 @@ def _implicit(
     return _three(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
 
 
-def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
-    compute = s.put("direct: arithmetic", work.products / (rate * p["direct share"]), "s")
-    memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
+def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Three:
+    """Each output's window by itself: the instructions for each of its cells, or memory. ATen's
+    gradient of images goes through the window of each cell, whatever the stride leaves of it."""
+    window, weights = work.detail_as(ConvShape), work.form == "of weights"
+    each, cells = CUDNN_SLOTS, work.products / 2
+    if window.library == "aten":
+        each = s.xp.where((window.taps == 1) + (window.taps == 9) > 0, *ATEN_SLOTS)
+        if weights:
+            each = ATEN_WEIGHT_SLOTS
+        elif window.transposed:
+            each, cells = each + ATEN_GRADIENT_SLOTS, cells * window.stride**2
+    cells = s.put("direct: cells of windows", cells)
+    each = s.put("direct: instructions for each", each, "", "cost.conv")
+    issued = slots(target) * target.sms * target.clock_hz * p["compute share"]
+    compute = cells * each / issued
+    compute = s.put("direct: instructions", compute, "s")
+    share = p["dram share"] if weights else p["direct dram share"]
+    memory = work.nbytes / (target.dram_bytes_per_s * share)
     memory = s.put("direct: memory", memory, "s")
     return compute, memory, p["start"] + 0.0 * compute
 

@@ -20,7 +20,7 @@ from gpuir.cost.nest import (
     runs_on_tensor,
 )
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Columns, Work
+from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
 MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
@@ -84,7 +84,7 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
         steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
         rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
     writes_rows = any(o.staging == "written" and "r" in o.dims for o in work.operands)
-    writes_rows = writes_rows and not isinstance(work.detail, Columns)  # in a launch of its own
+    writes_rows = writes_rows and not work.is_of_columns  # in a launch of its own
     if work.kind == "scan":
         most = np.where(np.asarray(work.extents["o"]) == 1, np.inf, 1.0)
         rule("split of several rows' running sums", tiles.split, most, "blocks")

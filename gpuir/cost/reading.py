@@ -22,7 +22,8 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.sized import pointwise
 from gpuir.cost.work import (
     SECTOR_BYTES,
-    Columns,
+    CellByCell,
+    Channels,
     ConvShape,
     Detail,
     Heads,
@@ -32,7 +33,6 @@ from gpuir.cost.work import (
     SdpaCall,
     Serial,
     Staging,
-    Turned,
     Windowed,
     Work,
 )
@@ -123,15 +123,15 @@ def _detail(op: k.KernelOp) -> Detail | None:
             return next(
                 (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None
             )
-        case k.Reduce() if is_over_columns(op):
-            return Columns()
+        case k.Reduce(reduction=t.Normalize() | t.NormGradient() as norm):
+            return _channels(op, norm)
         case k.Pool() if is_pooled_by_cells(op):
             return Windowed(float(prod(op.window.window[:-1])))
-        case k.Copy(apart=step) | k.Map(apart=step) if step > 1:
+        case k.Copy(apart=step) | k.Map(apart=step) if step:
             type = op.result_types[0]
             cells = [type.shape[axis] for axis in type.order or range(type.rank)]
             row = next((n for n in reversed(cells) if n != 1), 1)
-            return Turned(float(step), float(row))
+            return CellByCell(float(step), float(row))
         case _:
             return None
 
@@ -433,6 +433,7 @@ def _window(op: k.Conv) -> ConvShape:
         stride=float(max(op.strides, default=1)),
         dilation=float(max(op.dilations, default=1)),
         transposed=op.transposed,
+        library=op.library,
     )
 
 
@@ -530,13 +531,13 @@ def _lane_ops(body: Graph | None) -> float:
     return total
 
 
-def is_over_columns(op: k.Reduce) -> bool:
-    """Whether a norm's statistics are of the channels of channels-last images."""
-    norm = op.reduction
-    if not isinstance(norm, t.Normalize | t.NormGradient) or 1 in norm.axes:
-        return False
+def _channels(op: k.Reduce, norm: t.Normalize | t.NormGradient) -> Channels | None:
+    """Of a norm whose statistics are those of channels."""
     shape = norm.x.type.shape
-    return any(v.type.is_channels_last and v.type.shape == shape for v in op.args)
+    if 1 in norm.axes or len(shape) < 2:
+        return None
+    last = any(v.type.is_channels_last and v.type.shape == shape for v in op.args)
+    return Channels(0 in norm.axes, last) if last or 0 in norm.axes else None
 
 
 def has_indices(op: k.KernelOp) -> bool:

@@ -16,7 +16,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Nest, Tiles, cut
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, sustained_hz
-from gpuir.cost.work import SECTOR_BYTES, Columns, Work
+from gpuir.cost.work import SECTOR_BYTES, Channels, Work
 from gpuir.targets.target import Target
 
 # Passes over a row that its block does not hold. PyTorch's softmax: the largest cell, the sum of
@@ -37,6 +37,7 @@ FACTORS = (
     Factor("gddr share", 0.77, 0.70, 0.84, 0.06, "the same of GDDR with error codes, in band"),
     Factor("plain gddr share", 0.92, 0.84, 0.95, 0.06, "the same of GDDR without"),
     Factor("amd hbm share", 0.85, 0.78, 0.92, 0.06, "the same of HBM on AMD's GPUs"),
+    Factor("batch share", 0.65, 0.4, 1.0, 0.06, "of that, what cuDNN's norms of batches reach"),
     Factor("l2 share", 0.7, 0.6, 1.0, 0.2, "of the listed L2 bandwidth"),
     Factor("partitioned l2 share", 0.7, 0.4, 1.0, 0.2, "the same of an L2 in two partitions"),
     Factor("l2 keeps", 0.8, 0.5, 1.1, 0.0, "bytes over the L2's, at which half is found again"),
@@ -118,7 +119,10 @@ def _memory_s(
     kept = s.put("found in the l2", 1 - gone(work.nbytes, target, p))
     moved = work.nbytes + (passes - 1) * reads * missed
     dram_bytes = s.put("dram bytes", moved * (1 - kept), "bytes")
-    dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
+    share = dram_share(target, p)
+    if isinstance(work.detail, Channels) and work.detail.batch and not is_triton(work):
+        share = share * p["batch share"]
+    dram_rate = s.put("dram rate", target.dram_bytes_per_s * share, "bytes/s")
     partial = 1 + p["partial sectors"] * within(s, work, SECTOR_BYTES)
     dram_s = s.put("dram time", dram_bytes * partial / dram_rate, "s")
     l2_rate = s.put("l2 rate", drawn(s, nest.blocks, target, p), "bytes/s")
@@ -223,7 +227,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
             np.ones(length.shape),
         )
     one = np.ones(length.shape)
-    if work.kind == "sum" or isinstance(work.detail, Columns):
+    if work.kind == "sum" or work.is_of_columns:
         return sums(work, target)
     if work.kind == "scan":
         return scans(work, target)

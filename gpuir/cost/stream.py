@@ -16,7 +16,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, Lookup, Serial, Turned, Windowed, Work
+from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Serial, Windowed, Work
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -64,6 +64,7 @@ FACTORS = (
     *LANES,
     OVERLAP,
     Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
+    Factor("strided wait", 9e-7, 5e-7, 2e-6, 0.2, "seconds of it where strides say where it lies"),
     Factor("start clocks", 700.0, 100.0, 1100.0, 0.3, "a kernel's first loads and last stores"),
     Factor("quantise clocks", 4000.0, 1000.0, 9000.0, 0.3, "the same where rows are quantised"),
 )
@@ -91,7 +92,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
         if isinstance(work.detail, Windowed):
             waves = s.put("waits of a thread", work.detail.waits) * waves
-        busy = s.put("waves of waits", waves * p["cell wait"] / target.clock_hz, "s")
+        wait = p["cell wait"] / target.clock_hz
+        if isinstance(work.detail, CellByCell):
+            wait = p["strided wait"]
+        busy = s.put("waves of waits", waves * wait, "s")
     read = sum((o.nbytes for o in work.operands if o.staging != "written"), 0.0)
     # The network saw lookups by indices drawn evenly alone, and sees others as if they were.
     fewer = work.detail.fewer if isinstance(work.detail, Lookup) else 0.0
@@ -99,7 +103,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("log bytes over l2", s.xp.log(moved / target.l2_bytes))
     s.put("log bytes", s.xp.log(moved))
     s.put("read share", read / moved)
-    s.put("a cell at a time", 1.0 if takes_cells(work) else 0.0)
+    s.put("a cell at a time", 1.0 if looks_up(work) else 0.0)
     s.put("instructions a byte", work.lane_ops / moved)
     start = p["start clocks"] / target.clock_hz
     if work.kind == "quantise":  # from launch to launch: what graphs of them show
@@ -114,7 +118,7 @@ def scattered(s: Sheet, work: Work, tiles: Tiles) -> Number:
     rows of the result in one block share them, out of the L1. (AMD's lines are longer, but MI100
     copies keys no slower than sectors tell: products of heads in NeuSight's traces, less the same
     products in its GEMM table.)"""
-    if not isinstance(work.detail, Turned):
+    if not isinstance(work.detail, CellByCell):
         return work.detail.again if isinstance(work.detail, Lookup) else 0.0
     cell = work.dtype.bits / 8
     line = s.xp.minimum(SECTOR_BYTES, cell * work.detail.apart)
@@ -137,6 +141,11 @@ def missed(s: Sheet, work: Work, target: Target) -> Number:
 def takes_cells(work: Work) -> bool:
     """Whether a thread takes one cell at a time: then what is under way does not fill the memory's
     pipeline, and waits show. Vectors do fill it."""
+    return looks_up(work) or isinstance(work.detail, CellByCell)
+
+
+def looks_up(work: Work) -> bool:
+    """Whether a thread finds its cell by an index, or by the window of a pool."""
     return work.kernel == "k.gather" or work.kind == "scalar"
 
 
@@ -200,6 +209,13 @@ def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
     return p["hbm share"] * (GP100_HBM if target.isa == "sm_60" else 1.0)
 
 
+def slots(target: Target) -> float:
+    """What an SM issues in a clock, in lanes."""
+    if target.vendor != "NVIDIA":
+        return float(target.sm.fp32_lanes)
+    return SLOTS.get(target.isa, NVIDIA_SLOTS)
+
+
 def lanes_s(
     s: Sheet,
     lane_ops: Number,
@@ -209,11 +225,8 @@ def lanes_s(
     beside: Number = 0.0,
 ) -> Number:
     """Seconds to issue the instructions of all lanes: those of functions, and those `beside`."""
-    slots = SLOTS.get(target.isa, NVIDIA_SLOTS)
-    if target.vendor != "NVIDIA":
-        slots = float(target.sm.fp32_lanes)
     cost = p["amd lane cost"] if target.vendor == "AMD" else 1.0
-    each_s = slots * target.sms * clock_hz * p["issue share"]
+    each_s = slots(target) * target.sms * clock_hz * p["issue share"]
     rate = s.put("issue rate", each_s, "lane instructions/s")
     return s.put("instructions", (lane_ops * cost + beside) / rate, "s")
 

@@ -50,7 +50,7 @@ class Detail:
 @dataclass(frozen=True)
 class ConvShape(Detail):
     """Of a convolution: cells of an image and of the window, and the largest of its extents,
-    strides and dilations."""
+    strides and dilations; whose kernel it is."""
 
     cells: Number
     taps: Number
@@ -58,6 +58,7 @@ class ConvShape(Detail):
     stride: Number
     dilation: Number
     transposed: bool = False
+    library: str = ""
 
 
 SdpaCall = Literal["", "sdpa", "odd sdpa", "wide sdpa"]
@@ -125,9 +126,9 @@ class Lookup(Detail):
 
 
 @dataclass(frozen=True)
-class Turned(Detail):
-    """Of a copy whose threads fetch cells apart in memory: how many cells apart, and cells of a row
-    of the result."""
+class CellByCell(Detail):
+    """Of a map or a copy whose threads find one cell after another by strides: how many cells apart
+    neighbours fetch, and cells of a row of the result."""
 
     apart: Number
     row: Number
@@ -148,8 +149,12 @@ class Serial(Detail):
 
 
 @dataclass(frozen=True)
-class Columns(Detail):
-    """Of a norm over columns, which lie side by side: the channels of channels-last images."""
+class Channels(Detail):
+    """Of a norm of images channel by channel: whether over a batch of them, and whether the cells
+    of one channel lie apart, as in channels-last images."""
+
+    batch: bool
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,11 @@ class Work:
     @cached_property
     def extents(self) -> dict[str, Number]:
         return dict(self.dims)
+
+    @property
+    def is_of_columns(self) -> bool:
+        """Whether the rows of a norm lie side by side in memory."""
+        return isinstance(self.detail, Channels) and self.detail.last
 
     def detail_as(self, kind: type[D]) -> D:
         """What the formulas of its family go by, which is of that kind."""

@@ -218,8 +218,9 @@ class Gemm(KernelOp):
 
 
 # Whose kernel a convolution is: one that takes images as they lie, where none is named; cuDNN's,
-# which on matrix units takes channels-last alone, and converts what is not.
-CONV_LIBRARIES = ("", "cudnn")
+# which on matrix units takes channels-last alone, and converts what is not; ATen's own of depthwise
+# ones.
+CONV_LIBRARIES = ("", "cudnn", "aten")
 
 
 @dataclass(frozen=True)
@@ -481,12 +482,13 @@ def flat_space(args: tuple[Value, ...], types: tuple[TensorType, ...]) -> Space:
 
 @dataclass(frozen=True)
 class Map(BodyKernel):
-    """Any pointwise region over one flat dimension i; operands broadcast. Where `apart` is above 1,
-    threads beside each other fetch cells of an operand so far apart in memory."""
+    """Any pointwise region over one flat dimension i; operands broadcast. Where `apart` is not 0, a
+    thread finds one cell after another by the operands' strides, and threads beside each other
+    fetch cells of an operand so far apart in memory; else it takes several at once."""
 
     name: ClassVar[str] = "k.map"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Routine)
-    apart: int = 1
+    apart: int = 0
 
     def laid_out(self, y: TensorType) -> TensorType:
         return as_operands(y, self.args)
@@ -773,12 +775,12 @@ class Scatter(BodyKernel):
 @dataclass(frozen=True)
 class Copy(BodyKernel):
     """Data movement that no kernel absorbs: a layout change, concat, pad, broadcast, constants.
-    Where `apart` is above 1, threads beside each other fetch cells so far apart in memory; a kernel
-    that transposes by tiles does not."""
+    Where `apart` is not 0, a thread fetches one cell after another, as in `k.map`; a kernel that
+    transposes by tiles does not."""
 
     name: ClassVar[str] = "k.copy"
     beside: ClassVar[tuple[type[Op], ...]] = (t.Layout, t.Generating, t.Joining, t.Ordered)
-    apart: int = 1
+    apart: int = 0
 
     def laid_out(self, y: TensorType) -> TensorType:
         return copied(y, self.args, self.body)

@@ -36,11 +36,11 @@ class Legalize(Pass):
     a product by one matrix, of all rows of a batch, would come apart into small ones. With
     `strides` false operators give each other packed tensors, as in onnxruntime: reshapes alone are
     views, and transposes of the last two axes that products read.
-    A copy that transposes goes by tiles, unless `tiled` is false: then each cell of the result
-    fetches its own, as in PyTorch's elementwise kernels (aten/src/ATen/native/cuda/Loops.cuh).
+    A copy that transposes goes by tiles, unless `tiled` is false: then it and maps of operands that
+    lie differently, or broadcast, find one cell after another by strides, as PyTorch's elementwise
+    kernels do (aten/src/ATen/native/cuda/CUDALoops.cuh, launch_legacy_kernel).
     With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention; with `triton`
-    reductions are kernels that a compiler wrote for their rows; with `cudnn` convolutions are
-    cuDNN's, which converts what does not lie channels-last.
+    reductions are kernels that a compiler wrote for their rows.
     """
 
     absorb: bool = True
@@ -48,7 +48,6 @@ class Legalize(Pass):
     tiled: bool = True
     sdpa: bool = False
     triton: bool = False
-    cudnn: bool = False
 
     name = "legalize"
     takes = Level.fused
@@ -132,8 +131,6 @@ class _Legalizer:
         ops = [n.op for n in body.nodes]
         if any(o.contraction for o in ops):
             kernel = contraction(op)
-            if isinstance(kernel, k.Conv) and self.options.cudnn:
-                return replace(kernel, library="cudnn")
             if not self.options.absorb and not isinstance(
                 kernel, k.Attention | k.AttentionGradient
             ):
@@ -175,12 +172,21 @@ class _Legalizer:
         return kernel
 
     def apart(self, kernel: k.Map) -> int:
-        """How far apart threads beside each other fetch cells of an operand, at most: it lies in
-        another order than the result."""
+        """How far apart threads beside each other fetch cells of an operand, at most; 0 where all
+        lie as the result does, and in a kernel of more operands than PyTorch's loops have: a batch
+        norm's has a loop of its own."""
         y = kernel.result_types[0]
         order = y.order or tuple(range(y.rank))
-        alike = (v for v in kernel.args if v.type.shape == y.shape)
+        differ = [v for v in kernel.args if not self.lies_as(v, y)]
+        if not differ or len(kernel.args) > MOST_LOOPED:
+            return 0
+        alike = (v for v in differ if v.type.shape == y.shape)
         return max((apart(self.lies(v).transpose(order), ()) for v in alike), default=1)
+
+    def lies_as(self, x: Value, y: TensorType) -> bool:
+        if x.type.shape != y.shape:
+            return x.type.size == y.size
+        return is_packed(x.type.with_order(y.order), self.lies(x).strides)
 
     # -- layout
 
@@ -267,7 +273,7 @@ class _Legalizer:
         if stays:
             return k.View(launch.args, launch.body, order or ())
         lies = lies if order is None else lies.transpose(order)
-        step = 1 if self.options.tiled else apart(lies, ())
+        step = 0 if self.options.tiled else apart(lies, ())
         return k.Copy(launch.args, launch.body, step)
 
     def layout(self, node: Node, op: t.Fused) -> k.View | k.Copy:
@@ -275,11 +281,12 @@ class _Legalizer:
             return k.Copy(op.args, op.body)
         (x,) = op.args
         source = self.lies(x)
-        step = 1 if self.options.tiled else apart(source, (n.op for n in op.body.nodes))
         view = view_of(op.body, source)
+        type = op.body.outputs[0].type
+        vectors = self.options.tiled or (view is not None and is_packed(type, view.strides))
+        step = 0 if vectors else apart(source, (n.op for n in op.body.nodes))
         if view is None or not (self.options.strides or is_plain(op.body)):
             return k.Copy(op.args, op.body, step)
-        type = op.body.outputs[0].type
         spread = 0 in view.strides
         order = () if spread else memory_order(type.shape, view.strides)
         free = self.options.strides or is_reshape(op.body)
@@ -345,6 +352,9 @@ class _Legalizer:
 # Rows of a batch's product from which it fills tiles by itself, and need not be one with the rest's
 # so that what transposes it is worth a copy: four tiles of 128. Assumed.
 ROWS = 512
+
+# Operands of PyTorch's pointwise loops, at most: `addcmul`, `lerp`, `where`.
+MOST_LOOPED = 3
 
 # The kernels of launches without a contraction: one is the first of these that an op of it becomes.
 BODIES = tuple(

@@ -43,6 +43,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "conv_bias": "gpuir.stacks.pytorch.conv_bias:ConvBias",
         "batch_norm": "gpuir.stacks.pytorch.batch_norm:BatchNorm",
         "pool_indices": "gpuir.stacks.pytorch.pool_indices:PoolIndices",
+        "conv_kernels": "gpuir.stacks.pytorch.conv_kernels:ConvKernels",
         "pack_products": "gpuir.stacks.serving.pack_products:PackProducts",
         "fuse": "gpuir.passes.fuse:Fuse",
         "fuse_loops": "gpuir.stacks.inductor.loops.fuse:FuseLoops",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.cost.reading import work_of
 from gpuir.cost.stream import TURN_CLOCKS
 from gpuir.cost.tile import best_tiles, choose, estimate
-from gpuir.cost.work import Columns, Serial, Windowed
+from gpuir.cost.work import Channels, Serial, Windowed
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, TensorType, channels_last, f16, f32, i64, tf32
 from gpuir.ops import kernel as k
@@ -125,8 +126,8 @@ def batch_norm(last: bool) -> k.Reduce:
 
 def test_blocks_share_a_channel_where_channels_are_columns():
     """64 channels keep 64 of 108 SMs busy, where each is one block's."""
-    assert work_of(batch_norm(last=True)).detail == Columns()
-    assert work_of(batch_norm(last=False)).detail is None
+    assert work_of(batch_norm(last=True)).detail == Channels(batch=True, last=True)
+    assert work_of(batch_norm(last=False)).detail == Channels(batch=True, last=False)
     a100 = load_target("a100-sxm-80gb")
     assert choose(work_of(batch_norm(last=True)), a100).split > 1
     assert seconds(batch_norm(True), a100.name) < seconds(batch_norm(False), a100.name)
@@ -146,3 +147,50 @@ def test_a_thread_that_takes_every_image_waits_for_its_loads():
     turns_s = N * C * TURN_CLOCKS / load_target("rtx4090").under_load.clock_hz
     assert turns_s < seconds(interpolated(serial=True), "rtx4090") < 1.2 * turns_s
     assert seconds(interpolated(serial=False), "rtx4090") < turns_s / 10
+
+
+def depthwise(library: str, window: int = 3, stride: int = 1, way: str = "forward") -> k.Conv:
+    side = SIDE // stride
+    x, y = image("x", f16, False, N, C, SIDE, SIDE), image("y", f16, False, N, C, side, side)
+    w = image("w", f16, False, C, 1, window, window)
+    edge = (window // 2,) * 2
+    parts = ((stride, stride), edge, edge, (1, 1), C)
+    if way == "weights":
+        return k.Conv(x, y, *parts, window=(window, window), library=library)
+    if way == "images":
+        grow = (stride - 1,) * 2
+        return k.Conv(y, w, *parts, transposed=True, grow=grow, library=library)
+    return k.Conv(x, w, *parts, library=library)
+
+
+@pytest.mark.parametrize("target", ["rtx3090", "a100-sxm-80gb", "t4", "p100"])
+@pytest.mark.parametrize("way", ["forward", "images", "weights"])
+def test_instructions_bound_atens_depthwise_kernels_of_wide_windows(target: str, way: str):
+    """49 cells of a window for each output: an instruction or more for each, whoever's they are."""
+    device = load_target(target)
+    own, cudnn = (seconds(depthwise(name, 7, way=way), target) for name in ("aten", "cudnn"))
+    lanes = 128 * device.sms * device.clock_hz
+    assert own > 2 * cudnn
+    assert own > 9 * 49 * N * C * SIDE**2 / (2 * lanes)
+    assert own > 2 * seconds(depthwise("aten", 3, way=way), target)
+
+
+def test_atens_gradient_of_images_goes_through_whole_windows():
+    """A fourth of a window's cells have an output where the stride is two; all are looked at."""
+    whole, half = (seconds(depthwise("aten", 7, stride, "images"), "rtx3090") for stride in (1, 2))
+    assert half == pytest.approx(whole, rel=0.1)
+
+
+def test_a_depthwise_convolution_is_bound_by_memory_under_cudnn():
+    op = depthwise("cudnn")
+    moved = sum(a.type.nbytes for a in (*op.nest.reads, *op.nest.writes))
+    assert seconds(op, "rtx3090") < 1.5 * moved / load_target("rtx3090").dram_bytes_per_s
+
+
+def test_cells_found_by_strides_are_waited_for():
+    """One after another in a thread; of two bytes they do not fill the memory's pipeline."""
+    x = image("x", f16, False, N, C, SIDE, SIDE)
+    inner, result = Value("x", x.type), Value("y", x.type)
+    op = k.Map((x,), body((inner,), Node(t.Map("relu", (inner,)), (result,), ("m:a",))))
+    for target in ("rtx3090", "rtx4090", "a100-sxm-80gb"):
+        assert seconds(replace(op, apart=1), target) > 1.1 * seconds(op, target)

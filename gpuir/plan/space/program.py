@@ -12,16 +12,7 @@ from typing import Any, cast
 from gpuir.cost.reading import work_of
 from gpuir.cost.routing import Routed, Shares
 from gpuir.cost.steps import Steps, Way
-from gpuir.cost.work import (
-    ConvShape,
-    Heads,
-    Lookup,
-    Looped,
-    Operand,
-    Turned,
-    WeightBytes,
-    Work,
-)
+from gpuir.cost.work import Detail, Operand, Work
 from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Cost
 from gpuir.ir.types import DTYPES, DType, tf32
@@ -132,7 +123,7 @@ def _calls(found: tuple[Any, ...]) -> tuple[Call, ...]:
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Work, Operand, ConvShape, Heads, Looped, Lookup, Turned, WeightBytes),
+        *(Work, Operand, *Detail.__subclasses__()),
         *(Routed, Shares, Way, Steps, Layout, Sizes, Straight, Program),
     )
 }
