@@ -31,7 +31,7 @@ GP100_HBM = 0.8
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
 QUANTISE_BYTES = 16  # a thread's load in the kernels that quantise, of vLLM and TensorRT-LLM
-TURN_CLOCKS = 650.0  # assumed: of a turn that waits for its loads from DRAM
+TURN_S = 2.75e-7  # assumed: of a turn that waits for its loads from DRAM
 POOL_WARPS = 8  # of its pools: BLOCK_THREADS in aten/src/ATen/native/cuda/DilatedMaxPool2d.cu
 MAP_WARPS = 4  # of its pointwise kernels: 128 threads a block, 256 on AMD
 
@@ -83,7 +83,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         threads = work.points / work.detail.turns
         waves = s.put("waves", s.xp.ceil(threads / (target.sms * target.sm.threads)))
         turns = s.put("turns of a thread", work.detail.turns)
-        busy = s.put("turns one after another", waves * turns * TURN_CLOCKS / target.clock_hz, "s")
+        busy = s.put("turns one after another", waves * turns * TURN_S, "s")
     elif takes_cells(work):
         resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
         if work.kernel == "k.gather":

@@ -61,7 +61,10 @@ SHAPES = (
 
 # Matrix units at half their rate wait for nothing else: Nsight Compute shows them 95.7 % busy in a
 # product on an RTX 4060, 89.9 % with sums in f16 (triton-lang/triton, issue 10851). No rows are of
-# such boards: `halved share` stays there.
+# such boards: `halved share` stays there. Of what loads hold up products half is left, which have
+# twice the clocks to hide them: specs/measurements/torch-mm.csv, GeForce boards and L20.
+HALVED_LEAK = 0.5
+
 _FITTED = "fitted on the kernel tables gemm and mlp_ops"
 
 
@@ -253,6 +256,8 @@ def _step(
     chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
     step = xp.maximum(xp.maximum(products, loads), chain)
     leak = p[f"leak {'scaled' if work.kind in SCALED else way}"]
+    if is_halved(target, work.rate_dtype):
+        leak = HALVED_LEAK * leak
     return s.put("step", step + leak * xp.minimum(products, loads), "s")
 
 
