@@ -83,8 +83,7 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
     for d in work.reduced:
         steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
         rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
-    writes_rows = any(o.staging == "written" and "r" in o.dims for o in work.operands)
-    writes_rows = writes_rows and not work.is_of_columns  # in a launch of its own
+    writes_rows = work.writes_rows and not work.is_of_columns  # in a launch of its own
     if work.kind == "scan":
         most = np.where(np.asarray(work.extents["o"]) == 1, np.inf, 1.0)
         rule("split of several rows' running sums", tiles.split, most, "blocks")

@@ -123,8 +123,8 @@ def _detail(op: k.KernelOp) -> Detail | None:
             return next(
                 (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None
             )
-        case k.Reduce(reduction=t.Normalize() | t.NormGradient() as norm):
-            return _channels(op, norm)
+        case k.Reduce():
+            return _channels(op)
         case k.Pool() if is_pooled_by_cells(op):
             return Windowed(float(prod(op.window.window[:-1])))
         case k.Copy(apart=step) | k.Map(apart=step) if step:
@@ -531,13 +531,16 @@ def _lane_ops(body: Graph | None) -> float:
     return total
 
 
-def _channels(op: k.Reduce, norm: t.Normalize | t.NormGradient) -> Channels | None:
-    """Of a norm whose statistics are those of channels."""
-    shape = norm.x.type.shape
-    if 1 in norm.axes or len(shape) < 2:
+def _channels(op: k.Reduce) -> Channels | None:
+    """Of a norm whose statistics are those of channels, or of a compiler's reduction by them."""
+    first = op.reduction
+    if not isinstance(first, t.Normalize | t.NormGradient) and op.library != "triton":
+        return None
+    shape, axes = first.x.type.shape, first.reduced_axes()
+    if 1 in axes or len(shape) < 2:
         return None
     last = any(v.type.is_channels_last and v.type.shape == shape for v in op.args)
-    return Channels(0 in norm.axes, last) if last or 0 in norm.axes else None
+    return Channels(0 in axes, last) if last or 0 in axes else None
 
 
 def has_indices(op: k.KernelOp) -> bool:

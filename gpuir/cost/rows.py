@@ -38,6 +38,7 @@ FACTORS = (
     Factor("plain gddr share", 0.92, 0.84, 0.95, 0.06, "the same of GDDR without"),
     Factor("amd hbm share", 0.85, 0.78, 0.92, 0.06, "the same of HBM on AMD's GPUs"),
     Factor("batch share", 0.65, 0.4, 1.0, 0.06, "of that, what cuDNN's norms of batches reach"),
+    Factor("column share", 0.36, 0.3, 1.0, 0.06, "the same of Triton's, of columns it writes too"),
     Factor("l2 share", 0.7, 0.6, 1.0, 0.2, "of the listed L2 bandwidth"),
     Factor("partitioned l2 share", 0.7, 0.4, 1.0, 0.2, "the same of an L2 in two partitions"),
     Factor("l2 keeps", 0.8, 0.5, 1.1, 0.0, "bytes over the L2's, at which half is found again"),
@@ -120,7 +121,10 @@ def _memory_s(
     moved = work.nbytes + (passes - 1) * reads * missed
     dram_bytes = s.put("dram bytes", moved * (1 - kept), "bytes")
     share = dram_share(target, p)
-    if isinstance(work.detail, Channels) and work.detail.batch and not is_triton(work):
+    if is_triton(work):
+        if work.is_of_columns and work.writes_rows:
+            share = share * p["column share"]
+    elif isinstance(work.detail, Channels) and work.detail.batch:
         share = share * p["batch share"]
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * share, "bytes/s")
     partial = 1 + p["partial sectors"] * within(s, work, SECTOR_BYTES)

@@ -150,8 +150,8 @@ class Serial(Detail):
 
 @dataclass(frozen=True)
 class Channels(Detail):
-    """Of a norm of images channel by channel: whether over a batch of them, and whether the cells
-    of one channel lie apart, as in channels-last images."""
+    """Of a reduction of images channel by channel: whether over a batch of them, and whether the
+    cells of one channel lie apart, as in channels-last images."""
 
     batch: bool
     last: bool
@@ -214,8 +214,13 @@ class Work:
 
     @property
     def is_of_columns(self) -> bool:
-        """Whether the rows of a norm lie side by side in memory."""
+        """Whether the rows of a reduction lie side by side in memory."""
         return isinstance(self.detail, Channels) and self.detail.last
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether a reduction gives the cells of its rows, too."""
+        return any(o.staging == "written" and "r" in o.dims for o in self.operands)
 
     def detail_as(self, kind: type[D]) -> D:
         """What the formulas of its family go by, which is of that kind."""
