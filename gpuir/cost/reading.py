@@ -388,8 +388,9 @@ def _conversions(op: k.Conv) -> tuple[Work, ...]:
     operand, weights too, in each call (NVIDIA, Convolutional Layers User's Guide, Tensor Layouts
     in Memory: NCHW vs NHWC; nchwToNhwcKernel in profiles). The result is written as it is to lie,
     by the kernels that have nhwc2nchw in their names: where cuDNN's heuristic, and not
-    cudnn.benchmark, takes one that does not, a transpose of it comes behind (nhwcToNchwKernel)."""
-    if op.library != "cudnn":
+    cudnn.benchmark, takes one that does not, a transpose of it comes behind (nhwcToNchwKernel).
+    For groups it has kernels that take images as they lie (conv2d_grouped_direct_kernel)."""
+    if op.library != "cudnn" or op.groups > 1:
         return ()
     return tuple(
         pointwise(x.size, (x.dtype,), (x.dtype,), ops=0.0, kind="transpose")

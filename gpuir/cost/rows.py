@@ -32,6 +32,11 @@ LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere
 # Staiger, Scarpazza: Dissecting the NVIDIA Volta GPU architecture via microbenchmarking, 2018).
 PASCAL_CHAIN = 1.5
 
+# Of a norm's pass on an SM of 128 lanes: mean and variance are brought together by many warps'
+# arithmetic, for which the fitted GPUs have 64 lanes. Read off half a of timm's runs on RTX 3090
+# and 4090 (validation/README.md).
+WIDE_CHAIN = 0.6
+
 FACTORS = (
     Factor("hbm share", 0.89, 0.84, 0.94, 0.06, "of the listed bandwidth of HBM: as of streams"),
     Factor("gddr share", 0.77, 0.70, 0.84, 0.06, "the same of GDDR with error codes, in band"),
@@ -93,7 +98,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
     step = p["cell step" if work.kind == "rms" else "step clocks"]
-    clocks = turns * (p[f"{kind} pass"] * chain(target) + steps * step) * slower
+    wait = p[f"{kind} pass"] * chain(target)
+    if kind == "norm" and target.sm.fp32_lanes > 64 and chain(target) == 1.0:
+        wait = wait * WIDE_CHAIN
+    clocks = turns * (wait + steps * step) * slower
     block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
     busy = s.put("waves of waits", waves * block_s, "s")
 

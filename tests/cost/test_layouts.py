@@ -57,6 +57,7 @@ def test_what_is_converted_is_read_and_written_once():
     assert w.nbytes == 2 * 2 * C * C * 9
     assert work_of(conv(last=True)).beside == ()
     assert work_of(conv(last=False, library="")).beside == ()
+    assert work_of(conv(last=False, groups=8)).beside == ()
 
 
 def test_conversions_take_at_least_their_bytes():
@@ -194,3 +195,11 @@ def test_cells_found_by_strides_are_waited_for():
     op = k.Map((x,), body((inner,), Node(t.Map("relu", (inner,)), (result,), ("m:a",))))
     for target in ("rtx3090", "rtx4090", "a100-sxm-80gb"):
         assert seconds(replace(op, apart=1), target) > 1.1 * seconds(op, target)
+
+
+def test_more_lanes_bring_the_statistics_of_short_rows_together_sooner():
+    x = image("x", f16, False, 1 << 20, 96)
+    inner = Value("x", x.type)
+    op = t.Normalize(inner, (1,))
+    norm = k.Reduce((x,), body((inner,), Node(op, (Value("y", op.result_types[0]),), ("m:ln",))))
+    assert seconds(norm, "a100+sm.fp32_lanes=128") < 0.9 * seconds(norm, "a100")
