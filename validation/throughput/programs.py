@@ -119,16 +119,21 @@ def _stand_in(package: str) -> Generator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+        _forget(package)  # others look for the real one
 
 
 def _imports(package: str) -> bool:
     try:
         __import__(package)
     except (ImportError, RuntimeError):
-        for name in [m for m in sys.modules if m.partition(".")[0] == package]:
-            del sys.modules[name]
+        _forget(package)
         return False
     return True
+
+
+def _forget(package: str) -> None:
+    for name in [m for m in sys.modules if m.partition(".")[0] == package]:
+        del sys.modules[name]
 
 
 class _Name(type):
@@ -170,14 +175,13 @@ def _unet(p: Program) -> tuple[Any, tuple[Any, ...]]:
     import torch
 
     try:
-        diffusers = import_module("diffusers")
-    except ImportError as error:
+        unet = import_module("diffusers").UNet2DConditionModel
+    except (ImportError, RuntimeError) as error:  # it imports its models when asked for one
         fix = "pip install diffusers, with --no-deps where torch is pinned"
-        raise UsageError(
-            f"the UNet of Stable Diffusion needs diffusers: {error}", fix=fix
-        ) from None
+        why = str(error).splitlines()[-1]
+        raise UsageError(f"the UNet of Stable Diffusion needs diffusers: {why}", fix=fix) from None
     with torch.device("meta"):
-        module = diffusers.UNet2DConditionModel(cross_attention_dim=PROMPT[1]).half().eval()
+        module = unet(cross_attention_dim=PROMPT[1]).half().eval()
         latents = torch.empty(p.batch, 4, p.side, p.side, dtype=torch.half)
         prompt = torch.empty(p.batch, *PROMPT, dtype=torch.half)
         step = torch.empty((), dtype=torch.long)
