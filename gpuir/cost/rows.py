@@ -98,10 +98,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
     step = p["cell step" if work.kind == "rms" else "step clocks"]
-    wait = p[f"{kind} pass"] * chain(target)
-    if kind == "norm" and target.sm.fp32_lanes > 64 and chain(target) == 1.0:
-        wait = wait * WIDE_CHAIN
-    clocks = turns * (wait + steps * step) * slower
+    clocks = turns * (p[f"{kind} pass"] * chain(target, kind) + steps * step) * slower
     block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
     busy = s.put("waves of waits", waves * block_s, "s")
 
@@ -163,9 +160,12 @@ def passes_of(work: Work) -> float:
     return (TRITON_PASSES if is_triton(work) else PASSES)[work.kind]
 
 
-def chain(target: Target) -> float:
+def chain(target: Target, kind: str) -> float:
     """Clocks from an instruction to the next that needs its result, over those of most GPUs."""
-    return PASCAL_CHAIN if target.isa.startswith("sm_6") else 1.0
+    if target.isa.startswith("sm_6"):
+        return PASCAL_CHAIN
+    wide = target.vendor == "NVIDIA" and target.sm.fp32_lanes > 64
+    return WIDE_CHAIN if kind == "norm" and wide else 1.0
 
 
 def within(s: Sheet, work: Work, size: int) -> Number:

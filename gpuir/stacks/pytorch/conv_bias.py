@@ -10,15 +10,17 @@ from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.phases import beside
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
+from gpuir.stacks.pytorch.conv_kernels import is_own
 from gpuir.targets.target import Target
 
 
 @dataclass(frozen=True)
 class ConvBias(Pass):
     """Puts the addition of a convolution's bias at a location of its own (`conv2d.bias`): where
-    cuDNN convolves, PyTorch adds it in place afterwards, by a pointwise kernel. Its own kernel of
-    depthwise convolutions adds it itself, as oneDNN does on a CPU (`cpu`). (aten/src/ATen/native/
-    Convolution.cpp, _convolution: Cudnn, CudaDepthwise2d, Mkldnn.)"""
+    cuDNN convolves, PyTorch adds it in place afterwards, by a pointwise kernel. Its own kernels of
+    depthwise convolutions add it themselves, as oneDNN does on a CPU (`cpu`); which run is taken as
+    of row-major images. (aten/src/ATen/native/Convolution.cpp, _convolution: Cudnn,
+    CudaDepthwise2d, Mkldnn.)"""
 
     cpu: bool = False
 
@@ -54,7 +56,7 @@ def is_bias(node: Node, made: dict[Value, Node]) -> bool:
 
 def is_cudnn(node: Node) -> bool:
     match node.op:
-        case t.Conv(x, groups=groups):
-            return not (groups > 1 and groups == x.type.shape[1] and x.type.rank == 4)
+        case t.Conv(x, w) as op:
+            return not is_own(x.type, w.type, op.groups, op.strides, op.dilations)
         case _:
             return isinstance(node.op, t.ConvTranspose)
