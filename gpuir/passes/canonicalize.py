@@ -156,7 +156,7 @@ def immediate(op: Op, b: Builder) -> Op | None:
 def drop_neutral(op: Op, b: Builder) -> Value | None:
     """x + 0, x - 0, x * 1, x / 1, x ** 1, a copy of x, x padded by nothing  →  x"""
     match op:
-        case t.Map("identity", (x,)):
+        case t.Map("identity" | "copy", (x,)):
             return x
         case t.Pad(x, low, high) if not any(low) and not any(high):
             return x

@@ -20,6 +20,7 @@ from gpuir.frontends.emit import INLINE, Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.dims import Dims
+from gpuir.frontends.torch.inplace import keep_operands
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
 from gpuir.frontends.torch.program import Program, unheard
@@ -111,6 +112,8 @@ def load(
         else:
             exported = made.export() if isinstance(made, Program) else made
             emit.scope.assumed += unreached(exported)
+            if train:
+                keep_operands(exported)
             if isinstance(made, Program):
                 emit.scope.assumed += assumed_of(exported, made.module)
             model = _load(functional(exported), walk)

@@ -63,6 +63,7 @@ class TorchNode:
 
     `fakes` are the tensors and numbers among the arguments as torch has them, for its own rules of
     promotion; `types` are those of the results, None where one is no tensor or is left out.
+    `saved`: only the backward pass reads them.
     """
 
     op: str  # "add.Tensor"
@@ -70,6 +71,7 @@ class TorchNode:
     args: Mapping[str, Any]
     fakes: Mapping[str, Any]
     types: Sequence[TensorType | None]
+    saved: bool = False
 
     def __getitem__(self, arg: str) -> Value:
         """The operand of that name, which must be a tensor."""

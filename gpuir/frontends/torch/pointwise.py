@@ -380,7 +380,10 @@ def to_type(n: TorchNode, e: Emitter) -> Value:
 def copied(n: TorchNode, e: Emitter) -> Value:
     """The same numbers in memory of their own; lying as they did where the call asks for nothing
     else. What has no gaps is then taken for itself: traces have such copies that no run makes, of
-    dropout by nothing."""
+    dropout by nothing. What the backward pass alone reads is copied: autograd keeps so what an
+    operator in place writes over (SiLU's operand; torch/csrc/autograd, VariableType)."""
+    if n.saved:
+        return e(t.Map("copy", (n["self"],)))
     if n.args["memory_format"] not in (None, torch.preserve_format):
         return in_format(n, e, n["self"])
     x = n.fakes.get("self")

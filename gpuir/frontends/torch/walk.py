@@ -110,7 +110,7 @@ class Walk:
         path = [entry[0] for entry in stack.values()][-1] if stack else ""
         path = DYNAMO.sub("", path)
         name = f"{path}/{node.name}" if path else node.name
-        phase = "/backward" if meta.get("partitioner_tag") == "is_backward" else ""
+        phase = "/backward" if is_backward(node) else ""
         return f"{self.source}:{name}{phase}"
 
     def attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
@@ -207,6 +207,7 @@ class Walk:
             args=bound(target, args, kwargs, self.dims),
             fakes=bound(target, metas(node.args), metas(node.kwargs), self.dims),
             types=self.types(value),
+            saved=not is_backward(node) and bool(node.users) and all(map(is_backward, node.users)),
         )
         convert = (
             CONVERTERS.get(name) or CONVERTERS.get(packet) or self.emit.scope.converter(packet)
@@ -271,6 +272,11 @@ INLINED = (
     "tag_activation_checkpoint",
     "invoke_subgraph",
 )
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint trace is of its backward pass."""
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def numbers(tensor: torch.Tensor) -> Any:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import gpuir  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
@@ -227,3 +228,52 @@ def test_which_of_several_losses_it_is_is_said(autodiff: str):
     assert said.startswith(f"the loss is %{graph.outputs[0].name},") and said.count("%") == 3
     graph = gpuir.load(Losses(), args=args, train=True, loss="all")
     assert not any("the first output" in text for text in graph.assumed)
+
+
+ACTIVATIONS = {
+    "silu": True,
+    "hardswish": True,
+    "hardsigmoid": True,
+    "mish": True,
+    "relu6": True,
+    "relu": False,
+    "leaky_relu": False,
+    "elu": False,
+}
+
+
+class Activated(nn.Module):
+    def __init__(self, name: str, inplace: bool) -> None:
+        super().__init__()
+        self.a, self.fn, self.inplace = nn.Linear(4, 4), getattr(F, name), inplace
+
+    def forward(self, x: Any) -> Any:
+        return self.fn(self.a(x), inplace=self.inplace).square().mean()
+
+
+class Launches(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clones = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.clones += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", [{}, {"autodiff": "gpuir"}, {"autocast": "f16"}])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_what_is_overwritten_is_copied_for_the_backward_pass_as_torch_does(name: str, how: Any):
+    args = (torch.randn(2, 4),)
+    with Launches() as launches:
+        Activated(name, inplace=True)(*args)
+    assert launches.clones == ACTIVATIONS[name]
+
+    def copies(inplace: bool, profile: str) -> int:
+        module = Activated(name, inplace).train()
+        graph = gpuir.load(module, args=args, train=True, **how)
+        return gpuir.show(gpuir.lower(graph, profile=profile)).count('t.map("copy"')
+
+    assert copies(inplace=True, profile="eager") == ACTIVATIONS[name]
+    assert copies(inplace=False, profile="eager") == 0
+    assert copies(inplace=True, profile="compiled") == 0

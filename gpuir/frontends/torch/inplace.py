@@ -1,0 +1,51 @@
+"""What autograd keeps of operators that write over their operand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from gpuir.frontends.emit import Emitter
+from gpuir.frontends.torch.node import Converter, TorchNode
+from gpuir.ir.graph import Value
+from gpuir.ops import tensor as t
+
+# A copy of a tensor, for the backward pass.
+LIBRARY = torch.library.Library("gpuir", "FRAGMENT")
+LIBRARY.define("kept(Tensor x) -> Tensor")
+torch.library.register_fake("gpuir::kept", torch.empty_like, lib=LIBRARY)
+
+aten: Any = torch.ops.aten
+# Their derivatives are of the operand, not of the result (tools/autograd/derivatives.yaml): it is
+# cloned before (torch/csrc/autograd, VariableType).
+OVERWRITING = frozenset(
+    op.default
+    for op in (
+        *(aten.silu_, aten.mish_, aten.hardswish_, aten.hardsigmoid_),
+        *(aten.hardtanh_, aten.relu6_),
+    )
+)
+
+
+def keep_operands(program: ExportedProgram) -> None:
+    """Has those operators of a training program work on a copy of their operand: as many bytes as
+    they take on the operand itself, of which the copy is for the backward pass."""
+    graph = program.graph
+    for node in graph.nodes:
+        if node.target not in OVERWRITING or len(node.args[0].users) > 1:
+            continue
+        x = node.args[0]
+        with graph.inserting_before(node):
+            kept = graph.call_function(torch.ops.gpuir.kept.default, (x,))
+        kept.meta = {**node.meta, "val": x.meta["val"]}
+        node.replace_input_with(x, kept)
+    program.graph_module.recompile()
+
+
+def convert_kept(n: TorchNode, e: Emitter) -> Value:
+    return e(t.Map("copy", (n["x"],)))
+
+
+CONVERTERS: dict[str, Converter] = {"gpuir::kept": convert_kept}
