@@ -14,7 +14,7 @@ On matrix units a convolution is implicit GEMM, and the family of products descr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,30 +76,42 @@ FACTORS = (
     Factor("direct dram share", 0.85, 0.85, 0.85, 0.0, "of the bandwidth, of depthwise ones"),
 )
 
-Three = tuple[Any, Any, Any]  # seconds of compute, memory, latency
+
+class Way(NamedTuple):
+    """Seconds of arithmetic, of memory, and of what neither hides; bytes from and to DRAM."""
+
+    compute: Any
+    memory: Any
+    rest: Any
+    dram_bytes: Any
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of the fastest way that there is for a convolution."""
+    window = work.detail_as(ConvShape)
+    best = _direct(s, work, target, p)
+    if window.library != "aten":
+        best = _shared(s, work, tiles, target, p, best)
+    s.put("dram bytes", best.dram_bytes, "bytes", "of the way taken")
+    return Terms(best.compute, best.memory, best.rest, 0.0 * best.compute)
+
+
+def _shared(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], direct: Way
+) -> Way:
+    """The fastest of the ways that share products between threads, and of `direct` where groups
+    have few channels."""
     peak = s.put("peak", target.peak("vector", work.dtype), "flop/s")
     rate = s.put("rate", peak * p["compute share"], "flop/s")
-    implicit = _implicit(s, work, tiles, target, p, rate)
-    direct = _direct(s, work, target, p)
     window = work.detail_as(ConvShape)
-    if window.library == "aten":
-        best = direct
-    else:
-        few = 1.0 * (work.extents["b"] > 1) * (work.extents["k"] < FEW_CHANNELS * window.taps)
-        best = _faster(s, implicit, direct, few)
-    if work.dtype == f32 and window.library != "aten":
+    few = 1.0 * (work.extents["b"] > 1) * (work.extents["k"] < FEW_CHANNELS * window.taps)
+    best = _faster(s, _implicit(s, work, tiles, target, p, rate), direct, few)
+    if work.dtype == f32:
         dense = (window.stride == 1) * (window.dilation == 1)
         dense = dense * (window.widest == 3) * (window.taps == 9)
         for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
             best = _faster(s, best, way, 1.0 * dense)
-    compute, memory, latency = best
-    dram_rate = target.dram_bytes_per_s * p["dram share"]
-    s.put("dram bytes", memory * dram_rate, "bytes", "of the way taken")
-    return Terms(compute, memory, latency, 0.0 * compute)
+    return best
 
 
 def _slower(
@@ -116,12 +128,11 @@ def _slower(
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
 
 
-def _faster(s: Sheet, one: Three, other: Three, allowed: Number = 1.0) -> Three:
+def _faster(s: Sheet, one: Way, other: Way, allowed: Number = 1.0) -> Way:
     """The other way, where it is allowed and takes less."""
-    times = [s.xp.maximum(c, m) + rest for c, m, rest in (one, other)]
+    times = [s.xp.maximum(way.compute, way.memory) + way.rest for way in (one, other)]
     taken = allowed * (times[1] < times[0]) > 0
-    compute, memory, rest = (s.xp.where(taken, b, a) for a, b in zip(one, other, strict=True))
-    return compute, memory, rest
+    return Way(*(s.xp.where(taken, b, a) for a, b in zip(one, other, strict=True)))
 
 
 def _gemm(
@@ -158,17 +169,17 @@ def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number
 
 def _implicit(
     s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], rate: Number
-) -> Three:
+) -> Way:
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
     compute = _gemm(s, target, p, "implicit gemm", count, _products(target, p, rate, tm, tn, k))
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = 2 * count * tm * tn * k
-    return _three(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
+    return _way(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
 
 
-def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Three:
+def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Way:
     """Each output's window by itself: the instructions for each of its cells, or memory. ATen's
     gradient of images goes through the window of each cell, whatever the stride leaves of it."""
     window, weights = work.detail_as(ConvShape), work.form == "of weights"
@@ -187,10 +198,10 @@ def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Th
     share = p["dram share"] if weights else p["direct dram share"]
     memory = work.nbytes / (target.dram_bytes_per_s * share)
     memory = s.put("direct: memory", memory, "s")
-    return compute, memory, p["start"] + 0.0 * compute
+    return Way(compute, memory, p["start"] + 0.0 * compute, work.nbytes + 0.0 * compute)
 
 
-def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
+def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Way:
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
@@ -206,10 +217,10 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = 2 * blocks * 128 * 128 * channels
     rest = filters + 2 * p["start"]
-    return _three(s, "winograd 2x2", work, target, p, compute, memory, flops, rest)
+    return _way(s, "winograd 2x2", work, target, p, compute, memory, flops, rest)
 
 
-def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Three:
+def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Way:
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
@@ -228,12 +239,12 @@ def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate:
     passes = passes + 5 * w / (target.dram_bytes_per_s * p["filter share"])
     flops = 2 * 36 * spots * n * b * channels
     rest = passes + 4 * p["start"]
-    return _three(s, "winograd 4x4", work, target, p, compute, memory, flops, rest)
+    return _way(s, "winograd 4x4", work, target, p, compute, memory, flops, rest)
 
 
-def _three(
+def _way(
     s: Sheet,
-    way: str,
+    name: str,
     work: Work,
     target: Target,
     p: Mapping[str, Number],
@@ -241,15 +252,15 @@ def _three(
     memory: Number,
     flops: Number,
     rest: Number,
-) -> Three:
+) -> Way:
     """Compute at the clock that power allows, memory, and what neither hides nor is hidden."""
     run_s = s.xp.maximum(compute, memory) + rest
     slower = _slower(s, target, p, run_s, flops, work.dtype.bits)
-    compute = s.put(f"{way}: arithmetic", compute * slower, "s", "at the clock that power allows")
-    memory = s.put(f"{way}: memory", memory, "s")
-    rest = s.put(f"{way}: rest", p["overlap"] * s.xp.minimum(compute, memory) + rest, "s")
-    s.put(way, s.xp.maximum(compute, memory) + rest, "s")
-    return compute, memory, rest
+    compute = s.put(f"{name}: arithmetic", compute * slower, "s", "at the clock that power allows")
+    memory = s.put(f"{name}: memory", memory, "s")
+    rest = s.put(f"{name}: rest", p["overlap"] * s.xp.minimum(compute, memory) + rest, "s")
+    s.put(name, s.xp.maximum(compute, memory) + rest, "s")
+    return Way(compute, memory, rest, memory * target.dram_bytes_per_s * p["dram share"])
 
 
 def candidates(work: Work, target: Target) -> Tiles:
