@@ -378,7 +378,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
         kind=kind,
         detail=detail,
         simd_ops=_simd(op.epilogue),
-        form="transposed" if isinstance(op, k.Conv) and op.transposed else "",
+        form=_conv_form(op) if isinstance(op, k.Conv) else "",
         beside=_conversions(op) if isinstance(op, k.Conv) else (),
     )
 
@@ -422,6 +422,13 @@ def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
     """A gradient as so many times the kernel itself, but with its own flops and operands."""
     own = sum(float(a.type.nbytes) for a in (*op.nest.reads, *op.nest.writes))
     return replace(work, flops=op.flops(), times=times, own_bytes=own, form="gradient")
+
+
+def _conv_form(op: k.Conv) -> str:
+    """What no measured convolution was."""
+    depthwise = op.groups > 1 and op.groups == op.direct().result_types[0].shape[1]
+    words = ("depthwise" if depthwise else "", "transposed" if op.transposed else "")
+    return " ".join(filter(None, words))
 
 
 def _window(op: k.Conv) -> ConvShape:
