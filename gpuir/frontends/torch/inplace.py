@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.torch.node import Converter, TorchNode
@@ -29,10 +32,12 @@ OVERWRITING = frozenset(
 )
 
 
-def keep_operands(program: ExportedProgram) -> None:
-    """Has those operators of a training program work on a copy of their operand: as many bytes as
-    they take on the operand itself, of which the copy is for the backward pass."""
+@contextmanager
+def kept_operands(program: ExportedProgram) -> Generator[None]:
+    """Has those operators of a training program work on a copy of their operand meanwhile: as many
+    bytes as they take on the operand itself, of which the copy is for the backward pass."""
     graph = program.graph
+    made: list[tuple[Node, Node]] = []
     for node in graph.nodes:
         if node.target not in OVERWRITING or len(node.args[0].users) > 1:
             continue
@@ -41,7 +46,13 @@ def keep_operands(program: ExportedProgram) -> None:
             kept = graph.call_function(torch.ops.gpuir.kept.default, (x,))
         kept.meta = {**node.meta, "val": x.meta["val"]}
         node.replace_input_with(x, kept)
-    program.graph_module.recompile()
+        made.append((node, kept))
+    try:
+        yield
+    finally:
+        for node, kept in made:
+            node.replace_input_with(kept, kept.args[0])
+            graph.erase_node(kept)
 
 
 def convert_kept(n: TorchNode, e: Emitter) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -20,7 +20,7 @@ from gpuir.frontends.emit import INLINE, Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.dims import Dims
-from gpuir.frontends.torch.inplace import keep_operands
+from gpuir.frontends.torch.inplace import kept_operands
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
 from gpuir.frontends.torch.program import Program, unheard
@@ -112,11 +112,11 @@ def load(
         else:
             exported = made.export() if isinstance(made, Program) else made
             emit.scope.assumed += unreached(exported)
-            if train:
-                keep_operands(exported)
             if isinstance(made, Program):
                 emit.scope.assumed += assumed_of(exported, made.module)
-            model = _load(functional(exported), walk)
+            with kept_operands(exported) if train else nullcontext():
+                plain = functional(exported)
+            model = _load(plain, walk)
         walk.dims.check_all_used()
         walk.check_trip_counts()
     model = replace(model, graph=with_layout(model.graph))

@@ -277,3 +277,13 @@ def test_what_is_overwritten_is_copied_for_the_backward_pass_as_torch_does(name:
     assert copies(inplace=True, profile="eager") == ACTIVATIONS[name]
     assert copies(inplace=False, profile="eager") == 0
     assert copies(inplace=True, profile="compiled") == 0
+
+
+def test_a_program_that_is_given_stays_as_it_is():
+    program = torch.export.export(Activated("silu", inplace=True).train(), (torch.randn(2, 4),))
+    before = str(program)
+    for _ in range(2):
+        graph = gpuir.load(program, train=True, autodiff="gpuir")
+        assert gpuir.show(graph).count('t.map("copy"') == 1
+    assert str(program) == before
+    program.module()(torch.randn(2, 4))
