@@ -37,21 +37,23 @@ def kept_operands(program: ExportedProgram) -> Generator[None]:
     """Has those operators of a training program work on a copy of their operand meanwhile: as many
     bytes as they take on the operand itself, of which the copy is for the backward pass."""
     graph = program.graph
-    made: list[tuple[Node, Node]] = []
+    made: list[tuple[Node, Node, Node]] = []
     for node in graph.nodes:
-        if node.target not in OVERWRITING or len(node.args[0].users) > 1:
+        if node.target not in OVERWRITING:
             continue
-        x = node.args[0]
+        x: Any = node.args[0]
+        if len(x.users) > 1:
+            continue
         with graph.inserting_before(node):
             kept = graph.call_function(torch.ops.gpuir.kept.default, (x,))
         kept.meta = {**node.meta, "val": x.meta["val"]}
         node.replace_input_with(x, kept)
-        made.append((node, kept))
+        made.append((node, kept, x))
     try:
         yield
     finally:
-        for node, kept in made:
-            node.replace_input_with(kept, kept.args[0])
+        for node, kept, x in made:
+            node.replace_input_with(kept, x)
             graph.erase_node(kept)
 
 
