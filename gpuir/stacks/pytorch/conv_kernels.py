@@ -53,11 +53,10 @@ def is_atens(op: k.Conv, node: Node) -> bool:
     if op.window:
         weights = op.accumulator()
     elif op.transposed and phase_of(node) == "backward":
-        images = op.accumulator()
+        images = op.accumulator().with_dtype(images.dtype)
     elif op.transposed:
         return False
-    dtype = op.x.type.dtype
-    return is_own(images.with_dtype(dtype), weights, op.groups, op.strides, op.dilations)
+    return is_own(images, weights, op.groups, op.strides, op.dilations)
 
 
 def is_own(
