@@ -33,8 +33,8 @@ LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere
 PASCAL_CHAIN = 1.5
 
 # Of a norm's pass on an SM of 128 lanes: mean and variance are brought together by many warps'
-# arithmetic, for which the fitted GPUs have 64 lanes. Read off half a of timm's runs on RTX 3090
-# and 4090 (validation/README.md).
+# arithmetic. Short rows were fitted on 64 lanes and on Pascal alone; A40's are long, and bound by
+# memory. Read off half a of timm's runs on RTX 3090 and 4090 (validation/README.md).
 WIDE_CHAIN = 0.6
 
 FACTORS = (
