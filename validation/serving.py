@@ -71,8 +71,9 @@ def launched(s: Shapes) -> tuple[Work, ...]:
             return (replace(padded, kind="row scales"),)
         case "fp8" | "fp8_static" | "int8":
             narrow = i8 if name == "int8" else f8e4m3
+            quantise = (quantised(m * k, narrow, 3.0 if s.words["given"] == "yes" else 6.0),)
             return (
-                quantised(m * k, narrow, 3.0 if s.words["given"] == "yes" else 6.0),
+                *(_quantised_by_operators(m, k) if s.words["chain"] == "yes" else quantise),
                 replace(sized.gemm(m, n, k, narrow, out=bf16), kind="row scales"),
             )
         case "fp8_block":
@@ -92,6 +93,25 @@ def launched(s: Shapes) -> tuple[Work, ...]:
             return (quantised(m * k, f8e4m3, 4.0), replace(product, kind="block scales"))
         case _:
             raise Unmodelled(f"dtype {name} is none we know of products")
+
+
+def _quantised_by_operators(m: Number, k: Number) -> tuple[Work, ...]:
+    """What PyTorch launches for a scale a row, written in its operators as SGLang's collector does
+    for int8 (ai-dynamo/aiconfigurator, collector/sglang/collect_gemm.py at 0.5.6):
+    `x = x.float(); s = x.abs().max(-1).clamp(1e-10) / 127; (x / s).round().clamp().to(int8)`."""
+    cells = m * k
+    same, small = (sized.pointwise(n, (f32,), (f32,)) for n in (cells, m))
+    return (
+        sized.pointwise(cells, (bf16,), (f32,)),
+        same,
+        sized.rows(m, k, f32, "sum"),
+        small,
+        small,
+        sized.pointwise(cells, (f32,), (f32,), ops=8.0),
+        same,
+        same,
+        sized.pointwise(cells, (f32,), (i8,)),
+    )
 
 
 # How collectors time products (ai-dynamo/aiconfigurator, collector/*/collect_gemm.py, helper.py):
@@ -136,6 +156,7 @@ def _collected(columns: Columns) -> Columns:
         "given": Words.yes_or_no(vllm & fp8),
         "alone": Words.yes_or_no(sglang & dtype.where("fp8_static")),
         "packs": Words.yes_or_no(sglang & dtype.where("fp8_block")),
+        "chain": Words.yes_or_no(sglang & dtype.where("int8")),
         "copies": Words(codes.astype(np.int64), ("1", "5", "6", "fill", "engine")),
         "blank": Words.yes_or_no(vllm & dtype.where("bf16", "fp8")),
         "profiled": Words.yes_or_no(kernels),
@@ -457,7 +478,10 @@ READERS = (
     Reader(
         name="products",
         key=("system", "dtype", "m", "n", "k"),
-        words=("dtype", "whole", "given", "alone", "packs", "copies", "blank", "profiled", "rough"),
+        words=(
+            *("dtype", "whole", "given", "alone", "packs", "chain"),
+            *("copies", "blank", "profiled", "rough"),
+        ),
         shape=("m", "n", "k"),
         works=products,
         op=lambda _: "gemm",
