@@ -293,18 +293,30 @@ def dtype_of(names: Mapping[str, DType], name: str, what: str) -> DType:
 # DeepSeek-V2 (arXiv 2405.04434, section 2.1): 512 latent cells and 64 that carry the position; a
 # head's query and key have 128 cells besides, its value 128.
 LATENT, ROPE, HEAD = 512.0, 64.0, 128.0
+# Lane instructions to widen a cell of 8 bits in PyTorch, whose copies between dtypes ask for both
+# cell by cell (`unrolled_elementwise_kernel`): by hand on H100; H200 takes as long.
+WIDENING_OPS = 80.0
 
 
 def _latent(columns: Columns) -> Columns:
-    """Whether a prompt is computed on the latent, as SGLang's kernels do.
+    """Whether a prompt is computed on the latent, as SGLang's kernels do, and what becomes of a
+    cache in 8 bits: SGLang widens all of it for FlashAttention-3 (flashattention_backend.py), and
+    TensorRT-LLM 1.0.0 stored it in 16 on A100 and L40S (rows of both dtypes take the same time).
 
     Nothing should be fitted to vLLM's rows, which are more than the attention: of tens of
-    microseconds at the least; to those of TensorRT-LLM 1.0.0 on caches, that take as long for one
-    head as for 128; and where the cache is narrower than the operands (see `_libraries`)."""
+    microseconds at the least; to those of TensorRT-LLM 1.0.0 on caches, whose kernels are none of
+    later versions'; and where the cache is narrower than the operands (see `_libraries`)."""
     absorbed = columns.words("kernel_source").where("flash_attention")
-    odd = columns.words("framework").where("vllm") | columns.words("kv_dtype").where("fp8")
-    odd |= columns.words("version").where("1.0.0") & columns.words("phase").where("decode")
-    cells = {"absorbed": Words.yes_or_no(absorbed), "rough": Words.yes_or_no(odd)}
+    narrow = columns.words("kv_dtype").where("fp8")
+    stored = columns.words("version").where("1.0.0")
+    odd = columns.words("framework").where("vllm") | narrow
+    odd |= stored & columns.words("phase").where("decode")
+    cells = {
+        "absorbed": Words.yes_or_no(absorbed),
+        "widened": Words.yes_or_no(absorbed & narrow),
+        "wide": Words.yes_or_no(stored & narrow),
+        "rough": Words.yes_or_no(odd),
+    }
     return _libraries(columns).with_cells(cells)
 
 
@@ -314,6 +326,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
     FlashAttention-3 (its smallest rows take no longer than those of `fa3`)."""
     dtype, kv = _attention_dtypes(s.words)
     batch, heads = s["batch"], s["heads"]
+    kv = dtype if "yes" in (s.words["wide"], s.words["widened"]) else kv
     if s.words["phase"] == "prefill" and s.words["absorbed"] == "no":
         keys = s["isl"] + s["past_kv"]
         return (
@@ -334,7 +347,10 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
     if s.words["phase"] in ("prefill", "decode"):
         queries = s["isl"] if s.words["phase"] == "prefill" else one(batch)
         keys = s["past_kv"] + queries
+        cells = batch * keys * (LATENT + ROPE)
+        cast = sized.pointwise(cells, (f8e4m3,), (bf16,), ops=WIDENING_OPS)
         return (
+            *([cast] if s.words["widened"] == "yes" else ()),
             sized.attention(
                 batch,
                 heads,
@@ -539,7 +555,7 @@ READERS = (
     Reader(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
-        words=(*_ATTENTION, "phase", "stack", "absorbed", "rough"),
+        words=(*_ATTENTION, "phase", "stack", "absorbed", "widened", "wide", "rough"),
         shape=("heads", "batch", "isl", "past_kv"),
         or_zero=("isl", "past_kv"),
         works=latent_attention,

@@ -37,6 +37,7 @@ from gpuir.cost.strips import (
     Ran,
     blocks_held,
     candidates,
+    halves,
     heads_of,
     is_blackwell,
     is_efficient,
@@ -194,7 +195,8 @@ def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     apart = group * xp.ceil(queries / rows)
     together = xp.ceil(queries * group / rows)
     strips = s.put("strips a key head", packed * together + (1 - packed) * apart)
-    blocks = s.put("blocks", key_heads(work) * strips * split, "", "x split")
+    blocks = key_heads(work) * strips * split * halves(work, target, xp)
+    blocks = s.put("blocks", blocks, "", "x split, and x halves of a wide result")
     span = xp.minimum(queries, xp.maximum(rows / (packed * group + 1 - packed), 1.0))
     masked = xp.where(density < 1.0, 1.0, 0.0)
     windowed = xp.where(reach < keys, 0.5, 0.0)
@@ -216,10 +218,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     w, kernel = walk(s, work, tiles, target), ran(work, target, xp)
     peak = s.put("peak", peak_of(work, target), "flop/s")
     resident = s.put("blocks an SM holds", _resident(s, work, tiles, target, kernel))
-    step_s = _step_s(s, work, tiles, target, p, kernel, resident)
     hidden = _hidden_steps(s, work, tiles, target, p, w)
     steps, longest = w.steps + hidden, w.longest + hidden
     load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / target.sms))
+    step_s = _step_s(s, work, tiles, target, p, kernel, resident, load)
     rounds = xp.maximum(load / resident, 1.0)
     drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
     wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
@@ -303,11 +305,13 @@ def _step_s(
     p: Mapping[str, Number],
     kernel: Ran,
     resident: Number,
+    load: Number,
 ) -> Number:
     """Seconds of the arithmetic of one step: its products, and of its exponentials what they do not
     hide, nor the other blocks of the SM."""
     xp, sms = s.xp, target.sms
-    rows, step, value = tiles.dims["s"], tiles.dims["d"], work.extents["e"]
+    rows, step = tiles.dims["s"], tiles.dims["d"]
+    value = work.extents["e"] / halves(work, target, xp)
     sync, own = is_synchronous(work, target), library(work, target)
     cells = _padded(xp, heads_of(work).head, work, target, kernel)
     cells = cells + _padded(xp, value, work, target, kernel, is_value=True)
@@ -341,8 +345,18 @@ def _step_s(
         read = read + padded * (WORD_BYTES - work.dtype.bits / 8)
     bank_s = each * step * read / (BANK_BYTES * target.clock_hz)
     bank_s = s.put("shared memory of a step", apart * bank_s, "s")
+    fetched_s = 0.0
+    if sync and own == "trtllm":
+        # Of halves of a wide result: a latent is fetched as keys, its half again as values, while
+        # products run that do not wait for shared memory, or another block's.
+        parts = halves(work, target, xp)
+        bytes_ = step * (heads_of(work).head + value) * work.dtype.bits / 8  # 8-bit caches alike
+        fetched_s = xp.where(parts > 1, bytes_, 0.0) / (p["staged bytes"] * target.clock_hz)
+        alone = 1 - p["overlap"] * xp.where(xp.minimum(load, resident) > 1, 1.0, 0.0)
+        beside_s = p["overlap"] * xp.maximum(product_s - bank_s, 0.0)
+        fetched_s = s.put("fetched in a step", xp.maximum(fetched_s * alone - beside_s, 0.0), "s")
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
-    product_s = s.put("products of a step", product_s + (1 - turns) * bank_s, "s")
+    product_s = s.put("products of a step", product_s + (1 - turns) * bank_s + fetched_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
     exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * target.clock_hz
     each = p["softmax ops"]
@@ -531,7 +545,8 @@ def _calls_s(
         cache_s, many_s = cache_s / target.clock_hz, many_s / target.clock_hz
     start_s = xp.where(work.extents["s"] < 2, cache_s, many_s)
     own = _own(p, library(work, target), "op start")
-    start_s = start_s * (kernel.whole + (1 - kernel.whole) * own)
+    alone = xp.where(halves(work, target, xp) > 1, 1.0, kernel.whole)
+    start_s = start_s * (alone + (1 - alone) * own)
     if work.kind == "fa3":  # plans its walks in a kernel before: hopper/flash_prepare_scheduler.cu
         start_s = start_s + target.launch_s
     few = xp.where(tiles.dims["s"] < STRIP, 1.0, 0.0)
@@ -609,7 +624,8 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -
     if not is_synchronous(work, target) and work.kind not in TRITON:
         return LANE_BLOCKS * lanes + (1 - lanes) * (1.0 + 0.0 * tiles.warps)
     threads = tiles.warps * target.sm.warp
-    cells = tiles.dims["s"] * (work.extents["e"] + tiles.dims["d"])
+    value = work.extents["e"] / halves(work, target, xp)
+    cells = tiles.dims["s"] * (value + tiles.dims["d"])
     registers = xp.minimum(cells / threads + OWN_REGISTERS, 255.0)
     held = blocks_held(work, tiles, target, registers, xp)
     return held * (1 - lanes) + LANE_BLOCKS * lanes

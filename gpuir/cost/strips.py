@@ -39,6 +39,12 @@ FULL, GOOD = 0.8, 0.85
 XQA_KEYS, XQA_LEAST, XQA_WAVES, XQA_HEADS = 128.0, 4.0, 8.0, 32.0
 LANE_STEP = 2048.0  # cells of keys that one of the other's steps reads: by its times
 LANE_UNSPLIT, LANE_SPLIT, LANE_WAVES = 1024.0, 512.0, 2.0  # its splits: the same
+# Columns of a result that a block of its tiled kernels computes (fmha_v2, kernel_traits.h): of a
+# latent, two blocks compute halves, and each all of the scores (ctas_per_o_row).
+# Of operands they hold slices, twice (USE_GRANULAR_TILING): of queries and keys so many cells, of
+# values so many rows, by their times on L40S, which holds two blocks an SM.
+BLOCK_COLUMNS = 256.0
+SLICE_CELLS, SLICE_ROWS = 64.0, 16.0
 GEN_SPLIT = 256.0  # keys that a split has at least, of the kernels generated for sm_100
 GEN_LATENT = 1024.0  # keys up to which these take 16 heads of a latent a block: fmhaKernels.cuh
 
@@ -312,6 +318,14 @@ def is_unsplit(work: Work, target: Target) -> bool:
     return work.kind == "trtllm" and target.isa == "sm_89"
 
 
+def halves(work: Work, target: Target, xp: Any) -> Number:
+    """Blocks that share out a strip's columns, and repeat its scores: TensorRT-LLM's tiled kernels
+    before sm_90."""
+    if work.kind != "trtllm" or has_clusters(target):
+        return 1.0
+    return xp.ceil(work.extents["e"] / BLOCK_COLUMNS)
+
+
 def is_plain(work: Work, tiles: Tiles, kernel: Ran, xp: Any) -> Number:
     """Whether a kernel before sm_90 takes a step's keys and values before it goes on: FlashInfer's
     of many queries, TensorRT-LLM's that are not tiled. 1 or 0, by the tile it has."""
@@ -453,11 +467,13 @@ def _of_trtllm(x: Shape, cut: Cut) -> Cut:
 def blocks_held(work: Work, tiles: Tiles, target: Target, registers: Number, xp: Any) -> Number:
     """Blocks that an SM holds by its shared memory (queries, `stages` of keys and values as the
     cache stores them) and its registers, of which a thread has `registers`; one at least."""
-    heads, value = heads_of(work), work.extents["e"]
+    heads, value = heads_of(work), work.extents["e"] / halves(work, target, xp)
     rows, step, threads = tiles.dims["s"], tiles.dims["d"], tiles.warps * target.sm.warp
     cell = work.operands[1].cell_bytes / heads.head
     smem = rows * heads.head * work.dtype.bits / 8
-    smem = smem + tiles.stages * step * (heads.head + value) * cell + BLOCK_SMEM_BYTES
+    smem = smem + tiles.stages * step * (heads.head + value) * cell
+    sliced = 2 * ((rows + step) * SLICE_CELLS + SLICE_ROWS * value) * cell
+    smem = xp.where(halves(work, target, xp) > 1, sliced, smem) + BLOCK_SMEM_BYTES
     held = xp.minimum(
         xp.floor(target.sm.smem_bytes / smem), xp.floor(target.sm.registers / (registers * threads))
     )
