@@ -315,6 +315,8 @@ def _latent(columns: Columns) -> Columns:
         "absorbed": Words.yes_or_no(absorbed),
         "widened": Words.yes_or_no(absorbed & narrow),
         "wide": Words.yes_or_no(stored & narrow),
+        "vllm": Words.yes_or_no(columns.words("framework").where("vllm")),
+        "padded": Words.yes_or_no(columns.words("kernel_source").where("vllm_triton_mla")),
         "rough": Words.yes_or_no(odd),
     }
     return _libraries(columns).with_cells(cells)
@@ -330,6 +332,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
     if s.words["phase"] == "prefill" and s.words["absorbed"] == "no":
         keys = s["isl"] + s["past_kv"]
         return (
+            *_expanded(s, batch * keys * heads),
             sized.attention(
                 batch,
                 heads,
@@ -337,11 +340,11 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 keys,
                 HEAD + ROPE,
                 dtype,
-                value=HEAD,
+                value=HEAD + ROPE if s.words["padded"] == "yes" else HEAD,
                 causal=True,
                 out=bf16,
                 append=(LATENT + ROPE) / (heads * (2 * HEAD + ROPE)),  # the latent alone
-                stack=s.words["stack"],
+                stack="" if s.words["padded"] == "yes" else s.words["stack"],
             ),
         )
     if s.words["phase"] in ("prefill", "decode"):
@@ -369,6 +372,21 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
             ),
         )
     raise Unmodelled(f"phase {s.words['phase']} is neither prefill nor decode")
+
+
+def _expanded(s: Shapes, rows: Number) -> tuple[Work, ...]:
+    """What vLLM launches around a prompt's attention (mla/common.py), by `rows` of all heads: the
+    product that expands the latent, keys joined to their positions; and where FlashAttention-2
+    takes values as wide as keys alone, values padded and results cut."""
+    if s.words["vllm"] == "no":
+        return ()
+    both, wide = 2 * HEAD, HEAD + ROPE
+    product = sized.gemm(rows / s["heads"], s["heads"] * both, LATENT, bf16)
+    joined, cut = (
+        sized.pointwise(rows * cells, (bf16,), (bf16,), kind="copy") for cells in (wide, HEAD)
+    )
+    padding = (joined, cut) if s.words["padded"] == "yes" else ()
+    return (product, joined, *padding)
 
 
 def _quantised_heads(columns: Columns) -> Columns:
@@ -555,7 +573,7 @@ READERS = (
     Reader(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
-        words=(*_ATTENTION, "phase", "stack", "absorbed", "widened", "wide", "rough"),
+        words=(*_ATTENTION, "phase", "stack", "absorbed", "widened", "wide", "vllm", "padded", "rough"),
         shape=("heads", "batch", "isl", "past_kv"),
         or_zero=("isl", "past_kv"),
         works=latent_attention,
