@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuir.fit import tables
 from gpuir.fit.readers import Other
 from gpuir.fit.tables import Readers, Table
-from validation import eager, experts, profiled, serving, traced
+from validation import eager, experts, linear, profiled, serving, traced
 
 OTHERS = (
     Other(
@@ -35,6 +35,7 @@ OTHERS = (
 READERS: Readers = (
     *tables.READERS,
     *serving.READERS,
+    *linear.READERS,
     *experts.READERS,
     *profiled.READERS,
     *eager.READERS,

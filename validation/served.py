@@ -388,7 +388,7 @@ def product(p: Product, d: Deployment, rows: Floats) -> tuple[Work, ...]:
     plain = p.module in ("lm_head", "mlp.gate", "mlp.router") or d.decoder.experts
     plain = plain or (d.decoder.plain_attention and p.module.startswith("self_attn"))
     words = {"dtype": "bf16" if plain else d.products}
-    words |= dict.fromkeys(("whole", "packs", "profiled", "given"), "no")
+    words |= dict.fromkeys(("whole", "packs", "chain", "profiled", "given"), "no")
     size = np.ones(len(rows))
     return serving.launched(
         Shapes(words, {"m": rows, "n": p.n * size, "k": p.depth * size}, d.target)

@@ -7,7 +7,6 @@ with their README.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -435,62 +434,6 @@ def quantisation(s: Shapes) -> tuple[Work, ...]:
     return (quantised(cells, dtype, 3.0),)
 
 
-# Scans over the chunks of a prompt: kernels, and instructions a cell of the result in each. Short
-# convolutions: instructions a cell. By hand on H100 rows, whose times B200 and H200 mostly share:
-# lanes and not memory bound them.
-SCANS = {"flashinfer": (4, 23.0), "flashkda": (4, 60.0), "kda": (12, 95.0), "mamba": (8, 47.0)}
-USUAL_SCAN = 8, 85.0
-CONVOLUTION_OPS = 50.0
-MOST_STREAMS = 64
-USUAL_SITES = 2  # of a row of hyper-connections, as where the table says
-
-
-def state_space(s: Shapes) -> tuple[Work, ...]:
-    """Parts of linear attention (gated delta nets, Kimi's, Mamba2), by their bytes: short causal
-    convolutions; decoding, which reads and writes every head's state in f32; and scans over chunks
-    of a prompt. Rough: the chunks' order in time is not told."""
-    source, mamba = s.words["kernel_source"], s.words["family"] == "mamba2"
-    tokens = np.maximum(s["num_tokens"], s["batch_size"])
-    width = s["nheads"] * s["head_dim"] if mamba else s["num_v_heads"] * s["head_v_dim"]
-    if source.startswith("causal_conv1d"):
-        others = s["n_groups"] * s["d_state"] if mamba else s["num_k_heads"] * s["head_k_dim"]
-        cells = tokens * (width + 2 * others)
-        if "update" in source:
-            return (sized.pointwise(cells, (bf16,) * 4, (bf16,) * 4, ops=8.0),)
-        if source.endswith("qkv3"):
-            return (sized.pointwise(cells / 3, (bf16,), (bf16,), ops=CONVOLUTION_OPS),) * 3
-        return (sized.pointwise(cells, (bf16,), (bf16,), ops=CONVOLUTION_OPS),)
-    if s.words["phase"] == "context":
-        kernels, ops = next((v for k, v in SCANS.items() if k in source), USUAL_SCAN)
-        return (sized.pointwise(tokens * width, (bf16, bf16), (bf16,), ops=ops),) * kernels
-    state = tokens * width * (s["d_state"] if mamba else s["head_k_dim"])
-    return (sized.pointwise(state, (f32,), (f32,), ops=6.0),)
-
-
-def connections(s: Shapes) -> tuple[Work, ...]:
-    """Hyper-connections: `hc_mult` residual streams. Before a layer their mix is computed from a
-    narrow product and taken; after it the layer's result is added to all of them. Some rows hold
-    several such sites."""
-    tokens, streams = s["tokens"], s["hc_mult"]
-    if not re.fullmatch(r"\d{0,2}", s.words["num_sites"]):
-        raise Unmodelled(f"num_sites {s.words['num_sites']} is no number of sites")
-    sites = int(s.words["num_sites"] or 0) or USUAL_SITES
-    cells = tokens * s["hidden"]
-    if not np.all(streams == streams[:1]):
-        raise Unmodelled("hyper-connections with different numbers of streams in one table")
-    if streams[0] > MOST_STREAMS:
-        raise Unmodelled(f"hyper-connections with more than {MOST_STREAMS} streams")
-    n = int(streams[0])
-    if s.words["op"] == "post":
-        return (sized.pointwise(cells, (bf16,) * (n + 1), (bf16,) * n, ops=2.0 * n),) * sites
-    mixes = streams * (streams + 2)
-    return (
-        sized.gemm(tokens, mixes, streams * s["hidden"], bf16, out=f32),
-        sized.pointwise(tokens * mixes, (f32,), (f32,), ops=8.0 * s["sinkhorn_iters"].max()),
-        sized.pointwise(cells, (bf16,) * n, (bf16,), ops=2.0 * n),
-    ) * sites
-
-
 def _dtype(words: Mapping[str, str]) -> str:
     return words["dtype"]
 
@@ -503,11 +446,6 @@ def _attention_dtype(words: Mapping[str, str]) -> str:
 
 _HEADS = ("batch", "q_heads", "kv_heads", "head_dim", "window")
 _ATTENTION = ("attn_dtype", "kv_dtype")
-_STATES = (
-    *("batch_size", "seq_len", "num_tokens", "d_model", "d_conv", "num_k_heads", "head_k_dim"),
-    *("num_v_heads", "head_v_dim", "d_state", "nheads", "head_dim", "n_groups", "chunk_size"),
-)
-
 READERS = (
     Reader(
         name="products",
@@ -573,7 +511,17 @@ READERS = (
     Reader(
         name="latent attention",
         key=("system", *_ATTENTION, "phase", "heads", "batch", "isl", "past_kv"),
-        words=(*_ATTENTION, "phase", "stack", "absorbed", "widened", "wide", "vllm", "padded", "rough"),
+        words=(
+            *_ATTENTION,
+            "phase",
+            "stack",
+            "absorbed",
+            "widened",
+            "wide",
+            "vllm",
+            "padded",
+            "rough",
+        ),
         shape=("heads", "batch", "isl", "past_kv"),
         or_zero=("isl", "past_kv"),
         works=latent_attention,
@@ -610,34 +558,6 @@ READERS = (
         works=quantisation,
         op=lambda words: words["op"],
         dtype=_dtype,
-        beside=STACK,
-        device="system",
-        devices=DEVICES,
-    ),
-    Reader(
-        name="linear attention",
-        key=("system", "family", "phase", *_STATES),
-        words=("family", "phase", "kernel_source"),
-        shape=_STATES,
-        or_zero=_STATES,
-        works=state_space,
-        rough=True,
-        op=lambda words: f"{words['family']}_{words['phase']}",
-        dtype=lambda _: "bf16",
-        beside=STACK,
-        device="system",
-        devices=DEVICES,
-    ),
-    Reader(
-        name="hyper-connections",
-        key=("system", "op", "tokens", "hidden", "hc_mult", "sinkhorn_iters"),
-        words=("op", "num_sites"),
-        shape=("tokens", "hidden", "hc_mult", "sinkhorn_iters"),
-        or_zero=("sinkhorn_iters",),
-        works=connections,
-        rough=True,
-        op=lambda words: f"mhc_{words['op']}",
-        dtype=lambda _: "bf16",
         beside=STACK,
         device="system",
         devices=DEVICES,
