@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 def install(document: str, name: str, site: Path) -> None:
     """The document's Python as module `name` of a package in the folder `site`, with the entry
     points of its TOML, and other TOML as a file beside it."""
-    text = (ROOT / "docs" / document).read_text()
+    text = (ROOT / "docs" / "extend" / document).read_text()
     (module,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     *data, points = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     points = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", points).replace('"', "")

@@ -1,4 +1,4 @@
-"""docs/custom-frontends.md's module, as a package that is installed."""
+"""docs/extend/custom-frontends.md's module, as a package that is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/custom-ops.md's predictor, which reads the attributes of a custom kernel."""
+"""docs/extend/custom-ops.md's predictor, which reads the attributes of a custom kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packages import run
 import gpuir
 from gpuir.ir.notes import Tile
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "custom-ops.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "extend" / "custom-ops.md"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from gpuir.targets.profile import load_profile
 
 ROOT = Path(__file__).parent.parent
-DOC = (ROOT / "docs/custom-passes.md").read_text()
+DOC = (ROOT / "docs/extend/custom-passes.md").read_text()
 GRAPH = """graph @g {
   in %x: f32[2]
   %y: f32[2] = t.map("div", [%x], imm=[4.0]) at "m:Div"

@@ -1,4 +1,4 @@
-"""docs/custom-stacks.md's files, as a package that is installed."""
+"""docs/extend/custom-stacks.md's files, as a package that is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms import only what docs/design.md allows; `import gpuir` needs lark and numpy alone."""
+"""The rooms import only what docs/explanation/design.md allows; `import gpuir` needs lark and numpy alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "gpuir"
-DESIGN = ROOT.parent / "docs" / "design.md"
+DESIGN = ROOT.parent / "docs" / "explanation" / "design.md"
 ROOM = re.compile(r"\| `(\w+)` \| .* \| (.*) \|")
 
 
 def table() -> dict[str, set[str]]:
-    """What each room may import, as the table in docs/design.md says."""
+    """What each room may import, as the table in docs/explanation/design.md says."""
     allowed: dict[str, set[str]] = {}
     for name, imports in ROOM.findall(DESIGN.read_text().partition("| room |")[2]):
         above = set(allowed) if imports == "all of the above" else set()

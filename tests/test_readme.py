@@ -39,7 +39,7 @@ def lines_of(page: str) -> list[str]:
     "line",
     [
         pytest.param(line, marks=[pytest.mark.slow] if line.startswith("plan") else [])
-        for line in lines_of("docs/parallel.md")
+        for line in lines_of("docs/guide/parallel.md")
     ],
 )
 def test_commands_of_several_gpus_work_as_printed(line: str, monkeypatch: pytest.MonkeyPatch):

@@ -49,7 +49,7 @@ def test_text_keeps_the_stack(level: str, tmp_path: Path):
 
 
 def test_passes_in_place_of_the_profiles_leave_its_host():
-    """docs/custom-passes.md's own command: other kernels, the same stack."""
+    """docs/extend/custom-passes.md's own command: other kernels, the same stack."""
     g = gpuir.load(ENCODER, dims=DIMS)
     text = "canonicalize,recognize,fuse,legalize"
     name, tf32, latency_s = label(gpuir.analyze(gpuir.pipeline(text).run(g), "a100"))

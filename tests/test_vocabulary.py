@@ -1,4 +1,4 @@
-"""docs/ir.md has the grammar and every op as the code has them; `--update-golden` writes them."""
+"""docs/reference/ir.md has the grammar and every op as the code has them; `--update-golden` writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuir.ops.scalar import SCALARS
 from gpuir.ops.tensor import OPS
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/ir.md"
+PAGE = ROOT / "docs/reference/ir.md"
 
 
 def field_text(f: dataclasses.Field[object]) -> str:

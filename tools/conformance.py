@@ -1,6 +1,6 @@
 """The ONNX backend node tests, every one, through gpuir: what is read, and read right.
 
-    python tools/conformance.py [--jobs N] [--filter SUBSTR] [--write docs/conformance.md]
+    python tools/conformance.py [--jobs N] [--filter SUBSTR] [--write docs/reference/conformance.md]
 
 Each case is loaded from memory, verified, printed and parsed back, evaluated by `gpuir.interp`
 against the expected outputs, and evaluated again after each pass. A shape that depends on an
@@ -333,14 +333,14 @@ def cell(text: str) -> str:
 
 
 def report(outcomes: list[Outcome], version: str) -> str:
-    """docs/conformance.md: totals, a row an operator, every case that is refused or fails."""
+    """docs/reference/conformance.md: totals, a row an operator, every case that is refused or fails."""
     n = totals(outcomes)
     built = [s for s in STAGES if not any(o.stages.get(s) == NOT_BUILT for o in outcomes)]
     lines = [
         "# ONNX conformance",
         "",
         f"Every backend node test of onnx {version}, made by `python tools/conformance.py --write "
-        "docs/conformance.md`. A case counts for a line when it passed that stage and those before "
+        "docs/reference/conformance.md`. A case counts for a line when it passed that stage and those before "
         "it that compute; outputs are compared with the case's own tolerance, dtypes, shapes and "
         "integers exactly; f16 and bf16 to two units in the last place where that is more.",
         "",

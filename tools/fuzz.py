@@ -53,7 +53,7 @@ import hostile
 SECONDS, MEMORY = 20, 4 << 30
 PATIENCE = 8  # times as long as SECONDS, where the process waits for others or for nothing
 SPAN = 400  # inputs before a process makes room for a fresh one
-FINE = (0, 1, 2, 130, 141)  # docs/cli.md
+FINE = (0, 1, 2, 130, 141)  # docs/reference/cli.md
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 MISREAD = "or gpuir misreads it"
 csv.field_size_limit(1 << 30)  # names are drawn that are longer than its usual limit

@@ -499,7 +499,7 @@ def dlrm(files: tuple[str, ...], **given: Any) -> None:
     """Training of recommenders: FILES are tables of iterations on one GPU, or of steps with their
     embeddings over many.
 
-    Each is built as it was trained (validation/README.md). Iterations are predicted on the host
+    Each is built as it was trained (docs/validation/data.md). Iterations are predicted on the host
     that was traced, and beside them stands what the published model missed by.
 
     \b

@@ -412,7 +412,7 @@ def _cells(c: Case) -> tuple[str, ...]:
 def mig(files: tuple[str, ...], **given: Any) -> None:
     """MIG slices: FILES are tables of measurements on slices and on the same GPUs whole.
 
-    Slices are compared with the whole GPU, and with each other (validation/README.md).
+    Slices are compared with the whole GPU, and with each other (docs/validation/data.md).
 
     \b
     gpuir eval mig mig_measurements.csv

@@ -190,7 +190,7 @@ def others_w(model: str, target: str, count: int) -> tuple[float, ...]:
 # ---------------------------------------------------------------------------- jobs together
 
 # The public table's fine-tunings of BERT on SQuAD state no batch. Of 2, 3, 4, 8 and 16 the second
-# is the one with which all three ratios come out best (validation/README.md).
+# is the one with which all three ratios come out best (docs/validation/data.md).
 JOB_BATCHES: Mapping[str, int] = {"bert-base": 3}
 JOB_REQUESTS = 200
 

@@ -137,7 +137,7 @@ def _in_vain(r: Advice) -> dict[str, list[str]]:
 
 
 def advice_json(r: Advice, flags: Flags) -> str:
-    """`{"schema": "gpuir.advice/1", ...}`, as docs/advise.md describes it."""
+    """`{"schema": "gpuir.advice/1", ...}`, as docs/guide/advise.md describes it."""
     return json_text(
         SCHEMA,
         model=r.before.graph.name,

@@ -1,4 +1,4 @@
-"""The report for programs: JSON as docs/json-schema.md describes it, and CSV."""
+"""The report for programs: JSON as docs/reference/json-schema.md describes it, and CSV."""
 
 from __future__ import annotations
 

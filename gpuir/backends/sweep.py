@@ -169,7 +169,7 @@ def _row(s: Sweep, p: Point, is_best: bool) -> dict[str, Any]:
 
 
 def sweep_json(s: Sweep) -> str:
-    """`{"schema": "gpuir.sweep/1", ...}`, as docs/sweep.md describes it."""
+    """`{"schema": "gpuir.sweep/1", ...}`, as docs/guide/sweep.md describes it."""
     return json_text(
         SCHEMA,
         model=s.model,

@@ -147,7 +147,7 @@ def tile_text(tile: Tile) -> str:
 
 
 def tuning_json(t: Tuning) -> str:
-    """`{"schema": "gpuir.tune/1", ...}`, as docs/json-schema.md describes it."""
+    """`{"schema": "gpuir.tune/1", ...}`, as docs/reference/json-schema.md describes it."""
     return json_text(
         SCHEMA,
         model=t.model,

@@ -75,11 +75,11 @@ def command() -> None:
     """How far predictions are from measurements.
 
     \b
-    gpuir eval kernels *.parquet --json scores.json
+    gpuir eval kernels gemm.parquet conv.parquet --json scores.json
     gpuir eval models labels.csv --configs model_configs.json    (in a checkout)
     gpuir eval dlrm dlrm_e2e.csv                                  (in a checkout)
-    gpuir eval collectives collectives*.parquet                   (in a checkout)
-    gpuir eval tuning sweeps_*.parquet best_*.parquet             (in a checkout)
+    gpuir eval collectives collectives.parquet                    (in a checkout)
+    gpuir eval tuning sweeps.parquet best.parquet                 (in a checkout)
     gpuir eval training llm_training.csv                          (in a checkout)
     gpuir eval mig mig_measurements.csv                           (in a checkout)
     """
@@ -106,11 +106,11 @@ def command() -> None:
 def kernels(files: tuple[str, ...], **given: Any) -> None:
     """Kernels one by one: FILES are tables of measurements.
 
-    Tables are parquet or csv files; what they hold is told by their columns (docs/eval.md).
+    Tables are parquet or csv files; what they hold is told by their columns (docs/guide/eval.md).
 
     \b
     gpuir eval kernels gemm.parquet softmax.csv
-    gpuir eval kernels *.parquet --json scores.json
+    gpuir eval kernels gemm.parquet conv.parquet --json scores.json
     gpuir eval kernels gemm.parquet --calibrate 32 --seed 1
     gpuir eval kernels gemm.parquet --leave-one-out device
     """

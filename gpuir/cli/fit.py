@@ -29,7 +29,7 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     """Fit the tile model to tables of measured kernels.
 
     \b
-    gpuir fit measurements/*.parquet -o tile2.json
+    gpuir fit gemm.parquet conv.parquet -o tile2.json
 
     Beside the weights it writes their card: what was fitted on, and how far off the model was on
     GPUs and shapes that it was not fitted on. The same files and seed give the same weights.

@@ -100,7 +100,7 @@ def command(**given: Any) -> None:
     gpuir sweep model.pt2 --target a100,l4 --profile eager,compiled --batch 1..64 --plot sweep.svg
     gpuir sweep hf:config.json --target h100 --dims batch=1 --dim seq=128..4096 --price h100=2.5
 
-    MODEL may be a file that states a design space, SPACE.toml (docs/scale.md): all its points are
+    MODEL may be a file that states a design space, SPACE.toml (docs/explanation/scale.md): all its points are
     written to a folder as Parquet. A sweep that was killed goes on when it is asked for again.
 
     \b
@@ -153,7 +153,7 @@ def sweep_space(given: dict[str, Any]) -> None:
         if said and name not in (*OF_SPACES, "model", "output"):
             raise UsageError(
                 f"{name} is for one model, and {given['model']} is a space",
-                fix="say it in the file: docs/scale.md has its keys",
+                fix="say it in the file: docs/explanation/scale.md has its keys",
             )
     check_ahead(given["output"], folder=True)
     parquet()

@@ -2,14 +2,14 @@
 
 `KIND`: the family's formulas hold, but no table has such kernels (a convolution on matrix units, a
 gradient, a pool). Eleven families of experts that B200 alone has were predicted with nothing fitted
-to them: 24 % off in the mean, 44 % before their tiles were told apart (docs/cost-model.md); 1.6 is
+to them: 24 % off in the mean, 44 % before their tiles were told apart (docs/explanation/cost-model.md); 1.6 is
 what holds 80 % of errors of 44 % in the mean, were they normal in the logarithm.
 
 `ROUTINE`: passes and steps are counted (`cost.steps`), the library's own losses are not.
 `OPAQUE`: an operator that nobody knows reads its operands and writes its results, and what else it
 does is not known: as far off as the bytes of a routine alone would be. 5 is what held 82 % of 51
 routines timed on a CPU that the counts had not been set by, in its first run (tools/routines.py;
-docs/accuracy.md); public timings of GPUs are held by it too. Were nobody
+docs/validation/accuracy.md); public timings of GPUs are held by it too. Were nobody
 to know the same routines, half of them would take more than 79 times their bytes once; operators
 that only stream take as long as that. 100 is between.
 

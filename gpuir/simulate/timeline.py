@@ -184,7 +184,7 @@ def widths(found: Iterable[Launch | Repeat], runs: int = 1) -> dict[str, list[fl
 def together(widths: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
     """What of these a whole model may be quicker and slower by, as shares of their sums: errors of
     different kinds are independent, so that their squares add up. Of 284 runs of timm's models it
-    holds 80 %, where sums hold 95 (half of the public models; validation/README.md)."""
+    holds 80 %, where sums hold 95 (half of the public models; docs/validation/data.md)."""
     shares: list[Any] = []
     for side in (0, 1):
         total: Any = sum(w[side] for w in widths.values())

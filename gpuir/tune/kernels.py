@@ -76,16 +76,18 @@ def kernel(
     kernel generated with that tile, as Triton or CUTLASS would. Extents may be arrays of one
     length: many kernels, for `gpuir.predict`.
 
-    gemm        m n k; b=1 weight= out= math= (dtypes), epilogue=("bias", "gelu"),
-                scales="" ("row" or "block"), layout="nn" ("t": that operand lies transposed)
-    conv        batch channels size filters window (a pair, or one number for both);
-                stride=1 dilation=1 padding=0 groups=1
-    attention   batch heads queries keys head; kv_heads= value= causal=False window=0
-    rows        rows columns; of="softmax" (or "norm", "rms", "sum")
-    map         cells; inputs=1 fn="add"
-    experts     tokens hidden inter topk experts; gated=True weight= skew=0
-    grouped     rows n k groups; weight= out=, scales="": one product a group of weights, whose
-                rows are handed out at random
+    Kinds, their extents and what may be said besides:
+
+    - `gemm`: m n k; b=1 weight= out= math= (dtypes), epilogue=("bias", "gelu"), scales="" ("row" or
+      "block"), layout="nn" ("t": that operand lies transposed)
+    - `conv`: batch channels size filters window (a pair, or one number for both); stride=1
+      dilation=1 padding=0 groups=1
+    - `attention`: batch heads queries keys head; kv_heads= value= causal=False window=0
+    - `rows`: rows columns; of="softmax" (or "norm", "rms", "sum")
+    - `map`: cells; inputs=1 fn="add"
+    - `experts`: tokens hidden inter topk experts; gated=True weight= skew=0
+    - `grouped`: rows n k groups; weight= out=, scales="": one product a group of weights, whose
+      rows are handed out at random
 
     UsageError for another kind or extent, and for a tile that is not legal on the target.
     """

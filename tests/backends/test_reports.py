@@ -368,7 +368,7 @@ def test_names_that_repeat():
 
 def test_json_fits_its_schema_and_itself(s: Summary):
     text = json_csv.json_text([s, s], Layout())
-    schema = json.loads((ROOT / "docs/report.schema.json").read_text())
+    schema = json.loads((ROOT / "docs/reference/report.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(json.loads(text))
     assert text == json_csv.json_text([s, s], Layout(40, True, 1))
@@ -379,7 +379,7 @@ def test_json_fits_its_schema_and_itself(s: Summary):
 
 
 def test_every_json_field_is_documented(s: Summary):
-    page = (ROOT / "docs/json-schema.md").read_text()
+    page = (ROOT / "docs/reference/json-schema.md").read_text()
     (found,) = json.loads(json_csv.json_text([s], Layout()))["reports"]
     fields = {*found, *found["kernels"][1], *found["totals"][0], *found["memory"]}
     assert not [name for name in fields if f"`{name}" not in page]

@@ -101,7 +101,7 @@ def test_other_names(name, target):
 
 
 def test_the_aliases_in_the_docs_are_the_aliases():
-    docs = (Path(__file__).parents[2] / "docs" / "targets.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "docs" / "guide" / "targets.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\S+)` \| `(\S+)` \|", docs, re.M)
     assert len(rows) > 5
     assert dict(rows) == {alias: aliases()[alias] for alias, _ in rows}

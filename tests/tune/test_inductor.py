@@ -406,6 +406,6 @@ def test_the_example_prints_what_the_page_shows(capsys: pytest.CaptureFixture[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runpy.run_path(str(ROOT / "examples/tune_inductor.py"), run_name="__main__")
-    page = (ROOT / "docs/tuning-inductor.md").read_text()
+    page = (ROOT / "docs/guide/tuning-inductor.md").read_text()
     shown = page.partition("```text\n")[2].partition("```")[0]
     assert capsys.readouterr().out == shown

@@ -360,6 +360,6 @@ def masked(text: str) -> str:
 def test_the_example_prints_what_the_page_shows(capsys: pytest.CaptureFixture[str]):
     runpy.run_path(str(ROOT / "examples/tune_triton.py"), run_name="__main__")
     printed = capsys.readouterr().out
-    page = (ROOT / "docs/tuning-triton.md").read_text()
+    page = (ROOT / "docs/guide/tuning-triton.md").read_text()
     shown = page.partition("```text\n")[2].partition("```")[0]
     assert masked(printed) == masked(shown)

@@ -130,7 +130,7 @@ def test_winners_are_ranked_in_their_space(tmp_path):
 @pytest.mark.slow
 def test_public_tables_rank_as_documented():
     """Winners of Triton's tuners, and products and convolutions of Kernel Tuner: all were in view
-    of the fit. docs/kernels.md has what is left out."""
+    of the fit. docs/explanation/kernels.md has what is left out."""
     files = ("sweeps_gemm", "sweeps_convolution", "best_triton")
     problems, _ = read([str(DATA / f"{name}.parquet") for name in files])
     few = [p for p in problems if p.time_s is not None or len(p.winners) < 200]

@@ -165,7 +165,7 @@ def _error(time_s: float, measured_s: float) -> float:
 
 def json_text(tables: Sequence[Table], results: Sequence[Result]) -> str:
     """`{"schema", "kind": "models", "predictor", "cases": [...], "tables": [...], "gains": [...],
-    "files": [...]}`; validation/README.md."""
+    "files": [...]}`; docs/validation/data.md."""
     return structured.json_text(
         SCHEMA,
         kind="models",

@@ -17,7 +17,7 @@ from gpuir.targets.target import Target
 # contexts change, and each finds the caches full of another's. From one measurement: four
 # fine-tunings of BERT at once on an A30 took 1.39 / 1.27 times as long as one after another
 # (NVIDIA, Dividing NVIDIA A30 GPUs and Conquering Multiple Workloads), with the steps' own times as
-# predicted (validation/README.md).
+# predicted (docs/validation/data.md).
 SWITCH_SHARE = 0.2
 
 
