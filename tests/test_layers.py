@@ -1,4 +1,4 @@
-"""The rooms import only what docs/explanation/design.md allows; `import gpuir` needs lark and numpy alone."""
+"""The rooms import only what docs/explanation/design.md allows; `import gpuir` needs little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/ir.md has the grammar and every op as the code has them; `--update-golden` writes them."""
+"""docs/reference/ir.md has the grammar and every op of the code; `--update-golden` writes them."""
 
 from __future__ import annotations
 

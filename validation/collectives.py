@@ -162,7 +162,7 @@ def fitted(series: Sequence[Series], out: Path) -> None:
 
 
 def json_text(tables: Sequence[Table], scores: Mapping[str, Sequence[Scored]]) -> str:
-    """`{"schema", "kind": "collectives", "rows": [...], "files": [...]}`; docs/validation/data.md."""
+    """`{"schema", "kind": "collectives", "rows": [...], ...}`: docs/validation/data.md."""
     from gpuir.backends.scores import SCHEMA
     from gpuir.cost.collective import BY
 

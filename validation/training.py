@@ -275,7 +275,8 @@ def _groups(page: Page, groups: Sequence[Errors]) -> None:
 def training(files: tuple[str, ...], **given: Any) -> None:
     """Training on many GPUs: FILES are tables of published runs.
 
-    Each is built from the facts of its model and laid out as its page says (docs/validation/data.md).
+    Each is built from the facts of its model and laid out as its page says
+    (docs/validation/data.md).
 
     \b
     gpuir eval training llm_training.csv

@@ -66,8 +66,9 @@ if TYPE_CHECKING:
 def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
     """Whole models: TABLES are of cases, each a model, a mode, sizes and a GPU.
 
-    Each model is built from its config as it was measured (docs/validation/data.md), exported once for
-    all GPUs, and predicted; beside it stands what others predicted of the same case.
+    Each model is built from its config as it was measured (docs/validation/data.md),
+    exported once for all GPUs, and predicted; beside it stands what others predicted of the same
+    case.
 
     Tables of published throughputs (image models, Stable Diffusion, language models), of decoders'
     layers and of deployments of language models are known by their columns. Their configs are in

@@ -274,7 +274,7 @@ def code(text: str) -> str:
 
 
 def json_text(diffs: Sequence[Diff], checks: Sequence[Check], _: Layout) -> str:
-    """`{"schema": "gpuir.diff/1", "kept": true, "runs": [...]}`: docs/guide/diff.md has the fields."""
+    """`{"schema": "gpuir.diff/1", "kept": true, "runs": [...]}`; fields: docs/guide/diff.md."""
     runs = [_record(d, [c for c in checks if c.diff is d]) for d in diffs]
     return structured.json_text(SCHEMA, kept=all(c.is_kept for c in checks), runs=runs)
 

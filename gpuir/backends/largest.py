@@ -54,7 +54,7 @@ def _verdict(f: LargestFit) -> str:
 
 
 def largest_json(searches: Sequence[LargestFit]) -> str:
-    """`{"schema": "gpuir.largest/1", "fits": [...]}`, as docs/reference/json-schema.md describes it."""
+    """`{"schema": "gpuir.largest/1", "fits": [...]}`, docs/reference/json-schema.md."""
     return json_text(SCHEMA, fits=[_record(f) for f in searches])
 
 

@@ -27,7 +27,7 @@ DROP = ("p90", "spread", "median", "roofline", "inside")
 
 
 def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> str:
-    """`{"schema", "kind", ..., "rows": [...], "totals": [...], "files": [...]}`; docs/guide/eval.md."""
+    """`{"schema", "kind", ..., "rows": [...], "files": [...]}`: docs/guide/eval.md."""
     return structured.json_text(
         SCHEMA,
         **head,

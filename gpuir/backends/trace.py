@@ -1,6 +1,6 @@
 """The run as a trace for Perfetto and chrome://tracing, named as PyTorch's profiler names things.
 
-Events are those of Google's "Trace Event Format" (JSON object format; docs/guide/trace.md lists them).
+Events are those of Google's "Trace Event Format" (JSON object format; docs/guide/trace.md).
 Categories, and the `correlation` that ties a kernel to its launch, are as torch.profiler writes
 them (pytorch/kineto, libkineto/src/output_json.cpp), so that tools for its traces can read ours.
 """

@@ -100,8 +100,9 @@ def command(**given: Any) -> None:
     gpuir sweep model.pt2 --target a100,l4 --profile eager,compiled --batch 1..64 --plot sweep.svg
     gpuir sweep hf:config.json --target h100 --dims batch=1 --dim seq=128..4096 --price h100=2.5
 
-    MODEL may be a file that states a design space, SPACE.toml (docs/explanation/scale.md): all its points are
-    written to a folder as Parquet. A sweep that was killed goes on when it is asked for again.
+    MODEL may be a file that states a design space, SPACE.toml (docs/explanation/scale.md): all its
+    points are written to a folder as Parquet. A sweep that was killed continues when the same
+    command runs again.
 
     \b
     gpuir sweep space.toml -o points

@@ -70,7 +70,7 @@ def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
         where=str(opened.path),
         expected=f"the columns of {near.name}: {', '.join(near.known_by)}",
         found=", ".join(opened.names[:30]) or "no columns",
-        fix="docs/guide/eval.md has the columns; a checkout of the repository reads those of others too",
+        fix="docs/guide/eval.md has the columns; a checkout of the repository reads more tables",
     )
 
 

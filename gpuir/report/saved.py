@@ -1,4 +1,4 @@
-"""Reports that were saved as JSON, read back: of docs/reference/json-schema.md, what a comparison needs."""
+"""Reports that were saved as JSON (docs/reference/json-schema.md), read back to be compared."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ GPUS = [t for t in map(load_target, target_names()) if not t.is_cpu]
 PAIRS = [(more.name, less.name) for more, less in pairs(GPUS)]
 MORE = ("clock_hz", "dram.bytes_per_s", "l2.bytes", "l2.bytes_per_s", "tdp_w")
 
-# By how much the one that should be no slower may be (docs/explanation/cost-model.md, The order of GPUs).
+# By how much the one that should be no slower may be (cost-model.md, The order of GPUs).
 SAME_TILE = 0.05
 OWN_TILE = 0.08
 MORE_RATE = 0.03

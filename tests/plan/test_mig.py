@@ -316,6 +316,8 @@ def test_equal_load_all_day_never_changes():
 def test_example_of_the_documents(monkeypatch, capsys):
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
-    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "guide" / "mig.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (root / "docs" / "guide" / "mig.md").read_text(), re.DOTALL
+    )
     exec(code, {})
     assert capsys.readouterr().out.strip().endswith(" 0")

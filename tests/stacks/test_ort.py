@@ -357,8 +357,8 @@ def test_classic_networks(file: Path):
     assert found.counts[0] == found.counts[1]
 
 
-# Of whole models, the share of nodes that are grouped as onnxruntime groups them: docs/explanation/fusion.md
-# has more of them, and what the rest is.
+# Of whole models, the share of nodes that are grouped as onnxruntime groups them:
+# docs/validation/fusion.md has more of them, and what the rest is.
 REAL = (
     ("rapidocr-onnxruntime==1.4.4", "ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}, 0.96),
     ("magika==1.0.3", "standard_v3_3/model.onnx", {"bytes": (1, 2048)}, 0.96),

@@ -32,7 +32,9 @@ def test_the_example_comes_near_the_best(tuner: str):
 
 @pytest.mark.parametrize("guide", ["tuning-tvm.md", "tuning-kernel-tuner.md"])
 def test_what_the_guides_import_is_there(guide: str):
-    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "guide" / guide).read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```py\n(.*?)```", (ROOT / "docs" / "guide" / guide).read_text(), re.DOTALL
+    )
     imports = [
         node
         for block in blocks

@@ -303,5 +303,7 @@ def test_every_reader_is_in_the_documentation():
     for reader in READERS:
         if isinstance(reader, Reader):
             ours = reader in OURS
-            text = (root / ("docs/guide/eval.md" if ours else "docs/validation/data.md")).read_text()
+            text = (
+                root / ("docs/guide/eval.md" if ours else "docs/validation/data.md")
+            ).read_text()
             assert f"| {reader.name}{' (rough)' if reader.rough else ''} |" in text
