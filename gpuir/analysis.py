@@ -17,7 +17,7 @@ from gpuir.ir.graph import Graph, Level, Node
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
-from gpuir.passes.manager import Pass, Pipeline, Watch
+from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
 from gpuir.plan.mig.workloads import Alone
@@ -42,7 +42,6 @@ def lower(
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
     target: str | None = None,
-    watch: Watch | None = None,
     passes: Mapping[str, type[Pass]] | None = None,
 ) -> Graph:
     """The kernels that a software stack makes of a graph.
@@ -58,7 +57,7 @@ def lower(
     if graph.level >= Level.kernel:
         return graph
     device = None if target is None else load_target(target)
-    return lowering(graph, device, passes).run(graph, watch=watch)
+    return lowering(graph, device, passes).run(graph)
 
 
 def lowering(
@@ -92,7 +91,6 @@ def analyze(
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
     cluster: str | PathLike[str] | None = None,
-    watch: Watch | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
     """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
@@ -128,7 +126,7 @@ def analyze(
     g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
-    g = lower(g, profile=profile, tf32=tf32, target=g.target or target, watch=watch)
+    g = lower(g, profile=profile, tf32=tf32, target=g.target or target)
     if g.level < Level.costed:
         check(g, load_target(str(g.target or target)))
     passes: tuple[Pass, ...] = ()
@@ -136,7 +134,7 @@ def analyze(
         passes += (TilePass(target=str(target), schedule=fspath(schedule)),)
     if g.level < Level.costed:
         passes += (Annotate(predictor=predictor, cluster=fspath(cluster or "")),)
-    return Pipeline(passes).run(g, watch=watch)
+    return Pipeline(passes).run(g)
 
 
 def _check_target(g: Graph, target: str | None) -> None:

@@ -22,7 +22,7 @@ from gpuir.ir.verify import verify
 from gpuir.ops.kernel import Collective
 from gpuir.passes.accumulate import additions
 from gpuir.passes.bucket import Bucket
-from gpuir.passes.manager import Pass, Pipeline, Watch
+from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
 from gpuir.passes.partition.partition import Part as PartGraphs
 from gpuir.passes.partition.partition import Partition, partition
@@ -78,7 +78,6 @@ def simulate_ranks(
     predictor: str | Predictor = "tile",
     tf32: bool | None = None,
     slow: Mapping[int, float] | None = None,
-    watch: Watch | None = None,
     common: Common | None = None,
 ) -> Step:
     """One step of a model over the ranks of a cluster.
@@ -102,7 +101,6 @@ def simulate_ranks(
             predictor,
             tf32,
             slow or {},
-            watch,
             common or Common(),
         )
 
@@ -121,13 +119,13 @@ class Common:
     )
     runs: Mapping[Hashable, Run] = field(default_factory=dict[Hashable, Run])
 
-    def cut(self, graph: Graph, passes: Sequence[Pass], watch: Watch | None) -> Iterator[Graph]:
+    def cut(self, graph: Graph, passes: Sequence[Pass]) -> Iterator[Graph]:
         """The graph after each of the passes."""
         g = graph
         for i, made in enumerate(passes, 1):
             key = id(graph), tuple(passes[:i])
             _, found = self.graphs.pop(key, (graph, None))
-            g = found or Pipeline((made,)).run(g, watch=watch)
+            g = found or Pipeline((made,)).run(g)
             self.graphs[key] = graph, g  # with the graph whose identity is the key
             yield g
         for key in list(self.graphs)[:-KEPT]:
@@ -154,15 +152,14 @@ def _simulated(
     predictor: str | Predictor,
     tf32: bool | None,
     slow: Mapping[int, float],
-    watch: Watch | None,
     common: Common,
 ) -> Step:
     machine = load_cluster(cluster)
     check(graph, machine, parallel, slow)
     verify(graph)
-    after = list(common.cut(graph, tuple(cuts(parallel)), watch))
+    after = list(common.cut(graph, tuple(cuts(parallel))))
     cut = after[-1] if after else graph
-    maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, watch, common.runs)
+    maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, common.runs)
     if parallel.pp > 1:
         parts, pipelined, interval = maker.pipeline(cut)
         time_s = pipelined.time_s
@@ -332,19 +329,16 @@ class _Maker:
     predictor: str | Predictor
     tf32: bool | None
     slow: Mapping[int, float]
-    watch: Watch | None
     before: Mapping[Hashable, Run]  # what another plan has found
     known: dict[Hashable, Run] = field(default_factory=dict[Hashable, Run])
     bytes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
 
     def costed(self, g: Graph, place: Place, gpu: str, factor: float, early: bool = True) -> Graph:
-        made = lower(g, profile=self.profile, tf32=self.tf32, target=gpu, watch=self.watch)
+        made = lower(g, profile=self.profile, tf32=self.tf32, target=gpu)
         if made.mesh:
             bucket = Bucket(blocks=self.parallel.zero > 2, early=early)
-            made = Pipeline((bucket,)).run(made, watch=self.watch)
-        found = analyze(
-            made, target=gpu, predictor=self.predictor, cluster=place.name, watch=self.watch
-        )
+            made = Pipeline((bucket,)).run(made)
+        found = analyze(made, target=gpu, predictor=self.predictor, cluster=place.name)
         found = slowed(found, factor)
         return in_pieces(found, self.parallel.tp) if self.parallel.overlap else found
 

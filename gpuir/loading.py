@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import sys
 import warnings
@@ -110,6 +111,7 @@ TAKES = {  # which options each kind of model has a use for
 }
 TRAINING = (*("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "checkpoint"),)
 PRECISION = ("autocast", "fast_norms")
+LOG = logging.getLogger("gpuir.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
 
@@ -153,6 +155,7 @@ def load(
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
         say(text)
+    LOG.debug("loaded %s: %s nodes", loaded.graph.name, len(loaded.graph.nodes))
     return step.run(_with_indices(loaded.graph, indices), path, profile, tf32)
 
 

@@ -25,7 +25,7 @@ STEPS = 75  # of the bar: runs that a report usually takes
 
 @click.command()
 @options.model
-@click.option("--target", help="The GPU. `gpuir targets` lists them.")
+@click.option("--target", help="The GPU. `gpuir targets` lists them.", **options.TARGET)
 @options.loading
 @options.running
 @click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
@@ -35,8 +35,9 @@ STEPS = 75  # of the bar: runs that a report usually takes
 @options.output
 @options.load_modules
 def command(**given: Any) -> None:
-    """What to change so that MODEL runs faster on a GPU, or for less money: a few changes, each
-    tried by running the prediction with it.
+    """Find the few changes that make MODEL faster or cheaper.
+
+    gpuir tries each change by predicting the model with it.
 
     \b
     gpuir advise model.onnx --target a100 --dims batch=8,seq=128

@@ -46,10 +46,10 @@ from gpuir.cli.output import emit, layout, warn
 @options.load_modules
 @options.verbose
 def command(**given: Any) -> None:
-    """How long MODEL takes on a GPU, and why: a report of its kernels.
+    """Predict how long MODEL takes on a GPU, and show why.
 
-    MODEL is an ONNX file, a PyTorch program (.pt2, or my.module:build), a Hugging Face config
-    (hf:config.json), or IR text (.gir) of any level. Weights are not read.
+    MODEL is an ONNX file, a PyTorch program (model.pt2, or my.module:build), a Hugging Face config
+    (hf:config.json), or gpuir's IR as text (.gir). gpuir does not read weights.
 
     \b
     gpuir analyze model.onnx --target a100 --dims batch=8

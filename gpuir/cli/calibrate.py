@@ -54,10 +54,11 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 )
 @click.option("--width", type=click.IntRange(40), help="Columns of the summary.  [the terminal's]")
 def command(target: str | None, tables: tuple[str, ...], out: str | None, **given: Any) -> None:
-    """Measure some sixty kernels on the device at hand, and write a target that agrees with them.
+    """Measure this device and write a target that agrees with it.
 
-    It is a file of what differs from the target given: a few factors of the cost model, and, of a
-    CPU, its rates and caches. Use its path wherever a target's name is asked for.
+    gpuir measures about sixty kernels. The file holds what differs from the given target: a few
+    factors of the cost model and, for a CPU, its rates and caches. Use its path wherever a command
+    takes the name of a target.
 
     \b
     gpuir calibrate --target a100 -o my-a100.toml

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options.width
 @options.output
 def command(name: str | None, format: str, width: int | None, output: str | None) -> None:
-    """List the clusters, or show the numbers of one with their sources.
+    """List clusters, or show the numbers of one and their sources.
 
     \b
     gpuir clusters                     what there is

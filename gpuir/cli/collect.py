@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Say how many rows there are and how long they take.")
 def command(plan: str | None, target: str | None, out: str, budget_s: float, dry_run: bool) -> None:
-    """Measure the kernels of a plan, one after another, into a table for `gpuir eval kernels`.
+    """Measure the kernels of a plan on this device, into a table.
 
-    Each row is on disk once it is measured. Run the same command again after a crash, or with a
-    longer plan, and it measures what is missing.
+    `gpuir eval kernels` reads the table. Each row is on disk as soon as it is measured. Run the
+    same command again after a crash, or with a longer plan: it measures what is missing.
 
     \b
     gpuir collect --target cpu -o cpu.csv

@@ -31,7 +31,9 @@ ALWAYS = (  # the options that mean something for reports too
     help="How much latency, device, host, memory, launches, flops, bytes, dram, unfitted "
     "or opaque may be: latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
 )
-@click.option("--target", help="A GPU, or several. Of reports, the runs to compare.")
+@click.option(
+    "--target", help="A GPU, or several. Of reports, the runs to compare.", **options.TARGET
+)
 @options.loading
 @options.costing
 @click.option(
@@ -48,10 +50,10 @@ ALWAYS = (  # the options that mean something for reports too
 @options.load_modules
 @options.verbose
 def command(old: str, new: str, **given: Any) -> None:
-    """What changed from OLD to NEW, kernel by kernel. Each is a report (`gpuir analyze --format
-    json`) or a model; a model beside a report is analyzed for the report's targets and profiles.
+    """Show what changed between two runs, kernel by kernel.
 
-    Exit status 1 where a budget is exceeded.
+    OLD and NEW are reports (`gpuir analyze --format json`) or models. A model beside a report is
+    analyzed for the report's targets and profiles. The exit status is 1 if a budget is exceeded.
 
     \b
     gpuir diff old.json new.json

@@ -72,7 +72,7 @@ def _refuse(kind: str, known: Sequence[str]) -> None:
 
 @click.group(cls=Kinds)
 def command() -> None:
-    """How far predictions are from measurements.
+    """Compare predictions with measurements.
 
     \b
     gpuir eval kernels gemm.parquet conv.parquet --json scores.json

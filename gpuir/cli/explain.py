@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.model
 @click.argument("node", required=False)
-@click.option("--target", help="A GPU, like a100. `gpuir targets` lists them.")
+@click.option("--target", help="A GPU, like a100. `gpuir targets` lists them.", **options.TARGET)
 @click.option("--fusions", is_flag=True, help="What each fusion saves, in bytes and time.")
 @click.option("--top", type=click.IntRange(0), help="Kernels or fusions listed.  [15]")
 @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="[table]")
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @options.load_modules
 @options.verbose
 def command(node: str | None, **given: Any) -> None:
-    """Why NODE takes the time it does: each quantity, its formula with numbers, its source.
+    """Show every term of one kernel's predicted time.
 
-    NODE is a kernel's result, as `analyze --format ir` names it, or a node of the model: its name,
-    or the end of it. Of a node that runs as several kernels, or a loop, what each of them takes.
-    With --fusions, what each launch that stands for several saves.
+    NODE is a kernel's result, as `gpuir analyze --format ir` names it, or a node of the model: its
+    name, or the last part of it. For a node that runs as several kernels, or for a loop, gpuir
+    lists them. With --fusions: what each fused launch saves.
 
     \b
     gpuir explain model.onnx MatMul_3 --target a100

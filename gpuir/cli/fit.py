@@ -26,7 +26,7 @@ from gpuir.cli.output import check_ahead, note, write
     "--quick", is_flag=True, help="No backtests, hence no intervals: an eighth of the work."
 )
 def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: bool) -> None:
-    """Fit the tile model to tables of measured kernels.
+    """Fit the cost model to tables of measured kernels.
 
     \b
     gpuir fit gemm.parquet conv.parquet -o tile2.json

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @options.width
 @options.output
 def command(name: str | None, width: int | None, output: str | None) -> None:
-    """The hosts there are, or the numbers of one and who says so.
+    """List host machines, or show one with its sources.
 
     \b
     gpuir hosts

@@ -34,9 +34,9 @@ SIZE = click.IntRange(1, options.MOST_EXTENT)
 @options.output
 @options.load_modules
 def command(**given: Any) -> None:
-    """The largest value of a dimension of MODEL that fits a GPU's memory.
+    """Find the largest batch (or other size) that fits in memory.
 
-    Exit status 1 if not even the least one fits.
+    The exit status is 1 if not even the smallest size fits.
 
     \b
     gpuir largest model.onnx --target a100 --dim batch --dims seq=512

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from importlib import import_module
 from typing import ClassVar
 
 import click
+
+
+def _hush(ctx: click.Context, _: click.Parameter, quiet: bool) -> None:
+    from gpuir.cli.output import listen
+
+    if quiet:
+        listen(logging.WARNING)
+
+
+QUIET = click.Option(
+    ["-q", "--quiet"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_hush,
+    help="No notes on stderr: warnings and errors alone.",
+)
+
+
+def quietable(command: click.Command) -> click.Command:
+    """The command with `--quiet`, and so its subcommands."""
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            quietable(subcommand)
+    elif QUIET not in command.params:
+        command.params.append(QUIET)
+    return command
 
 
 class Lazy(click.Group):
@@ -20,7 +48,7 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:
             return None
-        return import_module(self.modules[cmd_name]).command
+        return quietable(import_module(self.modules[cmd_name]).command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

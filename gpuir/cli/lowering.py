@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gpuir.cli import options
-from gpuir.cli.output import note
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
-    from gpuir.passes.manager import Pass, Pipeline, Watch
+    from gpuir.passes.manager import Pipeline
     from gpuir.targets.target import Target
 
 Read = Callable[["str | None"], "Graph"]
@@ -34,7 +32,6 @@ class Kernels:
     tf32: bool | None
     passes: Pipeline | None
     loaded: Loaded
-    watch: Watch | None = None
     first: Graph | None = field(default=None, init=False)
     graphs: dict[str | None, Graph] = field(default_factory=dict[Any, Any], init=False)
     made: dict[tuple[str | None, Pipeline], Graph] = field(
@@ -52,7 +49,7 @@ class Kernels:
             return g
         steps = lowering(g, target, self.loaded.passes)
         if (profile, steps) not in self.made:
-            self.made[profile, steps] = steps.run(g, watch=self.watch)
+            self.made[profile, steps] = steps.run(g)
         return self.made[profile, steps]
 
     def _graph(self, profile: str | None) -> Graph:
@@ -64,7 +61,7 @@ class Kernels:
         else:
             g = self.first if self.first.profile is None else self.read(profile)
         g = run_under(g, profile, self.tf32)
-        return g if self.passes is None else self.passes.run(g, watch=self.watch)
+        return g if self.passes is None else self.passes.run(g)
 
 
 def analyze(
@@ -94,7 +91,6 @@ def analyze(
     own = find_predictor(predictor, loaded.predictors)
     if predictor.partition("@")[0] in loaded.predictors:
         predictor = own
-    progress = Progress(given["verbose"])
 
     def read(profile: str | None) -> Graph:
         how = options.load_options(given, loaded)
@@ -102,15 +98,12 @@ def analyze(
         g = model or gpuir.load(
             given["model"], warn=say, profile=profile, tf32=given["tf32"], **how
         )
-        progress.loaded(g)
         if given["strict"]:
             refuse_opaque(g)
         return g
 
     passes = options.pipeline_of(given, loaded)
-    kernels_of = Kernels(
-        read=read, tf32=given["tf32"], passes=passes, loaded=loaded, watch=progress.made
-    )
+    kernels_of = Kernels(read=read, tf32=given["tf32"], passes=passes, loaded=loaded)
     costed: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:
@@ -130,7 +123,6 @@ def analyze(
                     schedule=given["schedule"],
                     tf32=given["tf32"],
                     cluster=cluster,
-                    watch=progress.made,
                 )
             )
     if refused and not costed:
@@ -163,22 +155,3 @@ def refuse_opaque(g: Graph) -> None:
                     fix="leave --strict out: its operands and results are then counted, its "
                     "arithmetic is not",
                 )
-
-
-class Progress:
-    """Says on stderr what each step made and how long it took, if asked to."""
-
-    def __init__(self, wanted: bool):
-        self.wanted, self.since, self.nodes = wanted, perf_counter(), 0
-
-    def loaded(self, g: Graph) -> None:
-        self._say("load", g, "")
-
-    def made(self, p: Pass, g: Graph) -> None:
-        self._say(str(p), g, f"{self.nodes:,} nodes to ")
-
-    def _say(self, step: str, g: Graph, before: str) -> None:
-        now, self.nodes = perf_counter(), sum(1 for _ in g.walk()) if self.wanted else 0
-        if self.wanted:
-            note(f"{now - self.since:8.3f} s  {step}: {before}{self.nodes:,}")
-        self.since = now

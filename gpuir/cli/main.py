@@ -10,30 +10,17 @@ import click
 
 from gpuir.cli.lazy import Lazy
 
-COMMANDS = (
-    "analyze",
-    "explain",
-    "largest",
-    "sweep",
-    "shard",
-    "simulate",
-    "plan",
-    "diff",
-    "advise",
-    "mig",
-    "opt",
-    "schedule",
-    "tune",
-    "targets",
-    "clusters",
-    "profiles",
-    "hosts",
-    "passes",
-    "eval",
-    "fit",
-    "calibrate",
-    "collect",
-)
+SECTIONS = {
+    "Predict one model": ("analyze", "explain", "advise", "diff"),
+    "Compare sizes, GPUs and stacks": ("sweep", "largest"),
+    "Use many GPUs, or a part of one": ("simulate", "plan", "shard", "mig"),
+    "Work on the IR and its tiles": ("opt", "schedule", "tune"),
+    "Look up what gpuir knows": ("targets", "clusters", "hosts", "profiles", "passes"),
+    "Measure, validate, fit": ("calibrate", "collect", "eval", "fit"),
+    "Set up the shell": ("completion",),
+}
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+WIDEST = 80  # columns of a help text
 BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
 
@@ -41,6 +28,17 @@ class Commands(Lazy):
     """A subcommand is in the module of its name. Errors end as a user can read them."""
 
     modules: ClassVar = {name: f"gpuir.cli.{name}" for name in COMMANDS}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by what they are for, each in a line."""
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                rows = [(name, self._line(ctx, name)) for name in names]
+                formatter.write_dl(rows, col_max=max(map(len, COMMANDS)))
+
+    def _line(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(WIDEST)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -52,17 +50,21 @@ class Commands(Lazy):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Errors of the user's end with 2 and a message; ours with 70, and a request to tell us."""
+        from gpuir.cli.output import listen
         from gpuir.files import noting_inputs
 
+        listen()
         try:
             with noting_inputs():
                 return super().invoke(ctx)
+        except click.MissingParameter as error:
+            raise _with_example(error) from error
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
-            from gpuir.cli.output import note
+            from gpuir.cli.output import complain
 
-            note("gpuir: interrupted")
+            complain("gpuir: interrupted")
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             # whoever read our output has gone; Python would complain once more at exit
@@ -74,6 +76,16 @@ class Commands(Lazy):
             ctx.exit(_complain(error))
 
 
+def _with_example(error: click.MissingParameter) -> click.UsageError:
+    """The same error with the first example of the command's help."""
+    ctx = error.ctx
+    text = (ctx.command.help or "") if ctx else ""
+    name = "gpuir " + (ctx.command_path.partition(" ")[2] if ctx else "")
+    examples = [line.strip() for line in text.splitlines() if line.strip().startswith(name)]
+    example = f"\n\nFor example:\n  {examples[0]}" if examples else ""
+    return click.UsageError(f"{error.format_message()}{example}", ctx)
+
+
 def _is_of_stdout(error: Exception) -> bool:
     """Whether a help text, which click writes, could not be written."""
     if not isinstance(error, OSError) or error.filename is not None:
@@ -82,19 +94,19 @@ def _is_of_stdout(error: Exception) -> bool:
 
 
 def _complain(error: Exception) -> int:
-    from gpuir.cli.output import note
+    from gpuir.cli.output import complain
     from gpuir.ir.errors import GpuirError, VerifyError
 
     if isinstance(error, OSError) and error.filename:  # the system's word on a user's file
-        note(f"gpuir: {error.filename}: the file cannot be used\n  found:    {error.strerror}")
+        complain(f"gpuir: {error.filename}: the file cannot be used\n  found:    {error.strerror}")
         return 2
     if isinstance(error, GpuirError):
-        note(f"gpuir: {error}")
+        complain(f"gpuir: {error}")
         if not isinstance(error, VerifyError):
             return 2
     else:
-        note(f"gpuir: internal error: {type(error).__name__}: {error}")
-    note("  This is a bug, please report it. `gpuir --debug ...` shows where it comes from.")
+        complain(f"gpuir: internal error: {type(error).__name__}: {error}")
+    complain("  This is a bug, please report it. `gpuir --debug ...` shows where it comes from.")
     return BUG
 
 
@@ -115,7 +127,9 @@ def main(debug: bool) -> None:
     \b
     gpuir analyze model.onnx --target a100
     gpuir analyze model.onnx --target a100,h100-sxm,l4 --dims batch=8,seq=512
-    gpuir explain model.onnx --target a100 NODE
+    gpuir advise model.onnx --target a100 --dims batch=8,seq=512
 
-    Exit status: 0 fine, 1 a check failed, 2 the input is wrong, 70 a bug of ours.
+    `gpuir COMMAND --help` shows a command's options and examples.
+
+    Exit status: 0 fine, 1 a check failed, 2 the input is wrong, 70 a bug in gpuir.
     """

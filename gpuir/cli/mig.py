@@ -17,4 +17,9 @@ class Commands(Lazy):
 
 @click.group(cls=Commands)
 def command() -> None:
-    """GPUs divided by MIG (Multi-Instance GPU): what goes together on one."""
+    """Plan MIG slices: which models share a GPU, and how.
+
+    \b
+    gpuir mig layouts a100
+    gpuir mig plan --gpu a30 --model model.onnx:batch=8:count=4
+    """

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import Progress
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import emit, note, warn
 
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 @options.load_modules
 @options.verbose
 def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given: Any) -> None:
-    """Run passes on MODEL and print the graph they make.
+    """Run passes on MODEL and print the resulting graph.
 
-    MODEL is whatever `gpuir analyze` takes, or - for IR text on stdin. Without a pipeline the graph
-    comes out as it was read, checked. What passes make names the profile that it runs under.
+    MODEL is anything that `gpuir analyze` reads, or `-` for IR text from stdin. Without --pipeline
+    gpuir checks the graph and prints it unchanged. What passes make says for which profile.
 
     \b
     gpuir opt model.onnx --pipeline canonicalize,fuse,legalize
@@ -47,12 +46,9 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     profile = loaded.profile(given["profile"]) if given["profile"] else None
     stack: Any = {"profile": profile, "tf32": given["tf32"]}
     check_names(print_after, pipeline)
-    progress = Progress(given["verbose"])
     g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
-    progress.loaded(g)
 
     def watch(p: Pass, g: Graph) -> None:
-        progress.made(p, g)
         if p.name in print_after or "all" in print_after:
             note(f"# after {p}\n{gpuir.show(g)}")
 

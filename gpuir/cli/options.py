@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from functools import reduce, wraps
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from gpuir.cli.output import check_ahead, warn
+from gpuir.cli.output import check_ahead, listen, warn
 
 if TYPE_CHECKING:
     import gpuir
@@ -293,6 +294,7 @@ def profile(f: F) -> F:
         click.option(
             "--profile",
             help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
+            shell_complete=completed("profile"),
         ),
         click.option(
             "--host",
@@ -345,9 +347,40 @@ load_modules = click.option(
     metavar="MODULE",
     help="A module, or a .py file, with passes, predictors, targets or backends of your own.",
 )
-verbose = click.option("-v", "--verbose", is_flag=True, help="Say on stderr what each step made.")
+
+
+def _say_more(_: click.Context, __: click.Parameter, wanted: bool) -> bool:
+    if wanted:
+        listen(logging.DEBUG)
+    return wanted
+
+
+verbose = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    callback=_say_more,
+    help="Show on stderr what each pass made, and how long it took.",
+)
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def completed(kind: str) -> Complete:
+    """Completes the last of some names of a kind: "target", "profile", "host", "cluster"."""
+
+    def complete(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
+        import gpuir
+
+        before, comma, last = typed.rpartition(",")
+        names = getattr(gpuir, f"{kind}_names")()
+        return [before + comma + name for name in names if name.startswith(last)]
+
+    return complete
+
+
+TARGET = {"shell_complete": completed("target")}
 targets = click.option(
-    "--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them."
+    "--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.", **TARGET
 )
 MOST_S = 7 * 86400  # of a budget: a week
 SEED = click.IntRange(0, 2**32 - 1)  # what numpy and torch both take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
@@ -132,14 +133,38 @@ def _named_files() -> Iterator[str]:
                     yield from (part, part.removeprefix("hf:"), part.partition("+")[0])
 
 
+LOG = logging.getLogger("gpuir")
+
+
+class OnStderr(logging.Handler):
+    """Log records as lines on stderr. What a model's names hold cannot move the cursor there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        lines = ("".join(c if c.isprintable() else "?" for c in x) for x in text.split("\n"))
+        click.echo(text if text.isprintable() else "\n".join(lines), err=True)
+
+
+def listen(level: int = logging.INFO) -> None:
+    """Shows what gpuir logs, from a level of `logging` on."""
+    if not any(isinstance(h, OnStderr) for h in LOG.handlers):
+        LOG.addHandler(OnStderr())
+        LOG.propagate = False
+    LOG.setLevel(level)
+
+
 def note(text: str) -> None:
-    """A line or more for the user; what a model's names hold cannot move the cursor."""
-    lines = ("".join(c if c.isprintable() else "?" for c in x) for x in text.split("\n"))
-    click.echo(text if text.isprintable() else "\n".join(lines), err=True)
+    """A line or more about the work that is going on."""
+    LOG.info("%s", text)
 
 
 def warn(text: str) -> None:
-    note(f"warning: {text}")
+    LOG.warning("warning: %s", text)
+
+
+def complain(text: str) -> None:
+    """Why the command fails."""
+    LOG.error("%s", text)
 
 
 @contextmanager

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @options.load_modules
 def command(name: str | None, modules: tuple[str, ...]) -> None:
-    """The passes there are, or all about one."""
+    """List passes, or show one with its options.
+
+    \b
+    gpuir passes
+    gpuir passes fuse
+    """
     from gpuir.ir.errors import PluginError
     from gpuir.plugins import installed
     from gpuir.stacks.table import PASSES, find_pass

@@ -85,10 +85,10 @@ DEGREES = Numbers()
 @options.output
 @options.load_modules
 def command(**given: Any) -> None:
-    """Which degrees of parallelism make a step of MODEL quickest on all GPUs of a cluster.
+    """Find the fastest parallel plan for the GPUs of a cluster.
 
-    MODEL is loaded with the batch of a whole step. Plans that cannot fit, or be quicker than the
-    best, are left out by bounds; the rest is simulated.
+    gpuir loads MODEL with the batch of the whole step. It skips plans that cannot fit in memory or
+    cannot be faster than the best one so far, and simulates the rest.
 
     \b
     gpuir plan hf:config.json --cluster 8xdgx-h100 --dims batch=256,seq=4096 --train \\

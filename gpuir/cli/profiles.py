@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def command(
     name: str | None, width: int | None, output: str | None, modules: tuple[str, ...]
 ) -> None:
-    """The profiles there are, or all about one: its passes, its numbers, and who says so.
+    """List software stacks, or show one: passes, numbers, sources.
 
     \b
     gpuir profiles

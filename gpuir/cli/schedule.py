@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.group("schedule")
 def command() -> None:
-    """Schedules: the tiles of a model's kernels, to edit, search and apply.
+    """Check the tiles of a schedule file.
+
+    A schedule holds the tiles of a model's kernels, to edit and apply.
 
     `gpuir analyze ... --format schedule` writes one, `--schedule FILE` applies it.
     """
@@ -28,7 +30,7 @@ def command() -> None:
 @command.command()
 @click.argument("file", type=click.Path())
 @options.model
-@click.option("--target", help="The GPU it is for.  [as the file says]")
+@click.option("--target", help="The GPU it is for.  [as the file says]", **options.TARGET)
 @options.profile
 @options.tf32
 @options.pipeline

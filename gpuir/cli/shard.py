@@ -42,8 +42,10 @@ OPTIMIZERS = ("sgd", "rowwise-adagrad", "adagrad", "adam")
 @options.width
 @options.output
 def command(tables: str, cluster: str, **given: Any) -> None:
-    """Places TABLES of embeddings (.json, .toml, .csv) on the GPUs of a cluster: whole, cut by
-    columns or rows, or on every GPU, so that a step is quickest and all have room.
+    """Place embedding TABLES on the GPUs of a cluster.
+
+    TABLES is a .json, .toml or .csv file. A table may stay whole, be split by columns or rows, or
+    be copied to every GPU. gpuir looks for the fastest step in which everything fits in memory.
 
     \b
     gpuir shard tables.json --cluster dgx-a100

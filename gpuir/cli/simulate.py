@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import Progress, once
+from gpuir.cli.lowering import once
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import emit, layout, warn
 from gpuir.simulate.parallel import ContextExchange, PipelineSchedule
@@ -77,10 +77,10 @@ FORMATS = ("table", "json", "trace", "chakra", *PLANS)
 @options.load_modules
 @options.verbose
 def command(**given: Any) -> None:
-    """How long a step of MODEL takes on many GPUs: what they compute, send and wait for.
+    """Predict a step of MODEL on many GPUs.
 
-    MODEL is loaded with the batch of a whole step, of all ranks together, then cut. Ranks that do
-    the same are simulated once.
+    gpuir loads MODEL with the batch of the whole step, of all ranks together, then splits it. Ranks
+    that do the same work are simulated once.
 
     \b
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8
@@ -109,7 +109,6 @@ def command(**given: Any) -> None:
     if given["predictor"].partition("@")[0] not in loaded.predictors:
         predictor = given["predictor"]
     warnings: list[str] = []
-    progress = Progress(given["verbose"])
     g = gpuir.load(
         given["model"],
         warn=once(warnings),
@@ -117,7 +116,6 @@ def command(**given: Any) -> None:
         tf32=given["tf32"],
         **options.load_options(given, loaded),
     )
-    progress.loaded(g)
     step = gpuir.simulate_ranks(
         Microbatch(given["microbatches"]).run(g),
         given["cluster"],
@@ -126,7 +124,6 @@ def command(**given: Any) -> None:
         predictor=predictor,
         tf32=given["tf32"],
         slow=_slow(given["slow"]),
-        watch=progress.made,
     )
     if step.tp_shared and step.tp_shared.is_little:
         warnings.append(few_cut(parallel.tp, step.tp_shared))

@@ -91,8 +91,10 @@ def _sizes(part: str) -> Iterable[int]:
 )
 @options.load_modules
 def command(**given: Any) -> None:
-    """MODEL at many sizes, on many GPUs, under several software stacks: how long a run takes, how
-    many items a second, in how much memory, and for how much money.
+    """Compare batch sizes, GPUs and stacks: time, memory, money.
+
+    For each combination gpuir predicts how long a run takes, how many items a second it processes,
+    how much memory it needs and what it costs.
 
     \b
     gpuir sweep model.onnx --target a100 --batch 1,2,4..256

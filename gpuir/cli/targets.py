@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @options.width
 @options.output
 def command(name: str | None, check: bool, format: str, width: int | None, **given: Any) -> None:
-    """List the GPUs, show the numbers of one with their sources, or check them.
+    """List GPUs, or show one with the source of each number.
+
+    With --check, gpuir recomputes the peaks and the bandwidth of every target.
 
     \b
     gpuir targets                         what there is

@@ -27,7 +27,7 @@ MOST_TRIES = 1 << 30
 
 @click.command()
 @options.model
-@click.option("--target", help="The GPU. `gpuir targets` lists them.")
+@click.option("--target", help="The GPU. `gpuir targets` lists them.", **options.TARGET)
 @options.loading
 @options.settings
 @options.profile
@@ -87,8 +87,10 @@ MOST_TRIES = 1 << 30
 @click.option("-o", "--output", type=click.Path(), help="The schedule; - for stdout.")
 @options.load_modules
 def command(**given: Any) -> None:
-    """The fastest tiles of MODEL's kernels on a GPU, if they were generated (by Triton, CUTLASS)
-    and not the library's own. Kernels that would get no faster are left to the library.
+    """Find the fastest tiles for the kernels of MODEL.
+
+    These are kernels that a compiler would generate (Triton, CUTLASS), not the library's own. A
+    kernel that would not become faster stays with the library.
 
     \b
     gpuir tune model.onnx --target h100-sxm -o best.sched

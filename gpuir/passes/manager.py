@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from gpuir.ir.errors import PluginError, UsageError, VerifyError
@@ -117,6 +119,7 @@ def _typed(kind: type[Pass], f: dataclasses.Field[Any], value: object) -> object
     )
 
 
+LOG = logging.getLogger("gpuir.passes")
 Watch = Callable[[Pass, Graph], None]
 
 
@@ -140,12 +143,17 @@ class Pipeline:
 
     def run(self, g: Graph, verify_each: bool = True, watch: Watch | None = None) -> Graph:
         """The graph through every pass; `watch` sees it after each. Verified at the door, and
-        after each pass when `verify_each`, so that an error names the pass that made it."""
+        after each pass when `verify_each`, so that an error names the pass that made it. The logger
+        `gpuir.passes` gets a line a pass, at level DEBUG."""
         verify(g)
         for p in self.passes:
             if p.takes not in (None, g.level):
                 _wrong_level(p, g.level, f"@{g.name} is of level {g.level.name}")
+            before, since = g, perf_counter()
             g = _made(p, g, verify_each)
+            if LOG.isEnabledFor(logging.DEBUG):
+                counts = (sum(1 for _ in made.walk()) for made in (before, g))
+                LOG.debug(f"%8.3f s  {p}: %s nodes to %s", perf_counter() - since, *counts)
             if watch:
                 watch(p, g)
         return g
