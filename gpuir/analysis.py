@@ -22,6 +22,7 @@ from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
 from gpuir.plan.mig.workloads import Alone
 from gpuir.report.find import find_kernel
+from gpuir.report.notebook import html
 from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.memory import memory
 from gpuir.simulate.timeline import filled
@@ -227,7 +228,7 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     def explain(x: Kernel) -> tuple[Line, ...]:
         return () if x.rest else _explained(graph, x.node)
 
-    return summarize(graph, device, tuple(warnings), batch, held, explain)
+    return summarize(graph, device, tuple(warnings), batch, held, explain, html)
 
 
 def run_alone(graph: Graph) -> Alone:

@@ -8,10 +8,10 @@ from typing import Any
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.sweep import usd
 from gpuir.backends.terminal import Layout, Page, fits_text
-from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.advise import LEAST_GAIN, Advice, Trial
 from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome
+from gpuir.report.units import percent, quantity, rate
 
 SCHEMA = "gpuir.advice/1"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity
 from gpuir.report.searches import Crossing
+from gpuir.report.units import percent, quantity
 
 SCHEMA = "gpuir.crossover/1"
 

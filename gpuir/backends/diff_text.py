@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 from gpuir.backends import structured
 from gpuir.backends.structured import record
 from gpuir.backends.terminal import GAP, Layout, Page, elided, printable
-from gpuir.backends.units import percent, quantity
 from gpuir.report.diff import Change, Check, Diff, Group
 from gpuir.report.equal import pattern
 from gpuir.report.saved import METRICS, Entry
+from gpuir.report.units import percent, quantity
 
 SCHEMA = "gpuir.diff/1"
 KERNEL_WIDTH = 36  # of a kernel's kind and shape

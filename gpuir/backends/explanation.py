@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuir.backends.terminal import Layout, Page, cell_width
-from gpuir.backends.units import percent, plain, quantity
 from gpuir.ops import kernel as k
 from gpuir.report.find import Located
 from gpuir.report.names import node_name
 from gpuir.report.summary import Kernel, Line, Summary
+from gpuir.report.units import percent, plain, quantity
 
 INLINE = 44  # a longer source stands below, once, under a number
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity
 from gpuir.report.equal import pattern
 from gpuir.report.fusions import Fusion, alike_fusions, fusions
 from gpuir.report.names import node_name
 from gpuir.report.summary import Summary
+from gpuir.report.units import percent, quantity
 
 
 def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from gpuir.backends.json_csv import memory_record
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
-from gpuir.backends.units import quantity
 from gpuir.report.searches import LargestFit
+from gpuir.report.units import quantity
 
 SCHEMA = "gpuir.largest/1"
 

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from gpuir.backends import structured, terminal
 from gpuir.backends.terminal import Page, cell_width, printable
-from gpuir.backends.units import quantity
+from gpuir.report.units import quantity
 from gpuir.targets.mig import Geometry, Layout, Mig, Profile, is_packed
 from gpuir.targets.target import Target
 

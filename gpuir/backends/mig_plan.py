@@ -11,11 +11,11 @@ from gpuir.backends.mig import Divided, counted, picture
 from gpuir.backends.mig import svg as drawing
 from gpuir.backends.mig_parted import config_name, mig_parted, nvidia_smi
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity, significant
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.plan.mig.reasons import PART, TURN, Cause, Reason, causes, reasons
 from gpuir.plan.mig.search import Found, Objective, Outcome, Seat, Seated
 from gpuir.plan.mig.workloads import Setting
+from gpuir.report.units import percent, quantity, significant
 from gpuir.simulate.sharing import Load, Served
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import mig_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from gpuir.backends import structured
 from gpuir.backends.mig_plan import counted_gpus, name_of
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, significant
 from gpuir.plan.mig.search import Outcome, Seated
 from gpuir.plan.mig.timetable import DAY_S, Timetable, clock
 from gpuir.plan.mig.workloads import Setting
+from gpuir.report.units import percent, significant
 
 SCHEMA = "gpuir.mig.timetable/1"
 

@@ -9,9 +9,9 @@ from gpuir.backends.plans.record import Plan
 from gpuir.backends.plans.table import PLAN_FORMATS
 from gpuir.backends.structured import record
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.plan.parallel import Found, Model, Tried
+from gpuir.report.units import percent, quantity, rate
 
 if TYPE_CHECKING:
     from gpuir.targets.cluster import Cluster

@@ -10,11 +10,11 @@ from typing import Any
 
 from gpuir.backends.picture import FORMS, matplotlib, picture
 from gpuir.backends.terminal import Layout, run_names
-from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
 from gpuir.report.equal import Alike, alike
 from gpuir.report.roofline import Point, Roof, ceilings, memories, points
 from gpuir.report.summary import Summary
+from gpuir.report.units import percent, quantity
 
 COLOURS = (
     "#0072b2",

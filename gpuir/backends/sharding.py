@@ -8,8 +8,8 @@ from typing import Any
 
 from gpuir.backends import structured
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity
 from gpuir.plan.sharding import Found, Placement, reasons, ways_of
+from gpuir.report.units import percent, quantity
 
 SCHEMA = "gpuir.shard/1"
 MOST = 40  # tables that a report lists one by one

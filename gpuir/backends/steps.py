@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuir.backends import structured
 from gpuir.backends.structured import record
 from gpuir.backends.terminal import Layout, Page, traffic
-from gpuir.backends.units import percent, quantity, rate
+from gpuir.report.units import percent, quantity, rate
 from gpuir.simulate.memory import available_bytes
 from gpuir.simulate.microbatches import Task
 from gpuir.simulate.step import Part, Step

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuir.backends.structured import csv_text, json_text, record
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import percent, quantity, rate
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
+from gpuir.report.units import percent, quantity, rate
 
 SCHEMA = "gpuir.sweep/1"
 DETAILED = 6  # series, up to which each has a table of its own

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.sweep import unit, usd
-from gpuir.backends.units import rate
 from gpuir.plan.sweep import Point, Series, Sweep
+from gpuir.report.units import rate
 
 LINES = 12  # of the series, the fastest: more cannot be told apart
 

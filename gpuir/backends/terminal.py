@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from unicodedata import east_asian_width
 
-from gpuir.backends.units import percent, quantity, rate
 from gpuir.ir.notes import Bound
 from gpuir.report.equal import Alike, alike, layer
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.summary import Kernel, Summary, Total
+from gpuir.report.units import percent, quantity, rate
 from gpuir.targets.host import load_host
 from gpuir.targets.profile import Profile, load_profile
 
@@ -202,6 +202,9 @@ def _single(s: Summary, page: Page, layout: Layout) -> None:
     title = f"{s.device.title} ({s.device.name})" if s.device.title else s.device.name
     page.heading(f"{s.model} on {title}")
     page.line()
+    for label, text in answers(s):
+        page.wrapped(label, text)
+    page.line()
     for label, text in head(s):
         page.wrapped(label, text)
     _slowest(s, page, layout)
@@ -223,11 +226,25 @@ def machine_text(profile: Profile) -> str:
     return f"{host.name}, {host.slowdown:.3g} times as long as the reference: {on}"
 
 
-def head(s: Summary) -> Iterator[tuple[str, str]]:
-    """What is said first: of each line its label and text."""
+def answers(s: Summary) -> Iterator[tuple[str, str]]:
+    """What a reader asks first: how long, how sure, what bounds it, what to do. Of each line its
+    label and text."""
     yield "latency", f"{quantity(s.latency_s, 's', 4)}, {throughput(s)}"
     if s.interval is not None:
         yield "interval", interval(s)
+    bound = bounds(s.bounds, s.device_s) if s.device_s else ""
+    if s.timeline.is_host_bound:
+        graphs = (name for name in s.profile.alternatives if load_profile(name).host.graph)
+        one = "".join(f"one launch for all (--profile {name}) or " for name in graphs)
+        yield "bound", f"the host, whose launches the device waits for; kernels: {bound}"
+        yield "try", f"{one}a larger batch (--crossover batch finds it) to hide the host"
+    elif s.device_s:
+        yield "bound", f"{bound} of the kernels' time"
+        yield "try", "gpuir advise: changes that help; gpuir explain: one kernel's terms"
+
+
+def head(s: Summary) -> Iterator[tuple[str, str]]:
+    """What the answers rest on: of each line its label and text."""
     yield "profile", f"{s.profile.name}: {s.profile.title}"
     if s.profile.host.call_s:
         yield "host", machine_text(s.profile)
@@ -240,10 +257,6 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
     if s.latency_s > s.timeline.busy_s * (1 + 1e-9):
         yield "device", host_text(s)
         yield "path", path_text(s)
-    if s.timeline.is_host_bound:
-        graphs = (name for name in s.profile.alternatives if load_profile(name).host.graph)
-        one = "".join(f"one launch for all (--profile {name}) or " for name in graphs)
-        yield "advice", f"{one}a larger batch (--crossover batch finds it) hides the host"
     parts = [f"{s.launches:,} launch{'es' * (s.launches != 1)}"]
     listed = sum(x.launches > 0 for x in s.kernels)
     if listed != s.launches:
@@ -257,8 +270,6 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
         flops = f"{quantity(s.flops, 'flop')} at {quantity(s.flops / s.latency_s, 'flop/s')}"
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
         yield "work", f"{flops}; reads and writes {moved}{dram_text(s)}"
-    if s.device_s:
-        yield "bound", f"{bounds(s.bounds, s.device_s)}, by share of the kernels' time"
     yield "memory", memory_text(s.memory)
     if s.memory.available_bytes is not None:
         yield "fits", fits_text(s.memory)

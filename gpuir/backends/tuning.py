@@ -6,9 +6,9 @@ from typing import Any
 
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page
-from gpuir.backends.units import quantity
 from gpuir.ir.notes import Tile
 from gpuir.report.equal import pattern
+from gpuir.report.units import quantity
 from gpuir.tune.groupings import Groupings
 from gpuir.tune.space import Ranked
 from gpuir.tune.tasks import Tuned, Tuning

@@ -48,7 +48,7 @@ def command(name: str | None, format: str, width: int | None, output: str | None
 
 
 def show_all(clusters: list[Cluster], page: Page) -> None:
-    from gpuir.backends.units import quantity
+    from gpuir.report.units import quantity
     from gpuir.targets.cluster import describe
 
     columns = [("name", False), ("GPUs", True), ("inside a node", False), ("of one GPU", True)]

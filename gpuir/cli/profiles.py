@@ -80,7 +80,7 @@ def each_s(host: Host) -> tuple[float, float]:
 
 
 def time_text(value: float) -> str:
-    from gpuir.backends.units import quantity
+    from gpuir.report.units import quantity
 
     return quantity(value, "s") if value else "-"
 

@@ -75,7 +75,7 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
 
 
 def show_all(targets: list[Target], page: Page) -> None:
-    from gpuir.backends.units import quantity, significant
+    from gpuir.report.units import quantity, significant
 
     numbers = ("SMs", "f32 Tflop/s", "f16 Tflop/s", "memory", "bandwidth")
     columns = [("name", False), *((n, True) for n in numbers), ("title", False)]
@@ -111,7 +111,7 @@ SHORT = 60  # a value of more letters is wrapped, not set to the right of a colu
 
 def show_rows(rows: list[Row], page: Page) -> None:
     """Fields and their values, and behind a number the one of its source, listed below."""
-    from gpuir.backends.units import quantity
+    from gpuir.report.units import quantity
 
     sources: dict[str, int] = {}
     shown: list[tuple[str, str, str]] = []
@@ -142,7 +142,7 @@ def _words(value: object) -> str:
 
 def show_check(t: Target, page: Page, everything: bool) -> int:
     """Prints the rows worth reading, and gives how many are doubtful."""
-    from gpuir.backends.units import quantity
+    from gpuir.report.units import quantity
     from gpuir.targets.check import check_target
 
     rows = check_target(t)

@@ -292,6 +292,7 @@ class Summary:
     kernels: tuple[Kernel, ...] = field(repr=False)
     graph: Graph = field(repr=False)
     explain: Callable[[Kernel], Sequence[Line]] = field(repr=False, compare=False)
+    html: Callable[[Summary], str] = field(repr=False, compare=False)
 
     @property
     def profile(self) -> Profile:
@@ -323,6 +324,10 @@ class Summary:
         """The kernels that take time, the slowest first."""
         return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.html(self)
+
 
 def fixed_batch(graph: Graph) -> int | None:
     """How many images or sequences of tokens a graph without symbolic sizes reads at once: the
@@ -345,6 +350,7 @@ def summarize(
     batch: int | None = None,
     held: Memory | None = None,
     explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
+    html: Callable[[Summary], str] = lambda _: "",
 ) -> Summary:
     """The records of a costed graph; UsageError when it is not costed. One without a profile runs
     as under `ideal`. Without a `batch` it is the one that the graph was built for. `held` is its
@@ -391,6 +397,7 @@ def summarize(
         kernels=kernels,
         graph=graph,
         explain=explain,
+        html=html,
     )
 
 

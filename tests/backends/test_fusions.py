@@ -14,9 +14,9 @@ from click.testing import CliRunner
 import gpuir
 from gpuir.backends.fusions import fusions_json, fusions_text
 from gpuir.backends.terminal import Layout
-from gpuir.backends.units import percent
 from gpuir.cli.main import main
 from gpuir.report.fusions import fusions
+from gpuir.report.units import percent
 
 ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
 TEXT = """graph @g {

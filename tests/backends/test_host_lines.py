@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import gpuir
-from gpuir.backends.terminal import Layout, head, path_text, report
+from gpuir.backends.terminal import Layout, answers, head, path_text, report
 from gpuir.report.summary import Summary
 
 PIECE = r"(the host|kernels|copies) [\d.]+ .?s"
@@ -30,7 +30,7 @@ def encoder():
 
 
 def lines(s: Summary) -> dict[str, str]:
-    return dict(head(s))
+    return dict([*answers(s), *head(s)])
 
 
 @pytest.mark.slow
@@ -41,12 +41,12 @@ def test_a_host_bound_run_says_so_and_how_to_ask(encoder):
         said["device"],
     )
     assert re.fullmatch(rf"{PIECE}(, then {PIECE})*", said["path"])
-    assert "--crossover batch" in said["advice"] and "--profile cudagraph" in said["advice"]
+    assert "--crossover batch" in said["try"] and "--profile cudagraph" in said["try"]
 
 
 @pytest.mark.parametrize("profile", ["ort", "tensorrt", "cudagraph"])
 def test_a_graph_is_advised_where_the_stack_has_one(encoder, profile):
-    assert "--profile" not in lines(encoder(1, profile)).get("advice", "")
+    assert "--profile" not in lines(encoder(1, profile)).get("try", "")
 
 
 def test_a_run_of_long_kernels_needs_no_advice(encoder):

@@ -16,7 +16,6 @@ import gpuir
 from gpuir.backends import json_csv, texts
 from gpuir.backends.table import BACKENDS, find_backend
 from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut, elided, report
-from gpuir.backends.units import percent, quantity
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
@@ -24,6 +23,7 @@ from gpuir.report.equal import pattern
 from gpuir.report.find import find_kernel
 from gpuir.report.names import DEEPEST, module_of
 from gpuir.report.summary import Device, Summary, Unseen, summarize
+from gpuir.report.units import percent, quantity
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
 

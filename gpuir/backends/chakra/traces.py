@@ -28,13 +28,13 @@ from gpuir.backends.chakra.schema import (
 )
 from gpuir.backends.terminal import Layout
 from gpuir.backends.texts import only
-from gpuir.backends.units import quantity
 from gpuir.files import Folder
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.report.summary import Kernel, Summary, kernels_of
+from gpuir.report.units import quantity
 from gpuir.simulate.microbatches import Pipelined
 from gpuir.simulate.step import Run, Step
 from gpuir.simulate.timeline import MOST_SPREAD, Timeline, dependent

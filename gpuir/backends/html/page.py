@@ -15,6 +15,7 @@ from typing import Any
 from gpuir.backends.html.data import data
 from gpuir.backends.terminal import (
     Layout,
+    answers,
     comparison,
     coverage,
     head,
@@ -22,9 +23,9 @@ from gpuir.backends.terminal import (
     printable,
     run_names,
 )
-from gpuir.backends.units import percent, plain, quantity, rate
 from gpuir.ir.errors import UsageError
 from gpuir.report.summary import Summary
+from gpuir.report.units import percent, plain, quantity, rate
 
 HERE = Path(__file__).parent
 LIBRARIES = {  # of the browser: where the package from PyPI holds it
@@ -95,7 +96,7 @@ def _run(name: str, s: Summary) -> dict[str, Any]:
         "name": name,
         "device": s.device.title or s.device.name,
         "tiles": list(_tiles(s)),
-        "facts": [(label, text) for label, text in head(s) if label != "latency"],
+        "facts": [*list(answers(s))[1:], *head(s)],
         "coverage": coverage(s),
         "assumed": s.assumed,
         "warnings": s.warnings,

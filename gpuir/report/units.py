@@ -1,4 +1,4 @@
-"""Numbers as people read them. Only backends use this: inside gpuir everything is SI."""
+"""Numbers as people read them. What is printed uses this: inside gpuir everything is SI."""
 
 from __future__ import annotations
 
