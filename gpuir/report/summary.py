@@ -253,7 +253,7 @@ class Unseen:
     time_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """One model on one target under one profile. `latency_s` is from the host's start to the last
     kernel's end, as `timeline` has it; `device_s` is what the kernels take. `kernels` are in graph
@@ -323,6 +323,9 @@ class Summary:
     def slowest(self) -> list[Kernel]:
         """The kernels that take time, the slowest first."""
         return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
+
+    def __repr__(self) -> str:
+        return f"<Summary of {self.model} on {self.device.name}: {self.latency_s:.4g} s>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
