@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -88,3 +90,15 @@ def test_names_are_completed(typed: str, found: str):
         main, env={**shell, "COMP_CWORD": str(len(words) - 1)}, prog_name="gpuir"
     )
     assert f"plain,{found}\n" in done.output
+
+
+@pytest.mark.slow
+def test_nothing_follows_the_report_of_a_torch_model(tmp_path: Path):
+    """Triton's bindings, once loaded, used to end with pages of leaked objects on stderr."""
+    pytest.importorskip("transformers")
+    config = '{"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}'
+    (tmp_path / "config.json").write_text(config)
+    target = ("--target", "a100", "--dims", "batch=1,seq=8", "--top", "1")
+    command = (sys.executable, "-m", "gpuir", "analyze", "hf:config.json", *target)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
