@@ -96,7 +96,7 @@ def test_names_are_completed(typed: str, found: str):
 def test_nothing_follows_the_report_of_a_torch_model(tmp_path: Path):
     """Triton's bindings, once loaded, used to end with pages of leaked objects on stderr."""
     pytest.importorskip("transformers")
-    config = '{"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}'
+    config = '{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 1}'
     (tmp_path / "config.json").write_text(config)
     target = ("--target", "a100", "--dims", "batch=1,seq=8", "--top", "1")
     command = (sys.executable, "-m", "gpuir", "analyze", "hf:config.json", *target)
