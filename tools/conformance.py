@@ -333,15 +333,15 @@ def cell(text: str) -> str:
 
 
 def report(outcomes: list[Outcome], version: str) -> str:
-    """docs/reference/conformance.md: totals, a row an operator, every case that is refused or fails."""
+    """The page conformance.md: totals, a row an operator, every case that is refused or fails."""
     n = totals(outcomes)
     built = [s for s in STAGES if not any(o.stages.get(s) == NOT_BUILT for o in outcomes)]
     lines = [
         "# ONNX conformance",
         "",
         f"Every backend node test of onnx {version}, made by `python tools/conformance.py --write "
-        "docs/reference/conformance.md`. A case counts for a line when it passed that stage and those before "
-        "it that compute; outputs are compared with the case's own tolerance, dtypes, shapes and "
+        "docs/reference/conformance.md`. A case counts for a line when it passed that stage and "
+        "those before it that compute; outputs are compared with the case's own tolerance, dtypes, shapes and "
         "integers exactly; f16 and bf16 to two units in the last place where that is more.",
         "",
         "| | cases |",

@@ -1,6 +1,6 @@
 """How far off the tile model is: on GPUs left out of its fit, after calibration, on known ones.
 
-    python validation/accuracy.py FILE... [--write docs/validation/accuracy.md] [--seed S] [--rows N]
+    python validation/accuracy.py FILE... [--write PAGE.md] [--seed S] [--rows N]
 
 FILEs are tables of measured kernels, as `gpuir eval kernels` takes them. Three backtests: each GPU
 left out of the fit in turn; the same after a calibration on 32 rows of each family of the GPU left
