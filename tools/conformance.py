@@ -341,7 +341,8 @@ def report(outcomes: list[Outcome], version: str) -> str:
         "",
         f"Every backend node test of onnx {version}, made by `python tools/conformance.py --write "
         "docs/reference/conformance.md`. A case counts for a line when it passed that stage and "
-        "those before it that compute; outputs are compared with the case's own tolerance, dtypes, shapes and "
+        "those before it that compute; outputs are compared with the case's own tolerance, "
+        "dtypes, shapes and "
         "integers exactly; f16 and bf16 to two units in the last place where that is more.",
         "",
         "| | cases |",

@@ -8,8 +8,9 @@ described by the numbers of an A100, and is stopped before it writes code. Print
 of docs/validation/fusion.md for each model: kernels of both, pointwise, reductions and library
 calls; `ratio`, gpuir's over Inductor's; precision, recall and F1 of the pairs of model ops that
 share a kernel; `same`, the share of Inductor's kernels that have the same model ops as one of
-gpuir's. Compared are ops that compute something in both: no views, copies or casts, nothing folded. `--launches` lists
-them. With `--autocast` both run under torch.autocast("cuda"). MODEL is one listed here, or of timm.
+gpuir's. Compared are ops that compute something in both: no views, copies or casts, nothing
+folded. `--launches` lists them. With `--autocast` both run under torch.autocast("cuda"). MODEL is
+one listed here, or of timm.
 Needs gpuir[hf], and timm or diffusers for models that are theirs.
 """
 
