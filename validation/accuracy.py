@@ -320,17 +320,26 @@ def main() -> None:
     if given.write is None:
         print(text)
     else:
-        given.write.write_text(text + by_hand(given.write))
+        given.write.write_text(text)
     say("done")
 
 
-BY_HAND = "<!-- from here on by hand -->"
+INTRODUCTION = """\
+# Accuracy of kernels
 
+`python -m validation.accuracy` writes this page from tables of measured kernels;
+[the card of the weights](weights.md) has their sources. All errors are mean absolute errors in
+percent of the measurement: first the mean over the rows of a GPU, then over GPUs.
 
-def by_hand(path: Path) -> str:
-    """What the file holds from its mark on, which stays: whole models are scored by themselves."""
-    _, mark, rest = (path.read_text() if path.exists() else "").partition(BY_HAND)
-    return f"\n{mark}{rest}" if mark else ""
+- *Unseen GPU*: the cost model was fitted without that GPU.
+- *After 32 rows*: the same model, calibrated with 32 rows of each family on that GPU. The other
+  rows are scored.
+- *Known GPU*: half of the shapes were fitted, the other half is scored, both ways.
+- *Published*: NeuSight's own figures for unseen GPUs.
+- *Its intervals hold*: the percentage of rows inside their 80 % interval. No row helped to make the
+  interval that it is compared with: an interval for an unseen GPU comes from the errors of the
+  other GPUs, one for a known GPU from the other half of the shapes.
+"""
 
 
 def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Rows]:
@@ -349,16 +358,7 @@ def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Row
 
 def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path | None) -> str:
     parts = [
-        "# Accuracy\n",
-        "Made by `validation/accuracy.py` from tables of measured kernels (see the weights' card "
-        "for their sources). Errors are mean absolute ones in percent of the measurement, first "
-        "over the rows of a GPU, then over GPUs. *Unseen*: the model was fitted without that GPU. "
-        "*After 32 rows*: that model calibrated on 32 rows a family of that GPU, the others "
-        "scored. *Known*: half of the shapes were fitted, the other half is scored, both ways. "
-        "*Published*: NeuSight's own figures for unseen GPUs. Intervals are to hold 80 %; no row "
-        "helped to make the one that it is held against: an unseen GPU's are from the other GPUs' "
-        "errors (left out in their turn; calibrated likewise), a known GPU's from the other half "
-        "of the shapes.\n",
+        INTRODUCTION,
         headline(backtests),
         APART,
         told_apart(backtests["unseen"]),

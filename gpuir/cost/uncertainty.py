@@ -9,7 +9,7 @@ holds 80 % of errors of 44 % in the mean, were they normal in the logarithm.
 `OPAQUE`: an operator that nobody knows reads its operands and writes its results, and what else it
 does is not known: as far off as the bytes of a routine alone would be. 5 is what held 82 % of 51
 routines timed on a CPU that the counts had not been set by, in its first run (tools/routines.py;
-docs/validation/accuracy.md); public timings of GPUs are held by it too. Were nobody
+docs/validation/unfitted.md); public timings of GPUs are held by it too. Were nobody
 to know the same routines, half of them would take more than 79 times their bytes once; operators
 that only stream take as long as that. 100 is between.
 
