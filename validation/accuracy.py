@@ -147,9 +147,8 @@ def of(rows: Iterable[Rows], goal: Goal, apart: bool = False) -> list[Rows]:
 def headline(backtests: Mapping[str, Sequence[Rows]]) -> str:
     unseen, after, known = backtests.values()
     lines = [
-        "| kernel | GPUs | rows | roofline | published | wanted | unseen GPU | its intervals hold "
-        "| after 32 rows | its intervals hold | known GPU | its intervals hold "
-        "| unseen, rows told apart too |",
+        "| kernel | GPUs | rows | roofline | published | goal | unseen GPU | inside "
+        "| after 32 rows | inside | known GPU | inside | unseen, with the rows below |",
         "|" + "---|" * 13,
     ]
     for goal in GOALS:
@@ -215,12 +214,17 @@ def _place(r: Rows) -> tuple[str, str, str]:
     return r.device, op, r.dtype
 
 
-APART = (
-    "Told apart, and not fitted to: *rough* rows, of which the table does not say all that ran "
-    "(fp8 caches of unstated arithmetic, library versions that launch more than the kernel, P4's "
-    "linear layers, which two paths of cuBLAS ran), and rows whose measurement is suspect (jobs "
-    "that found the GPU at a lower clock). The last column above counts them; by themselves:\n"
-)
+APART = """\
+## Rows that are set apart
+
+Nothing was fitted to the following rows, and most numbers of this page leave them out. Only the
+last column of the table above counts them. There are two kinds:
+
+- *Rough* rows: the table does not say all that ran. Examples are fp8 caches whose arithmetic is not
+  stated, library versions that launch more than the kernel, and P4's linear layers, which two
+  paths of cuBLAS ran.
+- Suspect rows: the GPU was at a lower clock while they were measured.
+"""
 
 
 def told_apart(rows: Sequence[Rows]) -> str:
@@ -235,10 +239,21 @@ def told_apart(rows: Sequence[Rows]) -> str:
     return "\n".join(lines) + "\n"
 
 
+TILES = """\
+How often does gpuir predict the tile that the library chose? The names and grids of the launched
+kernels say what ran. The factors were fitted without the GPU. But the rules that choose a tile, one
+for each architecture, were fitted to these very names. Newer architectures take Ampere's rule;
+nobody checked it there. The rule of one architecture is not right for another: A100's finds 48 % of
+the tiles of V100's linear layers, and 28 % of T4's. The last two columns are mean errors, with the
+predicted tile and with the library's.
+"""
+
+
 def tile_choice(batches: Iterable[Batch], models: Mapping[str, Model]) -> str:
     """How often the predicted tile is the library's, and what that is worth."""
     lines = [
-        "| GPU | operator | rows | tile right | split too | error, own tile | error, library's |",
+        "| GPU | operator | rows | tile right | tile and split right | error, predicted tile "
+        "| error, library's tile |",
         "|" + "---|" * 7,
     ]
     for batch in batches:
@@ -327,18 +342,28 @@ def main() -> None:
 INTRODUCTION = """\
 # Accuracy of kernels
 
-`python -m validation.accuracy` writes this page from tables of measured kernels;
-[the card of the weights](weights.md) has their sources. All errors are mean absolute errors in
-percent of the measurement: first the mean over the rows of a GPU, then over GPUs.
+How far off are predictions of single kernels? This page has the errors by family of kernels, then
+by GPU, operator and data type. `python -m validation.accuracy` writes it from tables of measured
+kernels; [the card of the weights](weights.md) has their sources.
 
-- *Unseen GPU*: the cost model was fitted without that GPU.
-- *After 32 rows*: the same model, calibrated with 32 rows of each family on that GPU. The other
-  rows are scored.
-- *Known GPU*: half of the shapes were fitted, the other half is scored, both ways.
-- *Published*: NeuSight's own figures for unseen GPUs.
-- *Its intervals hold*: the percentage of rows inside their 80 % interval. No row helped to make the
-  interval that it is compared with: an interval for an unseen GPU comes from the errors of the
-  other GPUs, one for a known GPU from the other half of the shapes.
+All errors are mean absolute errors in percent of the measurement. Each GPU counts alike: first the
+mean over the rows of a GPU is taken, then the mean over GPUs. The columns:
+
+| column | meaning |
+|---|---|
+| rows | measured kernels, without those at the launch floor, where the host's time dominates |
+| roofline | the error of a plain roofline on the same rows |
+| published | what NeuSight's authors published for GPUs that it was not trained on |
+| goal | what the project wanted to reach on unseen GPUs |
+| unseen | the cost model was fitted without that GPU |
+| after 32 rows | the same, calibrated with 32 rows of each family; the other rows are scored |
+| known | half of the shapes were fitted, the other half is scored, both ways |
+| inside | percentage of rows inside their 80 % interval |
+| bias | mean signed error; positive where gpuir predicts too slow |
+| median, p90 | median and 90th percentile of the absolute error |
+
+No row helped to make the interval that it is compared with. An interval for an unseen GPU comes
+from the errors of the other GPUs. One for a known GPU comes from the other half of the shapes.
 """
 
 
@@ -363,11 +388,7 @@ def document(backtests: Mapping[str, Sequence[Rows]], choices: str, path: Path |
         APART,
         told_apart(backtests["unseen"]),
         "## Tile choice\n",
-        "Against names and grids of the launched kernels. Factors were fitted without the GPU, but "
-        "the rules of choice, one an architecture, to these very names: newer architectures have "
-        "Ampere's, untested. Between architectures rules do not carry over (A100's is right for "
-        "48 % of V100's linear layers, 28 % of T4's). The last two columns are mean errors with "
-        "its own choice and with the library's.\n",
+        TILES,
         choices,
     ]
     for goal in GOALS:
