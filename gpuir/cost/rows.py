@@ -34,7 +34,7 @@ PASCAL_CHAIN = 1.5
 
 # Of a norm's pass on an SM of 128 lanes: mean and variance are brought together by many warps'
 # arithmetic. Short rows were fitted on 64 lanes and on Pascal alone; A40's are long, and bound by
-# memory. Read off half a of timm's runs on RTX 3090 and 4090 (docs/validation/data.md).
+# memory. Read off half a of timm's runs on RTX 3090 and 4090 (docs/validation/models.md).
 WIDE_CHAIN = 0.6
 
 FACTORS = (
