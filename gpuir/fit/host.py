@@ -15,8 +15,8 @@ from gpuir.targets.target import Table
 
 # What the reference (specs/hosts/reference.toml) takes for a subtraction of two small tensors: on a
 # GPU between two events, less a call that does nothing, the mean of NeuSight's machines with an
-# A100 and an MI100 (12.6 and 13.7 us, docs/validation/profiles.md); on the CPU alone, one core of an
-# AMD EPYC 7003, which the reference is taken to have, the fastest of many runs, PyTorch 2.13.
+# A100 and an MI100 (12.6 and 13.7 us, docs/validation/profiles.md); on the CPU alone, one core of
+# an AMD EPYC 7003, which the reference is taken to have, the fastest of many runs, PyTorch 2.13.
 ON_GPU_S, ON_CPU_S = 13.2e-6, 1.6e-6
 RUNS, FASTEST = 25, 5  # as NeuSight timed: the mean of the fastest 5 of 25
 CELLS = 16  # of a tensor: no arithmetic to speak of
