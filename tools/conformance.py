@@ -36,13 +36,13 @@ from gpuir.ir.verify import verify
 PASSES = {"canonicalize": "Canonicalize", "fuse": "Fuse", "legalize": "Legalize"}
 STAGES = ("imported", "static", "text", "evaluated", *PASSES)
 SAYS = {
-    "imported": "imported and verified: every shape static",
-    "static": "no size assumed: none depends on the data",
-    "text": "text prints, parses and prints the same",
-    "evaluated": "evaluated, outputs as expected",
-    "canonicalize": "the same after canonicalize",
-    "fuse": "the same after fuse",
-    "legalize": "the same after legalize",
+    "imported": "gpuir reads and verifies the model; every shape is static",
+    "static": "gpuir assumes no size: none depends on the data",
+    "text": "the text prints, parses, and prints the same again",
+    "evaluated": "evaluated; the outputs are as expected",
+    "canonicalize": "the same outputs after the pass canonicalize",
+    "fuse": "the same outputs after the pass fuse",
+    "legalize": "the same outputs after the pass legalize",
 }
 NOT_BUILT = "not built"
 SECONDS = 60  # for one case
@@ -339,28 +339,36 @@ def report(outcomes: list[Outcome], version: str) -> str:
     lines = [
         "# ONNX conformance",
         "",
-        f"Every backend node test of onnx {version}, made by `python tools/conformance.py --write "
-        "docs/reference/conformance.md`. A case counts for a line when it passed that stage and "
-        "those before it that compute; outputs are compared with the case's own tolerance, "
-        "dtypes, shapes and "
-        "integers exactly; f16 and bf16 to two units in the last place where that is more.",
+        "Which ONNX operators does gpuir read, and does it read them right? This page has the "
+        f"results of all backend node tests of onnx {version}. To make the page again:",
         "",
-        "| | cases |",
-        "|---|---|",
-        f"| all | {n['cases']} |",
-        f"| refused: text, sequences, optionals, training steps | {n['refused']} |",
-        *(f"| {SAYS[s]} | {n[s] if s in built else NOT_BUILT} |" for s in STAGES),
+        "```sh",
+        "python tools/conformance.py --write docs/reference/conformance.md",
+        "```",
         "",
-        f"Of the evaluated cases {n['random']} draw random numbers: only type and shape are "
-        f"compared. {n['values given']} cases were given the value of an input at load, because a "
-        "shape depends on it (`--value name=...`). In "
-        f"{n['nothing to run']} cases everything is known at load and nothing is left to run.",
+        "Each case goes through the stages below in this order.",
+        "",
+        "| stage | what passes | cases |",
+        "|---|---|---|",
+        f"| | all cases | {n['cases']} |",
+        "| refused | gpuir refuses the model, and should: text, sequences, optionals, training "
+        f"steps | {n['refused']} |",
+        *(f"| {s} | {SAYS[s]} | {n[s] if s in built else NOT_BUILT} |" for s in STAGES),
+        "",
+        "A case counts for a stage if it passed this stage and the earlier stages that compute. "
+        "Outputs are compared with the tolerance of the case, and dtypes, shapes and integers "
+        "exactly. f16 and bf16 may differ by two units in the last place, if that is more.",
+        "",
+        f"- {n['random']} of the evaluated cases draw random numbers. Only the type and the shape "
+        "of their outputs are compared.",
+        f"- {n['values given']} cases need the value of an input at load, because a shape depends "
+        "on it (`--value name=...`). The last table lists them.",
+        f"- In {n['nothing to run']} cases gpuir knows everything at load, and nothing is left to "
+        "run.",
         "",
         "## Operators",
         "",
-        f"Cases that use the operator, and how many of them pass each stage. {len(STAGES)} stages: "
-        + ", ".join(f"*{s}* {SAYS[s]}" for s in STAGES)
-        + ".",
+        "How many cases use the operator, and how many of them pass each stage:",
         "",
         f"| operator | cases | refused | {' | '.join(STAGES)} |",
         "|---" * (3 + len(STAGES)) + "|",
@@ -371,21 +379,39 @@ def report(outcomes: list[Outcome], version: str) -> str:
         lines.append(
             f"| {op} | {n['cases']} | {n['refused']} | {' | '.join(str(n[s]) for s in STAGES)} |"
         )
-    sections: list[tuple[str, Mapping[str, str]]] = [
-        ("Refused", {o.case: o.refused for o in outcomes if o.refused}),
+    sections: list[tuple[str, str, str, Mapping[str, str]]] = [
+        (
+            "Refused",
+            "gpuir does not analyse these models, and says why:",
+            "message",
+            {o.case: o.refused for o in outcomes if o.refused},
+        ),
         *(
-            (f"Failed: {SAYS[s]}", {o.case: o.failures[s] for o in outcomes if s in o.failures})
+            (
+                f"Failed: {s}",
+                f"These cases should pass this stage: {SAYS[s]}.",
+                "what went wrong",
+                {o.case: o.failures[s] for o in outcomes if s in o.failures},
+            )
             for s in STAGES
         ),
         (
             "Sizes that depend on the data",
+            "gpuir takes the largest possible size, and the report says so under `assumed`:",
+            "assumption",
             {o.case: o.stages["static"] for o in outcomes if o.stages.get("static")},
         ),
-        ("Values given at load", {o.case: ", ".join(o.values) for o in outcomes if o.values}),
+        (
+            "Values given at load",
+            "In these cases a shape depends on the value of an input. gpuir asks for it, and the "
+            "test gives it:",
+            "inputs",
+            {o.case: ", ".join(o.values) for o in outcomes if o.values},
+        ),
     ]
-    for title, rows in sections:
+    for title, sentence, column, rows in sections:
         if rows:
-            lines += ["", f"## {title}", "", "| case | |", "|---|---|"]
+            lines += ["", f"## {title}", "", sentence, "", f"| case | {column} |", "|---|---|"]
             lines += [f"| {case} | {cell(why)} |" for case, why in rows.items()]
     return "\n".join(lines) + "\n"
 
