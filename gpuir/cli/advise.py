@@ -25,7 +25,7 @@ STEPS = 75  # of the bar: runs that a report usually takes
 
 @click.command()
 @options.model
-@click.option("--target", help="The GPU. `gpuir targets` lists them.", **options.TARGET)
+@options.target()
 @options.loading
 @options.running
 @click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")

@@ -31,9 +31,7 @@ ALWAYS = (  # the options that mean something for reports too
     help="How much latency, device, host, memory, launches, flops, bytes, dram, unfitted "
     "or opaque may be: latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
 )
-@click.option(
-    "--target", help="A GPU, or several. Of reports, the runs to compare.", **options.TARGET
-)
+@options.target("A GPU, or several. Of reports, the runs to compare.")
 @options.loading
 @options.costing
 @click.option(

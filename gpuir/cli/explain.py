@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.model
 @click.argument("node", required=False)
-@click.option("--target", help="A GPU, like a100. `gpuir targets` lists them.", **options.TARGET)
+@options.target("A GPU, like a100. `gpuir targets` lists them.")
 @click.option("--fusions", is_flag=True, help="What each fusion saves, in bytes and time.")
 @click.option("--top", type=click.IntRange(0), help="Kernels or fusions listed.  [15]")
 @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="[table]")

@@ -378,10 +378,11 @@ def completed(kind: str) -> Complete:
     return complete
 
 
-TARGET = {"shell_complete": completed("target")}
-targets = click.option(
-    "--target", help="A GPU, several (a100,l4), or all. `gpuir targets` lists them.", **TARGET
-)
+def target(help: str = "The GPU. `gpuir targets` lists them.") -> Callable[[F], F]:
+    return click.option("--target", help=help, shell_complete=completed("target"))
+
+
+targets = target("A GPU, several (a100,l4), or all. `gpuir targets` lists them.")
 MOST_S = 7 * 86400  # of a budget: a week
 SEED = click.IntRange(0, 2**32 - 1)  # what numpy and torch both take
 width = click.option(

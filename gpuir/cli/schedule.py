@@ -30,7 +30,7 @@ def command() -> None:
 @command.command()
 @click.argument("file", type=click.Path())
 @options.model
-@click.option("--target", help="The GPU it is for.  [as the file says]", **options.TARGET)
+@options.target("The GPU it is for.  [as the file says]")
 @options.profile
 @options.tf32
 @options.pipeline

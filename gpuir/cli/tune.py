@@ -27,7 +27,7 @@ MOST_TRIES = 1 << 30
 
 @click.command()
 @options.model
-@click.option("--target", help="The GPU. `gpuir targets` lists them.", **options.TARGET)
+@options.target()
 @options.loading
 @options.settings
 @options.profile
