@@ -493,7 +493,7 @@ def test_a_gemm_with_prologue_and_epilogue():
 def test_lengths_may_fall_short_of_assumed_upper_bounds():
     b = Builder(Level.graph, "g")
     b.locs = ("m:NonZero_1",)
-    b.assumed.append("NonZero_1: all 6 elements taken as nonzero")
+    b.assumed.append("NonZero_1: all 6 elements are assumed to be nonzero")
     x = b.input("x", TensorType((6,), f32))
     (i,) = b.add(t.Routine("nonzero", (x,), (TensorType((1, 6), i64),)))
     y = b(t.Reshape(i, (6, 1)), "y")

@@ -60,7 +60,7 @@ STRING = 8  # TensorProto.STRING
 # Assumptions that are no guess at a size: a value given at load, the mode of a dropout, a trip
 # count that the model itself fixes.
 GIVEN = re.compile(
-    r"^input .* holds |training_mode|trips, the length|from the model, written out|^weights take "
+    r"^input .* holds |training_mode|trips, the length|from the model, unrolled|^weights take "
 )
 
 

@@ -10,7 +10,7 @@ generator how they ended, lists what must not happen, and exits with 1 if anythi
     crash       exit status 70, any other than the documented ones, or a process that died
     hang        more than 20 s
     memory      more than 4 GB was asked for
-    misread     "not well-formed, or gpuir misreads it": an error that nobody foresaw
+    misread     "not well-formed, or gpuir reads it wrongly": an error that nobody foresaw
     unmade      no input: a fault of the generator's own
     control     control characters in what was printed or written, that could move a cursor
     formula     a cell of a CSV table that a spreadsheet would run
@@ -55,7 +55,7 @@ PATIENCE = 8  # times as long as SECONDS, where the process waits for others or 
 SPAN = 400  # inputs before a process makes room for a fresh one
 FINE = (0, 1, 2, 130, 141)  # docs/reference/cli.md
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-MISREAD = "or gpuir misreads it"
+MISREAD = "or gpuir reads it wrongly"
 csv.field_size_limit(1 << 30)  # names are drawn that are longer than its usual limit
 
 

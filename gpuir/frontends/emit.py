@@ -93,8 +93,12 @@ class Folded:
         for type, array in zip(types, results, strict=True):
             if array.shape != type.shape:
                 found = str(list(array.shape))
-                raise ModelError(f"{self.op.name} folds to another shape", where=where,
-                                 expected=str(type), found=found)  # fmt: skip
+                raise ModelError(
+                    f"{self.op.name}: the computed result does not have the declared shape",
+                    where=where,
+                    expected=str(type),
+                    found=found,
+                )
         return results
 
 
@@ -537,8 +541,9 @@ class Emitter:
         shown = [f"{v.name} {v.type.nbytes / 1e6:.3g} MB" for v in computed[:3]]
         more = f" and {len(computed) - 3} more" if len(computed) > 3 else ""
         self.assume(
-            f"weights take {held / 1e6:.4g} MB, {scope.stored_bytes / 1e6:.4g} MB in the model: "
-            f"computed when it is loaded are {', '.join(shown)}{more}"
+            f"weights take {held / 1e6:.4g} MB, but {scope.stored_bytes / 1e6:.4g} MB "
+            "in the model file, because some are computed at load time: "
+            f"{', '.join(shown)}{more}"
         )
 
 
@@ -548,7 +553,7 @@ def nested_too_deep(name: str) -> ModelError:
         "the model is nested too deep",
         where=name,
         expected=f"at most {DEEPEST_CONTROL} loops and branches inside one another",
-        fix="export it with fewer levels of control flow",
+        fix="export the model with fewer levels of control flow",
     )
 
 
@@ -559,7 +564,7 @@ class UnknownValue(ModelError):
         super().__init__(
             what,
             expected="a value known at load time",
-            found=f"%{value.name}: {value.type}, computed at run time or a model input",
+            found=f"%{value.name}: {value.type}, which is a model input or is computed at run time",
         )
         self.value = value
 

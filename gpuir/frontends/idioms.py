@@ -60,8 +60,8 @@ def split_heads(e: Emitter, x: Value, heads: int) -> Value:
     """[b, s, heads * d]  →  [b, heads, s, d]"""
     if x.type.rank != 3 or heads <= 0 or x.type.shape[2] % heads:
         raise ModelError(
-            "the heads do not divide the hidden size",
-            expected=f"[batch, tokens, hidden], hidden a multiple of {heads} heads",
+            "the number of heads does not divide the hidden size",
+            expected=f"a shape [batch, tokens, hidden] whose hidden size is a multiple of {heads}",
             found=str(x.type),
         )
     b, s, hidden = x.type.shape
@@ -77,9 +77,7 @@ def join_heads(e: Emitter, x: Value) -> Value:
 def scale_of_heads(width: int) -> float:
     """What attention's scores are multiplied by where nothing is given: 1 / sqrt(width)."""
     if width < 1:
-        raise ModelError(
-            "attention: heads of no width have no scale", expected="1 or more", found="0"
-        )
+        raise ModelError("attention: the head size is 0", expected="1 or more", found="0")
     return 1 / sqrt(width)
 
 

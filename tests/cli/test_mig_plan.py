@@ -126,7 +126,7 @@ def test_training_is_a_model_too():
         (["--model", ENCODER, "--ways", "nvlink"], ["no way to share is called 'nvlink'"]),
         (["--model", ENCODER, "--format", "yaml"], ["no form of a plan is called 'yaml'"]),
         (["--model", "nowhere.onnx:batch=1"], ["nowhere.onnx"]),
-        (["--model", f"{ENCODER}:batch=1"], ["dimensions of the inputs are not known", "seq"]),
+        (["--model", f"{ENCODER}:batch=1"], ["the sizes of some input dimensions are not known", "seq"]),
         (["--model", ENCODER, "--gpu", "a30:1g.6gb"], ["a plan is for whole GPUs", "--gpu a30"]),
         (["--model", ENCODER, "--gpu", "a30+sms=20"], ["a plan is for GPUs as they are"]),
         (["--model", ENCODER, "--objective", "cost"], ["no price of a30", "--price a30="]),

@@ -148,10 +148,10 @@ def test_bias_is_added_right_after_the_convolution():
 @pytest.mark.parametrize(
     "attrs, what",
     [
-        ({"kernel_shape": [2]}, "another rank"),
-        ({"kernel_shape": [2, 2], "strides": [1]}, "wrong length of strides"),
-        ({"kernel_shape": [2, 2], "strides": [0, 1]}, "does not move"),
-        ({"kernel_shape": [2, 2], "auto_pad": "SAME"}, "unknown auto_pad"),
+        ({"kernel_shape": [2]}, "kernel_shape has the wrong length"),
+        ({"kernel_shape": [2, 2], "strides": [1]}, "strides has the wrong length"),
+        ({"kernel_shape": [2, 2], "strides": [0, 1]}, "must be at least 1"),
+        ({"kernel_shape": [2, 2], "auto_pad": "SAME"}, "auto_pad is unknown"),
         ({}, "kernel_shape is missing"),
     ],
 )

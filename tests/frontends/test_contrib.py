@@ -776,7 +776,7 @@ def test_no_rank_that_onnxruntime_takes_is_refused(case: Case) -> None:
         try:
             load(model)
         except ModelError as error:
-            if "has the wrong rank" not in str(error):
+            if "wrong number of axes" not in str(error):
                 continue
             assert is_refused_by_onnxruntime(other, model), error
 
@@ -994,7 +994,7 @@ REFUSED = [
         "act-order",
     ),
     (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 2, "do_rotary": 1}), "rotary"),
-    (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 3}), "3 heads"),
+    (Case("Attention", [f(1, 2, 4), f(4, 12)], {"num_heads": 3}), "multiple of 3"),
     (Case("FusedGemm", [f(2, 3), f(3, 4)], {"activation": "Relo"}), "Relu"),
     (Case("QuantizeLinear", [f(3, 4), f(5)], {"axis": 1}), "4 scales"),
 ]
@@ -1026,6 +1026,6 @@ OPAQUE = [
 def test_opaque_operators_have_types_and_a_warning(case: Case) -> None:
     loaded = load_case(case)
     assert any(isinstance(n.op, t.Opaque) for n in loaded.graph.nodes)
-    assert len(loaded.warnings) == 1 and "is not known" in loaded.warnings[0]
+    assert len(loaded.warnings) == 1 and "does not know" in loaded.warnings[0]
     with pytest.raises(ModelError, match="does not know"):
         load(model_of(case), strict=True)

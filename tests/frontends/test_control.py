@@ -58,8 +58,8 @@ def test_branches_of_different_shapes():
                       [info("sr", [], I64)]))  # fmt: skip
     assert m.graph.outputs[0].type.shape == (6,)
     assert m.graph.assumed == (
-        "choice: the branches give different shapes (then f32[1], else f32[6]); the dearer, else, "
-        "is taken; give the numbers it comes from: --value sr=16000",
+        "choice: the branches return different shapes (then f32[1], else f32[6]); the slower "
+        "branch, else, is assumed; give the numbers from which it is computed: --value sr=16000",
     )
 
 
@@ -67,7 +67,7 @@ def test_branch_that_does_not_fit():
     wrong = [node("Transpose", ["x"], ["b"], perm=[1, 0])]
     m = loaded(choice(RELU, wrong, COMPARE, [info("sr", [], I64)]))
     assert [n.locs for n in m.graph.nodes][-1] == ("model:r",)
-    assert "choice: then is taken, as the other branch fails" in m.graph.assumed[0]
+    assert "choice: the then branch is assumed, because the other branch" in m.graph.assumed[0]
     with pytest.raises(ModelError, match="permutation"):
         load(choice([node("Transpose", ["x"], ["a"], perm=[1, 0])], wrong, COMPARE,
                     [info("sr", [], I64)]))  # fmt: skip
@@ -75,7 +75,7 @@ def test_branch_that_does_not_fit():
 
 def test_branches_of_different_dtypes():
     other = [node("Cast", ["x"], ["b"], to=I64)]
-    with pytest.raises(ModelError, match="branches give different types"):
+    with pytest.raises(ModelError, match="branches return different types"):
         load(choice(RELU, other, COMPARE, [info("sr", [], I64)]))
 
 
@@ -169,7 +169,10 @@ def test_computed_condition_bounds():
     ]
     m = loaded(loop(body, ["go", "s2"], 10))
     assert m.graph.nodes[-1].op.has_condition  # type: ignore[attr-defined]
-    assert m.graph.assumed == ("again: at most 10 trips: the condition is computed",)
+    assert m.graph.assumed == (
+        "again: 10 trips are assumed, the most that are possible: the condition is computed "
+        "at run time",
+    )
     np.testing.assert_array_equal(results(m, x=X)["y"], 8 * X)
 
 
@@ -255,11 +258,11 @@ def test_scan(axis: int, reverse: int):
     np.testing.assert_array_equal(got["y"], sums[-1])
     collected = -sums[:: -1 if reverse else 1]
     np.testing.assert_array_equal(got["z"], np.moveaxis(collected, 0, axis))
-    assert m.graph.assumed == ("scan: 4 trips, the length of its sequences",)
+    assert m.graph.assumed == ("scan: 4 trips, the length of the scanned inputs",)
 
 
 def test_scan_of_unlike_lengths():
     body = graph([node("Add", ["a", "b"], ["c"])], [info("a", None), info("b", None)], ["c"])
     at = node("Scan", ["x", "y"], ["z"], body=body, num_scan_inputs=2)
-    with pytest.raises(ModelError, match="differ in length"):
+    with pytest.raises(ModelError, match="have different lengths"):
         load(model_of(graph([at], [info("x", [3, 2]), info("y", [4, 2])], ["z"])))

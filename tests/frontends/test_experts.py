@@ -261,7 +261,7 @@ def test_a_weight_that_a_view_transposes_moves_nothing():
 
 REFUSED = [
     (case("MoE", moe({}), activation_type="silly"), "silu"),
-    (case("MoE", moe({}), activation_type="swiglu"), "without fc3"),
+    (case("MoE", moe({}), activation_type="swiglu"), "needs the weights fc3"),
     (case("MoE", moe({}), use_sparse_mixer=1), "use_sparse_mixer"),
     (case("QMoE", qmoe(4, 0, False)[:5]), "input 5 is missing"),
     (case("QMoE", qmoe(4, 0, False), quant_type="wfp4afp8"), "int, fp8, fp4, nvfp4"),

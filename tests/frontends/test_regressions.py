@@ -66,10 +66,10 @@ def test_a_length_that_is_computed_may_be_said() -> None:
         load(durations())
     graph = load(durations(), values={"frames": (40,)}).graph
     assert graph.outputs[0].type.shape == (40,)
-    assert "frames is taken to hold 40" in graph.assumed
+    assert "frames is assumed to hold 40" in graph.assumed
     with pytest.raises(ModelError, match=r"did you mean frames\?"):
         load(durations(), values={"frame": (40,)})
-    with pytest.raises(ModelError, match="--value frames: the wrong shape"):
+    with pytest.raises(ModelError, match="--value frames: the shape is wrong"):
         load(durations(), values={"frames": (40, 41)})
 
 

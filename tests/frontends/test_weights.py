@@ -29,7 +29,7 @@ def test_a_matrix_that_many_products_read_transposed_is_there_once() -> None:
     )
     assert [p.type.shape for p in m.graph.params] == [(48, 32), (32, 48)]
     found = [a for a in m.graph.assumed if a.startswith("weights take")]
-    assert len(found) == 1 and "0.01229 MB, 0.006144 MB in the model" in found[0]
+    assert len(found) == 1 and "0.01229 MB, but 0.006144 MB in the model" in found[0]
     m = loaded(model(nodes[:1], [info("x", (2, 48))], ["y0"], [const("w", W)]))
     assert weight_bytes(m) == W.nbytes and not m.graph.assumed
 
@@ -69,7 +69,7 @@ def test_what_a_file_of_fixed_sizes_states_is_computed_when_it_is_loaded() -> No
         dim.dim_value = n
     m = agrees(proto, feeds)
     assert weight_bytes(m) == 64 * 32 * 4 + 4 * 20 * 32 * 4
-    assert [a for a in m.graph.assumed if a.startswith("weights take 0.01843 MB, 0.008")]
+    assert [a for a in m.graph.assumed if a.startswith("weights take 0.01843 MB, but 0.008")]
 
 
 def test_the_first_state_of_a_recurrent_net_is_no_weight() -> None:

@@ -235,7 +235,7 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     if flat:
         for name in ("q_num_heads", "kv_num_heads"):
             if not n.attr(name):
-                raise ModelError(f"Attention: operands of three axes need {name}")
+                raise ModelError(f"Attention: inputs with three axes need the attribute {name}")
         q = split_heads(e, q, n.attr("q_num_heads"))
         k, v = (split_heads(e, x, n.attr("kv_num_heads")) for x in (k, v))
     if n.get(4) is not None or n.get(5) is not None:
@@ -279,7 +279,9 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
         kinds = (stages.raw, stages.capped, stages.masked, stages.weights)
         mode = n.attr("qk_matmul_output_mode", 0)
         if not 0 <= mode < len(kinds):
-            raise ModelError("Attention: qk_matmul_output_mode", expected="0..3", found=str(mode))
+            raise ModelError(
+                "Attention: qk_matmul_output_mode is out of range", expected="0..3", found=str(mode)
+            )
         scores = kinds[mode]
     else:
         y = attend(e, q, k, v, mask, how)
@@ -387,8 +389,8 @@ def rotary(e: Emitter, x: Value, cos: Value, signed: Value, heads: int, interlea
         return rotated(e, x, cos, signed, interleaved)
     if x.type.rank != 3 or not heads or shape[2] % heads:
         raise ModelError(
-            "RotaryEmbedding: the heads do not divide the hidden size",
-            expected="four axes, or three and num_heads",
+            "RotaryEmbedding: num_heads does not divide the hidden size",
+            expected="an input with four axes, or with three and the attribute num_heads",
             found=f"{x.type}, num_heads={heads}",
         )
     x = e(t.Reshape(x, (*shape[:2], heads, shape[2] // heads)))
@@ -436,8 +438,9 @@ def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
     x, ids, sections = n[0], n[1], tuple(n.attr("mrope_section"))
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != n[2].type.shape[1]:
         raise ModelError(
-            "MRotaryEmbedding: mrope_section",
-            expected=f"three numbers that add up to the {n[2].type.shape[1]} columns of the tables",
+            "MRotaryEmbedding: mrope_section does not match the sin and cos tables",
+            expected=f"three numbers whose sum is {n[2].type.shape[1]}, the number of columns "
+            "of the tables",
             found=str(list(sections)),
         )
     tables: list[Value] = []
@@ -498,9 +501,10 @@ def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | 
             seen = e(t.Map("and", (seen, e(t.Map("ge", (key, start))))))
         elif shape not in ((b,), (3 * b + 2,)):
             raise ModelError(
-                "the mask does not fit", expected=f"[{b}], [{2 * b}] or [{3 * b + 2}]",
+                "the attention mask has the wrong shape",
+                expected=f"[{b}], [{2 * b}] or [{3 * b + 2}]",
                 found=str(mask.type),
-            )  # fmt: skip
+            )
         return seen
     if len(shape) == 4:
         mask = part(e, part(e, mask, 2, d - s, s), 3, 0, d)
@@ -520,7 +524,7 @@ def used_length(n: OnnxNode, e: Emitter, i: int, held: int, s: int, shared: bool
     if known is not None:
         return int(np.asarray(known).reshape(-1)[0])
     used = max(held - s, 0)
-    e.assume(f"{n.name}: {used} of its {held} past positions taken as filled")
+    e.assume(f"{n.name}: {used} of the {held} past positions in the cache are assumed to be filled")
     return used
 
 
@@ -542,7 +546,8 @@ def from_projection(
     and values stacked: [2, b, heads, positions, d]; `length` is the operand that says how many."""
     if n.attr("do_rotary", 0):
         raise ModelError(
-            f"{n.op}: do_rotary, whose angles the kernel makes itself, is not supported",
+            f"{n.op}: the attribute do_rotary (rotary embedding inside the kernel) is "
+            "not supported",
             fix="optimise the model without fusing the rotary embedding",
         )
     b, s, total = qkv.type.shape
@@ -633,7 +638,7 @@ def projected(
         k, v = (e(t.Transpose(x, (0, 2, 1, 3))) for x in rows)
         return query, k, v
     if v is None:
-        raise ModelError(f"{n.op}: a key without a value")
+        raise ModelError(f"{n.op}: the input `key` is given, but `value` is missing")
     if k.type.rank == 4:
         return query, k, v
     width = k.type.shape[2]
@@ -691,7 +696,8 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
         q, k, v = (part(e, q, 2, start, size) for start, size in zip(starts, sizes, strict=True))
     if n.attr("sliding_window_cache", 0):
         raise ModelError(
-            "GroupQueryAttention: a cache that evicts by itself is not supported",
+            "GroupQueryAttention: sliding_window_cache = 1 (a cache that drops old "
+            "tokens) is not supported",
             expected="sliding_window_cache = 0",
             found="1",
         )
@@ -742,17 +748,17 @@ def cached_length(n: OnnxNode, e: Emitter, held: int, s: int) -> int:
     if total is None and lengths is not None and len(set(np.ravel(lengths).tolist())) == 1:
         total = np.ravel(lengths)[:1] + 1
     if total is None:
-        e.assume(f"{n.name}: every sequence taken as {held} past and {s} new positions long")
+        e.assume(f"{n.name}: every sequence is assumed to have {held} past and {s} new positions")
         return held
     used = int(np.ravel(total)[0]) - s
     if not 0 <= used <= held:
         raise ModelError(
-            f"{n.op}: the total length does not fit the cache",
+            f"{n.op}: the total sequence length does not fit the cache",
             expected=f"between {s} and {held + s}",
             found=str(used + s),
         )
     if lengths is None or (np.ravel(lengths) != used + s - 1).any():
-        e.assume(f"{n.name}: every sequence taken as {used} past and {s} new positions long")
+        e.assume(f"{n.name}: every sequence is assumed to have {used} past and {s} new positions")
     return used
 
 
@@ -808,13 +814,15 @@ def linear_attention(n: OnnxNode, e: Emitter) -> Results:
     rule = n.attr("update_rule", "gated_delta")
     if rule not in ("linear", "gated", "delta", "gated_delta"):
         expected = "linear, gated, delta or gated_delta"
-        raise ModelError(f"{n.op}: unknown update_rule", expected=expected, found=str(rule))
+        raise ModelError(f"{n.op}: update_rule is unknown", expected=expected, found=str(rule))
     if n.attr("state_window", 0):
         raise ModelError(f"{n.op}: state_window is not supported", expected="0")
     gated, delta = "gated" in rule, "delta" in rule
     if gated != (decay is not None) or delta != (beta is not None):
         if (gated and decay is None) or (delta and beta is None):
-            raise ModelError(f"{n.op}: the rule {rule} lacks its operand", expected="decay, beta")
+            raise ModelError(
+                f"{n.op}: update_rule {rule} needs an input that is missing", expected="decay, beta"
+            )
         decay, beta = decay if gated else None, beta if delta else None
     b, steps, width = q.type.shape
     dk, dv = width // heads, v.type.shape[2] // groups
@@ -844,7 +852,7 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
     x, w, bias, state = n[0], n[1], n.get(2), n.get(3)
     if n.attr("ndim", 1) != 1 or n.attr("channels_last", 0) or n.attr("state_window", 0):
         raise ModelError(
-            f"{n.op}: only the plain form is supported",
+            f"{n.op}: these attributes are not supported",
             expected="ndim = 1, channels_last = 0, state_window = 0",
         )
     channels = x.type.shape[1]

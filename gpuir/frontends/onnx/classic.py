@@ -48,7 +48,10 @@ def imputer(n: OnnxNode, e: Emitter) -> Value:
     kind = "float" if x.type.dtype.is_float else "int64"
     imputed = n.attr(f"imputed_value_{kind}s", ())
     if not imputed:
-        raise ModelError("Imputer: no value to impute", expected=f"imputed_value_{kind}s")
+        raise ModelError(
+            "Imputer: the attribute with the values to insert is missing",
+            expected=f"imputed_value_{kind}s",
+        )
     replaced = n.attr(f"replaced_value_{kind}", 0.0 if kind == "float" else 0)
     is_nan = replaced != replaced
     missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
@@ -90,13 +93,16 @@ def linear_regressor(n: OnnxNode, e: Emitter) -> Value:
     if x.type.rank == 1:
         x = e(t.Reshape(x, (1, x.type.size)))
     if targets < 1 or not x.type.shape[-1]:
-        expected = "a target or more, of a column or more"
-        raise ModelError("LinearRegressor: nothing to compute", expected=expected,
-                         found=f"{targets} of {x.type}")  # fmt: skip
+        expected = "at least one target and one input column"
+        raise ModelError(
+            "LinearRegressor: there are no targets or no input columns",
+            expected=expected,
+            found=f"{targets} of {x.type}",
+        )
     rows = np.asarray(n.attr("coefficients", ()), np.float32)
     if rows.size != targets * x.type.shape[-1]:
         raise ModelError(
-            "LinearRegressor: the coefficients do not fit",
+            "LinearRegressor: the number of coefficients does not match targets x columns",
             expected=f"{targets} x {x.type.shape[-1]}",
             found=str(rows.size),
         )
@@ -116,7 +122,7 @@ def transformed(n: OnnxNode, e: Emitter, y: Value, how: str) -> Value:
     if how == "SOFTMAX":
         return e(t.Softmax(y, y.type.rank - 1))
     raise ModelError(
-        f"{n.op}: no such post_transform", expected="NONE, LOGISTIC or SOFTMAX", found=how
+        f"{n.op}: post_transform is unknown", expected="NONE, LOGISTIC or SOFTMAX", found=how
     )
 
 
@@ -133,7 +139,9 @@ def normalizer(n: OnnxNode, e: Emitter) -> Value:
         divisor = e(t.Reduce("sum", e(t.Map("mul", (x, x))), last, True))
         divisor = e(t.Map("sqrt", (divisor,)))
     else:
-        raise ModelError("Normalizer: no such norm", expected="MAX, L1 or L2", found=str(norm))
+        raise ModelError(
+            "Normalizer: the attribute norm is unknown", expected="MAX, L1 or L2", found=str(norm)
+        )
     is_zero = e(t.Map("eq", (divisor,), (0.0,)))
     return e(t.Map("div", (x, e(t.Map("where", (is_zero, e.constant(1, f32), divisor))))))
 
@@ -222,8 +230,8 @@ def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[np.ndarray, ...]
         found.append(np.asarray(() if value is None else value).reshape(-1))
     if len({len(column) for column in found}) > 1:
         raise ModelError(
-            f"{n.op}: columns of one table have different lengths",
-            expected=f"as many of each: {', '.join(names)}",
+            f"{n.op}: attributes of one table have different lengths",
+            expected=f"the same length for each of: {', '.join(names)}",
             found=", ".join(str(len(column)) for column in found),
         )
     return tuple(found)
@@ -289,7 +297,7 @@ def named_trees(
     is_leaf = modes == "LEAF"
     if strange := modes[~is_leaf & (kind == len(MODES))].tolist():
         expected, found = ", ".join(MODES), str(strange[0])
-        raise ModelError(f"{n.op}: no such mode", expected=expected, found=found)
+        raise ModelError(f"{n.op}: the mode is unknown", expected=expected, found=found)
     row_of = named_rows(n.op, tree, node)
     place = np.where(is_leaf, np.cumsum(is_leaf), np.cumsum(~is_leaf)) - 1  # among its own kind
 
@@ -297,8 +305,9 @@ def named_trees(
     owner = row_of(*owners[:2])
     if len(owner) < len(ids) or not is_leaf[owner].all():
         raise ModelError(
-            f"{n.op}: weights that do not belong to leaves",
-            expected=f"a leaf by {of}_treeids and {of}_nodeids for each of {len(ids)} {of}_ids",
+            f"{n.op}: some weights do not belong to a leaf",
+            expected=f"for each of the {len(ids)} entries of {of}_ids, a leaf named by "
+            f"{of}_treeids and {of}_nodeids",
             found=f"{len(owner)}",
         )
     leaf, target = place[owner[: len(ids)]], np.asarray(ids, np.int64)
@@ -350,8 +359,11 @@ def named_rows(op: str, tree: np.ndarray, node: np.ndarray) -> Callable[..., np.
         if not there.all():
             missing = int(np.argmin(there))
             found = f"node {node[missing]:.0f} of tree {tree[missing]:.0f}"
-            raise ModelError(f"{op}: a node that is not there", expected="one of nodes_nodeids",
-                             found=found)  # fmt: skip
+            raise ModelError(
+                f"{op}: a branch points to a node that does not exist",
+                expected="a node id that is listed in nodes_nodeids",
+                found=found,
+            )
         return order[i] if len(order) else np.zeros(0, np.int64)
 
     return rows
@@ -382,7 +394,9 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
         best = e(t.ArgReduce("max", y, 1))
         return e(t.Gather(labels, best)), transformed(n, e, y, how)
     if len(numbers(n, "base_values")) > 1:
-        raise ModelError("TreeEnsembleClassifier: two base values and the weights of one class")
+        raise ModelError(
+            "TreeEnsembleClassifier: there are two base values, but weights of one class only"
+        )
     s = with_base(n, e, named_trees(n, e, "class", (0,) * len(ids), 1, "SUM"))
     is_probability = min(numbers(n, "class_weights"), default=0) >= 0
     above = e(t.Map("gt", (s,), (0.5 if is_probability else 0.0,)))
@@ -397,7 +411,10 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
 
 def zip_map(n: OnnxNode, e: Emitter) -> Value:
     """A dictionary for each row, made by the host: the scores themselves go on."""
-    e.assume(f"{n.name}: the scores that ZipMap puts into dictionaries, which are not modelled")
+    e.assume(
+        f"{n.name}: the scores are output as a tensor; the dictionaries that "
+        "ZipMap makes are not modelled"
+    )
     return n[0]
 
 

@@ -24,8 +24,8 @@ def matmul(n: OnnxNode, e: Emitter) -> Value:
     a, b = n[0], n[1]
     if min(a.type.rank, b.type.rank) == 0:
         raise ModelError(
-            "MatMul: a scalar operand",
-            expected="operands with one axis or more",
+            "MatMul: an input is a scalar",
+            expected="inputs with at least one axis",
             found=f"{a.type}, {b.type}",
             fix="use Mul",
         )
@@ -42,7 +42,9 @@ def gemm(n: OnnxNode, e: Emitter) -> Value:
     a, b, c = n[0], n[1], n.get(2)
     for v in (a, b):
         if v.type.rank != 2:
-            raise ModelError("Gemm: not a matrix", expected="two axes", found=str(v.type))
+            raise ModelError(
+                "Gemm: an input is not a matrix", expected="two axes", found=str(v.type)
+            )
     a = e(t.Transpose(a, (1, 0))) if n.attr("transA", 0) else a
     b = e(t.Transpose(b, (1, 0))) if n.attr("transB", 0) else b
     y = scaled(e(t.Matmul(a, b)), n.attr("alpha", 1.0), n, e)
@@ -51,7 +53,9 @@ def gemm(n: OnnxNode, e: Emitter) -> Value:
         return y
     if t.broadcast(c.type.shape, y.type.shape) != y.type.shape:
         raise ModelError(
-            "Gemm: C does not broadcast to the product", expected=str(y.type), found=str(c.type)
+            "Gemm: the shape of C does not broadcast to the product",
+            expected=str(y.type),
+            found=str(c.type),
         )
     return e(t.Map("add", (y, scaled(c, beta, n, e))))
 
@@ -62,8 +66,8 @@ def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter) -> Value:
     if x.type.dtype.is_integer:
         if not float(factor).is_integer():
             raise ModelError(
-                f"{n.op}: a fractional factor of integers",
-                expected="a whole alpha and beta",
+                f"{n.op}: alpha and beta must be integers for integer inputs",
+                expected="integers",
                 found=str(factor),
             )
         factor = int(factor)
@@ -88,7 +92,7 @@ def einsum(n: OnnxNode, e: Emitter) -> Value:
                 extents[label] = extent
             elif extent not in (1, extents[label]):
                 raise ModelError(
-                    f"Einsum: label {label!r} has two extents",
+                    f"Einsum: label {label!r} has two different sizes",
                     expected=str(extents[label]),
                     found=str(extent),
                 )
@@ -116,7 +120,7 @@ def parse_equation(
     texts = left.split(",")
     if len(texts) != len(operands):
         raise ModelError(
-            "Einsum: the equation has another number of operands",
+            "Einsum: the number of terms in the equation is not the number of inputs",
             expected=f"{len(operands)} terms",
             found=repr(equation),
         )
@@ -127,8 +131,8 @@ def parse_equation(
         width = x.type.rank - len(head) - len(tail)
         if width < 0 or (width and not dots) or (not (head + tail).isalpha() and head + tail):
             raise ModelError(
-                f"Einsum: term {text!r} does not fit its operand",
-                expected=f"letters for {x.type.rank} axes",
+                f"Einsum: term {text!r} does not match its input",
+                expected=f"{x.type.rank} letters, one for each axis",
                 found=f"{x.type} in {equation!r}",
             )
         widest = max(widest, width)
@@ -143,7 +147,8 @@ def parse_equation(
     known = {label for _, labels in terms for label in labels}
     if len(set(output)) != len(output) or not known.issuperset(output):
         raise ModelError(
-            "Einsum: the result has a label that is repeated or in no operand", found=repr(equation)
+            "Einsum: the output has a label that is repeated or that no input has",
+            found=repr(equation),
         )
     return terms, output
 
@@ -159,7 +164,10 @@ def diagonal(term: Term, e: Emitter) -> Term:
         lead = [x.type.shape[k] for k in others]
         extent, width = x.type.shape[i], x.type.shape[j]
         if extent != width:
-            raise ModelError(f"Einsum: no diagonal along {label!r}", found=str(x.type))
+            raise ModelError(
+                f"Einsum: label {label!r} is repeated, but the two axes have different sizes",
+                found=str(x.type),
+            )
         x = reshaped(e, transposed(e, x, (*others, i, j)), (*lead, extent * extent))
         zeros, ones = (0,) * len(lead), (1,) * len(lead)
         x = e(t.Slice(x, (*zeros, 0), (*lead, extent), (*ones, extent + 1)))
@@ -248,7 +256,9 @@ class Window(NamedTuple):
 def per_axis(n: OnnxNode, name: str, count: int, default: int) -> tuple[int, ...]:
     values = tuple(int(x) for x in n.attr(name) or (default,) * count)
     if len(values) != count:
-        raise ModelError(f"{n.op}: wrong length of {name}", expected=str(count), found=str(values))
+        raise ModelError(
+            f"{n.op}: {name} has the wrong length", expected=str(count), found=str(values)
+        )
     return values
 
 
@@ -262,8 +272,8 @@ def kernel_shape(n: OnnxNode) -> tuple[int, ...]:
 def spatial_axes(x: Value, n: OnnxNode) -> tuple[int, ...]:
     if x.type.rank < 3:
         raise ModelError(
-            f"{n.op}: no spatial axes",
-            expected="batch, channels and at least one more",
+            f"{n.op}: the input has no spatial axes",
+            expected="axes for batch and channels and at least one more",
             found=str(x.type),
         )
     return x.type.shape[2:]
@@ -278,7 +288,7 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
     count = len(spatial)
     if len(window) != count:
         raise ModelError(
-            f"{n.op}: the window has another rank",
+            f"{n.op}: kernel_shape has the wrong length",
             expected=f"{count} axes",
             found=f"kernel_shape {window}",
         )
@@ -286,12 +296,16 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
     dilations = per_axis(n, "dilations", count, 1)
     if min(*strides, *dilations, *window) < 1:
         found = f"kernel_shape {window}, strides {strides}, dilations {dilations}"
-        raise ModelError(f"{n.op}: a window that does not move", expected="1 or more", found=found)
+        raise ModelError(
+            f"{n.op}: kernel_shape, strides and dilations must be at least 1",
+            expected="1 or more",
+            found=found,
+        )
     auto = n.attr("auto_pad", "NOTSET")
     pads = per_axis(n, "pads", 2 * count, 0) if auto == "NOTSET" else (0,) * (2 * count)
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         expected = "NOTSET, VALID, SAME_UPPER or SAME_LOWER"
-        raise ModelError(f"{n.op}: unknown auto_pad", expected=expected, found=auto)
+        raise ModelError(f"{n.op}: auto_pad is unknown", expected=expected, found=auto)
     low, high, extra = list(pads[:count]), list(pads[count:]), [0] * count
     rows = zip(spatial, window, strides, dilations, strict=True)
     for i, (cells, w, stride, dilation) in enumerate(rows):
@@ -324,7 +338,9 @@ def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
         return y
     if bias.type.size != y.type.shape[1]:
         raise ModelError(
-            "the bias does not fit", expected=str(y.type.shape[1]), found=str(bias.type)
+            "the length of the bias is not the number of output channels",
+            expected=str(y.type.shape[1]),
+            found=str(bias.type),
         )
     shape = (bias.type.size, *(1,) * (y.type.rank - 2))
     column = e(t.Reshape(bias, shape), f"{e.prefix}/bias")
@@ -403,13 +419,13 @@ def deform_conv(n: OnnxNode, e: Emitter) -> Value:
         expected = (batch, depth, *extents)
         if v is not None and v.type.shape != expected:
             raise ModelError(
-                "DeformConv: offset or mask does not fit",
+                "DeformConv: offset or mask has the wrong shape",
                 expected=str(list(expected)),
                 found=str(v.type),
             )
     if w.type.shape[1] * groups != channels:
         raise ModelError(
-            "DeformConv: weights do not fit",
+            "DeformConv: the weights have the wrong number of channels",
             expected=f"{channels} / {groups} channels",
             found=str(w.type),
         )
@@ -507,7 +523,7 @@ def max_unpool(n: OnnxNode, e: Emitter) -> Value:
     zeros = e.fill(0, TensorType((prod(shape),), x.type.dtype))
     places, updates = (reshaped(e, v, (v.type.size,)) for v in (indices, x))
     y = reshaped(e, e(t.ScatterElements(zeros, places, updates, 0)), shape)
-    wanted = shape if n.get(2) is None else n.ints(2, "the shape asked for")
+    wanted = shape if n.get(2) is None else n.ints(2, "the target shape")
     if wanted == shape:
         return y
     high = tuple(b - a for a, b in zip(shape, wanted, strict=True))
@@ -524,7 +540,7 @@ def col2im(n: OnnxNode, e: Emitter) -> Value:
     counts = tuple(map(t.window_extent, image, *s[:5]))
     if prod(counts) != positions or depth % prod(block):
         raise ModelError(
-            "Col2Im: the columns do not fit the image",
+            "Col2Im: the shape of the input does not match image_shape and block_shape",
             expected=f"[N, C * {prod(block)}, {prod(counts)}]",
             found=str(x.type),
         )

@@ -62,7 +62,9 @@ def activated(e: Emitter, x: Value, name: str, settings: tuple[float, ...] = ())
         fn, default = with_settings[name]
         given = (*settings[: len(default)], *default[len(settings) :])
         return e(t.Map(fn, (x,), tuple(map(float, given))))
-    raise ModelError(f"no fused activation {name!r}", fix=nearest(name, {**plain, **with_settings}))
+    raise ModelError(
+        f"the fused activation {name!r} is unknown", fix=nearest(name, {**plain, **with_settings})
+    )
 
 
 def plus(e: Emitter, x: Value, *terms: Value | None) -> Value:
@@ -369,7 +371,7 @@ def inverse(n: OnnxNode, e: Emitter) -> Value:
     """Work: 2 n^3 a matrix (Golub, Van Loan, Matrix Computations, 3.4)."""
     *lead, rows, columns = n[0].type.shape
     if rows != columns:
-        raise ModelError("Inverse: not a square matrix", found=str(n[0].type))
+        raise ModelError("Inverse: the input is not a square matrix", found=str(n[0].type))
     work = 2 * prod(lead) * rows**3
     return e(t.Routine("inverse", (n[0],), (n[0].type,), work=work))
 
@@ -409,7 +411,10 @@ def mixture(
     if kind not in (*fns, "swiglu"):
         raise ModelError(f"{n.op}: unknown activation", fix=nearest(kind, [*fns, "swiglu"]))
     if kind == "swiglu" and not fusion and fc3 is None:
-        raise ModelError(f"{n.op}: swiglu without fc3", expected="fc3, or swiglu_fusion = 1 or 2")
+        raise ModelError(
+            f"{n.op}: the activation swiglu needs the weights fc3",
+            expected="fc3, or swiglu_fusion = 1 or 2",
+        )
     assert fc1 is not None and fc2 is not None
     rows = reshaped(e, x, (x.type.size // x.type.shape[-1], x.type.shape[-1]))
     up, gate = ((fc1, bias1), (None, None)) if fc3 is None else ((fc3, bias3), (fc1, bias1))
@@ -522,8 +527,12 @@ def unfold(n: OnnxNode, e: Emitter) -> Value:
     axis = n.axis(x.type.rank, -1, "dim")
     size, step = n.attr("size"), n.attr("step", 1)
     if step < 1 or not 1 <= size <= x.type.shape[axis]:
-        expected = f"slices of 1 to {x.type.shape[axis]} cells, 1 or more apart"
-        raise ModelError("UnfoldTensor", expected=expected, found=f"size={size}, step={step}")
+        expected = f"a size from 1 to {x.type.shape[axis]}, a step of at least 1"
+        raise ModelError(
+            "UnfoldTensor: size or step is out of range",
+            expected=expected,
+            found=f"size={size}, step={step}",
+        )
     count = (x.type.shape[axis] - size) // step + 1
     cells = TensorType((count, size), i64)
     at = e.lazy(cells, lambda: np.arange(count)[:, None] * step + np.arange(size), "cells")
@@ -547,7 +556,7 @@ def is_all_finite(n: OnnxNode, e: Emitter) -> Value:
         some = e(t.Reduce("max", cast(e, odd, i32), tuple(range(x.type.rank))))
         found = some if found is None else e(t.Map("max", (found, some)))
     if found is None:
-        raise ModelError("IsAllFinite: no operands")
+        raise ModelError("IsAllFinite: there are no inputs")
     return e(t.Map("eq", (found,), (0,)))
 
 
@@ -595,7 +604,7 @@ def fourier(n: OnnxNode, x: Value, attrs: dict[str, int]) -> OnnxNode:
 def check_signal(n: OnnxNode) -> None:
     if n.attr("signal_ndim", 1) != 1 or n.attr("normalized", 0) or not n.attr("onesided", 1):
         raise ModelError(
-            f"{n.op}: only the plain transform is supported",
+            f"{n.op}: these attributes are not supported",
             expected="signal_ndim = 1, normalized = 0, onesided = 1",
         )
 
@@ -623,7 +632,7 @@ def like(*operands: int) -> Converter:
 def remove_padding(n: OnnxNode, e: Emitter) -> Results:
     """Tokens that are not padding, packed: taken to be all."""
     b, s, hidden = n[0].type.shape
-    e.assume(f"{n.name}: all {b * s} tokens taken as valid")
+    e.assume(f"{n.name}: all {b * s} tokens are assumed to be valid")
     gives = (
         TensorType((b * s, hidden), n[0].type.dtype),
         TensorType((b, s), i32),
@@ -678,11 +687,11 @@ def refuse(why: str, fix: str) -> Converter:
 
 
 generates = refuse(
-    "the operator runs whole models in a loop of its own",
-    "analyse the encoder and the decoder model by themselves",
+    "the operator runs whole models in an internal loop",
+    "analyse the encoder model and the decoder model separately",
 )
 blocked = refuse(
-    "the model was optimised for one CPU: its tensors lie in that CPU's channel blocks",
+    "the model was optimised for one CPU: its tensors have the channel-block layout of that CPU",
     "analyse the original model, or save it with graph_optimization_level ORT_ENABLE_EXTENDED",
 )
 

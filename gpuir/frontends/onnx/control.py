@@ -44,7 +44,10 @@ def if_(n: OnnxNode, e: Emitter) -> Values:
     if len(good) == 1:
         ((name, branch),) = good.items()
         error = next(b for b in tried.values() if isinstance(b, ModelError))
-        e.assume(f"{n.name}: {name} is taken, as the other branch fails: {error.what}; {how}")
+        e.assume(
+            f"{n.name}: the {name} branch is assumed, because the other branch cannot "
+            f"be analysed ({error.what}); {how}"
+        )
         return branch.splice(e)
     a, b = good.values()
     types = [[v.type for v in branch.outputs] for branch in (a, b)]
@@ -54,11 +57,13 @@ def if_(n: OnnxNode, e: Emitter) -> Values:
         return e.add(op)
     if [x.dtype for x in types[0]] != [x.dtype for x in types[1]]:
         found = f"{_list(types[0])} and {_list(types[1])}"
-        raise ModelError("If: the branches give different types", expected="the same", found=found)
+        raise ModelError(
+            "If: the two branches return different types", expected="the same", found=found
+        )
     name, dearer = max(good.items(), key=lambda item: item[1].flops())
     e.assume(
-        f"{n.name}: the branches give different shapes (then {_list(types[0])}, else "
-        f"{_list(types[1])}); the dearer, {name}, is taken; {how}"
+        f"{n.name}: the branches return different shapes (then {_list(types[0])}, "
+        f"else {_list(types[1])}); the slower branch, {name}, is assumed; {how}"
     )
     return dearer.splice(e)
 
@@ -96,9 +101,9 @@ def _branch(n: OnnxNode, e: Emitter, graph: Any) -> Branch | ModelError:
         results = n.walk.inside(inner).enter(graph, ())
         if any(isinstance(v, Items) for v in results):
             raise ModelError(
-                f"{n.op}: a branch that is not known at load time gives a sequence",
+                f"{n.op}: a branch returns a sequence, and the condition is not known at load time",
                 expected="tensors of numbers",
-                fix="give the condition, so that one branch is taken: --value NAME=1 (or 0)",
+                fix="give the condition, so that gpuir takes one branch: --value NAME=1 (or 0)",
             )
         return Branch(inner, results)
     except ModelError as error:
@@ -120,14 +125,14 @@ def loop(n: OnnxNode, e: Emitter) -> Values:
     steps = n.walk.load.steps_of(body)
     if len(init) != len(n.inputs[2:]) or len(steps.inputs) != 2 + len(init):
         raise ModelError(
-            "Loop: the body does not take what the loop carries",
+            "Loop: the body has the wrong number of inputs",
             expected=f"{2 + len(n.inputs[2:])} inputs",
             found=str(len(steps.inputs)),
         )
     if len(steps.outputs) < 1 + len(init):
         raise ModelError(
-            "Loop: the body gives too little",
-            expected=f"a condition and {len(init)} carried values",
+            "Loop: the body has too few outputs",
+            expected=f"a condition and {len(init)} loop-carried values",
             found=f"{len(steps.outputs)} outputs",
         )
     n.walk.load.loops.add(n.name)
@@ -154,15 +159,17 @@ class _Loop:
                 return self.unrolled(trips)
         given = self.n.walk.load.trip_counts.get(self.n.name)
         if given is not None and (given < 0 or (bound is not None and given > bound)):
-            expected = "0 or more" if bound is None else f"at most {bound}, as the model says"
+            expected = (
+                "0 or more" if bound is None else f"at most {bound}, the trip count in the model"
+            )
             raise ModelError(f"--trip-count {self.n.name}={given}", expected=expected)
         trips, why = (given, "by --trip-count") if given is not None else (bound, "from the model")
         if trips is None:
             trips, why = self.count(COMPUTED), "from its condition"
         if trips is None:
             raise ModelError(
-                "Loop: the number of trips is not known",
-                expected="a trip count in the model, or one that is given",
+                "Loop: the trip count is not known",
+                expected="a trip count in the model or in the option --trip-count",
                 found=self.unknown(),
                 fix=f"--trip-count {self.n.name}=10   (for example)",
             )
@@ -173,11 +180,11 @@ class _Loop:
                 raise ModelError(
                     f"{error.what}, in a loop of {trips} trips",
                     where=error.where,
-                    expected=f"steady shapes, or at most {UNROLLED} trips",
+                    expected=f"shapes that are the same in each trip, or at most {UNROLLED} trips",
                     found=error.found,
                     fix=f"--trip-count {self.n.name}={UNROLLED}   (or fewer)",
                 ) from None
-            self.e.assume(f"{self.n.name}: {trips} trips, {why}, written out")
+            self.e.assume(f"{self.n.name}: {trips} trips, {why}, unrolled")
             return self.unrolled(trips)
 
     def bound(self) -> int | None:
@@ -247,7 +254,7 @@ class _Loop:
             for k in moving:
                 before, after = self.init[k].type, outputs[1 + k].type
                 if before != after:
-                    what = f"Loop: the carried value {names[2 + k]!r} changes its type"
+                    what = f"Loop: the loop-carried value {names[2 + k]!r} changes its type"
                     raise _Changes(what, found=f"{before}, then {after}")
         except ModelError:
             n.walk.forget(notes)
@@ -260,7 +267,10 @@ class _Loop:
         given = (*condition, *(outputs[1 + k] for k in moving), *scans)
         graph = inner.builder.finish(tuple(inner.place(v) for v in given))
         if condition and why == "from the model":
-            e.assume(f"{n.name}: at most {trips} trips: the condition is computed")
+            e.assume(
+                f"{n.name}: {trips} trips are assumed, the most that are possible: the "
+                "condition is computed at run time"
+            )
         else:
             e.assume(f"{n.name}: {trips} trips, {why}")
         init, captures = tuple(self.init[k] for k in moving), tuple(inner.captures)
@@ -336,14 +346,16 @@ def scan(n: OnnxNode, e: Emitter) -> Values:
     given = n.inputs[1:] if batched else n.inputs
     operands = tuple(v for v in given if v is not None)
     if not 0 < count <= len(operands) or len(operands) != len(given):
-        raise ModelError("Scan: operands are missing", expected=f"{count} to scan, and the states")
+        raise ModelError(
+            "Scan: inputs are missing", expected=f"{count} inputs to scan, and the initial states"
+        )
     states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
     results = len(n.walk.load.steps_of(body).outputs) - len(states)
     s = _Scan(n, body, results, batched)
     if not batched:
         return s.over_sequence(n.walk, e, states, scanned)
     if n.get(0) is not None:
-        e.assume(f"{n.name}: every sequence is taken at its full length")
+        e.assume(f"{n.name}: every sequence is assumed to have its full length")
     batch = operands[0].type.shape[0]
     outer = Emitter("", inside=e)
     item = outer.input(f"{n.name}/batch", TensorType((), i64))
@@ -373,13 +385,15 @@ class _Scan:
         lengths = {v.type.shape[axis] for axis, v in zip(axes, scanned, strict=True)}
         if len(lengths) != 1:
             found = ", ".join(str(v.type) for v in scanned)
-            raise ModelError("Scan: the sequences differ in length", expected="one", found=found)
+            raise ModelError(
+                "Scan: the scanned inputs have different lengths", expected="one", found=found
+            )
         (trips,) = lengths
         inner = Emitter("", inside=e)
         names = walk.load.steps_of(self.body).inputs
         if len(names) != len(states) + len(scanned):
             raise ModelError(
-                "Scan: the body takes another number of inputs",
+                "Scan: the body has the wrong number of inputs",
                 expected=str(len(states) + len(scanned)),
                 found=str(len(names)),
             )
@@ -392,7 +406,7 @@ class _Scan:
             slices.append(inner(t.Gather(v, index, axis)))
         outputs = walk.inside(inner).enter(self.body, (*carried, *slices))
         graph = inner.builder.finish(tuple(inner.place(v) for v in outputs))
-        e.assume(f"{n.name}: {trips} trips, the length of its sequences")
+        e.assume(f"{n.name}: {trips} trips, the length of the scanned inputs")
         results = e.add(t.Loop(graph, trips, tuple(states), tuple(inner.captures)))
         last, stacked = results[: len(states)], results[len(states) :]
         rows = zip(stacked, self.axes_out, self.reverse_out, strict=True)

@@ -98,7 +98,7 @@ def check_stated(key: str, op: str, inputs: Operands, attributes: Mapping[str, A
         if value is None or any(_fits(value.type.rank, one) for one in rule.split("|")):
             continue
         raise ModelError(
-            f"{op}: input {i} has the wrong rank",
+            f"{op}: input {i} has the wrong number of axes",
             expected=rule.replace("|", " or ").replace("+", " or more"),
             found=f"{value.type.rank}: {value.type}",
         )
@@ -135,23 +135,23 @@ def diagnosis(
             return ModelError(
                 f"{step.op}: the node does not follow ONNX's definition",
                 where=loc,
-                expected=f"what its shape inference accepts: {reason}"[:300],
+                expected=f"a node that ONNX shape inference accepts. It says: {reason}"[:300],
                 found=found,
             )
         if schema.since_version > opsets.get(step.domain, 1):
             return ModelError(
-                f"{step.op}: {step.domain or 'ai.onnx'} has no such operator in opset "
-                f"{opsets.get(step.domain, 1)}",
+                f"{step.op}: opset {opsets.get(step.domain, 1)} of "
+                f"{step.domain or 'ai.onnx'} has no such operator",
                 where=loc,
                 found=found,
-                fix=f"it is there since opset {schema.since_version}",
+                fix=f"opset {schema.since_version} or later",
             )
     return ModelError(
-        f"{step.op}: the node is not well-formed, or gpuir misreads it",
+        f"{step.op}: the node is not valid ONNX, or gpuir reads it wrongly",
         where=loc,
         expected=f"a node that follows the definition of {key_of(step.op, step.domain)}",
         found=f"{found[:300]}\n{type(error).__name__}: {error}"[:500],
-        fix="check the model with onnx.checker; if that finds nothing, report this",
+        fix="check the model with onnx.checker; if it finds no error, please report this as a bug",
     )
 
 

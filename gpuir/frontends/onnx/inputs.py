@@ -32,7 +32,7 @@ def define_inputs(load: Load, graph: GraphProto, walk: Walk) -> None:
         if is_weight and v.name not in load.values:
             continue
         if v.name in declared:
-            raise ModelError(f"two inputs are called {v.name!r}", where=load.source.name)
+            raise ModelError(f"two inputs have the name {v.name!r}", where=load.source.name)
         try:
             declared[v.name] = declared_type(v.type, v.name)
         except ModelError as error:
@@ -103,17 +103,17 @@ def bind(
                 else "the inputs' dimensions have no names: give --input NAME=1x3x224x224",
             )
         if n < 0:
-            raise ModelError(f"--dims {name}={n}", expected="an extent of 0 or more")
+            raise ModelError(f"--dims {name}={n}", expected="a size of 0 or more")
         load.symbols[name] = n
     for name, shape in shapes.items():
         dims = declared[name][1]
         shown = show_type(declared[name])
         option = "--input" if name in load.shapes else "--value"
         if min(shape, default=0) < 0:
-            raise ModelError(f"--input {name}", expected="no negative extent", found=str(shape))
+            raise ModelError(f"--input {name}", expected="sizes of 0 or more", found=str(shape))
         if dims is not None and len(dims) != len(shape):
             raise ModelError(
-                f"{option} {name}: the wrong number of dimensions",
+                f"{option} {name}: the number of dimensions is wrong",
                 where=load.source.name,
                 expected=f"{len(dims)}: {shown}",
                 found=f"{len(shape)}: {list(shape)}",
@@ -125,11 +125,11 @@ def bind(
             elif known is not None and known != n:
                 fixed = isinstance(dim, int)
                 raise ModelError(
-                    f"{option} {name}: axis {axis} does not fit",
+                    f"{option} {name}: the size of axis {axis} is wrong",
                     where=load.source.name,
                     expected=f"{known}" + ("" if fixed else f", as {dim} is given elsewhere"),
                     found=f"{n}",
-                    fix="the model fixes this extent: export it with a symbolic one"
+                    fix="this size is fixed in the model; export the model with a dynamic dimension"
                     if fixed
                     else "",
                 )
@@ -168,7 +168,7 @@ def not_bound(
         lines.insert(0, f"--dims {shlex.quote(pairs)}")
     shown = [f"{name}: {show_type(declared[name])}" for name in unbound]
     return ModelError(
-        "dimensions of the inputs are not known",
+        "the sizes of some input dimensions are not known",
         where=load.source.name,
         expected="an extent for each"
         + (f": {', '.join(names)}" if names else " ?")
@@ -183,7 +183,7 @@ def check_given(load: Load, unknown: Iterable[str]) -> None:
     for name in sorted(unknown):
         graph = load.source.model.graph
         raise ModelError(
-            f"--value {name}: the model has no such input, nor computes it",
+            f"--value {name}: the model has no such input and computes no such tensor",
             where=load.source.name,
             fix=nearest(name, [*(v.name for v in graph.input), *sorted(computed_names(graph))]),
         )

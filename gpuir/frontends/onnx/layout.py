@@ -35,7 +35,7 @@ def axes_of(n: OnnxNode, i: int, rank: int) -> tuple[int, ...] | None:
         return None
     found = tuple(n.from_front(a, rank) for a in axes)
     if len(set(found)) != len(found):
-        raise ModelError(f"{n.op}: an axis is named twice", found=str(list(axes)))
+        raise ModelError(f"{n.op}: an axis is listed twice", found=str(list(axes)))
     return found
 
 
@@ -47,12 +47,16 @@ def reshape(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     wanted = attr_or_ints(n, "shape", 1)
     if wanted is None:
-        raise ModelError("Reshape: no shape is given")
+        raise ModelError("Reshape: the target shape is missing")
     shape = list(wanted)
     if not n.attr("allowzero", 0):
         for i, extent in enumerate(shape):
             if extent == 0 and i >= x.type.rank:
-                raise ModelError("Reshape: 0 copies an extent that is not there", found=str(shape))
+                raise ModelError(
+                    "Reshape: a 0 in the shape copies a size from the input, but the input "
+                    "has no such axis",
+                    found=str(shape),
+                )
             shape[i] = x.type.shape[i] if extent == 0 else extent
     if -1 in shape:
         rest = prod(s for s in shape if s != -1)
@@ -60,7 +64,9 @@ def reshape(n: OnnxNode, e: Emitter) -> Value:
         if not fits and not (rest == 0 == x.type.size and shape.count(-1) == 1):
             expected = f"the {x.type.size} elements of {x.type}"
             raise ModelError(
-                "Reshape: the shape does not fit", expected=expected, found=str(list(wanted))
+                "Reshape: the target shape has a different number of elements",
+                expected=expected,
+                found=str(list(wanted)),
             )
         shape[shape.index(-1)] = x.type.size // rest if rest else 0
     return reshaped(e, x, tuple(shape))
@@ -69,7 +75,9 @@ def reshape(n: OnnxNode, e: Emitter) -> Value:
 def flatten(n: OnnxNode, e: Emitter) -> Value:
     shape, axis = n[0].type.shape, n.attr("axis", 1)
     if not -len(shape) <= axis <= len(shape):
-        raise ModelError("Flatten: no such axis", expected=f"0..{len(shape)}", found=str(axis))
+        raise ModelError(
+            "Flatten: axis is out of range", expected=f"0..{len(shape)}", found=str(axis)
+        )
     axis = axis + len(shape) if axis < 0 else axis
     return reshaped(e, n[0], (prod(shape[:axis]), prod(shape[axis:])))
 
@@ -81,7 +89,11 @@ def squeeze(n: OnnxNode, e: Emitter) -> Value:
         axes = tuple(i for i, extent in enumerate(shape) if extent == 1)
     if any(shape[a] != 1 for a in axes):
         expected = f"extent 1 at {list(axes)}"
-        raise ModelError("Squeeze: an axis holds more", expected=expected, found=str(n[0].type))
+        raise ModelError(
+            "Squeeze: an axis to remove does not have size 1",
+            expected=expected,
+            found=str(n[0].type),
+        )
     return reshaped(e, n[0], tuple(s for i, s in enumerate(shape) if i not in axes))
 
 
@@ -113,7 +125,9 @@ def tile(n: OnnxNode, e: Emitter) -> Value:
     shape = x.type.shape
     if len(repeats) != len(shape) or min(repeats, default=0) < 0:
         raise ModelError(
-            "Tile: one count for each axis", expected=str(x.type), found=str(list(repeats))
+            "Tile: repeats needs one number for each axis",
+            expected=str(x.type),
+            found=str(list(repeats)),
         )
     apart: list[int] = []
     spread: list[int] = []
@@ -149,14 +163,20 @@ def split(n: OnnxNode, e: Emitter) -> Results:
     if sizes is None:
         given = n.attr("num_outputs", count)
         if not count <= given <= max(count, MOST_PARTS):
-            expected = f"{count} to {MOST_PARTS}, for the {count} outputs there are"
-            raise ModelError("Split: num_outputs", expected=expected, found=str(given))
+            expected = f"{count} to {MOST_PARTS}, because the node has {count} outputs"
+            raise ModelError(
+                "Split: num_outputs is out of range", expected=expected, found=str(given)
+            )
         count = given
         part = -(-extent // count)
         sizes = tuple(max(min(part, extent - i * part), 0) for i in range(count))
     if sum(sizes) != extent or min(sizes, default=0) < 0 or len(sizes) < len(n.outputs):
         expected = f"{extent} in {len(n.outputs)} parts"
-        raise ModelError("Split: the parts do not add up", expected=expected, found=f"{sizes}")
+        raise ModelError(
+            "Split: the sum of the split sizes is not the size of the axis",
+            expected=expected,
+            found=f"{sizes}",
+        )
     starts = [0, *accumulate(sizes)][:-1]
     return tuple(
         sliced(e, x, {axis: (start, size, 1)}) if n.has_output(i) else None
@@ -185,7 +205,7 @@ def slice_(n: OnnxNode, e: Emitter) -> Value:
     fits = len(starts) == len(ends) == len(axes) == len(steps) <= len(shape)
     if not fits or 0 in steps:
         raise ModelError(
-            "Slice: one start, end and step (not 0) for each axis",
+            "Slice: each axis needs one start, one end and one step that is not 0",
             found=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
         )
     cuts: dict[int, tuple[int, int, int]] = {}
@@ -205,10 +225,15 @@ def pad(n: OnnxNode, e: Emitter) -> Value:
     axes = axes_of(n, 3, rank) if n.get(3) is not None else tuple(range(rank))
     assert axes is not None
     if len(pads) != 2 * len(axes):
-        expected = f"{2 * len(axes)} pads: before, then after, for each axis"
-        raise ModelError("Pad: wrong number of pads", expected=expected, found=str(list(pads)))
+        expected = (
+            f"{2 * len(axes)} numbers: first the padding before each axis, then the "
+            "padding after each"
+        )
+        raise ModelError(
+            "Pad: the number of pads is wrong", expected=expected, found=str(list(pads))
+        )
     if mode not in PAD_MODES:
-        raise ModelError("Pad: no such mode", expected=", ".join(PAD_MODES), found=str(mode))
+        raise ModelError("Pad: the mode is unknown", expected=", ".join(PAD_MODES), found=str(mode))
     before, after = dict(zip(axes, pads, strict=False)), dict(zip(axes, pads[len(axes) :]))
     low, high = (tuple(side.get(i, 0) for i in range(rank)) for side in (before, after))
     if not any(low) and not any(high):
@@ -236,9 +261,9 @@ def center_crop_pad(n: OnnxNode, e: Emitter) -> Value:
     axes = axes_of(n, -1, x.type.rank) if n.attr("axes") is not None else range(x.type.rank)
     assert axes is not None
     if len(axes) != len(wanted):
-        expected = f"{len(axes)} extents, one for each axis"
+        expected = f"{len(axes)} sizes, one for each axis"
         raise ModelError(
-            "CenterCropPad: the shape does not fit", expected=expected, found=f"{wanted}"
+            "CenterCropPad: the shape has the wrong length", expected=expected, found=f"{wanted}"
         )
     low, high = [0] * x.type.rank, [0] * x.type.rank
     for axis, size in zip(axes, wanted, strict=True):
@@ -254,7 +279,11 @@ def space_to_depth(n: OnnxNode, e: Emitter) -> Value:
     batch, c, h, w = _image(n, x)
     if not b or h % b or w % b:
         expected = f"blocks of {b}"
-        raise ModelError("SpaceToDepth: blocks do not fit", expected=expected, found=str(x.type))
+        raise ModelError(
+            "SpaceToDepth: blocksize does not divide height and width",
+            expected=expected,
+            found=str(x.type),
+        )
     apart = e(t.Reshape(x, (batch, c, h // b, b, w // b, b)))
     perm = (0, 1, 3, 5, 2, 4) if n.attr("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
     return e(t.Reshape(e(t.Transpose(apart, perm)), (batch, c * b * b, h // b, w // b)))
@@ -276,7 +305,9 @@ def depth_to_space(n: OnnxNode, e: Emitter) -> Value:
 
 def _image(n: OnnxNode, x: Value) -> tuple[int, int, int, int]:
     if x.type.rank != 4:
-        raise ModelError(f"{n.op}: not an image", expected="[N, C, H, W]", found=str(x.type))
+        raise ModelError(
+            f"{n.op}: the input is not an image", expected="[N, C, H, W]", found=str(x.type)
+        )
     batch, c, h, w = x.type.shape
     return batch, c, h, w
 
@@ -294,7 +325,7 @@ def gather(n: OnnxNode, e: Emitter) -> Value:
             f"{n.op}: an index is out of range",
             expected=f"{-rows} to {rows - 1}, of {n[0].type}",
             found=f"{known.min()} to {known.max()}",
-            fix="choose sizes that the model has rows for: --dims",
+            fix="choose smaller sizes with --dims, so that all indices are inside the table",
         )
     return e(t.Gather(n[0], n[1], axis))
 
@@ -311,7 +342,9 @@ def _combine(n: OnnxNode) -> t.Combine:
     how: Any = n.attr("reduction", "none")
     if how not in ("none", "add", "mul", "min", "max"):
         raise ModelError(
-            f"{n.op}: no such reduction", expected="none, add, mul, min or max", found=str(how)
+            f"{n.op}: the reduction is unknown",
+            expected="none, add, mul, min or max",
+            found=str(how),
         )
     return how
 
@@ -338,7 +371,7 @@ def compress(n: OnnxNode, e: Emitter) -> Value:
         return e(t.Gather(x, e.constant(kept, i64, "kept"), axis))
     most = min(n[1].type.size, x.type.shape[axis])
     shape = (*x.type.shape[:axis], most, *x.type.shape[axis + 1 :])
-    e.assume(f"{n.name}: all {most} conditions of Compress taken as true")
+    e.assume(f"{n.name}: all {most} conditions of Compress are assumed to be true")
     type = TensorType(shape, x.type.dtype)
     return e(t.Routine("compress", (x, n[1]), (type,), (("axis", axis),)))
 
@@ -348,7 +381,7 @@ def nonzero(n: OnnxNode, e: Emitter) -> Value:
     known, x = n.known(0), n[0].type
     if known is not None:
         return e.constant(np.stack(np.nonzero(np.atleast_1d(known))), i64, "nonzero")
-    e.assume(f"{n.name}: all {x.size} elements taken as nonzero")
+    e.assume(f"{n.name}: all {x.size} elements are assumed to be nonzero")
     gives = TensorType((max(x.rank, 1), x.size), i64)
     return e(t.Routine("nonzero", (n[0],), (gives,), work=x.size))
 
@@ -367,7 +400,7 @@ def unique(n: OnnxNode, e: Emitter) -> Results:
     op = t.Routine(fn="unique", args=(n[0],), gives=gives, attrs=attrs, work=work)
     known = n.known(0)
     if known is None:
-        e.assume(f"{n.name}: all {extent} elements taken as distinct")
+        e.assume(f"{n.name}: all {extent} elements are assumed to be distinct")
         return e.add(op)
     arrays = evaluate(op, {n[0]: known})
     return tuple(e.constant(a, v.dtype, "unique") for a, v in zip(arrays, gives, strict=True))
@@ -401,7 +434,9 @@ def trilu(n: OnnxNode, e: Emitter) -> Value:
     """x where column - row >= k (upper) or <= k, else 0."""
     x = n[0]
     if x.type.rank < 2:
-        raise ModelError("Trilu: not a matrix", expected="two axes or more", found=str(x.type))
+        raise ModelError(
+            "Trilu: the input is not a matrix", expected="at least two axes", found=str(x.type)
+        )
     rows, columns = x.type.shape[-2:]
     fold = e.const_of(x) is not None
     across = line(e, columns, 2, 1, i64, fold)
@@ -420,7 +455,7 @@ def range_(n: OnnxNode, e: Emitter) -> Value:
     dtype = n[0].type.dtype
     if step == 0 or (dtype.is_float and not isfinite((high - low) / step)):
         found = f"from {low} to {high} by {step}"
-        raise ModelError("Range: steps that do not reach the limit", found=found)
+        raise ModelError("Range: start, limit and delta give no valid range", found=found)
     count = ceil((high - low) / step) if dtype.is_float else -((low - high) // step)
     count = max(int(count), 0)
     exact = to_type(wide(n.need(0, "start"))).dtype
@@ -447,8 +482,8 @@ def constant(n: OnnxNode, e: Emitter) -> Value:
             return e.constant(attrs[name])
     found = ", ".join(attrs) or "no attribute"
     raise ModelError(
-        "Constant: gpuir analyses tensors of numbers only",
-        expected="value, value_float, value_ints or such",
+        "Constant: the value is not a tensor of numbers",
+        expected="one of value, value_float, value_int, value_floats, value_ints",
         found=found,
     )
 
@@ -475,7 +510,9 @@ def size(n: OnnxNode, e: Emitter) -> Value:
 
 def eye_like(n: OnnxNode, e: Emitter) -> Value:
     if n[0].type.rank != 2:
-        raise ModelError("EyeLike: not a matrix", expected="two axes", found=str(n[0].type))
+        raise ModelError(
+            "EyeLike: the input is not a matrix", expected="two axes", found=str(n[0].type)
+        )
     type = TensorType(n[0].type.shape, n.dtype("dtype", n[0].type.dtype))
     rows, columns = type.shape
 

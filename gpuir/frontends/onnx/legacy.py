@@ -39,7 +39,7 @@ def _check(n: OnnxNode, schema: Any) -> None:
         if name in schema.attributes:
             proto = n.attrs.proto(name)  # type: ignore[attr-defined]
             if proto is not None and proto.type != int(schema.attributes[name].type):
-                raise _changed(n, f"the attribute {name!r} of another type")
+                raise _changed(n, f"the attribute {name!r} with another type")
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in n.attrs:
             raise _changed(n, f"no attribute {name!r}")
@@ -52,15 +52,18 @@ def _aligned(n: OnnxNode, axis: int) -> OnnxNode:
     a, b = n[0].type, n[1].type
     trailing = a.rank - axis - b.rank
     if trailing < 0:
-        raise ModelError(f"{n.op}: the operands do not fit", found=f"{a}, {b}, axis={axis}")
+        raise ModelError(
+            f"{n.op}: the shapes of the inputs do not match", found=f"{a}, {b}, axis={axis}"
+        )
     reshaped = n.emit(t.Reshape(n[1], (*b.shape, *(1,) * trailing))) if trailing else n[1]
     return replace(n, inputs=(n[0], reshaped, *n.inputs[2:]))
 
 
 def _changed(n: OnnxNode, found: str) -> ModelError:
     return ModelError(
-        f"{n.op}: the operator has changed since opset {n.version}",
-        expected="what opset 7 takes",
+        f"{n.op}: the operator is different in opset {n.version}, and gpuir reads "
+        "such nodes as in opset 7",
+        expected="a node that is also valid in opset 7",
         found=found,
         fix="convert the model to opset 7 or later with onnx.version_converter",
     )

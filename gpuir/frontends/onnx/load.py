@@ -73,10 +73,11 @@ def load(
         raise
     except Exception as error:
         raise ModelError(
-            "the model is not well-formed, or gpuir misreads it",
+            "the model is not valid ONNX, or gpuir reads it wrongly",
             where=opened.name,
             found=f"{type(error).__name__}: {error}"[:400],
-            fix="check the model with onnx.checker; if that finds nothing, report this",
+            fix="check the model with onnx.checker; if it finds no error, please report "
+            "this as a bug",
         ) from error
 
 
@@ -88,7 +89,9 @@ def run(load: Load) -> Model:
     for f in model.functions:
         key = domain_of(text(f.domain)), text(f.name), text(f.overload)
         if load.functions.setdefault(key, f) != f:
-            raise ModelError(f"the function {key[1]!r} is defined twice, in different ways")
+            raise ModelError(
+                f"the function {key[1]!r} is defined twice, and the definitions differ"
+            )
     load.check_size(load.grown(graph.node), load.source.name)
     steps = load.steps_of(graph)
     title = Path(load.source.name).stem if load.source.folder else text(graph.name)
@@ -106,10 +109,10 @@ def run(load: Load) -> Model:
     check_given(load, load.given_results)
     if load.strict and load.opaque:
         raise ModelError(
-            "operators that gpuir does not know",
+            "the model has operators that gpuir does not know",
             where=load.source.name,
             found="\n".join(dict.fromkeys(load.opaque)),
-            fix="leave out --strict to count their memory traffic alone",
+            fix="without --strict, gpuir counts only the memory traffic of these operators",
         )
     outputs = named_outputs(load, graph, walk)
     read = {v for node in emit.builder.nodes for v in node.op.operands} | set(outputs)
@@ -141,7 +144,7 @@ def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...
     names = [v.name for v in graph.output]
     wanted = dict.fromkeys(names)
     if len(wanted) != len(names):
-        raise ModelError("two outputs have one name", where=load.source.name)
+        raise ModelError("two outputs have the same name", where=load.source.name)
     renamed: dict[Value, Value] = {}
     outputs: dict[str, Value] = {}
     taken: set[Value] = set()
@@ -153,7 +156,7 @@ def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...
                 f"the output {name!r} is a sequence",
                 where=load.source.name,
                 expected="tensors of numbers",
-                fix="make its items outputs of their own",
+                fix="change the model so that each item of the sequence is an output",
             )
         builder.locs = (walk.places.get(name, load.loc(name)),)
         if (const := emit.const_of(value)) is not None:
@@ -188,6 +191,6 @@ def check_declared(load: Load, output: Any, type: TensorType) -> None:
     )
     if dtype != type.dtype or not fits:
         load.warn(
-            f"{load.source.name}: output {output.name} is declared {show_type((dtype, dims))} "
-            f"but computed as {type}"
+            f"{load.source.name}: output {output.name} is declared as "
+            f"{show_type((dtype, dims))}, but gpuir computes {type}"
         )

@@ -110,7 +110,7 @@ class OnnxNode:
         value = self[i]
         if value.type.rank not in ranks:
             raise ModelError(
-                f"{self.op}: input {i} has the wrong rank",
+                f"{self.op}: input {i} has the wrong number of axes",
                 expected=" or ".join(map(str, ranks)),
                 found=f"{value.type.rank}: {value.type}",
             )
@@ -122,8 +122,8 @@ class OnnxNode:
 
     def from_front(self, axis: int, rank: int) -> int:
         if not -rank <= axis < rank:
-            expected = f"{-rank}..{rank - 1}" if rank else "none: it is one number"
-            raise ModelError(f"{self.op}: no such axis", expected=expected, found=str(axis))
+            expected = f"{-rank}..{rank - 1}" if rank else "none: the input is a scalar"
+            raise ModelError(f"{self.op}: axis is out of range", expected=expected, found=str(axis))
         return axis % rank
 
     def dtype(self, attr: str, default: DType | None = None) -> DType:
@@ -134,7 +134,7 @@ class OnnxNode:
         if number not in DTYPES:
             found = "strings" if number == 8 else f"{attr}={number}"
             raise ModelError(
-                f"{self.op}: no dtype that gpuir analyses", expected="numbers", found=found
+                f"{self.op}: gpuir does not analyse this data type", expected="numbers", found=found
             )
         return DTYPES[number]
 

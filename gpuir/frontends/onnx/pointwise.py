@@ -79,7 +79,9 @@ def power(n: OnnxNode, e: Emitter) -> Value:
 def bit_shift(n: OnnxNode, e: Emitter) -> Value:
     direction = n.attr("direction", "")
     if direction not in ("LEFT", "RIGHT"):
-        raise ModelError("BitShift: no such direction", expected="LEFT or RIGHT", found=direction)
+        raise ModelError(
+            "BitShift: the direction is unknown", expected="LEFT or RIGHT", found=direction
+        )
     return e(t.Map(f"shift_{direction.lower()}", (n[0], n[1])))
 
 
@@ -106,7 +108,9 @@ def prelu(n: OnnxNode, e: Emitter) -> Value:
     x, slope = n[0], n[1]
     if t.broadcast(x.type.shape, slope.type.shape) != x.type.shape:
         raise ModelError(
-            "PRelu: the slope does not broadcast to x", expected=str(x.type), found=str(slope.type)
+            "PRelu: the shape of the slope does not broadcast to x",
+            expected=str(x.type),
+            found=str(slope.type),
         )
     return e(t.Map("leaky_relu", (x, slope)))
 
@@ -156,7 +160,9 @@ def gelu(n: OnnxNode, e: Emitter) -> Value:
     fns = {"none": "gelu", "tanh": "gelu_tanh"}
     how = n.attr("approximate", "none")
     if how not in fns:
-        raise ModelError("Gelu: no such approximation", expected="none or tanh", found=how)
+        raise ModelError(
+            "Gelu: the attribute approximate is unknown", expected="none or tanh", found=how
+        )
     return e(t.Map(fns[how], (n[0],)))
 
 
@@ -224,7 +230,7 @@ def random(
     dtype = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
     seed = n.attr("seed", 0.0)
     if not isfinite(seed):
-        raise ModelError(f"{n.op}: a seed is a finite number", found=str(seed))
+        raise ModelError(f"{n.op}: the seed must be a finite number", found=str(seed))
     settings = (("kind", kind), ("seed", int(seed)), ("shape", type.shape))
     gives = (TensorType(type.shape, dtype),)
     op = t.Routine("random", args, gives, (*settings, *attrs.items()), work=type.size)
@@ -238,7 +244,7 @@ def _setting(n: OnnxNode, i: int, what: str, default: float) -> float:
         return default
     known = n.known(i)
     if known is None:
-        raise UnknownValue(n[i], f"{n.op}: what it does depends on {what}")
+        raise UnknownValue(n[i], f"{n.op}: gpuir must know the value of {what}")
     return known.item()
 
 
@@ -298,7 +304,7 @@ def _groups(n: OnnxNode, kinds: int) -> list[tuple[Value, ...]]:
     """The operands after rate and step, one tuple a tensor: itself, its gradient, its states."""
     count, rest = divmod(len(n.inputs) - 2, kinds)
     if rest:
-        raise ModelError(f"{n.op}: operands do not come in groups of {kinds}")
+        raise ModelError(f"{n.op}: the number of inputs is not a multiple of {kinds}")
     return [tuple(n[2 + kind * count + i] for kind in range(kinds)) for i in range(count)]
 
 

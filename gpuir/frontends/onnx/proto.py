@@ -119,7 +119,7 @@ def _parse(data: memoryview, name: str, folder: Path | None) -> OpenedModel:
     from google.protobuf.message import DecodeError
 
     if not len(data):
-        raise ModelError("there are no bytes", where=name, expected="an ONNX model")
+        raise ModelError("the model is empty (0 bytes)", where=name, expected="an ONNX model")
     _refuse_other_formats(bytes(data[:64]), name)
     try:
         skeleton = b"".join(_skim(data, 0, len(data), "model", 0))
@@ -131,7 +131,7 @@ def _parse(data: memoryview, name: str, folder: Path | None) -> OpenedModel:
     except DecodeError as error:
         if "MaxDepth" in str(error):
             raise nested_too_deep(name) from None
-        raise _not_onnx(name, "bytes that protobuf cannot parse") from None
+        raise _not_onnx(name, "protobuf cannot parse the file") from None
     _expect_model(model, name)
     return OpenedModel(name, model, data, folder)
 
@@ -144,11 +144,12 @@ def _expect_model(model: ModelProto, name: str) -> None:
 
 def _not_onnx(name: str, found: str) -> ModelError:
     return ModelError(
-        "this is not an ONNX model, or it is damaged",
+        "this is not an ONNX model, or the file is damaged",
         where=name,
-        expected="a binary onnx.ModelProto",
+        expected="a binary ONNX file (onnx.ModelProto)",
         found=found,
-        fix="compare the file's size with the original's and fetch or export it again",
+        fix="compare the size of the file with that of the original, then download "
+        "or export it again",
     )
 
 
@@ -161,7 +162,7 @@ def _refuse_other_formats(head: bytes, name: str) -> None:
         (head.startswith(b"\x1f\x8b"), "a gzip archive", "unpack it"),
         (head.startswith(b"\x89HDF"), "an HDF5 file (Keras?)", "convert it with tf2onnx"),
         (head[4:8] == b"TFL3", "a TensorFlow Lite model", "convert it with tf2onnx"),
-        (head[4:8] == b"ORTM", "an ORT-format model", "use the .onnx file it was made from"),
+        (head[4:8] == b"ORTM", "an ORT-format model", "use the .onnx file from which it was made"),
         (head.startswith(b"GGUF"), "a GGUF file", "export the model to ONNX"),
         (text.startswith(b"{"), "JSON text", "use the binary .onnx file"),
     )
@@ -206,7 +207,9 @@ def _skim(data: memoryview, start: int, end: int, kind: str, depth: int) -> Iter
             size, at = _varint(data, at, end)
             stop = at + size
             if stop > end:
-                missing = f"byte {field} begins {size} bytes of which {end - at} are there"
+                missing = (
+                    f"field at byte {field} has {size} bytes, but the file has only {end - at} more"
+                )
                 raise _Damaged(f"a truncated file: {missing}")
             if size > SMALL:
                 if is_tensor and key >> 3 in _NUMBERS:
@@ -273,7 +276,7 @@ def tensor_type(tensor: TensorProto) -> TensorType:
     name = f"the tensor {tensor.name!r}" if tensor.name else "a tensor"
     if tensor.data_type not in DTYPES:
         found = "strings" if tensor.data_type == 8 else f"data type {tensor.data_type}"
-        raise ModelError(f"{name} cannot be used", expected="numbers", found=found)
+        raise ModelError(f"gpuir cannot use {name}", expected="numbers", found=found)
     try:
         return TensorType(tuple(tensor.dims), DTYPES[tensor.data_type])
     except ModelError as error:
@@ -329,13 +332,13 @@ def _external(
         offset = int(entries.get("offset") or 0)
         if source.folder is None:
             raise NumbersMissing(
-                f"the numbers of {name!r} are needed, and they are in another file",
-                expected=f"a model given by its path, beside {location!r}",
+                f"gpuir needs the numbers of {name!r}, but they are in another file",
+                expected=f"the path of the model, with the file {location!r} beside it",
                 found="a model given as bytes or as a ModelProto",
             )
         if Path(location).is_absolute() or ".." in Path(location).parts:
             raise NumbersMissing(
-                f"the external data of {name!r} lies outside the model's folder",
+                f"the file with the external data of {name!r} is outside the model's folder",
                 where=source.name,
                 found=location,
             )
@@ -343,22 +346,23 @@ def _external(
         homes = source.folder.resolve(), (source.folder / source.name).resolve().parent
         if not any(path.resolve().is_relative_to(home) for home in homes):
             raise NumbersMissing(
-                f"the external data of {name!r} lies outside the model's folder",
+                f"the file with the external data of {name!r} is outside the model's folder",
                 where=source.name,
-                expected="a file beside the model, or beside what the model's name links to",
+                expected="a file in the folder of the model, or in the folder that the model's "
+                "symbolic link points to",
                 found=f"{location}, a link to {path.resolve()}",
             )
         size = path.stat().st_size
         if offset < 0 or offset + type.nbytes > size:
             raise NumbersMissing(
-                f"the external data of {name!r} is too short",
+                f"the file with the external data of {name!r} is too short",
                 where=source.name,
                 expected=f"{type.nbytes} bytes from byte {offset} of {location}",
                 found=f"{size} bytes in all",
             )
         if int(entries.get("length") or type.nbytes) != type.nbytes:
             raise ModelError(
-                f"the tensor {name!r} does not have the bytes its type calls for",
+                f"the stored length of tensor {name!r} does not match its type",
                 where=source.name,
                 expected=f"{type}: {type.nbytes} bytes",
                 found=f"length {entries['length'][:40]} of {location}",
@@ -368,18 +372,18 @@ def _external(
         return np.memmap(path, np.uint8, "r", offset, (type.nbytes,))
     except (OSError, ValueError) as error:
         raise NumbersMissing(
-            f"the numbers of {name!r} are needed, and their file cannot be read",
+            f"gpuir needs the numbers of {name!r}, but cannot read their file",
             where=source.name,
-            expected=f"{location!r} beside the model",
+            expected=f"the file {location!r} beside the model",
             found=str(error),
-            fix="put the file there",
+            fix="put the file in the folder of the model",
         ) from None
 
 
 def _from_bytes(data: np.ndarray, type: TensorType, name: str) -> np.ndarray:
     if len(data) != type.nbytes:
         raise ModelError(
-            f"the tensor {name!r} does not have the bytes its type calls for",
+            f"the number of bytes of tensor {name!r} does not match its type",
             expected=f"{type}: {type.nbytes} bytes",
             found=f"{len(data)} bytes",
         )
@@ -433,7 +437,7 @@ def _from_fields(tensor: TensorProto, type: TensorType, name: str) -> np.ndarray
         array = array.astype(np.uint16 if bits == 16 else np.uint8).view(dtype)
     if len(array) != type.size:
         raise ModelError(
-            f"the tensor {name!r} does not have the numbers its type calls for",
+            f"the number of elements of tensor {name!r} does not match its type",
             expected=f"{type}: {type.size} numbers",
             found=f"{len(array)} numbers",
         )
@@ -567,7 +571,9 @@ def text(name: str | bytes) -> str:
     """A name as text. Protobuf hands out bytes where it is not UTF-8."""
     if isinstance(name, str):
         return name
-    raise ModelError("a name in the model is not text", expected="UTF-8", found=repr(name[:80]))
+    raise ModelError(
+        "a name in the model is not valid UTF-8 text", expected="UTF-8", found=repr(name[:80])
+    )
 
 
 # ---------------------------------------------------------------------------- types and dims
@@ -590,7 +596,7 @@ def declared_type(proto: TypeProto, name: str) -> tuple[DType, tuple[Dim, ...] |
     if tensor.elem_type not in DTYPES:
         found = "strings" if tensor.elem_type == 8 else f"element type {tensor.elem_type}"
         raise ModelError(
-            f"{name!r} cannot be used",
+            f"gpuir cannot use {name!r}",
             expected="a tensor of numbers",
             found=found,
             fix="gpuir analyses tensors of numbers only",

@@ -79,14 +79,14 @@ class Blocks:
         self._whole = True
         if not x.rank or scale.rank not in (1, x.rank):
             raise ModelError(
-                f"{op}: the scales do not fit",
-                expected="one number, one for each index of an axis, or one a block",
+                f"{op}: the shape of the scales does not match the input",
+                expected="one scale in all, one for each index of an axis, or one for each block",
                 found=f"x: {x}, scale: {scale}",
             )
         if scale.rank == 1 and not (size and x.rank == 1):
             if x.shape[axis] != scale.shape[0]:
                 raise ModelError(
-                    f"{op}: one scale for each index of axis {axis}",
+                    f"{op}: the number of scales is not the size of axis {axis}",
                     expected=f"{x.shape[axis]} scales",
                     found=f"x: {x}, scale: {scale}",
                 )
@@ -96,7 +96,7 @@ class Blocks:
         wanted = (*x.shape[:axis], -(-n // self.size), *x.shape[axis + 1 :])
         if scale.shape != wanted:
             raise ModelError(
-                f"{op}: the scales do not cover x in blocks of {self.size} along axis {axis}",
+                f"{op}: the scales do not match x in blocks of {self.size} along axis {axis}",
                 expected=str(list(wanted)),
                 found=f"x: {x}, scale: {scale}",
             )
@@ -206,7 +206,7 @@ def quantize_linear(n: OnnxNode, e: Emitter) -> Value:
     if zero_point is not None:
         if named is not None and named != zero_point.type.dtype:
             raise ModelError(
-                "QuantizeLinear: output_dtype differs from the zero point's",
+                "QuantizeLinear: output_dtype is not the type of the zero point",
                 expected=str(zero_point.type.dtype),
                 found=str(named),
             )

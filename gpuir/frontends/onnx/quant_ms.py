@@ -233,14 +233,14 @@ def unpacked(e: Emitter, x: Value, bits: int) -> Value:
     takes no more memory than they did; others are shifted and masked."""
     if bits not in (2, 4, 8):
         raise ModelError(
-            "weights of this width are not supported",
+            "this number of bits for weights is not supported",
             expected="2, 4 or 8 bits",
             found=f"{bits} bits",
         )
     if bits == 8 or x.type.dtype.bits == bits:
         return x
     if not x.type.rank:
-        raise ModelError("packed weights have an axis", found=str(x.type))
+        raise ModelError("the packed weights are a scalar", found=str(x.type))
     *lead, last = x.type.shape
     shape = (*lead, last * 8 // bits)
     const = e.const_of(x)
@@ -266,11 +266,11 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
     if n.get(4) is not None:
         raise ModelError(
             "MatMulNBits: g_idx (activation order) is not supported",
-            fix="quantise without act-order, or reorder the weights at export",
+            fix="quantise without act-order, or reorder the weights when you export",
         )
     if n.attr("weight_prepacked", 0):
         raise ModelError(
-            "MatMulNBits: the weights are packed for one GPU's kernel",
+            "MatMulNBits: the weights are packed for the kernel of one GPU",
             expected="weight_prepacked = 0",
             found=str(n.attr("weight_prepacked")),
         )
@@ -377,8 +377,8 @@ def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
         return e(t.Map("mul", (w, global_scale(n, e, i, 2))))
     if rows % block or cells % block:
         raise ModelError(
-            "QMoE: blocks do not divide the weights",
-            expected=f"rows and columns in blocks of {block}",
+            "QMoE: the block size does not divide the shape of the weights",
+            expected=f"rows and columns that are multiples of {block}",
             found=str(stored.type),
         )
     w = e(t.Reshape(w, (experts, rows // block, block, cells // block, block)))
@@ -406,7 +406,9 @@ def expert_f4_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
 def global_scale(n: OnnxNode, e: Emitter, i: int, axes: int) -> Value:
     """The scale of each expert's layer i, as a number to `axes` axes of weights."""
     if i == 2:
-        raise ModelError("QMoE: fc3 has no global scale", expected="fc1 and fc2, or blocks in f8")
+        raise ModelError(
+            "QMoE: a global scale for fc3 is not supported", expected="fc1 and fc2, or blocks in f8"
+        )
     scale = n[15 + i]
     shape = (scale.type.size, *(1,) * axes)
     return e(t.Reshape(cast(e, scale, n[0].type.dtype), shape))
@@ -439,10 +441,13 @@ def matmul_bnb4(n: OnnxNode, e: Emitter) -> Value:
     rows, k, block = n.attr("N"), n.attr("K"), n.attr("block_size")
     const = e.const_of(packed)
     if const is None:
-        raise ModelError("MatMulBnb4: the weights are computed at run time", expected="a constant")
+        raise ModelError(
+            "MatMulBnb4: the weights must be constant, but are computed at run time",
+            expected="a constant",
+        )
     if rows * k % block:
         raise ModelError(
-            "MatMulBnb4: blocks do not divide the weights",
+            "MatMulBnb4: the block size does not divide the number of weights",
             expected=f"N * K a multiple of {block}",
             found=f"N={rows}, K={k}",
         )
@@ -480,8 +485,8 @@ def gather_block_quantized(n: OnnxNode, e: Emitter) -> Value:
             zero_point = e(whole)
     if taken == blocked:
         raise ModelError(
-            "GatherBlockQuantized: gathers along the axis that blocks run along",
-            expected="gather_axis other than quantize_axis",
+            "GatherBlockQuantized: gather_axis and quantize_axis must differ",
+            expected="two different axes",
             found=f"both {taken}",
         )
 

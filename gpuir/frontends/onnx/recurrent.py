@@ -80,7 +80,7 @@ def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[
     named = [str(name).lower() for name in n.attr("activations") or default * directions]
     if len(named) != len(default) * directions:
         raise ModelError(
-            f"{n.op}: wrong number of activations",
+            f"{n.op}: the number of activations is wrong",
             expected=str(len(default) * directions),
             found=", ".join(named),
         )
@@ -89,7 +89,9 @@ def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[
     functions: list[Activation] = []
     for name in named:
         if name not in DEFAULTS:
-            raise ModelError(f"{n.op}: no activation {name!r}", fix=nearest(name, DEFAULTS))
+            raise ModelError(
+                f"{n.op}: the activation {name!r} is unknown", fix=nearest(name, DEFAULTS)
+            )
         given = tuple(
             float(next(source, default))
             for source, default in zip((alphas, betas), DEFAULTS[name], strict=False)
@@ -150,9 +152,9 @@ def check(n: OnnxNode, gates: int, directions: int) -> None:
     )
     if not fits:
         raise ModelError(
-            f"{n.op}: the weights do not fit",
-            expected=f"X with three axes, W [{directions}, {gates} * hidden, inputs] and "
-            f"R [{directions}, {gates} * hidden, hidden]",
+            f"{n.op}: the shapes of X, W and R do not match",
+            expected=f"X with three axes, W [{directions}, {gates} * hidden, inputs] and R "
+            f"[{directions}, {gates} * hidden, hidden]",
             found=f"X: {x}, W: {w}, R: {r}",
         )
 
@@ -163,7 +165,7 @@ def convert(
     way = str(n.attr("direction", "forward")).lower()
     if way not in ("forward", "reverse", "bidirectional"):
         expected = "forward, reverse or bidirectional"
-        raise ModelError(f"{n.op}: unknown direction", expected=expected, found=way)
+        raise ModelError(f"{n.op}: direction is unknown", expected=expected, found=way)
     directions = 2 if way == "bidirectional" else 1
     check(n, gates, directions)
     batch_first = bool(n.attr("layout", 0))

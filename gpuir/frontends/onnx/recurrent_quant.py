@@ -25,7 +25,7 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
     if n.get(7) is not None or n.attr("input_forget", 0):
         raise ModelError(
             "DynamicQuantizeLSTM: peepholes and input_forget are not supported",
-            fix="quantise the model without this node",
+            fix="do not quantise this node",
         )
     x, w, r = n[0], n[1], n[2]
     way = str(n.attr("direction", "forward")).lower()

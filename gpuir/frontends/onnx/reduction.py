@@ -88,7 +88,7 @@ def cumulative(fn: str) -> Converter:
 
 def top_k(n: OnnxNode, e: Emitter) -> Results:
     """k is an attribute before opset 10. Sorted, whether or not that is asked for."""
-    k = n.attr("k") if n.version < 10 else n.integer(1, "k, how many are asked for")
+    k = n.attr("k") if n.version < 10 else n.integer(1, "k, the number of results")
     axis = n.axis(n[0].type.rank, -1)
     return e.add(t.TopK(n[0], int(k), axis, bool(n.attr("largest", 1))))
 
@@ -134,7 +134,9 @@ def per_channel(e: Emitter, v: Value, rank: int) -> Value:
 def channelled(n: OnnxNode) -> Value:
     """The first operand, which has a batch and a channel axis."""
     if n[0].type.rank < 2:
-        raise ModelError(f"{n.op}: no channels", expected="[N, C, ...]", found=str(n[0].type))
+        raise ModelError(
+            f"{n.op}: the input has no channel axis", expected="[N, C, ...]", found=str(n[0].type)
+        )
     return n[0]
 
 
@@ -269,7 +271,9 @@ def divided(e: Emitter, x: Value, norm: Value) -> Value:
 def lp_normalization(n: OnnxNode, e: Emitter) -> Value:
     x, p = n[0], n.attr("p", 2)
     if p not in (1, 2):
-        raise ModelError("LpNormalization: no such norm", expected="p of 1 or 2", found=str(p))
+        raise ModelError(
+            "LpNormalization: the norm p is unknown", expected="p of 1 or 2", found=str(p)
+        )
     axis = n.axis(x.type.rank, -1)
     if p == 1:
         return divided(e, x, reduce(e, "sum", map_(e, "abs", x), (axis,)))
@@ -285,11 +289,17 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
     target, weight, dtype = n[1], n.get(2), scores.type.dtype
     ignored, how = n.attr("ignore_index"), n.attr("reduction", "mean")
     if how not in ("none", "sum", "mean"):
-        raise ModelError(f"{n.op}: no such reduction", expected="none, sum, mean", found=str(how))
+        raise ModelError(
+            f"{n.op}: the reduction is unknown", expected="none, sum, mean", found=str(how)
+        )
     shape = target.type.shape
     if shape != scores.type.shape[:1] + scores.type.shape[2:] or scores.type.rank < 2:
         found = f"scores {scores.type}, targets {target.type}"
-        raise ModelError(f"{n.op}: the targets do not fit", expected="scores' [N, ..]", found=found)
+        raise ModelError(
+            f"{n.op}: the shape of the targets does not match the scores",
+            expected="scores' [N, ..]",
+            found=found,
+        )
     counts: Value | None = None  # where the target counts
     if ignored is not None:
         counts = map_(e, "ne", target, imm=(ignored,))

@@ -43,7 +43,7 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
     roi = ([0.0] * rank, [1.0] * rank)
     if coords == "tf_crop_and_resize":
         given = n.numbers(1, "the region of interest")
-        expect(n, "ends of the region, two an axis,", len(given) / 2, len(axes))
+        expect(n, "values of roi (a start and an end for each axis)", len(given) / 2, len(axes))
         for ends, row in zip(roi, (given[: len(axes)], given[len(axes) :]), strict=True):
             for axis, end in zip(axes, row, strict=True):
                 ends[axis] = float(end)
@@ -82,7 +82,7 @@ def scaled(n: OnnxNode, extent: int, scale: float) -> int:
     """An extent times a scale, rounded down; in f32, as scales are."""
     if not 0 < scale < 2**31:
         expected = "more than 0, less than 2^31"
-        raise ModelError(f"{n.op}: a scale", expected=expected, found=f"{scale:g}")
+        raise ModelError(f"{n.op}: a scale is out of range", expected=expected, found=f"{scale:g}")
     return int(np.floor(np.float32(extent) * np.float32(scale)))
 
 
@@ -96,7 +96,7 @@ def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> An
 def expect(n: OnnxNode, what: str, found: float, count: int) -> None:
     if found != count:
         raise ModelError(
-            f"{n.op}: wrong number of {what}",
+            f"{n.op}: the number of {what} is wrong",
             expected=f"one for each of {count} axes",
             found=f"{found:g}",
         )
@@ -119,7 +119,7 @@ def stretch(
 def upsample(n: OnnxNode, e: Emitter) -> Value:
     scales = n.attr("scales") if n.version < 9 else n.numbers(1, "the scales")
     if scales is None:
-        raise ModelError("Upsample: no scales")
+        raise ModelError("Upsample: the scales are missing")
     return legacy_resize(n[0], tuple(scales), n, e)
 
 
@@ -162,7 +162,7 @@ def grid_sample(n: OnnxNode, e: Emitter) -> Value:
     spatial = x.type.rank - 2
     if grid.type.rank != x.type.rank or grid.type.shape[-1] != spatial:
         raise ModelError(
-            "GridSample: the grid does not fit",
+            "GridSample: the shape of the grid does not match x",
             expected=f"[N, .., {spatial}] with {x.type.rank} axes",
             found=f"x: {x.type}, grid: {grid.type}",
         )
@@ -188,7 +188,7 @@ def affine_grid(n: OnnxNode, e: Emitter) -> Value:
     spatial = len(extents)
     if theta.type.shape != (batch, spatial, spatial + 1):
         raise ModelError(
-            "AffineGrid: theta does not fit the size",
+            "AffineGrid: the shape of theta does not match the size",
             expected=str([batch, spatial, spatial + 1]),
             found=str(theta.type),
         )
@@ -220,7 +220,10 @@ def roi_align(n: OnnxNode, e: Emitter) -> Value:
     size = (n.attr("output_height", 1), n.attr("output_width", 1))
     ratio = n.attr("sampling_ratio", 0)
     if ratio <= 0:
-        e.assume(f"{n.name}: RoiAlign's adaptive sampling taken as 2 by 2 points a cell")
+        e.assume(
+            f"{n.name}: RoiAlign with sampling_ratio 0 is assumed to take 2 by 2 "
+            "sampling points in each cell"
+        )
     default = "half_pixel" if n.version >= 16 else "output_half_pixel"
     attrs = (
         ("mode", choice(n, "mode", "avg", ("avg", "max"))),
@@ -307,8 +310,9 @@ def dft(n: OnnxNode, e: Emitter) -> Value:
         axis = n.from_front(-2 if given is None else n.integer(2, "the axis"), rank)
     if rank < 2 or axis == rank - 1 or shape[-1] not in (1, 2):
         raise ModelError(
-            "DFT: the last axis holds real and imaginary parts",
-            expected="[.., signal, .., 1 or 2] and an axis before the last",
+            "DFT: the shape of the signal or its axis is wrong",
+            expected="[.., signal, .., 1 or 2]: the last axis holds real and imaginary parts, "
+            "and the axis of the transform is before it",
             found=f"{x.type}, axis {axis}",
         )
     if n.get(1) is not None and n[1].type.size:
@@ -336,7 +340,9 @@ def stft(n: OnnxNode, e: Emitter) -> Value:
         frame = window.type.size if window is not None else length
     onesided = bool(n.attr("onesided", 1)) and real
     if step < 1 or frame < 1:
-        raise ModelError("STFT: a frame or step of nothing", found=f"frame {frame}, step {step}")
+        raise ModelError(
+            "STFT: the frame length or the frame step is 0", found=f"frame {frame}, step {step}"
+        )
     frames = max((length - frame) // step + 1, 0)
     bins = frame // 2 + 1 if onesided else frame
     result = x.type.with_shape((batch, frames, bins, 2))
@@ -368,7 +374,9 @@ def window(first: float, second: float, third: float) -> Converter:
 def output_dtype(n: OnnxNode) -> DType:
     code = n.attr("output_datatype", 1)
     if code not in DTYPES:
-        raise ModelError(f"{n.op}: no dtype of numbers", found=f"output_datatype {code}")
+        raise ModelError(
+            f"{n.op}: output_datatype is not a type of numbers", found=f"output_datatype {code}"
+        )
     return DTYPES[code]
 
 
@@ -404,7 +412,7 @@ def det(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     *batch, rows, columns = x.type.shape if x.type.rank > 1 else (0, 1)
     if rows != columns:
-        raise ModelError("Det: not square matrices", found=str(x.type))
+        raise ModelError("Det: the input is not a square matrix", found=str(x.type))
     work = prod(batch) * (2 * rows**3 // 3 + rows)
     return e(t.Routine("det", (x,), (x.type.with_shape(tuple(batch)),), work=work))
 
@@ -431,9 +439,10 @@ def tf_idf(n: OnnxNode, e: Emitter) -> Value:
     counts = tuple(n.attr("ngram_counts"))
     if not 1 <= shortest <= longest <= len(counts) or skips < 0:
         raise ModelError(
-            "TfIdfVectorizer: the lengths of n-grams",
-            expected=f"1 to {len(counts)}, as ngram_counts says, and skips of 0 or more",
-            found=f"{shortest} to {longest}, max_skip_count={skips}",
+            "TfIdfVectorizer: the lengths of the n-grams are out of range",
+            expected=f"lengths from 1 to {len(counts)} (the length of ngram_counts), and "
+            "max_skip_count of 0 or more",
+            found=f"lengths from {shortest} to {longest}, max_skip_count={skips}",
         )
     rows, lookups = prod(x.type.shape[:-1]), 0
     for length in range(shortest, longest + 1):  # length * the sum of tokens - (length - 1) * skip
@@ -450,9 +459,10 @@ def tf_idf(n: OnnxNode, e: Emitter) -> Value:
 
 def image_decoder(n: OnnxNode, e: Emitter) -> Value:
     raise ModelError(
-        "ImageDecoder reads a compressed file, whose image has no size until it is decoded",
-        expected="a model that starts from pixels",
-        fix="decode the image before the model and cut this operator off",
+        "ImageDecoder reads a compressed file: the size of the image is "
+        "unknown until it is decoded",
+        expected="a model whose input is an image in pixels",
+        fix="decode the image before the model, and remove this operator from the model",
     )
 
 

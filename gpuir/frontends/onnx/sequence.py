@@ -25,14 +25,18 @@ def _items(n: OnnxNode) -> Items:
     if isinstance(value, Items):
         return value
     found = "nothing" if value is None else str(value.type)
-    raise ModelError(f"{n.op}: the first operand is not a sequence", found=found)
+    raise ModelError(f"{n.op}: the first input is not a sequence", found=found)
 
 
 def _position(n: OnnxNode, i: int, count: int, default: int) -> int:
     """Operand i as an index into `count` items, counted from the front."""
     at = n.integer(i, "the position") if n.get(i) is not None else default
     if not -count <= at < count:
-        raise ModelError(f"{n.op}: no such item", expected=f"{-count}..{count - 1}", found=str(at))
+        raise ModelError(
+            f"{n.op}: the position is outside the sequence",
+            expected=f"{-count}..{count - 1}",
+            found=str(at),
+        )
     return at % count
 
 
@@ -45,7 +49,9 @@ def insert(n: OnnxNode, e: Emitter) -> Any:
     at = n.integer(2, "the position") if n.get(2) is not None else len(items)
     if not -len(items) <= at <= len(items):
         expected = f"{-len(items)}..{len(items)}"
-        raise ModelError("SequenceInsert: no such place", expected=expected, found=str(at))
+        raise ModelError(
+            "SequenceInsert: the position is outside the sequence", expected=expected, found=str(at)
+        )
     at += len(items) * (at < 0)
     return (Items((*items[:at], n[1], *items[at:])),)
 
@@ -79,8 +85,9 @@ def split(n: OnnxNode, e: Emitter) -> Any:
         each = 1 if n.get(1) is None else n.integer(1, "the length of a piece")
         if each < 1 or extent // each > MOST_PIECES:
             raise ModelError(
-                "SplitToSequence: the length of a piece",
-                expected=f"at least 1, and at most {MOST_PIECES} pieces of {extent} cells",
+                "SplitToSequence: the length of the pieces is out of range",
+                expected=f"at least 1, and so large that there are at most {MOST_PIECES} pieces of "
+                f"{extent} elements",
                 found=str(each),
             )
         lengths = [min(each, extent - at) for at in range(0, extent, each)]
@@ -89,7 +96,9 @@ def split(n: OnnxNode, e: Emitter) -> Any:
     if sum(lengths) != extent or min(lengths, default=0) < 0:
         found = str(list(lengths))
         raise ModelError(
-            "SplitToSequence: the pieces do not add up", expected=str(extent), found=found
+            "SplitToSequence: the sum of the lengths is not the size of the axis",
+            expected=str(extent),
+            found=found,
         )
     pieces: list[Value] = []
     start = 0

@@ -84,9 +84,9 @@ class Load:
         most = MOST_EXTRA + 2 * len(self.source.model.graph.node)
         if nodes > most:
             raise ModelError(
-                f"the model grows to more than {most} nodes",
+                f"the model expands to more than {most} nodes",
                 where=where,
-                found="functions within functions, or loops that are written out",
+                found="nested functions, or loops that gpuir unrolls",
             )
 
     def warn(self, text: str) -> None:
@@ -109,10 +109,10 @@ class Load:
                 not domain_of(n.domain) for n in model.graph.node
             ):
                 raise ModelError(
-                    "the model does not name its opset",
+                    "the model has no opset version",
                     where=self.source.name,
                     expected="an opset_import for ai.onnx",
-                    fix="the file may be cut short: fetch or export it again",
+                    fix="the file may be incomplete: download or export it again",
                 )
             opsets[""] = _newest_opset()
         newest = LONG_KNOWN if 1 <= opsets[""] <= LONG_KNOWN else _newest_opset()
@@ -180,7 +180,7 @@ class Load:
     def given(self, name: str, array: np.ndarray, type: TensorType) -> np.ndarray:
         if array.shape != type.shape:
             raise ModelError(
-                f"--value {name}: the wrong shape",
+                f"--value {name}: the shape is wrong",
                 where=self.source.name,
                 expected=str(type),
                 found=str(list(array.shape)),
@@ -189,7 +189,7 @@ class Load:
             return array.astype(to_numpy_dtype(type.dtype))
         except (TypeError, ValueError, OverflowError) as error:
             raise ModelError(
-                f"--value {name}: not of the input's type",
+                f"--value {name}: the value does not match the type of the tensor",
                 where=self.source.name,
                 expected=str(type),
                 found=str(error),
@@ -207,7 +207,7 @@ class Load:
         if not larger:
             return ""
         pairs = shlex.quote(",".join(larger))
-        return f"--dims {pairs}, if the model was exported for that size alone"
+        return f"--dims {pairs}, if the model was exported for that size only"
 
 
 def _newest_opset() -> int:

@@ -92,15 +92,15 @@ def in_order(steps: Sequence[Step], given: set[str], where: str) -> tuple[Step, 
                 raise ModelError(
                     f"{name!r} is defined twice",
                     where=where,
-                    found=f"an input or initializer, and the result of {step.name}",
-                    fix="each name has one producer: rename one of the two",
+                    found=f"it is an input or initializer, and also the result of {step.name}",
+                    fix="rename one of them: each name must have one producer",
                 )
             if name and producer.setdefault(name, i) != i:
                 raise ModelError(
                     f"{name!r} is computed twice",
                     where=where,
-                    found=f"{steps[producer[name]].name} and {step.name} both give it",
-                    fix="each name has one producer: rename one of the two",
+                    found=f"both {steps[producer[name]].name} and {step.name} compute it",
+                    fix="rename one of them: each name must have one producer",
                 )
     needs = [
         [producer[name] for name in (*step.inputs, *step.free) if name in producer]
@@ -128,7 +128,7 @@ def in_order(steps: Sequence[Step], given: set[str], where: str) -> tuple[Step, 
                 raise ModelError(
                     "the model has a cycle",
                     where=where,
-                    expected="nodes that only read what comes before them",
+                    expected="nodes that read only results of earlier nodes",
                     found=" reads ".join(shown),
                 )
             else:

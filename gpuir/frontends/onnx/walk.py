@@ -64,7 +64,9 @@ class Walk:
     def value(self, name: str, where: str = "") -> Value:
         found = self.find(name, where)
         if found is None:
-            raise ModelError(f"{name!r} is an absent optional value", where=where)
+            raise ModelError(
+                f"{name!r} is an optional value that is absent, but a node reads it", where=where
+            )
         return found
 
     def find(self, name: str, where: str = "") -> Value | None:
@@ -112,7 +114,9 @@ class Walk:
         self, name: str, type: Callable[[], TensorType], array: Callable[[], np.ndarray]
     ) -> None:
         if name in self.env:
-            raise ModelError(f"two initializers are called {name!r}", where=self.load.source.name)
+            raise ModelError(
+                f"two initializers have the name {name!r}", where=self.load.source.name
+            )
         try:
             value = self.emit.weight(type(), array, name)
         except ModelError as error:  # strings: an error only when somebody reads them
@@ -142,7 +146,7 @@ class Walk:
         self.initializers(graph)
         if len(arguments) != len(steps.inputs):
             raise ModelError(
-                "the subgraph takes another number of inputs",
+                "the number of inputs of the subgraph is wrong",
                 expected=str(len(arguments)),
                 found=f"{len(steps.inputs)}: {', '.join(steps.inputs)}",
             )
@@ -245,7 +249,7 @@ class Walk:
         array = load.laid_out(np.asarray(load.values[name]), type.shape)
         array = load.given(name, array, type)
         shown = " ".join(str(array).split())
-        self.emit.assume(f"{name} is taken to hold {shown[:80]}")
+        self.emit.assume(f"{name} is assumed to hold {shown[:80]}")
         return self.emit.constant(array, name=name)
 
     def results(
@@ -277,7 +281,8 @@ class Walk:
                 return False, inputs
             raise ModelError(
                 f"{step.op} reads a sequence",
-                expected="a tensor; sequences are followed where they are made, indexed and joined",
+                expected="a tensor; gpuir supports sequences only in nodes that build, index or "
+                "concatenate them",
                 fix="export the model without sequences",
             )
         converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
@@ -302,7 +307,9 @@ class Walk:
                     return self.emit.constant(attributes[attribute], dtype, name)
         found = ", ".join(attributes) or "no attribute"
         raise ModelError(
-            "Constant: no numbers", expected="value, value_int(s) or value_float(s)", found=found
+            "Constant: the node holds no numbers",
+            expected="value, value_int(s) or value_float(s)",
+            found=found,
         )
 
     # -- functions
@@ -332,7 +339,7 @@ class Walk:
         steps = load.steps_of_function(function)
         if len(inputs) > len(steps.inputs):
             found = f"{len(inputs)} of {len(steps.inputs)}"
-            raise ModelError(f"{key}: more inputs than the function takes", found=found)
+            raise ModelError(f"{key}: the call has more inputs than the function", found=found)
         body.env.update(dict.fromkeys(steps.inputs))
         body.env.update(zip(steps.inputs, inputs, strict=False))
         load.calls.append(key)
@@ -360,17 +367,17 @@ class Walk:
             if other is None:
                 fix = nearest(step.op, known)
             elif other.domain:
-                fix = f"it belongs to the domain {other.domain}"
+                fix = f"the domain {other.domain} has it"
             else:
-                fix = f"it is there since opset {other.since_version}"
+                fix = f"opset {other.since_version} and later have it"
             raise ModelError(
-                f"{step.op}: ai.onnx has no such operator in opset {n.version}", fix=fix
+                f"{step.op}: opset {n.version} of ai.onnx has no such operator", fix=fix
             )
         if not step.domain and NOT_TENSORS.search(step.op):
             raise ModelError(
                 f"{step.op} works on strings, sequences or optional values",
                 expected="operators on tensors of numbers, which is what gpuir analyses",
-                fix="cut this part off the model, or export it without such values",
+                fix="remove this part of the model, or export it without such values",
             )
         if schema is not None:
             function = self.schema_function(schema, step, n, attributes)
@@ -386,8 +393,9 @@ class Walk:
         operands = tuple(v for v in n.inputs if v is not None)
         self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
         self.load.warn(
-            f"{self.load.loc(n.name)}: {key} is not known: its operands count as read once and its "
-            "results as written once, its arithmetic not at all"
+            f"{self.load.loc(n.name)}: gpuir does not know the operator {key}. It "
+            "counts the memory traffic (each input read once, each result written "
+            "once), but no arithmetic"
         )
         attrs = settings(n.attrs.plain() if isinstance(n.attrs, Attributes) else n.attrs.items())
         return self.emit.add(t.Opaque(key, operands, tuple(types), attrs), fold=False)
@@ -450,11 +458,13 @@ class Walk:
             type = inferred.get(name) or self.declared(name, n)
             if name and type is None:
                 raise ModelError(
-                    f"{n.op}: the operator is not known, nor the type of its result {name!r}",
-                    expected="a converter for it, or the result's type in the model's value_info",
-                    fix="add it there: onnx.helper.make_tensor_value_info makes one; or load a "
-                    f'module with CONVERTERS = {{"{key_of(step.op, step.domain)}": convert}}: '
-                    "--load mine.py",
+                    f"{n.op}: gpuir does not know the operator and cannot tell the type of "
+                    f"its result {name!r}",
+                    expected="the type of the result in the value_info of the model, or a "
+                    "converter for the operator",
+                    fix="add the type with onnx.helper.make_tensor_value_info, or write a module "
+                    f'with CONVERTERS = {{"{key_of(step.op, step.domain)}": convert}} and load '
+                    "it: --load mine.py",
                 )
             types.append(type or TensorType((0,), f32))
         return tuple(types)
@@ -469,7 +479,7 @@ class Walk:
         first = next((v.type.shape for v in n.inputs if v is not None), ())
         if extents and extents[0] is None and first:
             extents[0] = first[0]
-            self.emit.assume(f"{n.name}: {name} is taken to be as long as the first operand")
+            self.emit.assume(f"{n.name}: {name} is assumed to be as long as the first input")
         if dims is None or None in extents:
             return None
         return TensorType(tuple(n for n in extents if n is not None), dtype)
@@ -488,13 +498,13 @@ class Walk:
                 f"--value {shlex.quote(name)}=" + ",".join([known] * max(types[name].size, 1))
                 for name in names
             ]
-            return "give the numbers it comes from: " + " ".join(lines)
+            return "give the numbers from which it is computed: " + " ".join(lines)
         source = f" ({', '.join(names[:4])})" if names else ""
         if (name := self.computed_as(value)) and value.type.size <= 16:
             guess = "128" if value.type.size == 1 and value.type.dtype.is_integer else "1"
             numbers = ",".join([guess] * value.type.size)
             return (
-                f"the shape depends on the data{source}; say what %{name} holds:\n"
+                f"the shape depends on the data{source}; give the content of %{name}:\n"
                 f"--value {shlex.quote(name)}={numbers}   (for example)"
             )
         return f"the shape depends on the data{source}; export the model with fixed shapes"

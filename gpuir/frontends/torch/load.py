@@ -135,7 +135,7 @@ def _placed(name: str, emit: Emitter | None = None) -> Generator[None]:
         raise
     except Exception as error:
         raise ModelError(
-            "the program is not well-formed, or gpuir misreads it",
+            "the program is not valid, or gpuir reads it wrongly",
             where=str(next(iter(emit.builder.locs if emit else ()), name)),
             found=reason(error),
             fix="run it in PyTorch; if it runs there, report this",
