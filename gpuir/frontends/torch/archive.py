@@ -51,9 +51,9 @@ def open_program(path: str | Path) -> ExportedProgram:
         raise
     except Exception as error:  # whatever torch meets in records that are well formed
         raise ModelError(
-            "not a program that torch.export.save wrote, or another version's",
+            "the file is not a program of torch.export.save, or it is one of another torch version",
             where=str(path),
-            expected=f"a .pt2 archive that torch {torch.__version__} loads",
+            expected=f"a .pt2 archive that torch {torch.__version__} can load",
             found="not a zip archive" if isinstance(error, BadZipFile) else reason(error),
             fix=AGAIN,
         ) from error
@@ -69,14 +69,15 @@ class Archive:
         self.sizes = {info.filename: info.file_size for info in file.infolist()}
         if twice := next((name for name, n in Counter(names).items() if n > 1), None):
             raise ModelError(
-                "a part of the archive is there twice, and readers differ in which they take",
+                "a part of the archive is stored twice, and programs differ in "
+                "which of the two they read",
                 where=self.at(twice),
                 fix=AGAIN,
             )
         packed, unpacked = path.stat().st_size, sum(self.sizes.values())
         if unpacked > UNPACKED * packed:
             raise ModelError(
-                "the archive unpacks to far more than it is",
+                "the archive unpacks to far more bytes than it has",
                 expected=f"at most {UNPACKED} times its {packed} bytes",
                 found=f"{unpacked} bytes",
                 fix="save it again: torch.export.save does not compress",
@@ -87,8 +88,9 @@ class Archive:
             raise ModelError(
                 "not a program that torch.export.save wrote",
                 expected="a .pt2 archive",
-                found=", ".join(names[:5]) or "an empty zip archive",
-                fix="from torch.save or torch.jit.save: export the module itself. " + AGAIN,
+                found=", ".join(names[:5]) or "nothing: the zip archive is empty",
+                fix="for a file of torch.save or torch.jit.save, export the module "
+                "itself. " + AGAIN,
             )
 
     def has(self, part: str) -> bool:
@@ -145,9 +147,9 @@ class Archive:
         compiled = any(name.startswith(f"{self.root}/data/aotinductor") for name in self.sizes)
         raise ModelError(
             "no program in the archive",
-            expected="models/model.json, the graph",
+            expected="the graph, in models/model.json",
             found="compiled code" if compiled else ", ".join(models) or "no models",
-            fix="save what torch.export.export gives, not what AOTInductor made of it",
+            fix="save the result of torch.export.export, not the compiled code of AOTInductor",
         )
 
     def tensors(self, folder: str, config: str, *, numbers: bool) -> dict[str, torch.Tensor]:
@@ -165,7 +167,7 @@ class Archive:
             at = f"{folder}/{payload.path_name}"
             plain = payload.path_name.startswith(("weight_", "tensor_"))
             if payload.use_pickle or payload.tensor_meta is None or not plain:
-                error = needs_pickle(f"{name} is of a class of its own")
+                error = needs_pickle(f"{name} is of a custom class")
                 error.where = self.at(at)
                 raise error
             key = f"{payload}"
@@ -190,9 +192,10 @@ class Archive:
         held = self.size(part)
         if held < needed and held:  # a program exported on fake tensors has no bytes
             raise ModelError(
-                "a tensor is larger than its bytes",
+                "a tensor is larger than its stored bytes",
                 where=self.at(part),
-                expected=f"{needed} bytes: {dtype} {shape}, strides {strides}, from {offset}",
+                expected=f"{needed} bytes for {dtype} {shape} with strides {strides}, from "
+                f"byte {offset} on",
                 found=f"{held} bytes",
                 fix=AGAIN,
             )
@@ -207,7 +210,7 @@ class Archive:
         found = tuple(size.value for size in sizes)
         if not all(isinstance(n, int) and 0 <= n < 2**62 for n in found):
             raise ModelError(
-                "a tensor's size is no number",
+                "the size of a tensor is not a number",
                 where=self.at(part),
                 found=f"{found}"[:200],
                 fix=AGAIN,

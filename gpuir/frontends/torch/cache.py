@@ -140,9 +140,9 @@ def _no_phases(where: str, found: str) -> ModelError:
     return ModelError(
         "phases are not supported for this model",
         where=where,
-        expected="layers that keep the keys and values of each token",
+        expected="layers that keep the keys and values of every token",
         found=found,
-        fix="leave --phase out for a pass over the whole sequence",
+        fix="without --phase, gpuir analyses a pass over the whole sequence",
     )
 
 
@@ -155,9 +155,10 @@ def memory(
     rooms = [min(past + new, window or past + new) for window in windows]
     if past and new > 1 and min(rooms) < past + new:
         raise ModelError(
-            "several tokens behind a past longer than the window are not supported",
+            "several new tokens are not supported when the past is longer "
+            "than the attention window",
             where=where,
-            expected=f"at most {min(rooms)} tokens in all, or one new one",
+            expected=f"at most {min(rooms)} past and new tokens together, or one new token",
             found=f"{past} + {new}",
         )
     keys = [_room(layer.keys, room, dtype) for layer, room in zip(layers, rooms, strict=True)]

@@ -15,7 +15,7 @@ from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, bool_, f32
 from gpuir.ops import tensor as t
 
-NO_DROPOUT = "dropout inside attention takes no time"
+NO_DROPOUT = "dropout inside attention is counted as free"
 
 
 def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value:
@@ -49,7 +49,7 @@ def scaled_product(n: TorchNode, e: Emitter) -> Value:
             s = reshaped(e, s, () if s.type.size == 1 else shape)
             y = mapped(e, "mul", f32, y, s)
     else:
-        e.assume(f"{n.name}: scales of blocks are not applied, and take no time")
+        e.assume(f"{n.name}: the scales of the blocks are not applied and are counted as free")
     if (bias := n.get("bias")) is not None:
         y = mapped(e, "add", f32, y, bias)
     if (whole := n.get("scale_result")) is not None:
@@ -220,8 +220,8 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     spatial, wanted = x.type.shape[-count:], n.type.shape[-count:]
     if len(spatial) != len(wanted):
         raise ModelError(
-            f"{n.op}: the result has other axes than output_size",
-            expected=f"{count} axes behind the channels",
+            f"{n.op}: the number of axes of the result is not that of output_size",
+            expected=f"{count} axes after the channels",
             found=f"{x.type} to {n.type}",
         )
     if not n.type.size:

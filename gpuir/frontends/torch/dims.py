@@ -45,7 +45,7 @@ class Dims:
             unknown = sorted(s.name for s in found.free_symbols)
             data = any(name.startswith("u") for name in unknown)
             raise ModelError(
-                "a size depends on the data" if data else "a symbolic size is not given",
+                "a size depends on the data" if data else "the value of a symbolic size is missing",
                 found=f"{expression}, of {', '.join(unknown)}",
                 fix=" ".join(f"--dims {self.name(name)}=N" for name in unknown),
             )
@@ -74,7 +74,7 @@ class Dims:
         self.labels, self.places = names_of_dims(program), places_of(shapes)
         for name in given:
             if name not in shapes:
-                raise ModelError(f"no input is called {name!r}", fix=nearest(name, shapes))
+                raise ModelError(f"no input has the name {name!r}", fix=nearest(name, shapes))
         asked, self.numbers = self.numbers, {}
         symbols = {label: symbol for symbol, label in self.labels.items()}
         axes = {f"{name}.{i}": n for name, shape in shapes.items() for i, n in enumerate(shape)}
@@ -96,7 +96,7 @@ class Dims:
         for name, shape in given.items():
             if tuple(map(self, shapes[name])) != shape:
                 raise ModelError(
-                    f"the program does not take such a shape of {name!r}",
+                    f"the program does not accept this shape of {name!r}",
                     expected=f"{name}={self.written(shapes[name])}",
                     found=f"{name}={'x'.join(map(str, shape))}, with {self._chosen()}",
                 )
@@ -105,20 +105,20 @@ class Dims:
     def _set(self, symbol: str, number: int) -> None:
         if self.numbers.setdefault(symbol, number) != number:
             raise ModelError(
-                "a symbolic size is given twice",
+                "two different values are given for a symbolic size",
                 found=f"{self.name(symbol)}={self.numbers[symbol]} and {number}",
             )
 
     def _not_taken(self, name: str, size: Any, number: int) -> ModelError:
         return ModelError(
-            f"the program does not take {name}={number}",
+            f"the program does not accept {name}={number}",
             expected=f"{name}={self.shown(size)}",
             found=self._chosen(),
         )
 
     def _chosen(self) -> str:
         sizes = [f"{self.name(symbol)}={n}" for symbol, n in self.numbers.items()]
-        return ", ".join(sizes) or "no size to choose"
+        return ", ".join(sizes) or "no symbolic sizes"
 
     def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
         symbols = {
@@ -136,11 +136,11 @@ class Dims:
         unnamed = [s for s in missing if s in self.places and s not in self.labels]
         lines += [f"{s} is {', '.join(self.places[s])}" for s in unnamed]
         raise ModelError(
-            "a symbolic size is not given",
-            expected=f"numbers by these names, none of them {others}" if others else "",
+            "the value of a symbolic size is missing",
+            expected=f"numbers for these names, none of which is {others}" if others else "",
             found="\n".join(lines),
-            fix=f"--dims {','.join(f'{self.name(s)}=N' for s in missing)}, "
-            f"or {inputs} with numbers for them",
+            fix=f"--dims {','.join(f'{self.name(s)}=N' for s in missing)}, or "
+            f"{inputs} with numbers in place of the names",
         )
 
     def _check_ranges(self, program: ExportedProgram) -> None:
@@ -165,10 +165,10 @@ class Dims:
         unknown = [name for name in self.numbers if name not in self.used]
         if unknown:
             raise ModelError(
-                f"no symbolic size is called {', '.join(unknown)}",
+                f"no symbolic size has the name {', '.join(unknown)}",
                 expected=", ".join(sorted(map(self.name, self.used)))
-                or "none: all sizes are numbers",
-                fix="export with dynamic_shapes, or leave it out",
+                or "none: all sizes of the program are fixed",
+                fix="remove the option, or export with dynamic_shapes",
             )
 
     def type(self, tensor: torch.Tensor) -> TensorType:

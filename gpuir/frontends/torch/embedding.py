@@ -50,7 +50,9 @@ def embedding_bag(n: TorchNode, e: Emitter) -> Results:
 def check_padding(n: TorchNode) -> None:
     padding = n.args.get("padding_idx")
     if padding is not None and padding >= 0:
-        raise ModelError("embedding_bag: padding is not supported", fix="build without padding_idx")
+        raise ModelError(
+            "embedding_bag: padding is not supported", fix="build the module without padding_idx"
+        )
 
 
 def even_length(e: Emitter, indices: Value, offsets: Value, bags: int) -> int | None:
@@ -122,15 +124,15 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     if n.args["scale_grad_by_freq"]:
         raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
     if n.args.get("sparse"):
-        e.assume(f"{n.name}: the gradient of a table is dense, where PyTorch keeps it sparse")
+        e.assume(f"{n.name}: the gradient of the table is dense, while PyTorch keeps it sparse")
     dy, indices, offsets = n["grad"], n["indices"], n.get("offsets")
     mode, bags = MODES[int(n.args["mode"])], dy.type.shape[0]
     zeros = e.fill(0, n.type)
     if mode == "max":
         if (largest := n.get("maximum_indices")) is None:
             raise ModelError(
-                f"{n.op}: bags of several lengths have no gradient in mode max",
-                fix="give rows of indices of one length",
+                f"{n.op}: mode max has no gradient when bags differ in length",
+                fix="give a matrix of indices, so that all bags have the same length",
             )
         return e(t.ScatterElements(zeros, largest, dy, axis=0, combine="add"))
     bag = bag_of(e, indices, offsets, bags) if offsets else n["offset2bag"]

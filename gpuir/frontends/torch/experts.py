@@ -169,7 +169,7 @@ def grouped_product(n: TorchNode, e: Emitter) -> Results:
     if ends is None:
         return cast(e, e(t.Matmul(a, b)), n.type.dtype)
     shape, groups = n.type.shape, ends.type.size
-    e.assume(f"rows spread over {groups} groups of a product evenly")
+    e.assume(f"rows are spread evenly over the {groups} groups of a grouped product")
     length = b.type.shape[1] if a.type.rank == 3 else a.type.shape[0 if b.type.rank == 3 else 1]
     count = min(groups, max(length, 1))
     each = -(-length // count)

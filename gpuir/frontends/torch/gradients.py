@@ -26,7 +26,7 @@ def attention(n: TorchNode, e: Emitter) -> Results:
     q, k, v = (n[name] for name in ("query", "key", "value"))
     no_dropout(n, e)
     if any(n.get(f"{x}_descale") for x in "qkv"):
-        e.assume(f"{n.name}: the scales of 8-bit operands are not applied, and take no time")
+        e.assume(f"{n.name}: the scales of 8-bit operands are not applied and are counted as free")
     causal = bool(n.args["is_causal"])
     op = t.Attention(q, k, v, mask_of(n, e, q), scale=scale_of(n, q), causal=causal, stats=True)
     y, stats = e.add(op)
@@ -122,7 +122,7 @@ def eps_of(n: TorchNode, e: Emitter, inverse: Value) -> float:
     if isinstance(op, t.Map) and op.fn == "rsqrt":
         op = e.builder.producer(op.args[0])
     if not (isinstance(op, t.Map) and op.fn == "add" and op.imm):
-        raise ModelError(f"{n.op}: its statistics are not those of a norm of this program")
+        raise ModelError(f"{n.op}: mean and rstd are not the results of a norm in this program")
     return float(op.imm[0])
 
 

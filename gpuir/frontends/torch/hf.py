@@ -76,7 +76,10 @@ DTYPES = {
     "f64": torch.float64,
 }
 CACHE_DTYPES = DTYPES | {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
-UNSCALED = "attention reads them so, as engines' kernels do, and no scales of them are counted"
+UNSCALED = (
+    "attention kernels read them in this type, as inference engines "
+    "do, and their scales are not counted"
+)
 COUNTS = re.compile(r"(num|n|encoder|decoder)_\w*(layers?|experts?|blocks)$")
 MOST = {"layer": 512, "block": 512, "expert": 4096}  # each is a module, and in the graph
 LEFT_OUT = (  # they name code that is not transformers' own: a repository's, kernels of the hub
@@ -135,39 +138,48 @@ def program(
         quantisation = quantised.quantisation(config, model, folder)
         if quantisation is not None:
             if train:
-                found, fix = quantisation.method, 'take "quantization_config" out of the config'
+                found, fix = quantisation.method, 'remove "quantization_config" from the config'
                 raise UsageError(
-                    "quantised weights are not trained", where=folder, found=found, fix=fix
+                    "a model with quantised weights cannot be trained",
+                    where=folder,
+                    found=found,
+                    fix=fix,
                 )
             sizes.assumed += quantised.apply(model, quantisation, folder)
         name = called(Path(folder))
         if phase is None:
             if past is not None:
-                raise UsageError("past tokens belong to a phase", fix="add --phase decode")
+                raise UsageError("--past needs --phase decode", fix="add --phase decode")
             if cache_dtype is not None:
-                raise UsageError("a cache belongs to a phase", fix="add --phase decode")
+                raise UsageError("--cache-dtype needs --phase decode", fix="add --phase decode")
             made = whole(model, sizes, task, train, name, mask)
         elif train or task not in GENERATING:
             found = "a training step" if train else f"the task {task or cls.__name__}"
             expected = "one of the tasks " + ", ".join(GENERATING)
             raise UsageError(
-                "phases are those of a model that generates", expected=expected, found=found
+                "--phase needs a model that generates tokens", expected=expected, found=found
             )
         elif phase == "prefill" and GENERATING[task] == "target":
             raise UsageError(
-                "a decoder behind an encoder has no prefill yet",
+                "prefill is not supported for models with an encoder and a decoder",
                 where=folder,
                 expected="--phase decode",
                 found=f"--phase {phase}, the task {task}",
-                fix="leave --phase out for a pass of the encoder and the decoder, without caches",
+                fix="without --phase, gpuir analyses a pass of the encoder and the "
+                "decoder, without caches",
             )
         elif mask:
-            raise UsageError("a step of generation has no mask as an input", fix="leave it out")
+            raise UsageError(
+                "--mask has no effect on a step with a cache: such a step has no mask as an input",
+                fix="remove --mask",
+            )
         else:
             kept = cache_dtype or (quantisation and quantisation.cache)
             if kept:
                 whose = "the option says" if cache_dtype else "the config's quantization says"
-                sizes.assumed.append(f"keys and values are kept in {kept}, as {whose}: {UNSCALED}")
+                sizes.assumed.append(
+                    f"keys and values are stored in {kept}, as {whose}: {UNSCALED}"
+                )
             made = step(model, sizes, task, phase, past, name, CACHE_DTYPES[kept] if kept else None)
     sizes.check()
     return replace(made, assumed=(*made.assumed, *unread(cls, made)))
@@ -177,7 +189,8 @@ def unread(cls: Any, made: Program) -> tuple[str, ...]:
     """What to say of images and sounds that the model would take, and is not given."""
     takes, given = signature(cls.forward).parameters, made.kwargs or {}
     return tuple(
-        f"no {name} are given: what reads them is not run, and its weights count"
+        f"the inputs {name} are not given: the parts that read them are "
+        "left out, but their weights are counted"
         for name in OTHER_SENSES
         if name in takes and name not in given
     )
@@ -192,7 +205,7 @@ def usable(where: str) -> Generator[None]:
         raise
     except Exception as error:
         raise ModelError(
-            "a model cannot be made of the config", where=where, found=reason(error)
+            "transformers cannot build a model from the config", where=where, found=reason(error)
         ) from error
 
 
@@ -230,23 +243,27 @@ def read_config(path: Path) -> Any:
 
     file = path / "config.json" if os.path.isdir(path) else path
     where = str(file)
-    fix = "models are not downloaded: save the config.json of the one you mean, and name it"
+    fix = "gpuir does not download models: save the config.json of the model, and give its path"
     read = read_json(file, "the config", ModelError, fix)
     data: dict[str, Any] = read if isinstance(read, dict) else {}
     kind = data.get("model_type")
     if not isinstance(kind, str):
         found = "a diffusers config" if "_diffusers_version" in data else "no model_type"
         raise ModelError(
-            "not a config of transformers",
+            "this is not a Hugging Face config",
             where=where,
-            expected='a "model_type", like "llama"',
+            expected='a "model_type", for example "llama"',
             found=found,
             fix="write a function that builds the model: gpuir analyze my.module:build",
         )
     if kind not in CONFIG_MAPPING_NAMES:
-        own = " Its code is its own (auto_map), and is not run." if "auto_map" in data else ""
+        own = (
+            " The config names its own Python code (auto_map), which gpuir does not run."
+            if "auto_map" in data
+            else ""
+        )
         raise ModelError(
-            f"transformers knows no model_type {kind!r}.{own}",
+            f"transformers has no model_type {kind!r}.{own}",
             where=where,
             fix=nearest(kind, CONFIG_MAPPING_NAMES),
         )
@@ -256,9 +273,9 @@ def read_config(path: Path) -> Any:
     except GpuirError:
         raise
     except Exception as error:  # each config class checks in its own way
-        raise ModelError("transformers refuses the config", where=where, found=reason(error)) from (
-            error
-        )
+        raise ModelError(
+            "transformers does not accept the config", where=where, found=reason(error)
+        ) from (error)
 
 
 def as_data(value: Any, where: str) -> Any:
@@ -271,10 +288,10 @@ def as_data(value: Any, where: str) -> Any:
     held = cast("dict[str, Any]", value)
     if held.get(WEIGHTS):
         raise ModelError(
-            "the config names a file of weights, and reading one may run what it holds",
+            "the config names a file of weights, which could run code when it is read",
             where=where,
             found=f"{WEIGHTS}: {held[WEIGHTS]}"[:200],
-            fix=f"take {WEIGHTS} out of the config: weights are not needed",
+            fix=f"remove {WEIGHTS} from the config: gpuir needs no weights",
         )
     return {key: as_data(each, where) for key, each in held.items() if key not in LEFT_OUT}
 
@@ -289,11 +306,11 @@ def check_counts(data: Mapping[str, Any], where: str) -> None:
         if most is None or not isinstance(value, int | float) or value <= most:
             continue
         raise ModelError(
-            f"{key} is more than gpuir builds",
+            f"{key} is larger than gpuir builds",
             where=where,
             expected=f"at most {most}",
             found=str(value)[:40],
-            fix="analyse fewer: the time is nearly proportional",
+            fix="analyse a smaller model: the time is nearly proportional",
         )
 
 
@@ -307,9 +324,9 @@ def find_class(config: Any, task: str | None, where: str) -> tuple[str | None, A
         named = names[0] if isinstance(names, list) and names else names
         if not isinstance(named, str | None):
             raise ModelError(
-                "architectures are not names of classes",
+                "architectures must be names of classes",
                 where=where,
-                expected='"architectures": ["..."], or a task',
+                expected='"architectures": ["..."] in the config, or a task',
                 found=repr(names)[:80],
                 fix="--task " + ", or ".join(classes),
             )
@@ -318,13 +335,13 @@ def find_class(config: Any, task: str | None, where: str) -> tuple[str | None, A
             raise ModelError(
                 f"transformers has no class {named}" if named else "the config names no class",
                 where=where,
-                expected='"architectures": ["..."], or a task',
+                expected='"architectures": ["..."] in the config, or a task',
                 fix="--task " + ", or ".join(classes),
             )
         return next((t for t, found in classes.items() if named in found), None), cls
     if task not in classes:
         raise UsageError(
-            f"{config.model_type} does not do {task}",
+            f"{config.model_type} has no model for the task {task}",
             where=where,
             expected=", ".join(classes),
             found=task,
@@ -381,7 +398,7 @@ class Sizes:
         value = self.given.get(name, 1 if name == "batch" else default)
         if value is None:
             raise UsageError(
-                f"the size {name!r} is not given",
+                f"the size {name!r} is missing",
                 where=self.where,
                 found=", ".join(f"{given}={n}" for given, n in self.given.items()),
                 fix=f"--dims {name}=N",
@@ -431,9 +448,9 @@ class Sizes:
             room, wanted = table.num_embeddings - first, past + n
             if wanted > room:
                 raise ModelError(
-                    "more tokens than the model has learned positions for",
+                    "there are more tokens than position embeddings in the model",
                     where=self.where,
-                    expected=f"at most {room}, the rows of {path}",
+                    expected=f"at most {room}, the number of rows of {path}",
                     found=f"{past} + {wanted - past}" if past else str(wanted),
                     fix=f"--dims {name}={room}" if not past else f"--past {max(room - 1, 1)}",
                 )
@@ -502,7 +519,7 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     has_labels = labels is not None and takes.keys() >= (labels.keys() or {"return_loss"})
     if train and not has_labels:
         raise UsageError(
-            f"{type(model).__name__} has no loss that gpuir can ask for",
+            f"gpuir does not know a loss for {type(model).__name__}",
             where=sizes.where,
             expected=f"a task among {', '.join(LABELS)}",
             fix="give --task, or build module and arguments in Python: my.module:build",
@@ -536,7 +553,7 @@ def made_up(model: Any, names: Sequence[str], sizes: Sizes) -> dict[str, torch.T
     for name in names:
         if name not in INPUTS:
             raise ModelError(
-                f"{type(model).__name__} reads {name}, which gpuir cannot make up",
+                f"gpuir cannot make the input {name} of {type(model).__name__}",
                 where=sizes.where,
                 expected=", ".join(INPUTS),
                 fix="build module and arguments in Python: gpuir analyze my.module:build",
@@ -548,9 +565,9 @@ def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: Sizes) -> tor
     """Which tokens of each sequence are there: all, as far as shapes can tell."""
     if "input_ids" not in inputs or "attention_mask" not in signature(model.forward).parameters:
         raise UsageError(
-            f"{type(model).__name__} reads no attention mask of tokens",
+            f"{type(model).__name__} has no attention mask as an input",
             where=sizes.where,
-            fix="leave it out",
+            fix="remove --mask",
         )
     return torch.ones_like(inputs["input_ids"])
 
@@ -570,9 +587,10 @@ def whole(
     layers = getattr(model.config, "num_hidden_layers", 0)
     if train and model.config.model_type in STEPWISE and layers * sizes("seq") > MOST_STEPS:
         raise ModelError(
-            "a scan that is trained is written down token by token, and so many are too many",
+            "gpuir unrolls a scan in training, one step for each token, and "
+            "there are too many tokens",
             where=sizes.where,
-            expected=f"at most {MOST_STEPS // layers} tokens, of {layers} layers",
+            expected=f"at most {MOST_STEPS // layers} tokens for {layers} layers",
             found=str(sizes("seq")),
             fix=f"--dims seq={MOST_STEPS // layers}: the time is nearly proportional",
         )
@@ -606,7 +624,7 @@ def step(
     from gpuir.frontends.torch import cache
 
     if past is None and phase == "decode":
-        raise UsageError("decoding goes on from past tokens", where=name, fix="--past 4096")
+        raise UsageError("decoding needs a number of past tokens", where=name, fix="--past 4096")
     size = GENERATING[task]
     words = "decoder_input_ids" if size == "target" else "input_ids"
     past, batch = past or 0, sizes("batch")

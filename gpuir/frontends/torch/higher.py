@@ -81,7 +81,9 @@ def as_value(e: Emitter, x: Any) -> Value:
         return x
     if isinstance(x, bool | int):
         return e.constant(x, bool_ if isinstance(x, bool) else i64)
-    raise ModelError("a loop carries something that is no tensor and no integer", found=repr(x))
+    raise ModelError(
+        "a value that the loop carries is neither a tensor nor an integer", found=repr(x)
+    )
 
 
 # ---------------------------------------------------------------------------- loops
@@ -109,7 +111,7 @@ def loop(
         for before, v in zip(carried, after, strict=True):
             if v.type != before.type:
                 raise ModelError(
-                    "a loop's carried value changes its type",
+                    "a loop-carried value changes its type",
                     expected=str(before.type),
                     found=str(v.type),
                 )
@@ -144,7 +146,7 @@ def while_loop(
     trips = counted if given is None else given
     if trips is None or trips < 0:
         raise ModelError(
-            "while_loop: the number of trips is not known",
+            "while_loop: the trip count is not known",
             found="a condition that is computed at run time" if trips is None else str(trips),
             fix=f"--trip-count {node.name}=10   (for example)",
         )
@@ -269,17 +271,18 @@ def flex_attention(
     """One kernel, as torch.compile makes it. What its functions say of scores is found by running
     them: a causal mask, a window, a soft cap. What is none of these is said, and left out."""
     e = walk.emit
-    e.assume(f"{node.name}: one kernel, as torch.compile makes of flex_attention")
+    e.assume(f"{node.name}: one kernel, as torch.compile makes for flex_attention")
     cap = softcap(score_mod, score_buffers)
     if cap is None:
         work = sum(n.op == "call_function" for n in score_mod.graph.nodes)
         e.assume(
-            f"{node.name}: score_mod is not applied, and its {work} operations a score take no time"
+            f"{node.name}: score_mod is not applied; its {work} operations "
+            "for each score are counted as free"
         )
     seen = visible(block_mask[-1], mask_buffers, q.type.shape, k.type.shape)
     if seen is None:
         seen = kept_blocks(e, block_mask, q.type.shape[-2], k.type.shape[-2])
-        e.assume(f"{node.name}: its mask is not one of the forms known: {seen.text}")
+        e.assume(f"{node.name}: the form of its mask is unknown: {seen.text}")
     op = t.Attention(
         *(q, k, v, None, float(scale)),
         causal=seen.causal,
@@ -376,11 +379,11 @@ def kept_blocks(e: Emitter, block_mask: Sequence[Any], rows: int, keys: int) -> 
         e.array_of(block_mask[i]) if isinstance(block_mask[i], Value) else None for i in (2, 4)
     ]
     if counts[0] is None:
-        return Seen(text="all its blocks are visited")
+        return Seen(text="all blocks are computed")
     columns = -(-keys // int(block_mask[-2]))
     visited = sum(float(c.mean()) for c in counts if c is not None)
     share = min(1.0, visited / columns)
-    text = f"{share:.1%} of its blocks are visited, as by a window of as many keys"
+    text = f"{share:.1%} of the blocks are computed, as for a sliding window with this many keys"
     return Seen(True, max(round(share * keys) - 1, 0), text)
 
 

@@ -52,7 +52,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
                 "AOTAutograd cannot differentiate the program",
                 where=name,
                 found=reason(error),
-                fix="let gpuir differentiate it: --autodiff gpuir",
+                fix="use gpuir's own derivatives: --autodiff gpuir",
             ) from error
     walk.emit.scope.assumed += (*assumed, *unreached(exported))
     return _graph(traced.graph_module, exported.graph_signature.user_inputs, held, walk)
@@ -123,7 +123,7 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
         if isinstance(node, fx.Node) and node.meta["val"].dtype.is_floating_point
     ]
     if not floats:
-        raise ModelError("the program has no float output to differentiate")
+        raise ModelError("the program has no floating-point output to differentiate")
     loss = floats[0]
     if loss.meta["val"].numel() != 1:
         with graph.inserting_before(output):
@@ -132,7 +132,7 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
         loss, assumed = total, (*assumed, f"the gradient is that of the sum of %{loss.name}")
     elif others := [n.name for n in floats[1:] if n.meta["val"].numel() == 1]:
         names = ", ".join(f"%{name}" for name in dict.fromkeys(others))
-        note = f"the loss is %{loss.name}, the first output, and not {names}: --loss"
+        note = f"the loss is %{loss.name}, the first output, not {names} (--loss selects another)"
         assumed = (*assumed, note)
     output.args = ((loss,),)
     info = graph._codegen.pytree_info

@@ -325,7 +325,7 @@ def index_places(n: TorchNode, e: Emitter, picked: int) -> list[tuple[int, Value
 def nonzero_places(n: TorchNode, e: Emitter, x: Value, count: int) -> Value:
     """The coordinates of the cells that are not zero, a row for each axis; how many there are is
     given."""
-    e.assume(f"{n.name}: {count} of {x.type.size} elements taken as nonzero")
+    e.assume(f"{n.name}: {count} of {x.type.size} elements are assumed to be nonzero")
     gives = TensorType((max(x.type.rank, 1), count), i64)
     return e(t.Routine("nonzero", (x,), (gives,), work=x.type.size))
 
@@ -355,7 +355,7 @@ def index_put(n: TorchNode, e: Emitter) -> Value:
             return e(t.Map("where", (wide, values, x)))
     given = [i for i, v in enumerate(n.args["indices"]) if v is not None]
     if len(masks) == 1 and masks[0].type.dtype == bool_ and given != [0]:
-        raise ModelError(f"{n.op}: values behind a mask of inner axes are not supported")
+        raise ModelError(f"{n.op}: a mask over the last axes only is not supported")
     places = index_places(n, e, values.type.shape[0] if values.type.rank else 1)
     axes = [axis for axis, _ in places]
     order = [*axes, *(i for i in range(x.type.rank) if i not in axes)]

@@ -36,8 +36,8 @@ from gpuir.ops import tensor as t
 
 HARMLESS = ("aten::detach_", "aten::lift_fresh_copy")  # in-place by name, not in what they do
 IN_TRAINING = (
-    "the module is in training mode, its dropout and batch statistics are part of the run: "
-    ".eval() leaves them out"
+    "the module is in training mode, so its dropout and batch "
+    "statistics are counted; call .eval() to leave them out"
 )
 
 
@@ -92,9 +92,9 @@ def load(
     with _placed(name, emit):
         if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
             raise UsageError(
-                "quantised weights are not trained",
-                found="weights that are torchao's subclasses",
-                fix="give the module as it is before torchao.quantization.quantize_",
+                "a model with quantised weights cannot be trained",
+                found="weights that are tensor subclasses of torchao",
+                fix="give the module as it was before torchao.quantization.quantize_",
             )
         if train and isinstance(made, Program):
             made.module.train()
@@ -104,8 +104,9 @@ def load(
             walk.dims.bind(made, inputs)
         elif inputs:
             raise UsageError(
-                f"a shape is given for {', '.join(inputs)}: a module is run on its own arguments",
-                fix="leave it out, and change the arguments",
+                f"a shape is given for {', '.join(inputs)}, but a module runs on "
+                "the arguments that you give it",
+                fix="remove the shape, and change the arguments",
             )
         if joint and (unrolled or not _recurrent(made)):
             model = load_joint(made, name, walk)
@@ -138,7 +139,7 @@ def _placed(name: str, emit: Emitter | None = None) -> Generator[None]:
             "the program is not valid, or gpuir reads it wrongly",
             where=str(next(iter(emit.builder.locs if emit else ()), name)),
             found=reason(error),
-            fix="run it in PyTorch; if it runs there, report this",
+            fix="run it in PyTorch; if it runs there, please report this as a bug",
         ) from error
 
 
@@ -187,8 +188,8 @@ def _program(
     if isinstance(source, ExportedProgram | Program):
         if args or kwargs:
             raise UsageError(
-                "arguments are given for a program, which was exported with its own",
-                fix="leave them out, or give the module in its place",
+                "arguments are given for an exported program, which has its own arguments",
+                fix="remove the arguments, or give the module instead of the program",
             )
         return source
     if not isinstance(source, torch.nn.Module):
@@ -197,14 +198,14 @@ def _program(
             expected="a path, a torch.nn.Module with its arguments, an exported program, an "
             "onnx.ModelProto or its bytes",
             found=type(source).__name__,
-            fix="make a function a module: class M(torch.nn.Module) with a forward"
+            fix="make the function a module: class M(torch.nn.Module) with a forward method"
             if callable(source)
             else "",
         )
     if args is None and kwargs is None:
         raise UsageError(
-            "a module alone does not say what it is run on",
-            fix="give its arguments: gpuir.load(module, args=(x,))",
+            "a module is given without arguments",
+            fix="give the arguments of the module: gpuir.load(module, args=(x,))",
         )
     return Program(source, tuple(args or ()), dict(kwargs or {}))
 
@@ -220,7 +221,7 @@ def with_layout(graph: Graph) -> Graph:
     how = "row-major (NCHW), as they are given; --channels-last"
     if any(last):
         how = "channels-last (NHWC)" if all(last) else "channels-last (NHWC) in part"
-    return replace(graph, assumed=(*graph.assumed, f"images lie in memory {how}"))
+    return replace(graph, assumed=(*graph.assumed, f"images have the memory layout {how}"))
 
 
 CONVOLUTIONS = (t.Conv, t.ConvTranspose)
@@ -257,9 +258,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             return program.run_decompositions({})
     except Exception as error:  # whatever torch meets in it
         raise ModelError(
-            "torch cannot take apart what writes in place, or runs under autocast",
+            "torch cannot decompose the program, because it writes in place or runs under autocast",
             found=reason(error),
-            fix="export it so: torch.export.export(...).run_decompositions({})",
+            fix="decompose it when you export: torch.export.export(...).run_decompositions({})",
         ) from error
 
 

@@ -42,7 +42,7 @@ DTYPES: dict[torch.dtype, DType] = {
 def dtype_of(dtype: torch.dtype) -> DType:
     """ModelError for a dtype that the IR has not: quantised ones, complex32."""
     if dtype not in DTYPES:
-        raise ModelError("no dtype that gpuir analyses", found=str(dtype))
+        raise ModelError("gpuir does not analyse this data type", found=str(dtype))
     return DTYPES[dtype]
 
 
@@ -51,7 +51,7 @@ class Arguments(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise ModelError(
-            f"the converter reads an argument {name!r} that the operator has not",
+            f"the converter reads an argument {name!r} that the operator does not have",
             expected=", ".join(self) or "none",
         )
 
@@ -77,7 +77,7 @@ class TorchNode:
         """The operand of that name, which must be a tensor."""
         value = self.args[arg]
         if not isinstance(value, Value):
-            raise ModelError(f"{self.op}: {arg} is no tensor", found=repr(value))
+            raise ModelError(f"{self.op}: {arg} is not a tensor", found=repr(value))
         return value
 
     def get(self, arg: str) -> Value | None:
@@ -93,7 +93,7 @@ class TorchNode:
         """Of the first result."""
         type = self.types[0]
         if type is None:
-            raise ModelError(f"{self.op}: its result is no tensor")
+            raise ModelError(f"{self.op}: the result is not a tensor")
         return type
 
     def axis(self, rank: int, arg: str = "dim") -> int:
@@ -101,7 +101,7 @@ class TorchNode:
         given = self.args[arg]
         if not isinstance(given, int):
             raise ModelError(
-                f"{self.op}: {arg} is no axis", expected="an integer", found=repr(given)
+                f"{self.op}: {arg} is not an axis", expected="an integer", found=repr(given)
             )
         return given % max(rank, 1)
 

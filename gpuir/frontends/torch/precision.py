@@ -57,8 +57,9 @@ def unreached(program: ExportedProgram) -> tuple[str, ...]:
             if device not in places and (on or device != "cpu"):
                 found.setdefault((device, place), dtype_of(dtype))
     return tuple(
-        f"torch.autocast({device!r}) casts no tensors on {place}, where the program was exported: "
-        f"products in it are costed in the dtypes that they have there, and not in {dtype} "
-        f"(--autocast {dtype} has a GPU's casts, of the whole model)"
+        f"torch.autocast({device!r}) does not cast tensors on {place}, "
+        "where the program was exported: the products in it are costed "
+        f"in their own data types, not in {dtype} (--autocast {dtype} "
+        "casts the whole model as on a GPU)"
         for (device, place), dtype in sorted(found.items())
     )

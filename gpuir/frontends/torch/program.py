@@ -115,26 +115,26 @@ def remedy(error: Exception) -> str:
     for words, fix in REMEDIES:
         if any(word in text for word in words):
             return fix
-    return "run the module on these arguments in PyTorch first: torch.export runs its code as it is"
+    return "run the module on these arguments in PyTorch first: torch.export runs the same code"
 
 
 REMEDIES = (
     (
         ("ata-dependent", "DataDependent"),
-        "a branch or a shape that depends on data has to be taken out, or fixed",
+        "remove the branch or shape that depends on data, or replace it by a fixed one",
     ),
     (("fake impl",), "give the operator a fake implementation: torch.library.register_fake"),
     (
         ("CUDA", "cuda", "NVIDIA"),
-        'the model need not be on a GPU: build it under torch.device("meta")',
+        'the model does not need a GPU: build it under torch.device("meta")',
     ),
     (
         ("DeviceMismatch", "same device", "on device meta"),
-        'give module and arguments one device: build both under torch.device("meta")',
+        'put the module and its arguments on one device: build both under torch.device("meta")',
     ),
     (
         ("dtype", "scalar type"),
-        "the model mixes dtypes: use the one it was written for (--dtype f32)",
+        "the model mixes data types: use the one for which it was written (--dtype f32)",
     ),
 )
 
@@ -155,7 +155,9 @@ def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram
     build = getattr(module, name, None)
     if not callable(build):
         functions = [n for n, thing in vars(module).items() if callable(thing)]
-        raise UsageError(f"no function {name!r} in it", where=path, fix=nearest(name, functions))
+        raise UsageError(
+            f"the file has no function {name!r}", where=path, fix=nearest(name, functions)
+        )
     parameters = inspect.signature(build).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     taken = {name: size for name, size in dims.items() if free or name in parameters}
@@ -186,7 +188,7 @@ def _program(made: Any, path: str) -> Program | ExportedProgram:
                 else type(made).__name__
             )
             raise ModelError(
-                "the function gives no program",
+                "the function must return a model with its arguments",
                 where=path,
                 expected="(module, args), (module, args, kwargs) or an ExportedProgram",
                 found=found,
@@ -195,7 +197,7 @@ def _program(made: Any, path: str) -> Program | ExportedProgram:
 
 def _not_taken(name: str, parameters: Collection[str], path: str) -> UsageError:
     return UsageError(
-        f"the function takes no dimension {name!r}",
+        f"the function has no parameter {name!r}",
         where=path,
         expected=f"one of its parameters: {', '.join(parameters) or 'it has none'}",
         fix=nearest(name, parameters) if parameters else f"def build({name}): ...",

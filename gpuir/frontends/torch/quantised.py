@@ -23,17 +23,18 @@ F8_CACHE = "f8e4m3"
 U4 = CODES[4]
 SIGNED = {8: torch.int8}
 ORDERED = (
-    "gptq: columns are put in the order of the weights (desc_act) on their way into the product, "
-    "as ExLlama's kernels do"
+    "gptq: input columns are reordered to the order of the weights "
+    "(desc_act) inside the product, as the ExLlama kernels do"
 )
-BLOCKWISE = "fp8 in blocks: a row has one scale here, not one a block"
+BLOCKWISE = "fp8 in blocks: counted with one scale a row, not with one scale a block"
 ROWS_ALONE = (
-    "experts of 8 bits: their rows are cast without scales, which kernels find and apply on the way"
+    "8-bit experts: rows are cast without scales, which the kernels compute and apply themselves"
 )
-OUTLIERS = "LLM.int8(): no column holds outliers, whose product in 16 bits is left out"
-CODE_BOOK = "4-bit codes of bitsandbytes are taken as e2m1 floats: as many bits, other numbers"
+OUTLIERS = "LLM.int8(): no column has outliers, so the 16-bit product for outliers is left out"
+CODE_BOOK = "the 4-bit codes of bitsandbytes are counted as e2m1 floats, which have as many bits"
 ENGINE = (
-    "packed weights are multiplied as they are: by engines' kernels, where PyTorch unpacks them"
+    "packed weights are multiplied without unpacking, as the kernels "
+    "of inference engines do; PyTorch unpacks them"
 )
 E2M1 = Weights(U4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
 
@@ -66,7 +67,7 @@ class Keys:
         if wrong or not isinstance(value, kind):
             wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
             raise ModelError(
-                f"quantization_config: {name!r} is of another type",
+                f"quantization_config: {name!r} has the wrong type",
                 where=self.where,
                 expected=wanted,
                 found=repr(value)[:80],
@@ -99,11 +100,12 @@ class Keys:
 
     def refused(self, name: str, found: str, expected: str = "") -> ModelError:
         return ModelError(
-            f"quantization_config: {name} is not modelled",
+            f"quantization_config: gpuir does not model {name}",
             where=self.where,
             expected=expected,
             found=found,
-            fix='take "quantization_config" out of the config to analyse the model in its dtype',
+            fix='remove "quantization_config" from the config to analyse the '
+            "model in its own data type",
         )
 
 
@@ -177,7 +179,7 @@ def apply(model: nn.Module, made: Quantisation, where: str) -> tuple[str, ...]:
             f"quantization_config: {made.method} quantises no layer of the model",
             where=where,
             expected="linear layers" if made.linears else "a mixture of experts",
-            found=f"{layers} layers, all of them left out" if layers else "none",
+            found=f"{layers} layers, all excluded by the config" if layers else "none",
         )
     note = f"{made.method}: {changed} of {layers} layers are quantised, {', '.join(found)}"
     return (note, *made.assumed, *([ROWS_ALONE] if rows else []))
@@ -202,7 +204,8 @@ def stack(name: str, module: Any, scheme: Scheme, where: str) -> None:
     """The matrices of a mixture, each of its experts in blocks of its own; results are rows."""
     if getattr(module, "how", None) is None:
         raise ModelError(
-            "quantization_config: quantised weights of such a mixture of experts are not modelled",
+            "quantization_config: gpuir does not model quantised weights of "
+            "this mixture of experts",
             where=where,
             found=f"{name}: {type(module).__name__}",
         )
@@ -311,7 +314,7 @@ def auto_round(keys: Keys, model: nn.Module) -> Quantisation:
     if (kind := keys.get("data_type", str, "int")) != "int":
         raise keys.refused(f"auto-round's data_type {kind!r}", kind, "int")
     if keys.get("extra_config", dict):
-        raise keys.refused("auto-round's extra_config", "layers of other widths")
+        raise keys.refused("auto-round's extra_config", "layers with different numbers of bits")
     return replace(gptq(keys, model), method="auto-round")
 
 
@@ -447,7 +450,7 @@ def compressed_tensors(keys: Keys, model: nn.Module) -> Quantisation:
     sparse = keys.part("sparsity_config") or Keys({}, keys.where)
     for form in (sparse.get("format", str, "dense"), keys.get("format", str, "dense")):
         if "24" in form or "sparse" in form:
-            raise keys.refused(f"weights with zeros left out, {form!r}", form, "dense weights")
+            raise keys.refused(f"sparse weights of the form {form!r}", form, "dense weights")
     groups = keys.part("config_groups")
     if groups is None or not groups.data:
         raise keys.refused("no config_groups", ", ".join(keys.data)[:80])

@@ -57,7 +57,7 @@ def recurrent(cell: Cell, functions: Sequence[str], states: int) -> Converter:
                 found=str(len(params)),
             )
         if n.args["train"] and n.args["dropout"] and int(n.args["num_layers"]) > 1:
-            e.assume(f"{n.name}: dropout between layers takes no time")
+            e.assume(f"{n.name}: dropout between layers is counted as free")
         turned = bool(n.args["batch_first"])
         finals: list[tuple[Value, ...]] = []
         shown: list[Value] = []

@@ -63,7 +63,10 @@ def grown(program: Program, load: Callable[[Program], Model], joint: bool) -> Mo
             return None
         model = _held(law.model(stacks[0].times, models[few].weights), program.module)
         verify(model.graph, "repeat")
-        note = f"the layers behind the first {longest} do what these do: they hold the same modules"
+        note = (
+            f"the layers after the first {longest} are assumed to do the "
+            "same, because they hold the same modules"
+        )
         graph = replace(model.graph, assumed=(*model.graph.assumed, note))
     except (Irregular, GpuirError):  # what is at fault in the program itself, the whole one shows
         return None
@@ -104,7 +107,9 @@ def _held(model: Model, module: torch.nn.Module) -> Model:
 
 
 def _missing() -> NoReturn:
-    raise NumbersMissing("the layer was not exported, its constants have no numbers")
+    raise NumbersMissing(
+        "the layer was not exported, so the numbers of its constants are not known"
+    )
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -186,8 +186,8 @@ def nonzero_columns(n: TorchNode, e: Emitter) -> Results:
 
 def scalar(n: TorchNode, e: Emitter) -> Any:
     raise ModelError(
-        f"{n.op}: a number of the program depends on the data",
-        fix="compute with tensors in place of .item()",
+        f"{n.op}: a Python number in the program depends on the data",
+        fix="compute with tensors instead of .item()",
     )
 
 

@@ -81,10 +81,11 @@ def document(data: bytes) -> Any:
         raise ModelError("not JSON", found=f"{error}"[:300]) from error
     if (work := sum(map(effort, texts))) > EFFORT:
         raise ModelError(
-            "the sizes of the program are too intricate",
-            expected=f"terms within functions, cubed, that add up to at most {EFFORT:,}",
+            "the symbolic sizes of the program are too complex",
+            expected=f"a total of at most {EFFORT:,} (the cube of the number of terms "
+            "inside functions)",
             found=f"{work:,} in {len(texts)} sizes, such as {max(texts, key=effort)[:100]}",
-            fix="export with fewer dimensions that are symbolic",
+            fix="export with fewer symbolic dimensions",
         )
     return raw
 
@@ -142,10 +143,10 @@ def read(hint: Any, data: Any, field: str) -> Any:
         given = checked(isinstance(data, dict), field, data, "an object")
         return {key: read(args[1], each, field) for key, each in given.items()}
     if issubclass(hint, _Union):
-        checked(isinstance(data, dict) and len(data) == 1, field, data, "an object of one member")
+        checked(isinstance(data, dict) and len(data) == 1, field, data, "an object with one member")
         ((kind, value),) = data.items()
         if kind in NEEDS_PICKLE:
-            raise needs_pickle("the program takes an object of a class of its own")
+            raise needs_pickle("the program takes an object of a custom class")
         checked(kind in hints(hint), field, kind, f"one of {', '.join(hints(hint))}")
         return hint.create(**{kind: read(hints(hint)[kind], value, kind)})  # pyright: ignore
     if hint is schema.Device:
@@ -187,7 +188,7 @@ def checked(holds: Any, field: str, found: Any, expected: str) -> Any:
     """What was found; ModelError where it is not as expected."""
     if not holds:
         raise ModelError(
-            f"{field or 'the program'}: not what torch.export.save writes",
+            f"{field or 'the program'}: torch.export.save does not write this",
             expected=expected,
             found=reprlib.repr(found),
             fix="export the module and save it again",
@@ -197,8 +198,8 @@ def checked(holds: Any, field: str, found: Any, expected: str) -> Any:
 
 def needs_pickle(what: str) -> ModelError:
     return ModelError(
-        f"{what}, which only pickle reads: reading it would run code that the file brings",
-        expected="tensors as raw bytes, a graph of operators on tensors and numbers",
+        f"{what}, which only pickle reads: reading it would run code from the file",
+        expected="tensors as raw bytes, and a graph of operators on tensors and numbers",
         fix="export a module whose weights and inputs are plain tensors "
         "(torchao: unwrap_tensor_subclass), or give a function that you trust: my.module:build",
     )
@@ -236,14 +237,16 @@ def _operator(field: str, text: str) -> str:
             text in ARITHMETIC or text in MODES,
             field,
             text,
-            "torch.ops.aten.add.Tensor and its like",
+            "an operator, for example torch.ops.aten.add.Tensor",
         )
         return text
     space, _, name = path.partition(".")
     checked(all(part.isidentifier() for part in path.split(".")), field, text, "an operator")
     if space == "higher_order":
         if name not in HIGHER:
-            raise ModelError(f"{name} is not supported", found=text, fix="export without it")
+            raise ModelError(
+                f"{name} is not supported", found=text, fix="export the program without it"
+            )
         return text
     packet, _, overload = name.partition(".")
     found: Any = getattr(torch.ops, space)
@@ -251,16 +254,18 @@ def _operator(field: str, text: str) -> str:
         found = getattr(getattr(found, packet, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload):
         raise ModelError(
-            f"torch knows no operator {space}::{packet}",
+            f"torch has no operator {space}::{packet}",
             found=text,
-            fix="load what registers it: --load my.module, or: gpuir.load after importing it",
+            fix="load the module that registers it: --load my.module, or import "
+            "it before gpuir.load",
         )
     library = torch._C._dispatch_has_kernel(found._name)
     if not library or found._schema.name in READ_FILES:
         raise ModelError(
-            f"{space}::{packet} acts on the machine that runs it, and is not taken from a file",
+            f"{space}::{packet} acts on the machine that runs it, so gpuir "
+            "does not accept it from a file",
             found=text,
-            fix="export without it",
+            fix="export the program without it",
         )
     return text
 
@@ -286,8 +291,8 @@ def size(text: str) -> Any:
         return _term(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError) as e:
         raise ModelError(
-            "a size is no arithmetic on symbols",
-            expected="such as Mul(Integer(2), Symbol('s0', integer=True))",
+            "a size is not an arithmetic expression of symbols",
+            expected="for example Mul(Integer(2), Symbol('s0', integer=True))",
             found=f"{text[:200]!r}: {e}",
             fix="export the module and save it again",
         ) from e

@@ -31,7 +31,7 @@ from gpuir.frontends.torch.quantised import ENGINE, described
 
 NARROW = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 UNWRAPPED = re.compile(r"((?:.+\.)?)parametrizations\.(\w+)\.original\d+")
-WHOLE = "torchao: what is multiplied has one scale a row here, not one a tensor"
+WHOLE = "torchao: the inputs of a product have one scale a row here, not one scale a tensor"
 LINEAR = ("torch.nn.modules.linear.Linear", "torch.nn.utils.parametrize.ParametrizedLinear")
 PRODUCTS = (  # what torchao calls for a linear layer: ATen's, and those of mslk
     *("mm", "addmm", "matmul", "linear", "_int_mm", "_scaled_mm", "_weight_int4pack_mm"),

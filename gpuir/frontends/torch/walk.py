@@ -39,7 +39,7 @@ def item(several: Any, index: Any) -> Any:
     except (IndexError, TypeError) as error:
         count = len(several) if isinstance(several, Sized) else "one alone"
         raise ModelError(
-            "no such result", expected=f"an index into {count}", found=str(index)
+            "the operator has no such result", expected=f"an index into {count}", found=str(index)
         ) from error
 
 
@@ -84,9 +84,9 @@ class Walk:
                 return tuple(results) if isinstance(results, list | tuple) else (results,)
             else:
                 raise ModelError(
-                    "not a graph of operators",
+                    "the graph has a node that is not a call of an operator",
                     where=self.loc(node),
-                    expected="calls of torch operators",
+                    expected="calls of torch operators only",
                     found=f"{node.op} {node.target}",
                     fix="export it: torch.export.export(module, args)",
                 )
@@ -158,7 +158,7 @@ class Walk:
         if numbers and (name.startswith("sym_") or plain is not None):
             return (plain or target)(*args, **kwargs)
         raise ModelError(
-            "not an operator of torch's library",
+            "this function is not an operator of the torch library",
             found=f"{getattr(target, '__module__', '')}.{name}",
             fix="export the module: torch.export.export(module, args)",
         )
@@ -178,15 +178,15 @@ class Walk:
             return self.run(inner[0], tuple(after))
         if name in HIGHER:
             return HIGHER[name](self, node, *args, **kwargs)
-        raise ModelError(f"{name} is not supported", fix="export without it")
+        raise ModelError(f"{name} is not supported", fix="export the program without it")
 
     def check_trip_counts(self) -> None:
         """ModelError for a number of trips of what is no loop that takes one."""
         for name in self.trip_counts.keys() - self.loops:
             raise ModelError(
-                f"no loop is called {name!r}",
+                f"no loop has the name {name!r}",
                 expected=", ".join(sorted(self.loops)) or "none: the program has no while_loop",
-                fix=nearest(name, self.loops) if self.loops else "leave it out",
+                fix=nearest(name, self.loops) if self.loops else "remove the option",
             )
 
     def operator(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
@@ -250,13 +250,17 @@ class Walk:
             return self.named(node, start, found, single)
         if self.strict:
             raise ModelError(
-                f"{call.op} has no converter",
-                fix="leave out --strict to count its bytes, decompose it before exporting, or load "
-                "a module with a converter: --load mine.py",
+                f"gpuir has no converter for {call.op}",
+                fix="without --strict, gpuir counts the bytes of the operator. Or "
+                "decompose it before you export, or load a module with a "
+                "converter: --load mine.py",
             )
         if call.op not in self.opaque:
             self.opaque[call.op] = None
-            self.warnings.append(f"{self.loc(node)}: {call.op} has no converter: opaque")
+            self.warnings.append(
+                f"{self.loc(node)}: gpuir has no converter for {call.op}, so it "
+                "counts the bytes of the operator, but no arithmetic"
+            )
         gives = tuple(type for type in call.types if type is not None)
         op = t.Opaque(call.op, tensors(call.args.values()), gives, settings(call.args.items()))
         made = iter(self.emit.add(op, fold=False))
@@ -285,7 +289,9 @@ def numbers(tensor: torch.Tensor) -> Any:
     from gpuir.interp import to_numpy_dtype
 
     if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
-        raise NumbersMissing("the tensor has no numbers", found=f"on device {tensor.device.type}")
+        raise NumbersMissing(
+            "the numbers of the tensor are not known", found=f"on device {tensor.device.type}"
+        )
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dtype = to_numpy_dtype(dtype_of(tensor.dtype))
     if tensor.dtype in NATIVE:
@@ -348,7 +354,7 @@ def checked(call: TorchNode, found: Sequence[Value | None]) -> None:
             continue
         if (value.type.shape, value.type.dtype) != (type.shape, type.dtype):
             raise ModelError(
-                f"{call.op} is misread: result {i} has another type than in torch",
+                f"gpuir reads {call.op} wrongly: the type of result {i} is not the one in torch",
                 expected=str(type),
                 found=str(value.type),
                 fix="report this",

@@ -32,7 +32,9 @@ def loaded(a: tuple[int, ...], b: tuple[int, ...], *ends: int) -> tuple[Any, tup
     operands = (x, w, torch.tensor(ends, dtype=torch.int32))
     model = load(Grouped(), args=operands)
     assert not model.warnings
-    assert model.graph.assumed[-1] == f"rows spread over {len(ends)} groups of a product evenly"
+    assert model.graph.assumed[-1] == (
+        f"rows are spread evenly over the {len(ends)} groups of a grouped product"
+    )
     return model, operands
 
 

@@ -95,4 +95,4 @@ def test_a_region_that_torch_leaves_as_it_is_says_so(device: str, place: str):
     module = Mixed(device).eval().to(place)
     graph = load(module, args=(torch.randn(4, 8, device=place),), strict=True).graph
     (said,) = [a for a in graph.assumed if f"autocast('{device}')" in a]
-    assert f"casts no tensors on {place}" in said and "not in bf16" in said
+    assert f"does not cast tensors on {place}" in said and "not in bf16" in said

@@ -149,7 +149,7 @@ def test_keys_and_values_are_kept_as_the_config_says(method: Keys, tmp_path: Pat
         names = {v.type.dtype.name for v in g.inputs if g.role_of(v) == "cache"}
         return names, [text.split(":")[0] for text in g.assumed if "keys and values" in text]
 
-    said = "keys and values are kept in {}, as {} says"
+    said = "keys and values are stored in {}, as {} says"
     assert kept() == ({"f8e4m3"}, [said.format("f8e4m3", "the config's quantization")])
     assert kept(cache_dtype="bf16") == ({"bf16"}, [said.format("bf16", "the option")])
     whole = load(tmp_path, LLAMA, method, dims={"seq": 4})
@@ -279,13 +279,13 @@ def test_layers_that_are_left_out(quantisation: Keys, count: int, tmp_path: Path
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({"quant_method": "aqlm"}, "quant_method 'aqlm' is not modelled"),
+    ({"quant_method": "aqlm"}, "does not model quant_method 'aqlm'"),
     ({"quant_method": "gptqq"}, "did you mean gptq"),
-    ({"quant_method": 5}, "'quant_method' is of another type"),
+    ({"quant_method": 5}, "'quant_method' has the wrong type"),
     ({}, "without quant_method"),
-    ("awq", "transformers refuses the config"),
-    ({"quant_method": "gptq", "bits": 3}, "bits=3 is not modelled"),
-    ({"quant_method": "awq", "group_size": "many"}, "'group_size' is of another type"),
+    ("awq", "transformers does not accept the config"),
+    ({"quant_method": "gptq", "bits": 3}, "does not model bits=3"),
+    ({"quant_method": "awq", "group_size": "many"}, "'group_size' has the wrong type"),
     ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "weight_block_size"),
     ({"quant_method": "fp8", "activation_scheme": "odd"}, "activation_scheme 'odd'"),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
@@ -297,7 +297,7 @@ WRONG: list[tuple[Any, str]] = [
     (group(FLOAT8, {"num_bits": 8, "type": "int"}), "float8_e4m3fn weights times int8 inputs"),
     ({"quant_method": "mxfp4"}, "quantises no layer"),
     (group(FLOAT8) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
-    (group(FLOAT8) | {"format": "marlin-24"}, "zeros left out, 'marlin-24'"),
+    (group(FLOAT8) | {"format": "marlin-24"}, "sparse weights of the form 'marlin-24'"),
     (group(FLOAT8) | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
     ({"quant_method": "fp8", "dequantize": True}, "dequantize"),
     (
@@ -323,5 +323,5 @@ def test_a_method_of_transformers_is_no_slip_of_the_pen(tmp_path: Path):
 
 
 def test_quantised_weights_are_not_trained(tmp_path: Path):
-    with pytest.raises(UsageError, match="not trained"):
+    with pytest.raises(UsageError, match="cannot be trained"):
         load(tmp_path, LLAMA, CASES["awq"][0], train=True)

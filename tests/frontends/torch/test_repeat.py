@@ -107,7 +107,7 @@ def test_the_graph_is_that_of_all_layers(name: str, tmp_path: Path, exported: li
     few = max(exported)
     assert len(exported) == 2 and few < max(keys.get(k, 0) for k in COUNTS)
     whole = load(replace(made, repeats=False), train=train, joint=train)
-    assert grown.graph.assumed[-1].startswith(f"the layers behind the first {few} do what")
+    assert grown.graph.assumed[-1].startswith(f"the layers after the first {few} are assumed")
     assert without_last_note(grown.graph) == whole.graph
     assert (grown.keys, grown.warnings) == (whole.keys, whole.warnings)
     assert {*grown.weights} == {*whole.weights}
@@ -135,7 +135,7 @@ def test_what_all_layers_assume_is_said_once(tmp_path: Path, exported: list[int]
     """A note that named its node would keep a model with dropout from being grown."""
     graph = load(program(tmp_path, GPT2, **WORDS, train=True), train=True).graph
     assert exported == [2, 4]
-    assert graph.assumed[0] == "dropout inside attention takes no time"
+    assert graph.assumed[0] == "dropout inside attention is counted as free"
     assert len(graph.assumed) == 2
 
 
