@@ -11,6 +11,7 @@ case in `DIRECT`. The exit code is 1 if a core ATen operator fails.
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import warnings
@@ -369,6 +370,7 @@ class Row:
     valued: int = 0
     how: set[str] = field(default_factory=set[str])
     dtypes: dict[str, None] = field(default_factory=dict[str, None])
+    apart: dict[str, None] = field(default_factory=dict[str, None])  # dtypes that do not agree
     by: dict[str, None] = field(default_factory=dict[str, None])
     notes: Counter[str] = field(default_factory=Counter[str])
 
@@ -376,8 +378,10 @@ class Row:
         self.tried += 1
         self.typed += outcome.stage in ("typed", "valued")
         self.valued += outcome.stage == "valued"
-        self.dtypes[str(outcome.case.dtype).removeprefix("torch.")] = None
+        dtype = str(outcome.case.dtype).removeprefix("torch.")
+        self.dtypes[dtype] = None
         if outcome.stage != "valued":
+            self.apart[dtype] = None
             self.notes[outcome.note] += 1
 
 
@@ -397,38 +401,84 @@ def rows(outcomes: Iterable[Outcome]) -> tuple[dict[str, Row], dict[str, Row]]:
     return named, called
 
 
+HEAD = """# PyTorch operators: how they were checked
+
+[PyTorch operators](../reference/torch-operators.md) lists the operators that gpuir reads.
+This page says how that was checked, and where gpuir and torch differ.
+
+`tools/operators.py` writes this page. It takes samples from torch's OpInfo database: {which}.
+For each sample it does the following:
+
+1. It exports a program that calls the operator.
+2. It loads the program with gpuir, strictly. This compares the type of every result with torch's.
+3. It computes the results with gpuir's interpreter and compares the numbers with torch's.
+   For operators that give random numbers or uninitialised memory it compares only the types.
+
+| | count |
+|---|---:|
+| samples | {samples} |
+| samples whose types agree | {typed} |
+| samples whose values agree | {valued} |
+| operators of OpInfo | {named} |
+| operators of which all samples agree | {whole} |
+| operators of which some samples agree | {some} |
+| core ATen operators | {core} |
+| core ATen operators of which values agree | {good} |
+| converters | {converters} |
+"""
+
+
+def why(notes: Counter[str]) -> str:
+    """In a few words, why samples did not agree."""
+    note = notes.most_common(1)[0][0].replace("|", "/")
+    if "Not equal to tolerance" in note:
+        cells = re.search(r"Mismatched elements: [^(]*\([\d.]+%\)", note)
+        return f"values differ: {cells[0].lower()}" if cells else "values differ"
+    if "a size depends on the data" in note:
+        return "a size depends on the data; `--dims` gives it"
+    return note.rpartition("numpy says: ")[2].partition(" found: ")[0][:110]
+
+
 def table(outcomes: Sequence[Outcome], which: str) -> str:
     named, called = rows(outcomes)
     core = sorted(core_operators())
     good = [name for name in core if name in called and called[name].valued]
     whole = [name for name, row in named.items() if row.valued == row.tried]
+    head = HEAD.format(
+        which=which,
+        samples=sum(row.tried for row in named.values()),
+        typed=sum(row.typed for row in named.values()),
+        valued=sum(row.valued for row in named.values()),
+        named=len(named),
+        whole=len(whole),
+        some=sum(row.valued > 0 for row in named.values()) - len(whole),
+        core=len(core),
+        good=len(good),
+        converters=len(CONVERTERS),
+    )
+    apart = {name: row for name, row in sorted(named.items()) if row.valued < row.tried}
+    unread = [name for name, row in apart.items() if all("no converter" in n for n in row.notes)]
     lines = [
-        "# torch's operators",
+        head,
+        "## Operators that differ",
         "",
-        "What gpuir makes of torch's operators: written by `tools/operators.py`, which exports",
-        "samples of torch's OpInfo database, loads each strictly (every result's type is compared",
-        "with torch's) and evaluates it beside torch. Some operators give random numbers or memory",
-        "as it was: of those the types alone are compared.",
-        f"Here: {which}.",
+        "| operator | samples | types agree | values agree | in dtype | the most common reason |",
+        "|---|---:|---:|---:|---|---|",
+    ]
+    for name, row in apart.items():
+        if name not in unread:
+            counts = f"{row.tried} | {row.typed} | {row.valued}"
+            lines.append(f"| {name} | {counts} | {', '.join(row.apart)} | {why(row.notes)} |")
+    lines += [
+        *("", "## Operators without a converter", ""),
+        "gpuir has no converter for these, and torch does not decompose them.",
+        "gpuir counts their bytes; `--strict` refuses them.",
+        *("", ", ".join(unread) + "."),
+        *("", "## Core ATen operators", ""),
+        "A sample counts for every operator that its program calls. The column *how* says whether",
+        "a converter of gpuir reads the operator, or torch decomposes it first.",
         "",
-        "| | count |",
-        "|---|---:|",
-        f"| samples | {sum(row.tried for row in named.values())} |",
-        f"| of which types agree | {sum(row.typed for row in named.values())} |",
-        f"| of which values agree | {sum(row.valued for row in named.values())} |",
-        f"| operators of OpInfo | {len(named)} |",
-        f"| of which all samples agree | {len(whole)} |",
-        f"| of which some do | {sum(row.valued > 0 for row in named.values()) - len(whole)} |",
-        f"| core ATen operators | {len(core)} |",
-        f"| of which values agree | {len(good)} |",
-        f"| converters | {len(CONVERTERS)} |",
-        "",
-        "## Core ATen",
-        "",
-        "How: by a converter of its own, or as what torch decomposes it to. The samples are those",
-        "whose program calls the operator, whatever else it calls.",
-        "",
-        "| operator | how | samples | types | values | dtypes | sampled by |",
+        "| operator | how | samples | types agree | values agree | dtypes | sampled by |",
         "|---|---|---:|---:|---:|---|---|",
     ]
     for name in core:
@@ -440,15 +490,7 @@ def table(outcomes: Sequence[Outcome], which: str) -> str:
         lines.append(
             f"| {name} | {ways} | {row.tried} | {row.typed} | {row.valued} | {dtypes} | {shown} |"
         )
-    lines += [
-        *("", "## What does not agree", ""),
-        *("| operator | samples | types | values | why, most often |", "|---|---:|---:|---:|---|"),
-    ]
-    for name, row in sorted(named.items()):
-        if row.valued < row.tried:
-            why = row.notes.most_common(1)[0][0].replace("|", "/")[:110]
-            lines.append(f"| {name} | {row.tried} | {row.typed} | {row.valued} | {why} |")
-    lines += ["", "## All samples agree", "", ", ".join(sorted(whole)) + "."]
+    lines += ["", "## Operators of which all samples agree", "", ", ".join(sorted(whole)) + "."]
     return "\n".join(lines) + "\n"
 
 
@@ -471,11 +513,12 @@ def main() -> int:
     for o in outcomes:
         if o.stage not in ("valued", "no program"):
             print(o.stage, o.case.operator, str(o.case.dtype)[6:], o.note)
-    count = f"{options.samples} sample(s)" if options.samples else "all samples"
-    text = table(outcomes, f"{count} of each operator in each of {options.dtypes}")
+    count = {0: "all samples", 1: "one sample"}.get(options.samples, f"{options.samples} samples")
+    listed = ", ".join(options.dtypes.split(","))
+    text = table(outcomes, f"{count} of each operator in each of the dtypes {listed}")
     if options.write:
         options.write.write_text(text)
-    print(*text.splitlines()[7:19], sep="\n")
+    print(*(line for line in text.partition("## ")[0].splitlines() if "| " in line), sep="\n")
     _, called = rows(outcomes)
     return any(not called.get(name, Row()).valued for name in core_operators())
 
