@@ -72,7 +72,9 @@ def lowering(
         steps = pipeline(load_profile(graph.profile).passes, passes)
         if steps.passes[-1].gives != Level.kernel:
             raise UsageError(
-                "the passes end early", expected="legalize as the last", found=f"{steps}"
+                "the passes do not end with kernels",
+                expected="legalize as the last pass",
+                found=f"{steps}",
             )
     except GpuirError as error:
         where = f": {error.where}" if error.where else ""
@@ -118,8 +120,8 @@ def analyze(
         target = load_cluster(fspath(cluster)).only_gpu
     if args and isinstance(model, Graph):
         raise UsageError(
-            "a graph has its inputs' shapes already",
-            expected="the name of a target alone, or its file's path",
+            "the arguments are inputs, but a graph already has the shapes of its inputs",
+            expected="only the name of a target or the path of its file",
             found=", ".join(type(x).__name__ for x in args),
         )
     if args:
@@ -142,14 +144,15 @@ def _check_target(g: Graph, target: str | None) -> None:
     if g.target is None:
         if target is None:
             raise UsageError(
-                "no target given", fix="name a GPU, like a100; `gpuir targets` lists them"
+                "no target given",
+                fix="give a GPU, for example a100; `gpuir targets` lists the names",
             )
     elif target is not None and load_target(target).name != load_target(g.target).name:
         raise UsageError(
-            f"@{g.name} is {g.level.name} for another target",
+            f"@{g.name} has the level {g.level.name} and was made for another target",
             expected=g.target,
             found=target,
-            fix="start from a graph of level kernel or before",
+            fix="start from a graph of level graph, fused or kernel",
         )
 
 
@@ -165,8 +168,8 @@ def _check_done(
     for name, asked in late:
         if asked:
             raise UsageError(
-                f"{name} comes too late: @{g.name} is {g.level.name} already",
-                fix="start from a graph of level kernel or before, or leave it out",
+                f"{name} has no effect, because @{g.name} already has the level {g.level.name}",
+                fix="start from a graph of level graph, fused or kernel, or remove the option",
             )
 
 
@@ -180,7 +183,7 @@ def explain(graph: Graph, name: str) -> tuple[Line, ...]:
     """
     node = find_kernel(graph, name).node
     if node.cost is None:
-        raise UsageError(f"@{graph.name} is not costed", fix="run it through gpuir.analyze")
+        raise UsageError(f"@{graph.name} has no costs", fix="run it through gpuir.analyze")
     return _explained(graph, node)
 
 
@@ -199,8 +202,9 @@ def _written_out(graph: Graph, target: Target) -> tuple[str, ...]:
     if not any(is_written_out(work_of(op), target) for op in calls):
         return ()
     return (
-        f"attention in bf16: PyTorch has no fused kernel for it on {target.isa} and runs products "
-        "and a softmax, with the scores in memory; it is costed as one kernel",
+        "attention in bf16: PyTorch has no fused kernel for it on "
+        f"{target.isa} and runs two products and a softmax, with the "
+        "scores in memory; gpuir costs it as one kernel",
     )
 
 

@@ -63,7 +63,9 @@ from gpuir.targets.load import load_target
 from gpuir.targets.profile import profile_of
 from gpuir.targets.target import Target
 
-SHARES = "ranks of dp, tp, cp and ep have equal shares, so quick GPUs wait for slow ones"
+SHARES = (
+    "the ranks of dp, tp, cp and ep have equal shares of the work, so fast GPUs wait for slow ones"
+)
 
 SLOWEST = 1000.0  # times as long as another: beyond lies a slip of the pen
 WORDS = 128  # a rank: Megatron-LM's default for what a padded vocabulary divides by
@@ -199,8 +201,8 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
     """UsageError where a model, a cluster and degrees do not go together."""
     if graph.level != Level.graph or graph.mesh:
         raise UsageError(
-            f"@{graph.name} is lowered or cut already",
-            expected="a graph of level graph, for all ranks",
+            f"@{graph.name} is already lowered or split",
+            expected="a graph of level graph that is not split over ranks",
             found=f"level {graph.level.name}"
             + (f", mesh {', '.join(f'{a}={n}' for a, n in graph.mesh)}" if graph.mesh else ""),
         )
@@ -210,50 +212,55 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
     if parallel.ranks > machine.gpus:
         nodes = -(-parallel.ranks // machine.node_gpus)
         raise UsageError(
-            f"{machine.name} has too few GPUs",
+            f"the cluster {machine.name} has too few GPUs",
             expected=f"{parallel.ranks} for {parallel}",
             found=str(machine.gpus),
-            fix=f"a cluster of {nodes} nodes, or degrees whose product is {machine.gpus} at most",
+            fix=f"a cluster of {nodes} nodes, or degrees with a product of at most {machine.gpus}",
         )
     for rank, factor in slow.items():
         if not 0 <= rank < parallel.ranks or not 1 <= factor <= SLOWEST:
             raise UsageError(
-                "no such slow rank",
-                expected=f"a rank from 0 to {parallel.ranks - 1}, a factor from 1 to {SLOWEST:g}",
+                "slow is out of range",
+                expected=f"a rank from 0 to {parallel.ranks - 1} and a factor from 1 to "
+                f"{SLOWEST:g}",
                 found=f"{rank}={factor:g}",
                 fix=f"{parallel.ranks - 1}=1.3, say",
             )
     check_batch(graph, parallel)
     if parallel.sequence and parallel.tp == 1:
         raise UsageError(
-            "sequences are cut beside weights, over tp",
+            "sequence needs tensor parallelism (tp of 2 or more)",
             found="sequence, tp=1",
-            fix="tp=2, say, or leave sequence out",
+            fix="for example tp=2, or remove sequence",
         )
     if parallel.overlap and not parallel.sequence:
         raise UsageError(
-            "gathers and sums beside products are those of sequences cut over tp",
+            "overlap hides the communication of sequence, so it needs sequence",
             found="overlap without sequence",
-            fix="sequence, or leave overlap out",
+            fix="add sequence, or remove overlap",
         )
     if parallel.pp == 1 and (parallel.chunks > 1 or parallel.schedule != "1f1b"):
         raise UsageError(
-            "schedules and chunks are of a pipeline",
+            "schedule and chunks need a pipeline (pp of 2 or more)",
             found=f"pp=1, schedule={parallel.schedule}, chunks={parallel.chunks}",
-            fix="pp=2, say, or leave them out",
+            fix="for example pp=2, or remove schedule and chunks",
         )
     if parallel.zero and parallel.dp == 1:
         raise UsageError(
-            "ZeRO is within data parallelism",
+            "zero needs data parallelism (dp of 2 or more)",
             found=f"zero={parallel.zero}, dp=1",
-            fix="dp=2, say, or leave zero out",
+            fix="for example dp=2, or remove zero",
         )
     if parallel.exchange and parallel.cp == 1:
         raise UsageError(
-            "ranks of cp exchange heads or keys", found=f"exchange={parallel.exchange}, cp=1"
+            "exchange needs context parallelism (cp of 2 or more)",
+            found=f"exchange={parallel.exchange}, cp=1",
         )
     if parallel.zero and not is_training(graph):
-        raise UsageError("ZeRO is of training", fix="--train --optimizer adamw, or leave zero out")
+        raise UsageError(
+            "zero needs a training step with an optimizer",
+            fix="add --train --optimizer adamw, or remove zero",
+        )
 
 
 def check_batch(graph: Graph, parallel: Parallel) -> None:
@@ -266,8 +273,9 @@ def check_batch(graph: Graph, parallel: Parallel) -> None:
     near = [n for n in range(1, whole + 1) if whole % (n * ranks) == 0]
     best = min(near, key=lambda n: abs(n - count), default=0)
     raise UsageError(
-        f"a microbatch of {batch}, of a batch of {whole}, cannot be cut over {ranks} ranks",
-        expected="as many sequences of a microbatch on each rank of dp and ep",
+        f"a microbatch of {batch} sequences (of a batch of {whole}) "
+        f"cannot be split evenly over {ranks} ranks",
+        expected="the same number of sequences of a microbatch on each rank of dp and ep",
         found=f"batch {whole}, microbatches={count}, dp={parallel.dp}, ep={parallel.ep}",
         fix=f"microbatches={best}" if best else f"a batch that is a multiple of {ranks}",
     )

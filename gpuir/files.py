@@ -65,9 +65,9 @@ def write_whole(path: str | Path, data: bytes) -> None:
     """
     if own := input_at(path):
         raise UsageError(
-            "the output would take the place of an input",
+            "the output file is also an input",
             where=str(path),
-            found=f"{own} was read, and is the same file" if own != str(path) else "",
+            found=f"{own} was read, and it is the same file" if own != str(path) else "",
             fix="write to another file",
         )
     target = os.path.realpath(path)
@@ -79,7 +79,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
             _replace(target, data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        fix = "name a file elsewhere"
+        fix = "choose a file elsewhere"
         raise UsageError(
             "cannot write the file", where=str(path), found=reason, fix=fix or "check the path"
         ) from error
@@ -109,7 +109,7 @@ def write_folder(path: str | Path, folder: Folder) -> None:
             "cannot write the folder",
             where=str(path),
             found=error.strerror or str(error),
-            fix="name a folder elsewhere",
+            fix="choose a folder elsewhere",
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -123,10 +123,10 @@ def _replace_folder(target: str, part: str) -> None:
     others = sorted({*os.listdir(target)} - {*os.listdir(part)})
     if others:
         raise UsageError(
-            "the folder has other files",
+            "the folder contains other files",
             where=target,
             found=", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else ""),
-            fix="name another, or empty it",
+            fix="choose another folder, or empty it",
         )
     old = f"{part}.old"
     os.rename(target, old)
@@ -195,7 +195,7 @@ def read_text(
             os.set_blocking(opened, True)
             data = bounded(stream, path, what, kind)
             if not data and stat.S_ISFIFO(os.fstat(opened).st_mode):
-                raise kind(f"cannot read {what}", where=str(path), found="a pipe without a writer")
+                raise kind(f"cannot read {what}", where=str(path), found="a pipe with no writer")
     except (OSError, ValueError) as error:  # no path has a null in it
         reason = getattr(error, "strerror", None) or str(error)
         raise kind(
@@ -214,7 +214,7 @@ def bounded(
             f"{what} is too large",
             where=str(path),
             expected=f"a text of at most {LARGEST_TEXT >> 20} MiB",
-            found="more than that",
+            found="a larger file",
         )
     return data
 

@@ -101,7 +101,7 @@ class LoadOptions(TypedDict, total=False):
 
 TAKES = {  # which options each kind of model has a use for
     "an ONNX file": "dims inputs values trip_counts expert_skew converters strict",
-    "IR text, whose numbers are in the text already": "converters strict",
+    "IR text, which already contains its numbers": "converters strict",
     "a saved torch program": "dims inputs trip_counts expert_skew converters strict channels_last",
     "a torch program": "args kwargs dims inputs trip_counts expert_skew converters strict "
     "channels_last",
@@ -169,9 +169,9 @@ def _with_indices(graph: Graph, indices: str | Mapping[str, str]) -> Graph:
     if graph.level != Level.graph:
         if any(given.values()):
             raise UsageError(
-                "indices are stated of tensor ops",
+                "--indices needs a graph of tensor ops",
                 found=f"a graph at level {graph.level}",
-                fix="give the model as it was before it was lowered",
+                fix="give the model before it was lowered",
             )
         return graph
     for tables, text in given.items():
@@ -203,21 +203,21 @@ class _Step:
         made = cls(**{name: value for name, value in given.items() if value})
         asked = [name for name in TRAINING if getattr(made, name)]
         if asked and not made.train:
-            raise UsageError(f"{', '.join(asked)} belongs to a training step", fix="add --train")
+            raise UsageError(f"{', '.join(asked)} needs a training step", fix="add --train")
         if made.autodiff not in (None, "torch", "gpuir"):
             fix = nearest(made.autodiff, ("torch", "gpuir"))
-            raise UsageError(f"no autodiff called {made.autodiff!r}", fix=fix)
+            raise UsageError(f"autodiff {made.autodiff!r} is unknown", fix=fix)
         ours = [n for n in ("loss", "autocast", "checkpoint") if getattr(made, n)]
         if made.autodiff == "torch" and ours:
             raise UsageError(
-                f"{', '.join(ours)} needs gpuir's own derivatives", fix="--autodiff gpuir"
+                f"{', '.join(ours)} needs the derivatives of gpuir", fix="--autodiff gpuir"
             )
         if made.fused and not made.optimizer:
-            raise UsageError("fused is how an optimizer runs", fix="add --optimizer adamw")
+            raise UsageError("fused needs an optimizer", fix="add --optimizer adamw")
         if made.fast_norms and not made.autocast:
-            raise UsageError("fast norms are of mixed precision", fix="add --autocast f16")
+            raise UsageError("fast norms need mixed precision", fix="add --autocast f16")
         if made.clip and not made.optimizer:
-            raise UsageError("clip is of an optimizer's step", fix="add --optimizer adamw")
+            raise UsageError("clip needs an optimizer", fix="add --optimizer adamw")
         return made
 
     def of_outputs(self, loaded: Model, path: str) -> _Step:
@@ -227,7 +227,7 @@ class _Step:
             return self
         if self.loss not in names:
             raise UsageError(
-                f"no output is called {self.loss!r}", where=path, fix=nearest(self.loss, names)
+                f"no output has the name {self.loss!r}", where=path, fix=nearest(self.loss, names)
             )
         return replace(self, loss=names[self.loss])
 
@@ -259,7 +259,10 @@ class _Step:
         if not derives:
             return made
         found = ",".join(x for x in first if x.startswith("recognize")) or "nothing"
-        note = f"the profile {graph.profile} recognizes before: {found}"
+        note = (
+            "gpuir recognized these patterns before the passes of the "
+            f"profile {graph.profile}: {found}"
+        )
         note = f"gpuir derived the backward pass; {note}"
         return replace(made, assumed=(*made.assumed, note))
 
@@ -326,7 +329,9 @@ def _checkpoint(text: str | None) -> dict[str, str | int]:
     if key == "every" and equals:
         if not count.isdecimal() or len(count) > 9 or int(count) < 1:
             raise UsageError(
-                "checkpoint: not a number of modules", expected="every=2", found=text[:80]
+                "checkpoint: the number of modules is not valid",
+                expected="every=2",
+                found=text[:80],
             )
         return {"every": int(count)}
     return {"checkpoint": text}
@@ -456,7 +461,7 @@ def _load_added(path: str, point: EntryPoint, options: LoadOptions) -> Model:
         model = frontend(path, **given)
     if not isinstance(model, Model):
         raise PluginError(
-            f"the frontend {point.name!r} gives no model",
+            f"the frontend {point.name!r} returns no model",
             where=place(point),
             expected="a gpuir.frontends.model.Model",
             found=repr(model)[:200],
@@ -476,7 +481,7 @@ def _checked(
         raise UsageError(
             f"{', '.join(wrong)} cannot be given for {kind}",
             where=where,
-            fix=f"leave it out; such a model takes {', '.join(takes) or 'no options'}",
+            fix=f"remove it; such a model takes {', '.join(takes) or 'no options'}",
         )
     return given
 
@@ -496,7 +501,7 @@ def _refuse_others(path: str) -> None:
     if suffix == ".py":
         functions = _functions_of(path)
         raise UsageError(
-            "a Python file is no model: a function in it gives one",
+            "a Python file is not a model: give a function in it that makes the model",
             where=path,
             expected=f"{path}:build, a function that returns (module, args)",
             found=", ".join(functions),
@@ -504,7 +509,7 @@ def _refuse_others(path: str) -> None:
         )
     if suffix in (".pt", ".pth", ".ckpt", ".safetensors"):
         raise UsageError(
-            "weights, or pickled Python, are no program",
+            "the file has weights or pickled Python objects, but no program",
             where=path,
             expected="a .pt2 file, a .onnx file, or my.module:build",
             fix="torch.export.save(torch.export.export(module, args), 'model.pt2')",
@@ -555,7 +560,7 @@ def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
 
 
 def _load_text_file(path: str, options: LoadOptions) -> Graph:
-    _checked(options, "IR text, whose numbers are in the text already", path)
+    _checked(options, "IR text, which already contains its numbers", path)
     if path == "-":
         return load_text(_read_stdin(), "<stdin>")
     return load_text(read_text(path, "the file", ModelError), path)
@@ -563,7 +568,9 @@ def _load_text_file(path: str, options: LoadOptions) -> Graph:
 
 def _read_stdin() -> str:
     if not sys.stdin:  # closed by whoever started us
-        raise UsageError("there is no stdin to read IR text from", fix="give the file's name")
+        raise UsageError(
+            "there is no stdin from which to read IR text", fix="give the name of the file"
+        )
     data = bounded(sys.stdin.buffer, "<stdin>", "the text", ModelError)
     return decoded(data, "<stdin>", ModelError)
 

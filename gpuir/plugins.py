@@ -63,7 +63,7 @@ def find_named(
         raise UsageError(f"no {kind} {name!r}", fix=nearest(name, [*ours, *loaded, *points]))
     found = load_point(points[name], kind)
     if not fits(found):
-        raise PluginError(f"{name!r} is no {kind}", where=place(points[name]), found=repr(found))
+        raise PluginError(f"{name!r} is not a {kind}", where=place(points[name]), found=repr(found))
     return found
 
 
@@ -110,7 +110,7 @@ def own_module(name: str, where: str) -> ModuleType:
         raise UsageError(
             "the module cannot be loaded",
             where=where,
-            expected="a module that Python finds from here, or the path of a .py file",
+            expected="a module that Python can import from here, or the path of a .py file",
             found=raised(error),
         ) from error
 
@@ -151,5 +151,6 @@ def blamed(thing: object, what: str) -> Generator[None]:
             f"{what} failed",
             where=f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at else "",
             found=reason(error),
-            fix=f"it comes from the module {thing.__module__}; `gpuir --debug ...` shows more",
+            fix=f"the error comes from the module {thing.__module__}; `gpuir "
+            "--debug ...` prints more",
         ) from error

@@ -57,11 +57,12 @@ def check_names(g: Graph, schedule: Schedule) -> None:
     for path, _ in schedule.tiles:
         if path not in known:
             name = "/".join(path)
-            near = nearest(name, known.values()) if known else "no kernel here has a tile"
+            near = nearest(name, known.values()) if known else "no kernel of this graph has a tile"
             raise UsageError(
-                f"schedule @{schedule.name}: @{g.name} has no kernel %{name} to tile",
+                f"schedule @{schedule.name}: @{g.name} has no kernel %{name} with a tile",
                 expected=near,
-                fix="a kernel is named by its first result, inside a loop %loop/%result",
+                fix="write the name of the first result of a kernel; inside a loop "
+                "write %loop/%result",
             )
 
 
@@ -70,7 +71,8 @@ def _take(schedule: Schedule) -> Choose:
         if tile is None:
             raise UsageError(
                 f"schedule @{schedule.name} has no tile for %{'/'.join(path)}",
-                fix="add one, or let the tile pass fill it in: tile{target=...,schedule=...}",
+                fix="add one, or run the pass tile, which fills it in: "
+                "tile{target=...,schedule=...}",
             )
         return tile
 

@@ -223,7 +223,7 @@ def _whole(costed: Callable[[Target], Graph]) -> Callable[[Target], Answer]:
         except GpuirError as error:
             return Answer(why=in_a_line(error))
         if not found.latency_s:
-            return Answer(why=f"nothing runs under {found.profile.name}")
+            return Answer(why=f"the model has nothing to run under {found.profile.name}")
         bounds, held = dict(found.bounds), found.memory
         available = held.available_bytes or 0
         low_s, high_s = found.interval or (None, None)
@@ -497,16 +497,16 @@ class Sweep:
                 "cannot write the folder",
                 where=str(self.folder),
                 found=error.strerror or str(error),
-                fix="name a folder elsewhere",
+                fix="choose a folder elsewhere",
             ) from error
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             stream.close()
             raise UsageError(
-                "another sweep is at work in this folder",
+                "another sweep is running in this folder",
                 where=str(self.folder),
-                fix="wait for it, or name another -o",
+                fix="wait until it ends, or choose another folder with -o",
             ) from error
         return stream
 
@@ -518,18 +518,18 @@ class Sweep:
             if found != self.identity:
                 other = [k for k, v in self.identity.items() if found.get(k) != v]
                 raise UsageError(
-                    "the folder holds another space",
+                    "the folder holds the results of another space",
                     where=str(self.folder),
                     expected=", ".join(f"{k} {_short(self.identity[k])}" for k in other),
                     found=", ".join(f"{k} {_short(found.get(k))}" for k in other),
-                    fix="name another -o, or delete the folder",
+                    fix="choose another folder with -o, or delete this one",
                 )
         elif strange := sorted({x.name for x in self.folder.iterdir()} - {"_lock"}):
             raise UsageError(
-                "the folder has other files",
+                "the folder contains other files",
                 where=str(self.folder),
                 found=", ".join(strange[:3]),
-                fix="name another, or empty it",
+                fix="choose another folder, or empty this one",
             )
         else:
             text = json.dumps(self.identity, indent=1)

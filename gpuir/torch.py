@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from gpuir.frontends.torch.program import Program
 
-ANY_SIZE = "the graph is compiled for any size, and reported for those of the call that compiled it"
+ANY_SIZE = (
+    "the graph is compiled for any size, and this report is for the "
+    "sizes of the call that compiled it"
+)
 
 Report = Callable[[Summary], None]
 Backend = Callable[["fx.GraphModule", "Sequence[torch.Tensor]"], Callable[..., Any]]
@@ -48,7 +51,9 @@ def backend(
         except GpuirError as error:
             print(f"gpuir: {error}", file=sys.stderr)
         except Exception as error:  # a fault of ours is not to end the user's session
-            print(f"gpuir: {reason(error)}: a fault of gpuir, report it", file=sys.stderr)
+            print(
+                f"gpuir: {reason(error)}: this is a bug in gpuir, please report it", file=sys.stderr
+            )
         else:
             (report or show)(found)
         return module.forward

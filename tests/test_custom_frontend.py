@@ -64,7 +64,7 @@ def test_what_goes_wrong_is_a_message(site: Path, text: str, said: str):
 def test_a_frontend_that_gives_no_model(site: Path):
     (site / "layers.py").write_text("def load(path):\n    return path\n")
     done = gpuir(site, "analyze mlp.layers --target a100")
-    assert done.returncode == 2 and "gives no model" in done.stderr
+    assert done.returncode == 2 and "returns no model" in done.stderr
 
 
 def test_a_file_that_is_not_there(site: Path):

@@ -77,7 +77,7 @@ def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="cannot read the report") as error:
         read_text(tmp_path / "pipe", "the report")
-    assert "without a writer" in error.value.found
+    assert "a pipe with no writer" in error.value.found
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path):

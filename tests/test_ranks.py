@@ -38,8 +38,8 @@ def test_a_graph_of_ranks_is_text():
     [
         ("cut tp 1", "cut pp 1", "no axis of the mesh 'pp'"),
         ("cut tp 1", "cut tp 1.5", "not a count: 1.5"),
-        ("[2], [1]", "[2], [1, 2]", "a group of ranks has"),
-        ("%sum, 0,", "%sum, 7,", "no such axis"),
+        ("[2], [1]", "[2], [1, 2]", "a group of ranks needs a size of at least 2"),
+        ("%sum, 0,", "%sum, 7,", "the axis is out of range"),
         ('"all_reduce"', '"all_reduced"', "fn"),
     ],
 )

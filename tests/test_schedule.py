@@ -60,5 +60,5 @@ def test_an_unknown_kernel_gets_the_nearest():
 
 def test_views_take_no_tile():
     tile = Tile((("i", 64),))
-    with pytest.raises(UsageError, match="no kernel %v to tile"):
+    with pytest.raises(UsageError, match="no kernel %v with a tile"):
         apply(view(), Schedule("view", "a100", ((("v",), tile), (("y",), tile))))

@@ -108,7 +108,7 @@ def test_every_point_is_there_once(points):
     for row in rows:
         assert (row["latency_s"] is None) <= bool(row["why"])
     whys = " ".join(row["why"] for row in rows)
-    for part in ("does not fit: ", "does not run bf16 on this device", "cannot be cut"):
+    for part in ("does not fit: ", "does not run bf16 on this device", "cannot be split"):
         assert part in whys
 
 
@@ -198,9 +198,9 @@ def test_what_is_there_is_not_done_again_and_other_spaces_are_refused(tmp_path):
     assert swept(path, out).there == first.points == 4
     assert part.stat().st_mtime_ns == before
     written(tmp_path, text.replace("[1]", "[1, 2]"))
-    with pytest.raises(UsageError, match="the folder holds another space") as caught:
+    with pytest.raises(UsageError, match="the folder holds the results of another space") as caught:
         swept(path, out)
-    assert "another -o" in caught.value.fix
+    assert "another folder with -o" in caught.value.fix
     manifest = json.loads((out / MANIFEST).read_text())
     (out / MANIFEST).write_text(json.dumps(manifest | {"predictor": "tile@1"}))
     written(tmp_path, text)
@@ -226,7 +226,10 @@ def test_a_store_is_shared_and_gives_the_same_numbers(tmp_path):
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
     path = written(tmp_path, SMALL.format(batches=[1]).partition("[hardware]")[0])
     out = tmp_path / "out"
-    with begun(path, out), pytest.raises(UsageError, match="another sweep is at work"):
+    with (
+        begun(path, out),
+        pytest.raises(UsageError, match="another sweep is running in this folder"),
+    ):
         begun(path, out).__enter__()
     with begun(path, out):
         pass
@@ -234,7 +237,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path):
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     path = written(tmp_path, SMALL.format(batches=[1]))
-    with pytest.raises(UsageError, match="the folder has other files"):
+    with pytest.raises(UsageError, match="the folder contains other files"):
         begun(path, tmp_path).__enter__()
 
 

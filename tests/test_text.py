@@ -105,27 +105,29 @@ REFUSED = {
     "graph @g {": "unexpected the end of the text",
     "graf @g { out }": "unexpected 'graf'",
     "graph @g of jax { out }": "no framework 'jax'",
-    graph("out %x", "out %x"): "nothing comes after `out`",
+    graph("out %x", "out %x"): "there is text after",
     graph('%y: f32[2] = t.map("relu", [%x])'): "there is no `out` line",
     graph("in %x: f32[3]", "out %x"): "%x is defined twice",
-    graph("out %y"): "%y is not defined before this",
-    graph("out %x over %y"): "%y is not defined before this",
-    graph("role gradient %y", "out %x"): "%y is not defined before this",
+    graph("out %y"): "%y is used before it is defined",
+    graph("out %x over %y"): "%y is used before it is defined",
+    graph("role gradient %y", "out %x"): "%y is used before it is defined",
     graph("role grad %x", "out %x"): "no role 'grad'",
     graph("role input %x", "role cache %x", "out %x"): "%x has two roles",
     graph("param %p: f33[2]", "out %x"): "no dtype 'f33'",
     graph("param %p: f32[2, 3]{0, 0}", "out %x"): "not a permutation",
     graph('%y: f32[2] = t.mop("relu", [%x])', "out %y"): "no op t.mop",
-    graph('%y: f32[2] = t.map("rely", [%x])', "out %y"): "no scalar function 'rely'",
-    graph('%y: f32[2] = t.map("relu", %x)', "out %y"): "t.map: args is not of its type",
-    graph('%y: f32[2] = t.map("add", [%x], imm=["1"])', "out %y"): "imm is not of its type",
-    graph("%y: f32[2] = t.reshape(%x, [2.0])", "out %y"): "shape is not of its type",
-    graph("%y: f32[] = t.softmax(%x, true)", "out %y"): "axis is not of its type",
-    graph('%y: f32[] = t.reduce("summ", %x, [0])', "out %y"): "fn is not of its type",
-    graph('%y: f32[] = t.reduce("sum", %x, [0, 0])', "out %y"): "an axis twice",
+    graph('%y: f32[2] = t.map("rely", [%x])', "out %y"): "the scalar function 'rely' is unknown",
+    graph('%y: f32[2] = t.map("relu", %x)', "out %y"): "t.map: args has the wrong type",
+    graph('%y: f32[2] = t.map("add", [%x], imm=["1"])', "out %y"): "imm has the wrong type",
+    graph("%y: f32[2] = t.reshape(%x, [2.0])", "out %y"): "shape has the wrong type",
+    graph("%y: f32[] = t.softmax(%x, true)", "out %y"): "axis has the wrong type",
+    graph('%y: f32[] = t.reduce("summ", %x, [0])', "out %y"): "fn has the wrong type",
+    graph('%y: f32[] = t.reduce("sum", %x, [0, 0])', "out %y"): "an axis is listed twice",
     graph("%y: f32[2] = t.slice(%x, [0], [2], [0])", "out %y"): "a step of zero",
     graph("%y: f32[2] = t.slice(%x, [], [2], [1])", "out %y"): "the arguments do not fit t.slice",
-    graph("%y: f32[2] = t.loop({ in %i: i64[] in %a: f32[2] out %a }, -1, [%x])"): "counted from 0",
+    graph(
+        "%y: f32[2] = t.loop({ in %i: i64[] in %a: f32[2] out %a }, -1, [%x])"
+    ): "must be 0 or more",
     graph(
         "param %w: f32[1, 1, 3]",
         "in %i: f32[1, 1, 9]",
@@ -141,20 +143,24 @@ REFUSED = {
     ): "at least 1",
     graph('%y: f32[2] = t.map("not", [%x])', "out %y"): "not a bool",
     graph('%y: f32[2] = t.map("where", [%x, %x, %x])', "out %y"): "not a bool",
-    graph("%y: f32[2] = t.gather(%x, %x)", "out %y"): "indices are integers",
+    graph("%y: f32[2] = t.gather(%x, %x)", "out %y"): "the indices must be integers",
     graph("in %a: f32[2, 2]", "in %b: i8[2, 2]", "%y: f32[2, 2] = t.matmul(%a, %b)", "out %y"): (
         "t.matmul: dtypes differ"
     ),
     graph('%y: f32[2] = t.map("relu")', "out %y"): "t.map lacks args",
     graph('%y: f32[2] = t.map("relu", [%x], [], 3)', "out %y"): "too many arguments",
-    graph('%y: f32[2] = t.map("relu", [%x], immediate=[1])', "out %y"): "no field of t.map",
+    graph('%y: f32[2] = t.map("relu", [%x], immediate=[1])', "out %y"): "not a field of t.map",
     graph('%y: f32[2] = t.map("relu", [%x], imm=[], imm=[])', "out %y"): "given twice",
-    graph('%y: f32[3] = t.map("relu", [%x])', "out %y"): "not what the op computes",
-    graph('%y: f32[2] = t.map("relu", [%x]) tile(m=0)', "out %y"): "'m=0' is not like m=64",
-    graph('%y: f32[2] = t.map("relu", [%x]) tile(stages=2)', "out %y"): "behind a semicolon",
-    graph('%y: f32[2] = t.map("relu", [%x]) tile(m=1; depth=2)', "out %y"): "no tile option",
+    graph('%y: f32[3] = t.map("relu", [%x])', "out %y"): "not the ones that the op computes",
+    graph(
+        '%y: f32[2] = t.map("relu", [%x]) tile(m=0)', "out %y"
+    ): "'m=0' has another form than m=64",
+    graph('%y: f32[2] = t.map("relu", [%x]) tile(stages=2)', "out %y"): "goes after the semicolon",
+    graph('%y: f32[2] = t.map("relu", [%x]) tile(m=1; depth=2)', "out %y"): "is not a tile option",
     graph('%y: f32[2] = t.map("relu", [%x]) cost(time_s=1)', "out %y"): "bound, by missing",
-    graph(f'%y: f32[2] = t.map("relu", [%x]) {COST}, low_s=1)', "out %y"): "go together",
+    graph(
+        f'%y: f32[2] = t.map("relu", [%x]) {COST}, low_s=1)', "out %y"
+    ): "low_s and high_s must be given together",
     graph(f'%y: f32[2] = t.map("relu", [%x]) {COST}, by="b@1")', "out %y"): "by is given twice",
     graph(
         f'%y: f32[2] = t.map("relu", [%x]) {COST}, low_s=x, high_s=1)', "out %y"
@@ -193,8 +199,8 @@ def test_refusal_points_at_the_place(text: str):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("schedule @g for a100 { %y: tile(m=1) %y: tile(m=2) }", "scheduled twice"),
-        ("schedule @g for a100 { %y: tile(m) }", "not like m=64"),
+        ("schedule @g for a100 { %y: tile(m=1) %y: tile(m=2) }", "has two tiles"),
+        ("schedule @g for a100 { %y: tile(m) }", "has another form than m"),
         ("schedule @g { }", "unexpected '{'"),
     ],
 )
@@ -315,7 +321,7 @@ def test_costs_that_nothing_has(note: str):
 
 def test_integers_of_more_than_64_bits_are_refused():
     for number in (1 << 64, 10**400):
-        with pytest.raises(TextError, match="integer too large"):
+        with pytest.raises(TextError, match="the integer is too large"):
             parse(
                 f'graph @g {{ in %x: f32[2] %y: f32[2] = t.map("mul", [%x], [{number}, 1.0]) out }}'
             )

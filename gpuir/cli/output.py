@@ -103,7 +103,7 @@ def check_ahead(path: str | None, folder: bool = False) -> None:
         for named in _named_files():
             if os.path.exists(named) and os.path.samefile(named, path):
                 raise UsageError(
-                    "the output would take the place of an input",
+                    "the output file is also an input",
                     where=path,
                     found=f"{named} is the same file" if named != path else "",
                     fix="write to another file",

@@ -69,7 +69,7 @@ def to_type(array: Array) -> TensorType:
     dtype = FROM_NUMPY.get(array.dtype.name)
     if dtype is None:
         raise ModelError(
-            "an array of a dtype that gpuir does not know",
+            "gpuir does not know the data type of the array",
             expected="booleans, integers, floats or complex numbers",
             found=f"numpy {array.dtype}",
         )

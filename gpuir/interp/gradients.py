@@ -123,7 +123,7 @@ def _slope(fn: str, dy: Array, x: Array) -> Array:
     by_result = fn in ("relu", "sigmoid", "tanh")
     gradient = FUNCTIONS.get(f"{fn}_gradient")
     if gradient is None:
-        raise NoMeaning(f"t.experts_gradient: no slope of {fn!r}")
+        raise NoMeaning(f"t.experts_gradient: gpuir has no derivative of {fn!r}")
     return gradient(dy, FUNCTIONS[fn](x) if by_result else x)
 
 

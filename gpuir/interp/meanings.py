@@ -24,13 +24,13 @@ def evaluate(op: Op, values: Mapping[Value, Array], loose: bool = False) -> tupl
     """
     meaning = MEANINGS.get(type(op)) or _own_meaning(op)
     if meaning is None:
-        raise NoMeaning(f"{op.name} has no numpy meaning")
+        raise NoMeaning(f"gpuir cannot compute {op.name} with numpy")
     try:
         with np.errstate(all="ignore"):
             results = meaning(op, Operands(values, loose))
     except (ValueError, IndexError, TypeError, ArithmeticError, MemoryError) as error:
         found = ", ".join(f"%{v.name}: {v.type}" for v in op.operands)
-        why = "sizes that depend on the data are upper bounds in this graph" if loose else ""
+        why = "the sizes that depend on data are upper bounds in this graph" if loose else ""
         raise NoMeaning(f"{op.name}: numpy says: {error}", found=found, fix=why) from error
     return results if isinstance(results, tuple) else (np.asarray(results),)
 
@@ -51,24 +51,26 @@ def run(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
     for v in (*graph.inputs, *graph.params):
         if v.name not in values:
             raise ModelError(
-                f"no array for %{v.name}",
+                f"there is no array for %{v.name}",
                 expected=str(v.type),
                 fix=f"one of {', '.join(values)}"
                 if values
-                else "give one for each input and param",
+                else "give an array for each input and parameter",
             )
         array = np.asarray(values[v.name])
         found = to_type(array)
         if (found.shape, found.dtype) != (v.type.shape, v.type.dtype):
             raise ModelError(
-                f"the array for %{v.name} does not fit", expected=str(v.type), found=str(found)
+                f"the array for %{v.name} has the wrong type or shape",
+                expected=str(v.type),
+                found=str(found),
             )
         arrays.append(array)
     unknown = set(values) - {v.name for v in (*graph.inputs, *graph.params)}
     if unknown:
         name = min(unknown)
         known = [v.name for v in (*graph.inputs, *graph.params)]
-        raise ModelError(f"no input or param is called {name!r}", fix=nearest(name, known))
+        raise ModelError(f"no input or parameter has the name {name!r}", fix=nearest(name, known))
     outputs = _run(graph, arrays, bool(graph.assumed))
     return {v.name: a for v, a in zip(graph.outputs, outputs, strict=True)}
 
@@ -105,11 +107,11 @@ def _check(node: Node, results: tuple[Array, ...], loose: bool) -> None:
     )
     if not fits:
         raise NoMeaning(
-            f"{node.op.name}: interp's result is not of the op's type",
+            f"{node.op.name}: the result of interp does not have the type of the op",
             where=f"{' + '.join(node.locs)}: {node}",
             expected=", ".join(map(str, types)),
             found=", ".join(f"{a.dtype}{list(a.shape)}" for a in results),
-            fix="this is a bug in interp, in the routine, or in the op's type rule",
+            fix="this is a bug in interp, in the routine, or in the type rule of the op",
         )
 
 

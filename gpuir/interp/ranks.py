@@ -40,7 +40,7 @@ class World:
             self.changed.notify_all()
             here = self.changed.wait_for(lambda: self.failed or len(given) == len(ranks), WAIT_S)
             if self.failed or not here:
-                raise NoMeaning("a collective that not all ranks of its group have come to")
+                raise NoMeaning("some ranks of a group did not reach a collective")
             return [given[r] for r in ranks]
 
     def fail(self, error: BaseException) -> None:
@@ -143,7 +143,7 @@ def _joined(parts: Sequence[Array], cut: Cut, n: int) -> Array:
 def _here(op: Op) -> Member:
     member = _member.get()
     if member is None:
-        raise NoMeaning(f"{op.name} has no numpy meaning on one rank alone")
+        raise NoMeaning(f"gpuir cannot compute {op.name} with numpy on one rank alone")
     return member
 
 

@@ -584,7 +584,7 @@ def _sample_points(op: t.Resize, axis: int) -> tuple[Array, Array | None]:
                 x = np.full(count, (start + end) * (n - 1) / 2)
             return x, (x < 0) | (x > n - 1)
         case _:
-            raise NoMeaning(f"t.resize: no coordinate transformation {op.coords!r}")
+            raise NoMeaning(f"t.resize: the coordinate transformation {op.coords!r} is unknown")
 
 
 NEAREST: dict[str, Callable[[Array], Array]] = {
@@ -652,14 +652,16 @@ def resize(op: t.Resize, at: Operands) -> Array:
 def _routine(op: t.Routine, at: Operands) -> tuple[Array, ...]:
     routine = ROUTINES.get(op.fn)
     if routine is None:
-        raise NoMeaning(f"t.routine: no routine {op.fn!r}", fix=nearest(op.fn, ROUTINES))
+        raise NoMeaning(
+            f"t.routine: the routine {op.fn!r} is unknown", fix=nearest(op.fn, ROUTINES)
+        )
     return routine(dict(op.attrs), *at.all(op.args))
 
 
 def _opaque(op: t.Opaque, at: Operands) -> Array:
     raise NoMeaning(
-        f"{op.kind} is a model op that gpuir does not know",
-        fix="its time can be estimated, its numbers cannot be computed",
+        f"gpuir does not know the model operator {op.kind}",
+        fix="gpuir can estimate its time, but cannot compute its numbers",
     )
 
 

@@ -84,8 +84,8 @@ class TensorType:
             bits *= int(n) if n > 0 else 1
             if n < 0 or bits > 8 * LARGEST:
                 raise ModelError(
-                    "an impossible shape",
-                    expected=f"no negative extent, and at most {LARGEST} bytes",
+                    "a shape is not valid",
+                    expected=f"sizes of 0 or more, and at most {LARGEST} bytes in all",
                     found=str(self),
                 )
         if self.order is not None and self.order == tuple(range(len(self.shape))):

@@ -44,7 +44,7 @@ class _Verifier:
         where = f"@{self.top.name}"
         if node is not None:
             where = f"{' + '.join(node.locs) or where}: {node}"
-        blame = f"the pass {self.by!r}" if self.by else "whoever made this graph"
+        blame = f"the pass {self.by!r}" if self.by else "the code that made this graph"
         raise VerifyError(
             what, where=where, expected=expected, found=found, fix=f"this is a bug in {blame}"
         )
@@ -54,14 +54,14 @@ class _Verifier:
         if _sound.get(key) is graph:
             return
         if depth > DEEPEST:
-            self.fail(None, f"regions are more than {DEEPEST} deep inside one another")
+            self.fail(None, f"regions are nested more than {DEEPEST} deep")
         defined: dict[str, Value] = {}
         for value in (*graph.inputs, *graph.params):
             if value.name in defined:
                 self.fail(None, f"%{value.name} is defined twice")
             defined[value.name] = value
         if not in_kernel and graph.level >= Level.tiled and graph.target is None:
-            self.fail(None, f"a {graph.level.name} graph names its target")
+            self.fail(None, f"a graph of level {graph.level.name} must name its target")
         for node in graph.nodes:
             self.node(node, defined, graph.level, in_kernel, depth)
         for value in graph.outputs:
@@ -70,9 +70,9 @@ class _Verifier:
         self.over(graph)
         for name, role in graph.roles:
             if name not in defined:
-                self.fail(None, f"%{name} has a role and is not defined")
+                self.fail(None, f"%{name} has a role but is not defined")
             if role not in ROLES:
-                self.fail(None, f"%{name} has no such role", ", ".join(ROLES), role)
+                self.fail(None, f"%{name} cannot have this role", ", ".join(ROLES), role)
         if len(dict(graph.roles)) < len(graph.roles):
             self.fail(None, "a value has two roles")
         self.cuts(graph)
@@ -83,9 +83,13 @@ class _Verifier:
         axes = [axis for axis, _ in graph.mesh]
         for name, cut in graph.cuts:
             if name not in ends:
-                self.fail(None, f"%{name} is cut and is no input, param or output")
+                self.fail(None, f"%{name} is cut, but it is not an input, a parameter or an output")
             if cut.group not in axes:
-                self.fail(None, f"%{name} is cut along no axis of the mesh", ", ".join(axes))
+                self.fail(
+                    None,
+                    f"%{name} is cut along an axis that the mesh does not have",
+                    ", ".join(axes),
+                )
             if not 0 <= cut.axis < ends[name].type.rank:
                 self.fail(None, f"%{name} has no axis {cut.axis} to cut")
 
@@ -93,14 +97,18 @@ class _Verifier:
         if not graph.over:
             return
         if len(graph.over) != len(graph.outputs):
-            self.fail(None, "`over` does not go along the outputs")
+            self.fail(None, "`over` must have one entry for each output")
         pairs = [(v, o) for v, o in zip(graph.outputs, graph.over, strict=True) if o is not None]
         ends = {*graph.inputs, *graph.params}
         for value, taken in pairs:
             if taken not in ends:
-                self.fail(None, f"%{taken.name} is taken over and is no input or param")
+                self.fail(
+                    None, f"%{taken.name} is taken over, but it is not an input or a parameter"
+                )
             if (value.type.shape, value.type.dtype) != (taken.type.shape, taken.type.dtype):
-                what = f"output %{value.name} does not fit over %{taken.name}"
+                what = (
+                    f"output %{value.name} has another type than %{taken.name}, which it takes over"
+                )
                 self.fail(None, what, str(taken.type), str(value.type))
         if len({taken for _, taken in pairs}) < len(pairs):
             self.fail(None, "two outputs take over the same value")
@@ -115,13 +123,16 @@ class _Verifier:
                 self.fail(node, f"%{value.name} is used before it is defined")
             elif known is not value and known != value:
                 self.fail(
-                    node, f"%{value.name} has two types", str(known.type), found=str(value.type)
+                    node,
+                    f"%{value.name} is used with two types",
+                    str(known.type),
+                    found=str(value.type),
                 )
         types, found = self.types(node, op), [v.type for v in node.results]
         if [*types] != found:
             self.fail(
                 node,
-                "result types are not what the op computes",
+                "the result types are not the ones that the op computes",
                 expected=", ".join(map(str, types)),
                 found=", ".join(map(str, found)),
             )
@@ -130,7 +141,7 @@ class _Verifier:
                 self.fail(node, f"%{value.name} is defined twice")
             defined[value.name] = value
         if not node.locs:
-            self.fail(node, "no location", expected="the model nodes this one stands for")
+            self.fail(node, "no location", expected="the model nodes that this op comes from")
         for region in op.regions:
             self.run(region, in_kernel or not op.control, depth + 1)
         if not in_kernel:
@@ -153,14 +164,14 @@ class _Verifier:
                 self.fail(node, f"{op.name} stands alone", expected="t.fused or control flow")
             contractions = [n for r in op.regions for n in r.nodes if n.op.contraction]
             if not op.control and len(contractions) > 1:
-                self.fail(node, "more than one contraction in a fused body")
+                self.fail(node, "a fused body has more than one contraction")
         if level >= Level.kernel and not op.name.startswith("k."):
             self.fail(node, f"{op.name} is not a kernel", expected="a k. op")
 
     def notes(self, node: Node, level: Level) -> None:
         if level >= Level.tiled and node.op.tiled:
             if node.tile is None:
-                self.fail(node, f"a {level.name} kernel has a tile")
+                self.fail(node, f"a kernel of level {level.name} must have a tile")
             else:
                 dims = node.op.nest.dims
                 for dim, _ in node.tile.dims:
@@ -168,7 +179,7 @@ class _Verifier:
                         self.fail(node, f"the tile cuts {dim}", expected=", ".join(dims), found=dim)
         if level >= Level.costed:
             if node.cost is None:
-                self.fail(node, "a costed kernel has a cost")
+                self.fail(node, "a kernel of level costed must have a cost")
             else:
                 for fault in faults(node.cost):
                     self.fail(node, *fault)
@@ -189,17 +200,17 @@ def faults(cost: Cost) -> Iterator[tuple[str, str, str]]:
             yield f"{name} is negative", "0 or more", f"{value:g} by {cost.by}"
     for name, _ in cost.terms:
         if name not in get_args(Bound):
-            yield f"{name} is no term", ", ".join(get_args(Bound)), f"by {cost.by}"
+            yield f"{name} is not a term of the cost", ", ".join(get_args(Bound)), f"by {cost.by}"
     if low > high:
         yield "the interval is empty", "low_s at most high_s", f"{low} to {high} by {cost.by}"
     names = (name for name, _ in cost.facts)
     for name in (cost.by.partition("@")[0], *names, *cost.unseen):
         if not WORD.fullmatch(name):
-            yield "a cost has a name that its text cannot hold", "a word", name
+            yield "a cost has a name that cannot be written as text", "a word", name
     if not cost.terms:
         return
     worst, most = max(cost.terms, key=lambda t: t[1])
     if cost.time_s < most * (1 - 1e-9):
-        yield "time is less than a term", f"at least {most}", str(cost.time_s)
+        yield "the time is less than one of its terms", f"at least {most}", str(cost.time_s)
     if cost.term(cost.bound) < most * (1 - 1e-9):
-        yield "bound is not the largest term", worst, cost.bound
+        yield "bound is not the name of the largest term", worst, cost.bound

@@ -53,7 +53,8 @@ def _only(kernel: str, region: Graph | None, kinds: tuple[type[Op], ...]) -> Non
     for node in region.nodes if region else ():
         if not isinstance(node.op, kinds):
             raise ModelError(
-                f"{kernel}: holds {node.op.name}, which such a kernel does not do",
+                f"{kernel}: the body holds {node.op.name}, which this kind of "
+                "kernel cannot compute",
                 expected=", ".join(map(_kind_name, kinds)),
                 found=str(node),
             )
@@ -66,7 +67,7 @@ def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Valu
     given = [acc, *(v.type for v in extra)]
     if [(x.shape, x.dtype) for x in takes] != [(x.shape, x.dtype) for x in given]:
         raise ModelError(
-            f"{op}: the epilogue does not take the accumulator and the extra operands",
+            f"{op}: the epilogue must take the accumulator and the extra operands",
             expected=", ".join(map(str, given)),
             found=", ".join(map(str, takes)),
         )
@@ -77,7 +78,7 @@ def _check_library(
 ) -> None:
     if op.library not in known:
         raise ModelError(
-            f"{op.name}: no library of {of} is called {op.library!r}",
+            f"{op.name}: no library for {of} has the name {op.library!r}",
             fix=nearest(op.library, [name for name in known if name]),
         )
 
@@ -88,8 +89,8 @@ def _check_math(
     """Raises where the dtype that products are said to run in is not one they can."""
     if op.math is not None and (op.math != tf32 or op.compute_dtype not in ROUNDED):
         raise ModelError(
-            f"{op.name}: products of {op.compute_dtype} do not run in {op.math}",
-            expected="math=tf32 of products in f32, or none",
+            f"{op.name}: products of {op.compute_dtype} cannot run in {op.math}",
+            expected="math=tf32 for f32 products, or no math",
         )
 
 
@@ -422,7 +423,7 @@ class BodyKernel(KernelOp):
             if isinstance(node.op, kinds):
                 return node.op
         raise ModelError(
-            f"{self.name}: the body does not hold what the kernel is for",
+            f"{self.name}: the body does not contain the main op of this kernel",
             expected=" or ".join(_kind_name(kind) for kind in kinds),
             found=", ".join(node.op.name for node in self.body.nodes) or "nothing",
             fix="k.map maps",
@@ -438,7 +439,7 @@ class BodyKernel(KernelOp):
         takes = [(v.type.shape, v.type.dtype) for v in self.body.inputs]
         if given != takes:
             raise ModelError(
-                f"{self.name}: operands do not fit the body",
+                f"{self.name}: the operands do not match the inputs of the body",
                 expected=", ".join(str(v.type) for v in self.body.inputs),
                 found=", ".join(str(v.type) for v in self.args),
             )

@@ -56,7 +56,7 @@ def parse_spread(text: str) -> Spread:
         pairs = [part.partition("=") for part in rest.split(",")]
         return spread_of_shares([(_number(text, a), _number(text, b)) for a, _, b in pairs], text)
     raise ModelError(
-        f"no distribution of indices is called {kind!r}",
+        f"no distribution of indices has the name {kind!r}",
         expected=FORMS,
         fix=nearest(kind, KINDS),
     )
@@ -66,14 +66,14 @@ def spread_of_shares(pairs: list[tuple[float, float]], text: str = "shares") -> 
     """Parts of a table and of its lookups, in any order; ModelError where they are no shares."""
     rows, lookups = (sum(part) for part in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
     if not 1 <= len(pairs) <= MOST_SHARES or not all(0 < a <= 1 and 0 <= b <= 1 for a, b in pairs):
-        raise _wrong(text, f"1 to {MOST_SHARES} pairs of shares, each from 0 to 1, of some rows")
+        raise _wrong(text, f"1 to {MOST_SHARES} pairs of shares, each from 0 to 1")
     if rows > 1 + 1e-3 or lookups > 1 + 1e-3:
-        raise _wrong(text, "shares that add up to 1 at most")
+        raise _wrong(text, "shares with a sum of at most 1")
     left = 1 - rows, 1 - lookups
     if left[0] > 1e-4:
         pairs = [*pairs, (left[0], max(left[1], 0.0))]
     elif left[1] > 1e-2:
-        raise _wrong(text, "shares of all lookups, where all rows have theirs")
+        raise _wrong(text, "lookup shares with the sum 1, because the row shares have the sum 1")
     pairs = [(a / sum(x for x, _ in pairs), b / sum(y for _, y in pairs)) for a, b in pairs]
     return Spread(shares=tuple(sorted(pairs, key=lambda pair: -pair[1] / pair[0])))
 
@@ -90,4 +90,6 @@ def _number(text: str, word: str) -> float:
 
 def _wrong(text: str, expected: str) -> ModelError:
     fix = "zipf:1.05, say"
-    return ModelError("no distribution of indices", expected=expected, found=text[:80], fix=fix)
+    return ModelError(
+        "the distribution of the indices is not valid", expected=expected, found=text[:80], fix=fix
+    )

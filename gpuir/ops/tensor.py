@@ -38,7 +38,9 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         wide = {n for n in column if n != 1}
         if len(wide) > 1:
             found = ", ".join(str(list(s)) for s in shapes)
-            raise ModelError("shapes do not broadcast", expected="equal extents, or 1", found=found)
+            raise ModelError(
+                "the shapes do not broadcast", expected="equal sizes, or size 1", found=found
+            )
         result.append(wide.pop() if wide else 1)
     return tuple(result)
 
@@ -59,11 +61,11 @@ def _factors(op: str, *types: TensorType) -> None:
 
 
 def _indices(op: str, type: TensorType) -> None:
-    _check(type.dtype.is_integer, f"{op}: indices are integers", "integers", type)
+    _check(type.dtype.is_integer, f"{op}: the indices must be integers", "integers", type)
 
 
 def _axis(op: str, axis: int, type: TensorType) -> None:
-    _check(0 <= axis < type.rank, f"{op}: no such axis", f"0..{type.rank - 1}", axis)
+    _check(0 <= axis < type.rank, f"{op}: the axis is out of range", f"0..{type.rank - 1}", axis)
 
 
 # ---------------------------------------------------------------------------- kinds
@@ -204,7 +206,8 @@ class Map(Pointwise):
         row = SCALARS.get(self.fn)
         if row is None:
             raise ModelError(
-                f"t.map: no scalar function {self.fn!r}", expected=nearest(self.fn, SCALARS)
+                f"t.map: the scalar function {self.fn!r} is unknown",
+                expected=nearest(self.fn, SCALARS),
             )
         found = len(self.args) + len(self.imm)
         _check(found == row.arity, f"t.map {self.fn}: wrong number of arguments", row.arity, found)
@@ -213,9 +216,15 @@ class Map(Pointwise):
         same = types[1:] if row.gives == "second" else types
         if any(t.dtype is not dtype and t.dtype != dtype for t in same):
             found = ", ".join(map(str, types))
-            raise ModelError(f"t.map {self.fn}: dtypes differ", expected="one dtype", found=found)
+            raise ModelError(
+                f"t.map {self.fn}: the data types of the arguments differ",
+                expected="one dtype",
+                found=found,
+            )
         if row.takes == "bool" and types[0].dtype != bool_:
-            raise ModelError(f"t.map {self.fn}: not a bool", expected="bool", found=str(types[0]))
+            raise ModelError(
+                f"t.map {self.fn}: the argument is not a bool", expected="bool", found=str(types[0])
+            )
         shape = types[0].shape if len(types) == 1 else broadcast(*(t.shape for t in types))
         return (TensorType(shape, bool_ if row.gives == "bool" else dtype),)
 
@@ -248,7 +257,9 @@ class Bitcast(Pointwise):
     dtype: DType
 
     def types(self) -> tuple[TensorType, ...]:
-        _check(self.x.type.dtype.bits == self.dtype.bits, "t.bitcast: widths differ")
+        _check(
+            self.x.type.dtype.bits == self.dtype.bits, "t.bitcast: the two types differ in width"
+        )
         return (TensorType(self.x.type.shape, self.dtype),)
 
 
@@ -265,8 +276,8 @@ class Ordered(Pointwise):
         type = self.x.type
         _check(
             sorted(self.order) == list(range(type.rank)),
-            "t.ordered: not an order of the axes",
-            f"the axes 0..{type.rank - 1}, each once",
+            "t.ordered: the order must list every axis once",
+            f"each of the axes 0..{type.rank - 1} once",
             list(self.order),
         )
         return (type.with_order(self.order),)
@@ -299,7 +310,9 @@ class Parts(Layout):
                 return (TensorType((*shape, 2), part),)
             if dtype == part and shape[-1:] == (2,):
                 return (TensorType(shape[:-1], both),)
-        raise ModelError("t.parts: neither complex nor pairs", found=str(self.x.type))
+        raise ModelError(
+            "t.parts: the operand is neither complex nor pairs of numbers", found=str(self.x.type)
+        )
 
 
 # ---------------------------------------------------------------------------- data
@@ -380,7 +393,7 @@ class Transpose(Layout):
         _check(
             sorted(self.perm) == list(range(len(shape))),
             "t.transpose: not a permutation of the axes",
-            f"the axes 0..{len(shape) - 1}, each once",
+            f"each of the axes 0..{len(shape) - 1} once",
             list(self.perm),
         )
         return (TensorType(tuple(shape[p] for p in self.perm), self.x.type.dtype),)
@@ -402,7 +415,7 @@ class Broadcast(Layout):
     def types(self) -> tuple[TensorType, ...]:
         _check(
             broadcast(self.x.type.shape, self.shape) == self.shape,
-            "t.broadcast: the operand does not fit",
+            "t.broadcast: the operand does not broadcast to the shape",
             list(self.shape),
             self.x.type,
         )
@@ -455,7 +468,12 @@ class Concat(Joining):
         alike = all(r == rest[0] for r in rest) and all(
             v.type.dtype == first.dtype for v in self.args
         )
-        _check(alike, "t.concat: operands differ", f"alike but for axis {self.axis}", found)
+        _check(
+            alike,
+            "t.concat: the types of the operands do not match",
+            f"the same sizes, except on axis {self.axis}",
+            found,
+        )
         total = sum(v.type.shape[self.axis] for v in self.args)
         shape = first.shape[: self.axis] + (total,) + first.shape[self.axis + 1 :]
         return (TensorType(shape, first.dtype),)
@@ -480,7 +498,10 @@ class Pad(Joining):
         rows = zip(self.x.type.shape, self.low, self.high, strict=True)
         shape = tuple(n + a + b for n, a, b in rows)
         _check(
-            min(shape, default=0) >= 0, "t.pad: crops more than there is", self.x.type, list(shape)
+            min(shape, default=0) >= 0,
+            "t.pad: a negative pad removes more than the axis has",
+            self.x.type,
+            list(shape),
         )
         return (TensorType(shape, self.x.type.dtype),)
 
@@ -536,11 +557,11 @@ class GatherND(Indexing):
 
     def types(self) -> tuple[TensorType, ...]:
         index, shape = self.indices.type.shape, self.x.type.shape
-        _check(len(index) > self.batch, "t.gather_nd: indices have too few axes")
+        _check(len(index) > self.batch, "t.gather_nd: the indices have too few axes")
         depth = index[-1]
         _check(
             self.batch + depth <= len(shape),
-            "t.gather_nd: more indices than axes",
+            "t.gather_nd: there are more indices than axes",
             self.x.type,
             depth,
         )
@@ -591,7 +612,7 @@ class ScatterND(Scattering):
 def _reduced(type: TensorType, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
     for axis in axes:
         _axis("reduction", axis, type)
-    _check(len(set(axes)) == len(axes), "reduction: an axis twice", found=list(axes))
+    _check(len(set(axes)) == len(axes), "reduction: an axis is listed twice", found=list(axes))
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(type.shape))
     return tuple(n for i, n in enumerate(type.shape) if i not in axes)
@@ -658,7 +679,11 @@ class Cumulative(Reducing):
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.cumulative", self.axis, self.x.type)
         neutral = self.fn in ("sum", "prod") or not self.exclusive
-        _check(neutral, "t.cumulative: no number before the first", "not exclusive")
+        _check(
+            neutral,
+            "t.cumulative: `exclusive` has no first value for this function",
+            "not exclusive",
+        )
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
 
     def flops(self) -> int:
@@ -679,7 +704,12 @@ class TopK(Call):
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.topk", self.axis, self.x.type)
         shape = self.x.type.shape
-        _check(self.k <= shape[self.axis], "t.topk: k exceeds the axis", shape[self.axis], self.k)
+        _check(
+            self.k <= shape[self.axis],
+            "t.topk: k is larger than the axis",
+            shape[self.axis],
+            self.k,
+        )
         shape = shape[: self.axis] + (self.k,) + shape[self.axis + 1 :]
         return TensorType(shape, self.x.type.dtype), TensorType(shape, i64)
 
@@ -743,7 +773,9 @@ class Normalize(Reducing):
             _check(ok, "t.normalize: scale or bias does not broadcast to x", type, v and v.type)
         if self.groups is not None:
             ok = 1 in self.axes and self.groups > 0 and type.shape[1] % self.groups == 0
-            _check(ok, "t.normalize: groups do not divide axis 1", type, self.groups)
+            _check(
+                ok, "t.normalize: the number of groups does not divide axis 1", type, self.groups
+            )
         return (TensorType(type.shape, type.dtype),)
 
     def flops(self) -> int:
@@ -760,13 +792,15 @@ def window_extent(n: int, window: int, stride: int, low: int, high: int, dilatio
 def _has_axes(op: str, *types: TensorType) -> None:
     """Images, channels, and what lies behind."""
     ok = all(type.rank >= 2 for type in types)
-    _check(ok, f"{op}: two axes or more", "[n, c, ..]", ", ".join(map(str, types)))
+    _check(
+        ok, f"{op}: the operand needs at least two axes", "[n, c, ..]", ", ".join(map(str, types))
+    )
 
 
 def _steps(op: str, *parts: tuple[int, ...], groups: int = 1) -> None:
     """Strides and dilations, and the groups that channels are divided by, are at least 1."""
     ok = groups >= 1 and all(n >= 1 for part in parts for n in part)
-    _check(ok, f"{op}: strides, dilations and groups are at least 1", found=(*parts, groups))
+    _check(ok, f"{op}: strides, dilations and groups must be at least 1", found=(*parts, groups))
 
 
 @dataclass(frozen=True)
@@ -798,8 +832,15 @@ class Pool(Window):
         n, c, *spatial = self.x.type.shape
         parts = (self.window, self.strides, self.low, self.high, self.dilations)
         ok = all(len(p) == len(spatial) for p in parts)
-        _check(ok, "t.pool: one entry for each spatial axis", len(spatial), [len(p) for p in parts])
-        _check(min(self.window, default=1) > 0, "t.pool: an empty window", "1 or more", self.window)
+        _check(
+            ok,
+            "t.pool: the window needs one entry for each spatial axis",
+            len(spatial),
+            [len(p) for p in parts],
+        )
+        _check(
+            min(self.window, default=1) > 0, "t.pool: the window is empty", "1 or more", self.window
+        )
         _steps("t.pool", self.strides, self.dilations)
         extents = tuple(map(window_extent, spatial, *parts))
         dtype = i64 if self.fn == "argmax" else self.x.type.dtype
@@ -828,7 +869,7 @@ class Matmul(Contraction):
     def types(self) -> tuple[TensorType, ...]:
         a, b = self.a.type, self.b.type
         _check(
-            min(a.rank, b.rank) >= 2, "t.matmul: operands have two axes or more", found=f"{a}, {b}"
+            min(a.rank, b.rank) >= 2, "t.matmul: operands need at least two axes", found=f"{a}, {b}"
         )
         _check(
             a.shape[-1] == b.shape[-2],
@@ -874,14 +915,15 @@ class Conv(Contraction):
         ok = per_group * self.groups == c and k % self.groups == 0 and len(window) == len(spatial)
         _check(
             ok,
-            "t.conv: weights do not fit",
-            f"w of shape [K, {c} / groups, {len(spatial)} window axes], K a multiple of groups",
+            "t.conv: the shape of the weights does not match x",
+            f"w with the shape [K, {c} / groups, {len(spatial)} window axes], "
+            "where K is a multiple of groups",
             f"x: {x}, w: {w}, groups={self.groups}",
         )
         parts = (tuple(window), self.strides, self.low, self.high, self.dilations)
         _check(
             all(len(p) == len(spatial) for p in parts),
-            "t.conv: one entry for each spatial axis",
+            "t.conv: window attributes need one entry for each spatial axis",
             len(spatial),
             [len(p) for p in parts],
         )
@@ -918,14 +960,19 @@ class ConvTranspose(Contraction):
         _factors("t.conv_transpose", x, w)
         _steps("t.conv_transpose", self.strides, self.dilations, groups=self.groups)
         ok = rows == c and c % self.groups == 0 and len(window) == len(spatial)
-        _check(ok, "t.conv_transpose: weights do not fit", f"w with {c} rows", f"x: {x}, w: {w}")
+        _check(
+            ok,
+            "t.conv_transpose: the shape of the weights does not match x",
+            f"w with {c} rows",
+            f"x: {x}, w: {w}",
+        )
         extra = self.extra or (0,) * len(spatial)
         parts = zip(
             *(spatial, window, self.strides, self.low, self.high, self.dilations, extra),
             strict=True,
         )
         extents = tuple((i - 1) * s - a - b + d * (r - 1) + 1 + e for i, r, s, a, b, d, e in parts)
-        _check(min(extents, default=0) >= 0, "t.conv_transpose: crops more than there is")
+        _check(min(extents, default=0) >= 0, "t.conv_transpose: the pads remove more than there is")
         return (TensorType((n, per_group * self.groups, *extents), x.dtype),)
 
     def flops(self) -> int:
@@ -976,17 +1023,27 @@ class Attention(Contraction):
         found = f"q: {q}, k: {k}, v: {v}"
         _check(
             ok,
-            "t.attention: operands do not fit",
+            "t.attention: the shapes of the operands do not match",
             "[.., h, s, e], [.., g, d, e], [.., g, d, f]",
             found,
         )
         if self.mask is not None:
             scores = (*q.shape[:-1], k.shape[-2])
             fits = broadcast(self.mask.type.shape, scores) == scores
-            _check(fits, "t.attention: the mask does not fit", list(scores), self.mask.type)
+            _check(
+                fits,
+                "t.attention: the shape of the mask does not match",
+                list(scores),
+                self.mask.type,
+            )
         most = 0 if self.mask is None else q.shape[-2] * k.shape[-2]
         expected = f"0 to {most}, of a mask"
-        _check(0 <= self.hidden <= most, "t.attention: no such scores", expected, self.hidden)
+        _check(
+            0 <= self.hidden <= most,
+            "t.attention: the value of `scores` is out of range",
+            expected,
+            self.hidden,
+        )
         result = TensorType((*q.shape[:-1], v.shape[-1]), q.dtype)
         return (result, _stats_type(q)) if self.stats else (result,)
 
@@ -1095,7 +1152,9 @@ class Experts(Contraction):
     def types(self) -> tuple[TensorType, ...]:
         x, which, up, down = (v.type for v in (self.x, self.which, self.up, self.down))
         ranks = (x.rank, which.rank, up.rank, down.rank) == (2, 2, 3, 3)
-        _check(ranks, "t.experts: x and which have two axes, weights three", found=_all(self))
+        _check(
+            ranks, "t.experts: x and which need two axes, the weights need three", found=_all(self)
+        )
         (tokens, hidden), (experts, rows, inner) = x.shape, up.shape
         wide = self.inter if self.gate is not None else 2 * self.inter
         expected = (
@@ -1110,28 +1169,33 @@ class Experts(Contraction):
             and rows in (self.inter, wide)
             and (self.gate is None or self.gate.type.shape == up.shape)
         )
-        _check(ok, "t.experts: operands do not fit", expected, _all(self))
+        _check(ok, "t.experts: the shapes of the operands do not match", expected, _all(self))
         biases = ((self.up_bias, up), (self.down_bias, down), (self.gate_bias, up))
         for bias, matrix in biases:
             ok = bias is None or bias.type.shape == matrix.shape[:2]
-            _check(ok, "t.experts: a bias does not fit", list(matrix.shape[:2]), bias and bias.type)
+            _check(
+                ok,
+                "t.experts: the shape of a bias does not match",
+                list(matrix.shape[:2]),
+                bias and bias.type,
+            )
         ok = self.gate is not None or self.gate_bias is None
-        _check(ok, "t.experts: a gate's bias without a gate")
+        _check(ok, "t.experts: there is a bias for a gate, but no gate")
         _indices("t.experts", which)
         for v in self.weights:
             _factors("t.experts", x, v.type)
         ok = self.fn in SCALARS and SCALARS[self.fn].arity == 1
-        _check(ok, f"t.experts: {self.fn!r} is no activation", nearest(self.fn, SCALARS))
-        _check(self.alpha != 0, "t.experts: alpha is 0")
-        _check(0 <= self.skew < inf, "t.experts: no such skew", "0 or more", self.skew)
-        _check(self.ranks >= 1, "t.experts: ranks count from 1", found=self.ranks)
+        _check(ok, f"t.experts: {self.fn!r} is not an activation", nearest(self.fn, SCALARS))
+        _check(self.alpha != 0, "t.experts: alpha must not be 0")
+        _check(0 <= self.skew < inf, "t.experts: skew is out of range", "0 or more", self.skew)
+        _check(self.ranks >= 1, "t.experts: ranks must be at least 1", found=self.ranks)
         ok = 1 <= self.imbalance <= self.ranks
         found, expected = self.imbalance, f"1 to {self.ranks}, the ranks"
-        _check(ok, "t.experts: no such imbalance", expected, found)
+        _check(ok, "t.experts: imbalance is out of range", expected, found)
         ok = not self.each or (len(self.each) == experts and min(self.each) >= 0)
         ok = ok and sum(self.each) <= which.size
         expected = f"rows of {experts} experts, {which.size} in all at most"
-        _check(ok, "t.experts: no such rows of each", expected, list(self.each))
+        _check(ok, "t.experts: the rows of each expert are not valid", expected, list(self.each))
         return (TensorType((tokens, down.shape[1]), self.dtype or x.dtype),)
 
     def flops(self) -> int:
@@ -1183,7 +1247,7 @@ class Resize(Window):
     def types(self) -> tuple[TensorType, ...]:
         _check(
             len(self.shape) == self.x.type.rank,
-            "t.resize: rank changes",
+            "t.resize: the number of axes must not change",
             self.x.type,
             list(self.shape),
         )
@@ -1212,7 +1276,7 @@ class Routine(Call):
     work: int = 0
 
     def types(self) -> tuple[TensorType, ...]:
-        _check(self.work >= 0, "a routine's work is counted from 0", "0 or more", self.work)
+        _check(self.work >= 0, "the work of a routine must be 0 or more", "0 or more", self.work)
         return self.gives
 
     def flops(self) -> int:
@@ -1250,8 +1314,8 @@ def _group(op: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """How many ranks a group has."""
     _check(
         len(sizes) == len(strides) and all(n > 1 for n in sizes) and all(s > 0 for s in strides),
-        f"{op}: a group of ranks has a size of 2 or more and a stride for each axis of the mesh",
-        "sizes and strides of one length",
+        f"{op}: a group of ranks needs a size of at least 2 and a stride for each axis of the mesh",
+        "sizes and strides lists of the same length",
         f"sizes {list(sizes)}, strides {list(strides)}",
     )
     return prod(sizes)
@@ -1267,7 +1331,12 @@ def members(rank: int, sizes: Sequence[int], strides: Sequence[int]) -> tuple[in
 def _divided(op: str, type: TensorType, axis: int, ranks: int) -> TensorType:
     _axis(op, axis, type)
     extent = type.shape[axis]
-    _check(extent % ranks == 0, f"{op}: axis {axis} is not divisible", f"{ranks} parts", type)
+    _check(
+        extent % ranks == 0,
+        f"{op}: the size of axis {axis} is not divisible",
+        f"{ranks} parts",
+        type,
+    )
     shape = (*type.shape[:axis], extent // ranks, *type.shape[axis + 1 :])
     return TensorType(shape, type.dtype)
 
@@ -1321,7 +1390,7 @@ class Collective(Call):
         ranks = _group("t.collective", self.sizes, self.strides)
         name = f"t.collective {self.fn}"
         kinds = get_args(CollectiveKind)
-        _check(self.fn in kinds, "t.collective: no such kind", ", ".join(kinds), self.fn)
+        _check(self.fn in kinds, "t.collective: the kind is unknown", ", ".join(kinds), self.fn)
         routes = self.routed is None or (
             self.routed >= 0 and self.fn in ("all_gather", "reduce_scatter")
         )
@@ -1404,11 +1473,11 @@ class AttentionGradient(Contraction):
         name = "t.attention_gradient"
         for given, wants in ((self.y, y), (self.dy, y), (self.stats, stats)):
             ok = (given.type.shape, given.type.dtype) == (wants.shape, wants.dtype)
-            _check(ok, f"{name}: not what the attention gives", wants, given.type)
+            _check(ok, f"{name}: the operand is not the result of the attention", wants, given.type)
         found = tuple(v.type.with_shape(v.type.shape) for v in (self.q, self.k, self.v))
         if not self.of_mask:
             return found
-        _check(self.mask is not None, f"{name}: there is no mask")
+        _check(self.mask is not None, f"{name}: the attention has no mask")
         return (*found, TensorType((*self.q.type.shape[:-1], self.k.type.shape[-2]), y.dtype))
 
     def flops(self) -> int:
@@ -1470,7 +1539,12 @@ class ExpertsGradient(Contraction):
 
     def types(self) -> tuple[TensorType, ...]:
         (y,) = self.direct().result_types
-        _check(y.shape == self.dy.type.shape, f"{self.name}: dy does not fit", y, self.dy.type)
+        _check(
+            y.shape == self.dy.type.shape,
+            f"{self.name}: the shape of dy does not match",
+            y,
+            self.dy.type,
+        )
         return tuple(v.type.with_shape(v.type.shape) for v in self.subjects)
 
     def flops(self) -> int:
@@ -1505,7 +1579,12 @@ class NormalizeGradient(NormGradient):
     def types(self) -> tuple[TensorType, ...]:
         (y,) = self.direct().result_types
         ok = (y.shape, y.dtype) == (self.dy.type.shape, self.dy.type.dtype)
-        _check(ok, "t.normalize_gradient: dy is not what the norm gives", y, self.dy.type)
+        _check(
+            ok,
+            "t.normalize_gradient: dy does not have the type of the result of the norm",
+            y,
+            self.dy.type,
+        )
         return (TensorType(y.shape, y.dtype),)
 
     def flops(self) -> int:
@@ -1542,7 +1621,7 @@ class NormalizeScaleGradient(NormGradient):
     def types(self) -> tuple[TensorType, ...]:
         x = self.x.type
         fits = broadcast(self.shape, x.shape) == x.shape == self.dy.type.shape
-        _check(fits, "t.normalize_scale_gradient: the shape does not fit", x, list(self.shape))
+        _check(fits, "t.normalize_scale_gradient: the shape does not match", x, list(self.shape))
         return (TensorType(self.shape, x.dtype),) * (1 + self.bias)
 
     def flops(self) -> int:
@@ -1572,12 +1651,22 @@ class ConvWeightGradient(Contraction):
         x, dy = self.x.type, self.dy.type
         c, k = x.shape[1], dy.shape[1]
         ok = c % self.groups == 0 and k % self.groups == 0
-        _check(ok, "t.conv_weight_gradient: groups do not divide the channels", self.groups, (c, k))
+        _check(
+            ok,
+            "t.conv_weight_gradient: the number of groups does not divide the channels",
+            self.groups,
+            (c, k),
+        )
         w = Value("w", TensorType((k, c // self.groups, *self.window), x.dtype))
         parts = (self.strides, self.low, self.high, self.dilations, self.groups)
         (y,) = Conv(self.x, w, *parts).result_types
         ok = (y.shape, y.dtype) == (dy.shape, dy.dtype)
-        _check(ok, "t.conv_weight_gradient: dy is not what the convolution gives", y, dy)
+        _check(
+            ok,
+            "t.conv_weight_gradient: dy does not have the type of the result of the convolution",
+            y,
+            dy,
+        )
         return (w.type,)
 
     def flops(self) -> int:
@@ -1616,9 +1705,14 @@ class PoolGradient(Call):
 
     def types(self) -> tuple[TensorType, ...]:
         (y,) = self.direct().result_types
-        _check(y.shape == self.dy.type.shape, "t.pool_gradient: dy does not fit", y, self.dy.type)
+        _check(
+            y.shape == self.dy.type.shape,
+            "t.pool_gradient: the shape of dy does not match",
+            y,
+            self.dy.type,
+        )
         ok = (self.x is not None) == (self.fn == "max")
-        _check(ok, "t.pool_gradient: a max, and it alone, takes x")
+        _check(ok, "t.pool_gradient: x belongs to a max pool, and only to it")
         return (TensorType(self.shape, self.dy.type.dtype),)
 
     def flops(self) -> int:
@@ -1681,15 +1775,17 @@ class Loop(Op):
     has_condition: bool = False
 
     def types(self) -> tuple[TensorType, ...]:
-        _check(self.trips >= 0, "loop: trips are counted from 0", "0 or more", self.trips)
+        _check(self.trips >= 0, "loop: trips must be 0 or more", "0 or more", self.trips)
         skip = int(self.has_condition)
         carried = len(self.init)
         outputs = [v.type for v in self.body.outputs[skip:]]
         for i, (v, out) in enumerate(zip(self.init, outputs, strict=False)):
-            _check(v.type == out, f"loop: carried value {i} changes its type", v.type, out)
+            _check(v.type == out, f"loop: loop-carried value {i} changes its type", v.type, out)
         given = [v.type for v in (*self.init, *self.captures)]
         takes = [v.type for v in self.body.inputs[1:]]
-        _check(given == takes, "loop: operands do not fit the body", takes, given)
+        _check(
+            given == takes, "loop: the operands do not match the inputs of the body", takes, given
+        )
         stacked = (TensorType((self.trips, *t.shape), t.dtype) for t in outputs[carried:])
         return (*outputs[:carried], *stacked)
 
@@ -1711,7 +1807,7 @@ class Cond(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         a, b = ([v.type for v in g.outputs] for g in (self.then, self.orelse))
-        _check(a == b, "cond: the branches give different types", a, b)
+        _check(a == b, "cond: the branches return different types", a, b)
         return tuple(a)
 
     def flops(self) -> int:
@@ -1728,7 +1824,12 @@ class Fused(Op):
 
     def types(self) -> tuple[TensorType, ...]:
         given, takes = [v.type for v in self.args], [v.type for v in self.body.inputs]
-        _check(given == takes, "t.fused: operands do not fit the body", takes, given)
+        _check(
+            given == takes,
+            "t.fused: the operands do not match the inputs of the body",
+            takes,
+            given,
+        )
         return tuple(v.type for v in self.body.outputs)
 
     def flops(self) -> int:

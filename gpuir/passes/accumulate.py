@@ -24,9 +24,9 @@ class Accumulate(Pass):
         found = dict.fromkeys(v for v in g.outputs if g.role_of(v) == "gradient")
         if not found:
             raise UsageError(
-                f"accumulate: @{g.name} gives no gradients",
-                expected="outputs of role gradient",
-                fix="put autodiff before it",
+                f"accumulate: the graph @{g.name} computes no gradients",
+                expected="outputs with the role gradient",
+                fix="add the pass autodiff before this pass",
             )
         b = begin(g, Level.graph)
         b.reserve(v.name for n in g.nodes for v in n.results if v not in found)

@@ -71,12 +71,12 @@ class Annotate(Pass):
         cluster = load_cluster(self.cluster).part_with(target.device, g.ranks)
         if target.device not in {known.device for known in cluster.targets}:
             raise UsageError(
-                f"{cluster.name} is of other GPUs than the graph's target",
+                f"the target of the graph is not a GPU of the cluster {cluster.name}",
                 expected=", ".join(known.name for known in cluster.targets),
                 found=target.name,
-                fix="name one of these targets, or another cluster"
+                fix="use one of these targets, or another cluster"
                 if cluster.kinds
-                else "leave the target out, or name another cluster",
+                else "remove the target, or use another cluster",
             )
         if g.ranks > cluster.gpus:
             raise UsageError(
@@ -99,7 +99,8 @@ def _check_version(predictor: str | Predictor, costed: Graph) -> None:
         raise UsageError(
             f"no predictor {predictor!r}",
             found=", ".join(sorted(signed)),
-            fix="leave the version out, or install that of gpuir or of the plug-in",
+            fix="remove the version from the name, or install that version of "
+            "gpuir or of the plug-in",
         )
 
 
@@ -159,7 +160,7 @@ def _asked(predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target
         cost = predict(op, tile, target)
     if not isinstance(cost, Cost):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(
-            f"{name} gives no cost",
+            f"the predictor {name} returns no cost",
             expected='Cost(time_s, bound, "mine@1", terms, facts)',
             found=repr(cost),
         )
@@ -208,9 +209,12 @@ def _fallen_back(g: Graph, target: Target) -> Graph:
     counts = Counter(map(described, missing.values()))
     kinds = ", ".join(f"{what} ({count} nodes)" for what, count in counts.items())
     operators = load_operators(profile.operators)
-    text = f"{operators.title} has no kernel for {kinds}: they run on the CPU, with copies to it"
+    text = (
+        f"{operators.title} has no kernel for {kinds}. These operators "
+        "run on the CPU, and their data is copied there"
+    )
     factor = profile.fallback.uncertainty
-    text += f" and back, at rates that are assumed (within a factor of {factor:g})"
+    text += f" and back; the rates are assumed (within a factor of {factor:g})"
     return replace(g, nodes=tuple(nodes), assumed=(*g.assumed, text))
 
 
@@ -230,7 +234,7 @@ def _costed(node: Node, cost_one: Costing) -> Node:
         case k.KernelOp():
             return replace(node, cost=cost_one(op, node.tile))
         case _:
-            raise TypeError(f"{op.name} is no kernel")
+            raise TypeError(f"{op.name} is not a kernel")
 
 
 def _repeated(body: Graph, trips: int) -> Cost:

@@ -50,11 +50,14 @@ class Autocast(Pass):
     def __post_init__(self) -> None:
         if self.dtype not in ("bf16", "f16"):
             fix = nearest(self.dtype, ("bf16", "f16"))
-            raise UsageError(f"pass 'autocast': cannot run in {self.dtype!r}", fix=fix)
+            raise UsageError(f"pass 'autocast': {self.dtype!r} is not supported", fix=fix)
 
     def run(self, g: Graph) -> Graph:
         if is_training(g):
-            raise UsageError(f"autocast: @{g.name} has a backward pass", fix="put it before")
+            raise UsageError(
+                f"autocast: @{g.name} already has a backward pass",
+                fix="put this pass before autodiff",
+            )
         return _Autocast(g, bf16 if self.dtype == "bf16" else f16, self.fast_norms).run()
 
 

@@ -47,10 +47,12 @@ class Autodiff(Pass):
         if self.every < 0:
             found = f"every={self.every}"
             raise UsageError(
-                "autodiff: a segment has no modules", expected="every=1 or more", found=found
+                "autodiff: `every` is out of range", expected="every=1 or more", found=found
             )
         if not 0 < self.loss_scale < inf:
-            raise UsageError("autodiff: no such loss_scale", found=f"loss_scale={self.loss_scale}")
+            raise UsageError(
+                "autodiff: loss_scale is out of range", found=f"loss_scale={self.loss_scale}"
+            )
 
     def run(self, g: Graph) -> Graph:
         loss, wrt = self.output(g), self.variables(g)
@@ -65,7 +67,9 @@ class Autodiff(Pass):
             b.assumed.append(f"the gradient is that of the sum of %{loss.name}")
         elif not self.loss and (others := [v for v in g.outputs if is_number(v) and v != loss]):
             names = ", ".join(f"%{v.name}" for v in others)
-            b.assumed.append(f"the loss is %{loss.name}, the first output, and not {names}: --loss")
+            b.assumed.append(
+                f"the loss is %{loss.name}, the first output, not {names} (--loss selects another)"
+            )
         r = Reverse(b, needs)
         b.locs = in_phase(place(g, loss), "backward")
         r.give(loss, r.constant(loss.type, self.loss_scale))
@@ -86,22 +90,27 @@ class Autodiff(Pass):
         floats = {v.name: v for v in own if v.type.dtype.is_float}
         if not floats:
             found = ", ".join(f"%{v.name}: {v.type}" for v in g.outputs)
-            raise ModelError("no output to differentiate", expected="a float output", found=found)
+            raise ModelError(
+                "the model has no output to differentiate", expected="a float output", found=found
+            )
         if self.loss and self.loss not in floats:
             fix = nearest(self.loss, floats)
-            raise UsageError(f"autodiff: no float output is called {self.loss!r}", fix=fix)
+            raise UsageError(
+                f"autodiff: no floating-point output has the name {self.loss!r}", fix=fix
+            )
         return floats[self.loss] if self.loss else next(iter(floats.values()))
 
     def variables(self, g: Graph) -> list[Value]:
         """The params and inputs to differentiate by."""
         if is_training(g):
-            raise UsageError(f"autodiff: @{g.name} has a backward pass already")
+            raise UsageError(f"autodiff: @{g.name} already has a backward pass")
         floats = [v for v in (*g.params, *g.inputs) if v.type.dtype.is_float]
         if not self.wrt:
             found = [v for v in floats if g.role_of(v) == "weight"]
             if not found:
                 raise UsageError(
-                    "autodiff: the model has no float params", fix='name inputs: wrt="x y"'
+                    "autodiff: the model has no floating-point parameters",
+                    fix='give names of inputs: wrt="x y"',
                 )
             return found
         names = [v.name for v in floats]
@@ -109,7 +118,7 @@ class Autodiff(Pass):
         for glob in self.wrt.split():
             hits = [v for v in floats if v.name == glob or fnmatchcase(v.name, glob)]
             if not hits:
-                what = f"autodiff: no float param or input matches {glob!r}"
+                what = f"autodiff: no floating-point parameter or input matches {glob!r}"
                 raise UsageError(what, fix=nearest(glob, names))
             found += hits
         return list(dict.fromkeys(found))
@@ -123,10 +132,10 @@ class Autodiff(Pass):
         modules = list(dict.fromkeys(m[1] for m in found if m))
         if not modules:
             raise UsageError(
-                "autodiff: no module to checkpoint",
-                expected=f"locations that match {self.checkpoint!r}"
+                "autodiff: there are no modules to checkpoint",
+                expected=f"source locations that match {self.checkpoint!r}"
                 if self.checkpoint
-                else "modules with a number for a name, like layers.0",
+                else "modules with a number as their name, like layers.0",
                 found=", ".join(node.locs[0] for node in g.nodes[:3]) + ", ...",
             )
         place = {module: i // max(self.every, 1) for i, module in enumerate(modules)}

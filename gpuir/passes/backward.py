@@ -105,10 +105,12 @@ def differentiate(
         case _:
             rule = rule_of(op) or _own_rule(op)
             if rule is None:
-                ends = " that ends on a condition" if isinstance(op, t.Loop) else ""
+                ends = " with a condition" if isinstance(op, t.Loop) else ""
                 raise ModelError(
-                    f"no gradient of {op.fn if isinstance(op, t.Routine) else op.name}{ends}",
-                    fix="leave out what is upstream of it: wrt=..., or give it in primitives",
+                    "gpuir has no gradient of "
+                    f"{op.fn if isinstance(op, t.Routine) else op.name}{ends}",
+                    fix="train only parameters after this operator (wrt=...), or write "
+                    "the operator with simpler ones",
                 )
             if gradients[0] is not None:
                 rule(r, op, results, gradients[0])

@@ -42,7 +42,7 @@ class Bucket(Pass):
     def __post_init__(self) -> None:
         if self.bytes < 1 or self.ahead < 1:
             raise UsageError(
-                "pass 'bucket': bytes and ahead count from 1",
+                "pass 'bucket': bytes and ahead must be at least 1",
                 found=f"bytes={self.bytes}, ahead={self.ahead}",
             )
 

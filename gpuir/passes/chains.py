@@ -75,18 +75,24 @@ def is_key_mask(others: Others, result: Value) -> bool:
 
 
 CONDITIONS: dict[str, tuple[str, Callable[[Others, Value], bool]]] = {
-    "same": ("has the result's shape", lambda o, y: [v.type.shape for v in o] == [y.type.shape]),
+    "same": (
+        "has the shape of the result",
+        lambda o, y: [v.type.shape for v in o] == [y.type.shape],
+    ),
     "row": ("is one row, along the last axis", is_row),
-    "bias": ("is one row, or a matrix as the result is", is_bias),
+    "bias": ("is one row, or a matrix of the shape of the result", is_bias),
     "channels": ("has one number for each index of axis 1", is_by_channel),
-    "keys": ("has ones ahead of the last axis, but for leading axes as the result's", is_key_mask),
+    "keys": (
+        "has size 1 on all axes before the last, except leading axes of the size of the result",
+        is_key_mask,
+    ),
     "matrix": ("has two axes", lambda o, _: [v.type.rank for v in o[-1:]] == [2]),
-    "32bit": ("is of a result with at most 32 bits", lambda _, y: y.type.dtype.bits <= 32),
-    "3d": ("is of a result with three axes", lambda _, y: y.type.rank == 3),
+    "32bit": ("belongs to a result with at most 32 bits", lambda _, y: y.type.dtype.bits <= 32),
+    "3d": ("belongs to a result with three axes", lambda _, y: y.type.rank == 3),
 }
 OF_NODE = {
     "weight": "is computed from weights alone",
-    "number": "is a number that is known",
+    "number": "is a number that is known at load time",
     "second": "is the second one",
 }
 
@@ -103,14 +109,14 @@ def steps(chain: tuple[str, ...]) -> tuple[Step, ...]:
         for op in (name if i else name.removesuffix("*")).split("+"):
             if op not in WORDS:
                 raise UsageError(
-                    f"pass 'fuse': {'>'.join(chain)}: no op is called {op!r}",
-                    expected="ops as in conv*>mul+add:weight>relu",
+                    f"pass 'fuse': {'>'.join(chain)}: no op has the name {op!r}",
+                    expected="ops, for example conv*>mul+add:weight>relu",
                     fix=nearest(op, WORDS),
                 )
         for c in conditions:
             if c not in known:
                 raise UsageError(
-                    f"pass 'fuse': {text}: no operand is called {c}",
+                    f"pass 'fuse': {text}: no operand condition has the name {c}",
                     expected=", ".join(known),
                     fix=nearest(c, known),
                 )

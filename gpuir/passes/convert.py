@@ -34,7 +34,7 @@ class Convert(Pass):
     def __post_init__(self) -> None:
         if self.dtype not in ("f16", "bf16"):
             fix = nearest(self.dtype, ("f16", "bf16"))
-            raise UsageError(f"pass 'convert': cannot run in {self.dtype!r}", fix=fix)
+            raise UsageError(f"pass 'convert': {self.dtype!r} is not supported", fix=fix)
 
     def run(self, g: Graph) -> Graph:
         _check_inference(g, self.name, "autocast{dtype=" + self.dtype + "}")
@@ -65,7 +65,7 @@ class Extend(Pass):
     def __post_init__(self) -> None:
         if not 1 < self.old <= self.new:
             raise UsageError(
-                "pass 'extend': a dimension becomes longer",
+                "pass 'extend': the new size must be larger than the old one",
                 expected="extend{old=50257,new=50304}",
                 found=f"old={self.old}, new={self.new}",
             )
@@ -90,14 +90,14 @@ class Pack(Pass):
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        _check_inference(g, self.name, "leave it out")
+        _check_inference(g, self.name, "remove this pass")
         packed = {v.name for v in _packable(g)}
         return _Retyped(lambda x: x, lambda value: value, packed).graph(g)
 
 
 def _check_inference(g: Graph, name: str, fix: str) -> None:
     if is_training(g):
-        raise UsageError(f"{name}: @{g.name} has a backward pass", fix=fix)
+        raise UsageError(f"{name}: @{g.name} already has a backward pass", fix=fix)
 
 
 def _packable(g: Graph) -> list[Value]:

@@ -29,13 +29,18 @@ def gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[
     if fn in FLAT:
         return ()
     if y.type.dtype.kind == "complex" and fn not in OF_COMPLEX:
-        raise ModelError(f"no gradient of {fn} of complex numbers", expected=", ".join(OF_COMPLEX))
+        raise ModelError(
+            f"gpuir has no gradient of {fn} of complex numbers", expected=", ".join(OF_COMPLEX)
+        )
     if fn in UNARY:
         (x,) = args
         assert isinstance(x, Value)
         return (UNARY[fn](r, dy, y, x),)
     if fn not in SEVERAL:
-        raise ModelError(f"no gradient of {fn}", fix="train the forward pass: it is made from that")
+        raise ModelError(
+            f"gpuir has no gradient of {fn}",
+            fix="train a graph of the forward pass only: this function belongs to a backward pass",
+        )
     return SEVERAL[fn](r, dy, y, *args)
 
 

@@ -53,7 +53,7 @@ class Fuse(Pass):
     def __post_init__(self) -> None:
         if self.max_ops < 1:
             raise UsageError(
-                "pass 'fuse': a group has no ops",
+                "pass 'fuse': max_ops is out of range",
                 expected="max_ops=1 or more",
                 found=f"max_ops={self.max_ops}",
             )
@@ -61,8 +61,9 @@ class Fuse(Pass):
             words = rule.split(">")
             if len(words) < 2 or (len(words) > 2 and set(words) <= set(KINDS)):
                 raise UsageError(
-                    "pass 'fuse': this is no rule",
-                    expected="all, none, or rules with spaces between: map>map conv>add:same>relu",
+                    "pass 'fuse': a rule is not valid",
+                    expected="all, none, or rules with spaces between them: map>map "
+                    "conv>add:same>relu",
                     found=rule,
                     fix=f"kinds are {', '.join(KINDS)}",
                 )

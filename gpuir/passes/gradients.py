@@ -76,7 +76,10 @@ def _pad(r: Reverse, op: t.Pad, results: Sequence[Value], dy: Value) -> None:
     for axis, (n, low, high) in enumerate(zip(op.x.type.shape, op.low, op.high, strict=True)):
         if low or high:
             if n + low + high > MOST_PADDED:
-                what = f"no gradient of a {op.mode} pad of an axis of {n + low + high} cells"
+                what = (
+                    f"gpuir has no gradient of a {op.mode} pad of an axis of "
+                    f"{n + low + high} elements"
+                )
                 raise ModelError(what, expected=f"at most {MOST_PADDED}")
             cells = tuple(_padded_from(i - low, n, op.mode) for i in range(n + low + high))
             indices = r.b(t.Constant(TensorType((len(cells),), i64), cells))
@@ -155,7 +158,9 @@ def _scatter_nd(r: Reverse, op: t.ScatterND, results: Sequence[Value], dy: Value
 
 def _only_set_or_add(op: Op, combine: t.Combine) -> None:
     if combine not in ("none", "add"):
-        raise ModelError(f"no gradient of {op.name} that combines by {combine}", expected="add")
+        raise ModelError(
+            f"gpuir has no gradient of {op.name} with the reduction {combine}", expected="add"
+        )
 
 
 # ---------------------------------------------------------------------------- reductions
@@ -203,7 +208,7 @@ def _cumulative(r: Reverse, op: t.Cumulative, results: Sequence[Value], dy: Valu
         r.give(op.x, r.b(t.Cumulative("sum", dy, op.axis, op.exclusive, not op.reverse)))
         return
     if op.fn != "prod":
-        raise ModelError(f"t.cumulative {op.fn}: no gradient")
+        raise ModelError(f"gpuir has no gradient of t.cumulative {op.fn}")
     through = r.map("mul", dy, results[0])
     total = r.b(t.Cumulative("sum", through, op.axis, op.exclusive, not op.reverse))
     r.give(op.x, r.map("div", total, op.x))
@@ -248,7 +253,7 @@ def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> No
     Of a matrix that is another one turned, as a linear layer's weight, it is (dyᵀ a)ᵀ: what PyTorch
     computes then (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward), and no copy."""
     if dy.type.dtype.kind == "complex":
-        raise ModelError("no gradient of a product of complex matrices")
+        raise ModelError("gpuir has no gradient of a product of complex matrices")
     a, b = op.a, op.b
     dy = r.cast(dy, a.type.dtype)
     if r.wants(a):
@@ -357,7 +362,7 @@ def _adaptive_mean(r: Reverse, op: t.Routine, results: Sequence[Value], dy: Valu
     """Each mean's gradient spread over the cells of its window."""
     (x,), attrs = op.args, dict(op.attrs)
     if attrs["fn"] != "mean":
-        raise ModelError("no gradient of the largest cells of windows of several widths")
+        raise ModelError("gpuir has no gradient of a max pool with windows of several widths")
     given = (("shape", x.type.shape), ("count", attrs["count"]))
     type = x.type.with_dtype(dy.type.dtype)
     r.give(x, r.b(t.Routine("adaptive_pool_gradient", (dy,), (type,), given, work=op.work)))

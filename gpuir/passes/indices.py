@@ -40,10 +40,10 @@ class Indices(Pass):
         if self.spread and not chosen:
             names = sorted({w.name for w in found.values()})
             raise UsageError(
-                f"@{g.name} looks up no table called {self.tables!r}",
+                f"@{g.name} has no lookup in a table with the name {self.tables!r}",
                 expected="one of its tables" if names else "a model with embeddings",
                 found=", ".join(names[:8]) or "none at all",
-                fix=nearest(self.tables, names) if names else "leave --indices out",
+                fix=nearest(self.tables, names) if names else "remove --indices",
             )
         held = sum(w.type.nbytes for w in chosen)
         if not self.spread and held <= MOST * sum(w.type.nbytes for w in g.params):
@@ -64,7 +64,7 @@ class Indices(Pass):
                     pass
             b.put(node)
         if not self.spread and silent:
-            b.assumed.append("indices name each row of a table as often as any other (--indices)")
+            b.assumed.append("every row of a table is looked up equally often (--indices)")
         return b.finish(g.outputs, g.over)
 
 

@@ -148,7 +148,7 @@ class Pipeline:
         verify(g)
         for p in self.passes:
             if p.takes not in (None, g.level):
-                _wrong_level(p, g.level, f"@{g.name} is of level {g.level.name}")
+                _wrong_level(p, g.level, f"@{g.name} has the level {g.level.name}")
             before, since = g, perf_counter()
             g = _made(p, g, verify_each)
             if LOG.isEnabledFor(logging.DEBUG):
@@ -169,19 +169,19 @@ def _made(p: Pass, g: Graph, verified: bool) -> Graph:
         made = p.run(g)
     error = VerifyError if is_ours(p) else PluginError
     if not isinstance(made, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise error(f"{what} gives no graph", found=repr(made))
+        raise error(f"{what} returns no graph", found=repr(made))
     if not verified:
         return made
     if p.gives not in (None, made.level):
         raise error(
-            f"{what} does not do what it says",
+            f"{what} returns a graph of the wrong level",
             expected=f"a graph of level {p.gives.name}",
-            found=f"one of level {made.level.name}",
+            found=f"a graph of level {made.level.name}",
         )
     try:
         verify(made, by=p.name)
     except VerifyError as e:
-        fix = f"this is a bug in {what}, of the module {type(p).__module__}"
+        fix = f"this is a bug in {what}, in the module {type(p).__module__}"
         if is_ours(p):
             raise
         raise PluginError(e.what, where=e.where, expected=e.expected, found=e.found, fix=fix) from e
@@ -199,7 +199,9 @@ def _wrong_level(p: Pass, level: Level, found: str) -> None:
     }
     missing = [way[x] for x in Level if p.takes is not None and level < x <= p.takes]
     raise UsageError(
-        f"pass {p.name!r} takes a graph of level {takes}",
+        f"pass {p.name!r} needs a graph of level {takes}",
         found=found,
-        fix=f"put {','.join(missing)} before it" if missing else "move it to an earlier place",
+        fix=f"put {','.join(missing)} before it"
+        if missing
+        else "move it to an earlier place in the pipeline",
     )

@@ -31,17 +31,18 @@ class Microbatch(Pass):
             return g
         if g.mesh:
             raise UsageError(
-                "microbatch: the graph is cut over ranks already",
+                "microbatch: the graph is already split over ranks",
                 found=", ".join(f"{axis}={n}" for axis, n in g.mesh),
-                fix="microbatch comes before shard",
+                fix="put the pass microbatch before the pass shard",
             )
         batch = batch_of(g)
         if batch == 0 or batch % self.count:
             near = [n for n in range(1, batch + 1) if batch % n == 0]
             raise UsageError(
-                f"microbatch: a batch of {batch} cannot be cut into {self.count} microbatches",
+                f"microbatch: a batch of {batch} cannot be split into "
+                f"{self.count} equal microbatches",
                 expected=f"a number that divides it: {', '.join(map(str, near))}",
-                fix=f"a batch of {self.count * -(-batch // self.count)}, say"
+                fix=f"for example a batch of {self.count * -(-batch // self.count)}"
                 if batch
                 else "inputs with a batch",
             )
@@ -54,9 +55,9 @@ class Microbatch(Pass):
                 return (x,)
             case t.Collective(fn):
                 raise UsageError(
-                    f"microbatch: what this op computes is of the whole batch ({fn})",
+                    f"microbatch: this op needs the whole batch ({fn})",
                     where=" + ".join(n.locs),
-                    fix="leave microbatches out, or load the model with a smaller batch",
+                    fix="remove microbatches, or load the model with a smaller batch",
                 )
             case t.Shard(x, axis, sizes=(count,)):
                 extent = x.type.shape[axis] // count

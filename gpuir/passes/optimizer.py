@@ -65,18 +65,19 @@ class Optimizer(Pass):
     def __post_init__(self) -> None:
         if self.fused and not self.foreach:
             raise UsageError(
-                "pass 'optimizer': a fused step takes all tensors together",
+                "pass 'optimizer': a fused step updates all tensors together, so "
+                "fused=true needs foreach=true",
                 found="fused=true,foreach=false",
-                fix="leave one of the two out",
+                fix="remove one of the two options",
             )
         if self.kind not in ("sgd", "adam", "adamw"):
             fix = nearest(self.kind, ("sgd", "adam", "adamw"))
-            raise UsageError(f"pass 'optimizer': no optimiser {self.kind!r}", fix=fix)
+            raise UsageError(f"pass 'optimizer': no optimizer has the name {self.kind!r}", fix=fix)
         if self.step < 1:
-            raise UsageError("pass 'optimizer': steps count from 1", found=f"step={self.step}")
+            raise UsageError("pass 'optimizer': step must be at least 1", found=f"step={self.step}")
         if not (isfinite(self.clip) and self.clip >= 0):
             raise UsageError(
-                "pass 'optimizer': no such norm to clip gradients to",
+                "pass 'optimizer': clip is out of range",
                 expected="a number above 0, or 0 for no clipping",
                 found=f"clip={self.clip:g}",
             )
@@ -211,8 +212,8 @@ def with_gradients(g: Graph) -> list[tuple[Value, Value]]:
     are none, or the step has been made."""
     if any(phase_of(node) == "optimizer" for node in g.nodes):
         raise UsageError(
-            f"optimizer: @{g.name} has an optimiser's step already",
-            fix="leave one of the two out",
+            f"optimizer: @{g.name} already has the step of an optimizer",
+            fix="remove one of the two optimizer passes",
         )
     outputs = {v.name: v for v in g.outputs if g.role_of(v) == "gradient"}
     pairs = [
@@ -222,9 +223,9 @@ def with_gradients(g: Graph) -> list[tuple[Value, Value]]:
     ]
     if not pairs:
         raise UsageError(
-            f"optimizer: @{g.name} gives no gradients of its params",
-            expected="outputs called like the params, with .grad behind",
-            fix="put autodiff before it",
+            f"optimizer: @{g.name} has no gradients of its parameters",
+            expected="outputs with the names of the parameters and .grad at the end",
+            fix="add the pass autodiff before this pass",
         )
     return pairs
 

@@ -56,7 +56,7 @@ class Recognize(Pass):
             if form.removeprefix("-") not in ("all", *FORMS, *OTHER_FORMS):
                 known = ("all", *FORMS, *OTHER_FORMS)
                 raise UsageError(
-                    f"pass 'recognize': no form is called {form}",
+                    f"pass 'recognize': no form has the name {form}",
                     expected=", ".join(known),
                     fix=nearest(form, known),
                 )

@@ -59,8 +59,9 @@ def read_schedule(path: str, name: str, target: Target) -> Schedule:
             where=path,
             expected=name,
             found=schedule.target,
-            fix=f"tile for {schedule.target}, or write `for {name}` in its first line: "
-            "its tiles are then checked against that",
+            fix=f"tile for {schedule.target}, or write `for {name}` in the first "
+            "line of the schedule: gpuir then checks its tiles for that "
+            "target",
         )
     return Schedule(schedule.name, name, schedule.tiles)
 
@@ -84,10 +85,11 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target) -> Graph:
             return library
         if why := why_illegal(work_of(op), wanted, target):
             raise UsageError(
-                f"the tile of %{'/'.join(path)} is not legal",
+                f"the tile of kernel %{'/'.join(path)} is not legal",
                 where=f"schedule @{schedule.name}",
                 found=f"{wanted}\n{why}",
-                fix="make it fit, or leave the kernel out of the schedule to have it searched",
+                fix="change the tile, or remove the kernel from the schedule so that "
+                "gpuir searches a tile",
             )
         return wanted
 

@@ -248,13 +248,14 @@ def compare(old: Sequence[Run], new: Sequence[Run]) -> tuple[Diff, ...]:
         lone = {x.name for x in old} ^ set(partners)
         if lone:
             raise UsageError(
-                "the reports are not of the same targets and profiles",
-                expected="each run of one in the other too",
+                "the two reports have different targets or profiles",
+                expected="the same runs in both reports",
                 found="\n".join(
-                    f"{name}, in the {'new' if name in partners else 'old'} one alone"
+                    f"{name}, only in the {'new' if name in partners else 'old'} report"
                     for name in sorted(lone)
                 ),
-                fix="--target and --profile choose runs, or analyze both for the same ones",
+                fix="choose runs with --target and --profile, or analyze both models "
+                "for the same ones",
             )
         pairs = [(run, partners[run.name]) for run in old]
     return tuple(_compared(a, b) for a, b in pairs)
@@ -265,10 +266,11 @@ def _compared(old: Run, new: Run) -> Diff:
     alike = any(g.status in ("same", "changed") for g in found.groups)
     if old.model != new.model and found.groups and not alike:
         raise UsageError(
-            "two different models",
-            expected="two versions of one, with nodes of one name or kernels of one shape",
+            "the reports are of two different models",
+            expected="two versions of one model, with nodes of the same name or "
+            "kernels of the same shape",
             found=f"{old.model} and {new.model}",
-            fix="`gpuir analyze` each of them",
+            fix="run `gpuir analyze` on each of them",
         )
     return found
 
@@ -339,7 +341,9 @@ def read_budget(text: str) -> Budget:
     found = _BUDGET.fullmatch(text)
     name = found[1] if found else text.partition("=")[0].strip()
     if name not in METRICS:
-        raise UsageError(f"no budget for {name!r}", where=text, fix=nearest(name, METRICS))
+        raise UsageError(
+            f"no budget can be set for {name!r}", where=text, fix=nearest(name, METRICS)
+        )
     units = UNITS[METRICS[name].unit]
     example = EXAMPLES[METRICS[name].unit]
     expected = f"{name}={example}"
@@ -350,7 +354,11 @@ def read_budget(text: str) -> Budget:
     if unit == "%" and sign:
         return Budget(text, name, amount / 100, "share")
     if unit not in units:
-        what = "a share says of what: with its sign" if unit == "%" else f"no unit {unit!r} of it"
+        what = (
+            "a percentage needs a sign: + or -"
+            if unit == "%"
+            else f"the unit {unit!r} does not belong to it"
+        )
         what = what if unit else "which unit"
         raise UsageError(f"not a budget: {what}", where=text, expected=expected)
     return Budget(text, name, amount * units[unit], "amount" if sign else "whole")

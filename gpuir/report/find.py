@@ -59,12 +59,12 @@ def find_kernels(graph: Graph, name: str) -> list[Located]:
         return views
     if name in graph.folded or any(node_name(loc) == name for loc in graph.folded):
         raise UsageError(
-            f"no kernel computes {name!r}",
-            found="the node was folded: its value is known, or it moves no data",
+            f"no kernel computes the model node {name!r}",
+            found="the node was removed: its value is known at load time, or it moves no data",
         )
     known = [x.path[-1] for x in everything]
     known += [node_name(loc) for x in everything for loc in x.node.locs]
-    raise UsageError(f"no kernel is called {name!r}", fix=_suggest(name, known))
+    raise UsageError(f"no kernel has the name {name!r}", fix=_suggest(name, known))
 
 
 def _launched(found: Iterable[Located]) -> list[Located]:
@@ -81,7 +81,7 @@ def _refuse_several(found: Sequence[Located], name: str) -> NoReturn:
     raise UsageError(
         f"{len(found)} kernels match {name!r}",
         found=listed + more,
-        fix="name one of them by its result, with or without the %",
+        fix="give the result of one of them, with or without the %",
     )
 
 

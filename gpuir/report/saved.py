@@ -95,27 +95,28 @@ def read_report(text: str, where: str) -> tuple[Run, ...]:
     named = cast(dict[str, object], found).get("schema") if isinstance(found, dict) else None
     if not isinstance(named, str) or not named.startswith("gpuir.report/"):
         raise UsageError(
-            "not a report of gpuir",
+            "the file is not a report of gpuir",
             where=where,
             expected=f'"schema": "{SCHEMA}"',
-            fix="`gpuir analyze --format json` makes one; a Hugging Face config is hf:FILE",
+            fix="make a report with `gpuir analyze --format json`; give a "
+            "Hugging Face config as hf:FILE",
         )
     if named != SCHEMA:
         raise UsageError(
-            "a report of another version",
+            "the report has another schema version",
             where=where,
             expected=SCHEMA,
             found=named,
-            fix="make it again with this version of gpuir",
+            fix="make the report again with this version of gpuir",
         )
     runs = tuple(map(_run, _Part(found, where).parts("reports")))
     if not runs:
-        raise UsageError("a report of nothing", where=where, expected=expected)
+        raise UsageError("the report contains no runs", where=where, expected=expected)
     return runs
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a valid JSON number")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class _Part:
             raise UsageError(
                 f"the report has no {self._place(name)}",
                 where=self.where,
-                fix="make it again with this version of gpuir",
+                fix="make the report again with this version of gpuir",
             )
         return _Part(self.table[name], self.where, self._place(name))
 
@@ -176,7 +177,7 @@ class _Part:
 
     def wrong(self, expected: str) -> NoReturn:
         raise UsageError(
-            f"{self.place} is not what a report has there",
+            f"{self.place} has the wrong type or value",
             where=self.where,
             expected=expected,
             found=repr(self.value)[:60],

@@ -30,12 +30,12 @@ UNMODELLED = ("k.opaque", "k.routine")
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency", "network")
 # What views, and the rule of TF32, mean for the kernels of a graph.
-VIEWS = "slices and transposes are views, where the next kernel takes strides"
+VIEWS = "slices and transposes are views if the next kernel accepts strides"
 TF32: Mapping[Tf32, str] = {
-    "all": "f32 products in TF32, in fused attention too",
+    "all": "f32 products in TF32, also in fused attention",
     "products": "f32 products in TF32",
-    "conv": "f32 convolutions in TF32, other f32 products on the vector pipe",
-    "none": "f32 products on the vector pipe, TF32 off",
+    "conv": "f32 convolutions in TF32, other f32 products without tensor cores",
+    "none": "f32 products without tensor cores (TF32 off)",
 }
 
 
@@ -360,10 +360,10 @@ def summarize(
     memory on the device; without it, that of no device in particular."""
     if graph.level != Level.costed:
         raise UsageError(
-            "a report needs costs",
+            "a report needs a graph with costs",
             expected="a graph of level costed",
             found=f"@{graph.name}, of level {graph.level.name}",
-            fix="run it through `gpuir.analyze`, or the passes tile and annotate",
+            fix="run the graph through `gpuir.analyze`, or through the passes tile and annotate",
         )
     from gpuir.simulate.timeline import timeline
 

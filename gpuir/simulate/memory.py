@@ -244,7 +244,7 @@ class Walk:
         made = sum(size for _, size in self.events if size > 0)
         if made > UNLIMITED:
             raise ModelError(
-                "the tensors take more memory together than can be counted",
+                "all tensors together take more memory than gpuir can count",
                 expected=f"at most {UNLIMITED} bytes",
                 found=f"{made} bytes",
             )

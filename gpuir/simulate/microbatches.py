@@ -103,24 +103,27 @@ def task_orders(
 def _check(schedule: str, ranks: int, microbatches: int, chunks: int) -> None:
     if schedule not in get_args(PipelineSchedule):
         fix = nearest(schedule, get_args(PipelineSchedule))
-        raise UsageError(f"no order of microbatches is called {schedule!r}", fix=fix)
+        raise UsageError(f"no pipeline schedule has the name {schedule!r}", fix=fix)
     for name, n in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
         if n < 1:
             raise UsageError(f"{name} count from 1", found=f"{name}={n}")
     if schedule == "interleaved" and chunks == 1:
         raise UsageError(
-            "interleaved takes several chunks a rank", found="chunks=1", fix="chunks=2, or 1f1b"
+            "the schedule interleaved needs several chunks on each rank",
+            found="chunks=1",
+            fix="chunks=2, or 1f1b",
         )
     if schedule != "interleaved" and chunks > 1:
         raise UsageError(
-            f"{schedule} has one chunk a rank",
+            f"the schedule {schedule} has one chunk on each rank",
             found=f"chunks={chunks}",
-            fix="the schedule interleaved, or leave chunks out",
+            fix="use the schedule interleaved, or remove chunks",
         )
     if schedule == "interleaved" and microbatches % ranks:
         near = sorted({max(microbatches // ranks, 1) * ranks, (microbatches // ranks + 1) * ranks})
         raise UsageError(
-            f"interleaved takes microbatches in rounds of {ranks}, one a rank",
+            f"interleaved needs a number of microbatches that {ranks} (the "
+            "number of ranks) divides",
             found=f"{microbatches} microbatches",
             fix=f"{' or '.join(map(str, near))} microbatches, or 1f1b",
         )
@@ -317,9 +320,9 @@ def run_pipeline(
     back = sends if sends_back is None else tuple(sends_back)
     if parts % ranks or len(sends) != parts - 1 or len(back) != parts - 1:
         raise UsageError(
-            "a pipeline has as many parts on each rank, and a send between two parts",
-            expected=f"a multiple of {ranks} parts, and one send less than parts",
-            found=f"{parts} parts, {len(sends)} sends, {len(back)} back",
+            "each rank of a pipeline needs the same number of parts, with one send between parts",
+            expected=f"a multiple of {ranks} parts, and one send fewer than parts",
+            found=f"{parts} parts, {len(sends)} sends forward, {len(back)} back",
         )
     orders = tuple(map(_with_update(times, ranks), range(ranks), orders))
     seconds, last = _task_seconds(orders, times), [t.last for t in times]
@@ -428,7 +431,7 @@ def _simulate(
         if len(ends[rank]) < len(order):
             task = order[len(ends[rank])]
             raise UsageError(
-                "ranks wait for each other for ever",
+                "the schedule never ends: the ranks wait for each other",
                 where=f"rank {rank}",
                 found=f"{task.kind} of microbatch {task.microbatch}, chunk {task.chunk}",
             )

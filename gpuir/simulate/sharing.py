@@ -180,7 +180,7 @@ def simulate(
         import simpy
     except ImportError:
         raise UsageError(
-            "queues are simulated by SimPy, which is not installed", fix="pip install 'gpuir[mig]'"
+            "SimPy, which simulates the queues, is not installed", fix="pip install 'gpuir[mig]'"
         ) from None
     asked = [x for x in tenants if x.load.rate != 0]
     found = iter(_Simulation(simpy, asked, common, requests, seed).served() if asked else ())

@@ -298,10 +298,10 @@ def dependent(graph: Graph) -> Iterator[Launch]:
     size = _count(_nodes(graph, ()))
     if size > MOST_SPREAD:
         raise UsageError(
-            f"@{graph.name}: {size} launches, its loops written out, are too many for several "
-            "streams",
+            f"@{graph.name}: with its loops unrolled it has {size} launches, "
+            "too many to simulate on several streams",
             expected=f"at most {MOST_SPREAD}",
-            fix="a profile of one stream, or fewer trips",
+            fix="use a profile with one stream, or fewer trips",
         )
     made: dict[str, tuple[int, ...]] = {}  # launches that a value comes from
     count, computed = 0, -1  # launches, the last kernel of them

@@ -38,7 +38,7 @@ def parse_schedule(text: str, source: str = "<text>") -> Schedule:
     for path, tile in entries:
         key = tuple(build.name(token) for token in path)
         if key in tiles:
-            build.fail(path[-1], f"{'/'.join(path)} is scheduled twice")
+            build.fail(path[-1], f"the kernel {'/'.join(path)} has two tiles")
         tiles[key] = build.tile(tile)
     return Schedule(build.name(name), build.target(target), tuple(tiles.items()))
 
@@ -236,21 +236,23 @@ def _tile(text: str) -> Tile | _Wrong:
         key, _, number = (s.strip() for s in part.partition("="))
         option, dot, of = key.partition(".")
         if not NATURAL.match(number) or not (option + of).isidentifier():
-            return _Wrong(f"{part.strip()!r} is not like m=64", begin)
+            return _Wrong(f"{part.strip()!r} has another form than m=64", begin)
         if key in found:
             return _Wrong(f"{key} is given twice", begin)
         if dot and (is_dim or not _is_part(option, of)):
-            return _Wrong(f"{key!r} is not like threads.m or direct.0", begin)
+            return _Wrong(f"{key!r} has another form than threads.m or direct.0", begin)
         found[key], places[key] = int(number), begin
         names += [key] if is_dim else []
     dims_found = tuple((n, found[n]) for n in names)
     parts = {k: n for k, n in found.items() if "." in k}
     if unknown := set(found) - set(names) - TILE_OPTIONS - set(parts):
         known, first = ", ".join(sorted(TILE_OPTIONS)), min(unknown)
-        return _Wrong(f"no tile option {first!r}: {known} follow the semicolon", places[first])
+        return _Wrong(
+            f"{first!r} is not a tile option: {known} follow the semicolon", places[first]
+        )
     if swapped := set(names) & TILE_OPTIONS:
         first = min(swapped)
-        what = f"{first} goes behind a semicolon: tile(m=64; {first}=2)"
+        what = f"{first} goes after the semicolon: tile(m=64; {first}=2)"
         return _Wrong(what, places[first])
     given: dict[str, Any] = {k: v for k, v in found.items() if k in TILE_OPTIONS}
     given |= {name: _parts(name, parts, str) for name in BY_DIMENSION}
@@ -283,7 +285,10 @@ def _cost(text: str) -> Cost | _Wrong:
     while at < len(body):
         m = NOTE.match(body, at)
         if m is None:
-            what = 'not like cost(time_s=1e-6, bound=memory, by="roofline@1", memory=1e-6)'
+            what = (
+                "the cost has another form than cost(time_s=1e-6, bound=memory, "
+                'by="roofline@1", memory=1e-6)'
+            )
             return _Wrong(what, 5 + at + len(body[at:]) - len(body[at:].lstrip()))
         key, value, begin = m[1], m[2], 5 + m.start(1)
         try:
@@ -303,13 +308,14 @@ def _cost(text: str) -> Cost | _Wrong:
         return _Wrong(f"{', '.join(sorted(missing))} missing")
     if known["bound"] not in get_args(Bound):
         return _Wrong(
-            f"bound is {', '.join(get_args(Bound)[:-1])} or {get_args(Bound)[-1]}",
+            f"bound must be {', '.join(get_args(Bound)[:-1])} or {get_args(Bound)[-1]}",
             text.index("bound"),
         )
     interval: Any = tuple(known[end] for end in ("low_s", "high_s") if end in known)
     if len(interval) == 1:
         return _Wrong(
-            "low_s and high_s go together", text.index("low_s" if "low_s" in known else "high_s")
+            "low_s and high_s must be given together",
+            text.index("low_s" if "low_s" in known else "high_s"),
         )
     return Cost(
         known["time_s"],
@@ -460,7 +466,7 @@ class _Build:
         for item in items:
             kind = item[0]
             if outputs is not None:
-                self.fail(_first(item[1:]) or at, "nothing comes after `out`")
+                self.fail(_first(item[1:]) or at, "there is text after `out`")
             if kind == "node":
                 found[kind].append(self.node(item, values, level, target))
             elif kind == "out":
@@ -534,7 +540,7 @@ class _Build:
         value = values.get(self.name(token))
         if value is None:
             self.fail(
-                token, f"{token} is not defined before this", nearest(self.name(token), values)
+                token, f"{token} is used before it is defined", nearest(self.name(token), values)
             )
         return value
 
@@ -545,7 +551,7 @@ class _Build:
         if op.result_types != given:
             self.fail(
                 results[0][0],
-                "the result types are not what the op computes",
+                "the result types are not the ones that the op computes",
                 ", ".join(map(str, op.result_types)),
             )
         locs, tile, cost = self.notes(notes)
@@ -576,7 +582,7 @@ class _Build:
             if type(arg) is tuple and arg[0] == "keyword":
                 key = str(arg[1])
                 if key not in names or key in fields:
-                    what = "is given twice" if key in fields else f"is no field of {token}"
+                    what = "is given twice" if key in fields else f"is not a field of {token}"
                     self.fail(arg[1], f"{key} {what}", ", ".join(names))
                 fields[key] = read(arg[2])
             elif i < len(names) and len(fields) == i:
@@ -589,7 +595,7 @@ class _Build:
         for name, value in fields.items():
             if not _checks(kind)[name](value):
                 hint = next(f.type for f in dataclasses.fields(kind) if f.name == name)
-                self.fail(token, f"{token}: {name} is not of its type", str(hint))
+                self.fail(token, f"{token}: {name} has the wrong type", str(hint))
         try:
             op = kind(**fields)
             _ = op.result_types
@@ -625,14 +631,16 @@ class _Build:
     def integer(self, token: Token, text: str) -> int:
         number = int(text)
         if abs(number) >= LARGEST_INT:
-            self.fail(token, "an integer too large", "one of 64 bits")
+            self.fail(token, "the integer is too large", "an integer of 64 bits")
         return number
 
     def attribute(self, tree: Any, values: dict[str, Value], at: Token, depth: int = 0) -> Any:
         """A field's value; `at` is the op, to point at where a list holds what it cannot."""
         if type(tree) is tuple:
             if tree[0] != "list" or depth == DEEPEST:
-                self.fail(at, "a list holds values, numbers, words and lists of those", "[%a, %b]")
+                self.fail(
+                    at, "a list can hold values, numbers, words and lists of these", "[%a, %b]"
+                )
             return tuple(self.attribute(item, values, at, depth + 1) for item in tree[1])
         kind, text = tree.type, str(tree)
         if kind == "VALUE":
@@ -650,7 +658,9 @@ class _Build:
             return {"true": True, "false": False, "none": None}[text]
         if text in DTYPES or text == tf32.name:
             return DTYPES.get(text, tf32)
-        self.fail(tree, f"{text!r} is no value", "true, false, none, a dtype, or quotes around it")
+        self.fail(
+            tree, f"{text!r} is not a value", "true, false, none, a data type, or text in quotes"
+        )
 
 
 def _first(tree: Any) -> Token | None:

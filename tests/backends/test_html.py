@@ -262,7 +262,7 @@ def test_search_narrows_the_table(tab: Any):
     tab.get_by_label("Search").fill("gemm")
     some = table_rows(tab)
     assert 0 < len(some) < every and all("gemm" in row for row in some)
-    tab.get_by_label("Search").fill("no kernel is called so")
+    tab.get_by_label("Search").fill("no kernel has the name")
     assert "No matching" in table_rows(tab)[0]
 
 

@@ -125,7 +125,7 @@ def test_a_target_is_not_its_own_base(folder: Path):
     args = ("calibrate", "--table", "mine.csv", "-o", "x.toml")
     run(*args, "--target", "a100-pcie")
     before = Path("x.toml").read_text()
-    assert "take the place of an input" in run(*args, "--target", "x.toml", status=2).stderr
+    assert "the output file is also an input" in run(*args, "--target", "x.toml", status=2).stderr
     assert Path("x.toml").read_text() == before
 
 
@@ -133,7 +133,7 @@ def test_measurements_are_not_written_over(folder: Path):
     recorded(folder / "mine.csv", 1.1)
     before = Path("mine.csv").read_text()
     args = ("--target", "a100-pcie", "--table", "mine.csv", "-o", "./mine.csv")
-    assert "take the place of an input" in run("calibrate", *args, status=2).stderr
+    assert "the output file is also an input" in run("calibrate", *args, status=2).stderr
     assert Path("mine.csv").read_text() == before
 
 

@@ -45,7 +45,7 @@ def test_fused_kernels_fit_more_than_ops_one_by_one():
 
 def test_a_length_that_the_model_does_not_take():
     text = fit("--target", "t4,a100", "--dim", "seq", "--dims", "batch=1").stdout
-    assert text.count("512; the model takes no 513: shapes do not broadcast") == 2
+    assert text.count("512; the model takes no 513: the shapes do not broadcast") == 2
 
 
 def test_nothing_fits():

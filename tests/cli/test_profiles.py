@@ -84,7 +84,10 @@ def test_a_stack_on_a_device_it_does_not_run_on_is_said():
     [
         ('base = "eagre"', "mine.toml:base: no profile is called 'eagre'"),
         ('base = "eager"\npasses = "fuze,legalize"', "mine.toml: passes: no pass 'fuze'"),
-        ('base = "eager"\npasses = "canonicalize"', "mine.toml: passes: the passes end early"),
+        (
+            'base = "eager"\npasses = "canonicalize"',
+            "mine.toml: passes: the passes do not end with kernels",
+        ),
         ('base = "eager"\nvendors = "AMD"', "vendors is a list of text"),
         ('base = "eager"\nneeds = ["sm 7 5"]', "needs: not a maker and its least architecture"),
         ('base = "eager"\ndtypes = ["bf16"]', "dtypes: not a dtype and its least architecture"),

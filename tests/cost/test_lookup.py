@@ -117,11 +117,11 @@ def test_classes_of_zipf_are_its_rows():
     ("text", "message"),
     [
         ("zipff:1", "did you mean zipf"),
-        ("zipf:", "no distribution of indices"),
+        ("zipf:", "the distribution of the indices is not valid"),
         ("zipf:-1", "an exponent from 0 to 10"),
         ("zipf:nan", "a finite number"),
         ("shares:2=1", "each from 0 to 1"),
-        ("shares:0.5=0.4,0.5=0.4", "shares of all lookups"),
+        ("shares:0.5=0.4,0.5=0.4", "lookup shares with the sum 1, because the"),
     ],
 )
 def test_another_text_is_refused(text: str, message: str):

@@ -47,26 +47,28 @@ BROKEN = {
     "used before it is defined": graph(Node(t.Map("relu", (Z,)), (Y,), ("m:a",))),
     "%y is defined twice": graph(RELU, RELU),
     "%x is defined twice": replace(graph(RELU), params=(X,)),
-    "has two types": graph(
+    "is used with two types": graph(
         Node(t.Map("relu", (Value("x", TensorType((3,), f32)),)), (Y,), ("m:a",))
     ),
-    "not what the op computes": graph(replace(RELU, results=(Value("y", TensorType((3,), f32)),))),
-    "dtypes differ": graph(
+    "not the ones that the op computes": graph(
+        replace(RELU, results=(Value("y", TensorType((3,), f32)),))
+    ),
+    "the data types of the arguments differ": graph(
         RELU,
         Node(t.Cast(X, f16), (Value("h", TensorType((2, 2), f16)),), ("m:b",)),
         Node(t.Map("add", (Y, Value("h", TensorType((2, 2), f16)))), (Z,), ("m:c",)),
     ),
     "no location": graph(replace(RELU, locs=())),
     "output %z is not defined": replace(graph(RELU), outputs=(Z,)),
-    "taken over and is no input or param": replace(graph(RELU), over=(Y,)),
-    "does not fit over": replace(
+    "is taken over, but it is not an input or a": replace(graph(RELU), over=(Y,)),
+    "has another type than": replace(
         graph(RELU),
         params=(Value("w", TensorType((4,), f32)),),
         over=(Value("w", TensorType((4,), f32)),),
     ),
     "two outputs take over": replace(graph(RELU), outputs=(Y, Y), over=(X, X)),
-    "does not go along": replace(graph(RELU), over=(X, None)),
-    "%z has a role and is not defined": replace(graph(RELU), roles=(("z", "cache"),)),
+    "must have one entry for each output": replace(graph(RELU), over=(X, None)),
+    "%z has a role but is not defined": replace(graph(RELU), roles=(("z", "cache"),)),
     "has two roles": replace(graph(RELU), roles=(("y", "cache"), ("y", "input"))),
     "is not an op of level graph": graph(KERNEL),
     "stands alone": graph(RELU, level=Level.fused),
@@ -74,10 +76,10 @@ BROKEN = {
         Node(t.Fused((X,), TWICE), (Z,), ("m:a",)), level=Level.fused
     ),
     "is not a kernel": graph(RELU, level=Level.kernel),
-    "names its target": graph(KERNEL, level=Level.tiled),
-    "a tiled kernel has a tile": tiled(replace(KERNEL, tile=None)),
+    "must name its target": graph(KERNEL, level=Level.tiled),
+    "a kernel of level tiled must have a tile": tiled(replace(KERNEL, tile=None)),
     "the tile cuts m": tiled(replace(KERNEL, tile=Tile((("m", 2),)))),
-    "a costed kernel has a cost": tiled(KERNEL, Level.costed),
+    "a kernel of level costed must have a cost": tiled(KERNEL, Level.costed),
     "the interval is empty": tiled(
         replace(KERNEL, cost=replace(COST, interval=(3.0, 2.0))), Level.costed
     ),
@@ -94,17 +96,17 @@ BROKEN = {
     "dram_bytes is negative": tiled(
         replace(KERNEL, cost=replace(COST, facts=(("dram_bytes", -1.0),))), Level.costed
     ),
-    "magic is no term": tiled(
+    "magic is not a term": tiled(
         replace(KERNEL, cost=replace(COST, terms=(("magic", 1.0), ("memory", 2.0)))),  # type: ignore
         Level.costed,
     ),
-    "a cost has a name that its text cannot hold": tiled(
+    "a cost has a name that cannot be written as": tiled(
         replace(KERNEL, cost=replace(COST, by="mine (2)@1")), Level.costed
     ),
-    "time is less than a term": tiled(
+    "the time is less than one of its terms": tiled(
         replace(KERNEL, cost=replace(COST, time_s=1.5)), Level.costed
     ),
-    "bound is not the largest term": tiled(
+    "bound is not the name of the largest term": tiled(
         replace(KERNEL, cost=replace(COST, bound="compute")), Level.costed
     ),
 }

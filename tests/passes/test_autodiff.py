@@ -755,7 +755,7 @@ def test_a_loop_that_may_end_early_is_refused():
     body = replace(body, nodes=(*body.nodes, last), outputs=(go, *body.outputs))
     ends = replace(loop, body=body, has_condition=True)
     g = replace(g, nodes=(replace(g.nodes[0], op=ends), *g.nodes[1:]))
-    with pytest.raises(ModelError, match="ends on a condition") as error:
+    with pytest.raises(ModelError, match="with a condition") as error:
         pipeline("autodiff").run(g)
     assert "m:rnn" in str(error.value)
 
@@ -763,14 +763,14 @@ def test_a_loop_that_may_end_early_is_refused():
 def test_what_it_cannot_do_it_says():
     with pytest.raises(UsageError, match="option 'every' is out of range"):
         pipeline("autodiff{every=-1}")
-    with pytest.raises(UsageError, match="no such loss_scale"):
+    with pytest.raises(UsageError, match="loss_scale is out of range"):
         pipeline("autodiff{loss_scale=0.0}")
-    with pytest.raises(UsageError, match="has a backward pass already"):
+    with pytest.raises(UsageError, match="already has a backward pass"):
         pipeline("autodiff,autodiff").run(recurrent(lambda b, i: i))
     b = Builder(Level.graph, "none")
     b.locs = ("m:none",)
     x = b.input("x", TensorType((2,), f64))
-    with pytest.raises(UsageError, match="no float params") as error:
+    with pytest.raises(UsageError, match="the model has no floating-point parameters") as error:
         pipeline("autodiff").run(b.finish([x]))
     assert 'wrt="x y"' in str(error.value)
     with pytest.raises(ModelError, match="no output to differentiate"):

@@ -131,7 +131,7 @@ def test_the_caller_weighs():
 
 @pytest.mark.parametrize(
     ("parts", "message"),
-    [(6, "at most 5"), (0, "parts count from 1")],
+    [(6, "at most 5"), (0, "the number of parts must be at least 1")],
 )
 def test_what_cannot_be_is_refused(parts: int, message: str):
     with pytest.raises(UsageError, match=message):
@@ -140,9 +140,9 @@ def test_what_cannot_be_is_refused(parts: int, message: str):
 
 def test_graphs_that_are_no_step_of_one_microbatch_are_refused():
     summed = gpuir.pipeline("autodiff,accumulate").run(gpuir.parse(NET))
-    with pytest.raises(UsageError, match="adds up gradients already"):
+    with pytest.raises(UsageError, match="already accumulates gradients"):
         partition(summed, 2)
-    with pytest.raises(UsageError, match="parts are made of tensor ops"):
+    with pytest.raises(UsageError, match=", but only a graph of tensor ops can be"):
         partition(gpuir.lower(gpuir.parse(NET), profile="eager"), 2)
     norm = """graph @norm {
       in %x: f32[4, 4]
@@ -158,6 +158,6 @@ def test_graphs_that_are_no_step_of_one_microbatch_are_refused():
       role gradient %w.grad, %v.grad
       out %z, %w.grad, %v.grad, %w.new over %w, %v.new over %v
     }"""
-    with pytest.raises(UsageError, match="joins weights of several parts"):
+    with pytest.raises(UsageError, match="its optimizer combines weights of several"):
         partition(gpuir.parse(norm), 2)
     assert len(partition(gpuir.parse(norm), 1).parts) == 1

@@ -93,7 +93,7 @@ def test_a_number_that_stands_for_two_things_is_refused():
     with pytest.raises(ModelError) as error:
         Extend(50, 64).run(g)
     assert "m:half" in str(error.value)
-    with pytest.raises(UsageError, match="becomes longer"):
+    with pytest.raises(UsageError, match="the new size must be larger than the old one"):
         Extend(64, 50)
 
 
@@ -125,7 +125,7 @@ def test_packing_makes_products_of_one_row_quicker_and_memory_less():
 def test_pipelines_name_them():
     text = "convert{dtype=bf16},extend{old=50257,new=50304},pack"
     assert str(pipeline(text)) == text
-    with pytest.raises(UsageError, match="cannot run in"):
+    with pytest.raises(UsageError, match="is not supported"):
         pipeline("convert{dtype=f64}")
 
 

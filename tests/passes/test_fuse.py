@@ -30,12 +30,12 @@ def test_sixty_ops_that_each_read_the_last_two_end_one_epilogue():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ("cnv>relu", "no op is called 'cnv'"),
-        ("conv*>mul+ad", "no op is called 'ad'"),
-        ("conv>relu*", "no op is called 'relu\\*'"),
-        ("relu>map", "no op is called 'map'"),
-        ("map>map>map", "this is no rule"),
-        ("map", "this is no rule"),
+        ("cnv>relu", "no op has the name 'cnv'"),
+        ("conv*>mul+ad", "no op has the name 'ad'"),
+        ("conv>relu*", "no op has the name 'relu\\*'"),
+        ("relu>map", "no op has the name 'map'"),
+        ("map>map>map", "a rule is not valid"),
+        ("map", "a rule is not valid"),
     ],
 )
 def test_rules_that_nothing_can_follow_are_refused(rules: str, message: str):

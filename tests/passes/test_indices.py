@@ -40,7 +40,7 @@ def test_lookups_are_of_params_by_inputs():
 def test_tables_by_name_and_the_rest():
     g = pipeline('indices{spread="zipf:1.05",tables="us*"},indices').run(gpuir.parse(MODEL))
     assert spreads(g) == {"a": "zipf:1.05", "b": "uniform", "c": ""}
-    assert g.assumed == ("indices name each row of a table as often as any other (--indices)",)
+    assert g.assumed == ("every row of a table is looked up equally often (--indices)",)
     assert gpuir.parse(gpuir.show(g)) == g
 
 
@@ -76,8 +76,8 @@ def test_an_update_in_place_touches_the_rows_that_are_named():
 
 
 def test_a_graph_without_that_table_says_so():
-    with pytest.raises(UsageError, match="no table called 'item'") as caught:
+    with pytest.raises(UsageError, match="a table with the name 'item'") as caught:
         pipeline('indices{spread="uniform",tables=item}').run(gpuir.parse(MODEL))
     assert "did you mean items" in str(caught.value)
-    with pytest.raises(GpuirError, match="no distribution of indices is called 'zipff'"):
+    with pytest.raises(GpuirError, match="no distribution of indices has the name 'zipff'"):
         pipeline('indices{spread="zipff:1"}')

@@ -105,7 +105,7 @@ def test_only_products_of_f32_run_in_tf32():
     text = show(with_math(gpuir.lower(model(), profile="ideal"), "all"))
     verify(parse(text))
     wrong = re.sub(r"\bf32\[", "f16[", text)
-    with pytest.raises(Exception, match="products of f16 do not run in tf32"):
+    with pytest.raises(Exception, match="products of f16 cannot run in tf32"):
         verify(parse(wrong))
 
 

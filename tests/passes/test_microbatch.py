@@ -57,5 +57,5 @@ def test_what_cannot_be_is_refused():
     assert gpuir.pipeline("microbatch{count=1}").run(g) == g
     with pytest.raises(UsageError, match="a batch of 4"):
         gpuir.pipeline("microbatch{count=3}").run(g)
-    with pytest.raises(UsageError, match="over ranks already"):
+    with pytest.raises(UsageError, match="the graph is already split over ranks"):
         gpuir.pipeline("shard{ranks=2},microbatch{count=2}").run(g)

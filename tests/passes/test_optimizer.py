@@ -149,7 +149,7 @@ def test_without_foreach_each_tensor_has_its_launches():
     wanted, found = interp.run(together, given), interp.run(apart, given)
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value)
-    with pytest.raises(UsageError, match="takes all tensors together"):
+    with pytest.raises(UsageError, match="a fused step updates all tensors together,"):
         pipeline("optimizer{fused=true,foreach=false}")
 
 
@@ -162,11 +162,11 @@ def test_accumulated_gradients_are_what_is_applied():
 
 
 def test_what_it_cannot_do_it_says():
-    with pytest.raises(UsageError, match="gives no gradients"):
+    with pytest.raises(UsageError, match="no gradients"):
         pipeline("optimizer").run(model())
-    with pytest.raises(UsageError, match="no optimiser 'adamax'"):
+    with pytest.raises(UsageError, match="no optimizer has the name 'adamax'"):
         pipeline("optimizer{kind=adamax}")
-    with pytest.raises(UsageError, match="no such norm to clip gradients to"):
+    with pytest.raises(UsageError, match="clip is out of range"):
         pipeline("optimizer{clip=-1.0}")
     with pytest.raises(UsageError, match="option 'step' is out of range"):
         pipeline("optimizer{step=0}")
@@ -174,5 +174,5 @@ def test_what_it_cannot_do_it_says():
 
 def test_a_step_that_is_made_already_is_refused():
     made = pipeline("autodiff,optimizer").run(model())
-    with pytest.raises(UsageError, match="has an optimiser's step already"):
+    with pytest.raises(UsageError, match="already has the step of an optimizer"):
         pipeline("optimizer").run(made)

@@ -171,7 +171,7 @@ def test_the_predictor_is_chosen_and_signs():
 
 def test_f32_products_are_assumed_to_leave_tf32():
     g = graph(gemm(256, 256, 256, f32))
-    off = "f32 products on the vector pipe, TF32 off"
+    off = "f32 products without tensor cores (TF32 off)"
     assert summary(costed(g)).tf32 == "none" and off in summary(costed(g)).assumed
     assert "f32 products in TF32" in summary(costed(with_math(g, "products"))).assumed
     assert off not in summary(costed(g, target="t4")).assumed  # has no TF32 to leave
@@ -214,11 +214,14 @@ def test_a_printed_schedule_gives_the_same_graph_back(tmp_path):
     [
         (
             "schedule @t for a100 { %y0: tile(m=256, n=128, k=64; stages=5, warps=8) }",
-            "the tile of %y0 is not legal\n"
+            "the tile of kernel %y0 is not legal\n"
             "  found:    tile(m=256, n=128, k=64; stages=5, warps=8)\n"
             "            shared memory: 196,608 bytes a block, a100-sxm-40gb has 166,912\n",
         ),
-        ("schedule @t for a100 { %y9: tile(m=64; stages=1) }", "@test has no kernel %y9 to tile\n"),
+        (
+            "schedule @t for a100 { %y9: tile(m=64; stages=1) }",
+            "@test has no kernel %y9 with a tile\n",
+        ),
         ("schedule @t for a100 { %y0: tile(o=64; stages=1) }", "no dimension o: k.gemm has b, m,"),
         ("schedule @t for t4 { %y0: tile(m=64; stages=1) }", "is for another target\n"),
     ],

@@ -141,7 +141,7 @@ def run(*args: str) -> Result:
         (("--tp", "3"), "--tp 2 or --tp 4"),
         (("--tp", "4", "--pp", "4"), "leave out --tp or leave out --pp"),
         (("--microbatch", "3"), "--dims batch=33 or leave out --microbatch"),
-        (("--ep", "2"), "leave --ep out"),
+        (("--ep", "2"), "remove --ep"),
         (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: not the price"),
         (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or leave it out"),
         (("--resume", "gone/plan.jsonl"), "mkdir -p gone"),

@@ -48,7 +48,10 @@ def test_one_meaning_in_three_formats(tmp_path: Path):
         ('[{"rows": true, "width": 4}]', "rows is no size"),
         ('[{"rows": 10, "width": 4, "lookups": -1}]', "lookups is no size"),
         ('[{"rows": 10, "width": 4, "dtype": "f31"}]', "no dtype 'f31'"),
-        ('[{"rows": 10, "width": 4, "indices": "zip:1"}]', "no distribution of indices"),
+        (
+            '[{"rows": 10, "width": 4, "indices": "zip:1"}]',
+            "no distribution of indices",
+        ),
         ('[{"rows": 9, "width": 4, "name": "a"}, {"rows": 9, "width": 4, "name": "a"}]', "'a'"),
         ('[{"rows": 9, "width": 4, "count": 1000000}]', "too many tables"),
         ('[{"rows": 9, "width": 4, "indices": "zip:1"}]', "table 1: indices: no distribution"),

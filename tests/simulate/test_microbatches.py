@@ -238,7 +238,7 @@ def test_many_ranks_and_microbatches():
         (("1f1d", 4, 8), "did you mean 1f1b"),
         (("1f1b", 0, 8), "ranks count from 1"),
         (("1f1b", 4, 0), "microbatches count from 1"),
-        (("1f1b", 4, 8, 2), "one chunk a rank"),
+        (("1f1b", 4, 8, 2), "has one chunk on each rank"),
         (("interleaved", 4, 8), "several chunks"),
         (("interleaved", 4, 10, 2), "8 or 12 microbatches"),
         (("interleaved", 4, 2, 2), "4 microbatches, or 1f1b"),
@@ -252,14 +252,14 @@ def test_what_cannot_be_is_refused(shape, message: str):
 
 def test_parts_and_sends_go_together():
     orders = task_orders("1f1b", 2, 2)
-    with pytest.raises(UsageError, match="as many parts on each rank"):
+    with pytest.raises(UsageError, match="each rank of a pipeline needs the same"):
         run_pipeline(orders, [PartTimes(1, 1)] * 3)
-    with pytest.raises(UsageError, match="as many parts on each rank"):
+    with pytest.raises(UsageError, match="each rank of a pipeline needs the same"):
         run_pipeline(orders, [PartTimes(1, 1)] * 2, [1, 1])
 
 
 def test_ranks_that_wait_for_each_other_are_named():
     first, second = task_orders("1f1b", 2, 2)
-    with pytest.raises(UsageError, match="for ever") as error:
+    with pytest.raises(UsageError, match="never ends") as error:
         run_pipeline([(Task("backward", 0), *first), second], [PartTimes(1, 1)] * 2)
     assert "backward of microbatch 0" in str(error.value)

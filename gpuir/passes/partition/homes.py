@@ -68,9 +68,10 @@ class Homes:
         if len(allowed) < self.parts - 1:
             what = "operators, or checkpointed segments," if inside else "operators"
             raise UsageError(
-                f"@{self.g.name} cannot be cut in {self.parts} parts",
-                expected=f"at most {len(allowed) + 1}, as many as it has {what} in a row",
-                fix=f"pp x chunks of {len(allowed) + 1} or less",
+                f"@{self.g.name} cannot be split into {self.parts} parts",
+                expected=f"at most {len(allowed) + 1} parts, because only so many {what} "
+                "follow one another",
+                fix=f"choose --pp and --chunks with a product of at most {len(allowed) + 1}",
             )
         alive = bytes_between(self.forward, self.place)
         return best_cuts(self.weights, allowed, alive)

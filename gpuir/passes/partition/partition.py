@@ -95,12 +95,17 @@ def partition(
     optimiser that joins weights of several parts.
     """
     if g.level != Level.graph:
-        raise UsageError(f"@{g.name} is {g.level.name}: parts are made of tensor ops")
+        raise UsageError(
+            f"@{g.name} has the level {g.level.name}, but only a graph of "
+            "tensor ops can be split into parts"
+        )
     if parts < 1:
-        raise UsageError("parts count from 1", found=f"parts={parts}")
+        raise UsageError("the number of parts must be at least 1", found=f"parts={parts}")
     if any(g.role_of(v) == "gradient" for v in g.params):
         raise UsageError(
-            f"@{g.name} adds up gradients already", fix="leave accumulate out: parts do that"
+            f"@{g.name} already accumulates gradients",
+            fix="remove the pass accumulate: the parts of a pipeline accumulate "
+            "gradients themselves",
         )
     weighs = [weigh] * parts if callable(weigh) else weigh
     return _Maker(Homes(g, weighs), apart).run()

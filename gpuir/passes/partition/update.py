@@ -45,9 +45,9 @@ class Updates:
             parts = self.parts.setdefault(self.top(found.weight), found.parts)
             if parts != found.parts:
                 raise UsageError(
-                    f"@{g.name} cannot be cut: its optimiser joins weights of several parts",
+                    f"@{g.name} cannot be split: its optimizer combines weights of several parts",
                     found=f"%{found.weight.name}, of {_named(found.parts)}, with {_named(parts)}",
-                    fix="cut the graph before the optimiser's step is added",
+                    fix="split the graph before the pass optimizer",
                 )
         self.wanted: list[list[tuple[Node, RowParts]]] = [[] for _ in range(count)]
         for node in self.nodes:

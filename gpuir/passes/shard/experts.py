@@ -148,14 +148,14 @@ def homes(g: Graph, ranks: int) -> dict[Value, Place]:
         raise UsageError(
             "shard: the graph has no experts",
             expected="a mixture of experts, or products by weights [experts, rows, columns]",
-            fix="leave --ep out; of the pass, take by=tensor or by=data",
+            fix="remove --ep; in the pass, use by=tensor or by=data",
         )
     odd = sorted(n for n in counts if n % ranks)
     if odd:
         near = [n for n in range(1, max(odd) + 1) if all(count % n == 0 for count in counts)]
         raise UsageError(
-            f"shard: {odd[0]} experts cannot be shared out over {ranks} ranks",
-            expected=f"a number of ranks that divides them: {', '.join(map(str, near))}",
+            f"shard: {odd[0]} experts cannot be split evenly over {ranks} ranks",
+            expected=f"a number of ranks that divides the experts: {', '.join(map(str, near))}",
         )
     return found
 

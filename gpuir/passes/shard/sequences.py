@@ -107,9 +107,10 @@ def check_heads(g: Graph, ranks: int) -> None:
         if heads % ranks or groups % ranks:
             near = [n for n in range(1, groups + 1) if groups % n == heads % n == 0]
             raise UsageError(
-                f"shard: {heads} heads, {groups} of keys, cannot be shared out over {ranks} ranks",
+                f"shard: {heads} heads of queries and {groups} of keys cannot be "
+                f"split evenly over {ranks} ranks",
                 expected=f"a number of ranks that divides both: {', '.join(map(str, near))}",
-                fix="take attention=keys",
+                fix="use attention=keys, or --exchange keys",
             )
 
 
@@ -117,10 +118,10 @@ def check_blocks(g: Graph) -> None:
     """UsageError where no attention is one op, whose keys may come block by block."""
     if not any(isinstance(n.op, t.Attention) for n in g.nodes):
         raise UsageError(
-            "shard: no attention whose keys could go round a ring",
+            "shard: the graph has no attention op, so keys cannot be passed around a ring",
             expected="attention as one op",
-            fix="--attention sdpa of a config; else first `gpuir opt MODEL --pipeline "
-            "canonicalize,recognize -o model.gir`",
+            fix="for a config use --attention sdpa; otherwise first run `gpuir "
+            "opt MODEL --pipeline canonicalize,recognize -o model.gir`",
         )
 
 

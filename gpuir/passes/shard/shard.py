@@ -89,14 +89,14 @@ class Shard(Pass):
     def __post_init__(self) -> None:
         if self.by not in AXIS_OF:
             fix = nearest(self.by, AXIS_OF)
-            raise UsageError(f"pass 'shard': nothing is cut by {self.by!r}", fix=fix)
+            raise UsageError(f"pass 'shard': by={self.by!r} is unknown", fix=fix)
         if self.ranks < 1:
-            raise UsageError("pass 'shard': ranks count from 1", found=f"ranks={self.ranks}")
+            raise UsageError("pass 'shard': ranks must be at least 1", found=f"ranks={self.ranks}")
         if self.sequence and self.by != "tensor":
-            raise UsageError("pass 'shard': sequences are cut beside weights", expected="by=tensor")
+            raise UsageError("pass 'shard': sequence=true needs by=tensor", expected="by=tensor")
         if self.zero not in range(4) or (self.zero and self.by != "data"):
             raise UsageError(
-                "pass 'shard': no such level of ZeRO",
+                "pass 'shard': zero is out of range or does not go with this `by`",
                 expected="0 to 3, by=data",
                 found=f"zero={self.zero}, by={self.by}",
             )
@@ -104,19 +104,19 @@ class Shard(Pass):
             self.statistics == "rank" and self.by != "data"
         ):
             raise UsageError(
-                "pass 'shard': no such statistics",
+                "pass 'shard': statistics is unknown or does not go with this `by`",
                 expected=f"{' or '.join(get_args(Statistics))}, by=data",
                 found=f"statistics={self.statistics}, by={self.by}",
             )
         if self.pad < 0 or (self.pad and self.by != "tensor"):
             raise UsageError(
-                "pass 'shard': vocabularies are padded to be cut",
+                "pass 'shard': pad (words that pad the vocabulary) does not go with these options",
                 expected="0 or more words, by=tensor",
                 found=f"pad={self.pad}, by={self.by}",
             )
         if self.replicas < 1 or (self.replicas > 1 and self.by != "tensor"):
             raise UsageError(
-                "pass 'shard': groups of ranks that share the batch later",
+                "pass 'shard': replicas (groups of ranks that will split the batch) is not valid",
                 expected="1 or more, by=tensor",
                 found=f"replicas={self.replicas}, by={self.by}",
             )
@@ -126,13 +126,13 @@ class Shard(Pass):
         ):
             if (given := getattr(self, name)) not in kinds or (given and self.by != by):
                 raise UsageError(
-                    f"pass 'shard': no such {name}",
+                    f"pass 'shard': {name} is unknown or does not go with this `by`",
                     expected=f"{' or '.join(k for k in kinds if k)}, by={by}",
                     found=f"{name}={given}, by={self.by}",
                 )
         if self.imbalance < 1 or (self.imbalance > 1 and self.by != "expert"):
             raise UsageError(
-                "pass 'shard': the busiest rank's rows over the mean",
+                "pass 'shard': imbalance (rows of the busiest rank over the mean) is not valid",
                 expected="1 or more, by=expert",
                 found=f"imbalance={self.imbalance:g}, by={self.by}",
             )
@@ -147,7 +147,7 @@ class Shard(Pass):
         axis = AXIS_OF[self.by]
         if axis in dict(g.mesh):
             mesh = ", ".join(f"{a}={n}" for a, n in g.mesh)
-            raise UsageError(f"shard: the ranks have an axis {axis} already", found=mesh)
+            raise UsageError(f"shard: the graph is already split over an axis {axis}", found=mesh)
         if self.attention == "heads":
             sequences.check_heads(g, self.ranks)
         if self.attention == "ring":
@@ -167,7 +167,10 @@ class Shard(Pass):
         plan = self.planned(larger)
         if not any(plan.places[v][0].is_part for v in {*larger.params} - {*g.params}):
             return None
-        note = f"a vocabulary of {count:,} words is padded to {total:,}, to be cut over tp"
+        note = (
+            f"a vocabulary of {count:,} words is padded to {total:,}, so that "
+            "it can be split over tp"
+        )
         plan.g = replace(larger, assumed=(*g.assumed, note))
         return plan
 
@@ -239,13 +242,15 @@ def no_weight(g: Graph, ranks: int) -> UsageError:
     fit = [v for v in weights if first_part(v, ranks) is not None]
     largest = max(fit, key=lambda v: v.type.nbytes, default=None)
     return UsageError(
-        f"shard: no weight is cut over {ranks} ranks",
-        expected="products by weights of which columns, or heads, divide by the ranks, that no "
-        "other product reads, and that spare more than ranks then send",
-        found=f"of {len(fit)} that divide {largest.name}: {largest.type} is the largest"
+        f"shard: no weight can be split over {ranks} ranks",
+        expected="products with a weight whose columns (or heads) the number of "
+        "ranks divides, which no other product reads, and whose split "
+        "saves more time than the communication costs",
+        found=f"{largest.name}: {largest.type}, the largest of {len(fit)} with a size "
+        f"that {ranks} divides"
         if largest
-        else f"none of {len(weights)} weights divides",
-        fix=nearest_degrees(g, ranks) or "--dp in place of --tp; of the pass, by=data",
+        else f"{len(weights)} weights; the number of ranks divides none of them",
+        fix=nearest_degrees(g, ranks) or "use --dp instead of --tp; in the pass, by=data",
     )
 
 
@@ -268,9 +273,11 @@ def by_inputs(g: Graph, ranks: int) -> dict[Value, Place]:
     if batch == 0 or batch % ranks:
         near = [n for n in range(1, batch + 1) if batch % n == 0]
         raise UsageError(
-            f"shard: a batch of {batch} cannot be cut over {ranks} ranks",
-            expected=f"a number of ranks that divides it: {', '.join(map(str, near))}",
-            fix=f"a batch of {ranks * -(-batch // ranks)}, say" if batch else "inputs with a batch",
+            f"shard: a batch of {batch} cannot be split evenly over {ranks} ranks",
+            expected=f"a number of ranks that divides the batch: {', '.join(map(str, near))}",
+            fix=f"for example a batch of {ranks * -(-batch // ranks)}"
+            if batch
+            else "inputs with a batch",
         )
     return {v: part(0) for v in inputs if v.type.shape[0] == batch}
 
@@ -297,10 +304,10 @@ def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Place]:
     long = sequences.inputs(g)
     if not long:
         raise UsageError(
-            "shard: no input has sequences",
-            expected="inputs [batch, tokens, ..] of several tokens",
+            "shard: no input has a sequence axis",
+            expected="inputs [batch, tokens, ..] with several tokens",
             found=", ".join(f"{v.name}: {v.type}" for v in g.inputs),
-            fix="leave --cp out; of the pass, take by=tensor or by=data",
+            fix="remove --cp; in the pass, use by=tensor or by=data",
         )
     odd = next((v for v in long if v.type.shape[1] % (ranks * parts)), None)
     if odd is not None:
@@ -308,9 +315,11 @@ def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Place]:
         most = min(lengths) // parts
         near = [n for n in range(1, most + 1) if all(s % (n * parts) == 0 for s in lengths)]
         raise UsageError(
-            f"shard: a sequence of {odd.type.shape[1]} cannot be cut over {ranks} ranks",
-            expected=f"a number of ranks that divides it: {', '.join(map(str, near))}",
-            fix=f"sequences of {ranks * parts * -(-min(lengths) // (ranks * parts))}, say",
+            f"shard: a sequence of {odd.type.shape[1]} tokens cannot be split "
+            f"evenly over {ranks} ranks",
+            expected=f"a number of ranks that divides the sequence: {', '.join(map(str, near))}",
+            fix="for example sequences of "
+            f"{ranks * parts * -(-min(lengths) // (ranks * parts))} tokens",
         )
     each = {v: (v.type.shape[1] // parts,) * parts if parts > 1 else () for v in long}
     return {v: part(1, extents) for v, extents in each.items()}
@@ -351,11 +360,16 @@ class Maker:
         outputs = [self.output(v) for v in g.outputs]
         over = [o and homes[o] for o in g.over]
         if self.draws:
-            b.assumed.append(f"each rank of {self.axis} draws random numbers for its part alone")
+            b.assumed.append(f"each rank of {self.axis} draws random numbers only for its own part")
         if any(sequences.is_balanced(n.op) for n in b.nodes):
-            b.assumed.append(f"queries of each rank of {self.axis} see as many keys on average")
+            b.assumed.append(
+                f"the queries of each rank of {self.axis} attend to the same "
+                "number of keys on average"
+            )
         if any(way.axis == "own" for way in self.plan.chosen.values()):
-            b.assumed.append("batch norm takes statistics of each part of the batch by itself")
+            b.assumed.append(
+                "batch norm computes its statistics for each part of the batch separately"
+            )
         made = b.finish(outputs, over)
         made = prune(made) if self.draws or self.merged else made
         mesh = (*g.mesh, (self.axis, self.ranks))

@@ -16,7 +16,7 @@ from gpuir.targets.target import Target
 
 A100_SMS = 108
 MOST_SMS = 1024  # more than any GPU has
-ASSUMED = "sums are split as for an A100: no target was known when the kernels were made"
+ASSUMED = "sums are split as for an A100, because no target was known when the kernels were made"
 WARPS = 8  # of a block of an inner reduction
 IN_REGISTERS = 4  # terms that a thread of an outer reduction takes at a time
 RESULTS = 128  # of a block of an outer reduction

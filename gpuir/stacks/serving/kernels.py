@@ -21,7 +21,10 @@ from gpuir.stacks.serving.engines import (
 )
 from gpuir.targets.target import Target
 
-UNKNOWN = "attention and experts are the kernels that {} calls before Hopper: no target was known"
+UNKNOWN = (
+    "attention and experts use the kernels that {} calls on GPUs "
+    "before Hopper, because no target was known"
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class EngineKernels(Pass):
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise UsageError(
-                f"pass 'engine_kernels': no engine is called {self.engine}",
+                f"pass 'engine_kernels': no engine has the name {self.engine}",
                 expected=", ".join(ENGINES),
                 fix=nearest(self.engine, ENGINES),
             )
