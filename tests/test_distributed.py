@@ -394,7 +394,7 @@ def test_what_cannot_be_is_refused(training: Graph):
         ({"dp": 3, "microbatches": 2}, r"(?s)of a batch of 128\) cannot .*fix: +a batch that"),
         ({"dp": 5, "microbatches": 64}, "a multiple of 5"),
         ({"chunks": 2}, "schedule and chunks need a pipeline"),
-        ({"sequence": True}, "over tp"),
+        ({"sequence": True}, "needs tensor parallelism"),
         ({"tp": 2, "overlap": True}, "overlap without sequence"),
         ({"schedule": "gpipe"}, "schedule and chunks need a pipeline"),
     ):

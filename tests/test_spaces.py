@@ -108,7 +108,7 @@ def test_every_point_is_there_once(points):
     for row in rows:
         assert (row["latency_s"] is None) <= bool(row["why"])
     whys = " ".join(row["why"] for row in rows)
-    for part in ("does not fit: ", "does not run bf16 on this device", "cannot be split"):
+    for part in ("does not fit: ", "does not run bf16 on this GPU", "cannot be split"):
         assert part in whys
 
 

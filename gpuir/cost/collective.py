@@ -157,10 +157,10 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> np
         offsets = (offsets[:, None] + np.arange(size)[None, :] * stride).reshape(-1)
     if len(offsets) > 1 and offsets.max() >= c.gpus:
         raise TargetError(
-            f"{c.name} has no rank {offsets.max()}",
+            f"the collective needs a rank {offsets.max()}, which {c.name} does not have",
             expected=f"ranks 0 to {c.gpus - 1}",
             found=f"groups of sizes {sizes} at strides {strides}",
-            fix="take more nodes, or a smaller group",
+            fix="use more nodes, or a smaller group",
         )
     return np.sort(offsets)
 
@@ -478,7 +478,7 @@ def collective_time(
         raise TargetError(
             f"{library.name} has no {kind} that was measured in mode {library.mode!r}",
             expected=", ".join(f"{n} {m}" for n, ms in MODES.items() for m in ms),
-            fix="take nccl in eager_loop",
+            fix="use nccl in the mode eager_loop",
         )
     return _collective_time(
         kind, float(nbytes), dtype.bits, tuple(sizes), tuple(strides), cluster, library

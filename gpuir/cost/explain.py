@@ -328,7 +328,8 @@ def terms(
             return _roofline_lines(op, work, target)
         case other:
             raise UsageError(
-                f"the predictor {other!r} does not explain itself", expected="tile or roofline"
+                f"the predictor {other!r} cannot explain its predictions",
+                expected="tile or roofline",
             )
 
 
@@ -385,7 +386,9 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
         source = f"{source}; {factor}" if source else factor
     for name, end in zip(("low end", "high end"), cost.interval, strict=True):
         formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
-        yield Line(name, end, "s", formula, f"one measurement in ten lies beyond: {source}")
+        yield Line(
+            name, end, "s", formula, f"one measurement in ten is outside this range: {source}"
+        )
 
 
 def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:
@@ -394,9 +397,13 @@ def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:
         per_point = work.products / max(work.points, 1)
         extents = " * ".join([number(per_point), *(str(n) for _, n in work.dims)])
         dims = ", ".join(d for d, _ in work.dims)
-        lines.append(Line("products", work.products, "flop", extents, f"per point of {dims}"))
+        lines.append(Line("products", work.products, "flop", extents, f"per element of {dims}"))
     if work.density != 1:
-        lines.append(Line("mask density", work.density, "", source="share that the mask leaves"))
+        lines.append(
+            Line(
+                "mask density", work.density, "", source="share of the scores that the mask leaves"
+            )
+        )
     lines.append(
         Line("lane instructions", work.lane_ops, "", source="cost.lanes.LANE_OPS over the body")
     )

@@ -68,11 +68,11 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
         found.append(Need(what, wants, has, unit, of_target=False))
 
     if not work.is_contraction:
-        rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")
+        rule("stages (this kernel has no operands to stage)", tiles.stages, 1.0, "deep")
     elif copies_asynchronously(target):
         rule("stages", tiles.stages, 8.0, "deep")
     else:
-        rule("stages without asynchronous copies", tiles.stages, 2.0, "deep")
+        rule("stages (the GPU has no asynchronous copies)", tiles.stages, 2.0, "deep")
     if runs_on_tensor(work, target):
         rows, cols = work.face
         rule(f"{rows} in steps of 16", sizes[rows] % 16, 0.0, "rows over")
@@ -86,9 +86,9 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
     writes_rows = work.writes_rows and not work.is_of_columns  # in a launch of its own
     if work.kind == "scan":
         most = np.where(np.asarray(work.extents["o"]) == 1, np.inf, 1.0)
-        rule("split of several rows' running sums", tiles.split, most, "blocks")
+        rule("split (running sums of several rows)", tiles.split, most, "blocks")
     elif not (work.is_contraction or (work.kernel == "k.reduce" and not writes_rows)):
-        rule("split of what is no sum", tiles.split, 1.0, "blocks")
+        rule("split (this kernel computes no sum)", tiles.split, 1.0, "blocks")
     return tuple(found)
 
 

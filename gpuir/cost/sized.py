@@ -356,7 +356,9 @@ def terms(axis: str) -> tuple[tuple[float, str], ...]:
     for part in axis.split("+"):
         match = _TERM.fullmatch(part)
         if match is None:
-            raise UsageError(f"an axis is not {axis!r}", expected="a loop, or a sum: y+2i")
+            raise UsageError(
+                f"an axis is not valid: {axis!r}", expected="a loop, or a sum of loops: y+2i"
+            )
         found.append((float(match[1] or 1.0), match[2]))
     return tuple(found)
 
@@ -367,7 +369,7 @@ def reach(axis: str, extents: Mapping[str, Number], where: str = "") -> Number:
     for step, d in terms(axis):
         if d not in extents:
             raise UsageError(
-                f"the axis {axis!r} has a loop that the nest has not",
+                f"the axis {axis!r} has a loop that the loop nest does not have",
                 where=where,
                 expected=", ".join(extents),
                 found=d,

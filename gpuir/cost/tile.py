@@ -182,7 +182,7 @@ def search(work: Work, target: Target, where: str) -> Tiles:
         f"no tile of {work.kernel} fits {target.name}",
         where=where,
         found=", ".join(f"{d}={n}" for d, n in work.dims),
-        fix="give one in a schedule",
+        fix="give a tile in a schedule",
     )
 
 

@@ -119,11 +119,11 @@ class Cluster(Sourced):
         """The name of its GPU; TargetError where there are several kinds."""
         if len(self.targets) > 1:
             raise TargetError(
-                f"{self.name} has several kinds of GPU",
-                expected="a cluster of one kind, or the GPU that is meant (--target)",
+                f"{self.name} has several kinds of GPU, and this command takes only one",
+                expected="a cluster with one kind of GPU, or one of its GPUs (--target)",
                 found=", ".join(target.name for target in self.targets),
-                fix="`gpuir simulate` and `plan` take all; or take "
-                f"{self.stretches[0].cluster.name} alone",
+                fix="use `gpuir simulate` or `gpuir plan`, which take all kinds; or "
+                f"use {self.stretches[0].cluster.name} only",
             )
         return self.stretches[0].cluster.gpu
 
@@ -170,11 +170,11 @@ class Cluster(Sourced):
                 f"{self.name} has several kinds of nodes",
                 self.name,
                 "kinds",
-                fix="say of each how many, as 2xdgx-h100+4xdgx-a100",
+                fix="give the number of each, for example 2xdgx-h100+4xdgx-a100",
             )
         if self.fabric is None:
             refuse(
-                f"{self.name} says nothing of how its nodes are joined",
+                f"{self.name} does not describe the network between its nodes",
                 self.name,
                 "fabric",
                 fix="add a table [fabric] with its sources",
@@ -241,9 +241,9 @@ def load_cluster(name: str | Path) -> Cluster:
         return _of_kinds(names, text)
     if ":" in text:
         refuse(
-            "MIG slices cannot reach each other's memory: no cluster is of them",
+            "MIG slices cannot reach the memory of other slices, so they form no cluster",
             text,
-            fix=f"{text.partition(':')[0]}, of whole GPUs; `gpuir mig plan` is for slices",
+            fix=f"use {text.partition(':')[0]} with whole GPUs; use `gpuir mig plan` for slices",
         )
     files = _KIND.shipped
     wanted = slug(text)
@@ -264,7 +264,8 @@ def load_cluster(name: str | Path) -> Cluster:
         close = nearest(wanted, named)
         error.fix = (
             f"{close if close.startswith('did') else '`gpuir clusters` lists the names'}\n"
-            "or a number of GPUs, like 8xh100-sxm, or the path of a .toml file of your own"
+            "or give a number of GPUs, for example 8xh100-sxm, or the path "
+            "of your own .toml file"
         )
         raise error from None
     return usual(target, int(count or 1))
@@ -296,13 +297,13 @@ def _read(path: Path) -> Cluster:
 def _part(whole: Cluster, first: int, end: int) -> Cluster:
     if not whole.kinds:
         refuse(
-            f"{whole.name} is of one kind: its ranks are alike",
+            f"{whole.name} has only one kind of GPU, so all its ranks are alike",
             f"{whole.name}[{first}:{end}]",
             fix=f"leave [{first}:{end}] out",
         )
     if not first < end <= whole.gpus:
         refuse(
-            f"{whole.name} has no such ranks",
+            f"{whole.name} does not have these ranks",
             f"{whole.name}[{first}:{end}]",
             expected=f"from 0 to {whole.gpus}",
             found=f"{first}:{end}",
@@ -324,7 +325,7 @@ def _of_kinds(names: Sequence[str], text: str) -> Cluster:
         title=" and ".join(x.title or x.name for x in kinds),
         fabric=fabric,
         kinds=tuple(names),
-        assumed=_assumed(kinds, f"one fabric joins all nodes, as quick as {fabric.technology}"),
+        assumed=_assumed(kinds, f"one network joins all nodes, as fast as {fabric.technology}"),
         sources=Table({"fabric": source, "fabric.joins": "the nodes of all kinds"}),
     )
 
@@ -334,9 +335,9 @@ def _kind(name: str, where: str) -> Cluster:
     nested = is_path(name) and "kinds" in read_spec(Path(name))
     if nested or _JOINED.search(name) or _PART.fullmatch(name):
         refuse(
-            f"{name} is of several kinds itself",
+            f"{name} itself has several kinds",
             where,
-            fix="name each of its kinds here",
+            fix="give each of its kinds here instead",
         )
     return load_cluster(name)
 
@@ -346,7 +347,7 @@ def _slowest_rail(kinds: Sequence[Cluster], where: str) -> tuple[Level, str]:
     for x in kinds:
         if x.fabric is None:
             refuse(
-                f"{x.name} says nothing of how its nodes are joined",
+                f"{x.name} does not describe the network between its nodes",
                 where,
                 "fabric",
                 fix=f"add a table [fabric] with its sources, to {x.name} or to a file with "
@@ -367,7 +368,10 @@ def _assumed(kinds: Sequence[Cluster], *more: str) -> tuple[str, ...]:
     vendors = list(dict.fromkeys(load_target(x.gpu).vendor for x in kinds))
     if len(vendors) > 1:  # NCCL and RCCL each join GPUs of their own vendor alone
         names = " and ".join(vendors)
-        more = (*more, f"one library joins GPUs of {names}, as quick as NCCL: none is known")
+        more = (
+            *more,
+            f"one library joins GPUs of {names}, as fast as NCCL: no measurements are known",
+        )
     return tuple(dict.fromkeys((*(text for x in kinds for text in x.assumed), *more)))
 
 
@@ -385,10 +389,17 @@ def cluster_of(raw: Raw, where: str) -> Cluster:
         error.where = error.where or f"{where}:gpu"
         raise
     if cluster.ranks:
-        refuse("only a cluster of several kinds has parts", where, "ranks", fix="leave it out")
+        refuse(
+            "only a cluster with several kinds has parts", where, "remove it", fix="leave it out"
+        )
     _check_levels(cluster, where)
     if not cluster.levels:
-        refuse("nothing joins the GPUs", where, expected="[domain] or [node]", fix="add a level")
+        refuse(
+            "the cluster has no link between GPUs",
+            where,
+            expected="a table [domain] or [node]",
+            fix="add a level",
+        )
     check_notes(cluster, {"sources": sources}, where)
     return cluster
 
@@ -398,16 +409,16 @@ def _file_of_kinds(raw: Raw, sources: dict[str, str], where: str) -> Cluster:
     for name in ("gpu", "pair", "domain", "node", "ranks"):
         if name in raw:
             refuse(
-                f"{name} is given beside kinds, each of which has its own",
+                f"{name} is given beside kinds, but each kind has its own {name}",
                 where,
                 name,
-                fix=f"leave {name} out, or write it into the file of a kind",
+                fix=f"remove {name}, or write it into the file of a kind",
             )
     cluster = cast(Cluster, record(Cluster, {"gpu": ""} | raw, "", where))
     check_name(cluster.name, "cluster", where)
     if not cluster.kinds:
         refuse(
-            "kinds names no cluster", where, "kinds",
+            "kinds must be a list of cluster names", where, "kinds",
             fix='write kinds = ["2xdgx-h100", "2xdgx-a100"]',
         )  # fmt: skip
     folder = Path(where).parent
@@ -423,10 +434,10 @@ def _file_of_kinds(raw: Raw, sources: dict[str, str], where: str) -> Cluster:
     if fabric is None:
         fabric, source = _slowest_rail(kinds, where)
         sources |= {"fabric": source, "fabric.joins": "the nodes of all kinds"}
-        assumed = _assumed(kinds, f"one fabric joins all nodes, as quick as {fabric.technology}")
+        assumed = _assumed(kinds, f"one network joins all nodes, as fast as {fabric.technology}")
     elif fabric.joins != nodes:
         refuse(
-            "the fabric does not join all nodes, each once",
+            "the fabric must join all nodes, each node once",
             where,
             "fabric.joins",
             expected=" + ".join(f"{x.nodes} of {x.name}" for x in kinds),
@@ -454,7 +465,7 @@ def _check_levels(cluster: Cluster, where: str) -> None:
                 f"no technology is called {level.technology[:60]!r}",
                 where,
                 f"{name}.technology",
-                expected=f"{', '.join(TECHNOLOGIES)}, and behind it a generation or a rate",
+                expected=f"{', '.join(TECHNOLOGIES)}, followed by a generation or a rate",
                 fix=nearest(level.technology, TECHNOLOGIES),
             )
         if (level.topology == "fabric") != (name == "fabric"):
@@ -462,14 +473,19 @@ def _check_levels(cluster: Cluster, where: str) -> None:
                 f"{name} has the topology {level.topology}",
                 where,
                 f"{name}.topology",
-                expected='"fabric" in the table [fabric], and nowhere else',
+                expected='"fabric" in the table [fabric], and in no other table',
                 fix="correct the table or the topology",
             )
 
 
 def _base_of(raw: Raw, where: str) -> Cluster:
     if "kinds" in raw:
-        refuse("a cluster of several kinds is no base", where, "kinds", fix="name its kinds")
+        refuse(
+            "a cluster with several kinds cannot be a base",
+            where,
+            "give its kinds instead",
+            fix="name its kinds",
+        )
     return cluster_of(raw, where)
 
 
@@ -499,13 +515,13 @@ def usual(target: Target, count: int) -> Cluster:
     if count > NODE and count % NODE:
         below, above = count - count % NODE, count + NODE - count % NODE
         raise TargetError(
-            f"{count} GPUs make no whole nodes of {NODE}",
+            f"{count} GPUs are not a whole number of nodes with {NODE} GPUs",
             where=f"{count}x{target.name}",
-            expected=f"up to {NODE}, or a multiple of it",
+            expected=f"at most {NODE}, or a multiple of {NODE}",
             fix=f"write {below}x{target.name} or {above}x{target.name}, or describe it in a file",
         )
     size, nodes = min(count, NODE), max(1, count // NODE)
-    sources = {"fabric.joins": "the number of GPUs asked for"}
+    sources = {"fabric.joins": "the number of GPUs that was asked for"}
     assumed: list[str] = []
     link = target.link
     pair = domain = node = None

@@ -143,7 +143,8 @@ def _find(name: str) -> Path:
     base, _, rest = name.partition("+")
     if rest and base:
         raise TargetError(
-            f"no target is called {name!r}", fix=f"a changed number has a value: {base}+{rest}=120"
+            f"no target is called {name!r}",
+            fix=f"write a changed number with a value: {base}+{rest}=120",
         )
     raise unknown("target", name, (*files, *_aliases(), *plugins))
 
@@ -152,7 +153,7 @@ def _find_base(name: str) -> Path:
     if is_changed(name):
         plain = name.partition("+")[0]
         fix = f'write base = "{plain}", and the numbers with their sources below'
-        raise TargetError("a base is a whole target", found=name, fix=fix)
+        raise TargetError("the base of a target must be an unchanged target", found=name, fix=fix)
     return _find(name)
 
 
@@ -265,11 +266,12 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
             path = f"{group}.{name}"
             if table == "local" and not _POINT.fullmatch(name):
                 refuse(
-                    f"{name!r} is no kernel's extents",
+                    f"{name!r} must give the sizes of a kernel",
                     where,
                     f"local.{path}",
-                    expected='whole numbers: "m=128 n=128 k=64 bytes=98304 flops=2097152 ops=0"',
-                    fix="let `gpuir calibrate` write these",
+                    expected='whole numbers, for example "m=128 n=128 k=64 bytes=98304 '
+                    'flops=2097152 ops=0"',
+                    fix="use `gpuir calibrate`, which writes these lines",
                 )
             found[path] = checked(one, value, f"{table}.{path}", where)
     return Table(found)
@@ -286,7 +288,7 @@ def _check_names(target: Target, where: str) -> None:
     check_name(re.split("[:+]", target.name)[0], "target", where)
     if not _ISA.fullmatch(target.isa):
         refuse(
-            "no instruction set is called so",
+            "no instruction set has this name",
             where,
             "isa",
             expected="sm_90, gfx942, x86-64-v3",
@@ -298,7 +300,12 @@ def _check_names(target: Target, where: str) -> None:
     for path, quantity, _ in walk(target):
         if quantity and path.startswith("flops_per_s.") and path not in _RATES:
             dtype = path.rpartition(".")[2]
-            refuse(f"no such dtype: {dtype}", where, path, fix=nearest(dtype, ("tf32", *DTYPES)))
+            refuse(
+                f"no such dtype: {dtype}",
+                where,
+                path,
+                fix=nearest(dtype, ("tf32", *DTYPES)),
+            )
 
 
 _RATES = [f"flops_per_s.{table}.{dtype}" for table in specs(Flops) for dtype in (*DTYPES, "tf32")]
@@ -312,13 +319,13 @@ def _check_values(target: Target, where: str) -> None:
             "flops_per_s.vector.f32 is missing",
             where,
             "flops_per_s.vector.f32",
-            expected="flop/s; other rates fall back to it",
+            expected="flop/s; gpuir uses this number for all rates that are missing",
             fix="add it under [flops_per_s.vector], with its source",
         )
     most = target.sms * sm.fp32_lanes * sm.flops_per_lane_clock * target.clock_hz
     if not most / 50 <= f32 <= most * 50:
         refuse(
-            "flops_per_s.vector.f32 does not belong to these SMs and this clock",
+            "flops_per_s.vector.f32 does not match the SMs and the clock",
             where,
             "flops_per_s.vector.f32",
             expected=f"about {number_text(float(f'{most:.4g}'))} flop/s: "
@@ -330,7 +337,7 @@ def _check_values(target: Target, where: str) -> None:
         for dtype, rate in getattr(target.flops_per_s, table).items():
             if not f32 / 100 <= rate <= f32 * 1000:
                 refuse(
-                    f"flops_per_s.{table}.{dtype} is out of proportion to the f32 rate",
+                    f"flops_per_s.{table}.{dtype} does not match the f32 rate",
                     where,
                     f"flops_per_s.{table}.{dtype}",
                     expected=f"1/100 to 1000 times flops_per_s.vector.f32, {number_text(f32)}",

@@ -154,11 +154,11 @@ def mig_of(target: Target) -> Mig:
     found = mig_specs().get(target.device)
     if found is None or target.slice is not None:
         if target.slice is not None:
-            what, fix = "is a slice itself", f"name the whole GPU: {target.slice.gpu}"
+            what, fix = "is a slice itself", f"give the whole GPU: {target.slice.gpu}"
         elif target.mig_capable:
-            what, fix = "divides, but its profiles are not known", "GPUs with known ones: "
+            what, fix = "has MIG, but gpuir does not know its profiles", "GPUs with known ones: "
         else:
-            what, fix = "cannot be divided: it has no MIG", "GPUs that can: "
+            what, fix = "has no MIG", "GPUs that can: "
         if target.slice is None:
             fix += ", ".join(mig_specs())
         raise TargetError(f"{target.name} {what}", where=target.name, fix=fix)
@@ -226,8 +226,9 @@ def sliced(raw: Raw, target: Target, wanted: str) -> Raw:
         put(
             "tdp_w",
             flat["tdp_w"],
-            f"assumed: the other instances are idle, so that this one has all of the board's power "
-            f"and clocks as high as that feeds; {target.source('tdp_w')}",
+            "assumed: the other instances are idle, so this instance can use "
+            "all the power of the board, and clocks go as high as that "
+            f"allows; {target.source('tdp_w')}",
         )
     engines = {"copy_engines": profile.copy_engines, "decoders": profile.decoders}
     for field, value in {
@@ -349,7 +350,7 @@ def place(mig: Mig, names: Sequence[str], gpu: str) -> Layout:
     for profile, count in Counter(wanted).items():
         if count > profile.most:
             raise TargetError(
-                f"too many instances of {profile.name}",
+                f"there are too many instances of {profile.name}",
                 where=where,
                 expected=f"at most {profile.most} on a GPU",
                 found=str(count),
@@ -358,11 +359,11 @@ def place(mig: Mig, names: Sequence[str], gpu: str) -> Layout:
     media = [p.name for p in wanted if p.has_all_media]
     if len(media) > 1:
         raise TargetError(
-            "one instance of a GPU can have the media engines",
+            "only one instance of a GPU can have the media engines",
             where=where,
             expected="at most one profile with +me",
             found=", ".join(media),
-            fix=f"write {media[1].partition('+')[0]} for all but one",
+            fix=f"write {media[1].partition('+')[0]} for all other instances",
         )
     slices = sum(p.compute_slices for p in wanted)
     if slices > mig.compute_slices:
@@ -371,20 +372,20 @@ def place(mig: Mig, names: Sequence[str], gpu: str) -> Layout:
             where=where,
             expected=f"at most {mig.compute_slices}",
             found=" + ".join(str(p.compute_slices) for p in wanted) + f" = {slices}",
-            fix="take smaller profiles or fewer",
+            fix="use smaller profiles, or fewer of them",
         )
     found = _placed(sorted(wanted, key=_large_first), frozenset())
     if found is None:
         raise TargetError(
-            "no two instances may lie on the same memory slice",
+            "two instances cannot share a memory slice",
             where=where,
-            expected="each at one of its own places, none twice",
+            expected="each instance at one of the places of its profile, no place twice",
             found="; ".join(
                 f"{p.name} takes {p.size} of {mig.grid} places, "
                 f"from {' or '.join(map(str, p.starts))}"
                 for p in dict.fromkeys(wanted)
             ),
-            fix=f"`gpuir mig layouts {gpu}` lists what goes together",
+            fix=f"`gpuir mig layouts {gpu}` lists the possible combinations",
         )
     return tuple(sorted(found, key=lambda x: x.start))
 

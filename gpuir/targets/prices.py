@@ -87,7 +87,7 @@ def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
                 f"{path} has no field {name}",
                 where,
                 name,
-                fix=f"fields are {', '.join(_FIELDS)} and the table usd_per_hour",
+                fix=f"the fields are {', '.join(_FIELDS)} and the table usd_per_hour",
             )
     for name, kind in _FIELDS.items():
         if not isinstance(raw.get(name), kind) or not raw[name]:
@@ -95,7 +95,7 @@ def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
             refuse(f"{path}: {name} is missing", where, name, expected=words, fix=f"add {name}")
     if not raw["page"].startswith("https://"):
         refuse(
-            f"{path}: a price has the vendor's page as its source",
+            f"{path}: the source of a price must be a page of the vendor",
             where,
             "page",
             found=raw["page"],
@@ -115,10 +115,10 @@ def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
 def _check_amount(amount: Any, where: str, path: str, named: str) -> None:
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount <= HIGHEST:
         refuse(
-            f"{named}not the price of an hour",
+            f"{named}the price of an hour is not valid",
             where,
             path,
-            expected=f"US dollars, more than 0, up to {HIGHEST:g}",
+            expected=f"US dollars, above 0, at most {HIGHEST:g}",
             found=str(amount),
             fix="write the price of one GPU, not of a machine or a month",
         )

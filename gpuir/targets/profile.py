@@ -225,9 +225,11 @@ def _on(profile: Profile, name: str) -> Profile:
     uncertain as both are, which are independent."""
     if not profile.machine:
         raise UsageError(
-            f"the host times of profile {profile.name} are of a machine that nothing describes",
+            f"the profile {profile.name} has times of the host, but the "
+            "machine they were measured on is not described",
             found=f"host {name}",
-            fix='leave the host out, or write machine = "reference", or that of a host, into it',
+            fix='remove the host, or add machine = "reference" (or the name of a '
+            "host) to the profile",
         )
     of, there = load_host(profile.machine), load_host(name)
     by = there.slowdown / of.slowdown
@@ -274,7 +276,7 @@ def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | Non
     """
     if not isinstance(cast("object", profile), str | PathLike | None):
         raise UsageError(
-            "profile: neither a name nor a path",
+            "profile: this is neither a name nor a path",
             expected='profile="compiled"',
             found=f"profile={profile!r}"[:200],
         )
@@ -313,7 +315,7 @@ def _chosen(g: Graph, given: str | None) -> str | None:
         return given
     if load_profile(str(g.profile)).name != load_profile(given).name:
         raise UsageError(
-            f"@{g.name} is {g.level.name} under another profile",
+            f"@{g.name} has the level {g.level.name} and was made under another profile",
             expected=g.profile or "",
             found=given,
             fix="start from a graph of level graph",
@@ -377,7 +379,7 @@ def _check_words(profile: Profile, where: str) -> None:
         load_host(profile.machine)
     if profile.tf32 not in TF32:
         refuse(
-            "tf32 is no such rule",
+            "the value of tf32 is not valid",
             where,
             "tf32",
             found=profile.tf32,
@@ -391,7 +393,7 @@ def _check_words(profile: Profile, where: str) -> None:
         for text in texts:
             if not least <= len(text.split()) <= 2:
                 like = {"maker": "NVIDIA sm_75", "dtype": "bf16 sm_80"}[what]
-                wrong = f"{name}: not a {what} and its least architecture"
+                wrong = f"{name}: this is not a {what} with its lowest architecture"
                 refuse(wrong, where, name, found=text, fix=f"write it as {like}")
     known = spec_files("operators")
     if profile.operators and profile.operators not in known:
@@ -411,11 +413,11 @@ def _check_words(profile: Profile, where: str) -> None:
         )
     if profile.workspace not in ("", *WORKSPACES):
         refuse(
-            "workspace is none that we know",
+            "the value of workspace is unknown",
             where,
             "workspace",
             found=profile.workspace,
-            fix=f"one of {', '.join(WORKSPACES)}, or leave it out",
+            fix=f"one of {', '.join(WORKSPACES)}, or remove it",
         )
     for kind in profile.host.before:
         if kind not in KINDS:

@@ -75,7 +75,7 @@ def unknown(what: str, name: str, names: Iterable[str]) -> TargetError:
     known = close if close.startswith("did") else f"`gpuir {what}s` lists the names"
     return TargetError(
         f"no {what} is called {name!r}",
-        fix=f"{known}\nor give the path of a .toml file of your own",
+        fix=f"{known}\nor give the path of your own .toml file",
     )
 
 
@@ -88,9 +88,9 @@ def plugin_path(point: EntryPoint, what: str) -> Path:
             found = found()
     if not isinstance(found, str | Path):
         raise PluginError(
-            f"the {what} {point.name!r} is no spec file",
+            f"the {what} {point.name!r} is not a spec file",
             where=place(point),
-            expected="a path, or a function that returns one",
+            expected="a path, or a function that returns a path",
             found=repr(found),
             fix="upgrade or uninstall the package that declares it",
         )
@@ -102,7 +102,7 @@ def plugin_path(point: EntryPoint, what: str) -> Path:
 
 def read_spec(path: Path) -> Raw:
     """The tables of a spec file, unchecked; TargetError when it cannot be read or is not TOML."""
-    fix = "check the path; only a name without `.toml` or `/` is looked up as a name"
+    fix = "check the path; gpuir looks up a name only if it has neither `.toml` nor `/`"
     return read_toml(path, "the spec file", TargetError, fix)
 
 
@@ -145,7 +145,7 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
         return raw
     if not isinstance(name, str):
         fix = f'write base = "{kind.example}"'
-        refuse("base is not text", where, "base", found=shown(name), fix=fix)
+        refuse("the base must be text", where, "base", found=shown(name), fix=fix)
     whole, part = kind.divided(name)
     try:
         file = kind.find(whole)
@@ -154,8 +154,8 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
         raise
     file = path.parent / file if is_path(whole) else file
     if len(above) == MOST_BASES:
-        expected, fix = f"at most {MOST_BASES}", "start from one of the lower ones"
-        refuse("too many bases on one another", where, "base", expected=expected, fix=fix)
+        expected, fix = f"at most {MOST_BASES}", "use one of the lower ones as the base"
+        refuse("there are too many levels of bases", where, "base", expected=expected, fix=fix)
     if realpath(file) in (realpath(path), *above):
         what = f"a {kind.what} cannot be its own base"
         refuse(what, where, "base", found=name, fix="name another")
@@ -271,7 +271,7 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
     if holds is tuple:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in cast(Any, value)):
             refuse(
-                f"{path} is a list of text",
+                f"{path} must be a list of text",
                 where,
                 path,
                 found=shown(value),
@@ -327,7 +327,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
-        return "a number far too large"
+        return "a number that is far too large"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -348,13 +348,13 @@ def paths_to_text(raw: Raw, table: str, where: str) -> dict[str, str]:
     for key, text in cast(Raw, entries).items():
         if not isinstance(text, str) or not text.strip():
             refuse(
-                f"the {table[:-1]} of {key} is not text",
+                f"the {table[:-1]} of {key} must be text",
                 where,
                 f"{table}.{key}",
                 found=shown(text),
                 fix=f'quote the path: "{key}.{next(iter(cast(Raw, text)), "")}" = "..."'
                 if isinstance(text, dict)
-                else "name a document, or write `assumed: why`",
+                else "write the name of a document, or `assumed: why`",
             )
         for path in map(str.strip, key.split(",")):
             if path in found:
@@ -380,7 +380,7 @@ def check_notes(
         for path in entries:
             if path not in known:
                 refuse(
-                    f"[{table}] names no field: {path}",
+                    f"[{table}] has an entry for {path}, which is not a field",
                     where,
                     f"{table}.{path}",
                     fix=nearest(path, known),

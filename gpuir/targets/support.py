@@ -126,7 +126,7 @@ def emulated(g: Graph, target: Target) -> tuple[str, ...]:
     profile = profile_of(g)
     used = dtypes_of(g)
     return tuple(
-        f"{dtype}: {target.isa} has no units for it, and {profile.title} computes it in f32"
+        f"{dtype}: {target.isa} has no units for this type, so {profile.title} computes it in f32"
         for dtype, least in map(str.split, profile.emulated)
         if dtype in used and _is_below(target, least)
     )
@@ -137,7 +137,9 @@ def elsewhere(g: Graph, target: Target) -> tuple[str, ...]:
     vendors = profile_of(g).vendors if g.profile else ()
     if not vendors or target.vendor in vendors:
         return ()
-    return (f"profile {g.profile} is of {', '.join(vendors)}, and taken as it is here",)
+    return (
+        f"the profile {g.profile} is for {', '.join(vendors)}; it is used unchanged for this GPU",
+    )
 
 
 def _of_device(profile: Profile, target: Target) -> GpuirError | None:
@@ -148,11 +150,11 @@ def _of_device(profile: Profile, target: Target) -> GpuirError | None:
         return None
     wants = [f"{vendor} {isa}+".removesuffix(" +") for vendor, isa in least.items()]
     return UsageError(
-        f"{profile.title} does not run on this device",
+        f"{profile.title} does not run on this GPU",
         where=target.name,
         expected=" or ".join(wants),
         found=f"{target.vendor} {target.isa}",
-        fix="another --profile: `gpuir profiles` lists them, and what each runs on",
+        fix="use another --profile: `gpuir profiles` lists them, and the GPUs on which each runs",
     )
 
 
@@ -160,12 +162,12 @@ def _of_dtypes(used: Collection[str], profile: Profile, target: Target) -> Gpuir
     for dtype, least in map(str.split, profile.dtypes):
         if dtype in used and _is_below(target, least):
             return UsageError(
-                f"{profile.title} does not run {dtype} on this device",
+                f"{profile.title} does not run {dtype} on this GPU",
                 where=target.name,
                 expected=f"{least} or newer",
                 found=target.isa,
-                fix="f16 in its place (--dtype f16, or --pipeline 'convert{dtype=f16}'), or "
-                "another --profile",
+                fix="use f16 instead (--dtype f16, or --pipeline "
+                "'convert{dtype=f16}'), or another --profile",
             )
     return None
 
@@ -180,10 +182,10 @@ def nodes_refused(g: Graph, profile: Profile) -> GpuirError | None:
     kinds = ", ".join(dict.fromkeys(map(described, missing.values())))
     more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     return ModelError(
-        f"{profile.title} does not take {kinds}",
+        f"{profile.title} does not support {kinds}",
         where=", ".join([*missing][:SHOWN]) + more,
-        expected=f"operators that {load_operators(profile.operators).title} knows",
-        fix="--profile ort, which runs such nodes on the CPU; or export the model without them",
+        expected=f"operators that {load_operators(profile.operators).title} supports",
+        fix="use --profile ort, which runs such nodes on the CPU, or export the model without them",
     )
 
 

@@ -87,7 +87,7 @@ def test_a_file_and_commands(tmp_path):
         (("a100", "--profiles", "5g.20gb"), "has no MIG profile 5g.20gb"),
         (("a100", "--place", "2x4g.20gb"), "too many instances of 4g.20gb"),
         (("a100", "--place", "4g.20gb+2x2g.10gb"), "more compute slices than the GPU"),
-        (("a100", "--place", "4g.20gb+3x1g.10gb"), "may lie on the same memory slice"),
+        (("a100", "--place", "4g.20gb+3x1g.10gb"), "two instances cannot share a memory slice"),
         (("rtx-pro-6000", "--place", "1g.24gb+me+1g.24gb+me.all"), "the media engines"),
         (("a100", "--place", "3g.20gb/2c/2c"), "the compute instances do not fit 3g.20gb"),
         (("a100", "--place", "3g.20gb/0c"), "the compute instances do not fit 3g.20gb"),

@@ -98,7 +98,7 @@ def test_pictures_are_the_same_each_time(tmp_path):
         (("--dim", "8"), "is not like NAME=128..4096"),
         (("--batch", "1", "--dims", "batch=2"), "--dims gives batch a value"),
         (("--batch", "1", "--dim", "batch=2"), "batch is swept twice"),
-        (("--batch", "1", "--price", "t4=-1"), "not the price of an hour"),
+        (("--batch", "1", "--price", "t4=-1"), "the price of an hour is not valid"),
         (("--batch", "1", "--price", "t5=1"), "no target is called 't5'"),
         (("--batch", "1", "--plot", "a.pdf"), "--plot makes PNG and SVG"),
         (("--batch", "1", "--plot", "/nowhere/a.png"), "no such folder"),
@@ -155,7 +155,7 @@ def test_the_tokens_behind_which_decoding_begins_are_a_dimension(tmp_path: Path)
 
 def test_a_stack_on_a_device_that_it_is_not_made_for_is_named():
     args = ("--dim", "batch=1", "--dims", "seq=128", "--target", "a100,mi300x")
-    said = "profile ort is of NVIDIA, and taken as it is here"
+    said = "the profile ort is for NVIDIA; it is used unchanged for this GPU"
     assert f"mi300x: {said}" in " ".join(sweep(*args).stdout.split())
     (row,) = json.loads(sweep(*args, "--format", "json").stdout)["elsewhere"]
     assert row == {"target": "mi300x", "text": said}

@@ -125,7 +125,7 @@ def test_a_line_reads():
 def test_what_cannot_be_explained_says_so():
     with pytest.raises(UsageError, match="has no tile"):
         terms(gemm(8, 8, 8, f16), None, A100)
-    with pytest.raises(UsageError, match="does not explain itself"):
+    with pytest.raises(UsageError, match="cannot explain its predictions"):
         terms(gemm(8, 8, 8, f16), None, A100, predictor="mine@2")
 
 

@@ -123,7 +123,7 @@ def test_axes_are_sums_of_loops():
     assert reach("y+2i", {"y": 10, "i": 3}) == 14
     with pytest.raises(UsageError, match="a loop, or a sum"):
         loops("y-i")
-    with pytest.raises(UsageError, match="a loop that the nest has not"):
+    with pytest.raises(UsageError, match="has a loop that the loop nest does not have"):
         nest("f", {"y": 4}, reads=[("x",)], writes=[("y",)])
 
 

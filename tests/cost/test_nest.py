@@ -158,9 +158,9 @@ def test_older_gpus_have_no_asynchronous_copies():
 
 def test_what_is_no_sum_is_not_split():
     why = why_illegal(mapped("add", f32, (4096,), (4096,)), Tile((("i", 512),), split=2), A100)
-    assert why.startswith("split of what is no sum")
+    assert why.startswith("split (this kernel computes no sum")
     why = why_illegal(mapped("add", f32, (4096,), (4096,)), Tile((("i", 512),), stages=2), A100)
-    assert why == "stages of what has no operands to stage: 2 deep, at most 1"
+    assert why == "stages (this kernel has no operands to stage): 2 deep, at most 1"
 
 
 def test_bytes_of_k_go_by_the_dtype():

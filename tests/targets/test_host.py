@@ -101,7 +101,7 @@ def test_a_target_has_its_usual_host_unless_one_is_named():
 def test_times_of_a_users_own_are_of_no_machine_we_know(here):
     mine = load_profile("mine.toml", load_target("t4"))
     assert mine.machine == "" and mine.host.between_s == 2e-6
-    with pytest.raises(UsageError, match="a machine that nothing describes"):
+    with pytest.raises(UsageError, match="has times of the host, but the machine they"):
         load_profile("mine.toml+host=dgx-1")
     (here / "mine.toml").write_text('machine = "dgx-1"\n' + PROFILE, encoding="utf-8")
     assert load_profile("mine.toml+host=dgx-1").host.between_s == 2e-6

@@ -172,7 +172,7 @@ def test_a_plugin_gives_a_path_or_a_function_for_one(spec, monkeypatch):
         ),
         (
             "acme:a_number",
-            "entry point acme-x1 = acme:a_number: the target 'acme-x1' is no spec file",
+            "entry point acme-x1 = acme:a_number: the target 'acme-x1' is not a spec file",
         ),
         ("acme:broken", ": the target 'acme-x1' failed"),
     ],
@@ -247,7 +247,7 @@ mine.toml:l2: l2 is missing
         "vector = { f16 = 2.56e12 }",
         """\
 mine.toml:flops_per_s.vector.f32: flops_per_s.vector.f32 is missing
-  expected: flop/s; other rates fall back to it
+  expected: flop/s; gpuir uses this number for all rates that are missing
   fix:      add it under [flops_per_s.vector], with its source""",
         id="no f32 rate",
     ),
@@ -263,16 +263,16 @@ mine.toml:flops_per_s.tensor.f16: flops_per_s.tensor.f16 has no source
         'launch_s = "assumed"',
         'launch_s = " "',
         """\
-mine.toml:sources.launch_s: the source of launch_s is not text
+mine.toml:sources.launch_s: the source of launch_s must be text
   found:    ' '
-  fix:      name a document, or write `assumed: why`""",
+  fix:      write the name of a document, or `assumed: why`""",
         id="empty source",
     ),
     pytest.param(
         'launch_s = "assumed"',
         'lunch_s = "assumed"',
         """\
-mine.toml:sources.lunch_s: [sources] names no field: lunch_s
+mine.toml:sources.lunch_s: [sources] has an entry for lunch_s, which is not a field
   fix:      did you mean launch_s?""",
         id="source of nothing",
     ),
@@ -280,7 +280,7 @@ mine.toml:sources.lunch_s: [sources] names no field: lunch_s
         'launch_s = "assumed"',
         'launch_s = "assumed"\ndram.bytes = "a rumour"',
         """\
-mine.toml:sources.dram: the source of dram is not text
+mine.toml:sources.dram: the source of dram must be text
   found:    {'bytes': 'a rumour'}
   fix:      quote the path: "dram.bytes" = "...\"""",
         id="unquoted path",
@@ -319,7 +319,7 @@ mine.toml:dram.bytes_per_s: dram.bytes_per_s is out of range
         "f32 = 2.56e12",
         "f32 = 2560e6",
         """\
-mine.toml:flops_per_s.vector.f32: flops_per_s.vector.f32 does not belong to these SMs and this clock
+mine.toml:flops_per_s.vector.f32: flops_per_s.vector.f32 does not match the SMs and the clock
   expected: about 2.56e12 flop/s: sms x sm.fp32_lanes x sm.flops_per_lane_clock x clock_hz
   found:    2.56e9
   fix:      values are in SI units: Hz, bytes, bytes/s, flop/s, s, W""",
@@ -329,7 +329,7 @@ mine.toml:flops_per_s.vector.f32: flops_per_s.vector.f32 does not belong to thes
         "f16 = 10e12",
         "f16 = 10e9",
         """\
-mine.toml:flops_per_s.tensor.f16: flops_per_s.tensor.f16 is out of proportion to the f32 rate
+mine.toml:flops_per_s.tensor.f16: flops_per_s.tensor.f16 does not match the f32 rate
   expected: 1/100 to 1000 times flops_per_s.vector.f32, 2.56e12
   found:    10e9
   fix:      values are in SI units: Hz, bytes, bytes/s, flop/s, s, W""",
@@ -438,7 +438,7 @@ mine.toml:name: 'My GPU' cannot be the name of a target
         'name = "mine"',
         'name = "mine"\naliases = "me"',
         """\
-mine.toml:aliases: aliases is a list of text
+mine.toml:aliases: aliases must be a list of text
   found:    'me'
   fix:      write aliases = ["a", "b"]""",
         id="aliases",
@@ -478,7 +478,7 @@ def test_a_file_that_is_not_there():
     assert str(error.value) == (
         "no/such.toml: cannot read the spec file\n"
         "  found:    No such file or directory\n"
-        "  fix:      check the path; only a name without `.toml` or `/` is looked up as a name"
+        "  fix:      check the path; gpuir looks up a name only if it has neither `.toml` nor `/`"
     )
 
 

@@ -178,7 +178,7 @@ def test_file_of_ones_own_may_start_from_a_slice(tmp_path):
 
 
 def test_no_cluster_is_of_slices():
-    with pytest.raises(TargetError, match="no cluster is of them"):
+    with pytest.raises(TargetError, match="MIG slices cannot reach the memory of other"):
         load_cluster("2xa30:1g.6gb")
 
 
@@ -197,8 +197,8 @@ def test_price_is_the_share_of_the_gpu():
     [
         ("a30:1g.6g", ["no MIG profile 1g.6g", "did you mean 1g.6gb"]),
         ("a100:1g.6gb", ["a100-sxm-40gb has no MIG profile", "1g.5gb"]),
-        ("t4:1g.6gb", ["t4 cannot be divided", "a30"]),
-        ("h20:1g.12gb", ["its profiles are not known"]),
+        ("t4:1g.6gb", ["t4 has no MIG", "a30"]),
+        ("h20:1g.12gb", ["has MIG, but gpuir does not know its profiles"]),
         ("a100:4c.3g.20gb", ["no compute instance of 4 slices", "from 1c to 3c"]),
         ("a1000:1g.5gb", ["no target is called 'a1000'"]),
     ],
@@ -216,7 +216,11 @@ def test_what_is_no_slice(name, words):
         ("a100", ["4g.20gb", "3g.20gb", "1g.5gb"], ["more compute slices", "4 + 3 + 1 = 8"]),
         ("a100", ["1g.5gb+me", "1g.5gb+me"], ["too many instances of 1g.5gb+me"]),
         ("a30", ["1g.6gb+me", "2g.12gb+me"], ["one instance", "media engines"]),
-        ("a100", ["3g.20gb", "3g.20gb", "1g.5gb"], ["same memory slice", "from 0 or 4"]),
+        (
+            "a100",
+            ["3g.20gb", "3g.20gb", "1g.5gb"],
+            ["two instances cannot share a memory slice", "from 0 or 4"],
+        ),
         ("a100", ["3g.40gb"], ["no MIG profile 3g.40gb", "3g.20gb"]),
     ],
 )

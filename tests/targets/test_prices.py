@@ -60,11 +60,11 @@ def test_a_price_of_ones_own_counts_before_any_list_and_for_one_target_alone():
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("l4 = 0.8", "l4 = -1", "not the price of an hour"),
-        ("l4 = 0.8", 'l4 = "0.8"', "not the price of an hour"),
+        ("l4 = 0.8", "l4 = -1", "the price of an hour is not valid"),
+        ("l4 = 0.8", 'l4 = "0.8"', "the price of an hour is not valid"),
         ("l4 = 0.8", "l5 = 0.8", "no target is called l5"),
         ("date = 2026-01-02", 'date = "2026"', "date is missing"),
-        ("https://a.example/prices", "a salesman", "the vendor's page as its source"),
+        ("https://a.example/prices", "a salesman", "the source of a price must be a page of the"),
         ('vendor = "A"', "", "vendor is missing"),
         ('vendor = "A"', 'vendr = "A"', "no field vendr"),
         ("[[list]]", "[[lists]]\n[[list]]", "no such field: lists"),
@@ -79,7 +79,7 @@ def test_a_wrong_list_is_refused(tmp_path, old, new, says):
 
 
 def test_a_wrong_price_of_ones_own_is_refused():
-    with pytest.raises(TargetError, match="not the price of an hour"):
+    with pytest.raises(TargetError, match="the price of an hour is not valid"):
         own_price("a100", 0.0)
     with pytest.raises(TargetError, match="no target is called"):
         own_price("a1000000", 1.0)

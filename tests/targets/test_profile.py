@@ -118,12 +118,16 @@ WRONG = [
     ("before.conv", "before.cnov", "no kind of kernel is called cnov.*did you mean.*conv"),
     ('base = "eager"', 'base = "eagr"', "no profile is called 'eagr'.*did you mean.*eager"),
     ('base = "eager"', 'base = "./mine.toml"', "its own base"),
-    ('base = "eager"', "base = 7", "base is not text"),
+    ('base = "eager"', "base = 7", "the base must be text"),
     ('base = "eager"\n', "", "passes is missing"),
     ('name = "mine"', 'name = "My Stack"', "cannot be the name"),
-    ('name = "mine"', 'name = "mine"\ntf32 = "some"', "no such rule.*none, conv, products, all"),
+    (
+        'name = "mine"',
+        'name = "mine"\ntf32 = "some"',
+        "the value of tf32 is not valid.*none, conv, products, all",
+    ),
     (", host.before.conv", "", "host.before.conv has no source.*assumed: why"),
-    ("host.between_s,", "host.betwen_s,", "names no field: host.betwen_s.*did you mean.*between_s"),
+    ("host.between_s,", "host.betwen_s,", "entry for host.betwen_s.*did you mean.*between_s"),
     ("[host]", "copies = { call_s = 1e-6, share = 2 }\n[host]", "copies.share is out of range"),
     ("[host]", "[host", "not valid TOML"),
 ]
@@ -170,7 +174,7 @@ def test_an_allocator_is_one_that_there_is(tmp_path: Path):
 def test_a_workspace_is_one_that_there_is(tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text('base = "eager"\nname = "mine"\nworkspace = "cudnn"\n')
-    with pytest.raises(TargetError, match="one of pytorch, none, or leave it out"):
+    with pytest.raises(TargetError, match="one of pytorch, none, or remove it"):
         load_profile(path)
 
 

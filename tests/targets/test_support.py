@@ -126,7 +126,7 @@ def test_text_keeps_what_runs_on_the_cpu(quantized: str, tmp_path: Path):
 
 
 def test_tensorrt_refuses_what_its_parser_does_not_know(quantized: str):
-    with pytest.raises(ModelError, match="does not take DynamicQuantizeLinear of f32") as caught:
+    with pytest.raises(ModelError, match="does not support DynamicQuantizeLinear of f32") as caught:
         gpuir.analyze(quantized, "a100", dims={"batch": 8}, profile="tensorrt")
     assert "q.onnx:dq0" in str(caught.value) and "--profile ort" in str(caught.value)
 
@@ -152,7 +152,7 @@ def test_which_devices_a_stack_runs_on(profile: str, target: str, runs: bool):
     assert (error is None) is runs
     if error is not None:
         assert profile in profile_names() and "it needs NVIDIA sm_7" in reason(error)
-        with pytest.raises(UsageError, match="does not run on this device"):
+        with pytest.raises(UsageError, match="does not run on this GPU"):
             gpuir.analyze(g, target)
 
 
@@ -162,7 +162,7 @@ def test_bf16_before_ampere():
         with pytest.raises(UsageError, match="does not run bf16"):
             gpuir.analyze(g, "t4", profile=profile)
         gpuir.analyze(g, "a100", profile=profile)
-    said = "bf16: sm_75 has no units for it"
+    said = "bf16: sm_75 has no units for this type"
     eager = gpuir.summary(gpuir.analyze(g, "t4", profile="eager")).assumed
     assert any(text.startswith(said) for text in eager)
     assert not any(
@@ -202,4 +202,4 @@ def test_advice_does_not_rank_a_stack_that_refuses_the_model(quantized: str):
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     (trial,) = report["rest"]
-    assert report["advice"] == [] and "does not take DynamicQuantizeLinear" in trial["refusal"]
+    assert report["advice"] == [] and "does not support DynamicQuantizeLinear" in trial["refusal"]

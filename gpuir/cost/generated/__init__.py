@@ -137,7 +137,7 @@ def seconds(
         case matrix.Blocks():
             terms = matrix.seconds(s, written, work, rates, p)
         case _:
-            raise TypeError(f"no formulas of {type(counted).__name__}")
+            raise TypeError(f"no formulas for {type(counted).__name__}")
     if given.net is None or work.kernel == "k.attention":
         return terms
     assert isinstance(counted, matrix.Blocks)
@@ -245,7 +245,7 @@ def needs(
             rule(f"{deep} in steps of 32 bytes", chunk, 0.0, "bytes over")
     else:
         smem = 4.0 * np.asarray(tiles.warps, float)
-        rule("stages of what has no operands to stage", tiles.stages, 1.0, "deep")
+        rule("stages (this kernel has no operands to stage)", tiles.stages, 1.0, "deep")
     found.append(Need("threads", threads, float(min(1024, sm.threads)), "a block"))
     found.append(Need("shared memory", smem, float(sm.smem_bytes_per_block), "bytes a block"))
     if kind != "rows":
@@ -255,7 +255,7 @@ def needs(
         steps = np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d])
         rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
     if not work.reduced:
-        rule("split of what is no sum", tiles.split, 1.0, "blocks")
+        rule("split (this kernel computes no sum)", tiles.split, 1.0, "blocks")
     return tuple(found)
 
 

@@ -83,11 +83,13 @@ def why_illegal(work: Work, tile: Tile, target: Target) -> str:
         if d not in extents:
             return f"no dimension {d}: {work.kernel} has {', '.join(extents)}"
         if n < 1:
-            return f"{d}={n}: a tile has at least one cell along each dimension"
+            return f"{d}={n}: a tile needs at least one element along each dimension"
     for part in BY_OPERAND:
         for i, _ in getattr(tile, part):
             if i >= len(work.operands):
-                return f"{part}.{i}: there are {len(work.operands)} operands, from 0"
+                return (
+                    f"{part}.{i}: the operands have numbers from 0; there are {len(work.operands)}"
+                )
     if min(tile.stages, tile.warps, tile.split, tile.group, tile.unroll) < 1:
-        return "stages, warps, split, group and unroll are at least 1"
+        return "stages, warps, split, group and unroll must be at least 1"
     return is_legal(work, Tiles.of(tile, work), target, 1).reasons[0]
